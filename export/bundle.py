@@ -98,8 +98,15 @@ def model_card(manifest: Manifest, folder: Path, card: str | None) -> str:
         _embedding(manifest),
         _attention(manifest),
         ["## Graphs and validation", "", *_graph_table(manifest, folder)],
-        _low_agreement(manifest.graphs),
-        _omitted(manifest),
+        [
+            f"**Warning:** graph {_name(graph)}: {describe_agreement(graph.evidence)}. Measure it on your own texts before you use it."
+            for graph in manifest.graphs
+            if is_low(graph)
+        ],
+        [
+            f"**There is no graph {graph.provider}/{graph.precision}.** The export tried to make it: {graph.reason}"
+            for graph in manifest.omitted
+        ],
         _span_agreement(manifest.graphs),
         _error_table(manifest.graphs, manifest.tokenizer.max_length),
         _speed_table(manifest.graphs),
@@ -191,31 +198,10 @@ def graph_mib(graph: GraphSpec, folder: Path) -> float:
     return sum((folder / file.file).stat().st_size for file in graph.files) / 2**20
 
 
-def _low_agreement(graphs: Sequence[GraphSpec]) -> list[str]:
-    return [
-        f"**Warning:** graph {_name(graph)}: {describe_agreement(graph.evidence)}. Measure it on your own texts before you use it."
-        for graph in graphs
-        if is_low(graph)
-    ]
-
-
-def _omitted(manifest: Manifest) -> list[str]:
-    return [
-        f"**There is no graph {graph.provider}/{graph.precision}.** The export tried to make it: {graph.reason}"
-        for graph in manifest.omitted
-    ]
-
-
 def _how_made(graph: GraphSpec) -> str:
     validation = graph.evidence
-    parts = [
-        f"{graph.provider}/{graph.precision}: {graph.form}",
-        f"{validation.nodes} nodes",
-        f"fused {describe_counts(validation.fusions)}",
-    ]
-    if validation.quantized:
-        parts.append(f"quantized {describe_quantization(validation)}")
-    return "; ".join(parts) + "."
+    quantized = f"; quantized {describe_quantization(validation)}" if validation.quantized else ""
+    return f"{_name(graph)}: {graph.form}; {validation.nodes} nodes; fused {describe_counts(validation.fusions)}{quantized}."
 
 
 def describe_quantization(validation: ValidationReport) -> str:

@@ -251,20 +251,17 @@ def overflowing(model: onnx.ModelProto, peaks: dict[str, float]) -> set[str]:
         node.output[0]: node.attribute[0].t for node in model.graph.node if node.op_type == "Constant" and node.attribute[0].name == "value"
     }
     # converted one by one, because all values together would need the memory of the whole model again
-    sizes = {name: float(np.abs(numpy_helper.to_array(tensor)).max()) for name, tensor in constants.items() if _is_float(tensor)} | peaks
+    floats = {name: tensor for name, tensor in constants.items() if tensor.data_type == TensorProto.FLOAT and 0 not in tensor.dims}
+    sizes = {name: float(np.abs(numpy_helper.to_array(tensor)).max()) for name, tensor in floats.items()} | peaks
     float_nodes = set()
     for node in model.graph.node:
-        floats = [sizes[name] for name in (*node.input, *node.output) if name in sizes]
+        values = [sizes[name] for name in (*node.input, *node.output) if name in sizes]
         added = [sizes[name] for name in (*node.input[:2], *node.input[4:5]) if name in sizes]
         inside = sum(added) if node.op_type == "SkipLayerNormalization" else 0.0
         # NaN and infinity also count as beyond the limit; products of a mask's minimum float overflow
-        if node.op_type != "Constant" and any(not size <= LIMIT for size in (*floats, inside)):
+        if node.op_type != "Constant" and any(not size <= LIMIT for size in (*values, inside)):
             float_nodes.add(node.name)
     return float_nodes
-
-
-def _is_float(tensor: onnx.TensorProto) -> bool:
-    return tensor.data_type == onnx.TensorProto.FLOAT and 0 not in tensor.dims
 
 
 def _peaks(source: Path, path: Path, feeds: Sequence[Feed]) -> dict[str, float]:

@@ -63,17 +63,15 @@ def read_weights(source: str, path: Path) -> dict[str, torch.Tensor]:
         CheckpointError: A pickle has other objects, or the file cannot be read.
     """
     if path.suffix == ".bin":
-        refuse_other_objects(source, path)
-        tensors: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-        return tensors
+        return read_pickle(source, path)
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"the weights of `{source}` cannot be read: {error}; the file is damaged or missing.") from error
 
 
-def refuse_other_objects(source: str, path: Path) -> None:
-    """Refuses a pickle that is not a dictionary of names and tensors.
+def read_pickle(source: str, path: Path, device: str = "cpu") -> dict[str, torch.Tensor]:
+    """Returns the tensors in a pickle; on the device `meta` only their shapes.
 
     Raises:
         CheckpointError: It has other objects, or cannot be read.
@@ -82,7 +80,7 @@ def refuse_other_objects(source: str, path: Path) -> None:
     save = "save only the weights, with `save_pretrained`."
     try:
         with warnings.catch_warnings(action="ignore"):  # of other versions of pickle's format
-            tensors = torch.load(path, map_location="meta", weights_only=True)
+            tensors = torch.load(path, map_location=device, weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, OSError, ValueError, EOFError, KeyError, AttributeError, TypeError) as error:
         # torch's own message recommends `weights_only=False`
         if match := _GLOBAL.search(str(error)):
@@ -93,3 +91,4 @@ def refuse_other_objects(source: str, path: Path) -> None:
     if not isinstance(tensors, dict) or not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
         keys = f" with the keys {', '.join(map(repr, list(tensors)[:4]))}" if isinstance(tensors, dict) else ""
         raise CheckpointError(f"{start}is not a dictionary of names and tensors, but a {type(tensors).__name__}{keys}; {save}")
+    return tensors

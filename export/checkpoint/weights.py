@@ -26,7 +26,7 @@ import transformers
 from transformers import AutoModel, PreTrainedModel
 
 from bertserve.export.checkpoint.source import SourceFiles, read_with_transformers
-from bertserve.export.checkpoint.weight_files import refuse_other_objects
+from bertserve.export.checkpoint.weight_files import read_pickle
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.bundle.manifest import Task
@@ -55,7 +55,7 @@ def load_model(files: SourceFiles, task: Task, auto_class: Any, config: Any, ign
     is_pickle = files.weights[0].suffix == ".bin"
     if is_pickle:
         for path in files.weights:
-            refuse_other_objects(source, path)
+            read_pickle(source, path, device="meta")  # refuses other objects
     with prune_while_loading(source, config):
         model, report = read_with_transformers(
             f"the weights of `{source}`",

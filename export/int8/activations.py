@@ -28,38 +28,21 @@ TOKENS_PER_ROW = 1.3
 
 
 @dataclass(frozen=True)
-class Sample:
-    """Observed rows of a tensor, float32 [n, channels], in a file, because for large models all samples are larger than the model.
-
-    Attributes:
-        path: The file; each read maps it again, so that memory only has the rows that are in use.
-        channels: Number of channels.
-    """
-
-    path: Path
-    channels: int
-
-    def rows(self, step: int = 1) -> Floats:
-        """Returns every `step`-th row, float32 [n, channels]."""
-        return np.asarray(np.memmap(self.path, dtype=np.float32, mode="r")).reshape(-1, self.channels)[::step]
-
-    def __len__(self) -> int:
-        return self.path.stat().st_size // (4 * self.channels)
-
-
-@dataclass(frozen=True)
 class Activations:
     """The observations of a tensor on the calibration texts.
 
     Attributes:
-        sample: Some of its rows.
+        path: A file of some of its rows, float32 [n, width], because for large models all samples are larger than the model. Each read maps
+            it again, so that memory only has the rows that are in use.
+        width: Number of channels in the file.
         high: Largest value of each channel over all rows, float32 [channels].
         low: Smallest value of each channel, float32 [channels].
         channels: Indices of the remaining channels, int64 [channels]; None for all.
         factors: Factors by which the channels are multiplied, float32 [channels]; None for ones.
     """
 
-    sample: Sample
+    path: Path
+    width: int
     high: Floats
     low: Floats
     channels: NDArray[np.int64] | None = None
@@ -72,7 +55,8 @@ class Activations:
 
     def rows(self, count: int | None = None) -> Floats:
         """Returns all rows, or an even selection of fewer than twice `count` rows; float32 [n, channels]."""
-        rows = self.sample.rows(1 if count is None else max(1, len(self.sample) // count))
+        rows = np.asarray(np.memmap(self.path, dtype=np.float32, mode="r")).reshape(-1, self.width)
+        rows = rows[:: 1 if count is None else max(1, len(rows) // count)]
         rows = rows if self.channels is None else rows[:, self.channels]
         return rows if self.factors is None else rows * self.factors
 
@@ -106,10 +90,10 @@ def observe(model: ir.Model, linears: Mapping[str, Linear], path: Path, feeds: S
     for number, group in enumerate(rewrite.sharing_weights(linears)):
         parts = [observed[x] for x in group]
         # takes a part of each layer's sample, so that the joined sample is not larger than others
-        joined = Sample(samples / f"shared-{number}", parts[0].sample.channels)
-        np.concatenate([part.sample.rows()[i :: len(parts)] for i, part in enumerate(parts)]).tofile(joined.path)
+        joined = samples / f"shared-{number}"
+        np.concatenate([part.rows()[i :: len(parts)] for i, part in enumerate(parts)]).tofile(joined)
         high, low = np.max([part.high for part in parts], axis=0), np.min([part.low for part in parts], axis=0)
-        observed |= dict.fromkeys(group, Activations(joined, high, low))
+        observed |= dict.fromkeys(group, Activations(joined, len(high), high, low))
     return observed
 
 
@@ -140,7 +124,7 @@ def observe_tensors(path: Path, tensors: Sequence[str], feeds: Sequence[Feed], s
                 files[name].write(rows.data)
                 before = bounds.get(name, (high, low))
                 bounds[name] = (np.maximum(before[0], high), np.minimum(before[1], low))
-    return {name: Activations(Sample(samples / str(number), len(bounds[name][0])), *bounds[name]) for number, name in enumerate(tensors)}
+    return {name: Activations(samples / str(number), len(bounds[name][0]), *bounds[name]) for number, name in enumerate(tensors)}
 
 
 def _select_rows(shape: tuple[int, ...], texts: int, share: float, rng: np.random.Generator) -> NDArray[np.int64]:

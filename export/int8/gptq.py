@@ -19,7 +19,6 @@ MAX_INT16 = 2**15 - 1
 COLUMNS = 4096  # number of columns that are processed at once; temporaries for all columns of a large vocabulary would need gigabytes
 _DAMPING = 0.01
 _BLOCK_SIZE = 32
-_SMALL = 192  # maximum rows of a triangular matrix that is inverted directly
 
 
 def column_blocks(columns: int) -> Iterator[slice]:
@@ -125,19 +124,6 @@ def _inverse_factor(hessian: Floats) -> torch.Tensor:
     lower, failed = torch.linalg.cholesky_ex(backwards)
     if failed:  # channels with very different sizes need more digits
         lower = torch.linalg.cholesky(backwards.double())
-    upper: torch.Tensor = _inverse_of_lower(lower).flip(0, 1).float().contiguous()
+    inverse = torch.linalg.solve_triangular(lower, torch.eye(len(lower), dtype=lower.dtype), upper=False)
+    upper: torch.Tensor = inverse.flip(0, 1).float().contiguous()
     return upper
-
-
-def _inverse_of_lower(matrix: torch.Tensor) -> torch.Tensor:
-    """Returns the inverse of a lower triangular matrix by quarters, with half the work of solving for all columns."""
-    rows = len(matrix)
-    if rows <= _SMALL:
-        solved: torch.Tensor = torch.linalg.solve_triangular(matrix, torch.eye(rows, dtype=matrix.dtype), upper=False)
-        return solved
-    half = rows // 2
-    first, last = _inverse_of_lower(matrix[:half, :half]), _inverse_of_lower(matrix[half:, half:])
-    inverse = torch.zeros_like(matrix)
-    inverse[:half, :half], inverse[half:, half:] = first, last
-    inverse[half:, :half] = -(last @ (matrix[half:, :half] @ first))
-    return inverse

@@ -18,10 +18,10 @@ most important matrices return to float.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -129,13 +129,11 @@ def _choose_scales(
     layers: Mapping[str, Linear], activations: Mapping[str, Activations], *, unsmoothed: Collection[str] = ()
 ) -> dict[str, ActivationScale]:
     """Returns the scale of each activation; layers that share a matrix, and thus their samples, have the same."""
-    first = {layer.weight: x for x, layer in reversed(tuple(layers.items()))}
 
     def choose(x: str) -> ActivationScale:
         return smoothquant.choose_scale(layers[x].arrays()[0], activations[x], smooth=x not in unsmoothed)
 
-    scales = _of_each(choose, first.values(), "choose scales")
-    return {x: scales[first[layer.weight]] for x, layer in layers.items()}
+    return _of_each(choose, {x: layer.weight for x, layer in layers.items()}, "choose scales")
 
 
 def _quantize_weights(
@@ -143,18 +141,19 @@ def _quantize_weights(
 ) -> dict[str, QuantParams]:
     """Returns the quantization of each layer; layers with the same matrix and bias have the same."""
     keys = {x: (layer.weight, layer.arrays()[1].tobytes()) for x, layer in layers.items()}
-    first = {key: x for x, key in reversed(tuple(keys.items()))}
 
     def quantized(x: str) -> QuantParams:
         return smoothquant.quantize_weight(*layers[x].arrays(), activations[x], scales[x], use_gptq=use_gptq)
 
-    params = _of_each(quantized, first.values(), "round by GPTQ" if use_gptq else "round to nearest")
-    return {x: params[first[key]] for x, key in keys.items()}
+    return _of_each(quantized, keys, "round by GPTQ" if use_gptq else "round to nearest")
 
 
-def _of_each(function: Callable[[str], Item], tensors: Iterable[str], step: str) -> dict[str, Item]:
-    names = list(tensors)
-    return dict(zip(names, track(progress.each(function, names), step, unit="matrices", total=len(names)), strict=True))
+def _of_each(function: Callable[[str], Item], keys: dict[str, Any], step: str) -> dict[str, Item]:
+    """Returns the function's result for each tensor; tensors with the same key share the result of the first."""
+    first = {key: x for x, key in reversed(keys.items())}
+    results = track(progress.each(function, first.values()), step, unit="matrices", total=len(first))
+    by_key = dict(zip(first, results, strict=True))
+    return {x: by_key[key] for x, key in keys.items()}
 
 
 def _fold_smoothing(

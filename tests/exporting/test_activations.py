@@ -9,7 +9,7 @@ import pytest
 
 from bertserve.export.graph import rewrite
 from bertserve.export.int8 import activations
-from bertserve.export.int8.activations import Activations, Sample, observe, observe_tensors
+from bertserve.export.int8.activations import Activations, observe, observe_tensors
 from staged import Staged, run
 
 pytestmark = pytest.mark.torch
@@ -70,16 +70,16 @@ def test_a_large_model_is_observed_on_fewer_texts(all_staged: dict[str, Staged],
     whole = observe(model, layers, tmp_path / "whole.onnx", feeds, tmp_path / "whole")
     monkeypatch.setattr(activations, "FLOPS", 1.0)
     part = observe(model, layers, tmp_path / "part.onnx", feeds, tmp_path / "part")
-    name = max(whole, key=lambda x: whole[x].sample.channels)
+    name = max(whole, key=lambda x: whole[x].width)
 
-    assert 2 * part[name].sample.channels < len(part[name].sample) < len(whole[name].sample)
+    assert 2 * part[name].width < len(part[name].rows()) < len(whole[name].rows())
 
 
 def test_channels_can_be_scaled_and_selected(tmp_path: Path) -> None:
     """Rows, bounds and peak match those of the changed rows, in either order of the two operations."""
     rows = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
     rows.tofile(tmp_path / "sample")
-    seen = Activations(Sample(tmp_path / "sample", rows.shape[1]), rows.max(axis=0), rows.min(axis=0))
+    seen = Activations(tmp_path / "sample", rows.shape[1], rows.max(axis=0), rows.min(axis=0))
     factors, channels = np.float32([1, 2, 0.5, 3, 1]), np.array([0, 3, 4])
     expected = (rows * factors)[:, channels]
 
