@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (Stopped, KeyboardInterrupt) as error:
         stopped = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
         print(f"bert-export: stopped by {stopped.signal.name}; no partial files are left.", file=sys.stderr)
-        return stopped.exit_code
+        return 128 + stopped.signal  # the shell's convention
 
 
 def _share_cores() -> None:

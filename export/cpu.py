@@ -12,7 +12,7 @@ from bertserve.export import calibration
 from bertserve.export.artifact import Artifact
 from bertserve.export.calibration import Split
 from bertserve.export.checkpoint.checkpoint import Checkpoint
-from bertserve.export.graph import cpu_passes, onnx_files, ort_fusion
+from bertserve.export.graph import cpu_passes, onnx_files, ort_fusion, rewrite
 from bertserve.export.int8 import quantize
 from bertserve.export.progress import stage
 from bertserve.service.bundle.graph_spec import Precision
@@ -27,14 +27,15 @@ def optimize(raw: Path, checkpoint: Checkpoint, traced: str) -> Artifact:
         checkpoint: The traced checkpoint.
         traced: A description of the tracing, for readers.
     """
-    fused, unfused, cls_only, packed = (raw.with_name(f"{name}.onnx") for name in ("fused", "unfused", "cls_only", "packed"))
+    fused, packed = raw.with_name("fused.onnx"), raw.with_name("packed.onnx")
     fusions = fuse(raw, fused, checkpoint)
-    cpu_passes.unfuse(fused, unfused)
-    onnx_files.remove(fused)  # each is as large as the model
-    restricted = cpu_passes.restrict_to_cls(unfused, cls_only)
-    onnx_files.remove(unfused)
-    cpu_passes.pack_qkv(cls_only, packed)
-    onnx_files.remove(cls_only)
+    model = rewrite.load(fused)
+    cpu_passes.unfuse(model)
+    restricted = cpu_passes.restrict_to_cls(model)
+    cpu_passes.pack_qkv(model)
+    rewrite.save(model, packed)
+    del model  # maps the file that is removed, which is as large as the model
+    onnx_files.remove(fused)
     form = f"{traced}, {attention_form(fusions, checkpoint)}" + (", last layer for the first token only" if restricted else "")
     return Artifact(packed, "cpu", "fp32", form, checkpoint.inputs, fusions=fusions)
 

@@ -36,11 +36,6 @@ class Stopped(BaseException):
         super().__init__(number)
         self.signal = signal.Signals(number)
 
-    @property
-    def exit_code(self) -> int:
-        """The exit code by the shell's convention: 130 for SIGINT, 143 for SIGTERM."""
-        return 128 + self.signal
-
 
 def raise_on_signals() -> AbstractContextManager[None]:
     """Raises `Stopped` in the block on SIGINT and SIGTERM."""

@@ -32,7 +32,6 @@ from bertserve.export.checkpoint.signature import (
     count_heads,
     graph_outputs,
     model_inputs,
-    number_layers,
 )
 from bertserve.export.checkpoint.source import SourceFiles, find_source, read_with_transformers
 from bertserve.export.checkpoint.task_head import adapt_head, choose_task, fixed_labels, judges_pairs, read_activation, read_labels
@@ -198,9 +197,9 @@ def _with_layers(checkpoint: Checkpoint, layers: Layers, combine: Combine | None
     """Returns an embedding checkpoint whose graph gives the requested layers; others as they are."""
     if checkpoint.embedding is None:
         return checkpoint
-    graph_layers = choose_layers(checkpoint.model, checkpoint.tokenizer, layers)
-    numbers = None if combine is None else number_layers(layers, graph_layers)
-    embedding = checkpoint.embedding.model_copy(update={"layers": graph_layers, "default_layers": numbers, "combine": combine or "concat"})
+    graph_layers, numbers = choose_layers(checkpoint.model, checkpoint.tokenizer, layers)
+    defaults = {} if combine is None else {"default_layers": numbers, "combine": combine}
+    embedding = checkpoint.embedding.model_copy(update={"layers": graph_layers} | defaults)
     return replace(checkpoint, embedding=embedding, outputs=graph_outputs(checkpoint.task, embedding))
 
 

@@ -88,7 +88,7 @@ def read_output(outputs: Any, name: str) -> torch.Tensor:
     return tensor
 
 
-def choose_layers(model: PreTrainedModel, tokenizer: Any, layers: Layers) -> Layers:
+def choose_layers(model: PreTrainedModel, tokenizer: Any, layers: Layers) -> tuple[Layers, tuple[int, ...]]:
     """Makes an encoder return the requested layers; returns them in the manifest's form.
 
     Args:
@@ -97,18 +97,19 @@ def choose_layers(model: PreTrainedModel, tokenizer: Any, layers: Layers) -> Lay
         layers: A name, or numbers of transformers' `hidden_states`: 0 is the output of the embeddings, negative numbers count from the end.
 
     Returns:
-        The name, or numbers counted from 0, ascending, including the last layer, which the graph always returns.
+        The name, or numbers counted from 0, ascending, including the last layer, which the graph always returns; and the requested layers in
+        their order, with these numbers, or negative ones for a name.
 
     Raises:
         CheckpointError: The model lacks a layer, or a layer has another shape than the last one.
     """
     if layers == "last":
-        return layers
+        return layers, (-1,)
     if layers == "last_four" and (count := model.config.num_hidden_layers) < LAST_FOUR:
         raise CheckpointError(f"the model has {count} layers, but --layers last_four needs {LAST_FOUR}; remove it.")
     model.config.output_hidden_states = True
     if layers == "last_four":
-        return layers
+        return layers, tuple(range(-LAST_FOUR, 0))
     depth = _depth(model, tokenizer)
     if unknown_layers := [layer for layer in layers if not -depth - 1 <= layer <= depth]:
         raise CheckpointError(
@@ -118,19 +119,7 @@ def choose_layers(model: PreTrainedModel, tokenizer: Any, layers: Layers) -> Lay
     numbers = [layer % (depth + 1) for layer in layers]
     if len(set(numbers)) < len(numbers):
         raise CheckpointError(f"--layers has a duplicate: {','.join(map(str, layers))}; name each once.")
-    return tuple(sorted({*numbers, depth})) if numbers != [depth] else "last"
-
-
-def number_layers(layers: Layers, graph_layers: Layers) -> tuple[int, ...]:
-    """Returns the requested layers in their order, with the manifest's numbers.
-
-    Args:
-        layers: The layers that were passed to `choose_layers`.
-        graph_layers: The result of `choose_layers`.
-    """
-    if isinstance(layers, str):
-        return (-1,) if layers == "last" else tuple(range(-LAST_FOUR, 0))
-    return (-1,) if isinstance(graph_layers, str) else tuple(layer % (graph_layers[-1] + 1) for layer in layers)
+    return ("last", (-1,)) if numbers == [depth] else (tuple(sorted({*numbers, depth})), tuple(numbers))
 
 
 def _depth(model: PreTrainedModel, tokenizer: Any) -> int:

@@ -21,7 +21,6 @@ costs less than three products, because the tensor is read, and quantized, once.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -51,8 +50,8 @@ _ROWWISE: dict[str, tuple[int, ...] | None] = {
 _SCORE_BIAS = 5  # input of MultiHeadAttention that is added to the scores, [1 or rows, heads, queries, keys]
 
 
-def unfuse(source: Path, target: Path) -> None:
-    """Writes the graph for the CPU provider to a new file: the same function with operators that have fast kernels.
+def unfuse(model: ir.Model) -> None:
+    """Changes a graph for the CPU provider, in place: the same function with operators that have fast kernels.
 
     Raises:
         GraphError: A fused operator is used in an unsupported way.
@@ -64,7 +63,6 @@ def unfuse(source: Path, target: Path) -> None:
         "Gemm": _gemm,
         "Einsum": _einsum,
     }
-    model = rewrite.load(source)
     graph = model.graph
     for node in graph:
         tape = ir.tape.Tape()
@@ -72,7 +70,7 @@ def unfuse(source: Path, target: Path) -> None:
         if outputs:
             old_values = [value for value in node.outputs if value.name]
             ir.convenience.replace_nodes_and_values(graph, node, [node], tape.nodes, old_values, outputs)
-    rewrite.save(model, target)
+    common.RemoveUnusedNodesPass()(model)
 
 
 def _linear(tape: ir.tape.Tape, x: ir.Value | None, weight: ir.Value, bias: ir.Value | None) -> ir.Value:
@@ -175,17 +173,15 @@ def _names(values: Sequence[ir.Value | None]) -> list[str | None]:
     return ["" if value is None else value.name for value in values]
 
 
-def restrict_to_cls(source: Path, target: Path) -> int:
-    """Writes the graph that computes only the first token's results, if possible, to a new file.
+def restrict_to_cls(model: ir.Model) -> int:
+    """Makes an unfused graph compute only the first token's results, if `Gather(hidden, 0, axis=1)` is the only reader of hidden states.
 
     Args:
-        source: An unfused graph whose hidden states are [rows, length, hidden].
-        target: The new graph; it is unchanged unless `Gather(hidden, 0, axis=1)` is the only reader of hidden states.
+        model: The graph, which is changed in place; its hidden states are [rows, length, hidden].
 
     Returns:
         The number of nodes that compute one row instead of all.
     """
-    model = rewrite.load(source)
     gathers = {node for node in model.graph if _gathers_cls(node)}
     # node -> indices of the inputs of which it only needs the first row
     restricted: dict[ir.Node, tuple[int, ...]] = dict.fromkeys(gathers, (0,))
@@ -197,7 +193,6 @@ def restrict_to_cls(source: Path, target: Path) -> int:
         if rows and all(use.idx in restricted.get(use.node, ()) for use in output.uses()):
             restricted[node] = rows
     _slice_inputs(model.graph, restricted, gathers)
-    rewrite.save(model, target)
     return len(restricted) - len(gathers)
 
 
@@ -245,15 +240,11 @@ def _slice_inputs(graph: ir.Graph, restricted: Mapping[ir.Node, tuple[int, ...]]
             node.replace_input_with(i, sliced[value, axis])
 
 
-def pack_qkv(source: Path, target: Path) -> None:
-    """Merges products of the same tensor, and writes the graph to a new file.
+def pack_qkv(model: ir.Model) -> None:
+    """Merges products of the same tensor, in place.
 
-    Args:
-        source: A graph with `MatMul` and optional `Add` of a bias. Its last layer must already be restricted to [CLS] if possible, because
-            packed products cannot be restricted.
-        target: The new graph.
+    The last layer must already be restricted to [CLS] if possible, because packed products cannot be restricted.
     """
-    model = rewrite.load(source)
     groups: dict[tuple[ir.Value, bool], list[Linear]] = {}
     for layer in map(as_linear, model.graph):
         if layer is not None:
@@ -262,7 +253,6 @@ def pack_qkv(source: Path, target: Path) -> None:
         if len(layers) > 1:
             _pack(model.graph, layers)
     common.DeduplicateHashedInitializersPass()(model)
-    rewrite.save(model, target)
 
 
 def _pack(graph: ir.Graph, layers: Sequence[Linear]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -17,7 +18,7 @@ import tiny
 from bertserve.export import calibration, cpu, inference, trace
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
-from bertserve.export.graph import cpu_passes
+from bertserve.export.graph import cpu_passes, rewrite
 from bertserve.export.graph.rewrite import CONTRIB
 from bertserve.export.inference import Feed
 from bertserve.service.bundle.files import TOKENIZER_FILE, digest
@@ -54,6 +55,14 @@ def checkpoint_of(folder: Path, task: str) -> Path:
     return bert(folder, task, architecture=ARCHITECTURES[task], labels=LABELS.get(task, tiny.LABELS))
 
 
+def rewritten(rewriting: Callable[[ir.Model], Any], source: Path, target: Path) -> Any:
+    """Writes the graph after a pass to a new file, and returns what the pass returns."""
+    model = rewrite.load(source)
+    result = rewriting(model)
+    rewrite.save(model, target)
+    return result
+
+
 def stage(source: Path, folder: Path) -> Staged:
     """Runs all stages before quantization on a checkpoint."""
     folder.mkdir()
@@ -62,9 +71,9 @@ def stage(source: Path, folder: Path) -> Staged:
     loaded = load_checkpoint(str(source))
     trace.trace(loaded, raw, "torchscript")  # explicit, because session fixtures are created before module fixtures
     cpu.fuse(raw, after["fused"], loaded)
-    cpu_passes.unfuse(after["fused"], after["unfused"])
-    nodes_restricted = cpu_passes.restrict_to_cls(after["unfused"], after["cls_only"])
-    cpu_passes.pack_qkv(after["cls_only"], after["packed"])
+    rewritten(cpu_passes.unfuse, after["fused"], after["unfused"])
+    nodes_restricted = rewritten(cpu_passes.restrict_to_cls, after["unfused"], after["cls_only"])
+    rewritten(cpu_passes.pack_qkv, after["cls_only"], after["packed"])
     (folder / TOKENIZER_FILE).write_text(loaded.tokenizer_json, encoding="utf-8")
     tokenizer = Tokenizer(folder / TOKENIZER_FILE, loaded.tokenizer_spec.model_copy(update={"sha256": digest(folder / TOKENIZER_FILE)}))
     return Staged(loaded, tokenizer, **after, nodes_restricted=nodes_restricted)
