@@ -111,7 +111,8 @@ def export(spec: ExportSpec) -> tuple[Path, Manifest]:
     Raises:
         ExportError: A stage failed; no files are left behind.
     """
-    name = spec.name or _default_name(spec)
+    source = Path(spec.source)
+    name = spec.name or (module_name(spec.source) if spec.module else (source.resolve() if source.is_dir() else source).name)
     if not re.fullmatch(NAME_PATTERN, name):
         raise CheckpointError(f"`{name}` is not a valid bundle name, which must match {NAME_PATTERN}; give another with --name.")
     target = spec.output / name
@@ -151,12 +152,6 @@ def _load(spec: ExportSpec) -> Checkpoint:
         ignored_weights=spec.ignored_weights,
         token_types=spec.token_types,
     )
-
-
-def _default_name(spec: ExportSpec) -> str:
-    if spec.module:
-        return module_name(spec.source)
-    return (Path(spec.source).resolve() if Path(spec.source).is_dir() else Path(spec.source)).name
 
 
 def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Split, bundle: Path, work: Path) -> Manifest:

@@ -49,7 +49,7 @@ from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks import feature_extraction
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.bundle.graph_spec import InputSpec
-from bertserve.service.bundle.manifest import Combine, Embedding, Layers, Piece, Task, TextPiece, TokenTypes
+from bertserve.service.bundle.manifest import Combine, Embedding, Layers, Task, TextPiece, TokenTypes
 
 # for models with only relative positions whose tokenizer has no limit; nearly all of these were trained with this length
 DEFAULT_LENGTH = 512
@@ -148,7 +148,12 @@ def _describe(
     settle_pad_token(source, model, tokenizer, templates.pieces)
     # sentence-transformers replaces the tokenizer's limit by its own
     max_length = _usable_length(model, settings.max_length or tokenizer.model_max_length)
-    _check_length(source, task, max_length)
+    if max_length < record.min_length:
+        raise CheckpointError(
+            f"`{source}` has a usable length of {max_length} tokens, including special tokens, but {task} needs "
+            f"{record.min_length}; check the position table (`max_position_embeddings`), and the lengths in tokenizer_config.json "
+            "and sentence_bert_config.json, or fix --task."
+        )
     padding = _padding(source, model, tokenizer, inputs, max_length)
     mask = read_mask_token(source, tokenizer) if record.fills_masks else None
     spec = describe_tokenizer(tokenizer, templates, padding, max_length=max_length, mask=mask, pairs_only=judges_pairs(model))
@@ -181,7 +186,12 @@ def _templates(
     source, record = files.source, TASKS[task]
     second_text_first = record.padding_decides_order and tokenizer.padding_side == "left"
     single, pair = read_templates(source, tokenizer, second_text_first=second_text_first)
-    _check_template(source, pair, "ba" if second_text_first else "ab")
+    texts, expected = [piece.text for piece in pair if isinstance(piece, TextPiece)], ["b", "a"] if second_text_first else ["a", "b"]
+    if texts != expected:
+        raise CheckpointError(
+            f"the tokenizer of `{source}` does not put each text of a pair once and in order ({', '.join(expected)}), but {texts}; "
+            "save it with another template."
+        )
     chosen = choose_token_types(
         source,
         model,
@@ -214,26 +224,6 @@ def _check_vocabulary(source: str, model: PreTrainedModel, vocabulary: int) -> N
         raise CheckpointError(
             f"the tokenizer of `{source}` has {vocabulary} tokens, but the embedding has only {rows} rows; save "
             "the tokenizer that the model was trained with next to it."
-        )
-
-
-def _check_length(source: str, task: Task, max_length: int) -> None:
-    least = TASKS[task].min_length
-    if max_length < least:
-        raise CheckpointError(
-            f"`{source}` has a usable length of {max_length} tokens, including special tokens, but {task} needs "
-            f"{least}; check the position table (`max_position_embeddings`), and the lengths in tokenizer_config.json "
-            "and sentence_bert_config.json, or fix --task."
-        )
-
-
-def _check_template(source: str, pair: tuple[Piece, ...], expected: str) -> None:
-    """Refuses a pair template that has the texts in another order than they are given in, or has one of them not exactly once."""
-    texts = [piece.text for piece in pair if isinstance(piece, TextPiece)]
-    if texts != [*expected]:
-        raise CheckpointError(
-            f"the tokenizer of `{source}` does not put each text of a pair once and in order ({', '.join(expected)}), but {texts}; "
-            "save it with another template."
         )
 
 

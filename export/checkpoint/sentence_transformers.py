@@ -178,7 +178,9 @@ def read_sentence_settings(folder: Path, model_folder: Path) -> SentenceSettings
     for name, value, allowed in (("model_type", model_type, _MODEL_TYPES), ("similarity_fn_name", similarity, get_args(Similarity))):
         if value not in allowed:
             raise CheckpointError(f"`{name}` in `{path}` is {json.dumps(value)}; supported are {', '.join(allowed)}.")
-    path = _find_transformer_settings(model_folder)
+    path = model_folder / "sentence_bert_config.json"
+    if not path.is_file():  # if there are several other files, it is the same one as in sentence-transformers
+        path = next(iter(sorted(model_folder.glob("sentence_*_config.json"))), path)
     transformer = read_object(path)
     _check_transformer(path, transformer)
     return SentenceSettings(
@@ -207,12 +209,6 @@ def _read_count(path: Path, settings: Mapping[str, Any], name: str, unit: str) -
     if count is not None and (type(count) is not int or count < 1):
         raise CheckpointError(f"`{name}` in `{path}` is {json.dumps(count)}; it must be a number of {unit} or null.")
     return count
-
-
-def _find_transformer_settings(model_folder: Path) -> Path:
-    """Returns the file with the Transformer's settings; if there are several, it is the same one as in sentence-transformers."""
-    usual = model_folder / "sentence_bert_config.json"
-    return next((path for path in (usual, *sorted(model_folder.glob("sentence_*_config.json"))) if path.is_file()), usual)
 
 
 def _check_transformer(path: Path, settings: Mapping[str, Any]) -> None:

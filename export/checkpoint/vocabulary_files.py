@@ -142,9 +142,8 @@ def _read_extra_tokens(folder: Path) -> Iterator[str | AddedToken]:
 def _tokens_to_add(tokenizer: Any, steps: Tokenizer, extra_tokens: Iterable[str | AddedToken]) -> Iterator[AddedToken]:
     """Yields the tokens that transformers 4 adds to converted steps, in its order, which decides the ids of new ones."""
     yield from (token for _, token in sorted(tokenizer.init_kwargs["added_tokens_decoder"].items()))
-    for role, token in (*tokenizer._special_tokens_map.items(), *(("", token) for token in extra_tokens)):
-        if token is None:
-            continue
+    named = [(role, tokenizer.init_kwargs.get(role, token)) for role, token in tokenizer.special_tokens_map.items()]
+    for role, token in (*named, *(("", token) for token in extra_tokens)):
         lstrip = role == "mask_token" and _MASK_INCLUDES_SPACE[type(tokenizer).__name__]
         is_known = str(token) in {added.content for added in steps.get_added_tokens_decoder().values()}
         # the properties of a named token replace those of a SentencePiece model

@@ -71,17 +71,15 @@ def _simplify(model: ir.Model) -> None:
     common.InlinePass()(model)
     for _ in range(2):
         optimizer.fold_constants(model, onnx_shape_inference=True)
-        optimizer.fold_constants(model, onnx_shape_inference=False, should_fold=_is_transpose, output_size_limit=sys.maxsize)
+        # also large transposed tables, because a product with a computed matrix would not be quantized
+        optimizer.fold_constants(
+            model, onnx_shape_inference=False, should_fold=lambda node: node.op_type == "Transpose", output_size_limit=sys.maxsize
+        )
         rewriter.rewrite(model, _RULES)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     common.DeduplicateInitializersPass()(model)
     common.CommonSubexpressionEliminationPass()(model)
     common.NameFixPass()(model)
-
-
-def _is_transpose(node: ir.Node) -> bool:
-    """Returns whether to fold a node: also large transposed tables, because a product with a computed matrix would not be quantized."""
-    return node.op_type == "Transpose"
 
 
 def _read_sizes_of_first(graph: ir.Graph) -> None:

@@ -93,7 +93,9 @@ def quantize(
     activations = observe(model, layers, part, feeds, samples)
     scales = _choose_scales(layers, activations)
     shared = {x for group in rewrite.sharing_weights(layers) for x in group}
-    changeable = {x: layer for x, layer in layers.items() if _is_changeable(layer) and x not in shared}
+    # for attention outputs smoothing is free, and they are never split, so their sensitivity does not matter
+    of_attention = {node.outputs[0].name for node in model.graph if node.op_type == "MultiHeadAttention"}
+    changeable = {x: layer for x, layer in layers.items() if x not in of_attention | shared}
     sensitivities: dict[str, float] = {}
     if changeable and not quick:
         nearest = _quantize_weights(changeable, activations, scales, use_gptq=False)
@@ -101,7 +103,9 @@ def quantize(
     onnx_files.remove(part)
     sensitive = [x for x, share in sensitivities.items() if share > SPLIT_ABOVE]
     insensitive = {x for x, share in sensitivities.items() if share < SMOOTH_ABOVE}
-    _fold_smoothing(model.graph, activations, scales, shared)
+    multipliers = {x: scale.multiplier for x, scale in scales.items() if scale.is_smoothed and x not in shared}
+    for x in graph_edits.fold_smoothing(model.graph, multipliers):
+        activations[x], scales[x] = activations[x].scaled(multipliers[x]), scales[x].folded()
     units, inputs = _split_outliers(model.graph, sensitive, activations)
     again = {*units, *inputs, *(x for x in insensitive if scales[x].is_smoothed)}
     layers = rewrite.find_linears(model.graph)  # a split has replaced matrices
@@ -117,12 +121,6 @@ def quantize(
     counts |= {"FloatUnits": len(units), "FloatInputs": len(inputs)}
     exceptions = {"KeptFloat": float_count, "RoundedToNearest": sum(not params[x].by_gptq for x in order[float_count:])}
     return counts | {name: count for name, count in exceptions.items() if count}, error
-
-
-def _is_changeable(layer: Linear) -> bool:
-    """Returns whether a layer's sensitivity matters: for attention outputs smoothing is free, and they are never split."""
-    producer = layer.x.producer()
-    return producer is None or producer.op_type != "MultiHeadAttention"
 
 
 def _choose_scales(
@@ -154,16 +152,6 @@ def _of_each(function: Callable[[str], Item], keys: dict[str, Any], step: str) -
     results = track(progress.each(function, first.values()), step, unit="matrices", total=len(first))
     by_key = dict(zip(first, results, strict=True))
     return {x: by_key[key] for x, key in keys.items()}
-
-
-def _fold_smoothing(
-    graph: ir.Graph, activations: dict[str, Activations], scales: dict[str, ActivationScale], shared: Collection[str]
-) -> None:
-    """Smooths attention outputs in the surrounding matrices, and updates the records of these tensors."""
-    multipliers = {x: scale.multiplier for x, scale in scales.items() if scale.is_smoothed and x not in shared}
-    for x in graph_edits.fold_smoothing(graph, multipliers):
-        activations[x] = activations[x].scaled(multipliers[x])
-        scales[x] = scales[x].folded()
 
 
 def _split_outliers(graph: ir.Graph, sensitive: Sequence[str], activations: dict[str, Activations]) -> tuple[list[str], list[str]]:

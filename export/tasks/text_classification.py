@@ -63,10 +63,6 @@ _SQUASHED = (
 )
 
 
-def _text_request(text: str, spec: TokenizerSpec) -> classify.ClassifyRequest:
-    return classify.ClassifyRequest(text, SENTENCE) if spec.pairs_only else classify.ClassifyRequest(text)
-
-
 def _fixed_requests(spec: TokenizerSpec) -> list[Any]:
     pairs = [
         classify.ClassifyRequest("A man is eating food.", "Someone eats."),
@@ -220,7 +216,7 @@ TASK = ExportTask(
     labeled=True,
     activation=None,
     lora_type="SEQ_CLS",
-    text_request=_text_request,
+    text_request=lambda text, spec: classify.ClassifyRequest(text, SENTENCE if spec.pairs_only else None),
     fixed_requests=_fixed_requests,
     ordinary_requests=_ordinary_requests,
     tokenizer_call=_tokenizer_call,
