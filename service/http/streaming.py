@@ -191,11 +191,12 @@ class LineAnswerer:
             route: The stream's route.
             incoming: Turns a line into a request; can raise NotFoundError.
             scope: The stream's scope, as RequestMiddleware has completed it.
-            timeout_s: Seconds until a line must have started, counted from its reading.
+            timeout_s: Seconds until a line must have started, counted from its reading, or from the last answer of the stream.
         """
         self._state, self._route, self._incoming, self._scope = state, route, incoming, scope
         self._timeout_s = timeout_s
         self._lines = 0
+        self._answered_at = 0.0  # on the event loop's clock
 
     async def answer(self, line: bytes) -> bytes:
         """Returns the answer to a line as JSON, or its error in the usual JSON shape; counts both."""
@@ -211,6 +212,7 @@ class LineAnswerer:
             call = self._route.read(self._incoming(line))
             labels = (call.task, call.model.name)
             body, status = to_json(call.answer(await self._predict(call, trace))), _OK
+            self._answered_at = asyncio.get_running_loop().time()
         except Exception as error:  # noqa: BLE001 - the process boundary of a line
             if isinstance(error, BertServeError):
                 error.message = f"line {number}: {error.message}"
@@ -238,16 +240,17 @@ class LineAnswerer:
     async def _predict(self, call: Call, trace: Trace | None) -> Prediction:
         """Returns the prediction; while the queue is full, it waits and tries again until the line's deadline."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + (self._timeout_s if call.timeout_s is None else call.timeout_s)
+        timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
+        read_at = loop.time()
         requests = call.body.requests(call.model.bundle.manifest)
         wait_s = 0.0
         while True:
+            left_s = max(max(read_at, self._answered_at) + timeout_s - loop.time(), 0.0)
             try:
-                left_s = max(deadline - loop.time(), 0.0)
                 return await call.model.predict(requests, timeout_s=left_s, task=call.task, counts_refusals=False, trace=trace)
             except RefusedError as error:
                 wait_s = min(max(error.retry_after_s, MIN_RETRY_S, 2 * wait_s), MAX_RETRY_S)
-                if loop.time() + wait_s >= deadline:
+                if wait_s >= left_s:
                     raise
                 await asyncio.sleep(wait_s)
             except BertServeError as error:

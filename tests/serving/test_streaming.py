@@ -15,6 +15,7 @@ import pytest
 
 import slow
 from application import assert_same, call, faked, play, rejected
+from bertserve.service.http import streaming
 from bertserve.service.http.app import create_app
 from bertserve.service.http.auth import AUTH, CALLER
 from bertserve.service.http.streaming import LineCutter, LineStream
@@ -261,6 +262,21 @@ def test_a_line_waits_for_the_queue_until_its_deadline(models: Path) -> None:
         return read(found)
 
     assert ["overloaded", "invalid_value"] == [answer["error_type"] for answer in play(service, check)]
+
+
+def test_the_deadline_of_a_line_counts_from_the_last_answer(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines of a stream wait for each other for longer than their timeout, because the stream makes progress."""
+    engine = FakeEngine()
+    service = faked(models, engine, max_queue_tokens=64)
+    run = engine.run
+    monkeypatch.setattr(engine, "run", lambda encodings: (time.sleep(0.2), run(encodings))[1])
+    monkeypatch.setattr(streaming, "MAX_RETRY_S", 0.1)
+
+    async def check(client: httpx.AsyncClient) -> list[Any]:
+        bodies = [{"inputs": "good " * 50}] * 30
+        return read(await client.post("/classify", content=written(*bodies), headers=LINES | {"x-request-timeout-ms": "1500"}))
+
+    assert [list] * 30 == [type(answer) for answer in play(service, check)]
 
 
 def test_a_failure_of_the_service_is_logged(models: Path, caplog: pytest.LogCaptureFixture) -> None:
