@@ -102,14 +102,14 @@ def tasks_table() -> str:
 
 
 def endpoints_table(*tags: str) -> str:
-    """Returns a row for each method and path of these OpenAPI tags. Paths that differ only in the task or in a version share a row."""
+    """Returns a row for each method and path of these OpenAPI tags. Paths that differ only in the task share a row."""
     paths = facts.openapi()["paths"]
     task_path = re.compile(rf"/({'|'.join(re.escape(spec.path) for spec in facts.tasks())})(?=/|$)")
     rows = [
         (f"`{method.upper()} {task_path.sub('/{task}', path)}`", task_path.sub("`/{task}`", _cell(operation["summary"])))
         for path, operations in paths.items()
         for method, operation in operations.items()
-        if set(tags) & set(operation["tags"]) and not ("/versions/" in path and path.replace("/versions/{version}", "") in paths)
+        if set(tags) & set(operation["tags"])
     ]
     return _table(("endpoint", "answer"), dict.fromkeys(rows))
 

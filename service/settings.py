@@ -267,7 +267,7 @@ class Settings(ModelSettings, AddressSettings):
         None,
         ge=1,
         le=256,
-        description="Threads of a multi-threaded run on an idle CPU (default: --threads, at most 4); 1 saves the memory of a second "
+        description="Threads of a multi-threaded run on an idle CPU (default: the threads of a worker, at most 4); 1 saves the memory of a second "
         "session per model.",
     )
     max_queue_tokens: int = Field(524288, ge=16, description="Maximum admitted, unfinished tokens; requests over it get 429.")

@@ -214,7 +214,6 @@ class Model:
             run.trace.note("tokenize", start, end, waits=True)
         # it stays the same for later batches, whose tokens are reserved: a request that has run must not be refused
         run.memory = run.cost.memory + ENCODING_MEMORY * sum(len(item.batch.encodings) for item in run.inputs)
-        prediction.answer_bytes = run.cost.answer_bytes
         prediction.read = run.inputs[0].batch.read if len(run.inputs) == 1 else ()
         run.open = list(range(len(run.inputs)))
         return self._stage(run)
@@ -276,7 +275,6 @@ class Model:
             run.reserved_tokens = sum(run.inputs[index].batch.cost.queue_tokens for index in run.open)
             return self._stage(run)
         prediction.results = [item.result for item in run.inputs]
-        prediction.answer_bytes = max(prediction.answer_bytes, run.model.budget.answer_bytes)
         return prediction
 
     def _run(self, works: Sequence[Work], *, multi_threaded: bool = False) -> list[Row]:

@@ -61,7 +61,6 @@ class Prediction:
         queue_s: Seconds until its first run started, without `tokenize_s`.
         inference_s: Seconds from the start of its first run to the end of its last one.
         decode_s: Seconds to decode all inputs.
-        answer_bytes: Estimated maximum length of the answer as JSON, in bytes.
         read: The spans that the model read of a single input, if it is cut or was read in several windows.
     """
 
@@ -73,7 +72,6 @@ class Prediction:
     queue_s: float = 0.0
     inference_s: float = 0.0
     decode_s: float = 0.0
-    answer_bytes: int = 0
     read: Sequence[ReadSpan] = ()
 
 

@@ -141,12 +141,6 @@ def begin(run: TaskRun) -> Batch:
     return next(batch for batch in run if batch is not PAUSE)
 
 
-def result_of(function: TaskFunction, request: Any, model: TaskModel, rows: Sequence[Row]) -> Any:
-    """Returns a task's result for given outputs of its first batch, which must be its only one; `rows` has a row for each encoding."""
-    outputs = [rows]
-    return run_all(function(request, model), lambda _: outputs.pop())
-
-
 def run_all(run: TaskRun, execute: Callable[[Sequence[Encoding]], Sequence[Row]]) -> Any:
     """Runs a task from start to end without a scheduler, and returns its result; `execute` returns one row of outputs per encoding."""
     try:

@@ -174,7 +174,6 @@ def test_responses_pass_unchanged(client: httpx.Client) -> None:
         ("GET", "/%6detrics"),
         ("POST", "/models/tiny/unload"),
         ("POST", "/models/tiny/%75nload"),
-        ("POST", "/v2/repository/models/tiny/load"),
     ],
 )
 def test_paths_that_affect_only_one_replica_are_refused(client: httpx.Client, method: str, path: str) -> None:

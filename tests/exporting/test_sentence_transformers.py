@@ -18,7 +18,7 @@ from bertserve.export.tasks import feature_extraction
 from bertserve.export.validation.reference import Reference
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import classify, embed, similarity
-from bertserve.service.tasks.batch import TaskModel, result_of
+from bertserve.service.tasks.batch import TaskModel, run_all
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.cost import Budget
 from bertserve.service.text.tokenizer import Tokenizer
@@ -59,7 +59,8 @@ def in_pytorch(checkpoint: Checkpoint, folder: Path, body: dict[str, Any], task:
     model = TaskModel(Tokenizer(folder / "tokenizer.json", checkpoint.tokenizer_spec), checkpoint, Budget())
     requests = TASKS[task].body(**body).requests(checkpoint)
     rows = Reference(checkpoint, requests).rows
-    return [to_plain(result_of(TASKS[task].run, request, model, windows)) for request, windows in zip(requests, rows, strict=True)]
+    runs = [TASKS[task].run(request, model) for request in requests]
+    return [to_plain(run_all(run, lambda _, windows=windows: windows)) for run, windows in zip(runs, rows, strict=True)]
 
 
 def close(expected: Any) -> Any:

@@ -13,7 +13,6 @@ QUESTION = {"inputs": {"question": "good ?", "context": "a film"}}
 CHOOSE = {"inputs": {"prompt": "a good", "choices": ["film", "book"]}}
 ZERO = {"inputs": "good", "parameters": {"candidate_labels": ["film"]}}
 RANK = {"query": "good", "texts": ["bad"]}
-SIMILAR = {"inputs": {"source_sentence": "good", "sentences": ["bad"]}}
 
 
 @pytest.mark.parametrize(
