@@ -136,9 +136,11 @@ def refuse_self_modifying(source: str, model: PreTrainedModel) -> Iterator[None]
     Raises:
         CheckpointError: A layer has another class afterwards.
     """
-    classes_before, settings_before = _layer_classes(model), _effective_settings(model)
+    classes_before = {name: type(module) for name, module in model.named_modules()}
+    settings_before = _effective_settings(model)
     yield
-    for name, after in _layer_classes(model).items():
+    for name, module in model.named_modules():
+        after = type(module)
         before = classes_before.get(name, after)
         if after is before:
             continue
@@ -154,10 +156,6 @@ def refuse_self_modifying(source: str, model: PreTrainedModel) -> Iterator[None]
             )
             + (f"If this is right for all texts, set {changes} in config.json." if changes else "Such a model is not supported.")
         )
-
-
-def _layer_classes(model: PreTrainedModel) -> dict[str, type]:
-    return {name: type(module) for name, module in model.named_modules()}
 
 
 def _effective_settings(model: PreTrainedModel) -> dict[str, Any]:

@@ -1,21 +1,15 @@
-"""Three exact passes that make a fused graph faster on the CPU.
+"""Three exact passes that make a fused graph faster on the CPU (docs/explanation/graphs.md).
 
-`unfuse` splits fused operators if ONNX Runtime's CPU kernels are slower than their parts. Measured with onnxruntime 1.31 on one thread
-(docs/explanation/graphs.md): SkipLayerNormalization takes three to five times as long as Add and LayerNormalization, BiasGelu twice as long
-as Add and Gelu, and Attention takes longer than three matrix products and MultiHeadAttention. Fusing first is still useful: it finds
-attention in the tracer's many forms.
+`unfuse` splits fused operators if ONNX Runtime's CPU kernels are slower than their parts. Measured with onnxruntime 1.31 on one thread,
+SkipLayerNormalization takes three to five times as long as Add and LayerNormalization, BiasGelu twice as long as Add and Gelu, and Attention
+longer than three matrix products and MultiHeadAttention. The optimizer's own FusionOptions cannot produce this graph: without
+`enable_skip_layer_norm` it finds no attention in models with norms before their blocks, and `use_multi_head_attention` moves the
+projections' biases into the attention, where neither packing nor int8 finds them.
 
-The optimizer's own FusionOptions cannot produce this graph. Without `enable_skip_layer_norm` it finds no attention in models with
-norms before their blocks (in none of 12 layers of Megatron-BERT, instead of 11). Without `enable_bias_gelu` it also omits the bias
-of FastGelu, which ALBERT uses. `use_multi_head_attention` moves the projections' biases into the attention, so that neither
-packing nor int8 finds them, and does not fuse attention with a score bias. Gemm and Einsum have no option.
+`restrict_to_cls` computes the last layer only for the first token, if the head reads nothing else. Keys and values are still needed for all
+tokens.
 
-`restrict_to_cls` computes the last layer only for the first token, if the head reads nothing else. A classifier on [CLS] ignores all other
-rows of the last layer's output. Keys and values are still needed for all tokens, but the query, the attention's output, the feed-forward
-block and both norms are not.
-
-`pack_qkv` merges products of the same tensor, such as query, key and value. One product with a matrix three times as wide
-costs less than three products, because the tensor is read, and quantized, once.
+`pack_qkv` merges products of the same tensor, such as query, key and value, because the tensor is then read, and quantized, once.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """The changes of a graph for int8.
 
-`split_hidden_units` and `split_input_channels` separate the few channels with very large values, and compute them in
-float, which is exact. A few channels have values ten times those of the others (Dettmers et al. 2022, arXiv:2208.07339). With one int8
-scale for all, the others would have few quantization steps. The graph is split once, for channels that calibration found.
+`split_hidden_units` and `split_input_channels` compute the few channels with very large values in float, which is exact: values ten times
+those of the others (Dettmers et al. 2022, arXiv:2208.07339) would leave the others few quantization steps.
 
-`fold_smoothing` smooths the channels of an attention's output in the matrices before and after it, which is exact, and free at run time.
-Elsewhere, smoothing (`bertserve.export.int8.smoothquant`) costs a multiplication of each activation. An attention's output is a weighted
-sum of values, channel by channel, so its channels can be scaled where the values are computed.
+`fold_smoothing` smooths the channels of an attention's output where its values are computed, which is free at run time, because the output
+is a weighted sum of the values, channel by channel.
 
 `emit_linears` and `emit_embeddings` replace float products by integer products, and word embeddings by integer rows.
 """

@@ -1,15 +1,8 @@
-"""int8 for the CPU with fixed scales: the result of a row depends neither on its batch nor on the CPU, unless a 16-bit sum saturates (step 4).
+"""int8 for the CPU with fixed scales: the result of a row depends neither on its batch nor on the CPU, unless a 16-bit sum saturates.
 
-Activations have one scale per tensor from calibration, weights one per column, word embeddings one per row. Four steps keep
-the answers close to float; each is exact or cheap at run time (docs/explanation/int8.md):
-
-1. The largest channels of the tensors whose quantization changes the model's outputs most are computed in float
-   (`bertserve.export.int8.graph_edits`).
-2. Channels are smoothed (SmoothQuant), with an alpha per matrix that minimizes the error of its output on the calibration texts
-   (`bertserve.export.int8.smoothquant`). It is free after attention (`bertserve.export.int8.graph_edits`); elsewhere it costs a
-   multiplication, and is omitted if the model's outputs hardly change.
-3. Weights are rounded by GPTQ, and the mean error is added to the bias.
-4. Columns whose products could saturate the 16-bit sums of CPUs without VNNI get larger steps (`bertserve.export.int8.gptq`).
+Activations have one scale per tensor from calibration, weights one per column, word embeddings one per row. The steps that keep the
+answers close to float are those of docs/explanation/int8.md: the largest channels of sensitive tensors in float, smoothing
+(`bertserve.export.int8.smoothquant`), GPTQ and larger steps for columns that could saturate (`bertserve.export.int8.gptq`).
 
 After them comes a gate: if the outputs differ from the float graph's by more than allowed, on texts that were not used above, the
 most important matrices return to float.
