@@ -124,6 +124,7 @@ class Checkpoint:
         A head that reads every position counts at all of them. A masked language model is an exception, because its graph runs the head only
         for masks: the head gets one position, so that its count is constant.
         """
+        self.model.requires_grad_(False)  # FlopCounterMode fails on a view of a trainable parameter that a module gets as its input
         longest = min(self.tokenizer_spec.max_length, MAX_LENGTH)
         lengths = s, t, u = max(longest // 4, 1), max(longest // 2, 2), max(longest, 3)
         with torch.no_grad(), nullcontext() if self.mask is None else _head_on_one_position(self.model):
