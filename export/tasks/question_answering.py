@@ -95,12 +95,11 @@ TASK = ExportTask(
     head="ForQuestionAnswering",
     outputs=(OutputSpec(name="start_logits", kind="per_token"), OutputSpec(name="end_logits", kind="per_token")),
     lora_type="QUESTION_ANS",
-    text_request=lambda text, spec: question_answering.AnswerRequest(_QUESTION, text),
+    text_request=lambda text, spec: question_answering.AnswerRequest(
+        _QUESTION, text, question_answering.AnswerParameters(max_seq_len=spec.max_length)
+    ),
     fixed_requests=_fixed_requests,
     ordinary_requests=_ordinary_requests,
-    full_length_request=lambda text, length: question_answering.AnswerRequest(
-        _QUESTION, text, question_answering.AnswerParameters(max_seq_len=length)
-    ),
     tokenizer_call=_tokenizer_call,
     example=lambda spec: {
         "inputs": {"question": "Where was the bridge built?", "context": "The bridge was built in Porto in 1886 by Eiffel's company."}

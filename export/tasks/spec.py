@@ -146,10 +146,9 @@ class ExportTask:
         lora_type: peft's name of the task; None if peft has none.
         adapt_model: Makes a loaded model take rows of [rows, length] and return the outputs of the graphs; None if it does so already.
 
-        text_request: A text -> a request around it.
+        text_request: A text -> a request around it, of one window if the model is long enough.
         fixed_requests: Requests of every kind, on which each graph must agree with the checkpoint; None for one around each built-in text.
         ordinary_requests: Texts that validate int8 -> a request for each text, passage and pair; None for one around each text.
-        full_length_request: A text and a length in tokens -> a request of one window with this length; None for one around the text.
         resolve: A request -> the same request with the bundle's defaults.
         tokenizer_call: A request -> the arguments of the Hugging Face tokenizer.
         example: The body that a bundle stores with its answer; the answer must be clear, so that rounding on another CPU does not change
@@ -187,7 +186,6 @@ class ExportTask:
     text_request: Callable[[str, TokenizerSpec], Any]
     fixed_requests: Callable[[TokenizerSpec], list[Any]] | None = None
     ordinary_requests: Callable[[Texts, TokenizerSpec], list[Any]] | None = None
-    full_length_request: Callable[[str, int], Any] | None = None
     resolve: Callable[[Any, ModelConfig], Any] = lambda request, config: request
     tokenizer_call: Callable[[Any, TokenizerSpec], TokenizerCall] = lambda request, spec: TokenizerCall((request.text,))
     example: Callable[[TokenizerSpec], dict[str, Any]]

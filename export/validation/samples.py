@@ -73,8 +73,7 @@ def _full_length_request(task: Task, spec: TokenizerSpec, count: Callable[[str],
     target_length = length + length // 4 if length == spec.max_length else length - 32
     words = list(itertools.islice(itertools.cycle((NAMES + LONG).split()), length))
     text = " ".join(words[: length * target_length // count(" ".join(words))])
-    record = TASKS[task]
-    return record.text_request(text, spec) if record.full_length_request is None else record.full_length_request(text, length)
+    return TASKS[task].text_request(text, spec)
 
 
 def _added_token_texts(spec: TokenizerSpec) -> list[str]:
