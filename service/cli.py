@@ -127,9 +127,9 @@ class Score(ModelSettings):
     def _check_flags(self) -> None:
         if self.prediction_column == self.warnings_column:
             raise SettingsError("--prediction-column and --warnings-column are the same; give two names.")
-        for flag, number in (("--actors", self.actors), ("--actor-cpus", self.actor_cpus)):
-            if number not in (None, 1) and self.ray is None:
-                raise SettingsError(f"{flag} needs --ray; give --ray local, or use --threads.")
+        for name in ("actors", "actor_cpus"):
+            if self.ray is None and name in self.model_fields_set:
+                raise SettingsError(f"--{name.replace('_', '-')} needs --ray; give --ray local, or use --threads.")
         for name, reason in _ON_RAY.items():
             value = getattr(self, name)
             if self.ray is not None and value not in (type(self).model_fields[name].default, "parquet"):

@@ -343,6 +343,8 @@ def test_a_run_without_an_answer_replaces_no_output(models: Path, tmp_path: Path
         (b"text\na\n", ["--parameters", "{"], "--parameters is not a JSON object"),
         (b"text\na\n", ["--task", "ner"], "`token-classification`, but "),
         (b"text\na\n", ["--max-rejected", "-1"], "--max-rejected is `-1`: "),
+        (b"text\na\n", ["--actors", "1"], "--actors needs --ray"),
+        (b"text\na\n", ["--actor-cpus", "1"], "--actor-cpus needs --ray"),
         (b"text\na\n", ["--model", "other"], "names 2 models"),
     ],
 )
