@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import InvalidValueError, MalformedRequestError, Sent
@@ -38,6 +38,7 @@ from bertserve.service.wire.unknown_fields import check_names, unknown_name
 
 HEADER_LENGTH = "inference-header-content-length"
 JSON = "json"  # the output with the JSON answer of the task's endpoint
+_NULLABLE = BeforeValidator(lambda value: {} if value is None else value)  # some clients send null for all that is not set
 _LENGTH_BYTES = 4  # little-endian, before each element of a binary BYTES tensor
 _EXAMPLE: dict[str, Any] = {"inputs": [{"name": "inputs", "shape": [2], "datatype": "BYTES", "data": ["A warm, funny film.", "Dull."]}]}
 
@@ -83,7 +84,7 @@ class InferInput(Closed):
     name: Annotated[str, Field(max_length=256)]
     shape: Annotated[list[Annotated[int, Field(ge=0, le=MAX_ITEMS)]], Field(min_length=1, max_length=2, description="[n] or [n, 1].")]
     datatype: Literal["BYTES"]
-    parameters: InferInputParameters = InferInputParameters()
+    parameters: Annotated[InferInputParameters, _NULLABLE] = InferInputParameters()
     data: Annotated[list[Any] | None, Field(description="The texts, flat or nested.")] = None
 
 
@@ -97,7 +98,7 @@ class InferOutput(Closed):
     """A requested output tensor."""
 
     name: Annotated[str, Field(max_length=256)]
-    parameters: InferOutputParameters = InferOutputParameters()
+    parameters: Annotated[InferOutputParameters, _NULLABLE] = InferOutputParameters()
 
 
 class InferParameters(BaseModel):
@@ -119,7 +120,7 @@ class InferBody(Closed):
     id: Annotated[str | None, Field(description="Returned with the answer.")] = None
     inputs: Annotated[list[InferInput], Field(fail_fast=True, min_length=1, max_length=16)]
     outputs: Annotated[list[InferOutput] | None, Field(fail_fast=True, max_length=16, description="By default all.")] = None
-    parameters: InferParameters = InferParameters()
+    parameters: Annotated[InferParameters, _NULLABLE] = InferParameters()
 
 
 class InferAnswer(BaseModel):

@@ -113,6 +113,15 @@ def test_an_empty_tensor_gives_empty_outputs(api: Send) -> None:
     assert {"label": (0,), "score": (0,), "scores": (0, 3), "json": (0,)} == {name: value.shape for name, value in found.items()}
 
 
+def test_null_is_the_same_as_no_value(api: Send) -> None:
+    """Clients that write all fields of the protocol, such as those of MLServer, send null for those that are not set."""
+    nulls = {"id": None, "parameters": None, "outputs": [{"name": "label", "parameters": None}]}
+    tensor = texts("inputs", *TEXTS) | {"parameters": None}
+    expected = outputs(infer(api, "tiny", texts("inputs", *TEXTS)))["label"]
+    assert expected.tolist() == outputs(infer(api, "tiny", tensor, **nulls))["label"].tolist()
+    assert "label" in outputs(infer(api, "tiny", tensor, outputs=None))
+
+
 def test_pairs_are_classified(api: Send) -> None:
     pairs = [{"text": "good", "text_pair": "film"}, {"text": "bad", "text_pair": "book"}]
     found = outputs(infer(api, "tiny", texts("inputs", "good", "bad"), texts("text_pair", "film", "book")))
