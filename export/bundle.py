@@ -19,6 +19,7 @@ from bertserve.service.bundle.manifest import Manifest, Source
 from bertserve.service.bundle.validation_policy import describe_agreement, is_low, summarize_agreement
 from bertserve.service.errors import plural
 
+CARD_FIELDS = {"license", "license_name", "license_link", "language", "datasets"}  # of `Source`, from the card of the checkpoint
 _TOKEN_TYPES = {
     "template": "- token types (segment ids): those of the tokenizer's template",
     "zero": "- token types (segment ids): none, so the second text of a pair has the type of the first one",
@@ -119,7 +120,7 @@ def model_card(manifest: Manifest, folder: Path, card: str | None) -> str:
 
 def _front_matter(source: Source) -> str:
     """Returns license, language and data sets of the checkpoint's card, in the hub's format."""
-    fields = source.model_dump(include={"license", "license_name", "license_link", "language", "datasets"}, mode="json")
+    fields = source.model_dump(include=CARD_FIELDS, mode="json")
     metadata = {name: value[0] if name == "license" and len(value) == 1 else value for name, value in fields.items() if value}
     return f"---\n{ModelCardData(**metadata).to_yaml()}\n---\n" if metadata else ""
 

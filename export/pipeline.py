@@ -38,7 +38,6 @@ from bertserve.service.bundle.manifest import (
     Layers,
     Manifest,
     Metric,
-    Source,
     TokenTypes,
 )
 from bertserve.service.errors import BundleError
@@ -126,7 +125,7 @@ def export(spec: ExportSpec) -> tuple[Path, Manifest]:
                 "the labels %s of `%s` look like tags, but are read as names, so each is an entity of its own kind; if they are tags, rename "
                 "them in config.json, such as B-PER and I-PER.",
                 ", ".join(f"`{label}`" for label in names[:_SHOWN_TAGS]),
-                checkpoint.source,
+                checkpoint.origin.checkpoint,
             )
         calibration.refuse_pairs((texts.calibration, texts.gate, texts.report), checkpoint.task, checkpoint.tokenizer_spec)
         bundle, work = scratch / "bundle", scratch / "work"
@@ -211,17 +210,7 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Split, bu
         omitted=tuple(omitted),
         attention_heads=checkpoint.attention_heads,
         int8_texts=lines.digests() if has_int8 else None,
-        source=Source(
-            checkpoint=checkpoint.source,
-            revision=checkpoint.revision,
-            weights_sha256=checkpoint.weights_sha256,
-            weights_format=checkpoint.weights_format,
-            versions=_versions(),
-            commit=checkpoint.commit,
-            ignored_weights=checkpoint.ignored_weights,
-            token_types=checkpoint.token_types,
-            **checkpoint.card_metadata,
-        ),
+        source=checkpoint.origin.model_copy(update={"versions": _versions()}),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -24,11 +24,10 @@ from bertserve.service.bundle.manifest import (
     Embedding,
     Flops,
     MaskToken,
+    Source,
     SpecialPiece,
     Task,
     TokenizerSpec,
-    TokenTypes,
-    WeightsFormat,
 )
 from bertserve.service.tasks import token_classification
 
@@ -40,11 +39,7 @@ class Checkpoint:
     """All facts about a checkpoint that later stages need.
 
     Attributes:
-        source: Name of a local folder, or the hub id.
-        revision: Hub revision, if any.
-        commit: The loaded commit on the hub, or None for a local folder.
-        weights_sha256: Digest over the weight files.
-        weights_format: Format of the weight files; None for a module of the user.
+        origin: The manifest's entry for the checkpoint, without the versions of packages.
         model: The model in float32 and evaluation mode, with eager attention.
         task: Hugging Face task name.
         inputs: The graph's inputs: those of the model that the tokenizer provides, and for fill-mask the masks' positions.
@@ -55,14 +50,11 @@ class Checkpoint:
         tokenizer_json: The fast tokenizer without truncation and padding.
         tokenizer_spec: Its entry in the manifest, without the digest of its file.
         card: The checkpoint's README.md, if any.
-        card_metadata: License, language and data sets in the card, as fields of the manifest's `Source`.
         embedding: The settings of a text's vector, for feature extraction.
         attention_heads: Number of heads of each layer if the graph returns attention maps, otherwise empty.
-        ignored_weights: Patterns of names of weights that the model may leave unused, because the user allowed that.
-        token_types: The token types that the model was trained with; None if it reads none.
     """
 
-    source: str
+    origin: Source
     model: PreTrainedModel
     task: Task
     inputs: tuple[InputSpec, ...]
@@ -72,16 +64,9 @@ class Checkpoint:
     tokenizer: Any
     tokenizer_json: str
     tokenizer_spec: TokenizerSpec
-    revision: str | None = None
-    commit: str | None = None
-    weights_sha256: str = ""
-    weights_format: WeightsFormat | None = None
     card: str | None = None
-    card_metadata: dict[str, Any] = field(default_factory=dict)
     embedding: Embedding | None = None
     attention_heads: tuple[int, ...] = ()
-    ignored_weights: tuple[str, ...] = ()
-    token_types: TokenTypes | None = None
 
     @property
     def tags(self) -> tuple[str, ...]:

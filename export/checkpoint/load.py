@@ -49,7 +49,7 @@ from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks import feature_extraction
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.bundle.graph_spec import InputSpec
-from bertserve.service.bundle.manifest import Combine, Embedding, Layers, Task, TextPiece, TokenTypes
+from bertserve.service.bundle.manifest import Combine, Embedding, Layers, Source, Task, TextPiece, TokenTypes
 
 # for models with only relative positions whose tokenizer has no limit; nearly all of these were trained with this length
 DEFAULT_LENGTH = 512
@@ -111,8 +111,8 @@ def load_checkpoint(
         attach(model, head)
     _check_vocabulary(source, model, vocabulary_size(tokenizer))
     templates = _templates(files, chosen_task, model, tokenizer, attentions=attentions, token_types=token_types)
-    checkpoint = _describe(files, chosen_task, config, model, tokenizer, embedding, settings, templates)
-    checkpoint = replace(_with_layers(checkpoint, layers, combine), ignored_weights=tuple(ignored_weights))
+    checkpoint = _describe(files, chosen_task, model, tokenizer, embedding, settings, templates, ignored_weights)
+    checkpoint = _with_layers(checkpoint, layers, combine)
     if not attentions:
         return checkpoint
     inputs, outputs = (*checkpoint.inputs, ATTENTION_INDEX), (*checkpoint.outputs, ATTENTIONS)
@@ -135,12 +135,12 @@ def _read_config(files: SourceFiles) -> Any:
 def _describe(
     files: SourceFiles,
     task: Task,
-    config: Any,
     model: PreTrainedModel,
     tokenizer: Any,
     embedding: Embedding | None,
     settings: SentenceSettings,
     templates: TypedTemplates,
+    ignored_weights: Sequence[str],
 ) -> Checkpoint:
     """Checks that model and tokenizer match, and reads the facts that later stages need."""
     source, fixed, record = files.source, fixed_labels(model), TASKS[task]
@@ -158,24 +158,28 @@ def _describe(
     mask = read_mask_token(source, tokenizer) if record.fills_masks else None
     spec = describe_tokenizer(tokenizer, templates, padding, max_length=max_length, mask=mask, pairs_only=judges_pairs(model))
     return Checkpoint(
-        source=Path(source).name if files.is_local else source,
-        revision=files.revision,
-        commit=files.commit,
-        weights_sha256=files.weights_sha256,
-        weights_format=files.weights_format,
+        origin=Source(
+            checkpoint=Path(source).name if files.is_local else source,
+            revision=files.revision,
+            weights_sha256=files.weights_sha256,
+            versions={},
+            commit=files.commit,
+            ignored_weights=tuple(ignored_weights),
+            weights_format=files.weights_format,
+            token_types=templates.token_types,
+            **files.card_metadata,
+        ),
         model=model,
         task=task,
         inputs=(*inputs, MASK_INDEX) if record.fills_masks else inputs,
         outputs=graph_outputs(task, embedding),
-        labels=fixed or (read_labels(source, config) if record.labeled else ()),
-        activation="softmax" if fixed else record.activation or read_activation(config, settings.activation_fn),
+        labels=fixed or (read_labels(source, model.config) if record.labeled else ()),
+        activation="softmax" if fixed else record.activation or read_activation(model.config, settings.activation_fn),
         tokenizer=tokenizer,
         tokenizer_json=tokenizer_json(tokenizer, spec),
         tokenizer_spec=spec,
         card=files.card,
-        card_metadata=files.card_metadata,
         embedding=embedding,
-        token_types=templates.token_types,
     )
 
 

@@ -39,7 +39,7 @@ from bertserve.export.checkpoint.tokenizer import (
 )
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks.catalog import TASKS
-from bertserve.service.bundle.manifest import Embedding, Pooling
+from bertserve.service.bundle.manifest import Embedding, Pooling, Source
 
 _TASKS = ("text-classification", "token-classification", "question-answering", "feature-extraction")
 
@@ -137,8 +137,13 @@ def load_module(reference: str) -> Checkpoint:
     tokenizer_spec = describe_tokenizer(spec_tokenizer, templates, padding, max_length=spec.max_length)
     embedding = Embedding(pooling=spec.pooling, normalize=False, dimensions=width) if task.embeds else None
     return Checkpoint(
-        source=f"{path.name}:{factory}",
-        weights_sha256=_digest(spec.module),
+        origin=Source(
+            checkpoint=f"{path.name}:{factory}",
+            revision=None,
+            weights_sha256=_digest(spec.module),
+            versions={},
+            token_types=templates.token_types,
+        ),
         model=model,
         task=spec.task,
         inputs=inputs,
@@ -149,7 +154,6 @@ def load_module(reference: str) -> Checkpoint:
         tokenizer_json=tokenizer_json(spec_tokenizer, tokenizer_spec),
         tokenizer_spec=tokenizer_spec,
         embedding=embedding,
-        token_types=templates.token_types,
     )
 
 

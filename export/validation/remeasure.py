@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bertserve.export import calibration
-from bertserve.export.bundle import model_card
+from bertserve.export.bundle import CARD_FIELDS, model_card
 from bertserve.export.calibration import Texts, hashes_of, read_texts, split_digest, text_hash
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
@@ -72,7 +72,7 @@ def check_checkpoint(bundle: Bundle, spec: VerifySpec) -> Generator[Check, None,
         MissingPackageError: It is a LoRA adapter, and peft is not installed.
     """
     manifest, checkpoint = bundle.manifest, load_checkpoint_of(bundle, spec)
-    expected, actual = manifest.source.weights_sha256, checkpoint.weights_sha256
+    expected, actual = manifest.source.weights_sha256, checkpoint.origin.weights_sha256
     detail = f"sha256 over its weights is {actual[:12]}…, the manifest says {expected[:12]}…"
     yield Check("checkpoint", expected == actual, detail, {"weights_sha256": actual})
     differences = compare_settings(manifest, checkpoint)
@@ -148,7 +148,7 @@ def _remeasure(bundle: Bundle, checkpoint: Checkpoint, validation: Path | None) 
         int8_texts = int8_texts.model_copy(update={"report": split_digest((*texts.lines, *texts.pairs))})
     reference = sample_reference(checkpoint, texts.with_passages(tokenizer))
     graphs = tuple(measure_graph(bundle.path, graph, checkpoint, tokenizer, reference)[0] for graph in manifest.graphs)
-    source = manifest.source.model_copy(update=checkpoint.card_metadata)
+    source = manifest.source.model_copy(update=checkpoint.origin.model_dump(include=CARD_FIELDS))
     updates = {"graphs": graphs, "flops": checkpoint.flops, "source": source, "int8_texts": int8_texts}
     updated = Manifest.model_validate(manifest.model_copy(update=updates).model_dump())
     # each file is replaced as a whole; the card comes first, because the manifest is verified

@@ -280,7 +280,7 @@ def moved(source: Path, folder: str = "0_Transformer", length_file: str = "sente
 )
 def test_a_model_in_a_subfolder_is_found(tmp_path: Path, length_file: str) -> None:
     flat = sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling", "Normalize", max_length=48)
-    digest = load_checkpoint(str(flat)).weights_sha256
+    digest = load_checkpoint(str(flat)).origin.weights_sha256
     source = moved(flat, length_file=length_file)
     bundle = exported(source)
     manifest, embedding = bundle.manifest, bundle.manifest.embedding

@@ -335,8 +335,8 @@ def test_pickled_weights_are_read_like_safetensors(tmp_path: Path, options: dict
 
     assert tensors.keys() == found.keys()
     assert [] == [name for name in tensors if not torch.equal(tensors[name], found[name])]
-    assert ("safetensors", "pickle") == (expected.weights_format, actual.weights_format)
-    assert expected.weights_sha256 != actual.weights_sha256
+    assert ("safetensors", "pickle") == (expected.origin.weights_format, actual.origin.weights_format)
+    assert expected.origin.weights_sha256 != actual.origin.weights_sha256
 
 
 def test_a_checkpoint_with_only_vocab_txt_gets_the_same_tokenizer(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,8 @@ def test_the_terms_match_the_formulas_of_the_layers(tmp_path: Path, family: str,
 
 
 @pytest.mark.parametrize(
-    "family", [family if family in ("DeBERTa", "DeBERTa v3", "XLNet") else pytest.param(family, marks=pytest.mark.full_grid) for family in FAMILIES]
+    "family",
+    [family if family in ("DeBERTa", "DeBERTa v3", "XLNet") else pytest.param(family, marks=pytest.mark.full_grid) for family in FAMILIES],
 )
 def test_the_terms_predict_the_operations_of_longer_texts(tmp_path: Path, family: str) -> None:
     task = next(task for name, task in CASES if name == family)

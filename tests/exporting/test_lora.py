@@ -229,7 +229,7 @@ def test_the_version_of_the_base_model_does_not_decide_about_the_token_types_of_
 
     with pytest.raises(CheckpointError, match="--token-types template"):
         load_checkpoint(str(source))
-    assert "template" == load_checkpoint(str(source), token_types="template").token_types
+    assert "template" == load_checkpoint(str(source), token_types="template").origin.token_types
 
 
 def test_an_adapter_on_an_adapter_is_refused(tmp_path: Path) -> None:
@@ -280,4 +280,4 @@ def test_an_adapter_without_a_task_uses_the_base_models_head(tmp_path: Path) -> 
     alone, with_adapter = load_checkpoint(str(tmp_path / "base")), load_checkpoint(str(source))
 
     assert alone.labels == with_adapter.labels
-    assert alone.weights_sha256 != with_adapter.weights_sha256
+    assert alone.origin.weights_sha256 != with_adapter.origin.weights_sha256

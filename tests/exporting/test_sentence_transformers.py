@@ -217,7 +217,7 @@ def test_dense_weights_can_be_pickled(tmp_path: Path) -> None:
     checkpoint = load_checkpoint(str(path))
     vectors = in_pytorch(checkpoint, tmp_path, {"inputs": TEXTS}, embed.TASK)
     assert [close(vector) for vector in GOLDEN["6.2.0/dense"]["vectors"]] == vectors
-    assert "pickle" == checkpoint.weights_format
+    assert "pickle" == checkpoint.origin.weights_format
 
     torch.save({"linear.weight": tmp_path}, pickled)
     assert "PosixPath" in refused(path)
@@ -225,9 +225,9 @@ def test_dense_weights_can_be_pickled(tmp_path: Path) -> None:
 
 def test_the_weights_of_dense_modules_are_part_of_the_digest(tmp_path: Path) -> None:
     path = written(tmp_path, "6.2.0/dense")
-    digest = load_checkpoint(str(path)).weights_sha256
+    digest = load_checkpoint(str(path)).origin.weights_sha256
     write_files(path, {"2_Dense/config.json": {"in_features": 12, "out_features": 6, "bias": True}})
-    assert digest != load_checkpoint(str(path)).weights_sha256
+    assert digest != load_checkpoint(str(path)).origin.weights_sha256
 
 
 def test_vectors_can_have_few_values(tmp_path: Path) -> None:

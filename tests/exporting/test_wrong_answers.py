@@ -277,7 +277,7 @@ def test_a_user_can_ignore_weights(tmp_path: Path) -> None:
     """A pattern selects them. The manifest records it, so that `verify` loads the checkpoint in the same way."""
     source = bert(tmp_path)
     edit_weights(source, lambda tensors: tensors.update({"crf.transitions": torch.zeros(3, 3)}))
-    assert ("crf.*",) == load_checkpoint(str(source), ignored_weights=["crf.*"]).ignored_weights
+    assert ("crf.*",) == load_checkpoint(str(source), ignored_weights=["crf.*"]).origin.ignored_weights
     with pytest.raises(CheckpointError, match=r"`crf\.transitions`.*--ignore-weights"):
         load_checkpoint(str(source), ignored_weights=["lstm.*"])
 
@@ -288,16 +288,16 @@ def test_a_user_can_ignore_weights(tmp_path: Path) -> None:
 def test_the_digest_covers_only_the_loaded_files(tmp_path: Path) -> None:
     """An unused weights file in the folder does not change the digest; the files of an index are included."""
     source = bert(tmp_path)
-    before = load_checkpoint(str(source)).weights_sha256
+    before = load_checkpoint(str(source)).origin.weights_sha256
     shutil.copy(source / "model.safetensors", source / "optimizer.safetensors")
-    assert before == load_checkpoint(str(source)).weights_sha256
+    assert before == load_checkpoint(str(source)).origin.weights_sha256
     assert before == hashlib.sha256(hashlib.sha256((source / "model.safetensors").read_bytes()).digest()).hexdigest()
 
     names = sorted(load_file(source / "model.safetensors"))
     (source / "model.safetensors").rename(source / "part.safetensors")
     index = {"metadata": {}, "weight_map": dict.fromkeys(names, "part.safetensors")}
     (source / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-    assert before == load_checkpoint(str(source)).weights_sha256
+    assert before == load_checkpoint(str(source)).origin.weights_sha256
 
 
 # ---- found with random checkpoints (test_random_checkpoints.py)
