@@ -66,7 +66,7 @@ def _export(argv: Sequence[str]) -> int:
     """Checks flags and packages before the export; returns the exit code."""
     parser = _parser()
     args = parser.parse_args(flags.join_negative_layers(argv))
-    if problem := _misused_module(args) or _misused_attentions(args):
+    if problem := _problem(args):
         parser.error(problem)
     try:
         choose_precisions(args.providers, args.precisions)
@@ -115,32 +115,22 @@ def _run(args: argparse.Namespace) -> int:
     return GRAPH_MISSING if manifest.omitted else 0
 
 
-def _misused_module(args: argparse.Namespace) -> str | None:
-    if (args.source is None) == (args.module is None):
-        return "give a SOURCE, or --module FILE:FACTORY instead"
-    if args.module is not None and not args.trust_module:
-        return (
-            f"argument --module: it would run the code of `{args.module}` with your rights, which can do anything; "
-            "read it, and give --trust-module if you trust it"
-        )
-    if args.module is None and args.trust_module:
-        return "argument --trust-module: it is for --module; remove it, because code of a checkpoint is never run"
-    if args.module is not None and (
-        args.task != "auto" or args.revision is not None or args.layers is not None or args.ignored_weights or args.token_types
-    ):
-        return "argument --module: the factory sets the task; remove --task, --revision, --layers, --ignore-weights and --token-types"
-    return None
-
-
-def _misused_attentions(args: argparse.Namespace) -> str | None:
-    if args.attentions and args.module is not None:
-        return "argument --attentions: it is not supported with --module; remove it"
-    if args.attentions and args.providers != ("cpu",):
-        return (
-            f"argument --attentions: only graphs for the CPU return attention, but --provider is {','.join(args.providers)}; "
-            "remove one of them"
-        )
-    return None
+def _problem(args: argparse.Namespace) -> str | None:
+    """Returns what is wrong with the flags together, or None."""
+    is_module = args.module is not None
+    problems = {
+        "give a SOURCE, or --module FILE:FACTORY instead": (args.source is None) != is_module,
+        f"argument --module: it would run the code of `{args.module}` with your rights, which can do anything; "
+        "read it, and give --trust-module if you trust it": is_module and not args.trust_module,
+        "argument --trust-module: it is for --module; remove it, because code of a checkpoint is never run": args.trust_module
+        and not is_module,
+        "argument --module: the factory sets the task; remove --task, --revision, --layers, --ignore-weights and --token-types": is_module
+        and (args.task != "auto" or args.revision is not None or args.layers is not None or args.ignored_weights or args.token_types),
+        "argument --attentions: it is not supported with --module; remove it": args.attentions and is_module,
+        f"argument --attentions: only graphs for the CPU return attention, but --provider is {','.join(args.providers)}; "
+        "remove one of them": args.attentions and args.providers != ("cpu",),
+    }
+    return next((problem for problem, wrong in problems.items() if wrong), None)
 
 
 def low_agreement(graph: GraphSpec) -> str:
