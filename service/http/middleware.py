@@ -1,4 +1,4 @@
-"""RequestMiddleware: the only ASGI middleware. It sets request ids, checks paths, cuts long answers, turns errors into answers, counts and logs."""
+"""RequestMiddleware: the only ASGI middleware. It sets request ids, checks paths, turns errors into answers, counts and logs."""
 
 from __future__ import annotations
 

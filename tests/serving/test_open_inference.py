@@ -14,8 +14,6 @@ import pytest
 
 import tiny
 from application import Send, assert_same, posted, rejected, started
-from bertserve.service.bundle.files import load_bundle
-from bertserve.service.bundle.manifest import Manifest
 
 TEXTS = ["good film", "a very bad book"]
 QUESTION, CONTEXT = "good ?", "a good film , not a bad book"
@@ -39,11 +37,6 @@ def folder_of_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny.bundle(folder, "cross", labels=["relevance"], activation="sigmoid")
     tiny.bundle(folder, "nli", labels=["contradiction", "neutral", "entailment"])
     return folder
-
-
-@pytest.fixture(name="masks_manifest", scope="module")
-def manifest_of_masks(folder: Path) -> Manifest:
-    return load_bundle(folder / "masks").manifest
 
 
 @pytest.fixture(name="api", scope="module")
