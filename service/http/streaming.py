@@ -28,6 +28,8 @@ from bertserve.service.wire.routes import Route
 
 MEDIA_TYPE = "application/x-ndjson"
 MEDIA_TYPES = frozenset({MEDIA_TYPE.encode(), b"application/jsonl", b"application/jsonlines", b"application/x-jsonlines"})
+# Bytes of lines in progress, unless there is only one line. More of them would wait for each other until their deadlines, and delay other callers.
+IN_PROGRESS_BYTES = 2**16
 MAX_TRACED_LINES = 128  # lines of one stream that are traced
 MIN_RETRY_S, MAX_RETRY_S = 0.02, 1.0  # wait of a refused line before it asks again
 _OK, _CLIENT_GONE, _SERVER_ERROR = 200, 499, 500
@@ -76,7 +78,7 @@ class LineStream:
             receive: The request's ASGI channel.
             answer: Returns the answer to a line, or its error, as JSON.
             max_requests: Maximum number of lines that are read and not yet answered.
-            max_bytes: Maximum bytes of a line, and of these lines together unless there is only one.
+            max_bytes: Maximum bytes of a line.
         """
         self._scope, self._receive, self._answer = scope, receive, answer
         self._max_requests, self._max_bytes = max_requests, max_bytes
@@ -132,7 +134,7 @@ class LineStream:
         self._answers.put_nowait(end)
 
     async def _start(self, line: bytes, group: asyncio.TaskGroup) -> None:
-        while self._count and (self._count >= self._max_requests or self._bytes + len(line) > self._max_bytes):
+        while self._count and (self._count >= self._max_requests or self._bytes + len(line) > IN_PROGRESS_BYTES):
             self._answered.clear()
             await self._answered.wait()
         self._scope[AUTH].check_again(self._scope[CALLER])

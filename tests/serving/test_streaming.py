@@ -366,3 +366,20 @@ def test_a_slow_model_does_not_end_the_stream(tmp_path: Path, serve: Serve) -> N
                 line = answers.readline()
                 assert line, "the stream was cut off"
                 received += line
+
+
+async def test_long_lines_are_in_progress_one_by_one() -> None:
+    """Lines of 40 KB wait for each other before they start, and not in the queue, where their deadlines would pass."""
+    client = Client([b"x" * 40_000 + b"\n" for _ in range(10)])
+    running: list[int] = []
+
+    async def answer(line: bytes) -> bytes:
+        running.append(1)
+        most.append(len(running))
+        await asyncio.sleep(0)
+        running.pop()
+        return b"{}"
+
+    most: list[int] = []
+    await stream_of(client, answer, max_bytes=50_000)(client.send)
+    assert (10, 1) == (len(client.answers), max(most))
