@@ -95,6 +95,9 @@ def _windows(checkpoint: Checkpoint, call: TokenizerCall) -> list[dict[str, list
         raise ValueError(f"a window of {length} tokens has no room for the text and its overlap: {error}") from error
     is_nested = call.stride is not None or isinstance(call.texts[0], list)
     nested = batch if is_nested else {name: [values] for name, values in batch.items()}
+    if not any(piece.type_id for piece in (*checkpoint.tokenizer_spec.single, *(checkpoint.tokenizer_spec.pair or ()))):
+        # the library gives other types than the template's from the second window on
+        nested["token_type_ids"] = [[0] * len(ids) for ids in nested["input_ids"]]
     names = [spec.name for spec in checkpoint.inputs if spec.name in nested]
     windows = [{name: nested[name][i] for name in names} for i in range(len(nested["input_ids"]))]
     # if the beginning of a text is cut, transformers returns the last window first

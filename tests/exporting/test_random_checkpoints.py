@@ -62,6 +62,9 @@ class User:
         )
         made.pop("overflow_to_sample_mapping", None)
         nested = any(isinstance(values, list) for values in made["input_ids"])
+        if self.case.template == "one type" and nested and "token_type_ids" in made:
+            # the library gives other types than the template's from the second window on
+            made["token_type_ids"] = [[0] * len(ids) for ids in made["input_ids"]]
         found = [{name: values[i] for name, values in made.items()} for i in range(len(made["input_ids"]))] if nested else [dict(made)]
         return found[::-1] if backwards else found
 
