@@ -102,7 +102,7 @@ def read_delimited(file: BinaryIO, delimiter: str, max_chars: int) -> tuple[Sequ
 
 
 def _records(reader: Any) -> Iterator[tuple[int, list[str]]]:
-    """Yields the number of the first line and the fields of each record; blank lines are no records."""
+    """Yields the number of the first line and the fields of each record; it skips blank lines."""
     line = 1
     try:
         for fields in reader:
