@@ -18,8 +18,8 @@ from bertserve.bench.errors import BenchError
 from bertserve.service.errors import CallerError
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.reading import requested_task, validate_as
 from bertserve.service.tasks.spec import TaskSpec, inputs_body
-from bertserve.service.wire.reading import requested_task, validate_as
 
 _MAX_BODIES = 512
 

@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 from bertserve.bench.bodies import NO_LIMITS, Body
 from bertserve.bench.errors import BenchError
-from bertserve.service.backend.sessions import session_options
 from bertserve.service.bundle import files
+from bertserve.service.engine.sessions import session_options
 from bertserve.service.errors import BertServeError
 from bertserve.service.tasks.batch import TaskModel, first_batch
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.cost import Budget
+from bertserve.service.tasks.reading import parse_json, requested_task, validate_as
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
-from bertserve.service.wire.reading import parse_json, requested_task, validate_as
 
 _WARMUP_SHARE = 0.1  # relative to the measured time
 # inputs of other exporters' graphs, by name -> their content

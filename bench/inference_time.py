@@ -32,8 +32,8 @@ from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.graph import onnx_files
 from bertserve.export.int8.quantize import quantize
 from bertserve.export.progress import stage
-from bertserve.service.backend.sessions import session_options
 from bertserve.service.bundle.graph_spec import InputSpec
+from bertserve.service.engine.sessions import session_options
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAPES_PAGE, COMPRESSED_PAGE = "2026-11-23-inference-time.md", "2026-11-22-compressed-berts.md"

@@ -16,10 +16,10 @@ from pydantic.fields import FieldInfo
 
 from bertserve.bench import cli as bench_cli
 from bertserve.export import cli, verify_cli
+from bertserve.service.api.app import create_app, create_fastapi
 from bertserve.service.cli import BertServe, score_command
-from bertserve.service.http.app import create_app, create_fastapi
 from bertserve.service.metrics import Metrics
-from bertserve.service.serving.build import build
+from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.spec import TaskSpec

@@ -22,9 +22,9 @@ from bertserve.export.errors import ExportError
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.workspace import Stopped, raise_on_signals
 from bertserve.service import __version__
-from bertserve.service.backend.hardware import usable_cores
 from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Metric, TokenTypes, read_metrics
 from bertserve.service.bundle.validation_policy import ENOUGH_AGREEMENT, describe_agreement, is_low, summarize_agreement
+from bertserve.service.engine.hardware import usable_cores
 from bertserve.service.flag_parser import FlagParser
 from bertserve.service.providers import PROVIDERS
 

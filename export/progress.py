@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
-from bertserve.service.backend.hardware import usable_cores
+from bertserve.service.engine.hardware import usable_cores
 
 Item = TypeVar("Item")
 _BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{unit}, {elapsed} so far, {remaining} left"

@@ -6,11 +6,11 @@ from typing import Any
 
 from bertserve.service.bundle.graph_spec import Precision
 from bertserve.service.errors import BertServeError
-from bertserve.service.serving.build import build
+from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.wire.json_text import to_plain
-from bertserve.service.wire.reading import validate_as
+from bertserve.service.tasks.json_text import to_plain
+from bertserve.service.tasks.reading import validate_as
 
 # Maximum difference of a score from the stored one; kernels differ between CPUs, those of int8 most.
 CHECK_TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-2, "int8": 0.05}

@@ -51,7 +51,7 @@ class Serve(Settings):
 
     def run(self) -> int:
         """Serves until a signal stops it; returns the exit code."""
-        from bertserve.service.process.serve import serve  # a slow import, which --help and wrong flags do not need
+        from bertserve.service.server.serve import serve  # a slow import, which --help and wrong flags do not need
 
         serve(self, with_sources)
         return 0
@@ -98,7 +98,7 @@ class Score(ModelSettings):
 
     def run(self) -> int:
         """Scores the input; returns the exit code."""
-        from bertserve.service.process.logs import configure_logging
+        from bertserve.service.server.logs import configure_logging
 
         configure_logging(self.log_format)
         logging.getLogger().setLevel(logging.WARNING)
@@ -197,7 +197,7 @@ class Check(Settings):
     def run(self) -> int:
         """Checks all models; returns the exit code."""
         from bertserve.service.check import check  # a slow import, which wrong flags do not need
-        from bertserve.service.process.preparation import prepare
+        from bertserve.service.server.preparation import prepare
 
         prepare(self)
         return asyncio.run(check(with_sources(self)))

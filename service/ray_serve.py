@@ -16,10 +16,10 @@ from ray import serve
 from ray.serve.config import AutoscalingContext
 from starlette.types import ASGIApp
 
-from bertserve.service.process.logs import configure_logging
-from bertserve.service.process.preparation import Secrets
-from bertserve.service.process.work import application
-from bertserve.service.serving.build import build
+from bertserve.service.models.build import build
+from bertserve.service.server.logs import configure_logging
+from bertserve.service.server.preparation import Secrets
+from bertserve.service.server.work import application
 from bertserve.service.settings import PREFIX, Settings, check_environment
 from bertserve.service.sources import with_sources
 from bertserve.service.tracing.trace import tracer_to

@@ -251,7 +251,7 @@ def _refuse_before_exports(sources: Sequence[ModelSource], folders: Sequence[Pat
         StartError: A name is used twice, a configuration is broken, or a task has no default model.
     """
     # slow imports, which --help and wrong flags do not need
-    from bertserve.service.serving.registry import check_defaults, wanted_defaults
+    from bertserve.service.models.registry import check_defaults, wanted_defaults
     from bertserve.service.tasks.catalog import TASKS, tasks_of
 
     in_place = [Path(source.where) for source in sources if is_bundle(Path(source.where))]

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from bertserve.service.process.preparation import Secrets
-from bertserve.service.process.work import application
-from bertserve.service.serving.build import build
+from bertserve.service.models.build import build
+from bertserve.service.server.preparation import Secrets
+from bertserve.service.server.work import application
 from bertserve.service.settings import Settings
 from served_socket import client, listening, play
 

@@ -21,15 +21,15 @@ import pytest
 import uvloop
 
 import tiny
+from bertserve.service.api import throttled
 from bertserve.service.bundle.files import load_bundle
-from bertserve.service.http import throttled
-from bertserve.service.process import logs
+from bertserve.service.server import logs
 from bertserve.service.text.tokenizer import Tokenizer
 
 BERT_SERVE = "import sys; from bertserve.service.cli import main; sys.exit(main())"
 # the same command without the interval between runs of a `Throttled` function, and with a longer timeout for workers of a busy machine
 UNTHROTTLED = (
-    "from bertserve.service.http import throttled; from bertserve.service.process import supervisor; "
+    "from bertserve.service.api import throttled; from bertserve.service.server import supervisor; "
     f"throttled.INTERVAL_S, supervisor.HUNG_S = 0.0, 5.0; {BERT_SERVE}"
 )
 ROOT = Path(__file__).parent.parent

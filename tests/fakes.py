@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertserve.service.backend.onnx_engine import Engine, Row
 from bertserve.service.bundle.manifest import Activation, Embedding, MaskToken
+from bertserve.service.engine.onnx_engine import Engine, Row
 from bertserve.service.errors import EngineError
 from bertserve.service.text.tokenizer import Encoding
 

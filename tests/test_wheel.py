@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bertserve.service.http import playground
+from bertserve.service.api import playground
 
 ROOT = Path(__file__).parent.parent
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -68,7 +68,7 @@ def test_the_wheel_has_one_package(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
 
     assert {"bertserve", "bertserve-0.1.0.dist-info"} == {name.split("/")[0] for name in names}
-    page = {f"bertserve/service/http/playground/{name}" for name in (playground.PAGE, *playground.FILES)}
+    page = {f"bertserve/service/api/playground/{name}" for name in (playground.PAGE, *playground.FILES)}
     assert {"bertserve/export/calibration.txt"} | page == {n for n in names if n.startswith("bertserve/") and not n.endswith(".py")}
 
 

@@ -15,7 +15,7 @@ from bertserve.service.errors import BertServeError
 from bertserve.service.tasks import catalog, multiple_choice
 from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.tasks.body import Limits, TaskBody
-from bertserve.service.wire.reading import read_as
+from bertserve.service.tasks.reading import read_as
 
 MAX_CHARS = 10**8  # of a user's text
 

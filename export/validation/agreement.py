@@ -17,9 +17,9 @@ import numpy as np
 from bertserve.export import progress
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.tasks.metrics import f1, spearman
-from bertserve.service.backend.onnx_engine import Engine, Row
 from bertserve.service.bundle.graph_spec import Agreement, Measure, Precision
 from bertserve.service.check import difference
+from bertserve.service.engine.onnx_engine import Engine, Row
 from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.text.tokenizer import Encoding
 

@@ -18,8 +18,8 @@ from bertserve.export.errors import ParityError
 from bertserve.export.tasks.metrics import Span, result_spans, span_f1
 from bertserve.export.validation.agreement import AgreementMeter, equal_but_for_ties
 from bertserve.export.validation.served_graph import Answer, ServedGraph
-from bertserve.service.backend.onnx_engine import Row
 from bertserve.service.bundle.graph_spec import Agreement, LengthParity, Precision
+from bertserve.service.engine.onnx_engine import Row
 
 # Maximum difference of a logit from the reference, by precision.
 MAX_ABS_ERROR: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-1}

@@ -23,11 +23,11 @@ from bertserve.export.validation.agreement import RowErrors, measure_row_errors
 from bertserve.export.validation.comparison import Comparison, describe
 from bertserve.export.validation.reference import Reference, measure_attention
 from bertserve.export.validation.served_graph import Answer, ServedGraph, open_engine
-from bertserve.service.backend.hardware import cpu_instructions, cpu_name
-from bertserve.service.backend.onnx_engine import Engine, Row
-from bertserve.service.backend.sessions import why_not
 from bertserve.service.bundle.files import digest
 from bertserve.service.bundle.graph_spec import GraphFile, GraphSpec, Speed, Timing, ValidationReport
+from bertserve.service.engine.hardware import cpu_instructions, cpu_name
+from bertserve.service.engine.onnx_engine import Engine, Row
+from bertserve.service.engine.sessions import why_not
 from bertserve.service.errors import BertServeError, EngineError
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 

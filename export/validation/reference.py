@@ -23,7 +23,7 @@ from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.tasks.spec import TokenizerCall
 from bertserve.export.validation.samples import attention_texts, sample_requests, text_requests
 from bertserve.export.validation.served_graph import ServedGraph
-from bertserve.service.backend.onnx_engine import Row
+from bertserve.service.engine.onnx_engine import Row
 from bertserve.service.tasks import attention
 from bertserve.service.tasks.attention import MAX_VALUES
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertserve.service.backend.onnx_engine import Engine, OnnxEngine, Row
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
+from bertserve.service.engine.onnx_engine import Engine, OnnxEngine, Row
 from bertserve.service.errors import EngineError
 from bertserve.service.providers import Provider
 from bertserve.service.tasks import catalog
 from bertserve.service.tasks.batch import ModelConfig, TaskModel, first_batch, run_all
 from bertserve.service.tasks.cost import Budget
+from bertserve.service.tasks.json_text import to_plain
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
-from bertserve.service.wire.json_text import to_plain
 
 
 @dataclass(frozen=True)

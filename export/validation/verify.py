@@ -17,12 +17,12 @@ from bertserve.export.validation.comparison import Comparison
 from bertserve.export.validation.data import Check, check_lines, check_results
 from bertserve.export.validation.samples import sample_requests
 from bertserve.export.validation.served_graph import Answer, ServedGraph, open_engine
-from bertserve.service.backend.sessions import why_not
 from bertserve.service.bundle.files import Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.bundle.validation_policy import describe_agreement
 from bertserve.service.check import CHECK_TOLERANCE, difference
+from bertserve.service.engine.sessions import why_not
 from bertserve.service.errors import BertServeError, BundleError, CallerError, EngineError, plural
 from bertserve.service.providers import Provider
 from bertserve.service.text.tokenizer import Tokenizer

@@ -14,9 +14,9 @@ from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import SHOWN_CHARS, CallerError, InvalidValueError, Sent, SettingsError, did_you_mean
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS, tasks_of
+from bertserve.service.tasks.reading import requested_task, validate_as
 from bertserve.service.tasks.spec import TEXT, types_within
-from bertserve.service.wire.reading import requested_task, validate_as
-from bertserve.service.wire.unknown_fields import listed, required
+from bertserve.service.tasks.unknown_fields import listed, required
 
 
 @dataclass(frozen=True, slots=True)

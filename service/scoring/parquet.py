@@ -12,7 +12,7 @@ import numpy as np
 
 from bertserve.service.errors import SettingsError, StartError, install_command
 from bertserve.service.scoring.rows import WINDOW_BYTES, Row, Window, Writer
-from bertserve.service.wire.json_text import to_plain
+from bertserve.service.tasks.json_text import to_plain
 
 try:
     import pyarrow as pa

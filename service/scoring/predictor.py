@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from bertserve.service.backend.freed_memory import limit_heaps
-from bertserve.service.backend.hardware import usable_cores
 from bertserve.service.bundle import files
+from bertserve.service.engine.freed_memory import limit_heaps
+from bertserve.service.engine.hardware import usable_cores
 from bertserve.service.errors import BertServeError, EngineError
+from bertserve.service.models import loading
+from bertserve.service.models.build import load_options
 from bertserve.service.scoring.columns import Columns, RowTask
 from bertserve.service.scoring.rows import Row, Window
-from bertserve.service.serving import loading
-from bertserve.service.serving.build import load_options
 from bertserve.service.settings import ModelSettings
 from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun, begin
 from bertserve.service.tasks.body import Limits

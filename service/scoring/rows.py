@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from bertserve.service.errors import BertServeError, InvalidValueError, StartError, TooLargeError
-from bertserve.service.wire.json_text import to_json
+from bertserve.service.tasks.json_text import to_json
 
 # Maximum bytes of a window's rows in the file, so that long rows need no more memory than short ones.
 WINDOW_BYTES = 2**24

@@ -27,14 +27,14 @@ from typing import Any
 from tqdm import tqdm
 
 from bertserve.service import __version__
-from bertserve.service.backend import sessions
-from bertserve.service.backend.hardware import cpu_name
+from bertserve.service.engine import sessions
+from bertserve.service.engine.hardware import cpu_name
 from bertserve.service.errors import BertServeError, SettingsError, StartError, classify, plural
 from bertserve.service.scoring import rows
 from bertserve.service.scoring.columns import RowTask
 from bertserve.service.scoring.predictor import Predictor
 from bertserve.service.settings import ModelSettings
-from bertserve.service.wire.json_text import to_json
+from bertserve.service.tasks.json_text import to_json
 
 REJECTED = 3  # exit code of a finished run with rejected rows
 STREAM = Path("-")

@@ -18,7 +18,7 @@ import slow
 import tiny
 from balanced import Balanced, balanced, entries
 from bertserve.service import errors
-from bertserve.service.http import auth, streaming
+from bertserve.service.api import auth, jsonl
 from bertserve.service.settings import Settings, parse
 from conftest import wait_until
 from manifests import DEPLOY, ROOT
@@ -69,7 +69,7 @@ def test_haproxy_accepts_the_headers_and_streams_of_the_service() -> None:
     [size] = re.findall(r"tune\.bufsize (\d+)", TEXT)
     assert 2 * default("max_header_bytes") <= int(size)
     [names] = re.findall(r"acl stream req\.hdr\(content-type\) -i -m sub (.+)$", TEXT, re.MULTILINE)
-    assert all(any(name in kind.decode() for name in names.split()) for kind in streaming.MEDIA_TYPES)
+    assert all(any(name in kind.decode() for name in names.split()) for kind in jsonl.MEDIA_TYPES)
 
 
 def test_a_replica_drains_longer_than_haproxy_needs_to_notice() -> None:

@@ -10,9 +10,9 @@ import pytest
 
 import facts
 import manifests
-from bertserve.service.http import auth
+from bertserve.service.api import auth
 from bertserve.service.metrics import Metrics
-from bertserve.service.process import server, supervisor
+from bertserve.service.server import server, supervisor
 from bertserve.service.settings import PREFIX, Settings, parse
 from manifests import DEPLOY, KUBERNETES, ROOT, Container, document
 

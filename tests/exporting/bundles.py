@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from bertserve.service.backend.onnx_engine import OnnxEngine, Row
 from bertserve.service.bundle.files import Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
+from bertserve.service.engine.onnx_engine import OnnxEngine, Row
 from bertserve.service.tasks.batch import Batch
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.json_text import to_plain
+from bertserve.service.tasks.reading import read_as
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
-from bertserve.service.wire.json_text import to_plain
-from bertserve.service.wire.reading import read_as
 from task_runs import begin, decode, encode
 
 FAST = ("--precision", "fp32")

@@ -12,9 +12,9 @@ import torch
 
 from bertserve.export import inference
 from bertserve.export.calibration import BUILT_IN
-from bertserve.service.backend.onnx_engine import Row
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
+from bertserve.service.engine.onnx_engine import Row
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bundles import engine_of, exported
 from checkpoints import few_texts

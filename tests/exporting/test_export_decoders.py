@@ -17,9 +17,9 @@ import transformers
 from bertserve.export import cpu, trace
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
-from bertserve.service.backend.onnx_engine import OnnxEngine, Row
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
+from bertserve.service.engine.onnx_engine import OnnxEngine, Row
 from bertserve.service.text.tokenizer import Encoding
 from bundles import engine_of, exported, refused
 from checkpoints import edit_json

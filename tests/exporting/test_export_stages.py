@@ -27,10 +27,10 @@ from bertserve.export.validation.comparison import MAX_ABS_ERROR
 from bertserve.export.validation.measure import compare
 from bertserve.export.validation.reference import Reference, sample_reference
 from bertserve.export.validation.served_graph import ServedGraph
-from bertserve.service.backend.onnx_engine import OnnxEngine, Row
 from bertserve.service.bundle.files import Bundle, digest
 from bertserve.service.bundle.graph_spec import Precision, ValidationReport
 from bertserve.service.bundle.manifest import TokenizerSpec
+from bertserve.service.engine.onnx_engine import OnnxEngine, Row
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bundles import engine_of, exported
 from checkpoints import POSITIONS, bert, edit_weights

@@ -10,8 +10,8 @@ import pytest
 
 from bertserve.export.validation import agreement, measure
 from bertserve.export.validation.agreement import measure_row_errors
-from bertserve.service.backend import hardware
-from bertserve.service.backend.onnx_engine import Row
+from bertserve.service.engine import hardware
+from bertserve.service.engine.onnx_engine import Row
 from bertserve.service.text.tokenizer import Encoding
 
 INTEL = "processor\t: 0\nmodel name\t: Some(R) CPU @ 2.00GHz\nflags\t\t: fpu sse2 fma avx2 avx512f avx512_vnni\n\nprocessor\t: 1\nmodel name\t: Other\n"

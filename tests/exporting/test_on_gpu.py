@@ -12,10 +12,10 @@ import torch
 from transformers import BertConfig
 
 import tiny
-from bertserve.service.backend.onnx_engine import OnnxEngine
-from bertserve.service.backend.sessions import why_not
 from bertserve.service.bundle import files
-from bertserve.service.serving.build import AppState, build
+from bertserve.service.engine.onnx_engine import OnnxEngine
+from bertserve.service.engine.sessions import why_not
+from bertserve.service.models.build import AppState, build
 from bertserve.service.settings import Settings
 from bertserve.service.tasks import classify
 from bertserve.service.text.tokenizer import Tokenizer

@@ -21,8 +21,8 @@ from bertserve.service.tasks import classify, embed, similarity
 from bertserve.service.tasks.batch import TaskModel, run_all
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.cost import Budget
+from bertserve.service.tasks.json_text import to_plain
 from bertserve.service.text.tokenizer import Tokenizer
-from bertserve.service.wire.json_text import to_plain
 from bundles import Served, exported, refused
 from checkpoints import ROWS, edit_json, save
 from golden import cases

@@ -21,8 +21,8 @@ from onnx import numpy_helper
 import tiny
 from bertserve.export import cli
 from bertserve.export.tasks import text_classification
-from bertserve.service.backend.sessions import why_not
 from bertserve.service.bundle.files import MANIFEST_FILE, digest, load_bundle
+from bertserve.service.engine.sessions import why_not
 from bundles import Served, Verify, exported, json_lines
 
 pytest_plugins = ("export_fixtures",)

@@ -17,19 +17,19 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 
+from bertserve.service.api.app import create_app
 from bertserve.service.api_keys import ApiKeys
-from bertserve.service.backend.cost import CostModel
-from bertserve.service.backend.engines import Engines
 from bertserve.service.bundle import files
-from bertserve.service.http.app import create_app
+from bertserve.service.engine.cost import CostModel
+from bertserve.service.engine.engines import Engines
 from bertserve.service.metrics import Metrics
+from bertserve.service.models.build import AppState, Machine, WorkerShare, build
+from bertserve.service.models.model import Model
+from bertserve.service.models.registry import Registry
+from bertserve.service.models.reloader import Reloader
+from bertserve.service.models.utilization import Utilization
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
-from bertserve.service.serving.build import AppState, Machine, WorkerShare, build
-from bertserve.service.serving.model import Model
-from bertserve.service.serving.registry import Registry
-from bertserve.service.serving.reloader import Reloader
-from bertserve.service.serving.utilization import Utilization
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.body import Limits
 from bertserve.service.text.tokenizer import Tokenizer

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from bertserve.service.backend.onnx_engine import OnnxEngine, Row
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.engine.onnx_engine import OnnxEngine, Row
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.reading import read_as
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
-from bertserve.service.wire.reading import read_as
 
 ROOT = Path(__file__).parents[2]
 LIMITS = Limits(max_inputs=512, max_chars=200_000)

@@ -14,10 +14,10 @@ import uvloop
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from bertserve.service.process.connections import ConnectionLimits, Connections
-from bertserve.service.process.protocol import HttpProtocol
-from bertserve.service.process.reads import connect
-from bertserve.service.process.server import configure
+from bertserve.service.server.connections import ConnectionLimits, Connections
+from bertserve.service.server.protocol import HttpProtocol
+from bertserve.service.server.reads import connect
+from bertserve.service.server.server import configure
 
 LIMITS = {"max_connections": 100, "header_timeout_s": 10.0, "max_header_bytes": 4096, "body_timeout_s": 30.0, "min_body_rate": 65536}
 GET = b"GET / HTTP/1.1\r\nhost: test\r\n\r\n"

@@ -10,8 +10,8 @@ import pytest
 
 import tiny
 from application import call, classify, rejected, results, started
+from bertserve.service.api.routes import all_routes
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.wire.routes import all_routes
 
 HUGE_NUMBER = b"9" * 5000
 

@@ -15,7 +15,7 @@ import tiny
 from application import LONG, Send, answered, ask, assert_same, call, post, refused, rejected, result, started, wrong
 from bertserve.service.tasks import embed
 from bertserve.service.tasks.cost import NUMBER_BYTES
-from bertserve.service.wire.json_text import to_json, to_plain
+from bertserve.service.tasks.json_text import to_json, to_plain
 
 EMBED, SIMILARITY, RERANK, ZERO_SHOT = "/embed", "/similarity", "/rerank", "/zero-shot"
 LABELS = {"candidate_labels": ["good", "bad", "a very dull book"]}

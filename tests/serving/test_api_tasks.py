@@ -11,15 +11,15 @@ import pytest
 
 import tiny
 from application import LONG, Send, answered, ask, assert_same, classify, refused, rejected
-from bertserve.service.http.inference import _headers
-from bertserve.service.serving.build import build
-from bertserve.service.serving.work import Prediction
+from bertserve.service.api.call import Call, Content
+from bertserve.service.api.inference import _headers
+from bertserve.service.models.build import build
+from bertserve.service.models.work import Prediction
 from bertserve.service.settings import Settings
 from bertserve.service.tasks import fill_mask
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.wire.call import Call, Content
-from bertserve.service.wire.reading import validate_as
+from bertserve.service.tasks.reading import validate_as
 
 NER, ANSWER, FILL = "/ner", "/answer", "/fill-mask"
 QUESTION = {"question": "good?", "context": "a great film and a dull book"}

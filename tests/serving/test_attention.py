@@ -19,12 +19,12 @@ from onnx import numpy_helper
 
 import tiny
 from application import Send, call, call_fresh, play, post, rejected, started
-from bertserve.service.backend.engines import Engines
-from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.engine.engines import Engines
+from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import SettingsError
-from bertserve.service.serving.build import build
+from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from bertserve.service.tasks import attention
 from bertserve.service.tasks.cost import NUMBER_BYTES
@@ -222,7 +222,7 @@ def test_a_batch_of_many_weights_runs_in_parts(folder: Path, monkeypatch: pytest
         whole = (await client.post(ATTENTION, json=body)).json()
         assert max(map(len, engine.runs)) > 1, "no batch was made"
         engine.runs.clear()
-        monkeypatch.setattr("bertserve.service.serving.model.MAX_WEIGHTS", 2 * 5 * 11**2)
+        monkeypatch.setattr("bertserve.service.models.model.MAX_WEIGHTS", 2 * 5 * 11**2)
         parts = (await client.post(ATTENTION, json=body)).json()
         runs = [(len(run), max(map(len, run))) for run in engine.runs]
         assert [] == [(rows, length) for rows, length in runs if rows > 1 and rows * 5 * length**2 > 2 * 5 * 11**2]

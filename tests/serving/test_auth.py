@@ -19,12 +19,12 @@ import pytest
 import tiny
 from application import Check, T, faked, keys, play, rejected
 from bertserve.service import cli
+from bertserve.service.api.app import create_app, create_fastapi
+from bertserve.service.api.auth import Authenticator
+from bertserve.service.api.errors import MAX_CALLER_ERRORS, ErrorLog
 from bertserve.service.api_keys import ApiKeys, new_key
 from bertserve.service.errors import EngineError, ExpiredError, SettingsError, UnavailableError
-from bertserve.service.http.app import create_app, create_fastapi
-from bertserve.service.http.auth import Authenticator
-from bertserve.service.http.errors import MAX_CALLER_ERRORS, ErrorLog
-from bertserve.service.serving.build import AppState, build
+from bertserve.service.models.build import AppState, build
 from bertserve.service.settings import Settings
 from fakes import FakeEngine
 from served_socket import client, listening, until
@@ -201,7 +201,7 @@ def second_of_the_log(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Replaces the timer of the error log; returns a function that ends the current second."""
     timers: list[Callable[[], None]] = []
     loop = SimpleNamespace(call_later=lambda seconds, call, *arguments: timers.append(lambda: call(*arguments)))
-    monkeypatch.setattr("bertserve.service.http.errors.asyncio", SimpleNamespace(get_running_loop=lambda: loop))
+    monkeypatch.setattr("bertserve.service.api.errors.asyncio", SimpleNamespace(get_running_loop=lambda: loop))
 
     def end() -> None:
         for timer in timers:

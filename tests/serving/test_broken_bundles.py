@@ -19,9 +19,9 @@ from application import call, play, rejected
 from bertserve.service.bundle.files import MANIFEST_FILE, TOKENIZER_FILE, Bundle, digest
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import BundleError, ProviderError, StartError
-from bertserve.service.serving import loading
-from bertserve.service.serving.build import build
-from bertserve.service.serving.model import Model
+from bertserve.service.models import loading
+from bertserve.service.models.build import build
+from bertserve.service.models.model import Model
 from bertserve.service.settings import Settings
 
 GRAPH = "model.cpu.fp32.onnx"

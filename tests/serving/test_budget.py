@@ -11,7 +11,7 @@ from application import Send, answered, ask, post, rejected
 from bertserve.service.errors import TooLargeError
 from bertserve.service.tasks import question_answering
 from bertserve.service.tasks.cost import MAX_ANSWER_BYTES, Budget, text_bytes
-from bertserve.service.wire.json_text import to_json
+from bertserve.service.tasks.json_text import to_json
 
 HUGE = 2**64
 
@@ -121,7 +121,7 @@ def test_the_best_summed_answers_equal_a_full_sort() -> None:
 
 
 def test_the_characters_of_a_question_count_for_each_choice(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertserve.service.serving.model.MAX_CHARS", 1000)
+    monkeypatch.setattr("bertserve.service.models.model.MAX_CHARS", 1000)
     few, many = ({"question": "good " * 60, "context": "film", "choices": ["a"] * count} for count in (2, 4))
     assert 2 == len(answered(api, "/choose", few))
     assert "1340 characters" in rejected(ask(api, "/choose", many), 413, "too_large")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertserve.service.backend.cost import MOST_RATIO, CostModel
 from bertserve.service.bundle.manifest import Flops
+from bertserve.service.engine.cost import MOST_RATIO, CostModel
 
 
 def model() -> CostModel:

@@ -14,9 +14,9 @@ from application import call
 from bertserve.service.check import check
 from bertserve.service.cli import main
 from bertserve.service.errors import NotFoundError, SettingsError, StartError
-from bertserve.service.process import logs
-from bertserve.service.serving.build import AppState, build
-from bertserve.service.serving.registry import DEFAULTS_FILE
+from bertserve.service.models.build import AppState, build
+from bertserve.service.models.registry import DEFAULTS_FILE
+from bertserve.service.server import logs
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS
 from embedded import ROOT

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tiny
-from bertserve.service.backend.cost import CostModel
-from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle import files
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import Flops, Manifest
+from bertserve.service.engine.cost import CostModel
+from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import EngineError, ProviderError
 from bertserve.service.text.tokenizer import Encoding
 

@@ -12,16 +12,16 @@ import pytest
 
 import tiny
 from application import call_fresh, model_of
-from bertserve.service.backend.cost import CostModel
-from bertserve.service.backend.engines import Engines, MultiThreadedEngine
-from bertserve.service.backend.onnx_engine import Engine, OnnxEngine
 from bertserve.service.bundle import files
+from bertserve.service.engine.cost import CostModel
+from bertserve.service.engine.engines import Engines, MultiThreadedEngine
+from bertserve.service.engine.onnx_engine import Engine, OnnxEngine
 from bertserve.service.errors import ProviderError
 from bertserve.service.metrics import Metrics
+from bertserve.service.models import loading
+from bertserve.service.models.build import build
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
-from bertserve.service.serving import loading
-from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.classify import ClassifyRequest
 from bertserve.service.text.tokenizer import Encoding

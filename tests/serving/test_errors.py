@@ -12,6 +12,10 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from application import call, rejected
+from bertserve.service.api.auth import Authenticator
+from bertserve.service.api.errors import response
+from bertserve.service.api.middleware import LABELS, RequestMiddleware
+from bertserve.service.api.openapi import ErrorBody
 from bertserve.service.errors import (
     ERROR_STATUSES,
     INTERNAL,
@@ -21,12 +25,8 @@ from bertserve.service.errors import (
     RefusedError,
     ServerError,
 )
-from bertserve.service.http.auth import Authenticator
-from bertserve.service.http.errors import response
-from bertserve.service.http.middleware import LABELS, RequestMiddleware
-from bertserve.service.http.openapi import ErrorBody
 from bertserve.service.metrics import Metrics
-from bertserve.service.wire.json_text import to_json
+from bertserve.service.tasks.json_text import to_json
 
 
 def leaves(kind: type[BertServeError]) -> Iterator[type[BertServeError]]:

@@ -16,14 +16,14 @@ from prometheus_client.parser import text_string_to_metric_families
 import tiny
 from application import LONG, Send, assert_same, call, classify, play, post, rejected, result, wrong
 from bertserve.service.bundle.files import load_bundle
-from bertserve.service.serving.build import build
+from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.batch import PAUSE, TaskModel
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.cost import Budget
 from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.tasks.unknown_fields import HARMLESS, OPTIONS
 from bertserve.service.text.tokenizer import Tokenizer
-from bertserve.service.wire.unknown_fields import HARMLESS, OPTIONS
 
 CLASSIFY, NER, ANSWER, FILL, CHOOSE = "/classify", "/ner", "/answer", "/fill-mask", "/choose"
 EMBED, SIMILARITY, RERANK, ZERO_SHOT, ATTENTION = "/embed", "/similarity", "/rerank", "/zero-shot", "/attention"

@@ -15,8 +15,8 @@ import pytest
 
 import tiny
 from application import Send, answered, ask, call, faked, play, refused, started
-from bertserve.service.backend.onnx_engine import OnnxEngine, Row
 from bertserve.service.bundle.files import load_bundle
+from bertserve.service.engine.onnx_engine import OnnxEngine, Row
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.batch import Batch
 from bertserve.service.tasks.decoding import activate

@@ -10,7 +10,7 @@ import pytest
 
 import tiny
 from application import play, rejected
-from bertserve.service.serving.build import build
+from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from fakes import FaultySession
 

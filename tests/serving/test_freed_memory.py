@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bertserve.service.backend import freed_memory
-from bertserve.service.backend.freed_memory import WORK_S, FreedMemory
+from bertserve.service.engine import freed_memory
+from bertserve.service.engine.freed_memory import WORK_S, FreedMemory
 
 
 def resident_bytes() -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bertserve.service.process import serve
+from bertserve.service.server import serve
 from conftest import wait_until
 
 COMMAND = [str(Path(sys.executable).with_name("bert-serve")), "serve", "--port", "0"]

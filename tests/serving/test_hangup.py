@@ -20,8 +20,8 @@ import trustme
 import tiny
 from bertserve.service.cli import main
 from bertserve.service.errors import SettingsError
-from bertserve.service.process.connections import PROBE_RESERVE
-from bertserve.service.process.preparation import Certificate
+from bertserve.service.server.connections import PROBE_RESERVE
+from bertserve.service.server.preparation import Certificate
 from conftest import UNTHROTTLED, running, wait_until
 
 Serve = Callable[..., Any]
@@ -115,7 +115,7 @@ def test_sighup_to_one_worker_reloads_all_workers(models: Path, tmp_path: Path, 
 
 CHANGED = f"""
 from pathlib import Path
-from bertserve.service.process import serve
+from bertserve.service.server import serve
 
 prepare = serve.prepare
 
@@ -153,7 +153,7 @@ def test_a_key_that_is_removed_during_startup_is_invalid(models: Path, tmp_path:
 def test_an_unwritable_pid_file_is_an_error_at_startup(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bertserve.service.process.logs.configure_logging", lambda _: None)  # keeps the log handlers of the test run
+    monkeypatch.setattr("bertserve.service.server.logs.configure_logging", lambda _: None)  # keeps the log handlers of the test run
     path = tmp_path / "none" / "pid"
     assert 1 == main(["serve", "--models", str(models), "--port", "0", "--pid-file", str(path)])
     assert f"--pid-file `{path}`" in capsys.readouterr().err

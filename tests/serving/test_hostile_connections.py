@@ -12,8 +12,8 @@ import pytest
 import trustme
 from starlette.types import Receive, Scope, Send
 
-from bertserve.service.process import connections
-from bertserve.service.process.parsing import MAX_HEADERS
+from bertserve.service.server import connections
+from bertserve.service.server.parsing import MAX_HEADERS
 from served_socket import GET, answer, body_of, client, echo, everything, listening, until
 
 CHUNKED = b"POST / HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\n"

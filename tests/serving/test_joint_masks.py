@@ -13,8 +13,8 @@ import pytest
 
 import tiny
 from application import Send, call, started
-from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.files import load_bundle
+from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import fill_mask
 from bertserve.service.tasks.batch import Batch, TaskRun

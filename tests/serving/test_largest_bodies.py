@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from bertserve.service.api.formats.cohere import DocumentsBody
+from bertserve.service.api.formats.openai import EmbeddingsBody
+from bertserve.service.api.formats.tei import SequencesBody
 from bertserve.service.errors import CallerError
 from bertserve.service.settings import Settings
 from bertserve.service.tasks import classify, fill_mask, multiple_choice, question_answering, rerank, similarity, zero_shot
 from bertserve.service.tasks.body import Limits, TaskBody
 from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.reading import read_as
 from bertserve.service.tasks.zero_shot import MAX_LABELS
-from bertserve.service.wire.cohere import DocumentsBody
-from bertserve.service.wire.openai import EmbeddingsBody
-from bertserve.service.wire.reading import read_as
-from bertserve.service.wire.tei import SequencesBody
 
 BYTES = Settings().max_body_bytes
 LIMITS = Limits(max_inputs=Settings().max_inputs, max_chars=Settings().max_chars)

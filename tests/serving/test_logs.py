@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from bertserve.service.process import logs
-from bertserve.service.process.logs import background_logging, configure_logging
+from bertserve.service.server import logs
+from bertserve.service.server.logs import background_logging, configure_logging
 
 logger = logging.getLogger("bertserve.test")
 

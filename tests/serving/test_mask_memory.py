@@ -9,8 +9,8 @@ import pytest
 
 import tiny
 from application import play
-from bertserve.service.backend.engines import Engines
-from bertserve.service.serving.build import build
+from bertserve.service.engine.engines import Engines
+from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from fakes import RecordingEngine
 
@@ -39,7 +39,7 @@ def test_a_batch_of_many_masks_runs_in_parts(tmp_path: Path, monkeypatch: pytest
         whole = await ask()
         assert max(masks_of(engine)) > 5, "no batch was cut"
         engine.runs.clear()
-        monkeypatch.setattr("bertserve.service.serving.model.MAX_LOGITS", 4 * len(tiny.VOCABULARY))
+        monkeypatch.setattr("bertserve.service.models.model.MAX_LOGITS", 4 * len(tiny.VOCABULARY))
         assert whole == await ask()
         assert (sum(MASKS), 5) == (sum(masks_of(engine)), max(masks_of(engine)))
         assert [5] == [masks for masks in masks_of(engine) if masks > 4]

@@ -16,10 +16,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import tiny
 from application import blocked, faked, keys, play
-from bertserve.service.http.auth import Authenticator
+from bertserve.service.api.auth import Authenticator
 from bertserve.service.metrics import ProcessMetrics
-from bertserve.service.serving.build import build
-from bertserve.service.serving.utilization import INTERVAL_S
+from bertserve.service.models.build import build
+from bertserve.service.models.utilization import INTERVAL_S
 from bertserve.service.settings import Settings
 from fakes import FakeEngine
 

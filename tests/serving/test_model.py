@@ -13,9 +13,9 @@ import pytest
 
 import tiny
 from application import model_of
-from bertserve.service.backend.cost import CostModel
-from bertserve.service.backend.engines import Engines
 from bertserve.service.bundle import files
+from bertserve.service.engine.cost import CostModel
+from bertserve.service.engine.engines import Engines
 from bertserve.service.errors import InvalidValueError, TooLargeError
 from bertserve.service.metrics import Metrics
 from bertserve.service.scheduling.request_queue import RequestQueue

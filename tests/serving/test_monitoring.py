@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import tiny
 from application import play
-from bertserve.service.serving.build import build
+from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from conftest import ROOT, Served, running
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import tiny
 from application import LONG, Send, call_fresh, post, rejected, started
-from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.files import load_bundle
+from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.tasks import multiple_choice
 from bertserve.service.text.tokenizer import Tokenizer
 from task_runs import decode, encode

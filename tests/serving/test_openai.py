@@ -13,8 +13,8 @@ import pytest
 
 import tiny
 from application import Send, call, keys, play, post, posted, rejected, started
-from bertserve.service.http.auth import Authenticator
-from bertserve.service.serving.build import build
+from bertserve.service.api.auth import Authenticator
+from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 
 EMBEDDINGS = "/v1/embeddings"

@@ -12,9 +12,9 @@ import pytest
 import tiny
 from application import call, classify, faked, play, rejected
 from bertserve.service import __version__
-from bertserve.service.serving.build import build
+from bertserve.service.api.routes import all_routes
+from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
-from bertserve.service.wire.routes import all_routes
 from fakes import FakeEngine
 
 OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/classify/health", "/models/tiny/health", "/metrics")

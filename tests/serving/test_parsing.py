@@ -11,8 +11,8 @@ import pytest
 
 from application import Send, rejected
 from bertserve.service.errors import TooLargeError
-from bertserve.service.wire import json_text
-from bertserve.service.wire.json_text import MAX_CONTAINERS, MAX_DIGITS, MAX_KEYS, MAX_VALUES, parse
+from bertserve.service.tasks import json_text
+from bertserve.service.tasks.json_text import MAX_CONTAINERS, MAX_DIGITS, MAX_KEYS, MAX_VALUES, parse
 
 KEYS = ",".join(f'"{i}":0' for i in range(MAX_KEYS))
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 
 from application import call, play
-from bertserve.service.http import playground
-from bertserve.service.serving.build import build
+from bertserve.service.api import playground
+from bertserve.service.models.build import build
 from bertserve.service.settings import PREFIX, Settings
 from bertserve.service.tasks.catalog import TASKS
 

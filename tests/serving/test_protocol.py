@@ -15,9 +15,9 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 import raw_http
+from bertserve.service.api.errors import GONE
+from bertserve.service.api.inference import unless_disconnected
 from bertserve.service.errors import ClientGoneError
-from bertserve.service.http.errors import GONE
-from bertserve.service.http.inference import unless_disconnected
 from served_socket import GET, body_of, client, everything, listening, play, until
 
 
@@ -65,7 +65,7 @@ def test_closing_the_sending_half_counts_as_a_disconnect() -> None:
 @pytest.mark.parametrize("reset", [False, True])
 async def test_a_lost_connection_cancels_its_request_at_once(monkeypatch: pytest.MonkeyPatch, reset: bool) -> None:
     """Without this, callers that reset each request filled the queue with requests that nothing waits for."""
-    monkeypatch.setattr("bertserve.service.http.inference.WATCH_AFTER_S", 60)
+    monkeypatch.setattr("bertserve.service.api.inference.WATCH_AFTER_S", 60)
     ended: list[str] = []
     started = asyncio.Event()
 

@@ -27,7 +27,7 @@ def test_a_new_record_works_in_flags_manifests_and_sessions(tmp_path: Path) -> N
 
         from bertserve.export import flags
         from bertserve.export.artifact import choose_precisions
-        from bertserve.service.backend import sessions
+        from bertserve.service.engine import sessions
         from bertserve.service.bundle import files
         from bertserve.service.cli import Serve
         from bertserve.service.settings import parse

@@ -13,13 +13,13 @@ import pytest
 import tiny
 from application import call, call_fresh
 from bertserve.service import providers
-from bertserve.service.backend import hardware, sessions
-from bertserve.service.backend.hardware import Gpu
 from bertserve.service.bundle import files
 from bertserve.service.bundle.graph_spec import GraphFile, GraphSpec, InputSpec, ShapeBucket, ShapePlan
+from bertserve.service.engine import hardware, sessions
+from bertserve.service.engine.hardware import Gpu
 from bertserve.service.errors import ProviderError
-from bertserve.service.serving import loading
-from bertserve.service.serving.build import build
+from bertserve.service.models import loading
+from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 
 PLAN = ShapePlan(buckets=tuple(ShapeBucket(length=n, rows=(1, 2, 4)) for n in (8, 16, 32)))

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from application import keys, play
-from bertserve.service.http.auth import Authenticator
-from bertserve.service.serving.build import build
+from bertserve.service.api.auth import Authenticator
+from bertserve.service.models.build import build
 from bertserve.service.settings import Settings, SettingsError, parse
 from conftest import running
 

@@ -14,7 +14,7 @@ import pytest
 
 import tiny
 from application import LONG, blocked, call, classify, faked, play, queued, rejected
-from bertserve.service.wire import hugging_face
+from bertserve.service.api.formats import hugging_face
 from fakes import FakeEngine, ManualClock
 
 SECRET = "hunter2secret"

@@ -16,12 +16,12 @@ import pytest
 
 import tiny
 from application import Check, T, keys, play, rejected
+from bertserve.service.api.auth import Authenticator
 from bertserve.service.api_keys import ApiKeys
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.http.auth import Authenticator
-from bertserve.service.serving.build import AppState, build
-from bertserve.service.serving.model import Model
+from bertserve.service.models.build import AppState, build
+from bertserve.service.models.model import Model
 from bertserve.service.settings import Settings
 from conftest import metric
 from served_socket import until

@@ -15,8 +15,8 @@ import pytest
 
 import tiny
 from application import Send, call_fresh, faked, play, refused, rejected
-from bertserve.service.serving.build import build
-from bertserve.service.serving.model import Model
+from bertserve.service.models.build import build
+from bertserve.service.models.model import Model
 from bertserve.service.settings import Settings
 from bertserve.service.tasks import fill_mask, question_answering, token_classification
 from bertserve.service.tasks.catalog import TASKS

@@ -13,10 +13,10 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message
 
 from application import keys
+from bertserve.service.api.app import create_app, create_fastapi
+from bertserve.service.api.auth import METRICS, PROBES, Authenticator, Endpoint, check_declared
 from bertserve.service.api_keys import Access, ApiKeys
-from bertserve.service.http.app import create_app, create_fastapi
-from bertserve.service.http.auth import METRICS, PROBES, Authenticator, Endpoint, check_declared
-from bertserve.service.serving.build import AppState, build
+from bertserve.service.models.build import AppState, build
 from bertserve.service.settings import Settings
 
 NO_KEY, KEY, ADMIN_KEY = b"", b"Bearer swordfish", b"Bearer trident"

@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tiny
-from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle import files
+from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.tasks import classify, fill_mask, multiple_choice, question_answering, token_classification
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from task_runs import decode, encode

@@ -24,9 +24,9 @@ import pytest
 import tiny
 from application import LONG, play
 from bertserve.service.cli import main, score_command
-from bertserve.service.process import logs
+from bertserve.service.models.build import build
 from bertserve.service.scoring import predictor
-from bertserve.service.serving.build import build
+from bertserve.service.server import logs
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS
 

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.cli import main
+from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import EngineError, InvalidValueError
 from bertserve.service.scoring import predictor, score
 from bertserve.service.tasks.batch import TaskModel, TaskRun

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bertserve.service.backend import hardware
-from bertserve.service.backend.hardware import usable_cores
+from bertserve.service.engine import hardware
+from bertserve.service.engine.hardware import usable_cores
 from bertserve.service.errors import SettingsError
 from bertserve.service.settings import Settings, parse
 

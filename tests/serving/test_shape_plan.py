@@ -18,13 +18,13 @@ from pydantic import ValidationError
 
 import tiny
 from application import play
-from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle import files
 from bertserve.service.bundle.files import MANIFEST_FILE
 from bertserve.service.bundle.graph_spec import GraphSpec, InputSpec, ShapeBucket, ShapePlan
 from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.engine.onnx_engine import OnnxEngine
+from bertserve.service.models.build import build
 from bertserve.service.scheduling.request_queue import RequestQueue
-from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings
 from bertserve.service.text.tokenizer import Encoding
 

@@ -15,12 +15,12 @@ import pytest
 
 import tiny
 from application import play, rejected
+from bertserve.service.api.auth import Authenticator
 from bertserve.service.api_keys import ApiKeys
 from bertserve.service.errors import InvalidValueError, NotFoundError, ServerError, UnavailableError
-from bertserve.service.http.auth import Authenticator
-from bertserve.service.serving.build import AppState, build
-from bertserve.service.serving.reloader import SharedReloader
-from bertserve.service.serving.workers import Change, ReloadLog, Report, WorkerContext
+from bertserve.service.models.build import AppState, build
+from bertserve.service.models.reloader import SharedReloader
+from bertserve.service.models.workers import Change, ReloadLog, Report, WorkerContext
 from bertserve.service.settings import Settings
 
 
@@ -178,8 +178,8 @@ def test_all_workers_get_changes_in_the_same_order() -> None:
 
 def test_a_difference_between_workers_is_reported(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The response to the change is an error, and the model pages show the difference until it ends."""
-    monkeypatch.setattr("bertserve.service.serving.reloader.WAIT_S", 0.0)
-    monkeypatch.setattr("bertserve.service.serving.reloader.WAIT_FACTOR", 0.0)
+    monkeypatch.setattr("bertserve.service.models.reloader.WAIT_S", 0.0)
+    monkeypatch.setattr("bertserve.service.models.reloader.WAIT_FACTOR", 0.0)
     (tmp_path / "admin").write_text("trident")
     service = Service(models)
     state = service.states[0]

@@ -35,7 +35,7 @@ def get(served: Any, path: str) -> httpx.Response:
 
 
 # during a shutdown, a client can pause for longer than the service waits for its next request by default
-LINGERING = f"from bertserve.service.process import protocol; protocol.LINGER_S = 4; {UNTHROTTLED}"
+LINGERING = f"from bertserve.service.server import protocol; protocol.LINGER_S = 4; {UNTHROTTLED}"
 
 
 def waits(served: Any) -> float:
@@ -198,7 +198,7 @@ def test_no_signal_is_lost_while_the_service_starts(models: Path, workers: int) 
 
 LONG_LOADS = f"""
 import logging
-from bertserve.service.serving import loading
+from bertserve.service.models import loading
 
 load, loads = loading._load, []
 
@@ -233,8 +233,8 @@ def test_shutdown_does_not_wait_for_a_model_to_load(models: Path, tmp_path: Path
 
 STARTS = """
 import time
-from bertserve.service.process import supervisor
-from bertserve.service.process.server import shared_counts
+from bertserve.service.server import supervisor
+from bertserve.service.server.server import shared_counts
 
 supervisor.START_FACTOR, supervisor.HUNG_S = 0.0, 60.0
 beats, starts, hangs, announced = shared_counts(2), *(shared_counts(1, 0) for _ in range(3))

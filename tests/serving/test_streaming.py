@@ -15,11 +15,11 @@ import pytest
 
 import slow
 from application import assert_same, call, faked, play, rejected
-from bertserve.service.http import streaming
-from bertserve.service.http.app import create_app
-from bertserve.service.http.auth import AUTH, CALLER
-from bertserve.service.http.streaming import LineCutter, LineStream
-from bertserve.service.serving.build import AppState, build
+from bertserve.service.api import jsonl
+from bertserve.service.api.app import create_app
+from bertserve.service.api.auth import AUTH, CALLER
+from bertserve.service.api.jsonl import LineCutter, LineStream
+from bertserve.service.models.build import AppState, build
 from bertserve.service.settings import Settings
 from fakes import FakeEngine
 
@@ -270,7 +270,7 @@ def test_the_deadline_of_a_line_counts_from_the_last_answer(models: Path, monkey
     service = faked(models, engine, max_queue_tokens=64)
     run = engine.run
     monkeypatch.setattr(engine, "run", lambda encodings: (time.sleep(0.2), run(encodings))[1])
-    monkeypatch.setattr(streaming, "MAX_RETRY_S", 0.1)
+    monkeypatch.setattr(jsonl, "MAX_RETRY_S", 0.1)
 
     async def check(client: httpx.AsyncClient) -> list[Any]:
         bodies = [{"inputs": "good " * 50}] * 30

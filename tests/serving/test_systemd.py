@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bertserve.service.process.systemd import SystemdWatchdog, notify
+from bertserve.service.server.systemd import SystemdWatchdog, notify
 
 pytestmark = pytest.mark.serial
 
@@ -53,7 +53,7 @@ def test_only_the_main_process_of_a_unit_sends_watchdog_messages(monkeypatch: py
     monkeypatch.setenv("NOTIFY_SOCKET", "/nowhere")
     notify("READY=1")
     sent: list[str] = []
-    monkeypatch.setattr("bertserve.service.process.systemd.notify", sent.append)
+    monkeypatch.setattr("bertserve.service.server.systemd.notify", sent.append)
     for usec, pid in (("", ""), ("30000000", "1"), ("nonsense", "")):
         monkeypatch.setenv("WATCHDOG_USEC", usec)
         monkeypatch.setenv("WATCHDOG_PID", pid)

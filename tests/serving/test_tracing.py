@@ -21,9 +21,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from application import blocked, faked, play, queued
+from bertserve.service.api.jsonl import MAX_TRACED_LINES
 from bertserve.service.errors import EngineError, SettingsError
-from bertserve.service.http.streaming import MAX_TRACED_LINES
-from bertserve.service.serving.build import build
+from bertserve.service.models.build import build
 from bertserve.service.settings import Settings, parse
 from bertserve.service.tracing.trace import tracer_to
 from bertserve.service.tracing.tracer import Tracer

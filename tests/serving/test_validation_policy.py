@@ -14,7 +14,7 @@ from bertserve.service.bundle.graph_spec import Agreement, GraphSpec
 from bertserve.service.bundle.validation_policy import ValidationPolicy, agreement_range, is_low, is_of_other_kernels
 from bertserve.service.cli import main
 from bertserve.service.errors import BundleError
-from bertserve.service.serving.build import build
+from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 
 
@@ -264,7 +264,7 @@ def test_int8_that_was_measured_with_other_kernels_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, flags: dict[str, Any], warned: bool
 ) -> None:
     """A line is logged only if a validation report is required. The model is served, because its int8 scales allow for the difference."""
-    monkeypatch.setattr("bertserve.service.serving.loading.cpu_instructions", lambda: ("avx2", "fma"))
+    monkeypatch.setattr("bertserve.service.models.loading.cpu_instructions", lambda: ("avx2", "fma"))
     build(Settings(models=EMBEDDED / "sentiment", **flags))
 
     assert warned == ("avx512_vnni, avx512_bf16; this CPU has avx2, fma" in caplog.text)

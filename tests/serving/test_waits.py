@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from bertserve.service.backend.cost import CostModel
 from bertserve.service.bundle.manifest import Flops
+from bertserve.service.engine.cost import CostModel
 from bertserve.service.errors import RefusedError
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest

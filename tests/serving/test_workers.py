@@ -22,11 +22,11 @@ import slow
 import tiny
 from application import play
 from bertserve.service.errors import SettingsError
-from bertserve.service.process import serve
-from bertserve.service.process.preparation import prepare
-from bertserve.service.process.serve import PREFIX
-from bertserve.service.serving.build import build
-from bertserve.service.serving.workers import WorkerContext
+from bertserve.service.models.build import build
+from bertserve.service.models.workers import WorkerContext
+from bertserve.service.server import serve
+from bertserve.service.server.preparation import prepare
+from bertserve.service.server.serve import PREFIX
 from bertserve.service.settings import Settings, parse
 from conftest import metric, wait_until
 

@@ -1,0 +1,235 @@
+"""The routes for probes, metrics and models: they describe the loaded models, report their state and change them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+from fastapi import APIRouter
+from fastapi.responses import PlainTextResponse
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Scope
+
+from bertserve.service import __version__
+from bertserve.service.api.auth import CALLER, METRICS
+from bertserve.service.api.middleware import LABELS, of_request
+from bertserve.service.api.openapi import endpoints, error_responses
+from bertserve.service.api.responses import check_ready, json_answer, probed
+from bertserve.service.api.throttled import Throttled
+from bertserve.service.api_keys import Access
+from bertserve.service.errors import classify
+from bertserve.service.metrics import CONTENT_TYPE, UNKNOWN
+from bertserve.service.models.build import AppState
+from bertserve.service.models.model import Model
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.json_text import to_json
+
+T = TypeVar("T")
+audit_log = logging.getLogger("bertserve.audit")
+_NAMED, _LISTED = "/models/{name}", "/v1/models/{name}"
+_FOUND = error_responses(404)
+
+
+def routers(state: AppState) -> list[APIRouter]:
+    """Returns the routes, with one router for each access."""
+    probes = endpoints(Access.PROBE, responses=error_responses(), tags=["health"])
+    models = endpoints(Access.KEY, responses=error_responses(), tags=["models"])
+    changes = endpoints(Access.ADMIN, responses=error_responses(403, 404, 422), tags=["models"])
+    metrics = endpoints(Access.METRICS, responses=error_responses(), tags=["health"])
+    for spec in TASKS.values():
+        _add_task(probes, models, state, spec.name, f"/{spec.path}")
+    _add_models(probes, models, state)
+    _add_model_list(models, state)
+    _add_changes(changes, state)
+    _add_operations(probes, models, state)
+    _add_metrics(metrics, state)
+    return [probes, models, changes, metrics]
+
+
+def _add_task(probes: APIRouter, models: APIRouter, state: AppState, task: str, base: str) -> None:
+    @models.get(f"{base}/info", summary=f"Default model of {base}", responses=_FOUND)
+    async def info() -> Response:
+        return json_answer(_describe(state, state.registry.for_task(task)))
+
+    @probes.get(f"{base}/health", summary=f"Readiness of {base}", responses=_FOUND)
+    async def health() -> Response:
+        return _health(probed(lambda: state.registry.for_task(task)).ready)
+
+
+def _add_models(probes: APIRouter, routes: APIRouter, state: AppState) -> None:
+    @routes.get("/models", summary="All loaded models, in brief")
+    async def models() -> Response:
+        served = state.registry.models
+        differing = await _differing(state)
+        described = [_summary(state, model) | differing.get(name, {}) for name, model in served.items()]
+        broken = [{"name": name, "broken": why} | differing.get(name, {}) for name, why in state.broken.items() if name not in served]
+        elsewhere = [{"name": name} | workers for name, workers in differing.items() if name not in served and name not in state.broken]
+        # one model per line, for people
+        return Response(b"[%s]\n" % b",\n ".join(map(to_json, described + broken + elsewhere)), media_type="application/json")
+
+    @routes.get(_NAMED, summary="One model in detail", responses=_FOUND)
+    @routes.get(f"{_NAMED}/info", summary="One model in detail", responses=_FOUND)
+    async def model_info(name: str) -> Response:
+        return json_answer(_describe(state, state.registry.get(name)) | (await _differing(state)).get(name, {}))
+
+    @probes.get(f"{_NAMED}/health", summary="Readiness of one model", responses=_FOUND)
+    async def model_health(name: str) -> Response:
+        return _health(probed(lambda: state.registry.get(name)).ready)
+
+
+def _add_changes(routes: APIRouter, state: AppState) -> None:
+    @routes.post(f"{_NAMED}/load", summary="Load or reload a model from its folder (admin key)")
+    @routes.post(f"{_NAMED}/reload", summary="The same as load (admin key)")
+    async def load(name: str, request: Request) -> Response:
+        return json_answer(_describe(state, await _audited(state, request.scope, name, state.reloader.load(name))))
+
+    @routes.post(f"{_NAMED}/unload", summary="Unload a model (admin key)")
+    async def unload(name: str, request: Request) -> Response:
+        await _audited(state, request.scope, name, state.reloader.unload(name))
+        return json_answer({"name": name, "unloaded": True})
+
+
+async def _audited(state: AppState, scope: Scope, name: str, change: Awaitable[T]) -> T:
+    """Makes a change of a model, and logs who made it and its outcome."""
+    action, outcome = scope["route"].path.rpartition("/")[2], "done"
+    is_known = name in state.registry.models
+    try:
+        return await change
+    except Exception as error:
+        _, outcome = classify(error)
+        raise
+    finally:
+        # the name of no model is only the caller's text
+        model = name if is_known or name in state.registry.models or name in state.broken else UNKNOWN
+        scope[LABELS] = None, model
+        fields = {**of_request(scope), "key": scope[CALLER].name, "action": action, "outcome": outcome}
+        audit_log.info("%s of the model %s by the key %s: %s", action, model, scope[CALLER].name, outcome, extra=fields)
+
+
+def _add_model_list(routes: APIRouter, state: AppState) -> None:
+    """Adds the list of models in OpenAI's format. Clients of KServe's V1 protocol use the same paths, so their keys are added."""
+    created = int(time.time())  # OpenAI's clients show it; the creation time of a model is unknown
+
+    def described(model: Model) -> dict[str, Any]:
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": created,
+            "owned_by": "bertserve",
+            "task": model.task,
+            "name": model.name,
+            "ready": model.ready,
+        }
+
+    @routes.get("/v1/models", summary="All models, in OpenAI's format", responses=error_responses(path="/v1/models/"))
+    async def models() -> Response:
+        served = state.registry.models.values()
+        return json_answer({"object": "list", "data": [described(model) for model in served], "models": [model.name for model in served]})
+
+    @routes.get(_LISTED, summary="One model, in OpenAI's format", responses=error_responses(404, path=_LISTED))
+    async def model(name: str) -> Response:
+        return json_answer(described(state.registry.get(name)))
+
+
+async def _differing(state: AppState) -> dict[str, dict[str, Any]]:
+    """Returns the state of each model whose workers differ, by its name; the key `workers` has the state of each worker."""
+    differing = await asyncio.to_thread(state.reloader.differing)
+    return {name: {"workers": workers} for name, workers in differing.items()}
+
+
+def _add_operations(probes: APIRouter, models: APIRouter, state: AppState) -> None:
+    @probes.get("/health/live", summary="Liveness: the process runs")
+    async def live() -> Response:
+        return json_answer({"live": True})
+
+    @probes.get("/health", summary="Readiness: requests are answered")
+    @probes.get("/health/ready", summary="Readiness: requests are answered")
+    @probes.get("/ping", summary="Readiness, for SageMaker")
+    async def ready() -> Response:
+        return _health(state.scheduler.ready)
+
+    @models.get("/info", summary="Version, limits, machine and models")
+    async def info() -> Response:
+        return json_answer(
+            {
+                "name": "bertserve",
+                "version": __version__,
+                "limits": _limits(state) | state.totals,
+                "worker": asdict(state.worker),
+                "machine": asdict(state.machine),
+                "models": {model.name: model.task for model in state.registry.models.values()},
+            }
+        )
+
+
+def _add_metrics(routes: APIRouter, state: AppState) -> None:
+    # a page reads the files of all workers, and a page with many series takes a while to write
+    page = Throttled(state.metrics.page)
+
+    @routes.get(METRICS, summary="Prometheus metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        state.utilization.measure()
+        return Response(await page(), headers={"content-type": CONTENT_TYPE})
+
+
+def _limits(state: AppState) -> dict[str, int]:
+    return {
+        "max_inputs": state.limits.max_inputs,
+        "max_chars": state.limits.max_chars,
+        "max_body_bytes": state.max_body_bytes,
+        "max_stream_requests": state.max_stream_requests,
+        "timeout_ms": state.timeout_ms,
+        "max_timeout_ms": state.max_timeout_ms,
+    }
+
+
+def _summary(state: AppState, model: Model) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "task": model.task,
+        "endpoints": [f"/{TASKS[task].path}" for task in model.tasks],
+        "default_of": [f"/{TASKS[task].path}" for task in state.registry.default_of(model)],
+        **({"broken": state.broken[model.name]} if model.name in state.broken else {}),
+        "version": model.bundle.version,
+        "provider": model.graph.provider,
+        "precision": model.graph.precision,
+        "max_tokens": model.bundle.manifest.tokenizer.max_length,
+    }
+
+
+def _describe(state: AppState, model: Model) -> dict[str, Any]:
+    manifest, graph = model.bundle.manifest, model.graph
+    return {
+        **_summary(state, model),
+        "endpoint": f"/{TASKS[model.task].path}",
+        "labels": list(manifest.labels),
+        "activation": manifest.activation,
+        **({} if manifest.tokenizer.mask is None else {"mask_token": manifest.tokenizer.mask.token}),
+        **({} if manifest.embedding is None else {"embedding": manifest.embedding.model_dump()}),
+        **({"attention_heads": list(manifest.attention_heads)} if manifest.attention_heads else {}),
+        "provider_asked": state.machine.provider_asked,
+        "graph": {
+            "file": graph.file,
+            "sha256": graph.identity[:12],
+            "form": graph.form,
+            "threads": state.machine.threads_per_run,
+            "multi_threaded_run": None
+            if model.engines.multi_threaded is None
+            else {"threads": model.engines.multi_threaded.threads, "min_tokens": model.engines.multi_threaded.min_tokens},
+        },
+        "batch_invariant": graph.batch_invariant,
+        "limits": {"max_tokens": manifest.tokenizer.max_length, **_limits(state)},
+        "figures": [metric.model_dump() for metric in manifest.figures],
+        "evidence": graph.evidence.model_dump(),
+        "source": manifest.source.model_dump(),
+    }
+
+
+def _health(ready: bool) -> Response:
+    check_ready(ready)
+    return json_answer({"ready": True, "live": True})

@@ -1,0 +1,125 @@
+"""Errors as answers and as log lines, in one JSON shape.
+
+A log line never has a caller's text: it has the template of the error; for an internal error it has the places in its traceback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import Response
+
+from bertserve.service import errors
+from bertserve.service.errors import INTERNAL, BertServeError, classify
+from bertserve.service.tasks.json_text import to_json
+
+_OPENAI = "/v1/"  # paths below it are OpenAI's, and their clients expect errors of that shape
+_PREDICT = ":predict"  # paths with it are KServe's
+_OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_INVALID, _INVALID_IN_OPENAI = 422, 400  # statuses of an InvalidValueError
+_SERVER_ERROR = 500
+# scope keys that the protocol and the application share
+REFUSAL = "bertserve.refusal"  # the error that the protocol has sent because the body is incomplete
+UNANSWERED = "bertserve.unanswered"  # lines of a stream that are read and not yet answered; while there are some, the client may pause
+GONE = "bertserve.gone"  # a function that the protocol calls when the connection is lost
+
+
+def has_openai_shape(path: str) -> bool:
+    """Returns whether the errors of a path have the shape of OpenAI's API."""
+    return path.startswith(_OPENAI) and not path.endswith(_PREDICT)
+
+
+def response(error: Exception, request_id: str, path: str = "") -> Response:
+    """Returns the answer to a request that failed.
+
+    Args:
+        error: The error. The text of an error that is not a BertServeError stays internal.
+        request_id: The request's id.
+        path: The request's path, if known; it decides the shape of the answer.
+    """
+    status, error_type = classify(error)
+    message = "internal error. This is a bug; the log of the service has the details under this request id."
+    if isinstance(error, errors.BertServeError):
+        message = printable(error.message)
+    fields: dict[str, Any] = {"error": message, "error_type": error_type, "request_id": request_id}
+    if has_openai_shape(path):
+        status = _INVALID_IN_OPENAI if status == _INVALID else status
+        kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < _SERVER_ERROR else "server_error")
+        fields["error"] = {"message": message, "type": kind, "param": None, "code": error_type}
+    headers = {}
+    if isinstance(error, errors.RefusedError):
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, errors.UnavailableError):
+        headers["Retry-After"] = "1"  # another instance may answer at once
+    if isinstance(error, errors.MethodNotAllowedError):
+        headers["Allow"] = error.allowed
+    if isinstance(error, errors.UnauthorizedError):
+        headers["WWW-Authenticate"] = "Bearer"
+    return Response(to_json(fields), status_code=status, headers=headers, media_type="application/json")
+
+
+def printable(message: str) -> str:
+    """Returns a message on one line. A caller's text in it cannot act on a terminal: control and bidirectional characters are escaped."""
+    if message.isprintable():
+        return message
+    return "".join(char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode("ascii") for char in message)
+
+
+logger = logging.getLogger("bertserve.errors")
+
+INTERVAL_S = 1.0
+# Log lines per kind of error within the interval; further errors are only counted, so that a caller cannot fill the log.
+MAX_REFUSALS, MAX_CALLER_ERRORS = 1, 20
+_REFUSALS = frozenset({"overloaded", "unavailable"})
+
+
+def _most_lines(kind: tuple[int, str]) -> int | None:
+    """Returns how many errors of a kind are logged per second; None, without a limit, for errors of the service itself."""
+    if kind[1] in _REFUSALS:
+        return MAX_REFUSALS
+    # a caller can choose a deadline that always expires
+    return MAX_CALLER_ERRORS if kind[0] < _SERVER_ERROR or kind[1] == "expired" else None
+
+
+class ErrorLog:
+    """Logs errors of requests; it belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._seen: Counter[tuple[int, str]] = Counter()
+
+    def write(self, error: Exception, request: Mapping[str, Any]) -> None:
+        """Logs the error of a request, or only counts it if many errors of its kind were logged within the last second.
+
+        `request` has `request_id`, `method`, `path` and further fields of the log line.
+        """
+        kind = classify(error)
+        max_lines = _most_lines(kind)
+        if max_lines is None:
+            self._log(error, kind, request)
+            return
+        if kind not in self._seen:
+            asyncio.get_running_loop().call_later(INTERVAL_S, self._release, kind)
+        self._seen[kind] += 1
+        if self._seen[kind] <= max_lines:
+            self._log(error, kind, request)
+
+    def _release(self, kind: tuple[int, str]) -> None:
+        more = self._seen.pop(kind) - (_most_lines(kind) or 0)
+        if more > 0:
+            logger.warning("%s %s: %d more within %.0f s", *kind, more, INTERVAL_S, extra={"status": kind[0], "error_type": kind[1]})
+
+    def _log(self, error: Exception, kind: tuple[int, str], request: Mapping[str, Any]) -> None:
+        status, error_type = kind
+        extra = {**request, "status": status, "error_type": error_type}
+        where = f"{request['request_id']} {request['method']} {request['path']}"
+        if kind == INTERNAL:
+            logger.error("%s %s %s: %s", status, type(error).__name__, where, errors.traceback_places(error), extra=extra)
+        else:
+            level = logging.ERROR if status >= _SERVER_ERROR and error_type not in _REFUSALS else logging.WARNING
+            reason = printable(error.for_log) if isinstance(error, BertServeError) else type(error).__name__
+            logger.log(level, "%s %s %s: %s", status, error_type, where, reason, extra={**extra, "reason": reason})

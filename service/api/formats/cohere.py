@@ -1,0 +1,116 @@
+"""The rerank format of Cohere's and Jina's clients: `documents` in, the best of them with their `relevance_score` out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, Tag
+
+from bertserve.service.api.call import Call, Incoming
+from bertserve.service.api.formats.openai import Usage
+from bertserve.service.errors import InvalidValueError
+from bertserve.service.models.work import Prediction
+from bertserve.service.tasks import rerank
+from bertserve.service.tasks.batch import ModelConfig
+from bertserve.service.tasks.body import PAIR, STOP, TEXT, ForeignBody, body_config, one_of
+from bertserve.service.tasks.json_text import fragment, to_json
+from bertserve.service.tasks.reading import read_as
+
+
+class Document(BaseModel):
+    """A text with other fields, which the answer returns unchanged."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    text: str
+
+
+_Document = Annotated[
+    Annotated[str, Tag(TEXT)] | Annotated[Document, Tag(PAIR)],
+    one_of("a text or an object with a `text`", TEXT, PAIR),
+]
+
+
+class DocumentsBody(ForeignBody, rerank.QueryBody):
+    """Body of a rerank request in the format of Cohere's and Jina's APIs."""
+
+    model_config = body_config(query="What is a panda?", documents=["A panda is a bear.", "The bridge was built in 1886."], top_n=1)
+    counted: ClassVar[str] = "`documents` has {} items"
+    subject: ClassVar[str] = "documents"
+
+    documents: Annotated[list[_Document], STOP, Field(description="Texts, or objects with a `text`; other keys are only returned.")]
+    top_n: Annotated[int | None, Field(ge=1, description="Number of results to return; by default all.")] = None
+    return_documents: Annotated[bool | None, Field(description="Include each document in the answer.")] = None
+    _returned: list[bytes] | None = None
+
+    @property
+    def ranked(self) -> tuple[str, ...]:
+        """The texts of the documents."""
+        return tuple(document if isinstance(document, str) else document.text for document in self.documents)
+
+    def requests(self, config: ModelConfig | None = None) -> list[Any]:
+        """Returns the only request."""
+        return [rerank.RerankRequest(self.query, self.ranked, returned_bytes=sum(map(len, self.returned())))]
+
+    def returned(self) -> list[bytes]:
+        """Returns the documents as JSON, if the answer includes them; values that cannot be written fail here, before the run.
+
+        Raises:
+            InvalidValueError: A document has a number that JSON parsers of other programs cannot read.
+        """
+        # not a cached_property, whose lock would make the event loop wait for the body of another thread
+        if self._returned is None:
+            self._returned = [self._to_json(index) for index in range(len(self.documents))] if self.return_documents else []
+        return self._returned
+
+    def _to_json(self, index: int) -> bytes:
+        document = self.documents[index]
+        try:
+            return to_json({"text": document} if isinstance(document, str) else document.model_dump())
+        except TypeError as error:
+            raise InvalidValueError(
+                "`documents[{index}]` has a number with more than 64 bits, which cannot be returned; send it as a "
+                "text, or remove `return_documents`.",
+                index=index,
+            ) from error
+
+
+class RankedDocument(BaseModel):
+    """The index and score of a document."""
+
+    index: int
+    relevance_score: float
+    document: dict[str, Any] | None = None
+
+
+class RankedList(BaseModel):
+    """The best documents, best first."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: Usage
+    meta: dict[str, Any]
+
+
+def read_rerank(incoming: Incoming) -> Call:
+    """Reads a body of `/v1/rerank` and `/v2/rerank`."""
+    body = read_as(DocumentsBody, incoming.raw, incoming.limits)
+    model = incoming.models.for_task(rerank.TASK, body.model)
+    returned = body.returned()
+    body.documents = list(body.ranked)  # other keys may need thirty times the memory of their bytes, until the request is answered
+    request_id = incoming.request_id  # not `incoming`, which has the body's bytes
+
+    def answer(answered: Prediction) -> dict[str, Any]:
+        (ranked,) = answered.results
+        results = [
+            {"index": item["index"], "relevance_score": item["score"]}
+            | ({"document": fragment(returned[item["index"]])} if returned else {})
+            for item in ranked[: body.top_n]
+        ]
+        usage = {"prompt_tokens": answered.tokens, "total_tokens": answered.tokens}
+        # each vendor's client expects the tokens in another field
+        meta = {"tokens": {"input_tokens": answered.tokens}}
+        return {"id": request_id, "model": model.name, "results": results, "usage": usage, "meta": meta}
+
+    return Call(rerank.TASK, model, body, answer)

@@ -1,0 +1,95 @@
+"""The wire format of the Hugging Face Inference API, which this service uses: `inputs` and `parameters`; a list gets a list of answers.
+
+KServe's V1 protocol, which Vertex AI uses too, is the same with other keys: `instances`, answered by `predictions`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from bertserve.service.api.call import Call, Incoming
+from bertserve.service.api.clients import is_js_client, js_answer
+from bertserve.service.errors import InvalidValueError, Sent
+from bertserve.service.models.model import Model
+from bertserve.service.tasks.body import TaskBody
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.reading import parse_json, read_as, requested_task, show, validate_as
+from bertserve.service.tasks.unknown_fields import check_names
+
+
+def read_for_task(task: str, incoming: Incoming) -> Call:
+    """Reads a body at a task's path; it may name a model."""
+    body = read_as(TASKS[task].body, incoming.raw, incoming.limits)
+    return _call(task, incoming.models.for_task(task, body.model), body, incoming)
+
+
+def read_for_model(incoming: Incoming) -> Call:
+    """Reads a body for the model in the path: one for the model's task, or for another task that the body's fields identify."""
+    model = incoming.model
+    assert model is not None, "the path names a model"
+    value = parse_json(incoming.raw, TASKS[model.task].body)
+    task = requested_task(model.task, value)
+    incoming.models.for_task(task, model.name)
+    body = validate_as(TASKS[task].body, value, incoming.limits)
+    if body.model not in (None, model.name):
+        raise InvalidValueError(
+            "`model` is `{given}`, but the path names `{model}`; remove one of them.", given=Sent(body.model), model=model.name
+        )
+    return _call(task, model, body, incoming)
+
+
+def read_at_base(incoming: Incoming) -> Call:
+    """Reads a body at the base URL, the only path of an Inference Endpoint, for the only loaded model."""
+    if len(incoming.models.models) != 1:
+        paths = ", ".join(f"/{spec.path}" for spec in TASKS.values())
+        raise InvalidValueError(
+            "this path needs exactly one loaded model, and {count} are loaded; send the body to {paths} or /models/NAME.",
+            count=len(incoming.models.models),
+            paths=paths,
+        )
+    return read_for_model(replace(incoming, model=next(iter(incoming.models.models.values()))))
+
+
+def _call(task: str, model: Model, body: TaskBody, incoming: Incoming) -> Call:
+    if is_js_client(incoming.headers.get(b"user-agent", b""), task, body):
+        return Call(task, model, body, lambda prediction: js_answer(task, body, prediction.results))
+    return Call(task, model, body, lambda prediction: body.answer(prediction.results))
+
+
+class PredictBody(BaseModel):
+    """Body of a request in KServe's V1 protocol."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"instances": ["A warm, funny film.", "Dull."]}]})
+
+    instances: list[Any] = Field(description="List of inputs in the format of the model's task.")
+    parameters: dict[str, Any] | None = Field(None, description="Parameters of the task.")
+
+
+class Predictions(BaseModel):
+    """Answer in KServe's V1 protocol."""
+
+    predictions: list[Any]
+
+
+def read_predict(incoming: Incoming) -> Call:
+    """Reads a body for the model in the path: for the model's task or for zero-shot classification.
+
+    Raises:
+        MalformedRequestError: The body is not JSON.
+        InvalidValueError: The JSON does not match the protocol or the task.
+        TooLargeError: It has more instances than are allowed, or a text is too long.
+    """
+    model = incoming.model
+    assert model is not None, "the path names a model"
+    value = parse_json(incoming.raw)
+    if not isinstance(value, dict) or not isinstance(value.get("instances"), list):
+        received = show(value["instances"]) if isinstance(value, dict) and "instances" in value else "missing"
+        raise InvalidValueError('`instances` must be a list, but it is {given}; send {{"instances": ["a text"]}}.', given=received)
+    check_names(value, list(PredictBody.model_fields), "the body")
+    task = requested_task(model.task, value)
+    incoming.models.for_task(task, model.name)
+    body = validate_as(TASKS[task].body, {"inputs": value["instances"], "parameters": value.get("parameters") or {}}, incoming.limits)
+    return Call(task, model, body, lambda answered: {"predictions": answered.results})

@@ -1,0 +1,355 @@
+"""The Open Inference Protocol, version 2: BYTES tensors of texts in; labels, scores, vectors or JSON out.
+
+A body is JSON, followed by the binary tensors that the JSON describes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from bertserve.service.api.call import Call, Content, Incoming
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.errors import InvalidValueError, MalformedRequestError, Sent
+from bertserve.service.models.model import Model
+from bertserve.service.models.work import Prediction
+from bertserve.service.tasks import (
+    classify,
+    embed,
+    fill_mask,
+    multiple_choice,
+    question_answering,
+    rerank,
+    similarity,
+    token_classification,
+    zero_shot,
+)
+from bertserve.service.tasks.body import MAX_ITEMS, Closed, TaskBody
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.json_text import to_json
+from bertserve.service.tasks.reading import parse_json, show, validate_as, where, wrong_value
+from bertserve.service.tasks.unknown_fields import check_names, unknown_name
+
+HEADER_LENGTH = "inference-header-content-length"
+JSON = "json"  # the output with the JSON answer of the task's endpoint
+_NULLABLE = BeforeValidator(lambda value: {} if value is None else value)  # some clients send null for all that is not set
+_LENGTH_BYTES = 4  # little-endian, before each element of a binary BYTES tensor
+_EXAMPLE: dict[str, Any] = {"inputs": [{"name": "inputs", "shape": [2], "datatype": "BYTES", "data": ["A warm, funny film.", "Dull."]}]}
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTensors:
+    """Input tensors of a task with one text per input or choice, those with a single text, and outputs in addition to JSON."""
+
+    listed: tuple[str, ...]
+    single: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the inputs."""
+        return (*self.single, *self.listed)
+
+
+_LABELS = ("label", "score", "scores")
+_TENSORS: Mapping[str, TaskTensors] = {
+    classify.TASK: TaskTensors(("inputs", "text_pair"), optional=("text_pair",), outputs=_LABELS),
+    token_classification.TASK: TaskTensors(("inputs",)),
+    question_answering.TASK: TaskTensors(("question", "context")),
+    fill_mask.TASK: TaskTensors(("inputs",)),
+    embed.TASK: TaskTensors(("inputs",), outputs=("embedding",)),
+    zero_shot.TASK: TaskTensors(("inputs",), outputs=_LABELS),
+    multiple_choice.TASK: TaskTensors(("choices",), single=("question", "context"), optional=("context",), outputs=("score",)),
+    similarity.TASK: TaskTensors(("sentences",), single=("source_sentence",), outputs=("score",)),
+    rerank.TASK: TaskTensors(("texts",), single=("query",), outputs=("score",)),
+}
+
+
+class InferInputParameters(Closed):
+    """Parameters of an input tensor."""
+
+    binary_data_size: Annotated[int | None, Field(ge=0, description="Bytes of this tensor after the JSON, instead of `data`.")] = None
+
+
+class InferInput(Closed):
+    """An input tensor of a request."""
+
+    name: Annotated[str, Field(max_length=256)]
+    shape: Annotated[list[Annotated[int, Field(ge=0, le=MAX_ITEMS)]], Field(min_length=1, max_length=2, description="[n] or [n, 1].")]
+    datatype: Literal["BYTES"]
+    parameters: Annotated[InferInputParameters, _NULLABLE] = InferInputParameters()
+    data: Annotated[list[Any] | None, Field(description="The texts, flat or nested.")] = None
+
+
+class InferOutputParameters(Closed):
+    """Parameters of a requested output."""
+
+    binary_data: Annotated[bool | None, Field(description="Send the values after the JSON, instead of `data`.")] = None
+
+
+class InferOutput(Closed):
+    """A requested output tensor."""
+
+    name: Annotated[str, Field(max_length=256)]
+    parameters: Annotated[InferOutputParameters, _NULLABLE] = InferOutputParameters()
+
+
+class InferParameters(BaseModel):
+    """Parameters of a request: those of the protocol; all others are of the task."""
+
+    model_config = ConfigDict(
+        strict=True, extra="allow", json_schema_extra={"description": "Those of the protocol, and those of the task."}
+    )
+
+    binary_data_output: Annotated[bool, Field(description="Whether outputs are binary by default.")] = False
+    timeout: Annotated[int, Field(ge=0, le=2**53, description="Deadline in microseconds; 0 for none.")] = 0
+
+
+class InferBody(Closed):
+    """Body of a request of the Open Inference Protocol, or the JSON before its binary tensors."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
+
+    id: Annotated[str | None, Field(description="Returned with the answer.")] = None
+    inputs: Annotated[list[InferInput], Field(fail_fast=True, min_length=1, max_length=16)]
+    outputs: Annotated[list[InferOutput] | None, Field(fail_fast=True, max_length=16, description="By default all.")] = None
+    parameters: Annotated[InferParameters, _NULLABLE] = InferParameters()
+
+
+class InferAnswer(BaseModel):
+    """Answer in the Open Inference Protocol; a tensor has `name`, `shape`, `datatype` and `data`."""
+
+    model_name: str
+    model_version: str
+    id: str | None = None
+    outputs: list[dict[str, Any]]
+
+
+def read_infer(incoming: Incoming) -> Call:
+    """Reads a request.
+
+    Raises:
+        MalformedRequestError: The body is not JSON, or the length of a binary tensor does not fit.
+        InvalidValueError: A tensor, a parameter or an output is wrong.
+        TooLargeError: It has more texts than are allowed.
+    """
+    model = incoming.model
+    assert model is not None, "the path names a model"
+    infer, binary_data = _read_body(incoming)
+    options, parameters = infer.parameters, infer.parameters.model_extra or {}
+    task = _requested_task(model.task, [tensor.name for tensor in infer.inputs], parameters)
+    incoming.models.for_task(task, model.name)
+    texts = _read_texts(infer.inputs, binary_data, task)
+    body = validate_as(TASKS[task].body, _task_body(task, texts, parameters), incoming.limits)
+    names = _output_names(task, model.bundle.manifest, body)
+    requested = {output.name: output for output in infer.outputs or ()}
+    if len(requested) < len(infer.outputs or ()):
+        raise InvalidValueError("`outputs` has a duplicate name; send each once.")
+    check_names(requested, names, f"the answer of {task} with these parameters")
+    top_k, body = _without_top_k(body) if "scores" in names else (None, body)
+
+    def answer(prediction: Prediction) -> dict[str, Any] | Content:
+        values = _output_values(task, names, prediction.results, body, model.bundle.manifest)
+        if JSON in (requested or names):
+            values[JSON] = np.array([to_json(result[:top_k] if top_k else result).decode() for result in prediction.results], object)
+        head = {"model_name": model.name, "model_version": model.bundle.version} | ({} if infer.id is None else {"id": infer.id})
+        binary = {name: output.parameters.binary_data for name, output in requested.items()}
+        default = options.binary_data_output
+        return _write(head, {name: (values[name], default if binary.get(name) is None else binary[name]) for name in requested or names})
+
+    return Call(task, model, body, answer, options.timeout / 1_000_000 or None)
+
+
+def metadata(model: Model) -> dict[str, Any]:
+    """Returns the inputs and outputs of a model for its own task."""
+    manifest = model.bundle.manifest
+    shapes = {"scores": [-1, len(manifest.labels)], "embedding": [-1, -1]}
+    return {
+        "name": model.name,
+        "versions": [model.bundle.version],
+        "platform": "onnx_onnxv1",
+        "inputs": [{"name": name, "datatype": "BYTES", "shape": [-1, 1]} for name in _TENSORS[model.task].names],
+        "outputs": [
+            {"name": name, "datatype": "BYTES" if name in ("label", JSON) else "FP32", "shape": shapes.get(name, [-1])}
+            for name in _output_names(model.task, manifest)
+        ],
+    }
+
+
+def _output_names(task: str, manifest: Manifest, body: TaskBody | None = None) -> list[str]:
+    """Returns the outputs of a task: all that a model has, or those for a body."""
+    parameters = None if body is None else body.parameters
+    pooling = manifest.embedding and (getattr(parameters, "pooling", None) or manifest.embedding.pooling)
+    if pooling == "none" or getattr(parameters, "encoding_format", None) == "base64":
+        return [JSON]  # a list of vectors or a text per input
+    return [*_TENSORS[task].outputs, JSON]
+
+
+def _output_values(task: str, names: Sequence[str], results: Sequence[Any], body: TaskBody, manifest: Manifest) -> dict[str, NDArray[Any]]:
+    """Returns the outputs except JSON, float32 or texts as objects: scores [n, labels], vectors [n, values], others [n]."""
+    if "scores" in names:
+        labels = body.parameters.candidate_labels if task == zero_shot.TASK else manifest.labels
+        by_label = [{item["label"]: item["score"] for item in result} for result in results]
+        scores = np.array([[scored[label] for label in labels] for scored in by_label], np.float32)
+        return {
+            "label": np.array([result[0]["label"] for result in results], object),
+            "score": np.array([result[0]["score"] for result in results], np.float32),
+            "scores": scores.reshape(len(results), len(labels)),
+        }
+    if "embedding" in names:
+        return {"embedding": np.stack(results) if results else np.zeros((0, 0), np.float32)}
+    if "score" in names:
+        (result,) = results
+        ordered = result if task == similarity.TASK else [item["score"] for item in sorted(result, key=lambda item: item["index"])]
+        return {"score": np.array(ordered, np.float32)}
+    return {}
+
+
+def _requested_task(task: str, names: Collection[str], parameters: Mapping[str, Any]) -> str:
+    """Returns the task that a request asks for: the model's own, or a derived task whose tensors or parameter it has."""
+    for name, spec in TASKS.items():
+        if name not in _TENSORS or spec.derivation is None or not spec.derivation.accepts(task):
+            continue
+        *path, key = spec.derivation.discriminator
+        other_names = set(_TENSORS[name].names) - set(_TENSORS[task].names)
+        if (path == ["parameters"] and key in parameters) or not other_names.isdisjoint(names):
+            return name
+    return task
+
+
+def _read_texts(inputs: Sequence[InferInput], binary_data: memoryview, task: str) -> dict[str, list[str]]:
+    """Returns the texts of each input by name; `binary_data` has the bytes after the JSON."""
+    expected = _TENSORS[task]
+    texts: dict[str, list[str]] = {}
+    for tensor in inputs:
+        check_names([tensor.name], expected.names, f"a model for {task}")
+        if tensor.name in texts:
+            raise InvalidValueError("`inputs` has `{name}` twice; send it once.", name=tensor.name)
+        texts[tensor.name], binary_data = _texts_of(tensor, binary_data)
+        if len(texts[tensor.name]) != tensor.shape[0] or tensor.shape[1:] not in ([], [1]):
+            raise InvalidValueError(
+                "`{name}` has {given} texts and the shape {shape}; the shape must be [{given}] or [{given}, 1].",
+                name=tensor.name,
+                given=len(texts[tensor.name]),
+                shape=Sent(list(tensor.shape)),
+            )
+    if len(binary_data):
+        raise MalformedRequestError("the body has {left} bytes after its last tensor; remove them.", left=len(binary_data))
+    missing = next((name for name in expected.names if name not in (*texts, *expected.optional)), None)
+    if missing is not None:
+        raise InvalidValueError("a model for {task} needs the input `{missing}`; add it.", task=task, missing=missing)
+    for name, values in texts.items():
+        count = 1 if name in expected.single else len(texts[expected.listed[0]])
+        if len(values) != count:
+            raise InvalidValueError("`{name}` has {given} texts; it must have {count}.", name=name, given=len(values), count=count)
+    return texts
+
+
+def _texts_of(tensor: InferInput, binary_data: memoryview) -> tuple[list[str], memoryview]:
+    """Returns the texts of a tensor, from `data` or from the start of the binary data, and the rest of the binary data.
+
+    A binary text in UTF-8 follows its length.
+    """
+    size = tensor.parameters.binary_data_size
+    if (size is None) == (tensor.data is None):
+        raise InvalidValueError("`{name}` must have exactly one of `data` and `parameters.binary_data_size`.", name=tensor.name)
+    if size is None:
+        rows = tensor.data or []
+        texts = list(itertools.chain.from_iterable(rows)) if all(isinstance(row, list) for row in rows) else rows
+        wrong = next((text for text in texts if not isinstance(text, str)), "")
+        if not isinstance(wrong, str):
+            raise InvalidValueError(
+                "`{name}` is BYTES, so each value in its `data` must be a text; one is {value}.", name=tensor.name, value=show(wrong)
+            )
+        return texts, binary_data
+    texts, start = [], 0
+    try:
+        while start < size <= len(binary_data) and len(texts) < tensor.shape[0]:
+            end = start + _LENGTH_BYTES + int.from_bytes(binary_data[start : start + _LENGTH_BYTES], "little")
+            texts.append(str(binary_data[start + _LENGTH_BYTES : end], "utf-8"))
+            start = end
+    except UnicodeDecodeError:
+        raise InvalidValueError("`{name}` has a text that is not UTF-8; encode it as UTF-8.", name=tensor.name) from None
+    if start != size:
+        raise MalformedRequestError(
+            "the {size} bytes of `{name}` are not {count} texts, each after its length in 4 bytes, little-endian; {left} bytes follow the "
+            "JSON or the tensor before (header `Inference-Header-Content-Length`).",
+            size=Sent(size),
+            name=tensor.name,
+            count=Sent(tensor.shape[0]),
+            left=len(binary_data),
+        )
+    return texts, binary_data[size:]
+
+
+def _task_body(task: str, texts: Mapping[str, list[str]], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the JSON value of the task's body."""
+    expected, fields = _TENSORS[task], TASKS[task].body.model_fields
+    inputs: Any
+    if expected.single:
+        inputs = {name: values[0] if name in expected.single else values for name, values in texts.items()}
+    elif list(texts) == ["inputs"]:
+        inputs = texts["inputs"]
+    else:
+        keys = ["text" if name == "inputs" else name for name in texts]
+        inputs = [dict(zip(keys, row, strict=True)) for row in zip(*texts.values(), strict=True)]
+    if "inputs" in fields:
+        return {"inputs": inputs, "parameters": parameters}
+    # the parameters of this task are next to the texts, at the top level of the body
+    check_names(parameters, [name for name in fields if name not in (*texts, *TaskBody.model_fields)], "`parameters`")
+    return {**parameters, **inputs}
+
+
+def _without_top_k(body: TaskBody) -> tuple[int | None, TaskBody]:
+    """Returns the number of labels in `json`, and a body that requests all labels, because `scores` contains all of them."""
+    if (top_k := getattr(body.parameters, "top_k", None)) is None:
+        return None, body
+    return top_k, body.model_copy(update={"parameters": body.parameters.model_copy(update={"top_k": None})})
+
+
+def _read_body(incoming: Incoming) -> tuple[InferBody, memoryview]:
+    """Returns the JSON of a request, and the bytes after it."""
+    raw, header = incoming.raw, incoming.headers.get(HEADER_LENGTH.encode())
+    size = len(raw) if header is None else int(header) if header.isdigit() and len(header) < 16 else 0
+    if header is not None and not 0 < size <= len(raw):
+        raise MalformedRequestError(
+            "the header `Inference-Header-Content-Length` is `{header}`; it must be the length of the JSON before the "
+            "tensors, from 1 to the {size} bytes of the body.",
+            header=Sent(header.decode("latin-1")),
+            size=len(raw),
+        )
+    try:
+        return InferBody.model_validate(parse_json(raw[:size])), memoryview(raw)[size:]
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        if first["type"] == "unknown_name":
+            raise unknown_name(first["ctx"]["name"], f"`{where(first['loc']) or 'the body'}`", first["ctx"]["known"]) from error
+        raise wrong_value(first, _EXAMPLE) from error
+
+
+def _write(head: Mapping[str, Any], outputs: Mapping[str, tuple[NDArray[Any], bool | None]]) -> dict[str, Any] | Content:
+    """Returns an answer: a value for JSON, or, if an output is binary, JSON followed by bytes."""
+    tensors, parts = [], []
+    for name, (values, binary) in outputs.items():
+        is_text = values.dtype == object
+        tensor: dict[str, Any] = {"name": name, "datatype": "BYTES" if is_text else "FP32", "shape": list(values.shape)}
+        if binary:
+            texts = [text.encode() for text in values] if is_text else []
+            lengthened = b"".join(len(text).to_bytes(_LENGTH_BYTES, "little") + text for text in texts)
+            parts.append(lengthened if is_text else values.astype("<f4", copy=False).tobytes())
+            tensor["parameters"] = {"binary_data_size": len(parts[-1])}
+        else:
+            tensor["data"] = values.tolist() if is_text else np.ascontiguousarray(values).reshape(-1)
+        tensors.append(tensor)
+    answer = {**head, "outputs": tensors}
+    if not parts:
+        return answer
+    head_json = to_json(answer)
+    return Content(b"".join([head_json, *parts]), "application/octet-stream", {HEADER_LENGTH: str(len(head_json))})

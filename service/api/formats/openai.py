@@ -1,0 +1,107 @@
+"""The wire format of OpenAI's embeddings: `input` in, a list of vectors and the number of tokens out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from bertserve.service.api.call import Call, Incoming
+from bertserve.service.errors import InvalidValueError
+from bertserve.service.models.work import Prediction
+from bertserve.service.tasks import embed
+from bertserve.service.tasks.batch import ModelConfig
+from bertserve.service.tasks.body import ForeignBody, TextOrTexts, body_config
+from bertserve.service.tasks.reading import read_as
+
+
+def _no_token_ids(value: Any) -> Any:
+    """Refuses token ids: clients of this API use OpenAI's vocabularies, so their ids would mean other words here."""
+    if isinstance(value, list) and value and type(value[0]) in (int, list):
+        raise PydanticCustomError(
+            "token_ids",
+            "token ids are not accepted, because they may belong to another model's vocabulary; send texts (LangChain: "
+            "`check_embedding_ctx_length=False`)",
+        )
+    return value
+
+
+class EmbeddingsBody(ForeignBody):
+    """Body of an embedding request in the format of OpenAI's API."""
+
+    model_config = body_config(input=["A warm, funny film.", "The bridge was built in 1886."], encoding_format="float")
+    counted: ClassVar[str] = "`input` has {} items"
+    subject: ClassVar[str] = "input"
+
+    input: Annotated[TextOrTexts, BeforeValidator(_no_token_ids)]
+    encoding_format: Annotated[
+        Literal["float", "base64"] | None,
+        Field(description="Lists of numbers, or base64 of little-endian float32 values."),
+    ] = None
+    dimensions: Annotated[int | None, Field(ge=1, description="Keep this many leading values; normalization comes after.")] = None
+    user: Annotated[str | None, Field(description="Has no effect.")] = None
+
+    @property
+    def items(self) -> list[str]:
+        """The texts."""
+        return self.input if isinstance(self.input, list) else [self.input]
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the caller sent a list."""
+        return isinstance(self.input, list)
+
+    def requests(self, config: ModelConfig | None = None) -> list[Any]:
+        """Returns one request per text.
+
+        Raises:
+            InvalidValueError: The model has fewer dimensions, or returns a vector per token.
+        """
+        assert config is not None and config.embedding is not None, "every manifest of an embedding model has it"
+        # clients expect unit vectors, as from OpenAI and Text Embeddings Inference, and this format has no field for it
+        parameters = embed.EmbedParameters(dimensions=self.dimensions, encoding_format=self.encoding_format, normalize=True)
+        like = embed.resolve(parameters, config.embedding)
+        if like.parameters.pooling == "none":
+            raise InvalidValueError(
+                "this model returns a vector for each token, which this format does not support; send a POST to /embed instead."
+            )
+        return [replace(like, text=text) for text in self.items]
+
+
+class EmbeddingItem(BaseModel):
+    """The vector of one text."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class Usage(BaseModel):
+    """The tokens that were read, including special tokens."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(BaseModel):
+    """The vectors of all texts, in the order of the texts."""
+
+    object: Literal["list"]
+    data: list[EmbeddingItem]
+    model: str
+    usage: Usage
+
+
+def read_embeddings(incoming: Incoming) -> Call:
+    """Reads a body of `/v1/embeddings`."""
+    body = read_as(EmbeddingsBody, incoming.raw, incoming.limits)
+    model = incoming.models.for_task(embed.TASK, body.model)
+
+    def answer(answered: Prediction) -> dict[str, Any]:
+        data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(answered.results)]
+        usage = {"prompt_tokens": answered.tokens, "total_tokens": answered.tokens}
+        return {"object": "list", "data": data, "model": model.name, "usage": usage}
+
+    return Call(embed.TASK, model, body, answer)

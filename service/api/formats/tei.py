@@ -1,0 +1,113 @@
+"""The formats of Hugging Face's Text Embeddings Inference that differ from the service's own: `/predict` and `/embed_all`.
+
+Its `/embed`, `/rerank` and `/similarity` are paths of the service itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, Tag, field_validator
+from pydantic_core import PydanticCustomError
+
+from bertserve.service.api.call import Call, Incoming
+from bertserve.service.tasks import classify, embed
+from bertserve.service.tasks.batch import ModelConfig
+from bertserve.service.tasks.body import (
+    LIST,
+    STOP,
+    TEXT,
+    ForeignBody,
+    TextOrTexts,
+    Truncate,
+    TruncationDirection,
+    body_config,
+    lower,
+    one_of,
+)
+from bertserve.service.tasks.classify import ClassifyParameters
+from bertserve.service.tasks.embed import EmbedParameters, PromptName
+from bertserve.service.tasks.reading import read_as
+
+_Text = Annotated[str, Tag(TEXT)]
+_Item = Annotated[_Text | Annotated[list[str], STOP, Tag(LIST)], one_of("a text or a list of one or two texts", TEXT, LIST)]
+
+
+class SequencesBody(ForeignBody):
+    """Body of a text classification request; a list of two texts is a pair."""
+
+    model_config = body_config(inputs=[["A warm, funny film."], ["A man eats.", "Somebody eats."]])
+
+    inputs: Annotated[
+        _Text | Annotated[list[_Item], STOP, Tag(LIST)],
+        one_of("a text, a pair of texts, or a list of lists of one or two texts", TEXT, LIST),
+        Field(description="A text, a pair `[text, text]`, or a batch `[[text], [text, text]]`."),
+    ]
+    raw_scores: Annotated[bool, Field(description="Return logits instead of scores.")] = False
+    truncate: Truncate = None
+    truncation_direction: Annotated[
+        Literal["right"] | None,
+        BeforeValidator(lower),
+        Field(description="Truncate at the end, even if the model's tokenizer truncates at the start."),
+    ] = None
+
+    @field_validator("inputs")
+    @classmethod
+    def _one_or_two_texts(cls, inputs: Any) -> Any:
+        if isinstance(inputs, str):
+            return inputs
+        texts = sum(isinstance(item, str) for item in inputs)
+        if texts > 2 or 0 < texts < len(inputs) or any(len(item) not in (1, 2) for item in inputs if isinstance(item, list)):
+            raise PydanticCustomError(
+                "sequence",
+                'must be a text, a pair ["a", "b"], or a list of lists for several of them, [["a"], ["b"]]; /classify '
+                "takes a list of texts",
+            )
+        return inputs
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it is a batch."""
+        return isinstance(self.inputs, list) and not any(isinstance(item, str) for item in self.inputs)
+
+    @property
+    def items(self) -> list[Any]:
+        """The texts and pairs, each as a list."""
+        if isinstance(self.inputs, str):
+            return [[self.inputs]]
+        return self.inputs if self.is_list else [self.inputs]
+
+    def texts_of(self, item: Any) -> Iterable[str]:
+        """Returns the one or two texts of an item."""
+        return item  # type: ignore[no-any-return]
+
+    def requests(self, config: ModelConfig | None = None) -> list[Any]:
+        """Returns one request per text or pair."""
+        parameters = ClassifyParameters(function_to_apply="none" if self.raw_scores else None, truncation=self.truncate is not False)
+        side = self.truncation_direction
+        return [classify.ClassifyRequest(item[0], item[1] if len(item) > 1 else None, parameters, side) for item in self.items]
+
+
+class EmbedAllBody(ForeignBody):
+    """Body of a request for a vector per token."""
+
+    model_config = body_config(inputs="A warm, funny film.")
+
+    always_list: ClassVar[bool] = True
+    inputs: TextOrTexts
+    prompt_name: PromptName = None
+    truncate: Truncate = None
+    truncation_direction: TruncationDirection = None
+
+    def requests(self, config: ModelConfig | None = None) -> list[Any]:
+        """Returns one request per text."""
+        options = {name: getattr(self, name) for name in ("prompt_name", "truncate", "truncation_direction")}
+        body = embed.EmbedBody(inputs=self.inputs, parameters=EmbedParameters(pooling="none", normalize=False, **options))
+        return body.requests(config)
+
+
+def read_foreign(task: str, kind: type[ForeignBody], incoming: Incoming) -> Call:
+    """Reads a body of `/predict` or `/embed_all`."""
+    body = read_as(kind, incoming.raw, incoming.limits)
+    return Call(task, incoming.models.for_task(task, body.model), body, lambda answered: body.answer(answered.results))

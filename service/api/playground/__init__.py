@@ -1,0 +1,57 @@
+"""The playground: a page at `/` that runs every task in a browser. It serves static files; `forms.json` has the form of each task."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+
+from fastapi import APIRouter
+
+from bertserve.service.api.openapi import add_file, endpoints
+from bertserve.service.api_keys import Access
+
+_FOLDER = Path(__file__).parent
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".json": "application/json"}
+PAGE = "index.html"
+FILES = (
+    "playground.css",
+    "playground.js",
+    "forms.js",
+    "forms.json",
+    "views.js",
+    "reasons.js",
+    "attention.js",
+    "windows.js",
+    "timing.js",
+    "snippets.js",
+    "load.js",
+)
+# The page runs only its own scripts and connects only to this service, so that a text on the page can do nothing.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'self'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def router(root_path: str = "") -> APIRouter:
+    """Returns the routes of the page and its files; the URLs of the page are relative to the proxy's path prefix."""
+    routes = endpoints(Access.PUBLIC, include_in_schema=False)
+    page = (_FOLDER / PAGE).read_bytes()
+    if root_path:
+        # without it, a browser at `/bert` without a final slash would resolve relative URLs against `/`
+        page = page.replace(b"<head>", f'<head>\n  <base href="{html.escape(root_path)}/">'.encode(), 1)
+    _add_file(routes, "/", PAGE, page)
+    for name in FILES:
+        _add_file(routes, f"/playground/{name}", name, (_FOLDER / name).read_bytes())
+    return routes
+
+
+def _add_file(routes: APIRouter, path: str, name: str, content: bytes) -> None:
+    headers = {
+        "content-type": f"{_TYPES[Path(name).suffix]}; charset=utf-8",
+        "content-security-policy": POLICY,
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cache-control": "no-cache",
+    }
+    add_file(routes, path, content, headers)

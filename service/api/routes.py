@@ -1,0 +1,112 @@
+"""The routes that run models, each with the wire format of its bodies. A new route needs one record here."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from bertserve.service.api.call import Call, Incoming
+from bertserve.service.api.formats.cohere import DocumentsBody, RankedList, read_rerank
+from bertserve.service.api.formats.hugging_face import PredictBody, Predictions, read_at_base, read_for_model, read_for_task, read_predict
+from bertserve.service.api.formats.open_inference import InferAnswer, InferBody, read_infer
+from bertserve.service.api.formats.openai import EmbeddingList, EmbeddingsBody, read_embeddings
+from bertserve.service.api.formats.tei import EmbedAllBody, SequencesBody, read_foreign
+from bertserve.service.tasks import classify, embed, rerank
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.classify import LabelScore
+from bertserve.service.tasks.spec import TaskSpec
+
+INFERENCE, OTHER_CLIENTS = "inference", "other clients"  # tags in OpenAPI
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A path that runs models, for POST requests.
+
+    Attributes:
+        path: The path; `{name}` in it is a model's name.
+        read: Returns the call of a request.
+        summary: A short description for OpenAPI.
+        bodies: Types of the body, for OpenAPI; a body has one of them.
+        answers: Types of the answer, for OpenAPI; an answer has one of them.
+        task: The task of the path; None if it depends on the model or the body.
+        binary: Whether bodies and answers can have bytes after their JSON.
+        streams: Whether it also accepts JSON Lines: one body per line, answered by one line each.
+        tag: The tag of the operation in OpenAPI.
+    """
+
+    path: str
+    read: Callable[[Incoming], Call]
+    summary: str
+    bodies: tuple[type[BaseModel], ...]
+    answers: tuple[Any, ...]
+    task: str | None = None
+    binary: bool = False
+    streams: bool = False
+    tag: str = OTHER_CLIENTS
+
+
+def all_routes() -> list[Route]:
+    """Returns all routes; those of tasks come first."""
+    return [
+        *map(_of_task, TASKS.values()),
+        _of_any_task(
+            "/models/{name}",
+            read_for_model,
+            "Run a model by its name, for its own task or for another one that the body identifies",
+            tag=INFERENCE,
+        ),
+        _of_any_task("/", read_at_base, "Run the only loaded model"),
+        Route("/v2/models/{name}/infer", read_infer, "Run a model on tensors of texts", (InferBody,), (InferAnswer,), binary=True),
+        Route("/v1/models/{name}:predict", read_predict, "Answer instances with predictions", (PredictBody,), (Predictions,)),
+        Route(
+            "/v1/embeddings",
+            read_embeddings,
+            "Embed texts as vectors, in the format of OpenAI's API",
+            (EmbeddingsBody,),
+            (EmbeddingList,),
+            task=embed.TASK,
+        ),
+        *(
+            Route(
+                path,
+                read_rerank,
+                "Rank documents by a query, in the format of Cohere's and Jina's APIs",
+                (DocumentsBody,),
+                (RankedList,),
+                task=rerank.TASK,
+            )
+            for path in ("/v1/rerank", "/v2/rerank")
+        ),
+        _of_any_task("/invocations", read_at_base, "The same as the base URL, for SageMaker"),
+        Route(
+            "/predict",
+            functools.partial(read_foreign, classify.TASK, SequencesBody),
+            "Classify texts or pairs of texts, in the format of Text Embeddings Inference",
+            (SequencesBody,),
+            (list[LabelScore], list[list[LabelScore]]),
+            task=classify.TASK,
+        ),
+        Route(
+            "/embed_all",
+            functools.partial(read_foreign, embed.TASK, EmbedAllBody),
+            "Embed each token of texts, in the format of Text Embeddings Inference",
+            (EmbedAllBody,),
+            (list[list[list[float]]],),
+            task=embed.TASK,
+        ),
+    ]
+
+
+def _of_task(spec: TaskSpec) -> Route:
+    read = functools.partial(read_for_task, spec.name)
+    return Route(f"/{spec.path}", read, spec.title, (spec.body,), (spec.answer,), task=spec.name, streams=True, tag=INFERENCE)
+
+
+def _of_any_task(path: str, read: Callable[[Incoming], Call], summary: str, tag: str = OTHER_CLIENTS) -> Route:
+    bodies = tuple(spec.body for spec in TASKS.values())
+    return Route(path, read, summary, bodies, tuple(spec.answer for spec in TASKS.values()), streams=True, tag=tag)

@@ -1,0 +1,217 @@
+"""OnnxEngine: a graph in an ONNX Runtime session. It pads, runs and un-pads tensors; it has no texts, tasks or queues.
+
+A graph with a shape plan runs only in planned shapes: rows are padded to a planned length, and batches are filled up to a planned
+number of rows. The outputs of additional rows are dropped.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertserve.service.bundle.graph_spec import GraphSpec, OutputSpec
+from bertserve.service.engine.sessions import THREADS, open_session
+from bertserve.service.errors import EngineError
+from bertserve.service.providers import Provider
+from bertserve.service.text.tokenizer import Encoding
+
+Row = dict[str, NDArray[np.float32]]
+_Feed = dict[str, NDArray[np.int32 | np.int64]]
+
+
+# Messages of onnxruntime, the C++ library and CUDA; none has an error type for it.
+_OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "failed to allocate memory", "out of memory")
+
+
+class Engine(Protocol):
+    """The interface of an engine for models; it is small, so that tests can implement it in a few lines."""
+
+    def run(self, encodings: Sequence[Encoding]) -> list[Row]:
+        """Returns one row of outputs per encoding, in order."""
+        ...
+
+
+class OnnxEngine:
+    """One graph in one session, shared by all inference threads: `run` is thread-safe and releases the GIL while it computes."""
+
+    def __init__(
+        self,
+        path: Path,
+        graph: GraphSpec,
+        *,
+        pad_id: int,
+        padding_side: Literal["left", "right"],
+        provider: Provider | None = None,
+        engine_cache: Path | None = None,
+    ) -> None:
+        """Creates a session whose runs have one thread.
+
+        Args:
+            path: The ONNX file.
+            graph: Its entry in the manifest.
+            pad_id: Token id of the padding.
+            padding_side: Side of the padding.
+            provider: The provider that runs it; None for the graph's own.
+            engine_cache: Folder of compiled engines, if the provider compiles; None to build them at every start.
+
+        Raises:
+            ProviderError: This onnxruntime lacks the provider, or the session did not get it; the message says what is missing.
+        """
+        self.provider = provider or graph.provider
+        self._open = partial(open_session, path, graph, provider=self.provider, engine_cache=engine_cache)
+        self._session = self._open(threads=THREADS)
+        self._inputs = graph.inputs
+        self._outputs = graph.outputs
+        self._names = [output.name for output in graph.outputs]
+        self._pad = {"token_ids": pad_id, "attention_mask": 0, "type_ids": 0}
+        self._left = padding_side == "left"
+        self._plan = graph.shapes
+        self._dtypes = {spec.name: np.dtype(spec.dtype) for spec in graph.inputs}
+
+    def with_threads(self, threads: int) -> OnnxEngine:
+        """Returns an engine for the same file with `threads` threads per run: another session.
+
+        Raises:
+            ProviderError: As for the first one.
+        """
+        engine = copy.copy(self)
+        engine._session = self._open(threads=threads)
+        return engine
+
+    def run(self, encodings: Sequence[Encoding]) -> list[Row]:
+        """Runs one batch of at least one encoding, padded to its longest text.
+
+        Returns:
+            For each encoding, its outputs by name, float32, without padding. The shapes are [values] for `per_text`, [length, ...]
+            for `per_token`, [masks, values] for `per_mask`, and [maps, length, length] for `per_map`, which is omitted without maps.
+
+        Raises:
+            EngineError: The graph failed, or an output has a wrong number of rows or is not finite.
+        """
+        rows, longest = len(encodings), max(len(encoding.ids) for encoding in encodings)
+        if self._plan is not None:
+            shape = self._plan.shape(rows, longest)
+            if shape is None:  # more rows than in any planned batch
+                return [*self.run(encodings[: rows // 2]), *self.run(encodings[rows // 2 :])]
+            rows, longest = shape
+        try:
+            outputs = self._session.run(self._names, self._feed(encodings, rows, longest))
+        except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
+            raise _failure(error, rows, longest) from error
+        answers: list[Row] = [{} for _ in encodings]
+        for spec, output in zip(self._outputs, outputs, strict=True):
+            if not np.isfinite(output).all():
+                raise EngineError("output `{name}` is not finite; this graph cannot score this text.", name=spec.name)
+            for answer, part in zip(answers, self._split(spec, output, encodings, rows), strict=True):
+                if part is not None:
+                    answer[spec.name] = part
+        return answers
+
+    def _split(
+        self, spec: OutputSpec, output: NDArray[np.float32], encodings: Sequence[Encoding], rows: int
+    ) -> Sequence[NDArray[np.float32] | None]:
+        """Returns each encoding's part of an output, without padding and additional rows; None for an encoding that does not request it."""
+        expected = rows
+        if spec.kind == "per_mask":
+            masks = sum(len(encoding.masks) for encoding in encodings)
+            expected = self._filled(masks)
+        elif spec.kind == "per_map":
+            maps = _maps(encodings)
+            expected = len(maps)
+        if len(output) != expected:
+            raise EngineError(
+                "output `{name}` has {output_count} rows instead of {expected}. This is a bug.",
+                name=spec.name,
+                output_count=len(output),
+                expected=expected,
+            )
+        if spec.kind == "per_text":
+            return list(output[: len(encodings)])
+        if spec.kind == "per_token":
+            longest = output.shape[1]
+            return [row[self._place(encoding, longest)] for row, encoding in zip(output, encodings, strict=False)]
+        if spec.kind == "per_map":
+            of_row: list[list[int]] = [[] for _ in encodings]
+            for i, (_, row, _) in enumerate(maps):
+                of_row[row].append(i)
+            places = [self._place(encoding, output.shape[1]) for encoding in encodings]
+            return [output[indices][:, place, place] if indices else None for indices, place in zip(of_row, places, strict=True)]
+        ends = np.cumsum([len(encoding.masks) for encoding in encodings])
+        return np.split(output[:masks], ends[:-1])
+
+    def _filled(self, masks: int) -> int:
+        """Returns the next planned number of masks, if numbers are planned."""
+        counts = () if self._plan is None else self._plan.masks
+        i = bisect_left(counts, masks)
+        return counts[i] if i < len(counts) else masks
+
+    def _place(self, encoding: Encoding, longest: int) -> slice:
+        """Returns the positions of an encoding's tokens in a row that is padded to `longest`."""
+        length = len(encoding.ids)
+        return slice(longest - length, longest) if self._left else slice(0, length)
+
+    def time_runs(self, shapes: Sequence[tuple[int, int]], *, repeats: int) -> list[tuple[int, int, float]]:
+        """Warms up on dummy batches and times them, for the cost model; the fastest of `repeats` runs counts, so the first may be slow.
+
+        Returns:
+            `(rows, length, seconds)` for each shape.
+        """
+        fastest = [inf] * len(shapes)
+        # in rounds, so that changes in the machine's speed affect all shapes
+        for _ in range(repeats):
+            for i, (rows, length) in enumerate(shapes):
+                zeros = np.zeros(length, dtype=np.int64)
+                batch = [Encoding(zeros, zeros, masks=(length - 1,))] * rows
+                start = time.perf_counter()
+                self.run(batch)
+                fastest[i] = min(fastest[i], time.perf_counter() - start)
+        return [(rows, length, seconds) for (rows, length), seconds in zip(shapes, fastest, strict=True)]
+
+    def _feed(self, encodings: Sequence[Encoding], rows: int, longest: int) -> _Feed:
+        """Returns the inputs by name, as in their InputSpec, padded to `longest` and filled up to `rows`."""
+        batch = encodings
+        if rows > len(encodings):
+            # repeats a text, because a row with only padding may have no finite scores; without its masks, which are counted
+            batch = [*encodings, *[Encoding(encodings[0].ids, encodings[0].type_ids)] * (rows - len(encodings))]
+        places = [self._place(encoding, longest) for encoding in batch]
+        feed: _Feed = {}
+        for spec in self._inputs:
+            if spec.fill == "mask_index":
+                flat = [i * longest + places[i].start + mask for i, encoding in enumerate(encodings) for mask in encoding.masks]
+                flat += flat[:1] * (self._filled(len(flat)) - len(flat))
+                feed[spec.name] = np.array(flat, dtype=self._dtypes[spec.name])
+            elif spec.fill == "lengths":
+                feed[spec.name] = np.array([len(encoding.ids) for encoding in batch], dtype=self._dtypes[spec.name])
+            elif spec.fill == "attention_index":
+                feed[spec.name] = np.array(_maps(encodings), dtype=self._dtypes[spec.name]).reshape(-1, 3)
+            else:
+                padded = feed[spec.name] = np.full((rows, longest), self._pad[spec.fill], dtype=self._dtypes[spec.name])
+                for row, place, encoding in zip(padded, places, batch, strict=True):
+                    row[place] = {"token_ids": encoding.ids, "attention_mask": 1, "type_ids": encoding.type_ids}[spec.fill]
+        return feed
+
+
+def _maps(encodings: Sequence[Encoding]) -> list[tuple[int, int, int]]:
+    """Returns layer, row and head of each requested attention map, in the order of the graph's output."""
+    return sorted((layer, row, head) for row, encoding in enumerate(encodings) for layer, head in encoding.maps)
+
+
+def _failure(error: Exception, rows: int, longest: int) -> EngineError:
+    """Returns the error of a failed run, without the library's message, which may contain a caller's ids."""
+    if isinstance(error, MemoryError) or any(phrase in str(error).lower() for phrase in _OUT_OF_MEMORY):
+        return EngineError(
+            "there is not enough memory to run {rows} x {longest} tokens; send shorter texts; the operator can "
+            "give the service more memory.",
+            rows=rows,
+            longest=longest,
+        )
+    return EngineError("the graph failed with {kind}.", kind=type(error).__name__)

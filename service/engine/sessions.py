@@ -1,0 +1,179 @@
+"""Opens ONNX Runtime sessions on the requested provider, or says why it is unavailable. Only this module imports onnxruntime."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bertserve.service.bundle.graph_spec import GraphSpec
+from bertserve.service.engine import hardware
+from bertserve.service.engine.hardware import Gpu
+from bertserve.service.errors import ProviderError, install_command
+from bertserve.service.providers import PROVIDERS, Load, Options, Provider, profile
+
+try:
+    import onnxruntime as ort
+except ImportError as error:  # both wheels have this import name, so neither is in the base install
+    raise ProviderError(
+        f"ONNX Runtime is not installed: `{install_command('cpu')}`, or `{install_command('gpu')}` on a machine with an NVIDIA GPU."
+    ) from error
+
+VERSION: str = ort.__version__
+THREADS = 1  # of one run; the inference threads run in parallel
+# A graph of one Identity, as onnx.save writes it; other sessions get the same provider as a session on it.
+_PROBE = bytes.fromhex(
+    "08083a370a100a017812017922084964656e746974791201675a0f0a0178120a0a08080112040a020801620f0a0179120a0a08080112040a02080142040a00100d"
+)
+
+
+def open_session(
+    path: Path,
+    graph: GraphSpec,
+    *,
+    provider: Provider,
+    threads: int = THREADS,
+    engine_cache: Path | None = None,
+) -> Any:
+    """Returns an `onnxruntime.InferenceSession`.
+
+    Args:
+        path: The ONNX file.
+        graph: Its entry in the manifest.
+        provider: The provider that runs it.
+        threads: Threads of one run.
+        engine_cache: Folder of compiled engines, if the provider compiles; None to build them at every start.
+
+    Raises:
+        ProviderError: This onnxruntime lacks the provider, or the session did not get it; the message says what is missing.
+    """
+    wanted = PROVIDERS[provider].ort_name
+    if wanted not in ort.get_available_providers():
+        raise ProviderError(f"`{path}` needs {wanted}: {_missing(provider)} Or choose another --provider.")
+    options = _provider_options(provider, graph, engine_cache)
+    try:
+        session = _session(str(path), provider, options, threads, in_order=graph.gives_attentions)
+    except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
+        raise ProviderError(f"onnxruntime {VERSION} cannot load `{path}`: {error}") from error
+    if wanted not in session.get_providers():
+        raise ProviderError(
+            f"`{path}` needs {wanted}, but the session only has {', '.join(session.get_providers())}: {_missing(provider)} "
+            "Or choose another --provider."
+        )
+    return session
+
+
+def available_provider() -> Provider:
+    """Returns the provider for `auto`: the automatic one that this onnxruntime supports, otherwise the CPU."""
+    available = ort.get_available_providers()
+    return next((record.name for record in PROVIDERS.values() if record.automatic and record.ort_name in available), "cpu")
+
+
+def why_not(provider: Provider) -> str | None:
+    """Returns why sessions on this machine do not get a provider, or None if they do; it opens a session on a tiny graph."""
+    name = PROVIDERS[provider].ort_name
+    if name in ort.get_available_providers():
+        try:
+            if name in _session(_PROBE, provider, [(name, {})], THREADS).get_providers():
+                return None
+        except Exception as error:  # noqa: BLE001 - onnxruntime's pybind exceptions share no base class but Exception
+            return f"{_missing(provider)} onnxruntime says: {error}"
+    return _missing(provider)
+
+
+def engine_folder(root: Path, graph: GraphSpec, gpu: Gpu, *, compiler: str) -> Path:
+    """Returns the folder of a graph's engine and timing caches.
+
+    An engine is valid for one graph, one kind of GPU, one version of both libraries, and the shapes for which it was built. The
+    name has a part for each of them, so that an outdated engine stays on disk but is never loaded. `compiler` is the compiler's name and
+    version.
+    """
+    ends = "" if graph.shapes is None else "|".join(profile(graph.inputs, graph.shapes, size) for size in ("min", "opt", "max"))
+    shapes = hashlib.sha256(ends.encode()).hexdigest()[:8]
+    device = re.sub(r"[^A-Za-z0-9]+", "-", gpu.name).strip("-")
+    name = f"{graph.identity[:16]}-{graph.precision}-{shapes}-{device}-sm{gpu.capability}-{compiler}-ort{VERSION}"
+    return root / name
+
+
+def missing(provider: Provider, available: Sequence[str], load: Load = ctypes.CDLL) -> str | None:
+    """Returns what a provider lacks on this machine: the wheel, the driver or a library; None if all of them are available.
+
+    `available` has the providers of the installed onnxruntime, and `load` loads a shared library by its name.
+    """
+    record = PROVIDERS[provider]
+    if record.ort_name not in available:
+        return (
+            f"this onnxruntime {VERSION} lacks it (it has {', '.join(available)}); run `pip uninstall onnxruntime`, then install the extra "
+            f"`{record.extra}`: `{install_command(record.extra)}`."
+        )
+    if record.library is None:
+        return None
+    try:
+        hardware.first_gpu(load)
+    except ProviderError as error:
+        return error.message
+    try:
+        load(str(Path(ort.__file__).parent / "capi" / record.library))
+    except OSError as error:
+        return f"a library that it needs is missing ({error}); install it, or add its folder to LD_LIBRARY_PATH."
+    return None
+
+
+def _missing(provider: Provider) -> str:
+    return (
+        missing(provider, ort.get_available_providers())
+        or "driver and libraries are installed, so check what onnxruntime logs when it loads them."
+    )
+
+
+def _provider_options(provider: Provider, graph: GraphSpec, engine_cache: Path | None) -> list[tuple[str, Options]]:
+    """Returns the providers of a session with their options, in order of preference."""
+    record, engines = PROVIDERS[provider], None
+    if engine_cache is not None and record.engine_version is not None:
+        engines = engine_folder(engine_cache, graph, hardware.first_gpu(), compiler=record.engine_version())
+        try:
+            engines.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ProviderError(f"--engine-cache `{engine_cache}` cannot be written ({error.strerror}); give another folder.") from error
+    rest = [] if record.fallback is None else _provider_options(record.fallback, graph, None)
+    return [(record.ort_name, record.session_options(graph, engines)), *rest]
+
+
+def _session(
+    model: str | bytes,
+    provider: Provider,
+    providers: Sequence[tuple[str, Options]],
+    threads: int,
+    *,
+    in_order: bool = False,
+) -> Any:
+    if provider != "cpu":
+        ort.preload_dlls()  # CUDA and cuDNN from their wheels, if the system has none
+    # without onnxruntime's fallback, which would only print that a session uses another provider
+    options = session_options(threads)
+    if in_order:
+        # By default, nodes that only an output needs run last, so that the attention of all layers is in memory at once: 600 MB for 4 texts
+        # of 512 tokens with 12 heads in 12 layers. In the graph's own order, each layer's attention is freed before the next one.
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+    return ort.InferenceSession(model, options, providers=list(providers), enable_fallback=0)
+
+
+def session_options(threads: int) -> Any:
+    """Returns the options of a session with this number of threads for each run."""
+    options = ort.SessionOptions()
+    # The default uses every core of the host and spins between runs.
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Inference threads share a session. The buffers of its arena are spread over memory, so over minutes it is up to a third slower than
+    # malloc, which has a heap per thread and reuses recently freed memory that is still in the cache.
+    options.enable_cpu_mem_arena = False
+    # The pattern cache would keep memory for every shape, and there are very many lengths.
+    options.enable_mem_pattern = False
+    # The exporter chose the operators by measurements; the extended level would fuse some of them into slower ones.
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.log_severity_level = 3
+    return options

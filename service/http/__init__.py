@@ -1,1 +1,0 @@
-"""The HTTP layer: the only package that uses FastAPI, HTTP statuses and headers."""

@@ -1,0 +1,58 @@
+"""Utilization: measures how busy the inference threads and the event loop are, once per second and for each scrape, and returns freed memory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from bertserve.service.engine.freed_memory import FreedMemory
+from bertserve.service.metrics import Metrics
+from bertserve.service.scheduling.scheduler import Scheduler
+
+INTERVAL_S = 1.0
+
+
+class Utilization:
+    """Measures one process; used only from its event loop."""
+
+    def __init__(self, scheduler: Scheduler, metrics: Metrics) -> None:
+        """Creates it for the inference threads of a scheduler; `metrics` gets the measurements."""
+        self._scheduler = scheduler
+        self._metrics = metrics
+        self._freed_memory = FreedMemory()
+        self._busy_s = 0.0
+        self._loop_s: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Starts regular measurements in the running event loop. Their delay is also the delay of other callbacks of the loop."""
+        self._loop_s = time.thread_time()
+        self._look_again()
+
+    def stop(self) -> None:
+        """Stops the regular measurements."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def measure(self) -> None:
+        """Counts the busy time since the last call; it must be called in the thread of the event loop."""
+        busy_s = self._scheduler.busy_s
+        # a run that ends at the same time may be missed, and is counted by the next call
+        if busy_s > self._busy_s:
+            self._metrics.thread_busy.inc(busy_s - self._busy_s)
+            self._busy_s = busy_s
+        if self._loop_s is not None:
+            loop_s = time.thread_time()
+            self._metrics.loop_cpu.inc(loop_s - self._loop_s)
+            self._loop_s = loop_s
+        self._metrics.ready_workers.set(self._scheduler.ready)
+
+    def _look_again(self) -> None:
+        due = time.monotonic() + INTERVAL_S
+        self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._look, due)
+
+    def _look(self, due: float) -> None:
+        self._metrics.loop_lag.observe(max(time.monotonic() - due, 0.0))
+        self.measure()
+        self._freed_memory.return_after_work()
+        self._look_again()

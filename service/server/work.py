@@ -1,0 +1,150 @@
+"""The serving process, a single one or one of several workers: it loads the models, and answers requests until it is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from multiprocessing.connection import Connection
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from bertserve.service.models.build import AppState, build
+from bertserve.service.models.model import Model
+from bertserve.service.models.registry import Registry
+from bertserve.service.models.reloader import SharedReloader
+from bertserve.service.models.workers import SINGLE_WORKER, WorkerContext
+from bertserve.service.server.connections import ConnectionLimits, Connections
+from bertserve.service.server.logs import background_logging
+from bertserve.service.server.preparation import Secrets, max_connections
+from bertserve.service.server.server import Server, Worker, configure
+from bertserve.service.settings import Settings
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tracing.trace import tracer_to
+
+Started = tuple[str, list[str], int]  # the address, a line for each model, and the inference threads of all workers
+
+
+def work(
+    settings: Settings,
+    listener: socket.socket,
+    secrets: Secrets,
+    on_ready: Callable[[Started], None],
+    *,
+    context: WorkerContext = SINGLE_WORKER,
+    pipe: Connection | None = None,
+) -> None:
+    """Loads the models and serves them on a bound socket until it is stopped; `on_ready` is called when the server accepts connections.
+
+    `pipe` leads to the supervisor, if there is one.
+    """
+    tracer = tracer_to(settings.otlp_endpoint)  # only here, after the workers are forked
+    limits = _connection_limits(settings)  # before the models are loaded, because a setting may be wrong
+    # importing FastAPI takes about 0.17 s; models can load at the same time, because their runs need no interpreter
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(import_module, "bertserve.service.api.app")
+        state = build(settings, context, tracer)
+    server = _server(settings, state, secrets, limits, on_ready, context, pipe)
+    with background_logging():
+        server.run([listener])
+        if tracer is not None:
+            tracer.close()
+
+
+def _server(
+    settings: Settings,
+    state: AppState,
+    secrets: Secrets,
+    limits: ConnectionLimits,
+    on_ready: Callable[[Started], None],
+    context: WorkerContext,
+    pipe: Connection | None,
+) -> Server:
+    models = [_line(state.registry, model) for model in state.registry.models.values()]
+    config = configure(
+        application(settings, state, secrets),
+        keep_alive_s=settings.keep_alive_s,
+        tls=None if secrets.certificate is None else secrets.certificate.context,
+        proxies=settings.forwarded_allow_ips,
+    )
+    refreshing: set[asyncio.Task[None]] = set()
+    reloader = state.reloader
+
+    def on_listen(address: str) -> None:
+        if context.before is None:  # a replacement has the supervisor's secrets, like all other workers
+            secrets.reload()  # a key may have been removed while the models were loaded
+        on_ready((address, models, state.totals["threads"]))
+        if isinstance(reloader, SharedReloader):
+            reloader.report()
+
+    def on_hangup() -> None:
+        secrets.reload()
+        if pipe is None:  # otherwise the supervisor has asked all workers to refresh their models
+            task = asyncio.ensure_future(reloader.refresh())
+            refreshing.add(task)  # the reference is needed, because the loop keeps no task alive
+            task.add_done_callback(refreshing.discard)
+
+    arguments: dict[str, Any] = {
+        "scheduler": state.scheduler,
+        "connections": Connections(limits, count=lambda reason: state.metrics.ends[reason].inc()),
+        "shutdown_timeout_s": settings.shutdown_timeout_s,
+        "pre_stop_delay_s": settings.pre_stop_delay_s,
+        "on_listen": on_listen,
+        "on_hangup": on_hangup,
+    }
+    if pipe is None or not isinstance(reloader, SharedReloader):
+        return Server(config, **arguments)
+    return Worker(
+        config,
+        **arguments,
+        pipe=pipe,
+        on_message=reloader.receive,
+        counts=context.connections,
+        heartbeats=context.heartbeats,
+        index=context.index,
+    )
+
+
+def application(settings: Settings, state: AppState, secrets: Secrets, *, sends_request_id: bool = True) -> ASGIApp:
+    """Returns the application for settings, to be served by this process or as a replica in another server.
+
+    If `sends_request_id` is false, a server around the application adds the header `x-request-id` instead.
+    """
+    from bertserve.service.api.app import create_app
+    from bertserve.service.api.auth import Authenticator
+
+    auth = Authenticator(
+        secrets.keys,
+        admin_keys=secrets.admin_keys,
+        public_health=settings.public_health,
+        public_metrics=settings.public_metrics,
+        max_concurrent_per_key=settings.max_concurrent_per_key,
+    )
+    return create_app(
+        state,
+        auth=auth,
+        log_access=settings.access_log,
+        log_probes=settings.log_probes,
+        root_path=settings.root_path,
+        cors_origins=settings.cors_origin,
+        sends_request_id=sends_request_id,
+    )
+
+
+def _line(registry: Registry, model: Model) -> str:
+    """Returns the line about a model that is printed at startup; it includes the endpoints whose default it is."""
+    endpoints = ", ".join(f"/{TASKS[task].path}" for task in registry.default_of(model))
+    return f"{model.name}: {model.task}, {model.graph.provider}/{model.graph.precision}" + (f", answers {endpoints}" if endpoints else "")
+
+
+def _connection_limits(settings: Settings) -> ConnectionLimits:
+    return ConnectionLimits(
+        max_connections=max_connections(settings.max_connections),
+        header_timeout_s=settings.header_timeout_s,
+        max_header_bytes=settings.max_header_bytes,
+        body_timeout_s=settings.body_timeout_s,
+        min_body_rate=settings.min_body_rate,
+    )

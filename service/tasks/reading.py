@@ -1,0 +1,138 @@
+"""Reads a request body: finds its task, checks limits, and turns pydantic's errors into one sentence each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from bertserve.service.errors import InvalidValueError, Sent, TooLargeError, expectation
+from bertserve.service.tasks.body import TAGS, Limits, TaskBody
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.json_text import parse
+from bertserve.service.tasks.unknown_fields import check_keys, no_json, no_object, unknown_within
+
+B = TypeVar("B", bound=TaskBody)
+
+
+def read_as(kind: type[B], raw: bytes, limits: Limits) -> B:
+    """Reads a request body of a class.
+
+    Raises:
+        MalformedRequestError: The body is not JSON.
+        InvalidValueError: The JSON does not match the class.
+        TooLargeError: A list or a text exceeds its limit.
+    """
+    return validate_as(kind, parse_json(raw, kind), limits)
+
+
+def parse_json(raw: bytes, body: type[TaskBody] | None = None, *, finite: bool = False) -> Any:
+    """Parses a body; `body` is its class, for the example in an error, and `finite` is as for `parse`.
+
+    Raises:
+        MalformedRequestError: The body is not JSON.
+        TooLargeError: It has more lists, objects, keys, values or digits than are allowed.
+    """
+    try:
+        # not `model_validate_json`, which creates Python objects for each Python validator, and again for the error
+        return parse(raw, finite=finite)
+    except ValueError as error:
+        raise no_json(raw, str(error), body) from error
+
+
+def requested_task(task: str, value: Any) -> str:
+    """Returns the task that a body requests, by default the model's own; a later step reports a body that is not an object."""
+    derived = ((spec.name, spec.derivation) for spec in TASKS.values() if spec.derivation is not None)
+    return next((name for name, derivation in derived if derivation.accepts(task) and _has(value, derivation.discriminator)), task)
+
+
+def _has(value: Any, keys: tuple[str, ...]) -> bool:
+    """Returns whether an object has a path of nested keys."""
+    for key in keys:
+        if not isinstance(value, dict) or key not in value:
+            return False
+        value = value[key]
+    return True
+
+
+def validate_as(kind: type[B], value: Any, limits: Limits) -> B:
+    """Validates the JSON value of a request body of a class.
+
+    Raises:
+        InvalidValueError: The value does not match the class.
+        TooLargeError: A list or a text exceeds its limit.
+    """
+    if not isinstance(value, dict):
+        raise no_object(value, kind)
+    if not value.keys() <= kind.names:
+        check_keys(value, kind)
+    try:
+        body = kind.model_validate(value)
+    except ValidationError as error:
+        raise _translate(error, kind) from error
+    if body.count > limits.max_inputs:
+        raise TooLargeError(
+            "{counted} and {max_inputs} are allowed; split the request; the operator can raise --max-inputs.",
+            counted=body.counted.format(body.count),
+            max_inputs=limits.max_inputs,
+        )
+    for index, item in enumerate(body.items):
+        for text in body.texts_of(item):
+            if len(text) > limits.max_chars:
+                raise _too_long(text, body, index, limits)
+    return body
+
+
+def _too_long(text: str, body: TaskBody, index: int, limits: Limits) -> TooLargeError:
+    error = TooLargeError(
+        "the text has {chars} characters and {max_chars} are allowed; split it; the operator can raise --max-chars.",
+        chars=len(text),
+        max_chars=limits.max_chars,
+    )
+    error.input_index = index
+    error.name_input(many=body.is_list, subject=body.subject)
+    return error
+
+
+def _translate(error: ValidationError, body: type[TaskBody]) -> InvalidValueError | TooLargeError:
+    """Turns pydantic's first error into one sentence."""
+    first = error.errors(include_url=False)[0]
+    place = where([part for part in first["loc"] if part not in TAGS])
+    if first["type"] == "too_long" and not place.startswith("parameters"):
+        limit = first["ctx"]["max_length"]
+        return TooLargeError(
+            "`{place}` has {first_count} items and at most {limit} are allowed; split the request.",
+            place=place,
+            first_count=len(first["input"]),
+            limit=limit,
+        )
+    if first["type"] == "unknown_name":
+        return unknown_within(first["ctx"]["name"], place, first["ctx"]["known"], body)
+    return wrong_value(first, body.example())
+
+
+def wrong_value(error: ErrorDetails, example: Mapping[str, Any]) -> InvalidValueError:
+    """Returns one of pydantic's errors, for a missing or wrong value, as one sentence; `example` is a valid body."""
+    place = where([part for part in error["loc"] if part not in TAGS]) or "the body"
+    if error["type"] == "missing":
+        return InvalidValueError("`{place}` is missing; send JSON such as {example}.", place=place, example=json.dumps(example))
+    message, item = expectation(error), example.get("inputs")
+    if error["type"] == "model_type" and place.startswith("inputs") and "." not in place and isinstance(item, dict):
+        message += f" such as {json.dumps(item)}"
+    return InvalidValueError("`{place}` is wrong: {message}; it is {value}.", place=place, message=message, value=show(error["input"]))
+
+
+def where(parts: Sequence[int | str]) -> str:
+    """Returns a position in a body, such as `inputs[2].text`."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
+
+
+def show(value: Any) -> Sent | str:
+    """Returns a value of a body for a message: the start of a text or a number, otherwise a description."""
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else f"a list of {len(value)}"
+    shown = json.dumps(value[:41] if isinstance(value, str) else value, ensure_ascii=False)
+    return Sent(shown if len(shown) <= 40 else f"{shown[:40]}…")
