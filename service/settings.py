@@ -280,6 +280,7 @@ class Settings(ModelSettings, AddressSettings):
         le=256,
         description="Processes that share the port; --threads and --max-queue-tokens are divided among them, and each loads every model.",
     )
+    max_concurrent: int = Field(1024, ge=1, description="Maximum open requests to models per worker; more get 503.")
     max_stream_requests: int = Field(
         32,
         ge=1,

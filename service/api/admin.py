@@ -16,9 +16,9 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from bertserve.service import __version__
-from bertserve.service.api.auth import CALLER, METRICS
-from bertserve.service.api.middleware import LABELS, of_request
+from bertserve.service.api.auth import METRICS
 from bertserve.service.api.openapi import endpoints, error_responses
+from bertserve.service.api.request import REQUEST
 from bertserve.service.api.responses import check_ready, json_answer, probed
 from bertserve.service.api.throttled import Throttled
 from bertserve.service.api_keys import Access
@@ -106,9 +106,11 @@ async def _audited(state: AppState, scope: Scope, name: str, change: Awaitable[T
     finally:
         # the name of no model is only the caller's text
         model = name if is_known or name in state.registry.models or name in state.broken else UNKNOWN
-        scope[LABELS] = None, model
-        fields = {**of_request(scope), "key": scope[CALLER].name, "action": action, "outcome": outcome}
-        audit_log.info("%s of the model %s by the key %s: %s", action, model, scope[CALLER].name, outcome, extra=fields)
+        request = scope[REQUEST]
+        request.model = model
+        key = request.caller.name
+        fields = {**request.log_fields(), "key": key, "action": action, "outcome": outcome}
+        audit_log.info("%s of the model %s by the key %s: %s", action, model, key, outcome, extra=fields)
 
 
 def _add_model_list(routes: APIRouter, state: AppState) -> None:
@@ -183,6 +185,7 @@ def _limits(state: AppState) -> dict[str, int]:
         "max_chars": state.limits.max_chars,
         "max_body_bytes": state.max_body_bytes,
         "max_stream_requests": state.max_stream_requests,
+        "max_concurrent": state.max_concurrent,
         "timeout_ms": state.timeout_ms,
         "max_timeout_ms": state.max_timeout_ms,
     }

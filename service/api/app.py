@@ -1,4 +1,4 @@
-"""The application: the request middleware and the routes that run models; FastAPI serves all other requests."""
+"""The application: the endpoint for all requests, and FastAPI for those that run no models."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from bertserve.service import __version__
 from bertserve.service.api import errors, open_inference, playground
 from bertserve.service.api.admin import routers as admin_routers
 from bertserve.service.api.auth import Authenticator, check_declared
-from bertserve.service.api.inference import DirectRoutes, Inference, InferenceEndpoint
-from bertserve.service.api.middleware import REQUEST_ID, RequestMiddleware
+from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.api.openapi import TAGS, add_description, docs_router, inference_routes
+from bertserve.service.api.request import REQUEST
 from bertserve.service.errors import MethodNotAllowedError, NotFoundError, Sent
 from bertserve.service.models.build import AppState
 from bertserve.service.tasks.catalog import TASKS
@@ -55,15 +55,13 @@ def create_app(
     """
     auth = auth or Authenticator()
     fastapi = create_fastapi(state, root_path=root_path, asks_for_key=auth.keys is not None)
-    running = [route for route in fastapi.routes if isinstance(route, InferenceEndpoint)]
-    app = RequestMiddleware(
-        DirectRoutes(running, fastapi),
-        metrics=state.metrics,
+    app = Endpoint(
+        state,
+        fastapi,
         auth=auth,
         log_access=log_access,
         log_probes=log_probes,
         root_path=root_path,
-        tracer=state.tracer,
         sends_request_id=sends_request_id,
     )
     if not cors_origins:
@@ -100,7 +98,7 @@ def create_fastapi(state: AppState, *, root_path: str = "", asks_for_key: bool =
         redoc_url=None,
     )
     app.router.redirect_slashes = False  # the redirect would go to a host that the caller chose in `Host`
-    app.router.routes.extend(inference_routes(Inference(state)))
+    app.router.routes.extend(inference_routes())
     for router in (
         *admin_routers(state),
         playground.router(root_path),
@@ -116,8 +114,8 @@ def create_fastapi(state: AppState, *, root_path: str = "", asks_for_key: bool =
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    """Answers an error that left FastAPI. FastAPI raises it again afterwards, and then the middleware logs it."""
-    return errors.response(error, request.scope[REQUEST_ID], request.scope["path"])
+    """Answers an error that left FastAPI. FastAPI raises it again afterwards, and then `Endpoint` logs it."""
+    return errors.response(error, request.scope[REQUEST].id, request.scope["path"])
 
 
 async def _translate(request: Request, error: Exception) -> Response:

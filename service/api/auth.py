@@ -14,6 +14,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
+from bertserve.service.api.request import REQUEST, Request
 from bertserve.service.api_keys import Access, ApiKeys, digest_of
 from bertserve.service.errors import ForbiddenError, RefusedError, UnauthorizedError
 from bertserve.service.tasks.catalog import TASKS
@@ -32,8 +33,6 @@ PROBES = frozenset(
     }
 )
 RETRY_AFTER_S = 1.0
-AUTH = "bertserve.auth"  # scope key: the Authenticator
-CALLER = "bertserve.caller"  # scope key: the Caller, once its key has been checked
 
 
 class Caller(NamedTuple):
@@ -73,7 +72,7 @@ class Authenticator:
         self._running: Counter[Caller] = Counter()
 
     def enter(self, access: Access, headers: Iterable[tuple[bytes, bytes]]) -> Caller | None:
-        """Admits a request; header names are in lower case. The code that calls it must pass the returned caller, if any, to `leave`.
+        """Admits a request; header names are in lower case. The code that calls it must pass the returned caller to `leave`.
 
         Returns:
             The owner of the request's key; None if the route needs no key.
@@ -105,12 +104,13 @@ class Authenticator:
         self._running[caller] += 1
         return caller
 
-    def leave(self, caller: Caller) -> None:
+    def leave(self, caller: Caller | None) -> None:
         """Counts an admitted request as done."""
-        self._running[caller] -= 1
+        if caller is not None:
+            self._running[caller] -= 1
 
     def check_again(self, caller: Caller | None) -> None:
-        """Checks whether the key of an admitted request is still in its file. A stream has no end, so a removed key must end it.
+        """Checks whether the key of an admitted request is still in its file, because a stream may have no end.
 
         Raises:
             UnauthorizedError: The key was removed.
@@ -142,8 +142,8 @@ class Authenticator:
         raise UnauthorizedError("unknown API key; check it, or ask the operator for one.")
 
 
-class Endpoint(APIRoute):
-    """A route that checks its access before it runs. `openapi.endpoints` makes a subclass for each access."""
+class GuardedRoute(APIRoute):
+    """A route of FastAPI that checks its access before it runs. `openapi.endpoints` makes a subclass for each access."""
 
     access: Access
 
@@ -153,17 +153,12 @@ class Endpoint(APIRoute):
         if scope["method"] not in self.methods:
             await super().handle(scope, receive, send)
             return
-        auth: Authenticator = scope[AUTH]
-        caller = scope[CALLER] = auth.enter(self.access, scope["headers"])
+        request: Request = scope[REQUEST]
+        caller = request.caller = request.auth.enter(self.access, scope["headers"])
         try:
-            await self.run(scope, receive, send)
+            await super().handle(scope, receive, send)
         finally:
-            if caller is not None:
-                auth.leave(caller)
-
-    async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request whose access has been checked."""
-        await super().handle(scope, receive, send)
+            request.auth.leave(caller)
 
 
 def check_declared(routes: Iterable[BaseRoute]) -> None:
@@ -173,5 +168,5 @@ def check_declared(routes: Iterable[BaseRoute]) -> None:
         TypeError: A route does not.
     """
     for route in routes:
-        if not (isinstance(route, Endpoint) and isinstance(getattr(route, "access", None), Access)):
+        if not (isinstance(route, GuardedRoute) and isinstance(getattr(route, "access", None), Access)):
             raise TypeError(f"the route {getattr(route, 'path', route)!r} declares no access; use `endpoints` of service/api/openapi.py.")

@@ -58,6 +58,8 @@ def response(error: Exception, request_id: str, path: str = "") -> Response:
         headers["Retry-After"] = "1"  # another instance may answer at once
     if isinstance(error, errors.MethodNotAllowedError):
         headers["Allow"] = error.allowed
+    if isinstance(error, errors.SlowRequestError):
+        headers["Connection"] = "close"  # the rest of the request may never come
     if isinstance(error, errors.UnauthorizedError):
         headers["WWW-Authenticate"] = "Bearer"
     return Response(to_json(fields), status_code=status, headers=headers, media_type="application/json")

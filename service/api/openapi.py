@@ -19,10 +19,10 @@ from pydantic.json_schema import models_json_schema
 from starlette.responses import HTMLResponse, Response
 
 from bertserve.service.api import errors
-from bertserve.service.api.auth import Endpoint
-from bertserve.service.api.inference import TIMEOUT_HEADER, Inference, InferenceEndpoint
+from bertserve.service.api.auth import GuardedRoute
 from bertserve.service.api.jsonl import MEDIA_TYPE
-from bertserve.service.api.routes import INFERENCE, OTHER_CLIENTS, Route, all_routes
+from bertserve.service.api.request import TIMEOUT_HEADER
+from bertserve.service.api.routes import INFERENCE, OTHER_CLIENTS, InferenceRoute, Route, all_routes
 from bertserve.service.api_keys import Access
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import to_json
@@ -78,14 +78,14 @@ def error_responses(*statuses: int, path: str = "") -> dict[int | str, dict[str,
     return {status: {"content": content} for status in sorted({*statuses, *ANYWHERE})}
 
 
-def inference_routes(inference: Inference) -> list[InferenceEndpoint]:
+def inference_routes() -> list[InferenceRoute]:
     """Returns the routes that run models, each with its description."""
-    return [InferenceEndpoint(route, inference.answer, **_described(route)) for route in all_routes()]
+    return [InferenceRoute(route, **_described(route)) for route in all_routes()]
 
 
 def endpoints(access: Access, **options: Any) -> APIRouter:
     """Returns a router for routes of one access, with further arguments of `APIRouter`."""
-    route_class = type("Endpoint", (Endpoint,), {"access": access})
+    route_class = type("GuardedRoute", (GuardedRoute,), {"access": access})
     return APIRouter(route_class=route_class, generate_unique_id_function=operation_id, **options)
 
 

@@ -9,12 +9,14 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from bertserve.service.api.auth import GuardedRoute
 from bertserve.service.api.call import Call, Incoming
 from bertserve.service.api.formats.cohere import DocumentsBody, RankedList, read_rerank
 from bertserve.service.api.formats.hugging_face import PredictBody, Predictions, read_at_base, read_for_model, read_for_task, read_predict
 from bertserve.service.api.formats.open_inference import InferAnswer, InferBody, read_infer
 from bertserve.service.api.formats.openai import EmbeddingList, EmbeddingsBody, read_embeddings
 from bertserve.service.api.formats.tei import EmbedAllBody, SequencesBody, read_foreign
+from bertserve.service.api_keys import Access
 from bertserve.service.tasks import classify, embed, rerank
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.classify import LabelScore
@@ -48,6 +50,17 @@ class Route:
     binary: bool = False
     streams: bool = False
     tag: str = OTHER_CLIENTS
+
+
+class InferenceRoute(GuardedRoute):
+    """A `Route` in FastAPI, which describes it and answers 405 for other methods; `Endpoint` serves its requests."""
+
+    access = Access.KEY
+
+    def __init__(self, wire: Route, **description: Any) -> None:
+        """Creates it with FastAPI's arguments for OpenAPI; FastAPI never calls the function of this route."""
+        self.wire = wire
+        super().__init__(wire.path, lambda: None, methods=["POST"], summary=wire.summary, response_model=None, **description)
 
 
 def all_routes() -> list[Route]:

@@ -89,6 +89,8 @@ class AppState:
         timeout_ms: Deadline of a request that sets none.
         max_timeout_ms: Longest deadline that a request may set.
         max_stream_requests: Lines of one stream that may run at the same time.
+        max_concurrent: Requests to models that may be open at the same time.
+        body_timeout_s: Seconds in which a body must be complete.
         reloader: Changes the models.
         totals: The limits of all workers together.
         worker: This worker and its share.
@@ -106,6 +108,8 @@ class AppState:
     timeout_ms: int
     max_timeout_ms: int
     max_stream_requests: int
+    max_concurrent: int
+    body_timeout_s: float
     reloader: Reloader
     totals: dict[str, int]
     worker: WorkerShare
@@ -166,6 +170,8 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
         timeout_ms=settings.timeout_ms,
         max_timeout_ms=settings.max_timeout_ms,
         max_stream_requests=settings.max_stream_requests,
+        max_concurrent=settings.max_concurrent,
+        body_timeout_s=settings.body_timeout_s,
         totals={"max_batch_tokens": settings.max_batch_tokens, "max_queue_tokens": settings.max_queue_tokens, "threads": threads_total},
         worker=WorkerShare(worker.index, worker.workers, os.getpid(), scheduler.max_queue_tokens, threads),
         machine=Machine(cpu_name(), sessions.VERSION, requested, provider, sessions.THREADS),

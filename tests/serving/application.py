@@ -218,7 +218,14 @@ def model_of(
     )
 
 
-def faked(models: Path, engine: FakeEngine, *, max_queue_tokens: int = 4096, clock: Callable[[], float] = time.monotonic) -> AppState:
+def faked(
+    models: Path,
+    engine: FakeEngine,
+    *,
+    max_queue_tokens: int = 4096,
+    max_stream_requests: int = 32,
+    clock: Callable[[], float] = time.monotonic,
+) -> AppState:
     """Returns a service with one inference thread and the bundle `tiny` on a fake engine. Its scheduler uses `clock`."""
     loaded = files.load_bundle(models / "tiny")
     metrics = Metrics()
@@ -240,7 +247,9 @@ def faked(models: Path, engine: FakeEngine, *, max_queue_tokens: int = 4096, clo
         max_body_bytes=65536,
         timeout_ms=10_000,
         max_timeout_ms=20_000,
-        max_stream_requests=32,
+        max_stream_requests=max_stream_requests,
+        max_concurrent=64,
+        body_timeout_s=10,
         totals={"max_batch_tokens": 64, "max_queue_tokens": max_queue_tokens, "threads": 1},
         worker=WorkerShare(0, 1, os.getpid(), max_queue_tokens, 1),
         machine=Machine("", "", "cpu", "cpu", 1),

@@ -21,7 +21,7 @@ import raw_http
 import tiny
 from bertserve.service.errors import SettingsError
 from bertserve.service.server.preparation import RESERVE, max_connections
-from conftest import UNTHROTTLED, Served, metric, running, wait_until, without_shutdown
+from conftest import UNTHROTTLED, Served, metric, running, without_shutdown
 
 HALF_HEAD = b"POST /classify HTTP/1.1\r\nhost: te"
 HALF_BODY = b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{"
@@ -77,7 +77,6 @@ def counted(served: Any, status: int) -> float:
     [
         (HALF_HEAD, 408, "too_slow", "head_timeout"),
         (WHOLE + HALF_HEAD, 408, "too_slow", "head_timeout"),
-        (HALF_BODY, 408, "too_slow", "body_timeout"),
         (b"GET / HTTP/1.1\r\nhost: test\r\nx: " + b"x" * 2048, 431, "head_too_large", "head_too_large"),
         (b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 2048 + b"\r\n", 431, "head_too_large", "head_too_large"),
         (b"GET /" + b"x" * 2048 + b" HTTP/1.1\r\n\r\n", 431, "head_too_large", "head_too_large"),
@@ -104,20 +103,6 @@ def test_a_slow_or_invalid_request_is_refused(service: Served, sent: bytes, stat
     else:
         assert b"" == answer
     assert before + 1 == closed(service, reason)
-
-
-@pytest.mark.parametrize(
-    ("sent", "status"),
-    [(HALF_BODY, 408), (b"POST /classify HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\nnonsense\r\n", 400)],
-)
-def test_metrics_and_log_have_the_status_of_a_refused_body(service: Served, sent: bytes, status: int) -> None:
-    """Metrics and log have the status that the client got, not 499 for a closed connection."""
-    before = counted(service, status), counted(service, 499)
-    lines = len(service.log.read_text().splitlines())
-    with connected(service, sent) as connection:
-        assert until_closed(connection).startswith(b"HTTP/1.1 %d " % status)
-    assert (before[0] + 1, before[1]) == (counted(service, status), counted(service, 499))
-    wait_until(lambda: any(f" {status} " in line for line in service.log.read_text().splitlines()[lines:]))
 
 
 def test_a_connection_without_data_is_closed_without_a_response(service: Served) -> None:

@@ -22,7 +22,7 @@ from schemathesis.specs.openapi.checks import (
 
 import hostile
 import tiny
-from bertserve.service.api.inference import TIMEOUT_HEADER
+from bertserve.service.api.request import TIMEOUT_HEADER
 from bertserve.service.tasks.catalog import TASKS
 from conftest import Served, running
 

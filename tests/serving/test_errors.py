@@ -8,13 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message
 
 from application import call, rejected
-from bertserve.service.api.auth import Authenticator
+from bertserve.service.api.app import create_app
 from bertserve.service.api.errors import response
-from bertserve.service.api.middleware import LABELS, RequestMiddleware
 from bertserve.service.api.openapi import ErrorBody
 from bertserve.service.errors import (
     ERROR_STATUSES,
@@ -25,7 +23,8 @@ from bertserve.service.errors import (
     RefusedError,
     ServerError,
 )
-from bertserve.service.metrics import Metrics
+from bertserve.service.models.build import build
+from bertserve.service.settings import Settings
 from bertserve.service.tasks.json_text import to_json
 
 
@@ -104,14 +103,10 @@ def test_a_wrong_method_gets_the_allowed_methods(models: Path, method: str, path
     assert set(answer.headers["allow"].split(", ")) - {"HEAD"} == allowed
 
 
-def test_a_status_is_counted_only_when_it_is_sent() -> None:
+def test_a_status_is_counted_only_when_it_is_sent(models: Path) -> None:
     """If the server cannot send the response head, the caller gets a 500, and the 500 is counted."""
-    metrics = Metrics()
+    state = build(Settings(models=models))
     sent: list[Message] = []
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        scope[LABELS] = ("text-classification", "tiny")
-        await Response("fine", headers={"x-hf-warning": "two"})(scope, receive, send)
 
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start" and message["status"] == 200:
@@ -119,11 +114,11 @@ def test_a_status_is_counted_only_when_it_is_sent() -> None:
         sent.append(message)
 
     async def receive() -> Message:
-        raise AssertionError("nobody reads the body")
+        return {"type": "http.request", "body": b'{"inputs": []}'}
 
-    app = RequestMiddleware(answer, metrics=metrics, auth=Authenticator(), log_access=False)
-    scope = {"type": "http", "method": "POST", "path": "/classify", "headers": []}
-    asyncio.run(app(scope, receive, send))  # type: ignore[arg-type]
+    scope = {"type": "http", "method": "POST", "path": "/classify", "query_string": b"", "headers": []}
+    asyncio.run(create_app(state)(scope, receive, send))  # type: ignore[arg-type]
     assert [message.get("status") for message in sent] == [500, None]
-    assert 'requests_total{model="tiny",status="500",task="text-classification"} 1.0' in metrics.page().decode()
-    assert 'status="200"' not in metrics.page().decode()
+    page = state.metrics.page().decode()
+    assert 'requests_total{model="tiny",status="500",task="text-classification"} 1.0' in page
+    assert 'status="200"' not in page

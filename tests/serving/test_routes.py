@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message
 
 from application import keys
 from bertserve.service.api.app import create_app, create_fastapi
-from bertserve.service.api.auth import METRICS, PROBES, Authenticator, Endpoint, check_declared
+from bertserve.service.api.auth import METRICS, PROBES, Authenticator, GuardedRoute, check_declared
 from bertserve.service.api_keys import Access, ApiKeys
 from bertserve.service.models.build import AppState, build
 from bertserve.service.settings import Settings
@@ -123,10 +123,10 @@ def service(models: Path) -> tuple[AppState, Authenticator, Changes]:
     return state, Authenticator(keys(models.parent, "swordfish"), admin_keys=ApiKeys(models.parent / "admin")), changes
 
 
-def routes(app: FastAPI) -> Iterator[tuple[Endpoint, str, str]]:
+def routes(app: FastAPI) -> Iterator[tuple[GuardedRoute, str, str]]:
     """Yields every route, once per method, with an example path."""
     for route in app.routes:
-        assert isinstance(route, Endpoint)
+        assert isinstance(route, GuardedRoute)
         for method in sorted(route.methods):
             path = route.path.replace("{version}", "1")
             yield route, method, path.replace("{name}", "tiny")
@@ -219,7 +219,7 @@ def test_a_route_without_a_declared_access_fails_at_start(models: Path) -> None:
     async def endpoint() -> None:
         """Does nothing."""
 
-    for undeclared in (Endpoint("/x", endpoint), FastAPI().router.routes[0]):
+    for undeclared in (GuardedRoute("/x", endpoint), FastAPI().router.routes[0]):
         with pytest.raises(TypeError, match="declares no access"):
             check_declared([*app.routes, undeclared])
 
