@@ -96,11 +96,6 @@ def _to_known(value: Any) -> str:
     raise TypeError
 
 
-def fragment(data: bytes) -> Any:
-    """Returns a JSON document as a value that `to_json` copies into its output."""
-    return orjson.Fragment(data)
-
-
 def to_plain(value: Any) -> Any:
     """Returns a value as a client reads it, with lists instead of arrays."""
     return orjson.loads(to_json(value))

@@ -56,13 +56,11 @@ class RerankRequest:
         query: The query.
         texts: The texts.
         options: The options. If a pair exceeds the model's length, the longer text is truncated first.
-        returned_bytes: Bytes of other data about the texts in the answer.
     """
 
     query: str
     texts: tuple[str, ...]
     options: RerankOptions = DEFAULTS
-    returned_bytes: int = 0
 
     @property
     def chars(self) -> int:
@@ -116,7 +114,7 @@ def rerank(request: RerankRequest, model: TaskModel) -> TaskRun:
         truncated |= total > room
         encodings.append(encoding)
         yield PAUSE
-    returned = sum(map(text_bytes, request.texts)) if options.return_text else request.returned_bytes
+    returned = sum(map(text_bytes, request.texts)) if options.return_text else 0
     cost = Cost(answer_bytes=returned + RANKED_BYTES * count, steps=count, memory=2 * count)
     rows = yield Batch(encodings, cost, truncated=truncated)
     if not rows:

@@ -52,8 +52,6 @@ def test_text_bytes_is_an_upper_bound_of_the_size_in_json(text: str) -> None:
         ("/choose", {"inputs": {"prompt": "good", "choices": ["film " * 100, "book " * 100]}}),
         ("/rerank", {"query": "good", "texts": ["film " * 200], "return_text": True}),
         ("/rerank", {"query": "good", "texts": ["film"] * 20}),
-        ("/v1/rerank", {"query": "good", "documents": ["film " * 200], "return_documents": True}),
-        ("/v1/rerank", {"query": "good", "documents": [{"text": "film", "prices": [1e15] * 50}] * 4, "return_documents": True}),
         ("/similarity", {"inputs": {"source_sentence": "good", "sentences": ["film"] * 50}}),
         ("/embed", {"inputs": ["film"] * 10}),
         ("/v1/embeddings", {"input": ["film"] * 10}),
@@ -133,7 +131,6 @@ def test_the_characters_of_a_question_count_for_each_choice(api: Send, monkeypat
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank"])
 def test_a_document_that_cannot_be_returned_is_refused(api: Send, path: str) -> None:
     body = {"query": "good", "documents": ["film", {"text": "book", "page": {"number": [HUGE]}}]}
-    assert 200 == post(api, body, path=path).status_code
     response = post(api, body | {"return_documents": True}, path=path)
     assert "`documents[1]`" in response.text
     assert response.status_code in (400, 422)

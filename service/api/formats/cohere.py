@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, Tag
+from pydantic import BaseModel, ConfigDict, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from bertserve.service.api.call import Call, Incoming
 from bertserve.service.api.formats.openai import Usage
-from bertserve.service.errors import InvalidValueError
 from bertserve.service.models.work import Prediction
 from bertserve.service.tasks import rerank
 from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.tasks.body import PAIR, STOP, TEXT, ForeignBody, body_config, one_of
-from bertserve.service.tasks.json_text import fragment, to_json
+from bertserve.service.tasks.json_text import to_json
 from bertserve.service.tasks.reading import read_as
 
 
@@ -23,6 +23,15 @@ class Document(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     text: str
+
+    @model_validator(mode="after")
+    def _can_be_returned(self) -> Self:
+        """Refuses numbers of more than 64 bits, which JSON parsers of other programs cannot read."""
+        try:
+            to_json(self.model_extra)
+        except TypeError:
+            raise PydanticCustomError("number", "must have numbers of at most 64 bits; send a larger number as a text") from None
+        return self
 
 
 _Document = Annotated[
@@ -41,7 +50,6 @@ class DocumentsBody(ForeignBody, rerank.QueryBody):
     documents: Annotated[list[_Document], STOP, Field(description="Texts, or objects with a `text`; other keys are only returned.")]
     top_n: Annotated[int | None, Field(ge=1, description="Number of results to return; by default all.")] = None
     return_documents: Annotated[bool | None, Field(description="Include each document in the answer.")] = None
-    _returned: list[bytes] | None = None
 
     @property
     def ranked(self) -> tuple[str, ...]:
@@ -50,29 +58,7 @@ class DocumentsBody(ForeignBody, rerank.QueryBody):
 
     def requests(self, config: ModelConfig | None = None) -> list[Any]:
         """Returns the only request."""
-        return [rerank.RerankRequest(self.query, self.ranked, returned_bytes=sum(map(len, self.returned())))]
-
-    def returned(self) -> list[bytes]:
-        """Returns the documents as JSON, if the answer includes them; values that cannot be written fail here, before the run.
-
-        Raises:
-            InvalidValueError: A document has a number that JSON parsers of other programs cannot read.
-        """
-        # not a cached_property, whose lock would make the event loop wait for the body of another thread
-        if self._returned is None:
-            self._returned = [self._to_json(index) for index in range(len(self.documents))] if self.return_documents else []
-        return self._returned
-
-    def _to_json(self, index: int) -> bytes:
-        document = self.documents[index]
-        try:
-            return to_json({"text": document} if isinstance(document, str) else document.model_dump())
-        except TypeError as error:
-            raise InvalidValueError(
-                "`documents[{index}]` has a number with more than 64 bits, which cannot be returned; send it as a "
-                "text, or remove `return_documents`.",
-                index=index,
-            ) from error
+        return [rerank.RerankRequest(self.query, self.ranked)]
 
 
 class RankedDocument(BaseModel):
@@ -97,15 +83,17 @@ def read_rerank(incoming: Incoming) -> Call:
     """Reads a body of `/v1/rerank` and `/v2/rerank`."""
     body = read_as(DocumentsBody, incoming.raw, incoming.limits)
     model = incoming.models.for_task(rerank.TASK, body.model)
-    returned = body.returned()
-    body.documents = list(body.ranked)  # other keys may need thirty times the memory of their bytes, until the request is answered
     request_id = incoming.request_id  # not `incoming`, which has the body's bytes
+
+    def document(index: int) -> dict[str, Any]:
+        given = body.documents[index]
+        return {"text": given} if isinstance(given, str) else given.model_dump()
 
     def answer(answered: Prediction) -> dict[str, Any]:
         (ranked,) = answered.results
         results = [
             {"index": item["index"], "relevance_score": item["score"]}
-            | ({"document": fragment(returned[item["index"]])} if returned else {})
+            | ({"document": document(item["index"])} if body.return_documents else {})
             for item in ranked[: body.top_n]
         ]
         usage = {"prompt_tokens": answered.tokens, "total_tokens": answered.tokens}
