@@ -1,33 +1,98 @@
-"""Templates of errors and their values."""
+"""The errors that a request can cause: their templates, and whose values these have."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from string import Formatter
 
-import pytest
-
 from bertserve.service import errors
+from bertserve.service.errors import BertServeError, CallerError, ServerError
 
-ROOT = Path(__file__).parent.parent
-KINDS = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.BertServeError)}
-OPTIONS = {"reason", "retry_after_s", "input_index", "key"}  # arguments of errors that are not values of the template
+SERVICE = Path(errors.__file__).parent
+OPTIONS = {"reason", "retry_after_s", "key"}  # arguments of errors that are not values of the template
+
+# The values that the log may have, because no caller can choose them: the service counted or made them, or they come from its operator.
+# An entry is the name of a placeholder and the code of its value, or only one of these if they are equal.
+OWN = """
+a=first[label]; allowed; answer_bytes=shown(answer_bytes); b=index; body_bytes=size; by=', '.join(map(str, done)) or 'none';
+caller=caller.name; cause=without_folders(error.message, self._folders); chars; column; count; count=self._open;
+counted=body.counted.format(body.count); describe=_describe(embedding); detail=error; estimate=request.tokens; example=example_of(body);
+example=json.dumps(example); expected; failures; field=name; given=received; header_timeout_s=limits.header_timeout_s; held=other_tokens;
+holder; i; index; instead; kind; kind=type(error).__name__; known=listed(required(body)); known=mask;
+known=prompts or 'none, so remove `prompt_name`'; known=texts; last=count - 1; least=-count; length; limit; limit=limits.body_timeout_s;
+limit=max_bytes; limit=self._limits.max_header_bytes; longest; max_batch_tokens; max_body_bytes=state.max_body_bytes;
+max_chars=limits.max_chars; max_concurrent=self._max_concurrent; max_inputs=limits.max_inputs; max_length=tokenizer.max_length;
+max_memory=self._max_memory; max_queue_tokens; max_queue_tokens=self.max_queue_tokens; max_timeout_ms=self._state.max_timeout_ms; memory;
+memory=shown(self.memory); message; missing; model=model.name; model=name; models;
+models=', '.join((f'`{model_name}`' for model_name in able)); models=', '.join(self.models) or 'none'; models=able; models=near; most=limit;
+most=max_queue_tokens; most_heads=MAX_VALUES // length ** 2; most_tokens=math.isqrt(MAX_VALUES // len(maps));
+name=name if done else Sent(name); name=spec.name; name=tensor.name; name=twice[0]; name=type(error).__name__; of; others=other_memory;
+own_task=model.task; paths; pieces; place; problem; problem=kinds.get(type(value), 'null'); queue_tokens=self.queue_tokens;
+rate=limits.min_body_rate; remedy; remedy=_replacement(name, known) or remedy; remedy=_replacement(name, parameters) or remedy; room;
+room=max(room, 0); room=room - 1; rows; running=self._running[caller]; setting; span; strerror=error.strerror; task; tasks; tensor=name;
+texts=len(slots) ** len(masks); timeout_s; tokens; total; values; wait; watched_s=run.watched_s; what=action; what=unit; where; whose=owner;
+why; width; words
+"""
 
 
-def templates() -> Iterator[tuple[str, set[str], set[str]]]:
-    """Yields each error with a template: its place, the template's placeholders, and the names of the given values."""
-    for path in sorted((ROOT / "service").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in KINDS and node.args):
+def kinds(kind: type[BertServeError]) -> set[str]:
+    return {kind.__name__}.union(*(kinds(below) for below in kind.__subclasses__()))
+
+
+ERRORS = kinds(CallerError) | kinds(ServerError)
+
+
+def calls() -> Iterator[tuple[str, ast.expr, dict[str, ast.expr]]]:
+    """Yields the place, the template and the values of each error, and of each validator's error, which becomes a part of an error."""
+    for path in sorted(SERVICE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if not isinstance(node, ast.Call):
                 continue
-            template, names = node.args[0], {keyword.arg for keyword in node.keywords}
-            if isinstance(template, ast.Constant) and names - OPTIONS and None not in names:
-                placeholders = {field for _, field, _, _ in Formatter().parse(template.value) if field}
-                yield f"{path.relative_to(ROOT)}:{node.lineno}", placeholders, {name for name in names - OPTIONS if name}
+            place, called = f"{path.relative_to(SERVICE)}:{node.lineno}", ast.unparse(node.func).rpartition(".")[2]
+            if called in ERRORS:
+                yield place, node.args[0], {str(keyword.arg): keyword.value for keyword in node.keywords if keyword.arg not in OPTIONS}
+            elif called == "PydanticCustomError":
+                _, template, *context = node.args
+                pairs = [pair for each in context if isinstance(each, ast.Dict) for pair in zip(each.keys, each.values, strict=True)]
+                values = {ast.literal_eval(key): value for key, value in pairs if key is not None}
+                yield place, template, {name: value for name, value in values.items() if name in placeholders(template)}
 
 
-@pytest.mark.parametrize(("place", "placeholders", "values"), list(templates()))
-def test_each_error_template_gets_its_values(place: str, placeholders: set[str], values: set[str]) -> None:
-    assert placeholders == values, place
+def placeholders(template: ast.expr) -> set[str]:
+    return {field for _, field, _, _ in Formatter().parse(ast.literal_eval(template)) if field}
+
+
+def is_constant(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) or (isinstance(value, ast.Name) and value.id.isupper())
+
+
+def entry(name: str, value: ast.expr) -> str:
+    code = ast.unparse(value)
+    return name if name == code else f"{name}={code}"
+
+
+def test_each_template_is_a_literal_and_gets_its_values() -> None:
+    """The log shows templates, so a template has no text of a caller. A placeholder without a value would be answered with 500."""
+    wrong = []
+    for place, template, values in calls():
+        if not is_constant(template) or (isinstance(template, ast.Constant) and values and placeholders(template) != values.keys()):
+            wrong.append(place)
+    assert [] == wrong
+
+
+def test_each_value_of_a_caller_is_hidden_from_the_log() -> None:
+    """Each value is a constant, a length, `Sent` or, from `show`, a description or `Sent`; all others are reviewed."""
+    hidden, shown = set(), {}
+    for place, _, values in calls():
+        for name, value in values.items():
+            called = ast.unparse(value.func) if isinstance(value, ast.Call) else None
+            if isinstance(value, ast.Call) and called == "Sent":
+                hidden.add(entry(name, value.args[0]))
+            elif called not in ("len", "show") and not is_constant(value):
+                shown[entry(name, value)] = place
+    own = set(re.split(r";\s+", OWN.strip()))
+    assert {} == {value: place for value, place in shown.items() if value not in own}, "wrap what a caller sends in `Sent`"
+    assert set() == hidden & own, "use another name for a value that another error must hide"

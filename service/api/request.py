@@ -205,8 +205,8 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], *, limit: 
             ) from None
     if size > limit:
         raise TooLargeError(
-            "the body has {size} bytes or more and {limit} are allowed; send less at once; the operator can raise --max-body-bytes.",
-            size=size,
+            "the body has {body_bytes} bytes or more and {limit} are allowed; send less at once; the operator can raise --max-body-bytes.",
+            body_bytes=size,
             limit=limit,
         )
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)

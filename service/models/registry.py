@@ -257,10 +257,11 @@ class Registry:
                         task=task,
                         models=models,
                     )
+                setting = f"a {derivation.base or ''} model".replace("  ", " ") + (derivation.needs and f" with {derivation.needs}")
                 raise NotFoundError(
                     "no model for {task} is loaded, which needs {setting}; loaded are: {models}.",
                     task=task,
-                    setting=f"a {derivation.base or ''} model".replace("  ", " ") + (derivation.needs and f" with {derivation.needs}"),
+                    setting=setting,
                     models=models,
                 )
             return default

@@ -96,8 +96,8 @@ class Reloader:
                 model = await self._replace(path)
             except StartError as error:
                 raise InvalidValueError(
-                    "the model `{name}` cannot be loaded, so nothing changed: {cause}",
-                    name=name,
+                    "the model `{model}` cannot be loaded, so nothing changed: {cause}",
+                    model=name,
                     cause=without_folders(error.message, self._folders),
                 ) from error
             await self._warn_of_next_start()

@@ -87,8 +87,9 @@ class Columns:
         for name, column in self.by_field.items():
             value, is_list = values.get(column), name in self._lists
             if name in self._required and column not in values:
-                shown = Sent(listed(list(values)[:20]))
-                raise InvalidValueError("the row has no column `{column}`; it has {columns}.", column=column, columns=shown)
+                raise InvalidValueError(
+                    "the row has no column `{column}`; it has {columns}.", column=column, columns=Sent(listed(list(values)[:20]))
+                )
             if self._task.empty == "reject" and name in self._needed and isinstance(value, str) and not value.strip():
                 raise InvalidValueError("the column `{column}` is empty, and --empty is `reject`.", column=column)
             if is_list and isinstance(value, str):

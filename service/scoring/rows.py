@@ -118,8 +118,11 @@ def _records(reader: Any) -> Iterator[tuple[int, list[str]]]:
 
 def _error(fields: Sequence[str], columns: Sequence[str]) -> BertServeError | None:
     if len(fields) != len(columns):
-        sizes = {"count": len(fields), "columns": len(columns)}
-        return InvalidValueError("the row has {count} fields, and the header {columns}; quote fields that have a delimiter.", **sizes)
+        return InvalidValueError(
+            "the row has {count} fields, and the header {columns}; quote fields that have a delimiter.",
+            count=len(fields),
+            columns=len(columns),
+        )
     try:
         "".join(fields).encode()
     except UnicodeEncodeError:  # a byte that is not UTF-8 became a surrogate

@@ -177,18 +177,18 @@ def windows_of(request: AnswerRequest, tokenizer: Tokenizer) -> PassageWindows:
     length = parameters.max_seq_len or min(DEFAULT_SEQ_LEN, tokenizer.max_length)
     if length > tokenizer.max_length:
         raise InvalidValueError(
-            "`max_seq_len` is {length} and the model takes {max_length}; make it smaller.",
-            length=Sent(length),
+            "`max_seq_len` is {max_seq_len} and the model takes {max_length}; make it smaller.",
+            max_seq_len=Sent(length),
             max_length=tokenizer.max_length,
         )
     stride = min(length // 2, DEFAULT_STRIDE) if parameters.doc_stride is None else parameters.doc_stride
     room = length - (tokenizer.max_length - tokenizer.room(pair=True)) - len(question)
     if len(passage) > room and room <= stride:
         raise InvalidValueError(
-            "`doc_stride` is {stride}, but a window of {length} tokens has room for {room} tokens of the passage "
+            "`doc_stride` is {stride}, but a window of {max_seq_len} tokens has room for {room} tokens of the passage "
             "after a question of {question_count}; make `doc_stride` smaller, the question shorter, or `max_seq_len` "
             "greater.",
-            length=Sent(length),
+            max_seq_len=Sent(length),
             room=max(room, 0),
             question_count=len(question),
             stride=Sent(stride),

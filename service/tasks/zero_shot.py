@@ -45,11 +45,10 @@ def _split(value: Any) -> Any:
 def _check_labels(labels: list[str]) -> list[str]:
     if not labels or not all(label.strip() for label in labels):
         raise PydanticCustomError("labels", "must have at least one label, and no empty label")
-    seen: set[str] = set()
-    for label in labels:
-        if label in seen:
-            raise PydanticCustomError("labels", "must be distinct, but `{label}` is there twice", {"label": label[:64]})
-        seen.add(label)
+    first: dict[str, int] = {}
+    for index, label in enumerate(labels):
+        if first.setdefault(label, index) != index:
+            raise PydanticCustomError("labels", "must be distinct, but items {a} and {b} are equal", {"a": first[label], "b": index})
     return labels
 
 

@@ -209,7 +209,7 @@ def test_labels_can_be_a_text_with_commas(api: Send) -> None:
         ({"candidate_labels": []}, "`parameters.candidate_labels`"),
         ({"candidate_labels": " , "}, "`parameters.candidate_labels`"),
         ({"candidate_labels": ["good", " "]}, "`parameters.candidate_labels`"),
-        ({"candidate_labels": ["good", "bad", "good"]}, "`good`"),
+        ({"candidate_labels": ["good", "bad", "good"]}, "items 0 and 2"),
         ({**LABELS, "hypothesis_template": "It is."}, "`parameters.hypothesis_template`"),
         ({**LABELS, "hypothesis_template": "{} {}"}, "`parameters.hypothesis_template`"),
         ({**LABELS, "hypothesis_template": "{0.__class__}"}, "`parameters.hypothesis_template`"),

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import pickle
-import re
-import string
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +12,7 @@ import pytest
 
 import hostile
 from application import Send, call
-from bertserve.service import errors
-from bertserve.service.errors import BertServeError, CallerError, InvalidValueError, MethodNotAllowedError, RefusedError, Sent, ServerError
+from bertserve.service.errors import InvalidValueError, MethodNotAllowedError, RefusedError, Sent
 from bertserve.service.tasks.catalog import TASKS
 
 SECRET = "hunter2"
@@ -96,6 +92,7 @@ MORE: list[tuple[str, Any, dict[str, str]]] = [
     ("/classify", {"inputs": "a", "model": f"classifier{SECRET}"}, {}),
     ("/attention", {"inputs": "a", "parameters": {"layers": [NUMBER % 2, NUMBER % 2]}}, {}),
     ("/zero-shot", {"inputs": "a", "parameters": {"candidate_labels": [f"{SECRET} " * 99, "b"]}}, {}),
+    ("/zero-shot", {"inputs": "a", "parameters": {"candidate_labels": [SECRET, SECRET]}}, {}),
     (INFER, tensor(name=SECRET), {}),
     (INFER, tensor(datatype="INT64", data=[1]), {}),
     (INFER, tensor(shape=[NUMBER]), {}),
@@ -176,43 +173,3 @@ def test_a_log_message_lacks_only_the_values_of_the_caller(error: Any, message: 
     assert (message, logged) == (error.message, error.for_log)
     again = pickle.loads(pickle.dumps(error))
     assert (type(error), message, logged, str(error)) == (type(again), again.message, again.for_log, str(again))
-
-
-def test_each_template_gets_a_value_for_every_placeholder() -> None:
-    """A placeholder without a value would raise KeyError, and the caller would get a 500 instead of the error."""
-    folder = Path(errors.__file__).parent
-    names = {kind.__name__ for kind in kinds(CallerError) | kinds(ServerError)}
-    missing, templates = [], 0
-    for path in sorted(folder.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_bytes())):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names and node.args):
-                continue
-            template, values = node.args[0], {keyword.arg for keyword in node.keywords}
-            if isinstance(template, ast.Constant) and None not in values and values:
-                templates += 1
-                wanted = {re.split(r"[.\[]", name)[0] for _, name, _, _ in string.Formatter().parse(template.value) if name}
-                missing += [f"{path.name}:{node.lineno} {name}" for name in wanted - values]
-    assert [] == missing
-    assert templates > 100
-
-
-def test_templates_are_literals() -> None:
-    """The log shows templates, so a template must not contain data of the caller."""
-    folder = Path(errors.__file__).parent
-    names = {kind.__name__ for kind in kinds(CallerError) | kinds(ServerError)}
-    wrong = []
-    for path in sorted(folder.rglob("*.py")):
-        tree = ast.parse(path.read_bytes())
-        constants = {
-            target.id for node in tree.body if isinstance(node, ast.Assign) for target in node.targets if isinstance(target, ast.Name)
-        } | {alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
-                [template] = node.args
-                if not isinstance(template, ast.Constant) and not (isinstance(template, ast.Name) and template.id in constants):
-                    wrong.append(f"{path.relative_to(folder)}:{node.lineno}")
-    assert [] == wrong
-
-
-def kinds(kind: type[BertServeError]) -> set[type[BertServeError]]:
-    return {kind}.union(*(kinds(below) for below in kind.__subclasses__()))
