@@ -21,7 +21,7 @@ a=first[label]; allowed; answer_bytes=shown(answer_bytes); b=index; body_bytes=s
 caller=caller.name; cause=without_folders(error.message, self._folders); chars; column; count; count=self._open;
 counted=body.counted.format(body.count); describe=_describe(embedding); detail=error; estimate=request.tokens; example=example_of(body);
 example=json.dumps(example); expected; failures; field=name; given=received; header_timeout_s=limits.header_timeout_s; held=other_tokens;
-holder; i; index; instead; kind; kind=type(error).__name__; known=listed(required(body)); known=mask;
+holder; i; instead; kind; kind=type(error).__name__; known=listed(required(body)); known=mask;
 known=prompts or 'none, so remove `prompt_name`'; known=texts; last=count - 1; least=-count; length; limit; limit=limits.body_timeout_s;
 limit=max_bytes; limit=self._limits.max_header_bytes; longest; max_batch_tokens; max_body_bytes=state.max_body_bytes;
 max_chars=limits.max_chars; max_concurrent=self._max_concurrent; max_inputs=limits.max_inputs; max_length=tokenizer.max_length;
