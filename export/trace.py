@@ -168,8 +168,7 @@ def _export_program(module: torch.nn.Module, checkpoint: Checkpoint, path: Path)
         raise GraphError(
             f"{type(checkpoint.model).__name__} cannot be traced by dynamo for any length: inputs {fixed} have a fixed length."
         )
-    mask = next((spec.name for spec in checkpoint.inputs if spec.fill == "attention_mask"), None)
-    normalize.normalize(program.model, mask, checkpoint.tokenizer_spec.max_length)
+    normalize.normalize(program.model)
     onnx_files.save(program.model, path)
 
 

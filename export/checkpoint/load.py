@@ -19,10 +19,12 @@ from bertserve.export.checkpoint.padding import Padding, find_padding, refuse_se
 from bertserve.export.checkpoint.sentence_head import attach, read_embedding
 from bertserve.export.checkpoint.sentence_transformers import (
     POOLING,
+    SETTINGS_FILE,
     SentenceSettings,
+    TransformerSettings,
     check_cross_encoder,
     read_modules,
-    read_sentence_settings,
+    read_transformer_settings,
 )
 from bertserve.export.checkpoint.signature import (
     ATTENTION_INDEX,
@@ -94,8 +96,8 @@ def load_checkpoint(
         raise CheckpointError(f"--layers {text} is for {feature_extraction.TASK.name}, but `{source}` is for {chosen_task}; remove it.")
     if combine is not None and layers == "last":
         raise CheckpointError(f"--combine {combine} needs several layers; give them with --layers, or remove it.")
-    settings = read_sentence_settings(files.folder, files.trained_folder)
-    tokenizer = load_tokenizer(source, files.tokenizer_folder, lowercase=settings.lowercase)
+    settings, encoder_settings = SentenceSettings.read(files.folder / SETTINGS_FILE), read_transformer_settings(files.trained_folder)
+    tokenizer = load_tokenizer(source, files.tokenizer_folder, lowercase=encoder_settings.lowercase)
     embedding = head = None
     if not embeds:
         check_cross_encoder(files.folder, settings)
@@ -111,7 +113,7 @@ def load_checkpoint(
         attach(model, head)
     _check_vocabulary(source, model, vocabulary_size(tokenizer))
     templates = _templates(files, chosen_task, model, tokenizer, attentions=attentions, token_types=token_types)
-    checkpoint = _describe(files, chosen_task, model, tokenizer, embedding, settings, templates, ignored_weights)
+    checkpoint = _describe(files, chosen_task, model, tokenizer, embedding, (settings, encoder_settings), templates, ignored_weights)
     checkpoint = _with_layers(checkpoint, layers, combine)
     if not attentions:
         return checkpoint
@@ -138,7 +140,7 @@ def _describe(
     model: PreTrainedModel,
     tokenizer: Any,
     embedding: Embedding | None,
-    settings: SentenceSettings,
+    settings: tuple[SentenceSettings, TransformerSettings],
     templates: TypedTemplates,
     ignored_weights: Sequence[str],
 ) -> Checkpoint:
@@ -147,7 +149,7 @@ def _describe(
     inputs = model_inputs(model, tokenizer, templates.token_types)
     settle_pad_token(source, model, tokenizer, templates.pieces)
     # sentence-transformers replaces the tokenizer's limit by its own
-    max_length = _usable_length(model, settings.max_length or tokenizer.model_max_length)
+    max_length = _usable_length(model, settings[1].max_length or tokenizer.model_max_length)
     if max_length < record.min_length:
         raise CheckpointError(
             f"`{source}` has a usable length of {max_length} tokens, including special tokens, but {task} needs "
@@ -174,7 +176,7 @@ def _describe(
         inputs=(*inputs, MASK_INDEX) if record.fills_masks else inputs,
         outputs=graph_outputs(task, embedding),
         labels=fixed or (read_labels(source, model.config) if record.labeled else ()),
-        activation="softmax" if fixed else record.activation or read_activation(model.config, settings.activation_fn),
+        activation="softmax" if fixed else record.activation or read_activation(model.config, settings[0].activation_fn),
         tokenizer=tokenizer,
         tokenizer_json=tokenizer_json(tokenizer, spec),
         tokenizer_spec=spec,

@@ -7,6 +7,8 @@
   table gives the same scores.
 - BART and T5 classify by the last `</s>` of each row. They select all `</s>` with a mask, whose number depends on the ids, and fail unless
   each row has the same number. The patch selects the last one of each row directly, for any number per row.
+- ONNX Runtime's optimizer finds attention by how the values for padding are computed. It knows BERT's old form, `(1 - mask) * lowest`, but
+  not what each version of transformers and of the tracers makes of a choice by a Boolean mask. The values are the same.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from transformers import PreTrainedModel
 # functions of transformers' models, by name
 BUCKET_FUNCTIONS = ("make_log_bucket_position", "relative_position_bucket")
 SPAN_FUNCTIONS = ("compute_attention_span",)
+MASK_FUNCTIONS = ("create_bidirectional_mask",)
 # conditions on values, which a tracer cannot evaluate
 CHECK_FUNCTIONS = ("torch_compilable_check",)
 
@@ -43,6 +46,7 @@ def patch_for_tracing(model: PreTrainedModel, length: int) -> Iterator[None]:
                 (BUCKET_FUNCTIONS, lambda function: _tabulate(function, length)),
                 # returns the part of the table of relative positions for a text's length
                 (SPAN_FUNCTIONS, lambda _: lambda query, key, longest: longest),
+                (MASK_FUNCTIONS, _mask_keys),
                 (CHECK_FUNCTIONS, lambda _: lambda *arguments, **options: None),
             ):
                 for name in names:
@@ -75,6 +79,20 @@ def _tabulate(bucket: Callable[..., torch.Tensor], length: int) -> Callable[...,
         return tables[key][relative + length]
 
     return look_up
+
+
+def _mask_keys(create_mask: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that returns the values to add to the scores for padding, float32 [rows, 1, 1, length]."""
+
+    def mask_keys(*args: Any, attention_mask: Any, **options: Any) -> Any:
+        is_window = any(options.get(name) is not None for name in ("and_mask_function", "or_mask_function"))
+        if attention_mask is None or attention_mask.ndim != 2 or is_window:
+            return create_mask(*args, attention_mask=attention_mask, **options)
+        # the expansion changes nothing, but the optimizer looks for it
+        padding = 1.0 - attention_mask[:, None, None, :].expand(-1, -1, -1, -1).float()
+        return padding.masked_fill(padding.bool(), torch.finfo(torch.float32).min)
+
+    return mask_keys
 
 
 class _LastOfEachRow(TorchFunctionMode):

@@ -13,9 +13,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
+from pydantic import Field, field_validator
 from torch.nn.functional import normalize
 from transformers import PreTrainedModel
 
@@ -27,26 +28,14 @@ from bertserve.export.checkpoint.sentence_transformers import (
     TRANSFORMER,
     ModuleEntry,
     SentenceSettings,
+    SettingsFile,
     read_modules,
-    read_object,
-    refuse_settings,
 )
 from bertserve.export.checkpoint.weight_files import find_weights, read_weights
 from bertserve.export.errors import CheckpointError
 from bertserve.service.bundle.manifest import VECTOR_OUTPUT, Embedding, Pooling
 
 STEPS = (TRANSFORMER, POOLING, DENSE, NORMALIZE)
-_VECTOR = "sentence_embedding"  # sentence-transformers' name of the text's vector
-
-# the flags of older files, in the order in which sentence-transformers puts the poolings side by side -> the pooling
-_FLAGS = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
 _FUNCTIONS = ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU")  # after a Dense layer: classes of `torch.nn` without parameters
 
 
@@ -67,7 +56,7 @@ def _mean(tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return _sum(tokens, weights) / weights.sum(1, keepdim=True)
 
 
-# each gets the vectors of the tokens, float32 [rows, length, values], the mask, float32 [rows, length], and the position of each token in
+# in the order in which sentence-transformers puts several side by side; each gets the vectors of the tokens, float32 [rows, length, values], the mask, float32 [rows, length], and the position of each token in
 # its text from 1, int64 [rows, length]
 POOLINGS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "cls": _first,
@@ -147,11 +136,15 @@ def read_embedding(folder: Path, settings: SentenceSettings, dimensions: int) ->
     # sentence-transformers cuts vectors after it normalizes them, and does not normalize them again
     ends_normal = kinds[-1:] == [NORMALIZE] and settings.truncate_dim is None
     width, steps = len(poolings) * dimensions, []
-    for entry in entries[1 : len(entries) - ends_normal]:
-        step, width = _read_dense(entry, width) if entry.kind == DENSE else (_read_normalize(entry), width)
+    for entry in entries[1:]:
+        if entry.kind == NORMALIZE:
+            _VectorFile.read(entry.folder / "config.json")
+            step: torch.nn.Module = _Normalize()
+        else:
+            step = dense = _read_dense(entry, width)
+            width = dense.linear.out_features
         steps.append(step)
-    if ends_normal:
-        _read_normalize(entries[-1])
+    steps = steps[: len(steps) - ends_normal]
     in_service = not steps and len(poolings) == 1 and poolings[0] in get_args(Pooling)
     embedding = Embedding(
         pooling=poolings[0] if in_service else "graph",  # type: ignore[arg-type]  # checked by pydantic
@@ -178,56 +171,69 @@ def attach(model: PreTrainedModel, head: SentenceHead) -> None:
     model.register_forward_hook(add_vector, with_kwargs=True)
 
 
-def _read_poolings(path: Path, settings: SentenceSettings) -> tuple[str, ...]:
-    """Reads the pooling modes of a Pooling module's `config.json`."""
+class _PoolingFile(SettingsFile):
+    """The settings of a Pooling: `pooling_mode` or, in older files, a flag for each of `POOLINGS`."""
+
+    pooling_mode: list[Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]] = Field(default=[])
+    cls: bool = Field(default=False, alias="pooling_mode_cls_token")
+    max: bool = Field(default=False, alias="pooling_mode_max_tokens")
+    mean: bool = Field(default=False, alias="pooling_mode_mean_tokens")
+    mean_sqrt_len_tokens: bool = Field(default=False, alias="pooling_mode_mean_sqrt_len_tokens")
+    weightedmean: bool = Field(default=False, alias="pooling_mode_weightedmean_tokens")
+    lasttoken: bool = Field(default=False, alias="pooling_mode_lasttoken")
+    include_prompt: bool = True
+    embedding_dimension: Any = None
+    word_embedding_dimension: Any = None
+
+    @field_validator("pooling_mode", mode="before")
+    @classmethod
+    def _as_list(cls, mode: Any) -> Any:
+        return mode if isinstance(mode, list) else [mode]
+
+
+class _VectorFile(SettingsFile):
+    """The settings of a module that reads and writes the text's vector, by sentence-transformers' name of it."""
+
+    module_input_name: Literal["sentence_embedding"] = "sentence_embedding"
+    module_output_name: Literal["sentence_embedding"] = "sentence_embedding"
+
+
+class _DenseFile(_VectorFile):
+    in_features: int
+    out_features: int
+    bias: bool = True
+    activation_function: str = "torch.nn.Tanh"
+    use_residual: bool = False
+
+
+def _read_poolings(path: Path, settings: SentenceSettings) -> Sequence[str]:
+    """Reads the poolings of a Pooling module's `config.json`."""
     if not path.is_file():
         raise CheckpointError(f"`{path}`, which modules.json names, is missing; copy the whole checkpoint.")
-    config = read_object(path)
-    refuse_settings(path, config, {*_FLAGS, "pooling_mode", "include_prompt", "embedding_dimension", "word_embedding_dimension"})
-    modes = config.get("pooling_mode")
-    if modes is None:
-        modes = [pooling for flag, pooling in _FLAGS.items() if config.get(flag)]
-    poolings = [str(mode) for mode in (modes if isinstance(modes, list) else [modes])]
-    if not poolings or not set(poolings) <= set(POOLINGS):
-        raise CheckpointError(f"`{path}` pools by {' and '.join(poolings) or 'nothing'}; supported are {', '.join(POOLINGS)}.")
-    if config.get("include_prompt") is False and any(settings.prompts.values()):
+    config = _PoolingFile.read(path)
+    poolings: Sequence[str] = config.pooling_mode or [pooling for pooling in POOLINGS if getattr(config, pooling)]
+    if not poolings:
+        raise CheckpointError(f"`{path}` pools by nothing; supported are {', '.join(POOLINGS)}.")
+    if not config.include_prompt and any(settings.prompts.values()):
         raise CheckpointError(f"`{path}` leaves the tokens of the prompt out of pooling, which is not supported; remove the prompts.")
-    return tuple(poolings)
+    return poolings
 
 
-def _read_config(entry: ModuleEntry, *known: str) -> dict[str, Any]:
-    """Reads the `config.json` of a module that reads and writes the text's vector."""
-    path = entry.folder / "config.json"
-    config, names = read_object(path), ("module_input_name", "module_output_name")
-    refuse_settings(path, config, (*known, *names))
-    for name in names:
-        if config.get(name) not in (None, _VECTOR):
-            raise CheckpointError(f"`{name}` in `{path}` is {json.dumps(config[name])}; only `{_VECTOR}` is supported.")
-    return config
-
-
-def _read_normalize(entry: ModuleEntry) -> torch.nn.Module:
-    _read_config(entry)
-    return _Normalize()
-
-
-def _read_dense(entry: ModuleEntry, width: int) -> tuple[torch.nn.Module, int]:
-    """Returns a Dense module for vectors of this width, and the width of its results."""
-    config = _read_config(entry, "in_features", "out_features", "bias", "activation_function", "use_residual")
-    activation, outputs = config.get("activation_function", "torch.nn.Tanh"), config.get("out_features")
-    package, _, function = str(activation).rpartition(".")
+def _read_dense(entry: ModuleEntry, width: int) -> _Dense:
+    """Returns a Dense module for vectors of this width."""
+    config = _DenseFile.read(entry.folder / "config.json")
+    package, _, function = config.activation_function.rpartition(".")
     if not package.startswith("torch.nn") or function not in _FUNCTIONS:
         raise CheckpointError(
-            f"`activation_function` in `{entry.folder / 'config.json'}` is {json.dumps(activation)}; supported are {', '.join(_FUNCTIONS)} of "
-            "`torch.nn`."
+            f"`activation_function` in `{entry.folder / 'config.json'}` is {json.dumps(config.activation_function)}; supported are "
+            f"{', '.join(_FUNCTIONS)} of `torch.nn`."
         )
-    if type(outputs) is not int or config.get("in_features") != width:
+    if config.in_features != width:
         raise CheckpointError(
-            f"`{entry.folder / 'config.json'}` has {config.get('in_features')} `in_features` and {outputs} `out_features`, but the step before "
-            f"it gives vectors of {width} values; copy the whole checkpoint."
+            f"`in_features` in `{entry.folder / 'config.json'}` is {config.in_features}, but the step before it gives vectors of {width} values; "
+            "copy the whole checkpoint."
         )
-    options = {"bias": bool(config.get("bias", True)), "use_residual": bool(config.get("use_residual"))}
-    dense = _Dense(width, outputs, getattr(torch.nn, function)(), **options)
+    dense = _Dense(width, config.out_features, getattr(torch.nn, function)(), bias=config.bias, use_residual=config.use_residual)
     path = find_weights(str(entry.folder), entry.folder)[0]
     try:
         dense.load_state_dict(read_weights(str(entry.folder), path))
@@ -235,4 +241,4 @@ def _read_dense(entry: ModuleEntry, width: int) -> tuple[torch.nn.Module, int]:
         raise CheckpointError(f"the weights `{path}` do not match the config.json next to them: {error}.") from error
     if not all(torch.isfinite(weight).all() for weight in dense.parameters()):
         raise CheckpointError(f"`{path}` has NaN or infinite weights; the training diverged.")
-    return dense, outputs
+    return dense

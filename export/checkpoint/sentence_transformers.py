@@ -21,10 +21,11 @@ modules after the Transformer.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, get_args
+from typing import Any, Literal, Self
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PositiveInt, ValidationError, ValidationInfo, field_validator
 
 from bertserve.export.errors import CheckpointError
 from bertserve.service.bundle.manifest import Similarity
@@ -33,49 +34,99 @@ MODULES_FILE = "modules.json"
 SETTINGS_FILE = "config_sentence_transformers.json"
 TRANSFORMER, POOLING, DENSE, NORMALIZE = "Transformer", "Pooling", "Dense", "Normalize"
 
-_MODEL_TYPES = ("SentenceTransformer", "CrossEncoder")  # not sparse vectors, and not one vector per token
-_SETTINGS = {
-    *("prompts", "default_prompt_name", "truncate_dim", "similarity_fn_name", "activation_fn", "model_type"),
-    *("__version__", "requirements", "keep_in_fp32_modules"),  # these do not change answers
-}
-_TRANSFORMER_SETTINGS = {"max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name", "unpad_inputs"}
 # the supported kinds of Transformer -> the output that it reads, and its name for the next module
 _TRANSFORMER_TASKS = {"feature-extraction": ("last_hidden_state", "token_embeddings"), "sequence-classification": ("logits", "scores")}
-
 # options of loading that change neither weights nor configuration nor tokens; all models run in float32 with eager attention
-_HARMLESS_OPTIONS = {
-    "attn_implementation",
-    "device_map",
-    "dtype",
-    "low_cpu_mem_usage",
-    "torch_dtype",
-    "trust_remote_code",
-    "use_fast",
-    "use_safetensors",
-}
+_Option = Literal[
+    "attn_implementation", "device_map", "dtype", "low_cpu_mem_usage", "torch_dtype", "trust_remote_code", "use_fast", "use_safetensors"
+]
+_Options = dict[_Option, Any]
 
 
-@dataclass(frozen=True)
-class SentenceSettings:
-    """The settings in sentence-transformers' files, without those of modules after the Transformer.
+class SettingsFile(BaseModel):
+    """The settings in a JSON file; `null` stands for a setting's default."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Reads a file; all settings have their defaults if there is none.
+
+        Raises:
+            CheckpointError: It is not a JSON object, or has an unknown setting or an unsupported value.
+        """
+        try:
+            return cls.model_validate({name: value for name, value in read_object(path).items() if value is not None})
+        except ValidationError as error:
+            fault = error.errors()[0]
+            setting = " in ".join(f"`{name}`" for name in reversed(fault["loc"]) if name != "[key]")
+            if fault["type"] == "extra_forbidden":
+                raise CheckpointError(
+                    f"`{path}` sets {setting}, which is not supported and may change the answers; remove it if it does not."
+                ) from error
+            reason = fault["msg"].removeprefix("Value error, ")
+            raise CheckpointError(f"{setting} in `{path}` is {json.dumps(fault['input'])}: {reason}.") from error
+
+
+class SentenceSettings(SettingsFile):
+    """The settings of vectors and of a cross-encoder's scores.
 
     Attributes:
-        max_length: Maximum length in tokens, if any.
-        lowercase: Whether texts are made lowercase before the tokenizer reads them.
         activation_fn: Name of the class that a cross-encoder applies to its logits, if any.
         prompts: Name -> text to put before a text of that kind.
         default_prompt: Name of the default prompt, if any.
         truncate_dim: Number of values to which vectors are cut, if any.
         similarity: The function that compares vectors.
+        model_type: Not a model with sparse vectors, or with one vector per token.
     """
 
-    max_length: int | None
-    lowercase: bool
-    activation_fn: str | None
-    prompts: dict[str, str]
-    default_prompt: str | None
-    truncate_dim: int | None
-    similarity: Similarity
+    activation_fn: str | None = None
+    prompts: dict[str, str] = Field(default={})
+    default_prompt: str | None = Field(default=None, alias="default_prompt_name")
+    truncate_dim: PositiveInt | None = None
+    similarity: Similarity = Field(default="cosine", alias="similarity_fn_name")
+    model_type: Literal["SentenceTransformer", "CrossEncoder"] = "SentenceTransformer"
+    # these do not change answers
+    version: Any = Field(default=None, alias="__version__")
+    requirements: Any = None
+    keep_in_fp32_modules: Any = None
+
+    @field_validator("default_prompt")
+    @classmethod
+    def _is_a_prompt(cls, name: str, info: ValidationInfo) -> str:
+        if name not in info.data.get("prompts", {}):
+            raise ValueError("it is not in `prompts`; name one of them")
+        return name
+
+
+class TransformerSettings(SettingsFile):
+    """The settings of the Transformer.
+
+    Attributes:
+        max_length: Maximum length in tokens, if any.
+        lowercase: Whether texts are made lowercase before the tokenizer reads them.
+    """
+
+    max_length: PositiveInt | None = Field(default=None, alias="max_seq_length")
+    lowercase: bool = Field(default=False, alias="do_lower_case")
+    transformer_task: Literal["feature-extraction", "sequence-classification"] = "feature-extraction"
+    modality_config: dict[str, Any] | None = None
+    module_output_name: str | None = None
+    unpad_inputs: Any = None
+    processing_kwargs: dict[str, Any] = Field(default={}, max_length=0)
+    # the names of older and of newer versions
+    model_options: _Options = Field(default={}, validation_alias=AliasChoices("model_args", "model_kwargs"))
+    tokenizer_options: _Options = Field(default={}, validation_alias=AliasChoices("tokenizer_args", "processor_kwargs"))
+    config_options: _Options = Field(default={}, validation_alias=AliasChoices("config_args", "config_kwargs"))
+
+    @field_validator("modality_config", "module_output_name")
+    @classmethod
+    def _is_of_the_task(cls, value: Any, info: ValidationInfo) -> Any:
+        output, name = _TRANSFORMER_TASKS[info.data.get("transformer_task", "feature-extraction")]
+        expected = {"method": "forward", "method_output_name": output} if isinstance(value, dict) else name
+        if (value.get("text") if isinstance(value, dict) else value) != expected:
+            raise ValueError(f"for texts, only {json.dumps(expected)} is supported")
+        return value
 
 
 @dataclass(frozen=True)
@@ -97,7 +148,7 @@ def read_modules(folder: Path) -> tuple[ModuleEntry, ...]:
     Raises:
         CheckpointError: `modules.json` is broken, or names a folder outside of the checkpoint or code of its own.
     """
-    entries = read_json(folder / MODULES_FILE, [])
+    entries = _read_json(folder / MODULES_FILE, [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise CheckpointError(f"`{folder / MODULES_FILE}` is not a list of steps; download it again.")
     return tuple(_entry(folder, str(entry.get("type", "")), str(entry.get("path", ""))) for entry in entries)
@@ -118,24 +169,23 @@ def find_transformer(folder: Path) -> Path:
     return folders[0]
 
 
-def read_json(path: Path, default: Any) -> Any:
-    """Returns a JSON file's content, or `default` if there is no such file.
+def read_object(path: Path) -> dict[str, Any]:
+    """Returns the JSON object in a file; empty if there is no such file.
 
     Raises:
-        CheckpointError: It is not JSON, or cannot be read.
+        CheckpointError: It is not a JSON object, or cannot be read.
     """
+    document = _read_json(path, {})
+    if not isinstance(document, dict):
+        raise CheckpointError(f"`{path}` is not a JSON object; download it again.")
+    return document
+
+
+def _read_json(path: Path, default: Any) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else default
     except (OSError, ValueError) as error:
         raise CheckpointError(f"`{path}` cannot be read: {error}.") from error
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Returns the JSON object in a file; empty if there is no such file."""
-    document = read_json(path, {})
-    if not isinstance(document, dict):
-        raise CheckpointError(f"`{path}` is not a JSON object; download it again.")
-    return document
 
 
 def _entry(folder: Path, kind: str, path: str) -> ModuleEntry:
@@ -151,91 +201,16 @@ def _entry(folder: Path, kind: str, path: str) -> ModuleEntry:
     return ModuleEntry(name, folder / parts)
 
 
-def refuse_settings(path: Path, settings: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuses settings that are not known, unless they are null.
+def read_transformer_settings(folder: Path) -> TransformerSettings:
+    """Reads the settings of the Transformer in a folder.
 
     Raises:
-        CheckpointError: A setting of the file is unknown.
+        CheckpointError: The file is broken, or has an unsupported setting.
     """
-    if unknown := sorted(f"`{name}`" for name, value in settings.items() if name not in known and value is not None):
-        raise CheckpointError(
-            f"`{path}` sets {', '.join(unknown)}, which is not supported and may change the answers; remove it if it does not."
-        )
-
-
-def read_sentence_settings(folder: Path, model_folder: Path) -> SentenceSettings:
-    """Reads a checkpoint's settings from `folder`, and those of its Transformer from `model_folder`, the same folder or a subfolder.
-
-    Raises:
-        CheckpointError: A file is broken, or has an unsupported setting.
-    """
-    path = folder / SETTINGS_FILE
-    settings = read_object(path)
-    refuse_settings(path, settings, _SETTINGS)
-    prompts, default_prompt = _read_prompts(path, settings)
-    model_type: Any = settings.get("model_type", _MODEL_TYPES[0])
-    similarity: Any = settings.get("similarity_fn_name") or "cosine"
-    for name, value, allowed in (("model_type", model_type, _MODEL_TYPES), ("similarity_fn_name", similarity, get_args(Similarity))):
-        if value not in allowed:
-            raise CheckpointError(f"`{name}` in `{path}` is {json.dumps(value)}; supported are {', '.join(allowed)}.")
-    path = model_folder / "sentence_bert_config.json"
+    path = folder / "sentence_bert_config.json"
     if not path.is_file():  # if there are several other files, it is the same one as in sentence-transformers
-        path = next(iter(sorted(model_folder.glob("sentence_*_config.json"))), path)
-    transformer = read_object(path)
-    _check_transformer(path, transformer)
-    return SentenceSettings(
-        max_length=_read_count(path, transformer, "max_seq_length", "tokens"),
-        lowercase=bool(transformer.get("do_lower_case")),
-        activation_fn=None if settings.get("activation_fn") is None else str(settings["activation_fn"]),
-        prompts=prompts,
-        default_prompt=default_prompt,
-        truncate_dim=_read_count(folder / SETTINGS_FILE, settings, "truncate_dim", "values"),
-        similarity=similarity,
-    )
-
-
-def _read_prompts(path: Path, settings: Mapping[str, Any]) -> tuple[dict[str, str], str | None]:
-    """Returns the prompts by name, and the name of the default prompt, if any."""
-    prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
-    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-        raise CheckpointError(f"`prompts` in `{path}` is {json.dumps(prompts)}; it must be an object of texts.")
-    if default is not None and default not in list(prompts):
-        raise CheckpointError(f"`default_prompt_name` in `{path}` is {json.dumps(default)}, which is not in `prompts`; name one of them.")
-    return prompts, default
-
-
-def _read_count(path: Path, settings: Mapping[str, Any], name: str, unit: str) -> int | None:
-    count: int | None = settings.get(name)
-    if count is not None and (type(count) is not int or count < 1):
-        raise CheckpointError(f"`{name}` in `{path}` is {json.dumps(count)}; it must be a number of {unit} or null.")
-    return count
-
-
-def _check_transformer(path: Path, settings: Mapping[str, Any]) -> None:
-    """Refuses settings that change the tokens, the model or the output that it gives to the next module."""
-    options = {name: value for name, value in settings.items() if name.endswith(("_args", "_kwargs"))}
-    for name, values in options.items():
-        changes = set(values) - (_HARMLESS_OPTIONS if name != "processing_kwargs" else set()) if isinstance(values, dict) else set()
-        if changes:
-            raise CheckpointError(
-                f"`{path}` sets {', '.join(f'`{option}`' for option in sorted(changes))} in `{name}`, which is not supported; put such settings "
-                "into config.json or tokenizer_config.json, and remove them here."
-            )
-    refuse_settings(path, settings, {*_TRANSFORMER_SETTINGS, *options})
-    task = settings.get("transformer_task", "feature-extraction")
-    if task not in _TRANSFORMER_TASKS:
-        raise CheckpointError(f"`transformer_task` in `{path}` is {json.dumps(task)}; supported are {', '.join(_TRANSFORMER_TASKS)}.")
-    output, name = _TRANSFORMER_TASKS[task]
-    expected = {"method": "forward", "method_output_name": output}
-    modalities = settings.get("modality_config", {"text": expected})
-    for setting, value, supported in (
-        ("modality_config", modalities.get("text") if isinstance(modalities, dict) else modalities, expected),
-        ("module_output_name", settings.get("module_output_name", name), name),
-    ):
-        if value != supported:
-            raise CheckpointError(
-                f"`{setting}` in `{path}` is {json.dumps(settings[setting])}; for texts only {json.dumps(supported)} is supported."
-            )
+        path = next(iter(sorted(folder.glob("sentence_*_config.json"))), path)
+    return TransformerSettings.read(path)
 
 
 def check_cross_encoder(folder: Path, settings: SentenceSettings) -> None:

@@ -230,7 +230,7 @@ def test_both_formats_of_the_pooling_file_are_read(tmp_path: Path, given: dict[s
         ("config_sentence_transformers.json", '{"prompts": ["query: "]}', "`prompts`"),
         ("config_sentence_transformers.json", '{"prompts": {"query": ""}, "default_prompt_name": ["query"]}', "`default_prompt_name`"),
         ("1_Pooling/config.json", "{}", "nothing"),
-        ("1_Pooling/config.json", '{"pooling_mode": [{}]}', "pools by {}"),
+        ("1_Pooling/config.json", '{"pooling_mode": [{}]}', "`pooling_mode`"),
         # invalid modules: a missing, outside or second folder, and a file that is not a list of objects
         ("modules.json", '[{"path": "0_Transformer", "type": "Transformer"}]', "0_Transformer`, which modules.json"),
         ("modules.json", '[{"path": "../other", "type": "Transformer"}]', "`../other`"),

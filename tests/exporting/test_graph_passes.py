@@ -233,7 +233,9 @@ def test_attention_keeps_its_attributes(classifier: Staged, tmp_path: Path) -> N
     model = onnx.load(str(classifier.fused))
     for node in model.graph.node:
         if node.op_type == "Attention":
-            node.attribute.extend([helper.make_attribute("scale", 0.2), helper.make_attribute("mask_filter_value", -1.0)])
+            [masked] = [attribute for attribute in node.attribute if attribute.name == "mask_filter_value"]
+            masked.f = -1.0
+            node.attribute.append(helper.make_attribute("scale", 0.2))
     fused = changed(tmp_path, model)
     rewritten(unfuse, fused, tmp_path / "unfused.onnx")
     feed, mask = batches(classifier)[-1]

@@ -115,11 +115,7 @@ def test_a_tokenizer_without_a_limit_gets_the_default_length(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("family", "replaced"),
-    [
-        ("DeBERTa v3", 1),
-        ("MPNet", 1),
-        ("BERT", 0),
-    ],
+    [("DeBERTa v3", 1), ("MPNet", 2), ("BERT", 1), ("XLNet", 0)],
 )
 def test_model_code_is_only_patched_during_tracing(tmp_path: Path, family: str, replaced: int) -> None:
     """Functions are found by name, and restored after the block."""

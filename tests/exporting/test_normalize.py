@@ -1,4 +1,4 @@
-"""Masks in the forms of all exporters, recognized by their values; and graphs of exported programs, converted to a known form."""
+"""Graphs of exported programs are converted to a known form."""
 
 from __future__ import annotations
 
@@ -13,62 +13,14 @@ import pytest
 from numpy.typing import NDArray
 
 from bertserve.export.graph import onnx_files
-from bertserve.export.graph.normalize import LOWEST, normalize, use_key_padding
+from bertserve.export.graph.normalize import normalize
 from bertserve.export.inference import Feed, open_session
 
 pytestmark = pytest.mark.torch
 
-LENGTH = 24  # maximum tokens of a text
-HEAD = """<ir_version: 9, opset_import: ["" : 18]>
-masked (int64[rows,length] input_ids, int64[rows,length] attention_mask, int64[rows,length] token_type_ids) => (float[rows,1,length,length] y)
-<int64[1] first = {1}, int64[1] second = {2}, int64[1] last = {3}, float none = {0}, float one = {1}, float low = {-65504},
- float few = {-1}, int64 zero = {0}, int64 near = {4}, int64 step = {1}, float[1,2,1,1] heads = {-1e9, -1e8}>
-{
-  ids = Cast <to = 1> (input_ids)
-  row = Unsqueeze (ids, first)
-  queries = Unsqueeze (row, last)
-  keys = Unsqueeze (row, second)
-  scores = MatMul (queries, keys)
-  bool = Cast <to = 9> (attention_mask)
-  bool_row = Unsqueeze (bool, first)
-  kept = Unsqueeze (bool_row, second)
-  numbers = Cast <to = 1> (kept)
-  padding = Sub (one, numbers)
-  whole = Shape (input_ids)
-  length = Shape <start = 1, end = 2> (input_ids)
-  end = Squeeze (length)
-  range = Range (zero, end, step)
-  down = Unsqueeze (range, first)
-  apart = Sub (range, down)
-  distance = Abs (apart)
-  inside = LessOrEqual (distance, near)
-  anywhere = GreaterOrEqual (distance, zero)
-  %s
-  y = Add (scores, bias)
-}"""
-PADDING = {
-    "a choice": ("bias = Where (kept, none, low)", -65504),
-    "a product": ("bias = Mul (padding, low)", -65504),
-    "infinity": ("infinite = Log (none)\n  bias = Where (kept, none, infinite)", LOWEST),
-    "each query's": ("both = And (anywhere, kept)\n  bias = Where (both, none, low)", -65504),
-}
-OTHER = {
-    "a window": "both = And (inside, kept)\n  bias = Where (both, none, low)",
-    "each head's own": "bias = Mul (padding, heads)",
-    "too little": "bias = Where (kept, none, few)",
-    "tokens in place of padding": "bias = Where (kept, low, none)",
-    "a token's": "unknown = Cast <to = 9> (keys)\n  both = And (unknown, kept)\n  bias = Where (both, none, low)",
-    "a mask that something else reads": "bias = Where (kept, none, low)\n  other = Neg (bias)",
-}
-
-
-def model_of(body: str) -> ir.Model:
-    """Returns a graph that adds a bias to attention scores; the body computes the bias."""
-    return ir.from_proto(onnx.parser.parse_model(HEAD % body))
-
 
 def feed() -> Feed:
-    """Returns two rows of 11 tokens, which is longer than the window; the second row has padding on the right."""
+    """Returns two rows of 11 tokens; the second row has padding on the right."""
     mask = np.ones((2, 11), dtype=np.int64)
     mask[1, 8:] = 0
     return {"input_ids": np.arange(22).reshape(2, 11), "attention_mask": mask, "token_type_ids": np.zeros_like(mask)}
@@ -83,36 +35,6 @@ def run(model: ir.Model, path: Path) -> NDArray[np.float32]:
 
 def operators(model: ir.Model) -> Counter[str]:
     return Counter(node.op_type for node in model.graph)
-
-
-@pytest.mark.parametrize("form", PADDING)
-def test_key_padding_is_recognized(form: str, tmp_path: Path) -> None:
-    """Every form of the bias becomes `(1 - mask)`, with a low number for padding; the scores of tokens stay the same."""
-    body, lowest = PADDING[form]
-    model = model_of(body)
-    before = run(model, tmp_path / "before.onnx")
-    use_key_padding(model, "attention_mask", LENGTH)
-    bias = model.graph[-1].inputs[1].producer()
-    after = run(model, tmp_path / "after.onnx")
-
-    assert "Where" == bias.op_type
-    assert lowest == model.graph.initializers["key_padding/lowest"].const_value.numpy()
-    assert ["Unsqueeze", "Unsqueeze", "Expand", "Cast", "Sub", "Cast", "Where"] == [node.op_type for node in list(model.graph)[:7]]
-    np.testing.assert_array_equal(before[..., :8], after[..., :8])
-    np.testing.assert_array_equal(np.maximum(before, np.float32(LOWEST)), after)
-
-
-@pytest.mark.parametrize("form", OTHER)
-def test_a_bias_other_than_key_padding_stays_unchanged(form: str) -> None:
-    """A window has no effect on short texts, so a long text is tried. A small number or an inverted mask does not hide padding."""
-    model = model_of(OTHER[form])
-    if "other" in OTHER[form]:
-        model.graph.outputs.append(next(value for node in model.graph for value in node.outputs if value.name == "other"))
-    before = operators(model)
-    use_key_padding(model, "attention_mask", LENGTH)
-    use_key_padding(model, "another", LENGTH)
-
-    assert before == operators(model)
 
 
 EXPORTED = """<ir_version: 9, opset_import: ["" : 18]>
@@ -148,7 +70,7 @@ def test_an_exported_program_gets_a_known_form(tmp_path: Path) -> None:
     before = run(model, tmp_path / "before.onnx")
     model.graph[0].metadata_props["stack_trace"] = "/a/path"
     model.graph[0].doc_string = "/a/path"
-    normalize(model, "attention_mask", LENGTH)
+    normalize(model)
     onnx_files.save(model, tmp_path / "saved.onnx")
     after = ir.load(tmp_path / "saved.onnx")
 
@@ -171,7 +93,7 @@ def test_a_transposed_table_is_folded_even_if_the_table_is_also_used(rows: int, 
     table = np.arange(rows * width, dtype=np.float32).reshape(rows, width)
     model.graph.initializers["table"].const_value = ir.tensor(table)
     model.graph.initializers["table"].shape = ir.Shape(table.shape)
-    normalize(model, None, LENGTH)
+    normalize(model)
     [product] = [node for node in model.graph if node.op_type == "MatMul"]
 
     assert {"Gather": 1, "MatMul": 1} == operators(model)
@@ -182,6 +104,6 @@ def test_a_small_epsilon_stays() -> None:
     """Onnxscript's own optimizer treats 1e-12 as 0. Once this is fixed, the list of its rules in `normalize` can be removed."""
     own, ours = (ir.from_proto(onnx.parser.parse_model(EXPORTED)) for _ in range(2))
     onnxscript.optimizer.optimize_ir(own)
-    normalize(ours, "attention_mask", LENGTH)
+    normalize(ours)
 
     assert [1, 2] == [operators(model)["Add"] for model in (own, ours)]
