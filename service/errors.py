@@ -11,6 +11,7 @@
     │   ├── ForbiddenError          the API key does not allow this
     │   ├── NotFoundError           no such model or path
     │   ├── MethodNotAllowedError   the path exists, the method does not
+    │   ├── ConflictError           the service is not in a state that allows this
     │   ├── TooLargeError           body, list, text or token count over a limit
     │   ├── ContentEncodingError    a compressed body
     │   ├── InvalidValueError       well-formed, but a value is not allowed
@@ -21,7 +22,6 @@
         ├── RefusedError            the queue is full, or the deadline cannot be met
         ├── ExpiredError            accepted, but its deadline passed before it could start
         ├── UnavailableError        the service is stopping, or cannot answer
-        ├── PartialChangeError      some workers changed a model, and others did not
         └── EngineError             the graph failed or returned invalid values
 
 A message says what is wrong, the given value, the allowed value and what to change, with names in backticks. The errors of callers and of
@@ -138,7 +138,7 @@ class BertServeError(Exception):
         super().__init__(self.message)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Returns the way to create the error again from its attributes, because a worker sends errors to its supervisor."""
+        """Returns the way to create the error again from its attributes, because a worker sends errors to its parent process."""
         return _restored, (type(self), vars(self))
 
     @property
@@ -231,6 +231,10 @@ class MethodNotAllowedError(CallerError):
         self.allowed = allowed
 
 
+class ConflictError(CallerError):
+    """The state of the service does not allow this, such as a change of models by request with several workers."""
+
+
 class TooLargeError(CallerError):
     """The body, a list, a text or the tokens of the request exceed a limit."""
 
@@ -283,10 +287,6 @@ class UnavailableError(ServerError):
     """The service is stopping or cannot answer: an inference thread died, or all of them hang."""
 
 
-class PartialChangeError(ServerError):
-    """Only some of the workers changed a model as requested."""
-
-
 class EngineError(ServerError):
     """The graph failed, or returned a wrong number of rows or scores that are not finite."""
 
@@ -298,6 +298,7 @@ ERROR_STATUSES: dict[type[BertServeError], tuple[int, str]] = {
     ForbiddenError: (403, "forbidden"),
     NotFoundError: (404, "not_found"),
     MethodNotAllowedError: (405, "method_not_allowed"),
+    ConflictError: (409, "conflict"),
     SlowRequestError: (408, "too_slow"),
     TooLargeError: (413, "too_large"),
     ContentEncodingError: (415, "content_encoding"),
@@ -307,7 +308,6 @@ ERROR_STATUSES: dict[type[BertServeError], tuple[int, str]] = {
     RefusedError: (429, "overloaded"),
     ExpiredError: (504, "expired"),
     UnavailableError: (503, "unavailable"),
-    PartialChangeError: (500, "partial_change"),
     EngineError: (500, "engine"),
 }
 INTERNAL = (500, "internal")

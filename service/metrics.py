@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -41,14 +41,12 @@ class ProcessMetrics(Collector):
     Their sum would be wrong: the CPU seconds of a replaced worker fall to 0, which only counts as a restart in a series per worker.
     """
 
-    def __init__(
-        self, process_ids: Sequence[int] = (), replaced: Callable[[], Mapping[str, int]] = lambda: {"ended": 0, "hung": 0}
-    ) -> None:
+    def __init__(self, process_ids: Sequence[int] = (), replaced: Sequence[int] = (0, 0)) -> None:
         """Creates it.
 
         Args:
             process_ids: Process ids of the workers, by index; 0 for a worker that is not running. Empty for a single process.
-            replaced: Returns the number of replaced workers, by reason.
+            replaced: Numbers of workers that were replaced because they ended, and because they hung.
         """
         self._process_ids = process_ids or (os.getpid(),)
         self._replaced = replaced
@@ -68,7 +66,7 @@ class ProcessMetrics(Collector):
             "Workers replaced because they exited or hung.",
             labels=["reason"],
         )
-        for reason, count in self._replaced().items():
+        for reason, count in zip(("ended", "hung"), self._replaced, strict=True):
             replaced.add_metric([reason], count)
         return [*families.values(), replaced]
 
@@ -93,13 +91,13 @@ class Metrics:
         """Creates the collectors.
 
         Args:
-            folder: The folder with the values of all workers, if there are several. PROMETHEUS_MULTIPROC_DIR must have named it
-                at the first import of prometheus_client, which then decides where values are stored.
+            folder: The folder with the values of all workers, if there are several.
             processes: The process metrics of all workers; by default of this process only.
             index: Index of this worker: it is in the names of its files, and a later worker with the same index continues them.
         """
-        if values.ValueClass is not values.MutexValue:  # values are stored in files
-            values.ValueClass = values.MultiProcessValue(lambda: index)  # type: ignore[no-untyped-call]
+        if folder is not None:
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
+            values.ValueClass = values.MultiProcessValue(lambda: index)  # type: ignore[no-untyped-call]  # values are stored in files
         self._registry = CollectorRegistry()
         self._folder = folder
         self.processes = processes or ProcessMetrics()
@@ -181,9 +179,6 @@ class Metrics:
             "1 for each model that could not be loaded, at a start with --skip-broken or at a reload.",
             "livemax",
             ("model",),
-        )
-        self.differing_models = self._gauge(
-            "differing_models", "Models whose version or endpoints differ between workers, as /models shows.", "livemax"
         )
         self.load_seconds = self._histogram(
             "model_load_seconds",

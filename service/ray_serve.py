@@ -33,7 +33,6 @@ LEFT_TO_RAY = {
     **dict.fromkeys(("max_header_bytes", "max_connections", "forwarded_allow_ips"), "the proxy in front of Ray"),
     **dict.fromkeys(("shutdown_timeout_s", "pre_stop_delay_s"), "graceful_shutdown_timeout_s of the deployment"),
     "workers": "num_replicas of the deployment",
-    "pid_file": "a new configuration, because replicas do not handle signals",
     "admin_key_file": "a new configuration, because a change by request would reach only one replica",
 }
 # The Dockerfile sets these variables for its own command. In an image that is based on it, they are not the operator's settings.

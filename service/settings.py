@@ -341,9 +341,6 @@ class Settings(ModelSettings, AddressSettings):
     )
     access_log: bool = Field(False, description="Log one line per request, except probes and scrapes of /metrics.")
     log_probes: bool = Field(False, description="Log probes and scrapes too; needs --access-log.")
-    pid_file: Path | None = Field(
-        None, description="File for the ID of the process that takes signals such as SIGHUP; it is removed at the end."
-    )
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:

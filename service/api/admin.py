@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable
@@ -39,7 +38,7 @@ def routers(state: AppState) -> list[APIRouter]:
     """Returns the routes, with one router for each access."""
     probes = endpoints(Access.PROBE, responses=error_responses(), tags=["health"])
     models = endpoints(Access.KEY, responses=error_responses(), tags=["models"])
-    changes = endpoints(Access.ADMIN, responses=error_responses(403, 404, 422), tags=["models"])
+    changes = endpoints(Access.ADMIN, responses=error_responses(403, 404, 409, 422), tags=["models"])
     metrics = endpoints(Access.METRICS, responses=error_responses(), tags=["health"])
     for spec in TASKS.values():
         _add_task(probes, models, state, spec.name, f"/{spec.path}")
@@ -65,17 +64,15 @@ def _add_models(probes: APIRouter, routes: APIRouter, state: AppState) -> None:
     @routes.get("/models", summary="All loaded models, in brief")
     async def models() -> Response:
         served = state.registry.models
-        differing = await _differing(state)
-        described = [_summary(state, model) | differing.get(name, {}) for name, model in served.items()]
-        broken = [{"name": name, "broken": why} | differing.get(name, {}) for name, why in state.broken.items() if name not in served]
-        elsewhere = [{"name": name} | workers for name, workers in differing.items() if name not in served and name not in state.broken]
+        described = [_summary(state, model) for model in served.values()]
+        broken = [{"name": name, "broken": why} for name, why in state.broken.items() if name not in served]
         # one model per line, for people
-        return Response(b"[%s]\n" % b",\n ".join(map(to_json, described + broken + elsewhere)), media_type="application/json")
+        return Response(b"[%s]\n" % b",\n ".join(map(to_json, described + broken)), media_type="application/json")
 
     @routes.get(_NAMED, summary="One model in detail", responses=_FOUND)
     @routes.get(f"{_NAMED}/info", summary="One model in detail", responses=_FOUND)
     async def model_info(name: str) -> Response:
-        return json_answer(_describe(state, state.registry.get(name)) | (await _differing(state)).get(name, {}))
+        return json_answer(_describe(state, state.registry.get(name)))
 
     @probes.get(f"{_NAMED}/health", summary="Readiness of one model", responses=_FOUND)
     async def model_health(name: str) -> Response:
@@ -136,12 +133,6 @@ def _add_model_list(routes: APIRouter, state: AppState) -> None:
     @routes.get(_LISTED, summary="One model, in OpenAI's format", responses=error_responses(404, path=_LISTED))
     async def model(name: str) -> Response:
         return json_answer(described(state.registry.get(name)))
-
-
-async def _differing(state: AppState) -> dict[str, dict[str, Any]]:
-    """Returns the state of each model whose workers differ, by its name; the key `workers` has the state of each worker."""
-    differing = await asyncio.to_thread(state.reloader.differing)
-    return {name: {"workers": workers} for name, workers in differing.items()}
 
 
 def _add_operations(probes: APIRouter, models: APIRouter, state: AppState) -> None:

@@ -18,14 +18,12 @@ from bertserve.service.engine.engines import MAX_MULTI_THREADS
 from bertserve.service.engine.freed_memory import limit_heaps
 from bertserve.service.engine.hardware import cpu_name, usable_cores
 from bertserve.service.errors import BundleError, StartError
-from bertserve.service.metrics import Metrics, ProcessMetrics
+from bertserve.service.metrics import Metrics
 from bertserve.service.models import loading
 from bertserve.service.models.loading import LoadOptions
-from bertserve.service.models.model import Model
 from bertserve.service.models.registry import Registry, check_defaults, wanted_defaults
-from bertserve.service.models.reloader import Reloader, SharedReloader, without_folders
+from bertserve.service.models.reloader import Reloader, without_folders
 from bertserve.service.models.utilization import Utilization
-from bertserve.service.models.workers import SINGLE_WORKER, Report, WorkerContext
 from bertserve.service.providers import Provider
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
@@ -118,49 +116,50 @@ class AppState:
     tracer: Tracer | None = None
 
 
-def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tracer | None = None) -> AppState:
+def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None, tracer: Tracer | None = None) -> AppState:
     """Loads every bundle of the models folder and builds the service; it starts no threads.
 
-    The settings have totals over all workers; this worker gets its share of threads and queue.
+    The settings have totals over all workers; the worker with this index gets its share of threads and queue. By default, `metrics` are
+    those of a single process.
 
     Raises:
         StartError: A bundle, the provider or a setting is wrong; the message says which.
     """
-    limit_heaps(worker.share(_threads_of_all(settings, worker, "cpu")))
-    metrics = Metrics(worker.folder, ProcessMetrics(worker.process_ids, worker.replacements), index=worker.index)
+    limit_heaps(_share(_threads_of_all(settings, "cpu"), settings.workers, index))
+    metrics = metrics or Metrics()
     broken: dict[str, str] = {}
-    before = worker.before
-    # a later worker must start whatever else is in the folders now
-    paths = files.find_bundles(settings.models) if before is None else [files.find_bundle(settings.models, name) for name in before.served]
-    # models may have changed since the start; a worker with a bundle that is broken now must still serve the other models
-    forgiving = broken if settings.skip_broken or before is not None else None
-    bundles = _loaded(partial(loading.verify, metrics=metrics), paths, forgiving, at_once=usable_cores())
+    skipped = broken if settings.skip_broken else None
+    verify = partial(loading.verify, metrics=metrics)
+    bundles = _loaded(verify, files.find_bundles(settings.models), skipped, at_once=usable_cores())
     requested = loading.choose_provider(bundles, settings.provider)
     provider = loading.obtain_provider(requested, allow_fallback=settings.allow_provider_fallback)
-    threads_total = _threads_of_all(settings, worker, provider)
-    threads = worker.share(threads_total)
-    metrics.describe_build(onnxruntime=sessions.VERSION, provider=provider, workers=worker.workers, threads=threads)
+    threads_total = _threads_of_all(settings, provider)
+    threads = _share(threads_total, settings.workers, index)
+    metrics.describe_build(onnxruntime=sessions.VERSION, provider=provider, workers=settings.workers, threads=threads)
     multi_threads = settings.multi_threads or min(threads, MAX_MULTI_THREADS)
-    scheduler = _make_scheduler(settings, worker, threads, multi_threads, metrics)
+    scheduler = _make_scheduler(settings, index, threads, multi_threads, metrics)
     options = load_options(settings, requested, provider, multi_threads)
     load = partial(loading.load_model, options=options, scheduler=scheduler, metrics=metrics)
-    models = _loaded(load, bundles, forgiving, at_once=threads)
-    if not models and (before is None or before.served):
+    models = _loaded(load, bundles, skipped, at_once=threads)
+    if not models:
         raise BundleError(f"no model can be loaded: {'; '.join(broken.values())}")
     for name in broken:
         metrics.broken_models.labels(name).set(1)
     answered = {model.name: model.tasks for model in models}
-    # `defaults.json` may have changed, but the other workers do not read it again
-    choices = wanted_defaults(settings.default, settings.models, answered, broken) if before is None else before.choices
-    registry = Registry(models, choices, by_name=settings.allow_implicit_default, present=None if before is None else before.defaults)
-    if before is not None:
-        _log_replaced(models, before)
-    reloader = Reloader if worker.tell is None else partial(SharedReloader, worker=worker)
-    check_start = partial(check_next_start, settings, broken)
+    defaults = wanted_defaults(settings.default, settings.models, answered, broken)
+    registry = Registry(models, defaults, by_name=settings.allow_implicit_default)
     return AppState(
         registry=registry,
         broken=broken,
-        reloader=reloader(settings.models, load, registry=registry, broken=broken, metrics=metrics, check_start=check_start),
+        reloader=Reloader(
+            settings.models,
+            load,
+            registry=registry,
+            broken=broken,
+            metrics=metrics,
+            check_start=partial(check_next_start, settings, broken),
+            workers=settings.workers,
+        ),
         scheduler=scheduler,
         metrics=metrics,
         utilization=Utilization(scheduler, metrics),
@@ -173,22 +172,28 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
         max_concurrent=settings.max_concurrent,
         body_timeout_s=settings.body_timeout_s,
         totals={"max_batch_tokens": settings.max_batch_tokens, "max_queue_tokens": settings.max_queue_tokens, "threads": threads_total},
-        worker=WorkerShare(worker.index, worker.workers, os.getpid(), scheduler.max_queue_tokens, threads),
+        worker=WorkerShare(index, settings.workers, os.getpid(), scheduler.max_queue_tokens, threads),
         machine=Machine(cpu_name(), sessions.VERSION, requested, provider, sessions.THREADS),
     )
 
 
-def _threads_of_all(settings: Settings, worker: WorkerContext, provider: Provider) -> int:
+def _threads_of_all(settings: Settings, provider: Provider) -> int:
     """Returns the number of inference threads of all workers; each worker has at least one."""
-    return max(settings.threads or (usable_cores() if provider == "cpu" else 1), worker.workers)
+    return max(settings.threads or (usable_cores() if provider == "cpu" else 1), settings.workers)
 
 
-def _make_scheduler(settings: Settings, worker: WorkerContext, threads: int, multi_threads: int, metrics: Metrics) -> Scheduler:
+def _share(total: int, workers: int, index: int) -> int:
+    """Returns a worker's part of a total of at least `workers`. All parts add up to the total, and differ by at most 1."""
+    part, rest = divmod(total, workers)
+    return part + (index < rest)
+
+
+def _make_scheduler(settings: Settings, index: int, threads: int, multi_threads: int, metrics: Metrics) -> Scheduler:
     """Returns the scheduler of a worker, with its share of the queue."""
     queue = RequestQueue(
         max_batch_tokens=settings.max_batch_tokens,
-        max_queue_tokens=worker.share(settings.max_queue_tokens),
-        max_memory=max(worker.share(MAX_MEMORY_TOGETHER), MAX_MEMORY),
+        max_queue_tokens=_share(settings.max_queue_tokens, settings.workers, index),
+        max_memory=max(MAX_MEMORY_TOGETHER // settings.workers, MAX_MEMORY),
         threads=threads,
     )
     return Scheduler(queue, threads=threads, multi_threads=multi_threads, observe=metrics.observe_queue, on_hang=metrics.hung_runs.inc)
@@ -229,19 +234,6 @@ def _loaded(load: Callable[[Any], T], sources: Sequence[Any], broken: dict[str, 
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # after an error or Ctrl-C: cancels the loads that have not started
     return loaded
-
-
-def _log_replaced(models: Sequence[Model], before: Report) -> None:
-    """Logs an error for each model of a worker whose version is not the one that its predecessor reported."""
-    for model in models:
-        if (old := before.served[model.name]) != model.bundle.version:
-            logger.error(
-                "the bundle of the model %s was replaced: this worker serves version %s, but the worker before it served %s; send SIGHUP, "
-                "so that all workers load the new version",
-                model.name,
-                model.bundle.version,
-                old,
-            )
 
 
 def check_next_start(settings: Settings, broken: Mapping[str, str]) -> None:

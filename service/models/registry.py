@@ -148,17 +148,13 @@ class Registry:
         changes: Number of changes of the models.
     """
 
-    def __init__(
-        self, models: Sequence[Model], choices: Mapping[str, str], *, by_name: bool = False, present: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, models: Sequence[Model], choices: Mapping[str, str], *, by_name: bool = False) -> None:
         """Takes loaded models.
 
         Args:
             models: The models, in any order.
             choices: Task -> name of its default model; a derived task uses the model of its base task, if that model can answer it.
             by_name: Whether a task with several models and no choice uses the first model by name; otherwise it needs a choice.
-            present: Task -> name of its default model so far, for a worker that replaces another one. Models may have changed since then,
-                so nothing is checked.
 
         Raises:
             SettingsError: A chosen model is not loaded or does not answer its task, or a task has several models and no choice.
@@ -166,9 +162,8 @@ class Registry:
         self.models = {model.name: model for model in sorted(models, key=lambda model: model.name)}
         self.choices = choices
         self._by_name = by_name
-        if present is None:
-            check_defaults(self._answered(), choices, by_name=by_name)
-        self._defaults = self._chosen(present or {})
+        check_defaults(self._answered(), choices, by_name=by_name)
+        self._defaults = self._chosen({})
 
     @property
     def defaults(self) -> dict[str, str]:

@@ -22,6 +22,11 @@ def notify(state: str) -> None:
         sender.send(state.encode())
 
 
+def notify_reloading() -> None:
+    """Tells systemd that the service reads its files again; `READY=1` must follow."""
+    notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+
 class SystemdWatchdog:
     """Sends WATCHDOG=1 twice per WatchdogSec= of the unit, as long as `beat` is called."""
 

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
-from multiprocessing.connection import Connection
-from typing import Any
 
 from starlette.types import ASGIApp
 
+from bertserve.service.metrics import Metrics
 from bertserve.service.models.build import AppState, build
 from bertserve.service.models.model import Model
 from bertserve.service.models.registry import Registry
-from bertserve.service.models.reloader import SharedReloader
-from bertserve.service.models.workers import SINGLE_WORKER, WorkerContext
+from bertserve.service.server import systemd
 from bertserve.service.server.connections import ConnectionLimits, Connections
 from bertserve.service.server.logs import background_logging
 from bertserve.service.server.preparation import Secrets, max_connections
-from bertserve.service.server.server import Server, Worker, configure
+from bertserve.service.server.server import Server, configure
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tracing.trace import tracer_to
@@ -34,78 +33,63 @@ def work(
     secrets: Secrets,
     on_ready: Callable[[Started], None],
     *,
-    context: WorkerContext = SINGLE_WORKER,
-    pipe: Connection | None = None,
+    index: int = 0,
+    metrics: Metrics | None = None,
+    beat: Callable[[], bool] | None = None,
 ) -> None:
     """Loads the models and serves them on a bound socket until it is stopped; `on_ready` is called when the server accepts connections.
 
-    `pipe` leads to the supervisor, if there is one.
+    A worker has an index and metrics. While its event loop runs, it calls `beat` once per second; it stops if that returns False, and if its
+    inference threads died or all hang.
     """
-    tracer = tracer_to(settings.otlp_endpoint)  # only here, after the workers are forked
-    limits = _connection_limits(settings)  # before the models are loaded, because a setting may be wrong
+    tracer = tracer_to(settings.otlp_endpoint)
     # importing FastAPI takes about 0.17 s; models can load at the same time, because their runs need no interpreter
     with ThreadPoolExecutor(1) as pool:
         pool.submit(import_module, "bertserve.service.api.app")
-        state = build(settings, context, tracer)
-    server = _server(settings, state, secrets, limits, on_ready, context, pipe)
-    with background_logging():
-        server.run([listener])
-        if tracer is not None:
-            tracer.close()
-
-
-def _server(
-    settings: Settings,
-    state: AppState,
-    secrets: Secrets,
-    limits: ConnectionLimits,
-    on_ready: Callable[[Started], None],
-    context: WorkerContext,
-    pipe: Connection | None,
-) -> Server:
+        state = build(settings, index=index, metrics=metrics, tracer=tracer)
     models = [_line(state.registry, model) for model in state.registry.models.values()]
+    refreshing: set[asyncio.Task[None]] = set()
+
+    def on_listen(address: str) -> None:
+        secrets.reload()  # a key may have been removed while the models were loaded
+        on_ready((address, models, state.totals["threads"]))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # it was blocked while the models were loaded
+
+    def on_hangup() -> None:
+        secrets.reload()
+        task = asyncio.ensure_future(refresh())
+        refreshing.add(task)  # the reference is needed, because the loop keeps no task alive
+        task.add_done_callback(refreshing.discard)
+
+    async def refresh() -> None:
+        systemd.notify_reloading()
+        await state.reloader.refresh()
+        systemd.notify("READY=1")
+
+    async def notify() -> None:
+        if beat is not None and not (beat() and state.scheduler.ready):
+            server.should_exit = True
+
     config = configure(
         application(settings, state, secrets),
         keep_alive_s=settings.keep_alive_s,
         tls=None if secrets.certificate is None else secrets.certificate.context,
         proxies=settings.forwarded_allow_ips,
     )
-    refreshing: set[asyncio.Task[None]] = set()
-    reloader = state.reloader
-
-    def on_listen(address: str) -> None:
-        if context.before is None:  # a replacement has the supervisor's secrets, like all other workers
-            secrets.reload()  # a key may have been removed while the models were loaded
-        on_ready((address, models, state.totals["threads"]))
-        if isinstance(reloader, SharedReloader):
-            reloader.report()
-
-    def on_hangup() -> None:
-        secrets.reload()
-        if pipe is None:  # otherwise the supervisor has asked all workers to refresh their models
-            task = asyncio.ensure_future(reloader.refresh())
-            refreshing.add(task)  # the reference is needed, because the loop keeps no task alive
-            task.add_done_callback(refreshing.discard)
-
-    arguments: dict[str, Any] = {
-        "scheduler": state.scheduler,
-        "connections": Connections(limits, count=lambda reason: state.metrics.ends[reason].inc()),
-        "shutdown_timeout_s": settings.shutdown_timeout_s,
-        "pre_stop_delay_s": settings.pre_stop_delay_s,
-        "on_listen": on_listen,
-        "on_hangup": on_hangup,
-    }
-    if pipe is None or not isinstance(reloader, SharedReloader):
-        return Server(config, **arguments)
-    return Worker(
+    config.callback_notify, config.timeout_notify = notify, 1
+    server = Server(
         config,
-        **arguments,
-        pipe=pipe,
-        on_message=reloader.receive,
-        counts=context.connections,
-        heartbeats=context.heartbeats,
-        index=context.index,
+        scheduler=state.scheduler,
+        connections=Connections(_connection_limits(settings), count=lambda reason: state.metrics.ends[reason].inc()),
+        shutdown_timeout_s=settings.shutdown_timeout_s,
+        pre_stop_delay_s=settings.pre_stop_delay_s,
+        on_listen=on_listen,
+        on_hangup=on_hangup,
     )
+    with background_logging():
+        server.run([listener])
+        if tracer is not None:
+            tracer.close()
 
 
 def application(settings: Settings, state: AppState, secrets: Secrets, *, sends_request_id: bool = True) -> ASGIApp:

@@ -1,4 +1,4 @@
-"""A graph that really hangs, in a service with several workers: watchdog, supervisor and the other worker."""
+"""A graph that really hangs, in a service with several workers: watchdog, replacement and the other worker."""
 
 from __future__ import annotations
 

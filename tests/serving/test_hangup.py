@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import socket
@@ -88,31 +87,6 @@ def test_a_sighup_logs_each_secret_once(models: Path, tmp_path: Path, serve: Ser
             assert ["keys", "tls"] == logged(since)
 
 
-@pytest.mark.full_grid
-def test_sighup_to_one_worker_reloads_all_workers(models: Path, tmp_path: Path, serve: Serve) -> None:
-    """`pidof -s bert-serve` can find any of the processes. `--pid-file` has the main process, and is removed at the end."""
-    (tmp_path / "keys").write_text("one")
-    pid_file = tmp_path / "pid"
-    flags = ("--workers", "2", "--threads", "2", "--api-key-file", str(tmp_path / "keys"), "--pid-file", str(pid_file))
-    with serve(models, *flags) as served:
-
-        def asked(key: str) -> dict[int, int]:
-            """Returns process id -> status of requests on separate connections."""
-            headers = {"authorization": f"Bearer {key}", "connection": "close"}
-            answers = [httpx.get(f"{served.url}/info", headers=headers, trust_env=False) for _ in range(6)]
-            return {answer.json().get("worker", {}).get("pid", 0): answer.status_code for answer in answers}
-
-        assert pid_file.read_text() == f"{served.process.pid}\n"
-        worker = next(iter(asked("one")))
-        (tmp_path / "keys").write_text("two")
-        os.kill(worker, signal.SIGHUP)
-        wait_until(lambda: list(asked("two").values()) == [200, 200])  # both workers answered
-        assert asked("one") == {0: 401}
-    assert not pid_file.exists()
-    assert served.lines()
-    assert "Traceback" not in served.log.read_text()
-
-
 CHANGED = f"""
 from pathlib import Path
 from bertserve.service.server import serve
@@ -131,7 +105,6 @@ serve.prepare = changed
 
 @pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.full_grid), "2"])
 def test_a_key_that_is_removed_during_startup_is_invalid(models: Path, tmp_path: Path, workers: str) -> None:
-    """A replacement worker has the keys of the other workers: without SIGHUP, it does not read the file."""
     (tmp_path / "keys").write_text("one")
     flags = ("--workers", workers, "--threads", workers, "--api-key-file", str(tmp_path / "keys"))
     with running(models, tmp_path / "log", *flags, program=CHANGED) as served:
@@ -141,22 +114,6 @@ def test_a_key_that_is_removed_during_startup_is_invalid(models: Path, tmp_path:
             return [httpx.get(f"{served.url}/info", headers=headers, trust_env=False).status_code for _ in range(6)]
 
         assert ({401}, {200}) == (set(asked("one")), set(asked("two")))
-        if workers == "2":
-            (tmp_path / "keys").write_text("three")
-            headers = {"authorization": "Bearer two"}
-            pid = httpx.get(f"{served.url}/info", headers=headers, trust_env=False).json()["worker"]["pid"]
-            os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: "restarted as process" in served.log.read_text())
-            assert ({401}, {200}, {401}) == (set(asked("one")), set(asked("two")), set(asked("three")))
-
-
-def test_an_unwritable_pid_file_is_an_error_at_startup(
-    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bertserve.service.server.logs.configure_logging", lambda _: None)  # keeps the log handlers of the test run
-    path = tmp_path / "none" / "pid"
-    assert 1 == main(["serve", "--models", str(models), "--port", "0", "--pid-file", str(path)])
-    assert f"--pid-file `{path}`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.full_grid), "2"])

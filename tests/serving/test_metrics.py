@@ -46,7 +46,6 @@ DOCUMENTED = {
     "truncated_total": LABELED,
     "key_requests_total": ("key", "status"),
     "broken_models": ("model",),
-    "differing_models": (),
     "model_info": ("model", "precision", "provider", "version"),
     "model_load_seconds": ("model", "outcome", "step"),
     "build_info": ("onnxruntime", "provider", "python", "version"),
@@ -239,7 +238,7 @@ def test_the_event_loop_is_measured_from_its_start(models: Path) -> None:
 @pytest.mark.parametrize("gone", [False, True])
 def test_process_metrics_have_one_series_per_worker(gone: bool) -> None:
     """The series cover all workers, whichever worker is scraped; an empty worker slot has no series."""
-    processes = ProcessMetrics([os.getpid(), 0 if gone else os.getppid()], lambda: {"ended": 2, "hung": 1})
+    processes = ProcessMetrics([os.getpid(), 0 if gone else os.getppid()], (2, 1))
     samples = [sample for family in processes.collect() for sample in family.samples]
     assert {sample.labels["worker"] for sample in samples if sample.name == "process_cpu_seconds_total"} == ({"0"} if gone else {"0", "1"})
     assert {sample.labels["reason"]: sample.value for sample in samples if "replaced" in sample.name} == {"ended": 2, "hung": 1}

@@ -345,3 +345,15 @@ def test_only_an_admin_key_can_change_models(models: Path, tmp_path: Path, path:
 def test_model_changes_are_disabled_without_admin_keys(models: Path, path: str) -> None:
     message = rejected(play(build(Settings(models=models)), lambda client: client.post(path)), 403, "forbidden")
     assert "--admin-key-file" in message
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_request_does_not_change_models_of_several_workers(models: Path, tmp_path: Path, path: str) -> None:
+    """It would reach only one of them. The answer says what to do instead."""
+
+    async def check(client: httpx.AsyncClient) -> None:
+        assert "SIGHUP" in rejected(await client.post(path, headers=ADMIN), 409, "conflict")
+
+    state = build(Settings(models=models, workers=2))
+    administered(state, tmp_path, check)
+    assert ["tiny"] == list(state.registry.models)

@@ -105,9 +105,6 @@ class Changes:
     def __init__(self) -> None:
         self.names: list[str] = []
 
-    def differing(self) -> dict[str, Any]:
-        return {}
-
     async def load(self, name: str) -> Any:
         self.names.append(name)
         raise AssertionError("it changed a model")

@@ -1,0 +1,184 @@
+"""Several workers on one socket: gunicorn's arbiter starts, watches and replaces them. Each runs the server of a single process.
+
+The arbiter does not import onnxruntime, whose threads do not survive a fork. On SIGHUP the workers read keys and models again. gunicorn would
+stop them before their successors are ready, and a broken bundle would then stop the service.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.sharedctypes import RawArray
+from pathlib import Path
+from typing import Any
+
+from gunicorn.arbiter import Arbiter
+from gunicorn.config import Config
+from gunicorn.workers.base import Worker
+from prometheus_client.multiprocess import mark_process_dead
+
+from bertserve.service.errors import StartError
+from bertserve.service.metrics import Metrics, ProcessMetrics
+from bertserve.service.server import logs, systemd
+from bertserve.service.server.preparation import SECRET_LOGS, Secrets
+from bertserve.service.settings import Settings
+
+logger = logging.getLogger("bertserve.workers")
+
+HUNG_S = 30  # a worker whose event loop has not run for this time is replaced
+CHECK_S = 0.1
+RETRY_S = 5.0  # pause after a failed start
+MARGIN_S = 8  # after the shutdown timeout, a worker joins its inference threads and sends the last answers
+
+
+def work_together(settings: Settings, listener: socket.socket, secrets: Secrets, on_ready: Callable[[Any], None]) -> None:
+    """Serves with several workers until a signal stops them; `on_ready` is called once, when all are ready.
+
+    Raises:
+        StartError: A worker cannot start, and no other one serves.
+    """
+    # for heartbeats and metrics; the disk of a container may be slow or read-only
+    parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()  # noqa: S108 - the folder is private
+    with tempfile.TemporaryDirectory(prefix="bert-serve-", dir=parent) as folder:
+        arbiter = _Arbiter(settings, listener, secrets, on_ready, Path(folder))
+        try:
+            arbiter.run()
+        except SystemExit as end:
+            if os.getpid() != arbiter.pid:  # the end of a worker
+                os._exit(end.code)  # type: ignore[arg-type]
+            if arbiter.failure is not None:
+                raise arbiter.failure from None
+            if end.code:
+                raise
+
+
+class _Arbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no types
+    SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+
+    def __init__(
+        self, settings: Settings, listener: socket.socket, secrets: Secrets, on_ready: Callable[[Any], None], folder: Path
+    ) -> None:
+        self.settings, self.listener, self.secrets, self.folder = settings, listener, secrets, folder
+        self.free = list(range(settings.workers))  # indexes without a worker
+        self.process_ids, self.replaced = RawArray("q", settings.workers), RawArray("q", 2)
+        self.failure: StartError | None = None
+        self._on_ready: Callable[[Any], None] | None = on_ready
+        self._watchdog = systemd.SystemdWatchdog()
+        self.cfg = Config()
+        options = {
+            "workers": settings.workers,
+            "worker_class": _Worker,
+            "worker_tmp_dir": str(folder),
+            "timeout": HUNG_S,
+            "graceful_timeout": int(settings.pre_stop_delay_s + settings.shutdown_timeout_s) + MARGIN_S,
+            "child_exit": _Arbiter.on_exit,
+            "control_socket_disable": True,
+            "loglevel": "warning",
+        }
+        for name, value in options.items():
+            self.cfg.set(name, value)
+        super().__init__(self)  # it is also gunicorn's application, so that the workers can use it
+        self.LISTENERS = [listener]
+        self.log.error_log.handlers.clear()
+        self.log.error_log.propagate = True
+
+    def start(self) -> None:
+        """Replaces gunicorn's method, which tells systemd READY=1 before the workers are ready."""
+        self.pid = os.getpid()
+        self.init_signals()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+
+    def wait_for_signals(self, timeout: float = CHECK_S) -> list[int]:
+        """Also reads the reports of the workers, because gunicorn calls it in each turn of its loop."""
+        signals: list[int] = super().wait_for_signals(CHECK_S)
+        self._watchdog.beat()
+        for worker in self.WORKERS.values():
+            if worker.reports.poll():
+                self._on_report(worker, worker.reports.recv())
+        return signals
+
+    def _on_report(self, worker: _Worker, report: Any) -> None:
+        if isinstance(report, StartError):
+            self._on_failure(report)
+            return
+        worker.is_ready = True
+        if self._on_ready is None:
+            logger.info("worker %d restarted as process %d", worker.index, worker.pid)
+        elif all(other.is_ready for other in self.WORKERS.values()) and not self.free:
+            self._on_ready(report)
+            self._on_ready = None
+
+    def _on_failure(self, error: StartError) -> None:
+        if self._on_ready is not None or not any(worker.is_ready for worker in self.WORKERS.values()):
+            self.failure = error
+            raise StopIteration  # gunicorn stops
+        logger.error("a worker cannot start: %s", error)
+
+    def on_exit(self, worker: _Worker) -> None:
+        mark_process_dead(worker.index, str(self.folder))  # type: ignore[no-untyped-call]
+        self.process_ids[worker.index] = 0
+        self.free.append(worker.index)
+        if self.LISTENERS:  # otherwise the service stops
+            self.replaced[worker.aborted] += 1
+            if not worker.is_ready and self._on_ready is not None:
+                self._on_failure(StartError(f"worker {worker.index} ended before it was ready; the log may say why."))
+
+    def handle_hup(self) -> None:
+        systemd.notify_reloading()
+        self.secrets.reload()  # for workers that start later
+        self.kill_workers(signal.SIGHUP)
+        systemd.notify("READY=1")
+
+    def handle_term(self) -> None:
+        systemd.notify("STOPPING=1")
+        super().handle_term()
+
+    handle_int = handle_term  # a SIGINT after it stops the workers at once
+
+
+class _Worker(Worker):  # type: ignore[misc]
+    app: _Arbiter
+    is_ready = False
+
+    def __init__(self, *arguments: Any) -> None:
+        """Runs in the arbiter, before the fork."""
+        super().__init__(*arguments)
+        self.index = self.app.free.pop(0)
+        self.reports, self._report = Pipe(duplex=False)
+
+    def init_process(self) -> None:
+        """Serves until the worker is stopped. gunicorn's method would load a WSGI application."""
+        self.booted = True  # gunicorn stops the service if a worker fails that has not booted
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # until models are loaded
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes
+        signal.signal(signal.SIGQUIT, lambda *_: os._exit(0))  # gunicorn sends it to stop at once
+        faulthandler.enable()  # for SIGABRT, which gunicorn sends to a worker that hangs
+        os.environ.pop(systemd.SOCKET, None)
+        arbiter = self.app
+        logs.configure_logging(arbiter.settings.log_format, worker=self.index)
+        for name in SECRET_LOGS:  # the arbiter reads the same files, and logs the result once
+            logging.getLogger(name).disabled = True
+        arbiter.process_ids[self.index] = os.getpid()
+        metrics = Metrics(arbiter.folder, ProcessMetrics(arbiter.process_ids, arbiter.replaced), index=self.index)
+        from bertserve.service.server.work import work
+
+        try:
+            work(arbiter.settings, arbiter.listener, arbiter.secrets, self._report.send, index=self.index, metrics=metrics, beat=self._beat)
+        except StartError as error:
+            self._report.send(error)
+            time.sleep(RETRY_S)
+            sys.exit(1)
+
+    def _beat(self) -> bool:
+        """Tells the arbiter that the event loop runs; returns whether the arbiter is alive."""
+        self.notify()
+        return bool(os.getppid() == self.ppid)
