@@ -44,6 +44,8 @@ _HEADS = {
     "ForMultipleChoice": "multiple-choice",
     "Model": _EMBEDS,
 }
+# the ends of further names that bert-export knows, whose task depends on the whole name
+_OTHER_ENDS = ("ForPreTraining", "ForNextSentencePrediction", "QuestionAnsweringSimple", "WithLMHeadModel", "Encoder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +284,7 @@ def _task(checkpoint: Path) -> str | None:
     """Returns the task that a checkpoint will probably be exported for; None if its configuration does not show it.
 
     Raises:
-        StartError: The configuration is not a JSON object.
+        StartError: The configuration is not a JSON object, or its architecture has no head of a task.
     """
     modules = _document(checkpoint / "modules.json")
     if any(
@@ -300,7 +302,17 @@ def _task(checkpoint: Path) -> str | None:
     names = config.get("architectures")
     if (checkpoint / "adapter_config.json").is_file() or not isinstance(names, list):
         return None
-    return next((task for name in names for head, task in _HEADS.items() if str(name).endswith(head)), None)
+    names = [str(name) for name in names]
+    if any(name.endswith(_OTHER_ENDS) for name in names):
+        return None
+    heads = [name for name in names if "HeadModel" not in name]  # the end of a model that generates text
+    known = next((task for name in heads for head, task in _HEADS.items() if name.endswith(head)), None)
+    if names and known is None:
+        raise StartError(
+            f"cannot tell the task of `{checkpoint}`, whose architecture is {', '.join(names)}; export it with `bert-export {checkpoint} "
+            "--task TASK`, and serve the bundle."
+        )
+    return known
 
 
 def obtain(source: ModelSource, options: Sequence[str], cache: Path, *, export: bool = True) -> Path:

@@ -81,7 +81,7 @@ def _parse_line(path: Path, number: int, line: str) -> Document:
     try:
         document = json.loads(line)
     except ValueError as error:
-        raise DataError(f"`{path}` line {number} is not JSON: {error}.") from error
+        raise DataError(f"`{path}` line {number} is not JSON: {error}; give one JSON object per line, not CSV.") from error
     if not isinstance(document, dict):
         raise DataError(f"`{path}` line {number} is not a JSON object; give one such as {json.dumps({'inputs': 'a text'})}.")
     return document

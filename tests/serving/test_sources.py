@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import tiny
+from bertserve.export.checkpoint import task_head
 from bertserve.export.cli import _parser
 from bertserve.export.tasks.catalog import TASKS as EXPORTED
 from bertserve.service import sources
@@ -437,14 +438,14 @@ def test_a_broken_configuration_is_refused_before_the_first_export(checkpoint: P
         (["BertForMaskedLM", "BertForTokenClassification"], []),
         (["BertForTokenClassification"] * 2, ["--default", "ner=b"]),
         (["BertForTokenClassification"] * 2, ["--allow-implicit-default"]),
-        (["BertForUnknown", "BertForTokenClassification"], ["--default", "classify=a"]),
+        (["AlbertForPreTraining", "BertForTokenClassification"], ["--default", "classify=a"]),
         (["BertForSequenceClassification"] * 2, ["--default", "classify=a,zero-shot=b"]),
     ],
 )
 def test_sources_that_can_be_served_together_are_exported(
     architectures: list[str], flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other tasks of a checkpoint, and the task of an unknown architecture, show only after the export."""
+    """The other tasks of a checkpoint, and the task of some architectures, show only after the export."""
     monkeypatch.setattr(sources, "obtain", lambda source, *_, **__: tmp_path / "made" / source.name)
     named = [str(checkpoint_of(tmp_path, name, kind)) for name, kind in zip("ab", architectures, strict=True)]
 
@@ -452,7 +453,27 @@ def test_sources_that_can_be_served_together_are_exported(
     assert ["a", "b"] == [path.name for path in served.models]
 
 
-def test_the_end_of_an_architecture_means_the_same_task_to_the_exporter() -> None:
+@pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "T5ForConditionalGeneration", "ViTForImageClassification"])
+def test_an_architecture_without_a_task_is_refused_before_the_first_export(
+    architecture: str, checkpoint: Path, tmp_path: Path, fake: Fake
+) -> None:
+    other = checkpoint_of(tmp_path, "b", architecture)
+    with pytest.raises(StartError, match=architecture):
+        with_sources(settings(tmp_path, "--model", str(checkpoint), "--model", str(other)))
+
+    assert [] == calls(tmp_path)
+
+
+def test_the_architectures_that_the_exporter_knows_are_not_refused(tmp_path: Path) -> None:
+    """Their task is the exporter's, or unknown until the export."""
+    auto_classes = [task_head._auto_class(task) for task in EXPORTED.values() if not task.embeds]
+    names = {name for auto_class in auto_classes for name in auto_class._model_mapping._model_mapping.values()}
+    tasks = {name: next(iter(task_head._heads([name])), None) for name in {*names, "BertModel", "BertForPreTraining", "DPRQuestionEncoder"}}
+    wrong = {}
+    for name, task in tasks.items():
+        if task is not None and (found := sources._task(checkpoint_of(tmp_path, name, name))) not in (task, None):
+            wrong[name] = found
+    assert {} == wrong
     assert {task.head: task.name for task in EXPORTED.values()} == sources._HEADS
 
 

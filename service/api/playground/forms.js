@@ -61,13 +61,13 @@ const masksOf = (answer) => (Array.isArray(answer[0]) ? answer : [answer]);
 const BARS = {
   items: (answer) => (Array.isArray(answer[0]) ? answer[0] : answer),
   name: (item, body) => item.label ?? item.text ?? body.texts[item.index],
-  say: (answer, body) => `${BARS.name(BARS.items(answer)[0], body)}, ${score(BARS.items(answer)[0].score)}`,
+  say: (answer, body) => `${BARS.name(BARS.items(answer)[0], body)} (${score(BARS.items(answer)[0].score)})`,
   show: (answer, body) => bars(BARS.items(answer).map((item) => [BARS.name(item, body), item.score])),
 };
 const ANSWERS = {
   items: (answer) => [answer].flat(),
   name: (item) => (item.answer ? `“${item.answer}”` : "no answer"),
-  say: (answer) => `${ANSWERS.items(answer)[0].answer || "no answer"}, ${score(ANSWERS.items(answer)[0].score)}`,
+  say: (answer) => `${ANSWERS.items(answer)[0].answer || "no answer"} (${score(ANSWERS.items(answer)[0].score)})`,
   show: (answer, body) => [
     spans(body.inputs.context, ANSWERS.found(answer).map((item) => ({ ...item, name: "best" }))),
     element("h3", {}, "It and its rivals"),
