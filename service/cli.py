@@ -37,7 +37,6 @@ from bertserve.service.sources import with_sources
 # Flags of `score` that --ray does not support, with the reason.
 _ON_RAY = {
     "input_format": "files are Parquet",
-    "output_format": "files are Parquet",
     "rejected": "the column `error` has the reason why a row has no prediction",
     "max_rejected": "no number of such rows stops the run",
     "threads": "an actor has as many threads as CPUs (--actor-cpus)",
@@ -64,12 +63,9 @@ class Score(ModelSettings):
     source: CliPositionalArg[str] = Field(
         description="Input file: JSON Lines, CSV, TSV or Parquet; - is stdin. With --ray, a folder of Parquet files."
     )
-    output: CliPositionalArg[str] = Field(description="Output file; - is stdout. With --ray, a folder.")
+    output: CliPositionalArg[str] = Field(description="New file: in the format of the input, or JSON Lines. With --ray, a new folder.")
     input_format: Literal["jsonl", "csv", "tsv", "parquet"] | None = Field(
         None, description="Format of the input (default: from the file name)."
-    )
-    output_format: Literal["jsonl", "csv", "tsv", "parquet"] | None = Field(
-        None, description="Format of the output (default: from the file name; for stdout, the input's format)."
     )
     task: str | None = Field(
         None, description="Name of the task or of its endpoint (default: the model's own, or the one that parameters or columns imply)."
@@ -77,16 +73,8 @@ class Score(ModelSettings):
     parameters: str = Field("{}", description="Parameters of each request as JSON, such as '{\"top_k\": 1}'.")
     prediction_column: str = Field("prediction", min_length=1, description="Column for predictions.")
     warnings_column: str = Field("warnings", min_length=1, description="Column for warnings, such as a truncated text.")
-    rejected: Path | None = Field(
-        None,
-        description="New file for rejected rows and their errors (default: OUTPUT.rejected.jsonl, or none for stdout).",
-    )
+    rejected: Path | None = Field(None, description="New file for rejected rows and their errors (default: OUTPUT.rejected.jsonl).")
     max_rejected: int = Field(1000, ge=0, description="Maximum rejected rows; one more stops the run.")
-    empty: Literal["warn", "reject"] = Field(
-        "warn",
-        description="Rows with an empty text: answer them (in classification, zero-shot and embeddings with a warning), or reject them.",
-    )
-    overwrite: bool = Field(False, description="Replace existing files.")
 
     ray: str | None = Field(
         None,
@@ -103,23 +91,16 @@ class Score(ModelSettings):
         configure_logging(self.log_format)
         logging.getLogger().setLevel(logging.WARNING)
         self._check_flags()
-        from bertserve.service.scoring.columns import RowTask
+        from bertserve.service.scoring.predictor import RowTask
 
-        task = RowTask(self.task, self._columns(), self._parameters(), self.empty, (self.prediction_column, self.warnings_column))
+        task = RowTask(self.task, self._columns(), self._parameters(), (self.prediction_column, self.warnings_column))
         settings = _with_one_model(self)
         if self.ray is None:
-            from bertserve.service.scoring.score import Files, score
+            from bertserve.service.scoring.score import score
 
-            rejected = self.rejected or (None if self.output == "-" else Path(f"{self.output}.rejected.jsonl"))
-            files = Files(
-                source=Path(self.source),
-                output=Path(self.output),
-                formats=self._formats(),
-                rejected=rejected,
-                max_rejected=self.max_rejected,
-                overwrite=self.overwrite,
-            )
-            return score(settings, task, files)
+            source, output = Path("/dev/stdin" if self.source == "-" else self.source), Path(self.output)
+            rejected = self.rejected or Path(f"{output}.rejected.jsonl")
+            return score(settings, task, source, output, rejected, self._formats(), self.max_rejected)
         from bertserve.service.scoring.ray_data import score_on_ray
 
         return score_on_ray(self, settings, task)
@@ -143,15 +124,11 @@ class Score(ModelSettings):
 
     def _formats(self) -> tuple[str, str]:
         """Returns the formats of the input and of the output."""
-        source = self.input_format or _FORMATS.get(Path(self.source).suffix.lower())
-        output = self.output_format or (source if self.output == "-" else _FORMATS.get(Path(self.output).suffix.lower()))
-        if source is None or output is None:
-            flag, path = ("--input-format", self.source) if source is None else ("--output-format", self.output)
-            raise SettingsError(f"{flag} is missing, and `{path}` ends with none of {', '.join(_FORMATS)}; give a format.")
-        if ("-", "parquet") in ((self.source, source), (self.output, output)):
-            raise SettingsError("Parquet needs a file, because its index is at the end; give a path instead of `-`, or another format.")
-        if source == "jsonl" != output:
-            raise SettingsError(f"JSON Lines cannot be written as {output}, because rows can have different columns; write JSON Lines.")
+        source, output = self.input_format or _FORMATS.get(Path(self.source).suffix.lower()), _FORMATS.get(Path(self.output).suffix.lower())
+        if source is None:
+            raise SettingsError(f"`{self.source}` ends with none of {', '.join(_FORMATS)}; give --input-format.")
+        if output not in (source, *(["jsonl"] if source in ("csv", "tsv") else [])):
+            raise SettingsError(f"the output `{self.output}` has another format than the input ({source}); rename it.")
         return source, output
 
     def _columns(self) -> dict[str, str]:

@@ -14,10 +14,9 @@ import pyarrow.dataset as pads
 
 from bertserve.service.bundle import files
 from bertserve.service.errors import SettingsError, StartError, install_command, plural
-from bertserve.service.scoring.columns import Columns, RowTask
-from bertserve.service.scoring.parquet import merged, rows_of, with_predictions
-from bertserve.service.scoring.predictor import Predictor
-from bertserve.service.scoring.rows import Window
+from bertserve.service.scoring.parts import merged, with_predictions
+from bertserve.service.scoring.predictor import Columns, Predictor, RowTask
+from bertserve.service.scoring.rows import Window, rows_of
 from bertserve.service.settings import ModelSettings
 from bertserve.service.tasks.body import Limits
 
@@ -43,8 +42,8 @@ class Scorer:
         """Returns the rows of a batch, which is a table or has an array for each column, as a table with three more columns."""
         table = batch if isinstance(batch, pa.Table) else pa.table(dict(batch))
         self._predictor.columns.check(table.column_names, (*self._names, "error"))
-        rows = rows_of(table, [name for name in table.column_names if name in self._predictor.columns.by_field.values()])
-        list(self._predictor.answered([Window(rows)]))
+        rows = rows_of(table, self._predictor.columns.by_field.values())
+        list(self._predictor.answered([Window(rows, size=0)]))
         errors = [None if row.error is None else row.error.message for row in rows]
         table = with_predictions(table, rows, self._names).append_column("error", pa.array(errors, pa.string()))
         self._schema = merged([self._schema, table.schema])
@@ -67,7 +66,7 @@ def score_on_ray(command: Any, settings: ModelSettings, task: RowTask) -> int:
         scored = data.map_batches(
             Scorer, fn_constructor_kwargs=arguments, batch_format="pyarrow", batch_size=4096, compute=pool, num_cpus=command.actor_cpus
         )
-        scored.write_parquet(command.output, mode="overwrite" if command.overwrite else "error")
+        scored.write_parquet(command.output, mode="error")
     except (ray.exceptions.RayError, OSError, ValueError, RuntimeError) as error:
         raise StartError(f"Ray cannot score `{command.source}`: {str(error).strip().splitlines()[-1]}") from error
     written = pads.dataset(command.output)

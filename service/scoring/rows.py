@@ -1,23 +1,26 @@
-"""Rows of JSON Lines, CSV and TSV: functions that read rows, and writers that turn answered rows into bytes."""
+"""Rows: functions that read the rows of JSON Lines, CSV, TSV and Parquet, in windows."""
 
 from __future__ import annotations
 
 import csv
-import re
-import shutil
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import orjson
 
-from bertserve.service.errors import BertServeError, InvalidValueError, StartError, TooLargeError
-from bertserve.service.tasks.json_text import to_json
+from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, StartError, TooLargeError, install_command
+
+with suppress(ImportError):  # the extra `parquet`
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 # Maximum bytes of a window's rows in the file, so that long rows need no more memory than short ones.
 WINDOW_BYTES = 2**24
-_QUOTED = re.compile('[",\t\r\n]')
 
 
 @dataclass(slots=True)
@@ -25,7 +28,7 @@ class Row:
     """A row, from reading to writing."""
 
     number: int  # in the file, from 1; blank lines and a header do not count
-    size: int = 1  # its bytes in a text file; the progress counts them
+    size: int = 0  # its bytes in a text file
     line: int | None = None  # number of its first line in a text file, from 1
     raw: bytes = b""  # its JSON object as read, for JSON Lines
     values: Mapping[str, Any] = field(default_factory=dict)  # by column
@@ -40,8 +43,9 @@ class Window:
     """Rows in the order of the file."""
 
     rows: Sequence[Row]
+    size: int  # its bytes in the file, for the progress
     table: Any = None  # the rows of Parquet
-    rejected: bytes | None = None  # lines about the rows without an answer; None until the window is written
+    is_written: bool = False
 
 
 def windows_of(rows: Iterable[Row], max_rows: int) -> Iterator[Window]:
@@ -51,16 +55,23 @@ def windows_of(rows: Iterable[Row], max_rows: int) -> Iterator[Window]:
         window.append(row)
         size += row.size
         if len(window) == max_rows or size >= WINDOW_BYTES:
-            yield Window(window)
+            yield Window(window, size)
             window, size = [], 0
     if window:
-        yield Window(window)
+        yield Window(window, size)
 
 
-def read_json_lines(file: BinaryIO, max_bytes: int, added: Sequence[str]) -> Iterator[Row]:
+def _lines(path: Path) -> Iterator[bytes]:
+    """Yields the lines of a file without its byte order mark."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file):
+            yield line if number else line.removeprefix(BOM_UTF8)
+
+
+def read_json_lines(path: Path, max_bytes: int, added: Sequence[str]) -> Iterator[Row]:
     """Yields the rows of JSON Lines. A line is a row with an error unless it is a JSON object, in `max_bytes`, without the keys `added`."""
     number = 0
-    for line_number, line in enumerate(file, 1):
+    for line_number, line in enumerate(_lines(path), 1):
         if raw := line.strip():
             number += 1
             row = Row(number, len(line), line_number, raw)
@@ -85,13 +96,13 @@ def _parsed(raw: bytes, max_bytes: int, added: Sequence[str]) -> dict[str, Any]:
     return value
 
 
-def read_delimited(file: BinaryIO, delimiter: str, max_chars: int) -> tuple[Sequence[str], Iterator[Row]]:
+def read_delimited(path: Path, delimiter: str, max_chars: int) -> tuple[Sequence[str], Iterator[Row]]:
     """Returns the columns and the rows of CSV or TSV in UTF-8. A row that does not fit the header is a row with an error.
 
     A `StartError` says that quotes are broken, or that a field has more than `max_chars` characters; the csv module cannot continue.
     """
     csv.field_size_limit(max_chars)
-    records = _records(csv.reader((line.decode(errors="surrogateescape") for line in file), delimiter=delimiter, strict=True))
+    records = _records(csv.reader((line.decode(errors="surrogateescape") for line in _lines(path)), delimiter=delimiter, strict=True))
     _, columns = next(records, (1, list[str]()))
     if not columns or _error(columns, columns):
         raise StartError("the input has no header; a CSV file begins with a line of UTF-8 that names the columns.")
@@ -110,10 +121,8 @@ def _records(reader: Any) -> Iterator[tuple[int, list[str]]]:
                 yield line, fields
             line = reader.line_num + 1
     except csv.Error as error:
-        raise StartError(
-            f"the input is broken in the row that begins on line {line}: {error}; separate fields by commas, not semicolons, or by tabs "
-            "with --input-format tsv, and double the quotes in a quoted field."
-        ) from error
+        hint = "separate fields by commas, or by tabs with --input-format tsv, and double the quotes in a quoted field."
+        raise StartError(f"the input is broken in the row that begins on line {line}: {error}; {hint}") from error
 
 
 def _error(fields: Sequence[str], columns: Sequence[str]) -> BertServeError | None:
@@ -130,52 +139,40 @@ def _error(fields: Sequence[str], columns: Sequence[str]) -> BertServeError | No
     return None
 
 
-class Writer:
-    """Turns windows into bytes, and joins the parts of a file; `head` has the bytes before the first row."""
-
-    head = b""
-
-    def write(self, window: Window) -> bytes:
-        """Returns the rows that have an answer."""
-        return b"".join(self._line(row) for row in window.rows if row.error is None)
-
-    def _line(self, row: Row) -> bytes:
-        raise NotImplementedError
-
-    def join(self, parts: Iterable[Path], path: Path) -> None:
-        """Writes all parts to a file."""
-        with path.open("wb") as file:
-            file.write(self.head)
-            for part in parts:
-                with part.open("rb") as source:
-                    shutil.copyfileobj(source, file)
+@contextmanager
+def explained(problem: str, remedy: str = "write JSON Lines, because a Parquet column has one type") -> Iterator[None]:
+    """Raises errors of pyarrow as `StartError`."""
+    try:
+        yield
+    except (pa.ArrowException, ValueError) as error:
+        raise StartError(f"{problem} ({error}); {remedy}.") from error
 
 
-class JsonLinesWriter(Writer):
-    """Writes JSON Lines, with the input's objects unchanged; `names` are the columns for predictions and warnings."""
+def read_parquet(path: Path, inputs: Iterable[str], max_rows: int) -> tuple[Any, Iterator[Window]]:
+    """Returns the schema and the windows of a file; rows have the `inputs` among its columns."""
+    if find_spec("pyarrow") is None:
+        raise SettingsError(f"Parquet needs pyarrow, which is not installed; `{install_command('parquet')}` adds it.")
+    with explained(f"the input `{path}` cannot be read as Parquet", "check its format"):
+        # INT96 has days and nanoseconds: as 64-bit nanoseconds, times outside 1677 to 2262 would become other times
+        file = pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
+    def windows() -> Iterator[Window]:
+        total, size, position = file.metadata.num_rows, path.stat().st_size, 0
+        decoded_size = sum(file.metadata.row_group(group).total_byte_size for group in range(file.num_row_groups))
+        with explained("the input is broken", "write it again"):
+            for batch in file.iter_batches(max(1, min(max_rows, WINDOW_BYTES * total // max(decoded_size, 1)))):
+                table = pa.Table.from_batches([batch])
+                yield Window(rows_of(table, inputs, position), size * len(table) // total, table)
+                position += len(table)
 
-    def _line(self, row: Row) -> bytes:
-        added = to_json(dict(zip(self._names, (row.prediction, row.warnings), strict=True)))
-        return b"%b,%b\n" % ((row.raw or to_json(row.values))[:-1], added[1:])
+    return file.schema_arrow, windows()
 
 
-class DelimitedWriter(Writer):
-    """Writes CSV or TSV; `names` are the columns for label, score and warnings, or for predictions and warnings."""
-
-    def __init__(self, columns: Sequence[str], names: Sequence[str], delimiter: str) -> None:
-        self._has_label, self._delimiter = len(names) == 3, delimiter
-        self.head = self._encoded([*columns, *names])
-
-    def _line(self, row: Row) -> bytes:
-        answer = (row.prediction[0]["label"], row.prediction[0]["score"]) if self._has_label else (row.prediction,)
-        return self._encoded([*row.values.values(), *answer, " | ".join(row.warnings)])
-
-    def _encoded(self, values: Iterable[Any]) -> bytes:
-        """Returns a line. The module csv would not quote a carriage return before a line feed."""
-        # values other than texts become JSON, and dates and times without its quotes
-        cells = ["" if value is None else value if isinstance(value, str) else to_json(value).decode().strip('"') for value in values]
-        quoted = ['"' + cell.replace('"', '""') + '"' if _QUOTED.search(cell) else cell for cell in cells]
-        return (self._delimiter.join(quoted) + "\n").encode()
+def rows_of(table: Any, inputs: Iterable[str], before: int = 0) -> list[Row]:
+    """Returns the rows of a table with the `inputs` among its columns; `before` rows precede it in the file."""
+    columns = {}
+    for name in set(inputs) & set(table.column_names):
+        with explained(f"the column `{name}` has a value that is not a text", "convert it to UTF-8"):
+            columns[name] = table.column(name).to_pylist()
+    rows = zip(*columns.values(), strict=True)
+    return [Row(number, values=dict(zip(columns, row, strict=True))) for number, row in enumerate(rows, before + 1)]

@@ -5,11 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-import signal
-import subprocess
-import sys
 import tempfile
-from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -29,29 +25,14 @@ from bertserve.service.scoring import predictor
 from bertserve.service.server import logs
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS
+from scored import TEXTS, read_lines, run, write_lines
 
 pytestmark = pytest.mark.usefixtures("logging_of_pytest")
-
-WORDS = "a good bad film very the was book".split()
-TEXTS = [" ".join(WORDS[(i * k) % 8] for k in range(1 + i * 7 % 19)) for i in range(90)]
 
 
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predictor, "WINDOW_ROWS", 16)
-
-
-def write_lines(path: Path, rows: Sequence[Any]) -> Path:
-    path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    return path
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def run(models: Path, source: Path, output: Path, *flags: str) -> int:
-    return main(["score", "--models", str(models), "--model", "tiny", *flags, str(source), str(output)])
 
 
 def served(models: Path, path: str, body: dict[str, Any]) -> Any:
@@ -147,20 +128,6 @@ def test_parameters_cannot_replace_a_column(tmp_path: Path, capsys: pytest.Captu
     source = write_lines(tmp_path / "in.jsonl", ['{"query": "a film", "texts": ["a book", "good"]}'])
     assert 2 == run(tmp_path, source, tmp_path / "out.jsonl", "--task", "rerank", "--parameters", json.dumps({name: "tiny"}))
     assert f"`{name}`" in capsys.readouterr().err
-
-
-def test_an_empty_cell_is_answered_with_a_warning(models: Path, tmp_path: Path) -> None:
-    source = tmp_path / "in.csv"
-    source.write_text("id,text\n1,good\n2,\n3,  \n")
-    assert 0 == run(models, source, tmp_path / "out.csv")
-    with (tmp_path / "out.csv").open(newline="") as file:
-        warnings = [row["warnings"] for row in csv.DictReader(file)]
-    assert ["", True, True] == [warnings[0], *(warning.startswith("empty; ") for warning in warnings[1:])]
-
-    assert 3 == run(models, source, tmp_path / "rest.csv", "--empty", "reject")
-    assert 2 == len((tmp_path / "rest.csv").read_text().splitlines())
-    rejected = read_lines(tmp_path / "rest.csv.rejected.jsonl")
-    assert [(2, "invalid_value"), (3, "invalid_value")] == [(row["row"], row["error_type"]) for row in rejected]
 
 
 def test_a_prediction_equals_the_answer_of_the_endpoint(models: Path, tmp_path: Path) -> None:
@@ -315,21 +282,6 @@ def test_rejected_rows_are_written_to_a_separate_file(models: Path, tmp_path: Pa
     assert f"{len(BAD)} rejected" in capsys.readouterr().err
 
 
-def test_a_run_without_an_answer_replaces_no_output(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The old output and the new reasons stay. A later run with an answer replaces the output."""
-    output = tmp_path / "out.jsonl"
-    source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}] * 3)
-    assert run(models, source, output) == 0
-    before = output.read_bytes()
-    write_lines(source, [{"txt": "good"}] * 3)
-    assert run(models, source, output, "--overwrite") == 1
-    assert '"row":1' in capsys.readouterr().err
-    assert before == output.read_bytes()
-    write_lines(source, [{"text": "bad"}, {"txt": "good"}])
-    assert run(models, source, output, "--overwrite") == 3
-    assert ["bad"] == [row["text"] for row in read_lines(output)]
-
-
 @pytest.mark.parametrize(
     ("content", "flags", "words"),
     [
@@ -413,9 +365,26 @@ def test_a_column_of_parquet_that_is_not_utf8_ends_the_run(
 ) -> None:
     columns = {"text": pa.array(["good"]), "name": pa.array(["good"])}
     pq.write_table(pa.table(columns | {column: pa.array([b"\xff"]).view(pa.string())}), tmp_path / "in.parquet")
-    assert 1 == run(models, tmp_path / "in.parquet", tmp_path / "out.jsonl")
-    assert f"`{column}`" in capsys.readouterr().err
     assert (1 if column == "text" else 0) == run(models, tmp_path / "in.parquet", tmp_path / "out.parquet")
+    assert column != "text" or "`text`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("column", [pa.array([Decimal("1.5")]), pa.array([1]), pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64()))])
+def test_a_column_of_parquet_without_texts_is_copied_or_named(models: Path, tmp_path: Path, column: Any) -> None:
+    table = pa.table({"text": ["good"], "odd": column})
+    pq.write_table(table, tmp_path / "in.parquet")
+    assert 0 == run(models, tmp_path / "in.parquet", tmp_path / "out.parquet")
+    assert pq.read_table(tmp_path / "out.parquet").select(["text", "odd"]).equals(table)
+    assert 3 == run(models, tmp_path / "in.parquet", tmp_path / "2.parquet", "--text", "odd")
+    assert "the column `odd` must be a text" in read_lines(tmp_path / "2.parquet.rejected.jsonl")[0]["error"]
+
+
+@pytest.mark.parametrize("output", ["out.parquet", "out.tsv", "out.txt"])
+def test_the_output_has_the_format_of_the_input_or_is_json_lines(models: Path, tmp_path: Path, output: str) -> None:
+    (tmp_path / "in.csv").write_text("id,text\n1,good\n")
+    assert 2 == run(models, tmp_path / "in.csv", tmp_path / output)
+    assert 0 == run(models, tmp_path / "in.csv", tmp_path / "out.jsonl")
+    assert {"id", "text", "prediction", "warnings"} == read_lines(tmp_path / "out.jsonl")[0].keys()
 
 
 def test_old_timestamps_of_parquet_keep_their_year(models: Path, tmp_path: Path) -> None:
@@ -433,78 +402,6 @@ def test_columns_with_the_same_name_are_refused(models: Path, tmp_path: Path, ca
     names = [f"column {number}" for number in range(100_000)]  # comparing each name with all others would take minutes
     (tmp_path / "in.csv").write_text(",".join(names) + "\n")
     assert 2 == run(models, tmp_path / "in.csv", tmp_path / "out.csv")
-
-
-def test_a_run_to_stdout_ends_at_a_bad_row_unless_rejected_names_a_file(
-    models: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": 1}])
-    assert run(models, source, Path("-")) == 1
-    assert b'"row":2' in capfdbinary.readouterr().err
-    assert run(models, source, Path("-"), "--rejected", str(tmp_path / "bad.jsonl")) == 3
-    assert 1 == len(capfdbinary.readouterr().out.splitlines())
-    assert [2] == [row["row"] for row in read_lines(tmp_path / "bad.jsonl")]
-    assert run(models, source, Path("-"), "--output-format", "csv", "--rejected", str(tmp_path / "2.jsonl")) == 2
-    assert b"written as csv" in capfdbinary.readouterr().err
-
-
-def test_ctrl_c_ends_a_run_whose_stdout_is_not_read(models: Path, tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [{"text": "good", "note": "n" * 10_000}] * 100)
-    command = [sys.executable, "-m", "bertserve.service.cli", "score", "--models", str(models), "--model", "tiny", str(source), "-"]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
-        assert process.stdout is not None and process.stderr is not None
-        assert process.stdout.read(1)  # reads no more
-        process.send_signal(signal.SIGINT)
-        assert 130 == process.wait(60)
-        assert b"Fatal" not in process.stderr.read()
-
-
-def test_a_closed_stdout_is_refused(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}])
-    monkeypatch.setattr(sys, "stdout", None)
-    assert 2 == run(models, source, Path("-"))
-    assert 0 == run(models, source, tmp_path / "out.jsonl")
-
-
-@pytest.mark.parametrize("column", [pa.array([Decimal("1.5")]), pa.array([b"a"]), pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64()))])
-def test_a_type_that_json_lacks_is_only_copied_to_parquet(
-    models: Path, tmp_path: Path, column: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    table = pa.table({"text": ["good"], "odd": column, "nested": pa.StructArray.from_arrays([column], ["a"])})
-    for name in ("odd", "nested"):
-        pq.write_table(table.select(["text", name]), tmp_path / "in.parquet")
-        for suffix in ("jsonl", "csv"):
-            assert 2 == run(models, tmp_path / "in.parquet", tmp_path / f"out.{suffix}")
-            assert f"`{name}`" in capsys.readouterr().err
-        assert 0 == run(models, tmp_path / "in.parquet", tmp_path / "out.parquet", "--overwrite")
-        assert pq.read_table(tmp_path / "out.parquet").select(["text", name]).equals(table.select(["text", name]))
-
-
-def test_values_of_parquet_become_json(models: Path, tmp_path: Path) -> None:
-    columns: dict[str, tuple[Any, Any]] = {
-        "time": (pa.array([1_000, None], pa.timestamp("ns", "Europe/Berlin")), "1970-01-01T01:00:00.000001+01:00"),
-        "date": (pa.array([1, None], pa.date32()), "1970-01-02"),
-        "list": (pa.array([[{"a": 1.5}], None]), [{"a": 1.5}]),
-        "dictionary": (pa.array(["x", None]).dictionary_encode(), "x"),
-        "number": (pa.array([2**64 - 1, None], pa.uint64()), 2**64 - 1),
-        "infinite": (pa.array([float("inf"), None]), None),
-    }
-    pq.write_table(pa.table({"text": ["good", "bad"]} | {name: array for name, (array, _) in columns.items()}), tmp_path / "in.parquet")
-    assert 0 == run(models, tmp_path / "in.parquet", tmp_path / "out.jsonl")
-    first, second = read_lines(tmp_path / "out.jsonl")
-    assert {name: value for name, (_, value) in columns.items()} == {name: first[name] for name in columns}
-    assert dict.fromkeys(columns) == {name: second[name] for name in columns}
-    assert 0 == run(models, tmp_path / "in.parquet", tmp_path / "out.csv")
-    with (tmp_path / "out.csv").open(newline="") as file:
-        cells = next(csv.DictReader(file))
-    assert ("1970-01-01T01:00:00.000001+01:00", "1970-01-02", '[{"a":1.5}]') == (cells["time"], cells["date"], cells["list"])
-
-
-def test_a_time_that_json_cannot_keep_names_its_column(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pq.write_table(pa.table({"text": ["good"], "when": pa.array([1], pa.timestamp("ns"))}), tmp_path / "in.parquet")
-    assert 1 == run(models, tmp_path / "in.parquet", tmp_path / "out.jsonl")
-    assert "`when`" in capsys.readouterr().err
 
 
 def test_windows_without_an_entity_do_not_decide_the_type_of_predictions(tmp_path: Path) -> None:
@@ -538,8 +435,8 @@ def test_ray_data_gives_the_predictions_of_one_machine(models: Path, tmp_path: P
     for part in range(3):
         pq.write_table(pa.Table.from_pylist([*rows[part::3], {"id": 100 + part, "review": None}]), tmp_path / f"in/{part}.parquet")
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "all.parquet")
-    assert 0 == run(models, tmp_path / "all.parquet", tmp_path / "all.jsonl", "--text", "review")
-    expected = {row["id"]: row for row in read_lines(tmp_path / "all.jsonl")}
+    assert 0 == run(models, tmp_path / "all.parquet", tmp_path / "scored.parquet", "--text", "review")
+    expected = {row["id"]: row for row in pq.read_table(tmp_path / "scored.parquet").to_pylist()}
     try:
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
         arguments = {"model": str(models / "tiny"), "columns": {"text": "review"}}

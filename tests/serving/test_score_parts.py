@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import subprocess
@@ -18,36 +17,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bertserve.service.cli import main
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import EngineError, InvalidValueError
-from bertserve.service.scoring import predictor, score
+from bertserve.service.scoring import predictor
+from bertserve.service.scoring.parts import Parts
 from bertserve.service.tasks.batch import TaskModel, TaskRun
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.classify import classify
+from scored import TEXTS, read_lines, run, write_lines
 
 pytestmark = pytest.mark.usefixtures("logging_of_pytest")
-
-WORDS = "a good bad film very the was book".split()
-TEXTS = [" ".join(WORDS[(i * k) % 8] for k in range(1 + i * 7 % 19)) for i in range(90)]
 
 
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predictor, "WINDOW_ROWS", 16)
-
-
-def write_lines(path: Path, rows: Sequence[Any]) -> Path:
-    path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    return path
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def run(models: Path, source: Path, output: Path, *flags: str) -> int:
-    return main(["score", "--models", str(models), "--model", "tiny", *flags, str(source), str(output)])
 
 
 class Killed(BaseException):
@@ -63,9 +47,13 @@ def test_a_run_that_was_killed_at_any_point_continues_with_the_same_bytes(
 ) -> None:
     """A kill can come before or within each write, sync, rename and removal. The next run may have another number of threads."""
     rows = [{"text": text} if i % 30 else {"text": "x" * 300} for i, text in enumerate(TEXTS[:50])]
-    table = pa.Table.from_pylist(rows)
-    source, output = tmp_path / "in.parquet", tmp_path / f"out.{suffix}"
-    pq.write_table(table, source, row_group_size=20)
+    source, output = tmp_path / f"in.{suffix}", tmp_path / f"out.{suffix}"
+    if suffix == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), source, row_group_size=20)
+    elif suffix == "csv":
+        source.write_text("".join(f"{text}\n" for text in ("text", *(row["text"] for row in rows))))
+    else:
+        write_lines(source, rows)
     rejected = tmp_path / f"{output.name}.rejected.jsonl"
     limit = ("--max-chars", "200")
     assert 3 == run(models, source, output, *limit)
@@ -103,7 +91,7 @@ def test_a_run_that_was_killed_at_any_point_continues_with_the_same_bytes(
         if any(tmp_path.glob("*.parts-*")) or not output.exists():  # otherwise the kill came after the end
             assert 3 == run(models, source, output, *limit, "--threads", "3")
         assert expected == [output.read_bytes(), rejected.read_bytes()], last
-        assert {"in.parquet", "models", output.name, rejected.name} == set(os.listdir(tmp_path)), last
+        assert {source.name, "models", output.name, rejected.name} == set(os.listdir(tmp_path)), last
     assert points > 4
 
 
@@ -113,16 +101,16 @@ def test_the_parts_of_other_options_or_of_another_input_are_not_used(models: Pat
     def stopped_after_two_windows(*flags: str) -> None:
         written = 0
 
-        def write(self: score.Parts, *args: Any) -> None:
+        def write(self: Parts, *args: Any) -> None:
             nonlocal written
             written += 1
             if written == 3:
                 raise OSError(errno.ENOSPC, "No space left on device")
             real(self, *args)
 
-        real = score.Parts.write
+        real = Parts.write
         with monkeypatch.context() as patch:
-            patch.setattr(score.Parts, "write", write)
+            patch.setattr(Parts, "write", write)
             assert 1 == run(models, source, output, *flags)
 
     stopped_after_two_windows()
@@ -138,62 +126,39 @@ def test_the_parts_of_other_options_or_of_another_input_are_not_used(models: Pat
 def test_too_many_bad_rows_end_the_run_until_the_limit_is_raised(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write_lines(tmp_path / "in.jsonl", [*({"text": "good"} for _ in range(20)), *({"txt": 1} for _ in range(3))])
     assert 1 == run(models, source, tmp_path / "out.jsonl", "--max-rejected", "2")
-    assert '"row":21' in capsys.readouterr().err
+    assert "`text`; it has `txt`" in capsys.readouterr().err
     assert 3 == run(models, source, tmp_path / "out.jsonl", "--max-rejected", "3")
     assert "23 rows: 20 answered" in (message := capsys.readouterr().err) and "; 0 scored" in message
 
 
-def test_an_existing_file_is_replaced_only_with_overwrite(models: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": 1}])
-    other, output = tmp_path / "other", tmp_path / "out.jsonl"
-    for name, target, flags in (
-        ("other", output, ("--rejected", str(other))),
-        ("other", Path("-"), ("--rejected", str(other))),
-        ("out.jsonl.rejected.jsonl", output, ()),
-        ("out.jsonl", output, ()),
-    ):
-        (tmp_path / name).write_text("mine")
-        assert 2 == run(models, source, target, *flags)
-        assert ("mine", {"in.jsonl", "models", name}) == ((tmp_path / name).read_text(), set(os.listdir(tmp_path)))
-        assert 3 == run(models, source, target, *flags, "--overwrite")
-        assert "mine" != (tmp_path / name).read_text()
-        for made in {"other", "out.jsonl", "out.jsonl.rejected.jsonl"} & set(os.listdir(tmp_path)):
-            (tmp_path / made).unlink()
-    assert b'"prediction"' in capfdbinary.readouterr().out
-
-
-@pytest.mark.parametrize("kind", ["device", "folder", "input", "link to the input"])
-def test_the_input_and_special_files_are_never_replaced(models: Path, tmp_path: Path, kind: str) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}])
-    special = tmp_path / "special.jsonl"
-    special.symlink_to({"device": Path("/dev/null"), "folder": tmp_path}.get(kind, source))
-    special = source if kind == "input" else special
-    for output, flags in ((special, ()), (tmp_path / "out.jsonl", ("--rejected", str(special)))):
-        assert 2 == run(models, source, output, *flags, "--overwrite")
-    assert [{"text": "good"}] == read_lines(source)
-    assert {"in.jsonl", "models"} >= set(os.listdir(tmp_path)) - {"special.jsonl"}
-
-
-def test_stdout_must_not_be_the_input(models: Path, tmp_path: Path) -> None:
-    """Otherwise `score in.jsonl - >> in.jsonl` would never end."""
-    source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}])
-    with source.open("ab") as stdout:
-        command = [sys.executable, "-m", "bertserve.service.cli", "score", "--models", str(models), "--model", "tiny", str(source), "-"]
-        assert 2 == subprocess.run(command, stdout=stdout, stderr=subprocess.DEVNULL, timeout=60, check=False).returncode
-    assert [{"text": "good"}] == read_lines(source)
+@pytest.mark.parametrize("kind", ["file", "device", "folder", "input", "link to nothing"])
+def test_no_existing_file_is_replaced(models: Path, tmp_path: Path, kind: str) -> None:
+    source, other = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": 1}]), tmp_path / "other.jsonl"
+    if kind == "file":
+        other.write_text("mine")
+    elif kind == "input":
+        other = source
+    else:
+        other.symlink_to({"device": Path("/dev/null"), "folder": tmp_path}.get(kind, tmp_path / "none"))
+    before = set(os.listdir(tmp_path))
+    for output, flags in ((other, ()), (tmp_path / "out.jsonl", ("--rejected", str(other)))):
+        assert 2 == run(models, source, output, *flags)
+    assert 2 == run(models, source, tmp_path / "new.jsonl", "--rejected", str(tmp_path / "new.jsonl"))
+    assert (before, 2) == (set(os.listdir(tmp_path)), len(read_lines(source)))
+    assert kind != "file" or "mine" == other.read_text()
 
 
 def test_an_output_that_appears_during_the_run_is_not_replaced(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After it is moved, the run only joins its parts."""
     source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
-    write = score.Parts.write
+    write = Parts.write
 
-    def written(self: score.Parts, *args: Any) -> None:
+    def written(self: Parts, *args: Any) -> None:
         output.write_text("mine")
         write(self, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(score.Parts, "write", written)
+        patch.setattr(Parts, "write", written)
         assert 2 == run(models, source, output)
     assert "mine" == output.read_text()
     output.rename(tmp_path / "mine")
@@ -201,47 +166,18 @@ def test_an_output_that_appears_during_the_run_is_not_replaced(models: Path, tmp
     assert 90 == len(read_lines(output))
 
 
-def test_an_input_that_changes_during_the_run_gets_no_output(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
-    write = score.Parts.write
-
-    def written(self: score.Parts, index: int, *args: Any) -> None:
-        if index == 0:
-            write_lines(source, [*read_lines(source), {"text": "good"}])
-        write(self, index, *args)
-
-    monkeypatch.setattr(score.Parts, "write", written)
-    assert 1 == run(models, source, output)
-    assert not output.exists()
-
-
-def test_two_runs_do_not_write_the_same_parts(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
-    write, codes = score.Parts.write, []
-
-    def written(self: score.Parts, index: int, *args: Any) -> None:
-        if index == 0:
-            codes.append(run(models, source, output))
-        write(self, index, *args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(score.Parts, "write", written)
-        assert 0 == run(models, source, output)
-    assert [1] == codes
-
-
 @pytest.mark.parametrize("after", [0, 1])
 def test_ctrl_c_keeps_the_complete_parts(models: Path, tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
-    write = score.Parts.write
+    write = Parts.write
 
-    def written(self: score.Parts, index: int, *args: Any) -> None:
+    def written(self: Parts, index: int, *args: Any) -> None:
         if index == after:
             raise KeyboardInterrupt
         write(self, index, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(score.Parts, "write", written)
+        patch.setattr(Parts, "write", written)
         assert 130 == run(models, source, output)
     assert after == len(list(tmp_path.glob("out.jsonl.parts-*")))
     assert 0 == run(models, source, output)
@@ -305,26 +241,15 @@ def test_only_the_row_that_the_graph_cannot_score_is_rejected(models: Path, tmp_
     assert [texts[0], texts[2], texts[3]] == [row["text"] for row in read_lines(tmp_path / "out.jsonl")]
 
 
-@pytest.mark.parametrize(
-    ("header", "hint"), [("id;text", "semicolons"), ('"id";"text"', "semicolons"), ("id\ttext", "--input-format tsv"), ("text|id", "`|`")]
-)
-def test_a_header_with_another_delimiter_is_explained(
-    models: Path, tmp_path: Path, header: str, hint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = tmp_path / "in.csv"
-    source.write_text(f"{header}\n1;good\n")
-    assert run(models, source, tmp_path / "out.csv") in (1, 2)
-    assert hint in capsys.readouterr().err
-
-
 @pytest.mark.full_grid
 @pytest.mark.serial
 def test_streams_and_signals(models: Path, tmp_path: Path) -> None:
-    """Rows from stdin are written to stdout. After SIGKILL or SIGTERM, the same command completes a byte-identical output."""
+    """Rows are read from a pipe. After SIGKILL or SIGTERM, the same command completes a byte-identical output."""
     command = [sys.executable, "-m", "bertserve.service.cli", "score", "--models", str(models), "--model", "tiny"]
     lines = b'{"text": "good"}\n' * 3
-    done = subprocess.run([*command, "--input-format", "jsonl", "-", "-"], input=lines, capture_output=True, check=True)
-    assert 3 == len(done.stdout.splitlines())
+    subprocess.run([*command, "--input-format", "jsonl", "-", tmp_path / "out.jsonl"], input=lines, capture_output=True, check=True)
+    assert 3 == len(read_lines(tmp_path / "out.jsonl"))
+    (tmp_path / "out.jsonl").unlink()
 
     source = write_lines(tmp_path / "in.jsonl", [{"text": f"{text} {i}"} for i in range(300) for text in TEXTS])
     subprocess.run([*command, source, tmp_path / "whole.jsonl"], check=True, capture_output=True)

@@ -1,0 +1,172 @@
+"""Parts: writers that turn answered rows into bytes, and the files of a run. Each window becomes a part, and at the end they become one file.
+
+`part-00042` has the rows of window 42 that have an answer, and `rejected-00042` a line about each of the others. A file appears under its
+name when it is complete. So a run that was killed continues with the parts that are missing, and gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import hashlib
+import io
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertserve.service.errors import SettingsError, classify
+from bertserve.service.scoring.rows import Row, Window, explained
+from bertserve.service.tasks.json_text import to_json, to_plain
+
+with suppress(ImportError):  # the extra `parquet`
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+_QUOTED = re.compile('[",\t\r\n]')
+
+
+@dataclass(frozen=True, slots=True)
+class LineWriter:
+    """Turns windows into lines, and joins the parts of a file; `head` has the bytes before the first row."""
+
+    line: Callable[[Row], bytes]
+    head: bytes
+
+    def write(self, window: Window) -> bytes:
+        """Returns the rows that have an answer."""
+        return b"".join(self.line(row) for row in window.rows if row.error is None)
+
+    def join(self, parts: Iterable[Path], path: Path) -> None:
+        """Writes all parts to a file."""
+        with path.open("wb") as file:
+            file.write(self.head)
+            for part in parts:
+                file.write(part.read_bytes())
+
+
+def json_line(row: Row, names: Sequence[str]) -> bytes:
+    """Returns a row's object, unchanged, with its prediction and its warnings as `names`."""
+    added = to_json(dict(zip(names, (row.prediction, row.warnings), strict=True)))
+    return b"%b,%b\n" % ((row.raw or to_json(row.values))[:-1], added[1:])
+
+
+def delimited_line(values: Iterable[Any], delimiter: str) -> bytes:
+    """Returns a line of CSV or TSV; values other than texts become JSON."""
+    cells = [value if isinstance(value, str) else to_json(value).decode() for value in values]
+    # the module csv would not quote a carriage return before a line feed
+    quoted = ['"' + cell.replace('"', '""') + '"' if _QUOTED.search(cell) else cell for cell in cells]
+    return (delimiter.join(quoted) + "\n").encode()
+
+
+def with_predictions(table: Any, rows: Sequence[Row], names: Sequence[str]) -> Any:
+    """Returns a table with columns for predictions, nested, and for warnings."""
+    predictions = [row.prediction for row in rows]
+    if any(isinstance(prediction, np.ndarray) for prediction in predictions):  # embeddings stay numbers of four bytes
+        predictions = [list(value) if isinstance(value, np.ndarray) and value.ndim == 2 else value for value in predictions]
+    else:
+        predictions = to_plain(predictions)
+    with explained("the predictions have different types"):
+        column = pa.array(predictions)
+    return table.append_column(names[0], column).append_column(names[1], pa.array([row.warnings for row in rows], pa.list_(pa.string())))
+
+
+def merged(schemas: Sequence[Any]) -> Any:
+    """Returns a schema for tables with several schemas: a window without an entity, for example, does not show the type of entities."""
+    with explained("the predictions have different types"):
+        return pa.unify_schemas(schemas, promote_options="permissive")
+
+
+class ParquetWriter:
+    """Writes Parquet; `schema` is that of the input, and `names` are the columns for predictions and warnings."""
+
+    def __init__(self, schema: Any, names: Sequence[str]) -> None:
+        self._names, self._empty = names, with_predictions(schema.empty_table(), [], names).schema
+        self._written = self._empty
+
+    def write(self, window: Window) -> bytes:
+        """Returns the rows that have an answer, as a file."""
+        rows = [row for row in window.rows if row.error is None]
+        table = with_predictions(window.table.filter(pa.array([row.error is None for row in window.rows])), rows, self._names)
+        self._written = merged([self._written, table.schema])  # an error comes now, and not at the end
+        data = io.BytesIO()
+        pq.write_table(table, data)
+        return data.getvalue()
+
+    def join(self, parts: Iterable[Path], path: Path) -> None:
+        """Writes all parts to a file."""
+        files = [pq.ParquetFile(part, memory_map=True) for part in parts]
+        schema = merged([self._empty, *(file.schema_arrow for file in files)])
+        with pq.ParquetWriter(path, schema) as writer:
+            for file in files:
+                writer.write_table(file.read().cast(schema))
+
+
+class Parts:
+    """The parts of an output file, in a folder whose name has a digest of everything that affects the bytes of the output."""
+
+    def __init__(self, output: Path, rejected: Path, writer: LineWriter | ParquetWriter, facts: Any) -> None:
+        """Finds the parts of an earlier run with the same `facts` that was stopped; without them, `output` and `rejected` must be new."""
+        self.output, self.rejected, self._writer = output, rejected, writer
+        self._folder = output.with_name(f"{output.name}.parts-{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}")
+        if output.resolve() == rejected.resolve():
+            raise SettingsError("the output and --rejected are the same file; give another name.")
+        if not self._folder.exists():  # else they can be those of a run that was killed before it removed its parts
+            _check_new(output)
+            _check_new(rejected)
+
+    def _path(self, kind: str, index: int) -> Path:
+        return self._folder / f"{kind}-{index:05}"
+
+    def mark_written(self, windows: Iterable[Window]) -> Iterator[Window]:
+        """Yields windows, and marks those whose files exist."""
+        for index, window in enumerate(windows):
+            window.is_written = self._path("part", index).exists() and self._path("rejected", index).exists()
+            yield window
+
+    def write(self, index: int, window: Window) -> None:
+        """Writes the part of a window."""
+        self._folder.mkdir(exist_ok=True)
+        reasons = [
+            to_json({"row": row.number, "line": row.line, "error": row.error.message, "error_type": classify(row.error)[1]}) + b"\n"
+            for row in window.rows
+            if row.error is not None
+        ]
+        for kind, content in (("rejected", b"".join(reasons)), ("part", self._writer.write(window))):
+            made = self._made(kind)
+            made.write_bytes(content)
+            _move(made, self._path(kind, index))
+
+    def finish(self, count: int) -> int:
+        """Joins `count` parts to the output, and to the file of rejected rows if there are any; returns the number of these rows."""
+        self._folder.mkdir(exist_ok=True)
+        output, rejected = self._made("output"), self._made("rejected")
+        self._writer.join([self._path("part", index) for index in range(count)], output)
+        reasons = b"".join(self._path("rejected", index).read_bytes() for index in range(count))
+        rejected.write_bytes(reasons)
+        for made, target in ((rejected, self.rejected), (output, self.output))[0 if reasons else 1 :]:
+            if not (target.exists() and filecmp.cmp(made, target, shallow=False)):
+                _check_new(target)
+                _move(made, target)
+        shutil.rmtree(self._folder)
+        return reasons.count(b"\n")
+
+    def _made(self, name: str) -> Path:
+        return self._folder / f".{name}-{os.getpid()}"  # not that of another run
+
+
+def _check_new(path: Path) -> None:
+    if os.path.lexists(path):
+        raise SettingsError(f"`{path}` exists already; remove it, or give another name.")
+
+
+def _move(made: Path, target: Path) -> None:
+    """Gives a complete file its name."""
+    with made.open("rb") as file:
+        os.fsync(file.fileno())
+    os.replace(made, target)

@@ -1,0 +1,29 @@
+"""Helpers of the tests of `bert-serve score`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bertserve.service.cli import main
+
+WORDS = "a good bad film very the was book".split()
+TEXTS = [" ".join(WORDS[(i * k) % 8] for k in range(1 + i * 7 % 19)) for i in range(90)]
+
+
+def write_lines(path: Path, rows: Sequence[Any]) -> Path:
+    """Writes JSON Lines; a text is a line."""
+    path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Returns the objects of JSON Lines."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def run(models: Path, source: Path, output: Path, *flags: str) -> int:
+    """Scores a file with the model `tiny`; returns the exit code."""
+    return main(["score", "--models", str(models), "--model", "tiny", *flags, str(source), str(output)])
