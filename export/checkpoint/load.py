@@ -15,7 +15,7 @@ import transformers
 from transformers import AutoConfig, PreTrainedModel
 
 from bertserve.export.checkpoint.checkpoint import Checkpoint
-from bertserve.export.checkpoint.padding import Padding, find_padding, refuse_self_modifying, settle_pad_token
+from bertserve.export.checkpoint.padding import Padding, find_padding, settle_pad_token
 from bertserve.export.checkpoint.sentence_head import attach, read_embedding
 from bertserve.export.checkpoint.sentence_transformers import (
     POOLING,
@@ -53,6 +53,20 @@ from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.bundle.graph_spec import InputSpec
 from bertserve.service.bundle.manifest import Combine, Embedding, Layers, Source, Task, TextPiece, TokenTypes
 
+# fields of config.json, their only supported values, and the reasons
+_REFUSED = (
+    (
+        "transformers_weights",
+        None,
+        "transformers would load another file than model.safetensors; remove the field and save the right weights as model.safetensors",
+    ),
+    (
+        "attention_type",  # of BigBird
+        "original_full",
+        "after the first short text, the model uses full attention for all texts, so its answers depend on earlier texts; if full attention is "
+        "right for all texts, set `original_full`",
+    ),
+)
 # for models with only relative positions whose tokenizer has no limit; nearly all of these were trained with this length
 DEFAULT_LENGTH = 512
 
@@ -126,11 +140,9 @@ def _read_config(files: SourceFiles) -> Any:
     if not (files.model_folder / "config.json").is_file():
         raise CheckpointError(f"`{files.model_folder}` has no `config.json`; give a folder that `save_pretrained` of transformers wrote.")
     config = read_with_transformers(f"the configuration of `{files.source}`", AutoConfig.from_pretrained, files.model_folder)
-    if getattr(config, "transformers_weights", None) is not None:
-        raise CheckpointError(
-            f"the config.json of `{files.source}` names its weights in `transformers_weights`, so transformers would load another file than "
-            "model.safetensors; remove the field and save the right weights as model.safetensors."
-        )
+    for field, allowed, reason in _REFUSED:
+        if (value := getattr(config, field, allowed)) != allowed:
+            raise CheckpointError(f"the config.json of `{files.source}` has `{field}` = {value!r}; {reason}.")
     return config
 
 
@@ -236,8 +248,7 @@ def _check_vocabulary(source: str, model: PreTrainedModel, vocabulary: int) -> N
 def _padding(source: str, model: PreTrainedModel, tokenizer: Any, inputs: tuple[InputSpec, ...], max_length: int) -> Padding:
     """Returns the padding, found with the first runs of the model."""
     try:
-        with refuse_self_modifying(source, model):
-            return find_padding(model, tokenizer, [spec.name for spec in inputs], max_length)
+        return find_padding(model, tokenizer, [spec.name for spec in inputs], max_length)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
         asks = "decoder_input" in str(error)
         raise CheckpointError(

@@ -8,7 +8,6 @@ supported settings, never the adapter's own file.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from bertserve.export.checkpoint.sentence_transformers import read_object
 from bertserve.export.checkpoint.weight_files import read_weights
 from bertserve.export.errors import CheckpointError, MissingPackageError
 from bertserve.export.tasks.catalog import TASKS
@@ -53,8 +53,6 @@ _UNDERSTOOD: dict[str, tuple[Any, ...]] = {
     "use_rslora": (True, False, None),
 }
 _OFF: tuple[Any, ...] = (None, False, {}, [], "")
-_MAX_SHOWN = 80  # characters of a value in a message
-
 
 # peft's names of the trained tensors of a linear layer: float [rank, inputs], float [outputs, rank], and DoRA's lengths of the rows of the
 # merged matrix, float [outputs]
@@ -164,10 +162,7 @@ def read_adapter(folder: Path) -> LoraAdapter | None:
     """
     if not (folder / CONFIG_FILE).is_file():
         return None
-    try:
-        config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"the adapter `{folder.name}` cannot be read: {error}; save it again.") from error
+    config = read_object(folder / CONFIG_FILE)
     weights = next((folder / name for name in (WEIGHTS_FILE, PICKLE) if (folder / name).is_file()), folder / WEIGHTS_FILE)
     tensors = read_weights(folder.name, weights)
     _check_settings(folder, config)
@@ -187,19 +182,16 @@ def read_adapter(folder: Path) -> LoraAdapter | None:
     )
 
 
-def _check_settings(folder: Path, config: Any) -> None:
+def _check_settings(folder: Path, config: dict[str, Any]) -> None:
     """Refuses adapters other than LoRA, unsupported settings, and a missing name of the base model."""
-    if not isinstance(config, dict):
-        raise CheckpointError(f"the adapter `{folder.name}` cannot be read: {CONFIG_FILE} is not a JSON object; save it again.")
     if config.get("peft_type") != "LORA":
         raise CheckpointError(
             f"the adapter `{folder.name}` has the type {config.get('peft_type')}, but only LORA is supported; merge it with peft."
         )
     for setting in sorted(config.keys() - _ANY):
         if config[setting] not in _UNDERSTOOD.get(setting, _OFF):
-            value = repr(config[setting])
             raise CheckpointError(
-                f"the adapter `{folder.name}` has `{setting}` = {value if len(value) <= _MAX_SHOWN else value[:_MAX_SHOWN] + '…'}, "
+                f"the adapter `{folder.name}` has `{setting}` = {config[setting]!r:.80}, "
                 "which is not supported; merge it with peft and export the result."
             )
     alpha = config.get("lora_alpha")

@@ -18,11 +18,12 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, Self
 
 import torch
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_outputs import ModelOutput
 
@@ -40,11 +41,10 @@ from bertserve.export.checkpoint.tokenizer import (
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.bundle.manifest import Embedding, Pooling, Source
+from bertserve.service.errors import fault
 
-_TASKS = ("text-classification", "token-classification", "question-answering", "feature-extraction")
 
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(arbitrary_types_allowed=True, extra="forbid"))
 class ModuleSpec:
     """A PyTorch module with the information that transformers stores in a checkpoint's files.
 
@@ -64,13 +64,19 @@ class ModuleSpec:
 
     module: torch.nn.Module
     tokenizer: str | Path
-    task: str
+    task: Literal["text-classification", "token-classification", "question-answering", "feature-extraction"]
     pad_token: str
-    labels: Sequence[str] = field(default=())
-    problem_type: str = "single_label_classification"
+    labels: Sequence[str] = ()
+    problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] = "single_label_classification"
     cls_token: str | None = None
-    max_length: int = 512
+    max_length: int = Field(default=512, ge=3)
     pooling: Pooling = "mean"
+
+    @model_validator(mode="after")
+    def _has_labels_for_the_task(self) -> Self:
+        if (labeled := TASKS[self.task].labeled) != bool(self.labels):
+            raise ValueError(f"`labels` are {list(self.labels)!r}; {self.task} needs {'labels' if labeled else 'none'}")
+        return self
 
 
 class _Config(PreTrainedConfig):  # type: ignore[misc]  # untyped in transformers
@@ -179,34 +185,15 @@ def _call(path: Path, factory: str) -> ModuleSpec:
     try:
         import_spec.loader.exec_module(module)
         result = getattr(module, factory)()
+        spec = ModuleSpec(**result) if isinstance(result, Mapping) else result
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CheckpointError(f"`{factory}` of `{path}` gives no valid ModuleSpec: {fault(first)} (it is {first['input']!r}).") from error
     except Exception as error:  # the user's code can raise any error
         raise CheckpointError(f"`{factory}` of `{path}` failed: {type(error).__name__}: {error}") from error
-    try:
-        spec = ModuleSpec(**result) if isinstance(result, Mapping) else result
-    except TypeError as error:
-        raise CheckpointError(f"`{factory}` of `{path}` returned a dictionary that is not a ModuleSpec: {error}.") from error
-    if not isinstance(spec, ModuleSpec) or not isinstance(spec.module, torch.nn.Module):
-        raise CheckpointError(f"`{factory}` of `{path}` returned a {type(result).__name__} instead of a ModuleSpec with a torch module.")
-    _check_fields(path, spec)
+    if not isinstance(spec, ModuleSpec):
+        raise CheckpointError(f"`{factory}` of `{path}` returned a {type(spec).__name__} instead of a ModuleSpec.")
     return spec
-
-
-def _check_fields(path: Path, spec: ModuleSpec) -> None:
-    problems = ("single_label_classification", "multi_label_classification", "regression")
-    for name, value, allowed in (
-        ("task", spec.task, _TASKS),
-        ("problem_type", spec.problem_type, problems),
-        ("pooling", spec.pooling, get_args(Pooling)),
-    ):
-        if value not in allowed:
-            raise CheckpointError(f"`{name}` of the module of `{path}` is {value!r}; allowed are {', '.join(allowed)}.")
-    if not isinstance(spec.max_length, int) or spec.max_length < 3:
-        raise CheckpointError(f"`max_length` of the module of `{path}` is {spec.max_length!r}; it must be a number of tokens, at least 3.")
-    labeled = TASKS[spec.task].labeled
-    if labeled != bool(spec.labels):
-        raise CheckpointError(
-            f"`labels` of the module of `{path}` are {list(spec.labels)!r}; {spec.task} " + ("needs labels." if labeled else "none.")
-        )
 
 
 def _load_tokenizer(path: Path, spec: ModuleSpec) -> Any:

@@ -2,18 +2,12 @@
 
 A decoder's classifier reads the last token that is not padding, and recognizes padding by the id in its configuration. Therefore
 not only the mask but also the id matters: with another id, it would read the last position, which is padding.
-
-These are the first runs of the model. A model that replaces its own layers during a run is refused, because its answers depend on
-earlier texts. BigBird is an example: a short text switches it permanently to full attention, instead of the sparse attention in its
-configuration. A graph with either attention differs from transformers' answers with the other one, and only the checkpoint's owner
-knows which is right.
 """
 
 from __future__ import annotations
 
 import string
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,38 +121,3 @@ def _tolerates(model: PreTrainedModel, tokenizer: Any, names: Sequence[str], max
         if not torch.allclose(padded[:1], expected, rtol=0, atol=MAX_DIFFERENCE):
             return False
     return True
-
-
-@contextmanager
-def refuse_self_modifying(source: str, model: PreTrainedModel) -> Iterator[None]:
-    """Compares a model's layers before and after the block, in which the model runs for the first time.
-
-    Raises:
-        CheckpointError: A layer has another class afterwards.
-    """
-    classes_before = {name: type(module) for name, module in model.named_modules()}
-    settings_before = _effective_settings(model)
-    yield
-    for name, module in model.named_modules():
-        after = type(module)
-        before = classes_before.get(name, after)
-        if after is before:
-            continue
-        changes = " and ".join(
-            f"`{key}` to {value!r} in place of {settings_before[key]!r}"
-            for key, value in _effective_settings(model).items()
-            if settings_before[key] != value
-        )
-        raise CheckpointError(
-            (
-                f"{type(model).__name__} of `{source}` replaces the {before.__name__} `{name}` with a {after.__name__} "
-                "when it reads a short text, so its answers depend on earlier texts. "
-            )
-            + (f"If this is right for all texts, set {changes} in config.json." if changes else "Such a model is not supported.")
-        )
-
-
-def _effective_settings(model: PreTrainedModel) -> dict[str, Any]:
-    """Returns the plain fields of the configuration, with the encoder's current values if it has them."""
-    fields = {key: value for key, value in model.config.to_dict().items() if isinstance(value, str | int | float | bool)}
-    return fields | {key: value for key, value in vars(model.base_model).items() if key in fields}

@@ -29,6 +29,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PositiveInt, Va
 
 from bertserve.export.errors import CheckpointError
 from bertserve.service.bundle.manifest import Similarity
+from bertserve.service.errors import fault
 
 MODULES_FILE = "modules.json"
 SETTINGS_FILE = "config_sentence_transformers.json"
@@ -58,14 +59,11 @@ class SettingsFile(BaseModel):
         try:
             return cls.model_validate({name: value for name, value in read_object(path).items() if value is not None})
         except ValidationError as error:
-            fault = error.errors()[0]
-            setting = " in ".join(f"`{name}`" for name in reversed(fault["loc"]) if name != "[key]")
-            if fault["type"] == "extra_forbidden":
-                raise CheckpointError(
-                    f"`{path}` sets {setting}, which is not supported and may change the answers; remove it if it does not."
-                ) from error
-            reason = fault["msg"].removeprefix("Value error, ")
-            raise CheckpointError(f"{setting} in `{path}` is {json.dumps(fault['input'])}: {reason}.") from error
+            first = error.errors()[0]
+            raise CheckpointError(
+                f"`{path}` cannot be used, because its settings may change the answers: {fault(first)} (it is {json.dumps(first['input'])}); fix it, "
+                "or remove it if it changes nothing."
+            ) from error
 
 
 class SentenceSettings(SettingsFile):

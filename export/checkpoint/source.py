@@ -44,20 +44,6 @@ _WITHOUT_PICKLES = (SAFETENSORS, f"{SAFETENSORS}.index.json", WEIGHTS_FILE)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-class _WithoutAliases(yaml.SafeLoader):  # type: ignore[misc]
-    """Reads YAML without aliases: ten short lines with aliases can expand to gigabytes."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        """Returns the next node.
-
-        Raises:
-            ValueError: The node is an alias.
-        """
-        if self.check_event(yaml.AliasEvent):
-            raise ValueError("it has an alias")
-        return super().compose_node(parent, index)
-
-
 def read_card_metadata(card: Path) -> dict[str, Any]:
     """Reads the front matter of a checkpoint's README.md, if any, as fields of the manifest's `Source`; a missing field is empty.
 
@@ -70,7 +56,8 @@ def read_card_metadata(card: Path) -> dict[str, Any]:
         logger.warning("the front matter of `%s` is not a YAML object (%s), so its license and languages are unknown.", card, reason)
         metadata = {}
     lists, texts = ("license", "language", "datasets"), ("license_name", "license_link")  # the hub's names
-    return {name: _texts(card, metadata, name) for name in lists} | {name: _text(card, metadata, name) for name in texts}
+    many, single = ({name: _texts(card, metadata, name, lists=of is lists) for name in of} for of in (lists, texts))
+    return many | {name: next(iter(values), None) for name, values in single.items()}
 
 
 def read_card(card: Path, errors: str = "strict") -> str | None:
@@ -105,38 +92,28 @@ def _front_matter(text: str) -> dict[Any, Any]:
         Exception: It is not valid YAML, has aliases or is not an object.
     """
     match = REGEX_YAML_BLOCK.search(text)
-    metadata = yaml.load(match.group(2), Loader=_WithoutAliases) if match else None  # noqa: S506 - a loader of plain values
+    if match and any(isinstance(token, yaml.AliasToken) for token in yaml.scan(match.group(2), Loader=yaml.SafeLoader)):
+        raise ValueError("it has an alias")  # ten short lines with aliases can expand to gigabytes
+    metadata = yaml.safe_load(match.group(2)) if match else None
     if metadata is not None and not isinstance(metadata, dict):
         raise ValueError("it is a list or a value")
     return metadata or {}
 
 
-def _text(card: Path, metadata: dict[Any, Any], key: str) -> str | None:
+def _texts(card: Path, metadata: dict[Any, Any], key: str, *, lists: bool) -> tuple[str, ...]:
+    """Returns the texts of a field: a text, or a list of texts if it may be one."""
     value = metadata.get(key)
-    if value is None or isinstance(value, str):
-        return value or None
-    _leave_out(card, key, value, "a text")
-    return None
-
-
-def _texts(card: Path, metadata: dict[Any, Any], key: str) -> tuple[str, ...]:
-    value = metadata.get(key)
-    items = value if isinstance(value, list) else [] if value is None else [value]
+    items = value if lists and isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(item, str) for item in items):
-        _leave_out(card, key, value, "a text or a list of texts")
+        logger.warning(
+            "`%s` in the front matter of `%s` is %s instead of %s, so it is ignored; quote texts that YAML reads as something else (`no`).",
+            key,
+            card,
+            f"{value!r:.80}",
+            "a text or a list of texts" if lists else "a text",
+        )
         return ()
     return tuple(item for item in items if item)
-
-
-def _leave_out(card: Path, key: str, value: object, expected: str) -> None:
-    shown = repr(value)
-    logger.warning(
-        "`%s` in the front matter of `%s` is %s instead of %s, so it is ignored; quote texts that YAML reads as something else (`no`).",
-        key,
-        card,
-        shown if len(shown) <= 80 else f"{shown[:80]}…",
-        expected,
-    )
 
 
 @dataclass(frozen=True)

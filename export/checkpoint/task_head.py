@@ -10,6 +10,7 @@ Adapters are hooks: the model's own code runs unchanged, in PyTorch and in both 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from transformers import (
     ElectraForPreTraining,
     PreTrainedModel,
 )
+from transformers.models.auto import modeling_auto
 
 from bertserve.export.checkpoint.lora import LoraAdapter
 from bertserve.export.checkpoint.sentence_transformers import SETTINGS_FILE
@@ -181,13 +183,20 @@ def _task_of_model(config: Any, task: str) -> tuple[Task, Any]:
         raise CheckpointError(f"the checkpoint is a {architectures[0]}, made for {made_for}; --task {task_name} does not match it.")
     auto_class = trained_for.get(task_name, _auto_class(TASKS[task_name]))
     has_decoder = getattr(config, "is_encoder_decoder", False) or any(name.endswith("EncoderModel") for name in architectures)
-    if TASKS[task_name].embeds and has_decoder and type(config) in AutoModelForTextEncoding._model_mapping:
+    if TASKS[task_name].embeds and has_decoder and config.model_type in class_names(AutoModelForTextEncoding):
         auto_class = AutoModelForTextEncoding  # T5's decoder has inputs that do not come from a text
-    if type(config) not in auto_class._model_mapping:
+    if config.model_type not in class_names(auto_class):
         raise CheckpointError(
             f"transformers has no head for {task_name} on a {type(config).__name__} (architecture {architectures or 'none'})."
         )
     return task_name, auto_class
+
+
+def class_names(auto_class: Any) -> Mapping[str, Any]:
+    """Returns the names of the classes that an auto class loads, by model type."""
+    tables = {name.replace("_", ""): table for name, table in vars(modeling_auto).items() if name.endswith("_MAPPING_NAMES")}
+    names: Mapping[str, Any] = tables[f"{auto_class.__name__.removeprefix('Auto')}MappingNames".upper()]
+    return names
 
 
 def _auto_class(task: ExportTask) -> Any:
@@ -213,7 +222,7 @@ def _has_head(architecture: str, suffix: str, auto_class: Any) -> bool:
     though it can.
     """
     named = architecture.endswith(suffix) and "HeadModel" not in architecture
-    mapped = architecture in auto_class._model_mapping._model_mapping.values() and "ForConditionalGeneration" not in architecture
+    mapped = architecture in class_names(auto_class).values() and "ForConditionalGeneration" not in architecture
     return named or mapped
 
 

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 from bertserve.export.checkpoint.padding import Padding
 from bertserve.export.checkpoint.source import read_with_transformers
 from bertserve.export.checkpoint.token_types import TypedTemplates
-from bertserve.export.checkpoint.vocabulary_files import refusal, use_vocabulary_files
+from bertserve.export.checkpoint.vocabulary_files import refusal, replace_steps, use_vocabulary_files
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks.spec import NAMES, TEXTS
 from bertserve.service.bundle.files import TOKENIZER_FILE
@@ -113,7 +113,6 @@ def _use_file(source: str, tokenizer: Any, folder: Path) -> None:
     known = {token.content for token in (*written.get_added_tokens_decoder().values(), *configured)}
     named = [token for _, token in sorted(tokenizer.added_tokens_decoder.items()) if token.content not in known]
     written.add_tokens([*configured, *named])
-    tokenizer._tokenizer = written
     by_class, by_file = (
         [(encoding.ids, encoding.type_ids) for encoding in _encode(source, backend.encode_batch, _COMPARED_TEXTS)]
         for backend in (loaded, written)
@@ -126,6 +125,7 @@ def _use_file(source: str, tokenizer: Any, folder: Path) -> None:
             TOKENIZER_FILE,
             source,
         )
+    replace_steps(tokenizer, written)
 
 
 def describe_tokenizer(

@@ -59,11 +59,17 @@ def use_vocabulary_files(source: str, tokenizer: Any, folder: Path) -> None:
         special_ids = None
         while special_ids != tokenizer.all_special_ids:  # a conversion can change the ids that its template needs
             special_ids = tokenizer.all_special_ids
-            tokenizer._tokenizer = _convert(tokenizer, folder, extra_tokens)
+            replace_steps(tokenizer, _convert(tokenizer, folder, extra_tokens))
     except Exception as error:  # conversions raise any error for files that they do not expect
         raise CheckpointError(refusal(source, f"its other files cannot be converted ({error})")) from error
     if hasattr(tokenizer, "set_src_lang_special_tokens"):
         tokenizer.set_src_lang_special_tokens(tokenizer.src_lang)
+
+
+def replace_steps(tokenizer: Any, steps: Tokenizer) -> None:
+    """Gives a tokenizer of transformers other steps, in place."""
+    tokenizer.backend_tokenizer.__setstate__(steps.__getstate__())
+    tokenizer.backend_tokenizer.encode_special_tokens = steps.encode_special_tokens  # not part of the state
 
 
 def refusal(source: str, reason: str) -> str:

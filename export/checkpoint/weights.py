@@ -26,6 +26,7 @@ import transformers
 from transformers import AutoModel, PreTrainedModel
 
 from bertserve.export.checkpoint.source import SourceFiles, read_with_transformers
+from bertserve.export.checkpoint.task_head import class_names
 from bertserve.export.checkpoint.weight_files import read_pickle
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks.catalog import TASKS
@@ -168,7 +169,7 @@ def _names_with_other_heads(model: PreTrainedModel) -> set[str]:
     names: set[str] = set()
     config: Any = model.config
     for auto_class in (AutoModel, *(getattr(transformers, f"AutoModelFor{head}") for head in _HEADS)):
-        if type(config) not in auto_class._model_mapping:
+        if config.model_type not in class_names(auto_class):
             continue
         try:
             with torch.device("meta"):  # only names are needed

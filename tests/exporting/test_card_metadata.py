@@ -60,7 +60,7 @@ def test_card_fields_are_read(tmp_path: Path, content: str | bytes, expected: di
         ("license_name: [a]", "license_name", "['a']"),
         ("language: no", "language", "False"),
         ("datasets: [sst2, 2024-01-01]", "datasets", "['sst2', datetime.date(2024, 1, 1)]"),
-        (f"datasets: {list(range(1000))}", "datasets", f"{str(list(range(1000)))[:80]}…"),
+        (f"datasets: {list(range(1000))}", "datasets", str(list(range(1000)))[:80]),
     ],
 )
 def test_a_value_that_is_not_a_string_is_ignored_with_a_warning(

@@ -198,10 +198,10 @@ def test_a_module_with_its_own_code_is_refused(tmp_path: Path) -> None:
     ("options", "named"),
     [
         ({"model_args": {"attn_implementation": "sdpa", "torch_dtype": "float16"}, "tokenizer_args": {}, "config_args": None}, None),
-        ({"model_args": {"torch_dtype": "float16", "hidden_act": "relu"}}, "`hidden_act`"),
-        ({"config_args": {"num_hidden_layers": 1}}, "`num_hidden_layers`"),
-        ({"tokenizer_args": {"do_lower_case": False}}, "`do_lower_case`"),
-        ({"processor_kwargs": {"padding_side": "left"}}, "`padding_side`"),
+        ({"model_args": {"torch_dtype": "float16", "hidden_act": "relu"}}, "hidden_act"),
+        ({"config_args": {"num_hidden_layers": 1}}, "num_hidden_layers"),
+        ({"tokenizer_args": {"do_lower_case": False}}, "do_lower_case"),
+        ({"processor_kwargs": {"padding_side": "left"}}, "padding_side"),
     ],
 )
 def test_loading_options_that_change_vectors_are_refused(tmp_path: Path, options: dict[str, Any], named: str | None) -> None:
@@ -227,10 +227,10 @@ def test_both_formats_of_the_pooling_file_are_read(tmp_path: Path, given: dict[s
         ("modules.json", "{", "modules.json` cannot"),
         ("sentence_bert_config.json", '{"max_seq_length": 0}', "`max_seq_length`"),
         ("config_sentence_transformers.json", "[]", "config_sentence_transformers.json` is not"),
-        ("config_sentence_transformers.json", '{"prompts": ["query: "]}', "`prompts`"),
+        ("config_sentence_transformers.json", '{"prompts": ["query: "]}', "prompts"),
         ("config_sentence_transformers.json", '{"prompts": {"query": ""}, "default_prompt_name": ["query"]}', "`default_prompt_name`"),
         ("1_Pooling/config.json", "{}", "nothing"),
-        ("1_Pooling/config.json", '{"pooling_mode": [{}]}', "`pooling_mode`"),
+        ("1_Pooling/config.json", '{"pooling_mode": [{}]}', "pooling_mode"),
         # invalid modules: a missing, outside or second folder, and a file that is not a list of objects
         ("modules.json", '[{"path": "0_Transformer", "type": "Transformer"}]', "0_Transformer`, which modules.json"),
         ("modules.json", '[{"path": "../other", "type": "Transformer"}]', "`../other`"),

@@ -150,7 +150,7 @@ def test_requests_choose_other_vectors_of_a_model_with_its_own_pooling(tmp_path:
         ("mean", SETTINGS, {"truncate_dim": 0}, "`truncate_dim`"),
         ("mean", SETTINGS, {"truncate_dim": "8"}, "`truncate_dim`"),
         ("mean", TRANSFORMER, {"query_length": 32}, "`query_length`"),
-        ("mean", TRANSFORMER, {"processing_kwargs": {"text": {"add_special_tokens": False}}}, "`processing_kwargs`"),
+        ("mean", TRANSFORMER, {"processing_kwargs": {"text": {"add_special_tokens": False}}}, "processing_kwargs"),
         ("mean", TRANSFORMER, {"transformer_task": "fill-mask"}, "fill-mask"),
         ("mean", TRANSFORMER, {"module_output_name": "sentence_embedding"}, "`module_output_name`"),
         ("mean", TRANSFORMER, {"modality_config": {"text": {"method": "forward", "method_output_name": "pooler_output"}}}, "pooler_output"),
@@ -173,7 +173,7 @@ def test_requests_choose_other_vectors_of_a_model_with_its_own_pooling(tmp_path:
         ("identity", SETTINGS, {"prompts": {"query": "find "}, "default_prompt_name": "query"}, "`default_prompt_name`"),
         ("identity", "config.json", {"problem_type": "multi_label_classification"}, "`problem_type`"),
         ("sigmoid", "config.json", {"problem_type": "regression"}, "`problem_type`"),
-        ("identity", TRANSFORMER, {"processor_kwargs": {"padding_side": "left"}}, "`padding_side`"),
+        ("identity", TRANSFORMER, {"processor_kwargs": {"padding_side": "left"}}, "padding_side"),
     ],
 )
 def test_settings_that_are_not_supported_are_refused(tmp_path: Path, name: str, file: str, changes: dict[str, Any], named: str) -> None:
