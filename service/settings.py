@@ -236,6 +236,7 @@ class ModelSettings(SourceSettings):
     max_inputs: int = Field(512, ge=1, le=16384, description="Maximum inputs of a request.")
     max_body_bytes: int = Field(2097152, ge=1024, description="Maximum bytes of a request body.")
     max_chars: int = Field(80000, ge=1, description="Maximum characters of a text.")
+    max_top_k: int = Field(100, ge=1, le=1000, description="Maximum `top_k` of /fill-mask and /answer.")
     log_format: Literal["text", "json"] = Field("text", description="Format of log lines.")
 
     @model_validator(mode="after")

@@ -21,14 +21,11 @@ import pytest
 import uvloop
 
 import tiny
-from bertserve.service.api import throttled
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.server import logs
 from bertserve.service.text.tokenizer import Tokenizer
 
 BERT_SERVE = "import sys; from bertserve.service.cli import main; sys.exit(main())"
-# the same command without the interval between runs of a `Throttled` function
-UNTHROTTLED = f"from bertserve.service.api import throttled; throttled.INTERVAL_S = 0.0; {BERT_SERVE}"
 ROOT = Path(__file__).parent.parent
 # Other load on the machine slows the examples down. This must not fail a test. Each run of CI has other examples.
 hypothesis.settings.register_profile("untimed", deadline=None, max_examples=40, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -60,14 +57,6 @@ def no_settings_from_outside() -> Iterator[None]:
         for name in list(os.environ):
             if name.startswith("BERT_SERVE_"):
                 patch.delenv(name)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def metrics_need_no_wait() -> Iterator[None]:
-    """Disables the throttling of /metrics, because tests read it often."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(throttled, "INTERVAL_S", 0.0)
         yield
 
 
@@ -166,7 +155,7 @@ class Served:
 
 
 @contextmanager
-def running(models: Path, log: Path, *flags: str, program: str = UNTHROTTLED) -> Iterator[Served]:
+def running(models: Path, log: Path, *flags: str, program: str = BERT_SERVE) -> Iterator[Served]:
     """Runs the real command on a free port until the block ends."""
     command = [sys.executable, "-c", program, "serve", "--models", str(models), "--port", "0", *flags]
     with log.open("w") as errors:

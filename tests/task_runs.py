@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, TaskRun, kept
-from bertserve.service.tasks.batch import begin as start
-from bertserve.service.tasks.cost import Budget
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun, kept
 from bertserve.service.tasks.decoding import Row
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from fakes import Head
@@ -64,10 +62,10 @@ class Begun:
 
 
 def send(run: TaskRun, batch: Batch, rows: Sequence[Row]) -> Any:
-    """Sends the outputs of a batch to a task. Returns the task's next batch or its result, and skips pauses."""
+    """Sends the outputs of a batch to a task. Returns the task's next batch or its result, and skips batches without encodings."""
     try:
         following = run.send(kept(batch, rows))
-        while following is PAUSE:
+        while not following.encodings:
             following = run.send([])
         return following
     except StopIteration as end:
@@ -84,8 +82,8 @@ def begin(task: Any, request: Any, tokenizer: Any = None, config: ModelConfig | 
         config: The model's labels and activation; None for `Head()`.
     """
     spec = getattr(task, "SPEC", task)
-    run = spec.run(request, TaskModel(tokenizer or OneToken(), config or Head(), Budget()))
-    return Begun(run, start(run))
+    run = spec.run(request, TaskModel(tokenizer or OneToken(), config or Head()))
+    return Begun(run, next(run))
 
 
 def encode(task: Any, request: Any, tokenizer: Any, config: ModelConfig | None = None) -> Batch:

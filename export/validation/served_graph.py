@@ -13,8 +13,7 @@ from bertserve.service.engine.onnx_engine import Engine, OnnxEngine, Row
 from bertserve.service.errors import EngineError
 from bertserve.service.providers import Provider
 from bertserve.service.tasks import catalog
-from bertserve.service.tasks.batch import ModelConfig, TaskModel, first_batch, run_all
-from bertserve.service.tasks.cost import Budget
+from bertserve.service.tasks.batch import ModelConfig, TaskModel, run_all
 from bertserve.service.tasks.json_text import to_plain
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
@@ -59,7 +58,7 @@ class ServedGraph:
 
     def encode(self, request: Any) -> Sequence[Encoding]:
         """Returns the encodings of a request's first batch."""
-        return first_batch(catalog.TASKS[self.task].run, request, self._model()).encodings
+        return next(catalog.TASKS[self.task].run(request, self._model())).encodings
 
     def answer(self, request: Any) -> Answer:
         """Returns the answer to a request.
@@ -95,7 +94,7 @@ class ServedGraph:
         return [row for encoding in encodings for row in self.engine.run([encoding])]
 
     def _model(self) -> TaskModel:
-        return TaskModel(self.tokenizer, self.config, Budget())
+        return TaskModel(self.tokenizer, self.config)
 
 
 def open_engine(folder: Path, graph: GraphSpec, tokenizer: TokenizerSpec, provider: Provider) -> OnnxEngine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable
@@ -19,7 +20,6 @@ from bertserve.service.api.auth import METRICS
 from bertserve.service.api.openapi import endpoints, error_responses
 from bertserve.service.api.request import REQUEST
 from bertserve.service.api.responses import check_ready, json_answer, probed
-from bertserve.service.api.throttled import Throttled
 from bertserve.service.api_keys import Access
 from bertserve.service.errors import classify
 from bertserve.service.metrics import CONTENT_TYPE, UNKNOWN
@@ -161,19 +161,18 @@ def _add_operations(probes: APIRouter, models: APIRouter, state: AppState) -> No
 
 
 def _add_metrics(routes: APIRouter, state: AppState) -> None:
-    # a page reads the files of all workers, and a page with many series takes a while to write
-    page = Throttled(state.metrics.page)
-
     @routes.get(METRICS, summary="Prometheus metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         state.utilization.measure()
-        return Response(await page(), headers={"content-type": CONTENT_TYPE})
+        # a page reads the files of all workers, and a page with many series takes a while to write
+        return Response(await asyncio.to_thread(state.metrics.page), headers={"content-type": CONTENT_TYPE})
 
 
 def _limits(state: AppState) -> dict[str, int]:
     return {
         "max_inputs": state.limits.max_inputs,
         "max_chars": state.limits.max_chars,
+        "max_top_k": state.limits.max_top_k,
         "max_body_bytes": state.max_body_bytes,
         "max_stream_requests": state.max_stream_requests,
         "max_concurrent": state.max_concurrent,

@@ -15,7 +15,6 @@ from bertserve.service.bundle import files
 from bertserve.service.bundle.validation_policy import ValidationPolicy
 from bertserve.service.engine import sessions
 from bertserve.service.engine.engines import MAX_MULTI_THREADS
-from bertserve.service.engine.freed_memory import limit_heaps
 from bertserve.service.engine.hardware import cpu_name, usable_cores
 from bertserve.service.errors import BundleError, StartError
 from bertserve.service.metrics import Metrics
@@ -30,7 +29,6 @@ from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.settings import ModelSettings, Settings
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import tasks_of
-from bertserve.service.tasks.cost import MAX_MEMORY, MAX_MEMORY_TOGETHER
 
 if TYPE_CHECKING:
     from bertserve.service.tracing.tracer import Tracer
@@ -125,7 +123,6 @@ def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None,
     Raises:
         StartError: A bundle, the provider or a setting is wrong; the message says which.
     """
-    limit_heaps(_share(_threads_of_all(settings, "cpu"), settings.workers, index))
     metrics = metrics or Metrics()
     broken: dict[str, str] = {}
     skipped = broken if settings.skip_broken else None
@@ -164,7 +161,7 @@ def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None,
         metrics=metrics,
         utilization=Utilization(scheduler, metrics),
         tracer=tracer,
-        limits=Limits(max_inputs=settings.max_inputs, max_chars=settings.max_chars),
+        limits=Limits(settings.max_inputs, settings.max_chars, settings.max_top_k),
         max_body_bytes=settings.max_body_bytes,
         timeout_ms=settings.timeout_ms,
         max_timeout_ms=settings.max_timeout_ms,
@@ -193,7 +190,6 @@ def _make_scheduler(settings: Settings, index: int, threads: int, multi_threads:
     queue = RequestQueue(
         max_batch_tokens=settings.max_batch_tokens,
         max_queue_tokens=_share(settings.max_queue_tokens, settings.workers, index),
-        max_memory=max(MAX_MEMORY_TOGETHER // settings.workers, MAX_MEMORY),
         threads=threads,
     )
     return Scheduler(queue, threads=threads, multi_threads=multi_threads, observe=metrics.observe_queue, on_hang=metrics.hung_runs.inc)

@@ -20,11 +20,11 @@ from bertserve.service.metrics import ModelMetrics
 from bertserve.service.models.work import Prediction, RequestRun, TaskInput, Work, trace_run
 from bertserve.service.scheduling.request_queue import LONG_STEP_S
 from bertserve.service.scheduling.scheduled_request import ScheduledRequest
-from bertserve.service.scheduling.scheduler import GIL_PAUSE_S, Scheduler
+from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.scheduling.stage import RequestResult, Stage
-from bertserve.service.tasks.batch import PAUSE, TaskModel
+from bertserve.service.tasks.batch import TaskModel
 from bertserve.service.tasks.catalog import TASKS, tasks_of
-from bertserve.service.tasks.cost import ENCODING_MEMORY, MAX_CHARS, TEXT_CHARS, Budget
+from bertserve.service.tasks.cost import MAX_CHARS, TEXT_CHARS
 from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
 from bertserve.service.tracing.trace import Trace
@@ -130,7 +130,7 @@ class Model:
         if chars > MAX_CHARS:
             raise _too_many_chars(chars)
         tokens, seconds, items = self._estimate(requests, spec, chars)
-        run = RequestRun(requests, spec, TaskModel(self._tokenizer, self.bundle.manifest, Budget()), trace)
+        run = RequestRun(requests, spec, TaskModel(self._tokenizer, self.bundle.manifest), trace)
         try:
             scheduled = self._scheduler.admit(tokens=tokens, seconds=seconds, timeout_s=timeout_s, items=items)
             done = await self._run_request(scheduled, run, chars)
@@ -158,8 +158,7 @@ class Model:
             return self._tokenize(run)
         if run.trace is not None:
             run.trace.put(time.perf_counter())
-        run.long_step = run.requests[0].chars > LONG_CHARS
-        return _paused(partial(self._tokenize, run), delay_s=chars * SECONDS_PER_CHAR, long_step=run.long_step)
+        return _paused(partial(self._tokenize, run), delay_s=chars * SECONDS_PER_CHAR, long_step=run.requests[0].chars > LONG_CHARS)
 
     def _estimate(self, requests: Sequence[Any], spec: TaskSpec, chars: int) -> tuple[int, float, int]:
         """Returns rough estimates of the request's tokens, seconds and items; longer texts count as several windows."""
@@ -173,47 +172,34 @@ class Model:
         start = end = time.perf_counter()
         prediction = run.prediction
         while (index := len(run.inputs)) < len(run.requests):
-            if run.paused_task is None:
-                run.chars = run.requests[index].chars
-            can_be_long = run.chars > LONG_CHARS
-            next_s = run.chars * max(SECONDS_PER_CHAR, run.seconds_per_char)
-            # the scheduler knows only the first text of a slice, so another text that is long, or can be long unlike the first, starts a new slice
-            starts_slice = run.paused_task is None and (next_s > LONG_STEP_S or (can_be_long and not run.long_step))
-            if end - start > SLICE_S or (end > start and starts_slice):
-                run.long_step = can_be_long
+            chars = run.requests[index].chars
+            # the scheduler knows only the first text of a slice, so another text that can take a long step starts a new slice
+            if end - start > SLICE_S or (end > start and chars > LONG_CHARS):
                 prediction.tokenize_s += end - start
                 if run.trace is not None:
                     run.trace.note("tokenize", start, end, waits=True)
-                memory = run.cost.memory + ENCODING_MEMORY * len(run.inputs)
-                time.sleep(GIL_PAUSE_S)
-                return _paused(partial(self._tokenize, run), memory=memory, delay_s=next_s, long_step=run.long_step)
-            task = run.paused_task or run.spec.run(run.requests[index], run.model)
+                return _paused(partial(self._tokenize, run), delay_s=chars * SECONDS_PER_CHAR, long_step=chars > LONG_CHARS)
+            task = run.spec.run(run.requests[index], run.model)
             try:
                 batch = next(task)
             except BertServeError as error:
                 error.input_index = index
                 raise
-            run.paused_task = task if batch is PAUSE else None
-            if run.paused_task is None:
-                run.inputs.append(TaskInput(task, batch))
-                prediction.tokens += batch.tokens
-                prediction.warnings += [(index, warning) for warning in batch.warnings]
-                if batch.truncated:
-                    prediction.truncated.append(index)
-                run.cost = batch.cost if len(run.inputs) == 1 else run.cost + batch.cost
-                run.reserved_tokens = run.cost.queue_tokens
-                # checked after each input, because the windows of one text may have a thousand times as many tokens as the text
-                if (tokens := prediction.tokens + run.reserved_tokens) > self._scheduler.max_queue_tokens:
-                    raise _larger_than_queue(tokens, self._scheduler.max_queue_tokens)
-                run.cost.check()
-            last, end = end, time.perf_counter()
-            if can_be_long:  # the time of a shorter text says little about a long one
-                run.seconds_per_char = max(run.seconds_per_char, min((end - last) / run.chars, SLOWEST_SECONDS_PER_CHAR))
+            run.inputs.append(TaskInput(task, batch))
+            prediction.tokens += batch.tokens
+            prediction.warnings += [(index, warning) for warning in batch.warnings]
+            if batch.truncated:
+                prediction.truncated.append(index)
+            run.cost = batch.cost if index == 0 else run.cost + batch.cost
+            run.reserved_tokens = run.cost.queue_tokens
+            # checked after each input, because the windows of one text may have a thousand times as many tokens as the text
+            if (tokens := prediction.tokens + run.reserved_tokens) > self._scheduler.max_queue_tokens:
+                raise _larger_than_queue(tokens, self._scheduler.max_queue_tokens)
+            run.cost.check()
+            end = time.perf_counter()
         prediction.tokenize_s += end - start
         if run.trace is not None:
             run.trace.note("tokenize", start, end, waits=True)
-        # it stays the same for later batches, whose tokens are reserved: a request that has run must not be refused
-        run.memory = run.cost.memory + ENCODING_MEMORY * sum(len(item.batch.encodings) for item in run.inputs)
         prediction.read = run.inputs[0].batch.read if len(run.inputs) == 1 else ()
         run.open = list(range(len(run.inputs)))
         return self._stage(run)
@@ -232,7 +218,6 @@ class Model:
             key=self._key,
             cost=self._cost.seconds,
             reserved_tokens=run.reserved_tokens,
-            memory=run.memory,
             shape=self.graph.shape,
             run_multi_threaded=partial(self._run, multi_threaded=True),
         )
@@ -253,6 +238,8 @@ class Model:
             item = run.inputs[index]
             try:
                 item.batch = item.run.send(rows)
+                run.cost += item.batch.cost
+                run.cost.check()
             except StopIteration as ended:
                 item.result = ended.value
             except BertServeError as error:
@@ -269,8 +256,7 @@ class Model:
         if run.trace is not None:
             run.trace.note("decode", start, end, waits=bool(run.ready or run.open))
         if run.ready:
-            time.sleep(GIL_PAUSE_S)
-            return _paused(partial(self._decode, run), run.reserved_tokens, memory=run.memory)
+            return _paused(partial(self._decode, run), run.reserved_tokens)
         if run.open:
             run.reserved_tokens = sum(run.inputs[index].batch.cost.queue_tokens for index in run.open)
             return self._stage(run)
@@ -370,7 +356,6 @@ def _paused(
     proceed: Callable[[], Any],
     reserved_tokens: int | None = None,
     *,
-    memory: int = 0,
     delay_s: float = 0.0,
     long_step: bool = False,
 ) -> Stage:
@@ -379,7 +364,6 @@ def _paused(
     Args:
         proceed: Continues the work; returns the next stage or the value.
         reserved_tokens: Tokens that stay reserved until then; None for the estimate of admission.
-        memory: Numbers of four bytes that the request holds until it ends.
         delay_s: Predicted seconds of `proceed`, if it cannot be interrupted.
         long_step: Whether `proceed` can take longer than `LONG_STEP_S` without interruption.
     """
@@ -391,7 +375,6 @@ def _paused(
         cost=lambda rows, length: 0.0,
         keep_estimate=reserved_tokens is None,
         reserved_tokens=reserved_tokens or 0,
-        memory=memory,
         expires=reserved_tokens is None,
         delay_s=delay_s,
         long_step=long_step,

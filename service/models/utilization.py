@@ -1,11 +1,12 @@
-"""Utilization: measures how busy the inference threads and the event loop are, once per second and for each scrape, and returns freed memory."""
+"""Utilization: measures how busy the inference threads and the event loop are, once per second and for each scrape."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
-from bertserve.service.engine.freed_memory import FreedMemory
+from bertserve.service.engine.freed_memory import return_freed_memory
 from bertserve.service.metrics import Metrics
 from bertserve.service.scheduling.scheduler import Scheduler
 
@@ -19,7 +20,7 @@ class Utilization:
         """Creates it for the inference threads of a scheduler; `metrics` gets the measurements."""
         self._scheduler = scheduler
         self._metrics = metrics
-        self._freed_memory = FreedMemory()
+        self._stopped = threading.Event()
         self._busy_s = 0.0
         self._loop_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -27,10 +28,12 @@ class Utilization:
     def start(self) -> None:
         """Starts regular measurements in the running event loop. Their delay is also the delay of other callbacks of the loop."""
         self._loop_s = time.thread_time()
+        threading.Thread(target=return_freed_memory, args=(self._stopped,), name="freed-memory", daemon=True).start()
         self._look_again()
 
     def stop(self) -> None:
         """Stops the regular measurements."""
+        self._stopped.set()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -54,5 +57,4 @@ class Utilization:
     def _look(self, due: float) -> None:
         self._metrics.loop_lag.observe(max(time.monotonic() - due, 0.0))
         self.measure()
-        self._freed_memory.return_after_work()
         self._look_again()

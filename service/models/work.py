@@ -82,15 +82,10 @@ class RequestRun:
     Attributes:
         requests: Its inputs.
         spec: The task of the inputs.
-        model: The model, with the limits of decoding.
+        model: The parts of the model.
         trace: Records the stages, if the request is traced.
         inputs: The inputs whose task has yielded its first batch.
-        paused_task: The task of the next input, if it has paused before its first batch.
-        chars: Characters of the next input.
-        cost: Cost of the first batches in addition to their tokens.
-        memory: Memory that it reserves from its first batches on, in numbers of four bytes.
-        seconds_per_char: Seconds of its slowest step, for each character of the input; only long inputs count.
-        long_step: Whether the current slice began with an input that can take a long step.
+        cost: Cost of the batches so far in addition to their tokens.
         prediction: The prediction so far.
         open: Indices of the inputs that have a batch to run.
         ready: Indices of inputs whose task can continue, with their rows.
@@ -102,12 +97,7 @@ class RequestRun:
     model: TaskModel
     trace: Trace | None
     inputs: list[TaskInput] = field(default_factory=list)
-    paused_task: TaskRun | None = None
-    chars: int = 0
     cost: Cost = NOTHING
-    memory: int = 0
-    seconds_per_char: float = 0.0
-    long_step: bool = False
     prediction: Prediction = field(default_factory=Prediction)
     open: list[int] = field(default_factory=list)
     ready: deque[tuple[int, Sequence[Row]]] = field(default_factory=deque)

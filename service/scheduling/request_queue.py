@@ -45,7 +45,7 @@ LONG_S = 0.03
 # over other requests. For a request of more than HEAVY_S seconds the limit is PACE, because it would delay others for too long.
 HEAVY_S, LEAST_PACE = 1.0, 1.0
 
-# When the queue or its memory is full, requests of at most a 64th of it are still admitted, until small requests hold an 8th of it.
+# When the queue is full, requests of at most a 64th of it are still admitted, until small requests hold an 8th of it.
 SMALL_PARTS, SPARE_PARTS = 64, 8
 
 # After this many seconds of delay, long requests no longer delay all others: every second start goes to a short request, if one waits.
@@ -78,19 +78,16 @@ _Node = tuple[float, int, ScheduledRequest]
 class RequestQueue:
     """Waiting requests and items in fair order, within a limit of tokens."""
 
-    def __init__(self, *, max_batch_tokens: int, max_queue_tokens: int, max_memory: float = inf, threads: int = 1) -> None:
+    def __init__(self, *, max_batch_tokens: int, max_queue_tokens: int, threads: int = 1) -> None:
         """Creates an empty queue.
 
         Args:
             max_batch_tokens: Maximum tokens of a batch: rows times padded length.
             max_queue_tokens: Maximum tokens that all admitted requests hold together.
-            max_memory: Maximum memory that they hold together, in numbers of four bytes.
             threads: Number of batches that run at the same time, to predict waits. If it is 1, quick requests may start next to a longer run.
         """
         self.max_batch_tokens = max_batch_tokens
         self.max_queue_tokens = max_queue_tokens
-        self._max_memory = max_memory
-        self._memory = self._small_memory = 0  # of all open requests, and of small ones
         self.queue_tokens = 0
         self.queue_items = 0
         self.queue_seconds = 0.0
@@ -289,29 +286,6 @@ class RequestQueue:
             retry_after_s=self.queue_seconds / self.threads,
         )
 
-    def reserve_memory(self, request: ScheduledRequest, memory: int) -> None:
-        """Reserves memory, in numbers of four bytes, until the request ends.
-
-        Raises:
-            RefusedError: With the memory of other requests, the limit would be exceeded.
-        """
-        if not request.open:
-            return
-        small = memory if memory * SMALL_PARTS <= self._max_memory else 0
-        other_memory, other_small = self._memory - request.memory, self._small_memory - request.small_memory
-        has_room = other_memory + memory <= self._max_memory or (small and other_small + small <= self._max_memory // SPARE_PARTS)
-        if memory > request.memory and other_memory and not has_room:
-            raise RefusedError(
-                "the request needs memory for {memory} numbers, and other requests hold {others} of {max_memory}; try again later, or split it.",
-                memory=memory,
-                others=other_memory,
-                max_memory=self._max_memory,
-                reason="queue_full",
-                retry_after_s=self.queue_seconds / self.threads,
-            )
-        self._memory, self._small_memory = other_memory + memory, other_small + small
-        request.memory, request.small_memory = memory, small
-
     @property
     def has_quick(self) -> bool:
         """Whether a quick request may wait."""
@@ -375,8 +349,6 @@ class RequestQueue:
         request.results = []  # the heap of deadlines may hold the request for a while
         self._ended += sum(item.key is not None for item in request.items if item.waiting)
         request.items.clear()
-        self._memory -= request.memory
-        self._small_memory -= request.small_memory
         self._open_requests -= 1
         self._long_requests -= not request.is_short
         self._hold(request, -request.tokens, -request.seconds)

@@ -59,8 +59,6 @@ class ScheduledRequest:
         is_quick: Whether the single inference thread of a device may be busy with another request, and it starts nevertheless.
         is_small: Whether its estimate was a small part of the queue.
         reserved_s: Predicted seconds of its waiting items whose start time is in the future.
-        memory: Memory that it holds until it ends, in numbers of four bytes.
-        small_memory: The same memory if it is a small part of the limit, otherwise 0.
         owner: Data of the scheduler; the queue does not read it.
     """
 
@@ -93,8 +91,6 @@ class ScheduledRequest:
     is_quick: bool = False
     is_small: bool = False
     reserved_s: float = 0.0
-    memory: int = 0
-    small_memory: int = 0
     owner: Any = None
 
 

@@ -425,7 +425,6 @@ class Scheduler:
             self._submitted.add(request)
             request.owner.stage, request.expires = stage, stage.expires
             request.delay_s, request.long_step = stage.delay_s, stage.long_step
-            self._queue.reserve_memory(request, stage.memory)
             items = self._queue.put(
                 request,
                 stage.key,

@@ -22,7 +22,6 @@ class Stage:
         cost: Predicted seconds of a batch of `rows` padded to `length`.
         keep_estimate: Whether the estimate of admission stays reserved, because the real cost is not known yet.
         reserved_tokens: Maximum tokens of the following stages, which stay reserved.
-        memory: Memory that the request holds until it ends, in numbers of four bytes.
         shape: Rows and longest tokens of a batch -> the shape of its run, or None if it has too many rows.
         delay_s: Predicted seconds of `finish`, if it cannot be interrupted. They count as if the request had already run for so long, so
             short texts start before a long text is tokenized.
@@ -39,7 +38,6 @@ class Stage:
     cost: RunSeconds
     keep_estimate: bool = False
     reserved_tokens: int = 0
-    memory: int = 0
     shape: Shape = exact
     delay_s: float = 0.0
     long_step: bool = False

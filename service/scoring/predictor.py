@@ -13,17 +13,16 @@ import orjson
 
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.engine.freed_memory import limit_heaps
 from bertserve.service.engine.hardware import usable_cores
 from bertserve.service.errors import SHOWN_CHARS, BertServeError, EngineError, InvalidValueError, Sent, SettingsError, did_you_mean
 from bertserve.service.models import loading
 from bertserve.service.models.build import load_options
 from bertserve.service.scoring.rows import Row, Window
 from bertserve.service.settings import ModelSettings
-from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun, begin
+from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS, tasks_of
-from bertserve.service.tasks.cost import MAX_MEMORY, Budget
+from bertserve.service.tasks.cost import MAX_ANSWER_BYTES
 from bertserve.service.tasks.reading import requested_task, validate_as
 from bertserve.service.tasks.spec import TEXT, types_within
 from bertserve.service.tasks.unknown_fields import listed, required
@@ -139,14 +138,13 @@ class Predictor:
         provider = loading.obtain_provider(requested, allow_fallback=settings.allow_provider_fallback)
         self._model = loading.open_bundle(bundle, load_options(settings, requested, provider))
         self.manifest, self.version, self.graph = bundle.manifest, bundle.version, self._model.graph
-        self.columns = Columns(task, bundle.manifest, Limits(settings.max_inputs, settings.max_chars))
+        self.columns = Columns(task, bundle.manifest, Limits(settings.max_inputs, settings.max_chars, settings.max_top_k))
         self.window_rows = max(1, min(WINDOW_ROWS, WINDOW_ANSWER_BYTES // max(1, self.columns.answer_bytes)))
         is_on_cpu = self.graph.provider == "cpu"
         is_large = any(output.kind in ("per_mask", "per_map") for output in self.graph.outputs)  # far more outputs than tokens
         self.batch_tokens = min(settings.max_batch_tokens, CPU_BATCH_TOKENS) if is_on_cpu or is_large else settings.max_batch_tokens
         self._shares_batches = self.graph.batch_invariant or settings.batch_variant_graphs
         threads = settings.threads or (usable_cores() if is_on_cpu else 1)
-        limit_heaps(threads)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="scoring")
 
     def close(self) -> None:
@@ -184,11 +182,11 @@ class Predictor:
 
     def _answer(self, chunk: Sequence[Row]) -> None:
         """Answers a chunk. A row that cannot be encoded or decoded, or that the graph cannot score, gets an error alone."""
-        started, memory = list[tuple[Row, TaskRun, Batch]](), 0
+        started, answer_bytes = list[tuple[Row, TaskRun, Batch]](), 0
         for row in chunk:
-            run = self.columns.spec.run(row.request, TaskModel(self._model.tokenizer, self.manifest, Budget()))
+            run = self.columns.spec.run(row.request, TaskModel(self._model.tokenizer, self.manifest))
             try:
-                batch = begin(run)
+                batch = next(run)
                 batch.cost.check()
             except BertServeError as error:
                 row.error = error
@@ -196,10 +194,10 @@ class Predictor:
             cut = [f"truncation; cut to the model's {self.manifest.tokenizer.max_length} tokens"] if batch.truncated else []
             row.warnings = [*batch.warnings, *cut]
             started.append((row, run, batch))
-            memory += batch.cost.memory
-            if memory > MAX_MEMORY:
+            answer_bytes += batch.cost.answer_bytes
+            if answer_bytes > MAX_ANSWER_BYTES:
                 self._finish(started)
-                started, memory = [], 0
+                started, answer_bytes = [], 0
         self._finish(started)
 
     def _finish(self, started: list[tuple[Row, TaskRun, Batch]]) -> None:

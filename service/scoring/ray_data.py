@@ -53,7 +53,7 @@ class Scorer:
 def score_on_ray(command: Any, settings: ModelSettings, task: RowTask) -> int:
     """Scores a folder of Parquet files by the flags of `bert-serve score`; returns the exit code."""
     (bundle,) = files.find_bundles(settings.models)
-    columns = Columns(task, files.read_manifest(bundle)[0], Limits(settings.max_inputs, settings.max_chars))
+    columns = Columns(task, files.read_manifest(bundle)[0], Limits(settings.max_inputs, settings.max_chars, settings.max_top_k))
     given = {name: getattr(settings, name) for name in ModelSettings.model_fields if name not in ("config", "models", "model", "threads")}
     try:
         if not ray.is_initialized():

@@ -125,9 +125,8 @@ def show_attention(request: AttentionRequest, model: TaskModel) -> TaskRun:
         offsets[start : start + len(part)] = part.offsets
     values = len(maps) * length**2
     cost = Cost(
-        answer_bytes=NUMBER_BYTES * values + sum(TOKEN_BYTES + text_bytes(token) for token in tokens),
+        NUMBER_BYTES * values + sum(TOKEN_BYTES + text_bytes(token) for token in tokens),
         steps=length,
-        memory=values,
         reserved_tokens=values // WEIGHTS_PER_TOKEN,
     )
     [row] = yield Batch([encoding], cost, copied)

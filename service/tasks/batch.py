@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from bertserve.service.bundle.manifest import Activation, Embedding, MaskToken
-from bertserve.service.tasks.cost import NOTHING, Budget, Cost
+from bertserve.service.tasks.cost import NOTHING, Cost
 from bertserve.service.tasks.decoding import Row
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 
@@ -48,9 +48,8 @@ class Batch:
     """Encodings of one input that run before its task continues.
 
     Attributes:
-        encodings: The encodings to run. A batch without encodings continues the task at once, or after other requests if the thread has
-            worked on this one for a long time; a task yields such batches between the steps of long decoding.
-        cost: Cost of the input in addition to these encodings, including the tokens of later batches.
+        encodings: The encodings to run. A batch without encodings only adds its cost, which is checked before the task continues.
+        cost: Cost of the input in addition to these encodings and earlier batches, including the tokens of later batches.
         keep: Index of an encoding and its outputs -> the arrays that the task needs, as copies: the outputs are views of arrays that other
             requests share, and they would stay in memory until the last encoding has run. None if the outputs are only a few numbers.
         truncated: Whether text was cut. Only the first batch sets this and the following attributes.
@@ -59,7 +58,7 @@ class Batch:
     """
 
     encodings: Sequence[Encoding]
-    cost: Cost
+    cost: Cost = NOTHING
     keep: Callable[[int, Row], Row] | None = None
     truncated: bool = False
     warnings: tuple[str, ...] = ()
@@ -107,15 +106,11 @@ class ModelConfig(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TaskModel:
-    """The model that runs one request; `budget` limits the decoding of all inputs of the request together."""
+    """The parts of a model that tasks use."""
 
     tokenizer: Tokenizer
     config: ModelConfig
-    budget: Budget
 
-
-# A task yields it at points where other requests can run first, before and after its first batch.
-PAUSE = Batch([], NOTHING)
 
 TaskRun = Generator[Batch, Sequence[Row], Any]
 TaskFunction = Callable[[Any, TaskModel], TaskRun]
@@ -131,20 +126,10 @@ def kept(batch: Batch, rows: Sequence[Row]) -> list[Row]:
     return list(rows) if batch.keep is None else [batch.keep(index, row) for index, row in enumerate(rows)]
 
 
-def first_batch(function: TaskFunction, request: Any, model: TaskModel) -> Batch:
-    """Returns the first batch of a request."""
-    return begin(function(request, model))
-
-
-def begin(run: TaskRun) -> Batch:
-    """Starts a task; returns its first batch that is not a pause."""
-    return next(batch for batch in run if batch is not PAUSE)
-
-
 def run_all(run: TaskRun, execute: Callable[[Sequence[Encoding]], Sequence[Row]]) -> Any:
     """Runs a task from start to end without a scheduler, and returns its result; `execute` returns one row of outputs per encoding."""
     try:
-        batch = begin(run)
+        batch = next(run)
         while True:
             batch = run.send(kept(batch, execute(batch.encodings) if batch.encodings else []))
     except StopIteration as end:

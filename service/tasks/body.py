@@ -41,6 +41,7 @@ def body_config(**example: Any) -> ConfigDict:
     return ConfigDict(strict=True, json_schema_extra={"examples": [example], "additionalProperties": False})
 
 
+MAX_TOP_K = 1000  # whatever --max-top-k is
 # Maximum items of a list, whatever --max-inputs is: reading a body blocks the event loop, and a body of 2 MiB may have a million items.
 MAX_ITEMS = 2**14
 # without fail_fast a list of invalid items would create an error per item
@@ -152,6 +153,11 @@ class TaskBody(BaseModel):
         return len(self.items)
 
     @property
+    def top_k(self) -> int:
+        """Number of results of each input that are computed one by one."""
+        return 0
+
+    @property
     def texts_read(self) -> int:
         """Number of texts or pairs that the model reads for it, without windows; load tests count these."""
         return self.count
@@ -191,7 +197,8 @@ class ForeignBody(TaskBody):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a request: the number of its inputs, and the characters of each text."""
+    """The limits of a request: the number of its inputs, the characters of each text, and results that are computed one by one."""
 
     max_inputs: int
     max_chars: int
+    max_top_k: int = MAX_TOP_K

@@ -19,7 +19,7 @@ from bertserve.service.errors import InvalidValueError, Sent
 from bertserve.service.tasks import occlusion
 from bertserve.service.tasks.batch import EMPTY, Batch, ModelConfig, ReadSpan, TaskModel, TaskRun, spans_read
 from bertserve.service.tasks.body import LIST, PAIR, STOP, TEXT, Closed, Stride, TaskBody, TaskParameters, body_config, lower, one_of
-from bertserve.service.tasks.cost import NOTHING, SCORE_BYTES, Cost, longest_label
+from bertserve.service.tasks.cost import SCORE_BYTES, Cost, longest_label
 from bertserve.service.tasks.decoding import Floats, Row, activate, best_first
 from bertserve.service.tasks.occlusion import ReadText, WordImportance
 from bertserve.service.tasks.spec import TaskSpec
@@ -119,11 +119,7 @@ def classify(request: ClassifyRequest, model: TaskModel) -> TaskRun:
     text = _read(request, model.tokenizer)
     activation = parameters.function_to_apply or config.activation
     count = min(parameters.top_k or len(config.labels), len(config.labels))
-    cost = Cost(
-        answer_bytes=count * (LABEL_BYTES + longest_label(config.labels)),
-        steps=count,
-        memory=len(text.encodings) * len(config.labels),
-    )
+    cost = Cost(count * (LABEL_BYTES + longest_label(config.labels)), steps=count)
     if parameters.explain:
         explained = min(count, MAX_EXPLAINED) if activation == "sigmoid" else 1
         words = sum(len(part.words) for part in text.parts)
@@ -146,7 +142,7 @@ def classify(request: ClassifyRequest, model: TaskModel) -> TaskRun:
         return {"scores": activate(row["logits"], activation)[chosen]}
 
     left_out = occlusion.variants(text.parts, model.tokenizer)
-    rows = yield Batch([variant.encoding for variant in left_out], NOTHING, keep)
+    rows = yield Batch([variant.encoding for variant in left_out], keep=keep)
     for place, item in enumerate(scored[:count]):
         changes = [item["score"] - float(row["scores"][place]) for row in rows]
         item["explanation"] = occlusion.described(left_out, changes, parameters.offset_unit or "code_points")

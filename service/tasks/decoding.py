@@ -14,7 +14,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from bertserve.service.bundle.manifest import Activation
-from bertserve.service.tasks.cost import Budget
 from bertserve.service.text.words import trimmed
 
 Floats = NDArray[np.float32]
@@ -47,8 +46,6 @@ def best_first(scores: Floats, top_k: int | None = None) -> list[int]:
 
 # Steps to turn a span into an answer, plus one step per this many characters.
 ANSWER_STEPS, CHARS_PER_STEP = 4, 256
-# Steps after which other requests get a turn: about 10 ms.
-STEPS_PER_PAUSE = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +95,10 @@ class SpanTexts:
         return int((ends[np.minimum(np.arange(len(ends)) + tokens, len(ends)) - 1] - starts).max())
 
 
-def spend(budget: Budget, answer: dict[str, Any]) -> None:
-    """Spends the steps to create an answer and to compare its text."""
-    budget.spend(steps=ANSWER_STEPS + (answer["end"] - answer["start"]) // CHARS_PER_STEP)
+def _steps(answer: dict[str, Any]) -> int:
+    """Returns the steps to create an answer and to compare its text."""
+    steps: int = ANSWER_STEPS + (answer["end"] - answer["start"]) // CHARS_PER_STEP
+    return steps
 
 
 def _word_bounds(word_ids: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -123,9 +121,8 @@ class BestAnswers:
     cannot be among the best.
     """
 
-    def __init__(self, texts: SpanTexts, *, top_k: int, count: int, budget: Budget) -> None:
-        """Starts with no answers; `count` is the number of tokens of the passage. Steps are taken from the budget."""
-        self._budget = budget
+    def __init__(self, texts: SpanTexts, *, top_k: int, count: int) -> None:
+        """Starts with no answers; `count` is the number of tokens of the passage."""
         self._wanted = top_k
         self._texts = texts
         self._whole = range(count)
@@ -133,15 +130,15 @@ class BestAnswers:
         self._found: dict[str, tuple[tuple[float, int, int], dict[str, Any], range]] = {}
         self._floor = -1.0
 
-    def add(self, window: Spans) -> Iterator[None]:
-        """Adds the best spans of a window; yields after each `STEPS_PER_PAUSE` steps, so that other requests can get a turn."""
-        here, paused = set(), self._budget.steps
+    def add(self, window: Spans) -> int:
+        """Adds the best spans of a window, and returns the steps that this took."""
+        here, steps = set(), 0
         for i in _best_first(window.starts, window.ends, window.scores, at_least=self._wanted):
             start, end, score = int(window.starts[i]), int(window.ends[i]), float(window.scores[i])
             if score < self._floor:
                 break
             answer = self._texts.answer(start, end, score, self._whole)
-            spend(self._budget, answer)
+            steps += _steps(answer)
             if text := answer["answer"].lower():
                 rank = (-score, start, end)
                 if text not in self._found or rank < self._found[text][0]:
@@ -149,12 +146,10 @@ class BestAnswers:
                 here.add(text)
                 if len(here) == self._wanted:
                     break
-            if self._budget.steps - paused >= STEPS_PER_PAUSE:
-                paused = self._budget.steps
-                yield
         if len(self._found) >= self._wanted:
             best = sorted(self._found.items(), key=lambda item: item[1][0])[: self._wanted]
             self._found, self._floor = dict(best), best[-1][1][1]["score"]
+        return steps
 
     def answers(self) -> list[dict[str, Any]]:
         """Returns the answers, best first."""
@@ -184,19 +179,18 @@ def _best_first(starts: NDArray[np.int64], ends: NDArray[np.int64], scores: Floa
 class SummedAnswers:
     """The answers of transformers 5.2.0: a few best spans of each window, with the scores of equal texts added up."""
 
-    def __init__(self, texts: SpanTexts, *, limit: int, budget: Budget) -> None:
-        """Starts with no answers; `limit` is the number of spans per window. Steps are taken from the budget."""
-        self._budget = budget
+    def __init__(self, texts: SpanTexts, *, limit: int) -> None:
+        """Starts with no answers; `limit` is the number of spans per window."""
         self._limit = limit
         self._texts = texts
         self._found: dict[str, dict[str, Any]] = {}
 
-    def add(self, window: Spans) -> Iterator[None]:
-        """Adds the best spans of a window; yields after each `STEPS_PER_PAUSE` steps, so that other requests can get a turn."""
-        count, paused = 0, self._budget.steps
+    def add(self, window: Spans) -> int:
+        """Adds the best spans of a window, and returns the steps that this took."""
+        count = steps = 0
         for i in _best_first(window.starts, window.ends, window.scores, at_least=self._limit):
             answer = self._texts.answer(int(window.starts[i]), int(window.ends[i]), float(window.scores[i]), window.cut)
-            spend(self._budget, answer)
+            steps += _steps(answer)
             if answer["answer"]:
                 earlier = self._found.setdefault(answer["answer"].lower(), answer)
                 if earlier is not answer:
@@ -204,9 +198,7 @@ class SummedAnswers:
                 count += 1
                 if count == self._limit:
                     break
-            if self._budget.steps - paused >= STEPS_PER_PAUSE:
-                paused = self._budget.steps
-                yield
+        return steps
 
     def answers(self) -> list[dict[str, Any]]:
         """Returns the answers, without order."""

@@ -255,7 +255,7 @@ def embed(request: EmbedRequest, model: TaskModel) -> TaskRun:
     """
     encoding, truncated = encode(request, model.tokenizer)
     count = len(encoding) if request.parameters.pooling == "none" else 1
-    cost = Cost(answer_bytes=count * _vector_bytes(request), steps=count, memory=count * request.values)
+    cost = Cost(count * _vector_bytes(request), steps=count)
     [row] = yield Batch(
         [encoding], cost, lambda _, row: pooled_row(request, row), truncated=truncated, warnings=() if request.text.strip() else EMPTY
     )

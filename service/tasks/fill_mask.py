@@ -18,8 +18,8 @@ from pydantic_core import PydanticCustomError
 
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import InvalidValueError, Sent
-from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, TaskRun
-from bertserve.service.tasks.body import TaskBody, TaskParameters, TextOrTexts, body_config
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
+from bertserve.service.tasks.body import MAX_TOP_K, TaskBody, TaskParameters, TextOrTexts, body_config
 from bertserve.service.tasks.cost import SCORE_BYTES, STEPS_PER_TOKEN, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import Floats, Row, activate
 from bertserve.service.tasks.joint_masks import (
@@ -34,7 +34,6 @@ from bertserve.service.tasks.joint_masks import (
     slots_of,
 )
 from bertserve.service.tasks.spec import TaskSpec
-from bertserve.service.text.filling import CONTEXT, FILLINGS_PER_STEP, SHORT_TOKENS, Fillings
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
 
 TASK = "fill-mask"
@@ -45,12 +44,8 @@ MAX_TARGET_CHARS = 256
 MAX_TARGETS_CHARS = 2**14
 # Bytes of a candidate in the answer, without its `sequence`, and additional bytes of its token.
 CANDIDATE_BYTES, PIECE_BYTES = 56 + SCORE_BYTES, 48
-# Memory of a candidate in numbers of four bytes, without the characters of its `sequence`, and of each token of a joint filling.
-CANDIDATE_MEMORY, PIECE_MEMORY = 100, 32
-# Steps of a candidate, without the tokens that are decoded for it.
-CANDIDATE_STEPS = 4
+CANDIDATE_STEPS = 4  # of a candidate, without the tokens of its `sequence`
 _VOCABULARY = 2**15  # tokens of a typical vocabulary, for the estimate at admission
-_ID_MEMORY = 9  # memory of a token id of a whole text, in numbers of four bytes
 # Spellings of masks of other models, and common typing errors.
 _LOOKS_LIKE_A_MASK = re.compile(r"[\[<({]{1,2}\s*mask\s*[\])}>]{1,2}|_{3,}", re.IGNORECASE)
 
@@ -72,7 +67,7 @@ def _check_targets(targets: list[str] | None) -> list[str] | None:
 class FillMaskParameters(TaskParameters):
     """Parameters of fill-mask."""
 
-    top_k: Annotated[int, Field(ge=1, description="Number of tokens for each mask.")] = 5
+    top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K, description="Number of tokens for each mask.")] = 5
     targets: Annotated[
         Annotated[list[Annotated[str, Field(max_length=MAX_TARGET_CHARS)]], Field(fail_fast=True, min_length=1, max_length=MAX_TARGETS)]
         | None,
@@ -175,19 +170,8 @@ def estimate(request: FillMaskRequest, max_length: int) -> int:
 
 
 def _steps(tokens: int, candidates: int) -> int:
-    """Returns the steps to decode candidates: each with the tokens around its mask, and the whole text a few times."""
-    short = tokens <= SHORT_TOKENS
-    return candidates * (CANDIDATE_STEPS + (tokens if short else 4 * CONTEXT)) + (0 if short else 4 * tokens)
-
-
-def _candidate_memory(text: str, tokens: int) -> int:
-    """Returns the memory of a candidate in numbers of four bytes; its `sequence` can be the whole text, with up to one more space per token.
-
-    All characters of a string have the width of its widest one. This is two bytes if a candidate is in another script than the text, and
-    four bytes if the text has an emoji.
-    """
-    chars = len(text) + tokens
-    return CANDIDATE_MEMORY + (chars if not text.isascii() and max(text) > "\uffff" else chars // 2)
+    """Returns the steps to decode candidates, each with the whole text."""
+    return candidates * (CANDIDATE_STEPS + tokens)
 
 
 def fill_masks(request: FillMaskRequest, model: TaskModel) -> TaskRun:
@@ -198,10 +182,8 @@ def fill_masks(request: FillMaskRequest, model: TaskModel) -> TaskRun:
 
     Raises:
         InvalidValueError: There is no mask, or too many, or none of the targets has a token.
-        TooLargeError: The answer exceeds the budget.
     """
     tokenizer = model.tokenizer
-    # keeps only the ids: the offsets and pieces of many texts that wait would take tens of megabytes
     ids, mask = tokenizer.tokenize([request.text])[0].ids, tokenizer.mask
     assert mask is not None, "every manifest of a fill-mask model has it"
     masks = [i for i, id_ in enumerate(ids) if id_ == mask.id]
@@ -215,24 +197,16 @@ def fill_masks(request: FillMaskRequest, model: TaskModel) -> TaskRun:
         return {"tokens": np.stack([tokens for tokens, _ in best]), "scores": np.stack([scores for _, scores in best])}
 
     candidates = len(masks) * min(request.parameters.top_k, tokenizer.vocabulary_size if targets is None else len(targets))
-    cost = Cost(
-        # a decoder may put a space before each token
-        answer_bytes=candidates * (CANDIDATE_BYTES + PIECE_BYTES + text_bytes(request.text) + len(ids)),
-        steps=_steps(len(ids), candidates),
-        memory=_ID_MEMORY * len(ids) + candidates * _candidate_memory(request.text, len(ids)),
-    )
+    # a decoder may put a space before each token
+    answer_bytes = candidates * (CANDIDATE_BYTES + PIECE_BYTES + text_bytes(request.text) + len(ids))
+    cost = Cost(answer_bytes, steps=_steps(len(ids), candidates))
     rows = yield Batch(_windows(ids, masks, tokenizer), cost, keep, warnings=warnings)
     best = [pair for row in rows for pair in zip(row["tokens"].tolist(), row["scores"].tolist(), strict=True)]
-    fillings = _fillings(ids, masks, tokenizer)
-    filled: list[list[dict[str, Any]]] = [[] for _ in masks]
-    for place, (candidate_ids, scores) in enumerate(best):
-        for start in range(0, len(candidate_ids), FILLINGS_PER_STEP):
-            some = slice(start, start + FILLINGS_PER_STEP)
-            decoded = _filled(tokenizer, fillings, place, candidate_ids[some], scores[some])
-            model.budget.spend(answer_bytes=sum(CANDIDATE_BYTES + PIECE_BYTES + len(candidate["sequence"]) for candidate in decoded))
-            filled[place] += decoded
-            yield PAUSE
-    return filled if len(masks) > 1 else filled[0]
+    if len(masks) == 1:
+        return _filled(tokenizer, ids, masks[0], *best[0], skip_special=True)
+    whole = tokenizer.assemble(ids, masks=masks)
+    # with several masks the special tokens stay in the sequences, as in the pipeline
+    return [_filled(tokenizer, whole.ids.tolist(), place, *pair, skip_special=False) for place, pair in zip(whole.masks, best, strict=True)]
 
 
 def _windows(ids: list[int], masks: Sequence[int], tokenizer: Tokenizer) -> list[Encoding]:
@@ -253,10 +227,8 @@ def _fill_jointly(request: FillMaskRequest, ids: list[int], masks: list[int], to
     count = min(top_k, sum(pattern.runs[-1] for pattern in patterns) * sum(slot.ways[-1] for slot in slots))
     longest, pieces = max(len(pattern.ids) for pattern in patterns), max(len(pattern.masks) for pattern in patterns)
     cost = Cost(
-        answer_bytes=count * (CANDIDATE_BYTES + PIECE_BYTES * pieces + text_bytes(request.text) + longest),
-        steps=_steps(longest, count) + count * (CANDIDATE_STEPS * pieces + max(pattern.span for pattern in patterns)),
-        memory=sum(pattern.memory(beam, top_k, vocabulary) for pattern in patterns)
-        + count * (PIECE_MEMORY * pieces + _candidate_memory(request.text, longest)),
+        count * (CANDIDATE_BYTES + PIECE_BYTES * pieces + text_bytes(request.text) + longest),
+        steps=_steps(longest, count) + count * CANDIDATE_STEPS * pieces,
         reserved_tokens=reserved_tokens,
     )
     yield Batch([], cost, truncated=cut, warnings=warnings)  # the search starts after its total cost has been checked
@@ -282,18 +254,12 @@ def _best(logits: Floats, targets: Sequence[int] | None, top_k: int) -> tuple[ND
     return best if candidates is None else candidates[best], scores[best]
 
 
-def _fillings(ids: list[int], masks: Sequence[int], tokenizer: Tokenizer) -> Fillings:
-    """Returns the text with its masks; with several masks the special tokens stay, as in the pipeline."""
-    if len(masks) == 1:
-        return Fillings(tokenizer, ids, [range(masks[0], masks[0] + 1)], skip_special=True)
-    whole = tokenizer.assemble(ids, masks=masks)
-    return Fillings(tokenizer, whole.ids.tolist(), [range(mask, mask + 1) for mask in whole.masks], skip_special=False)
-
-
-def _filled(tokenizer: Tokenizer, fillings: Fillings, place: int, tokens: Sequence[int], scores: Sequence[float]) -> list[dict[str, Any]]:
-    """Returns the candidates of one mask."""
-    alone = [[token] for token in tokens]
-    texts, sequences = tokenizer.decode_all(alone, skip_special=False), fillings.texts(place, alone)
+def _filled(
+    tokenizer: Tokenizer, ids: list[int], place: int, tokens: Sequence[int], scores: Sequence[float], *, skip_special: bool
+) -> list[dict[str, Any]]:
+    """Returns the candidates of the mask at a place of a text."""
+    texts = tokenizer.decode_all([[token] for token in tokens], skip_special=False)
+    sequences = tokenizer.decode_all([[*ids[:place], token, *ids[place + 1 :]] for token in tokens], skip_special=skip_special)
     return [
         {"score": score, "token": token, "token_str": text, "sequence": sequence}
         for score, token, text, sequence in zip(scores, tokens, texts, sequences, strict=True)
@@ -352,6 +318,11 @@ class FillMaskBody(TaskBody):
 
     inputs: Annotated[TextOrTexts, Field(description="One or more texts with masks.")]
     parameters: FillMaskParameters | None = None
+
+    @property
+    def top_k(self) -> int:
+        """Number of tokens for each mask."""
+        return (self.parameters or DEFAULTS).top_k
 
     def requests(self, config: ModelConfig | None = None) -> list[Any]:
         """Returns one request per text, all with the same targets."""

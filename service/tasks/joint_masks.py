@@ -21,10 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.tasks.batch import PAUSE, Batch, TaskRun
+from bertserve.service.tasks.batch import Batch, TaskRun
 from bertserve.service.tasks.cost import Cost
 from bertserve.service.tasks.decoding import Floats, Row
-from bertserve.service.text.filling import FILLINGS_PER_STEP, FilledText, Fillings
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 DEFAULT_BEAM = 8
@@ -88,11 +87,6 @@ class Pattern:
     runs: list[int]
     start: int
 
-    @property
-    def span(self) -> int:
-        """Number of tokens from the first mask to the last."""
-        return self.masks[-1] - self.masks[0] + 1
-
     def filled(self, tokens: Pieces, start: int, stop: int) -> list[int]:
         """Returns a part of the text that has all masks, with the first masks filled."""
         ids = self.ids[start:stop]
@@ -116,11 +110,6 @@ class Pattern:
                 return None if slot.follows is None else slot.follows[part]
             place -= slot.size
         raise AssertionError("all masks are filled")
-
-    def memory(self, beam: int, top_k: int, vocabulary: int) -> int:
-        """Returns the maximum memory in numbers of four bytes: its ids, and per run of a mask the best tokens and their logarithms."""
-        counts = [beam] * (len(self.masks) - 1) + [top_k]
-        return 2 * len(self.ids) + max(4 * runs * min(count, vocabulary) for runs, count in zip(self.runs, counts, strict=True))
 
 
 def prepare(
@@ -264,7 +253,7 @@ def search(patterns: Sequence[Pattern], *, beam: int, top_k: int, tokenizer: Tok
         keeps = [keep for _, keep in texts]
         rows = yield Batch(
             [encoding for encoding, _ in texts],
-            Cost(answer_bytes=0, reserved_tokens=reserved_tokens),
+            Cost(reserved_tokens=reserved_tokens),
             lambda index, row, keeps=keeps: keeps[index](row),  # type: ignore[misc]
         )
         row_iterator = iter(rows)
@@ -274,7 +263,7 @@ def search(patterns: Sequence[Pattern], *, beam: int, top_k: int, tokenizer: Tok
             else pattern_beam.grown([next(row_iterator) for _ in pattern_beam.fillings], top_k if pattern_beam.last else beam)
             for pattern_beam in beams
         ]
-    return (yield from _results(beams, top_k, tokenizer))
+    return _results(beams, top_k, tokenizer)
 
 
 def _encodings(beam: _Beam, tokenizer: Tokenizer) -> Iterator[Encoding]:
@@ -304,25 +293,15 @@ def log_softmax(logits: Floats) -> NDArray[np.float64]:
     return exact
 
 
-def _results(beams: Sequence[_Beam], top_k: int, tokenizer: Tokenizer) -> TaskRun:
+def _results(beams: Sequence[_Beam], top_k: int, tokenizer: Tokenizer) -> list[dict[str, object]]:
     """Returns the best fillings of all patterns, by falling score."""
-    pairs = sorted(((filling, beam.pattern) for beam in beams for filling in beam.fillings), key=lambda pair: pair[0].rank)
-    if not pairs:
-        return []
-    # all patterns have the same text before their first mask and after their last one
-    first = pairs[0][1]
-    fillings = Fillings(tokenizer, first.ids, [range(first.masks[0], first.masks[-1] + 1)], skip_special=True)
-    results: list[dict[str, object]] = []
-    for start in range(0, min(len(pairs), top_k), FILLINGS_PER_STEP):
-        some = pairs[start : min(start + FILLINGS_PER_STEP, top_k)]
-        middles = [pattern.filled(filling.tokens, pattern.masks[0], pattern.masks[-1] + 1) for filling, pattern in some]
-        sequences = fillings.texts(0, middles)
-        results += [_filled(tokenizer, filling, pattern, sequence) for (filling, pattern), sequence in zip(some, sequences, strict=True)]
-        yield PAUSE
-    return results
+    pairs = sorted(((filling, beam.pattern) for beam in beams for filling in beam.fillings), key=lambda pair: pair[0].rank)[:top_k]
+    texts = [pattern.filled(filling.tokens, 0, len(pattern.ids)) for filling, pattern in pairs]
+    sequences = tokenizer.decode_all(texts, skip_special=True)
+    return [_filled(tokenizer, filling, pattern, sequence) for (filling, pattern), sequence in zip(pairs, sequences, strict=True)]
 
 
-def _filled(tokenizer: Tokenizer, filling: Filling, pattern: Pattern, sequence: str | FilledText) -> dict[str, object]:
+def _filled(tokenizer: Tokenizer, filling: Filling, pattern: Pattern, sequence: str) -> dict[str, object]:
     chosen = [
         slot.targets[part] for slot, part in zip(pattern.slots, pattern.split(filling.tokens), strict=True) if slot.targets is not None
     ]

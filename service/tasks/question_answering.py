@@ -16,14 +16,24 @@ from pydantic import BaseModel, BeforeValidator, Field, Tag
 
 from bertserve.service.errors import InvalidValueError, Sent
 from bertserve.service.tasks import occlusion
-from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun, copied, spans_read
-from bertserve.service.tasks.body import LIST, PAIR, STOP, Closed, OffsetUnit, TaskBody, TaskParameters, body_config, lower, one_of
-from bertserve.service.tasks.cost import NOTHING, SCORE_BYTES, STEPS_PER_TOKEN, TOKEN_MEMORY, Cost, text_bytes
+from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun, copied, spans_read
+from bertserve.service.tasks.body import (
+    LIST,
+    MAX_TOP_K,
+    PAIR,
+    STOP,
+    Closed,
+    OffsetUnit,
+    TaskBody,
+    TaskParameters,
+    body_config,
+    lower,
+    one_of,
+)
+from bertserve.service.tasks.cost import SCORE_BYTES, STEPS_PER_TOKEN, Cost, text_bytes
 from bertserve.service.tasks.decoding import BestAnswers, Floats, Row, SpanTexts, SummedAnswers, activate, score_spans
 from bertserve.service.tasks.occlusion import ReadText, WordImportance
-from bertserve.service.tasks.spec import (
-    TaskSpec,
-)
+from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 from bertserve.service.text.windows import windows
 from bertserve.service.text.words import Word, most_within, rebase, words_of
@@ -31,8 +41,7 @@ from bertserve.service.text.words import Word, most_within, rebase, words_of
 TASK = "question-answering"
 DEFAULT_SEQ_LEN = 384
 DEFAULT_STRIDE = 128
-# Memory of an answer in numbers of four bytes, and its bytes in the result without its text.
-ANSWER_MEMORY, ANSWER_BYTES = 128, 56 + SCORE_BYTES
+ANSWER_BYTES = 56 + SCORE_BYTES  # of an answer in the result, without its text
 # Spans that are scored and sorted per step.
 SPANS_PER_STEP = 32
 # Bytes of answers if each were as long as the passage; only above this limit the longest possible answer is computed.
@@ -42,7 +51,7 @@ _LONG_ANSWERS = 2**16
 class AnswerParameters(TaskParameters):
     """Parameters of question answering."""
 
-    top_k: Annotated[int, Field(ge=1, le=1000, description="Number of answers; more than 1 gives a list.")] = 1
+    top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K, description="Number of answers; more than 1 gives a list.")] = 1
     doc_stride: Annotated[
         int | None, Field(ge=0, description="Tokens shared by neighboring windows; by default 128, or half of `max_seq_len` if less.")
     ] = None
@@ -133,9 +142,9 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskRun:
     texts = _texts(request, passage_windows.passage)
     collector: SummedAnswers | BestAnswers
     if parameters.duplicates == "sum":
-        collector = SummedAnswers(texts, limit=_limit(request), budget=model.budget)
+        collector = SummedAnswers(texts, limit=_limit(request))
     else:
-        collector = BestAnswers(texts, top_k=parameters.top_k, count=len(passage_windows.passage), budget=model.budget)
+        collector = BestAnswers(texts, top_k=parameters.top_k, count=len(passage_windows.passage))
     nulls = []
     scored_windows = list(zip(passage_windows.encodings, passage_windows.cuts, rows, strict=True))
     if parameters.duplicates == "sum" and model.tokenizer.truncation_side == "left":
@@ -144,9 +153,7 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskRun:
         null, start, end = _probabilities(encoding, len(cut), row, passage_windows.cls_index)
         nulls.append(null)
         # the thousands of spans of a window are freed before those of the next one are created
-        for _ in collector.add(score_spans(start, end, cut, parameters.max_answer_len)):
-            yield PAUSE
-        yield PAUSE
+        yield Batch([], Cost(steps=collector.add(score_spans(start, end, cut, parameters.max_answer_len))))
     answers = collector.answers()
     nothing = {"answer": "", "score": min(nulls), "start": 0, "end": 0}
     if parameters.handle_impossible_answer or not answers:  # without answers, no token has more than white space
@@ -206,21 +213,14 @@ def _texts(request: AnswerRequest, passage: Tokens) -> SpanTexts:
 
 
 def _cost(request: AnswerRequest, passage_windows: PassageWindows) -> Cost:
-    """Returns the cost of a passage: two logits per token, its tokens, the compared answers, and the returned answers."""
+    """Returns the cost of a passage: its spans, and the returned answers."""
     parameters, spans = request.parameters, sum(len(cut) * min(request.parameters.max_answer_len, len(cut)) for cut in passage_windows.cuts)
     answers = min(parameters.top_k, spans) + parameters.handle_impossible_answer
-    looked_at = min(len(passage_windows.cuts) * _limit(request) if parameters.duplicates == "sum" else 2 * parameters.top_k, spans)
-    longest, chars = text_bytes(request.context), len(request.context)
-    if max(answers, looked_at) * longest > _LONG_ANSWERS:
-        chars = _texts(request, passage_windows.passage).longest(parameters.max_answer_len)
-        longest = min(longest, 6 * chars)  # an escaped character needs six bytes
-    cost = Cost(
-        answer_bytes=answers * (ANSWER_BYTES + longest),
-        steps=spans // SPANS_PER_STEP,
-        memory=2 * sum(map(len, passage_windows.encodings))
-        + TOKEN_MEMORY * len(passage_windows.passage)
-        + looked_at * (ANSWER_MEMORY + chars),
-    )
+    longest = text_bytes(request.context)
+    if answers * longest > _LONG_ANSWERS:
+        # an escaped character needs six bytes
+        longest = min(longest, 6 * _texts(request, passage_windows.passage).longest(parameters.max_answer_len))
+    cost = Cost(answers * (ANSWER_BYTES + longest), steps=spans // SPANS_PER_STEP)
     if not parameters.explain:
         return cost
     words = len(words_of(request.question, passage_windows.question)) + most_within(
@@ -262,7 +262,7 @@ def _explain(
         first = span.start - cut.start - (missing if word.tokens.start < span.start else 0)
         return {"score": start[first] * end[first + len(span) - 1]}
 
-    rows = yield Batch([variant.encoding for variant in left_out], NOTHING, keep)
+    rows = yield Batch([variant.encoding for variant in left_out], keep=keep)
     changes = [best["score"] - float(row["score"]) for row in rows]
     best["explanation"] = occlusion.described(left_out, changes, request.parameters.offset_unit)
 
@@ -297,6 +297,11 @@ class AnswerBody(TaskBody):
         Field(description="One or more questions with their passages."),
     ]
     parameters: AnswerParameters | None = None
+
+    @property
+    def top_k(self) -> int:
+        """Number of answers."""
+        return (self.parameters or DEFAULTS).top_k
 
     def request(self, item: Any, parameters: AnswerParameters) -> AnswerRequest:
         """Returns the request of a question.

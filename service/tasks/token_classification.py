@@ -10,17 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field
 
 from bertserve.service.errors import InvalidValueError, Sent
-from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun, copied, spans_read
+from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun, copied, spans_read
 from bertserve.service.tasks.body import OffsetUnit, Stride, TaskBody, TaskParameters, TextOrTexts, body_config, lower
 from bertserve.service.tasks.classify import logit_widths, require_labels
-from bertserve.service.tasks.cost import SCORE_BYTES, STEPS_PER_TOKEN, TOKEN_MEMORY, Cost, longest_label, text_bytes
+from bertserve.service.tasks.cost import SCORE_BYTES, STEPS_PER_TOKEN, Cost, longest_label, text_bytes
 from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
@@ -42,8 +41,6 @@ MAX_IGNORED = 1000
 MAX_LABEL_CHARS = 1000
 # Bytes of an entity in an answer, without its label and text; steps of a token.
 ENTITY_BYTES, TOKEN_STEPS = 72 + SCORE_BYTES, 4
-# Tokens or words that are looked at before other requests get a turn: a few milliseconds if each is an entity.
-TOKENS_PER_PAUSE = 256
 Strategy = Literal["none", "simple", "first", "average", "max"]
 
 
@@ -133,28 +130,20 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskRun:
 
     Raises:
         InvalidValueError: Windows are too small for `stride`.
-        TooLargeError: The answer exceeds the budget.
     """
     tokenizer, labels = model.tokenizer, model.config.labels
     (tokens,) = tokenizer.tokenize([request.text])
     cuts = _windows(request, len(tokens), tokenizer)
     encodings = [tokenizer.assemble(tokens.ids[cut.start : cut.stop]) for cut in cuts]
-    # the number of entities is only known from the outputs
-    cost = Cost(answer_bytes=2, steps=TOKEN_STEPS * len(tokens), memory=sum(map(len, encodings)) * len(labels) + len(tokens) * TOKEN_MEMORY)
-    rows = yield Batch(encodings, cost, copied, read=spans_read(tokens, cuts) if len(cuts) > 1 else ())
+    rows = yield Batch(encodings, Cost(steps=TOKEN_STEPS * len(tokens)), copied, read=spans_read(tokens, cuts) if len(cuts) > 1 else ())
     if not rows:
         return []
     scores = activate(merge(encodings, cuts, [row["logits"] for row in rows]), "softmax")
     tags, strategy = model.config.tags or labels, request.parameters.aggregation_strategy
     scored = _Scored(request.text, tokens, encodings[0].start, scores, labels, tags, _ignored(request, labels, tags), strategy)
-    items = _tokens(scored) if strategy == "none" else _entities(scored, tokenizer)
-    entities, size = [], ENTITY_BYTES + longest_label(labels)
-    for item in items:
-        if item is None:
-            yield PAUSE
-        else:
-            model.budget.spend(answer_bytes=size + text_bytes(item["word"]))
-            entities.append(item)
+    entities = list(_tokens(scored) if strategy == "none" else _entities(scored, tokenizer))
+    # their number is only known from the outputs
+    yield Batch([], Cost(2 + sum(ENTITY_BYTES + longest_label(labels) + text_bytes(entity["word"]) for entity in entities)))
     rebase(entities, request.text, request.parameters.offset_unit)
     return entities
 
@@ -177,8 +166,8 @@ def _windows(request: NerRequest, count: int, tokenizer: Tokenizer) -> list[rang
     return windows(count, room, stride if count > room else 0, tokenizer.truncation_side) if count else []
 
 
-def _tokens(scored: _Scored) -> Iterator[dict[str, Any] | None]:
-    """Yields each token with its best label, for the strategy `none`; and None after each `TOKENS_PER_PAUSE` tokens."""
+def _tokens(scored: _Scored) -> Iterator[dict[str, Any]]:
+    """Yields each token with its best label, for the strategy `none`."""
     scores, offsets = scored.scores, scored.tokens.spans(scored.text)
     best = scores.argmax(axis=-1)
     for i, label in enumerate(best.tolist()):
@@ -192,16 +181,11 @@ def _tokens(scored: _Scored) -> Iterator[dict[str, Any] | None]:
                 "start": start,
                 "end": end,
             }
-        if not (i + 1) % TOKENS_PER_PAUSE:
-            yield None
 
 
-def _entities(scored: _Scored, tokenizer: Tokenizer) -> Iterator[dict[str, Any] | None]:
-    """Yields the entities, which are groups of tokens or of words; and None after each `TOKENS_PER_PAUSE` tokens or words."""
+def _entities(scored: _Scored, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
+    """Yields the entities, which are groups of tokens or of words."""
     for group in _groups(_labeled(scored, tokenizer)):
-        if group is None:
-            yield None
-            continue
         name = group[0].tag.split("-", 1)[-1]  # also after another prefix than a letter, as in the pipeline
         start, end = trimmed(scored.text, group[0].start, group[-1].end)
         if start < end and name not in scored.ignored:
@@ -278,24 +262,18 @@ def _label(scores: Floats, offsets: Sequence[tuple[int, int]], strategy: Strateg
     return _Token(tags[label], values[label], offsets[0][0], offsets[-1][1])
 
 
-def _groups(tokens: Iterator[_Token]) -> Iterator[list[_Token] | None]:
-    """Yields groups of neighbors with the same type; and None after each `TOKENS_PER_PAUSE` tokens, which are taken as one block.
-
-    A group ends if a tag begins a new entity, or if the last tag has ended the entity.
-    """
+def _groups(tokens: Iterator[_Token]) -> Iterator[list[_Token]]:
+    """Yields groups of neighbors with the same type. A group ends if a tag begins a new entity, or if the last tag has ended the entity."""
     group: list[_Token] = []
     before, ended = "", True
-    while block := list(islice(tokens, TOKENS_PER_PAUSE)):
-        for token in block:
-            letter, type_ = split(token.tag)
-            # "" is in every string, but a tag without a letter neither begins nor ends an entity
-            if group and (ended or type_ != before or (letter and letter in BEGINS)):
-                yield group
-                group = []
-            group.append(token)
-            before, ended = type_, bool(letter) and letter in ENDS
-        if len(block) == TOKENS_PER_PAUSE:
-            yield None
+    for token in tokens:
+        letter, type_ = split(token.tag)
+        # "" is in every string, but a tag without a letter neither begins nor ends an entity
+        if group and (ended or type_ != before or (letter and letter in BEGINS)):
+            yield group
+            group = []
+        group.append(token)
+        before, ended = type_, bool(letter) and letter in ENDS
     if group:
         yield group
 

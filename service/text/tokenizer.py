@@ -10,14 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 import threading
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -37,31 +33,6 @@ TokenIds = Sequence[int]
 SHORT_CHARS = 600  # tokenized in about 0.2 ms (0.3 us per character, docs/explanation/scheduling.md)
 
 GROUP_CHARS = 2**16  # that are tokenized in one call, unless a single text is longer
-# More characters take at least 5 ms, and nothing can interrupt them. So they leave the cores to runs of other requests. Linux then gives
-# their thread about a third of the time of another one. With 10 it gets a tenth, and others wait too long when it has the GIL.
-LOW_PRIORITY_CHARS = 2**14
-NICENESS = 5
-
-
-def _lower_priority() -> None:
-    """Lowers the priority of the calling thread. Only Linux has priorities of threads, and some sandboxes forbid changes."""
-    if sys.platform == "linux":
-        with suppress(OSError):
-            os.nice(NICENESS)
-
-
-@cache
-def _long_texts() -> ThreadPoolExecutor:
-    """Returns the threads that tokenize very long texts: usually one, and more only while several texts are tokenized at once.
-
-    They stay, because a thread may not raise its priority again. A new thread for each text would leave the holes of its many small objects
-    in all heaps in turn: ten callers with 80,000 full stops each then needed 100 MiB more.
-    """
-    return ThreadPoolExecutor(thread_name_prefix="long-texts", initializer=_lower_priority)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_long_texts.cache_clear)  # the child has none of the threads
 
 
 class Tokens:
@@ -176,10 +147,8 @@ class Tokenizer:
             if chars <= SHORT_CHARS:
                 # `encode` keeps the GIL, which for such a short time costs less than getting it back from busy threads
                 encodings = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
-            elif chars <= LOW_PRIORITY_CHARS:
-                encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
             else:
-                encodings = _long_texts().submit(self._tokenizer.encode_batch, list(texts), add_special_tokens=False).result()
+                encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         except BaseException as error:
             if _is_failure(error):
                 raise EngineError("the tokenizer failed with {name}. This is a bug.", name=type(error).__name__) from error

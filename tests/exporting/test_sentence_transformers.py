@@ -20,7 +20,6 @@ from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import classify, embed, similarity
 from bertserve.service.tasks.batch import TaskModel, run_all
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.cost import Budget
 from bertserve.service.tasks.json_text import to_plain
 from bertserve.service.text.tokenizer import Tokenizer
 from bundles import Served, exported, refused
@@ -56,7 +55,7 @@ def written(folder: Path, name: str, **changes: dict[str, Any]) -> Path:
 def in_pytorch(checkpoint: Checkpoint, folder: Path, body: dict[str, Any], task: str) -> Any:
     """Returns the response to a request body, with the outputs of the checkpoint in PyTorch."""
     (folder / "tokenizer.json").write_text(checkpoint.tokenizer_json, encoding="utf-8")
-    model = TaskModel(Tokenizer(folder / "tokenizer.json", checkpoint.tokenizer_spec), checkpoint, Budget())
+    model = TaskModel(Tokenizer(folder / "tokenizer.json", checkpoint.tokenizer_spec), checkpoint)
     requests = TASKS[task].body(**body).requests(checkpoint)
     rows = Reference(checkpoint, requests).rows
     runs = [TASKS[task].run(request, model) for request in requests]

@@ -132,7 +132,7 @@ def rejected(response: httpx.Response, status: int, error_type: str) -> str:
 @contextmanager
 def started(models: Path) -> Iterator[Send]:
     """Yields a function that sends requests, one at a time, to one started application with the bundles of `models`."""
-    service = build(Settings(models=models, allow_implicit_default=True))
+    service = build(Settings(models=models, allow_implicit_default=True, max_top_k=1000))
     with asyncio.Runner() as runner:
         client = httpx.AsyncClient(transport=httpx.ASGITransport(create_app(service)), base_url="http://test", timeout=20)
 

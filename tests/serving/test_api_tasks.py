@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tiny
-from application import LONG, Send, answered, ask, assert_same, classify, refused, rejected
+from application import LONG, Send, answered, ask, assert_same, call, classify, refused, rejected
 from bertserve.service.api.call import Call, Content
 from bertserve.service.api.responses import answer_headers
 from bertserve.service.models.build import build
@@ -159,7 +159,17 @@ def test_a_window_over_the_models_length_is_an_error(api: Send, length: int, ok:
 # /fill-mask
 
 
-@pytest.mark.parametrize("top_k", [1, 2, 5, 100_000])
+@pytest.mark.parametrize("path", [ANSWER, FILL])
+def test_top_k_has_a_limit_that_the_operator_sets(api: Send, path: str, tmp_path: Path) -> None:
+    """It counts before the limit of the field, which no setting can raise."""
+    tiny.every_kind(tmp_path)
+    settings = {"max_top_k": 7, "allow_implicit_default": True}
+    body = {"inputs": INPUTS[path], "parameters": {"top_k": 8}}
+    assert "`top_k` is 8 and 7 " in rejected(call(tmp_path, "POST", path, json=body, settings=settings), 413, "too_large")
+    assert "`parameters.top_k`" in refused(api, path, INPUTS[path], top_k=1001)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 5, 1000])
 def test_top_k_limits_the_tokens(api: Send, top_k: int) -> None:
     """The `top_k` best tokens are returned by descending score, at most the whole vocabulary; the default is five."""
     everything = answered(api, FILL, INPUTS[FILL], top_k=len(tiny.VOCABULARY))
@@ -254,10 +264,10 @@ def test_a_misspelled_mask_is_refused_with_the_correct_mask(api: Send, text: str
 
 
 def test_an_answer_of_too_many_tokens_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    vocabulary = len(answered(api, FILL, "a [MASK] film", top_k=10**9))
+    vocabulary = len(answered(api, FILL, "a [MASK] film", top_k=1000))
     candidate = fill_mask.CANDIDATE_BYTES + fill_mask.PIECE_BYTES + len('"a [MASK] film"') + 3
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_ANSWER_BYTES", vocabulary * candidate)
-    assert vocabulary == len(answered(api, FILL, "a [MASK] film", top_k=10**9))
+    assert vocabulary == len(answered(api, FILL, "a [MASK] film", top_k=1000))
     for inputs in (["a [MASK] film"] * 2, "[MASK] [MASK]"):
         assert f"bytes and {vocabulary * candidate} " in rejected(ask(api, FILL, inputs, top_k=vocabulary), 413, "too_large")
     assert 2 == len(answered(api, FILL, ["a [MASK] film"] * 2, top_k=3))

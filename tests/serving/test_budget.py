@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from application import Send, answered, ask, post, rejected
-from bertserve.service.errors import TooLargeError
 from bertserve.service.tasks import question_answering
-from bertserve.service.tasks.cost import MAX_ANSWER_BYTES, Budget, text_bytes
+from bertserve.service.tasks.cost import text_bytes
 from bertserve.service.tasks.json_text import to_json
 
 HUGE = 2**64
@@ -29,8 +28,8 @@ def too_large(api: Send, path: str, **body: Any) -> str:
 
 
 @pytest.mark.parametrize("text", ["", "good", 'a "good" film\\', "Größe", "日本", "\x00\n\x1f", "\U0001f600é"])
-def test_text_bytes_is_an_upper_bound_of_the_size_in_json(text: str) -> None:
-    assert len(to_json(text)) <= text_bytes(text) <= len(to_json(text)) + 5 * len(text)
+def test_text_bytes_is_the_size_in_json(text: str) -> None:
+    assert len(to_json(text)) == text_bytes(text)
 
 
 # ---- response bytes
@@ -93,11 +92,13 @@ def test_the_search_for_answers_has_a_limit(api: Send, monkeypatch: pytest.Monke
     assert "`max_answer_len`" in too_large(api, "/answer", inputs=passage, parameters={"top_k": 1000, "max_answer_len": 12})
 
 
-def test_all_inputs_share_one_budget() -> None:
-    budget = Budget()
-    budget.spend(answer_bytes=MAX_ANSWER_BYTES)
-    with pytest.raises(TooLargeError):
-        budget.spend(answer_bytes=1)
+def test_the_answers_of_all_inputs_count_together(api: Send, allowed: Any) -> None:
+    """What only the outputs show is added over the inputs of a request."""
+    one = post(api, {"inputs": "good film " * 20, "parameters": {"ignore_labels": []}}, path="/ner")
+    allowed(2 * len(one.content))
+    parameters = {"ignore_labels": []}
+    assert 200 == ask(api, "/ner", ["good film " * 20], **parameters).status_code
+    assert "bytes and" in too_large(api, "/ner", inputs=["good film " * 20] * 4, parameters=parameters)
 
 
 def test_the_best_summed_answers_equal_a_full_sort() -> None:
@@ -106,8 +107,8 @@ def test_the_best_summed_answers_equal_a_full_sort() -> None:
     spans = question_answering.score_spans(start, end, range(40), 9)
     order = np.lexsort((spans.ends, spans.starts, -spans.scores))[:30]
     texts = question_answering.SpanTexts("abcdefghij" * 4, [(i, i + 1) for i in range(40)], None)
-    found = question_answering.SummedAnswers(texts, limit=30, budget=Budget())
-    list(found.add(spans))
+    found = question_answering.SummedAnswers(texts, limit=30)
+    found.add(spans)
     sums: dict[str, float] = {}
     for i in order.tolist():
         text = texts.answer(int(spans.starts[i]), int(spans.ends[i]), 0.0, spans.cut)["answer"]

@@ -21,14 +21,14 @@ import raw_http
 import tiny
 from bertserve.service.errors import SettingsError
 from bertserve.service.server.preparation import RESERVE, max_connections
-from conftest import UNTHROTTLED, Served, metric, running, without_shutdown
+from conftest import BERT_SERVE, Served, metric, running, without_shutdown
 
 HALF_HEAD = b"POST /classify HTTP/1.1\r\nhost: te"
 HALF_BODY = b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{"
 WHOLE = raw_http.post()
 # the header timeout starts with the connection; on a stalled machine, the first byte can arrive two seconds later
 SHORT = ("--header-timeout-s", "2.2", "--body-timeout-s", "0.6", "--keep-alive-s", "1", "--max-header-bytes", "2048")
-SWEEPS_OFTEN = f"from bertserve.service.server import connections; connections.SWEEP_S = 0.1; {UNTHROTTLED}"
+SWEEPS_OFTEN = f"from bertserve.service.server import connections; connections.SWEEP_S = 0.1; {BERT_SERVE}"
 
 
 @pytest.fixture(name="service", scope="module")

@@ -20,7 +20,6 @@ from bertserve.service.bundle import files
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import decoding, fill_mask, question_answering, token_classification
 from bertserve.service.tasks.batch import TaskModel, run_all
-from bertserve.service.tasks.cost import Budget
 from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 from bertserve.service.text.windows import windows
@@ -167,7 +166,7 @@ def test_answers_have_no_white_space_at_their_ends(
         names = ("start_logits", "end_logits")
         return [{name: random_logits(seed + n, len(encoding)) * 4 for n, name in enumerate(names)} for encoding in encodings]
 
-    run = question_answering.answer_question(request, TaskModel(tokenizer, Head(), Budget()))
+    run = question_answering.answer_question(request, TaskModel(tokenizer, Head()))
     answers = listed(run_all(run, rows), top_k)
     assert len({answer["answer"].lower() for answer in answers}) == len(answers) > 0
     for answer in answers:

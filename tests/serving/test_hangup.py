@@ -21,7 +21,7 @@ from bertserve.service.cli import main
 from bertserve.service.errors import SettingsError
 from bertserve.service.server.connections import PROBE_RESERVE
 from bertserve.service.server.preparation import Certificate
-from conftest import UNTHROTTLED, running, wait_until
+from conftest import BERT_SERVE, running, wait_until
 
 Serve = Callable[..., Any]
 AUTHORITY = trustme.CA()
@@ -99,7 +99,7 @@ def changed(settings):
     return secrets
 
 serve.prepare = changed
-{UNTHROTTLED}
+{BERT_SERVE}
 """
 
 

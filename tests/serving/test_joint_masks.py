@@ -18,7 +18,6 @@ from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import fill_mask
 from bertserve.service.tasks.batch import Batch, TaskRun
-from bertserve.service.tasks.batch import begin as start
 from bertserve.service.tasks.cost import Cost
 from bertserve.service.tasks.joint_masks import prepare, search, slots_of
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
@@ -200,11 +199,11 @@ def test_probabilities_that_underflow_keep_their_order(monkeypatch: pytest.Monke
     patterns, tokens, _ = prepare([4, 4, 4], [0, 1, 2], slots, beam=8, tokenizer=runs.tokenizer)
 
     def searched() -> TaskRun:
-        yield Batch([], Cost(answer_bytes=0, reserved_tokens=tokens))
+        yield Batch([], Cost(reserved_tokens=tokens))
         return (yield from search(patterns, beam=8, top_k=8, tokenizer=runs.tokenizer))
 
     run = searched()
-    found = runs.drive(Begun(run, start(run)))
+    found = runs.drive(Begun(run, next(run)))
     assert [0.0] * 8 == [item["score"] for item in found]
     assert (["better"] * 3, ["worse"] * 3) == (found[0]["targets"], found[-1]["targets"])
 
@@ -263,14 +262,6 @@ def test_targets_are_searched_together(api: Send, runs: Runs) -> None:
 def test_wrong_parameters_are_named(api: Send, parameters: dict[str, Any], value: str) -> None:
     status, error = ask(api, "a [MASK]", **parameters)
     assert (422, True) == (status, value in error), error
-
-
-def test_a_search_that_would_hold_too_much_memory_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each variant holds its best tokens until all variants have run: a wide beam and a large `top_k` exceed the limit."""
-    monkeypatch.setattr("bertserve.service.tasks.cost.MAX_MEMORY", 12_000)
-    assert 50 == len(ask(api, "[MASK] [MASK]", top_k=50, beam=2))
-    status, error = ask(api, "[MASK] [MASK]", top_k=50, beam=64)
-    assert (413, True) == (status, "12000" in error), error
 
 
 def test_a_search_larger_than_the_queue_is_refused(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 import tiny
-from application import Send, call_fresh, faked, play, refused, rejected
+from application import Send, faked, play, refused, rejected
 from bertserve.service.models.build import build
 from bertserve.service.models.model import Model
 from bertserve.service.settings import Settings
-from bertserve.service.tasks import fill_mask, question_answering, token_classification
+from bertserve.service.tasks import fill_mask, question_answering
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.text.tokenizer import Tokenizer
 from fakes import FakeEngine
@@ -85,27 +85,6 @@ def test_a_request_with_more_tokens_than_the_queue_is_refused_before_it_runs(mod
 
 
 # Memory
-
-
-@pytest.mark.parametrize(
-    ("path", "task", "body"),
-    [
-        ("/ner", token_classification.TASK, {"inputs": ["good bad"] * 9}),
-        (
-            "/answer",
-            question_answering.TASK,
-            {"inputs": {"question": "a", "context": "good " * 90}, "parameters": {"top_k": 9, "duplicates": "sum"}},
-        ),
-    ],
-)
-def test_a_request_that_would_keep_too_many_numbers_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, task: str, body: dict[str, Any]
-) -> None:
-    """The error names how many numbers the request would keep, and the maximum."""
-    monkeypatch.setattr("bertserve.service.tasks.cost.MAX_MEMORY", 100)
-    tiny.bundle(tmp_path, task=task)
-
-    assert "numbers and 100 " in rejected(call_fresh(tmp_path, "POST", path, json=body), 413, "too_large")
 
 
 @pytest.mark.parametrize("duplicates", ["best", "sum"])

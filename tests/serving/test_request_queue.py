@@ -423,26 +423,6 @@ def test_a_running_request_leaves_the_last_free_thread_to_others() -> None:
     assert [] == queue.take(0.001)
 
 
-# ---- memory
-
-
-def test_open_requests_share_a_memory_limit() -> None:
-    """A request over the limit is refused, except if no other request holds memory or if it already holds as much."""
-    queue = new_queue(max_memory=100)
-    large, other, next_one = (add(queue, 1) for _ in range(3))
-    queue.reserve_memory(large, 70)
-    with pytest.raises(RefusedError) as refused:
-        queue.reserve_memory(other, 31)
-    queue.reserve_memory(large, 70)
-    queue.reserve_memory(next_one, 30)
-    for request in (large, other, next_one):
-        queue.close(request)
-    queue.reserve_memory(large, 70)
-    queue.reserve_memory(add(queue, 1), 101)
-
-    assert "queue_full" == refused.value.reason
-
-
 # ---- many long requests
 
 

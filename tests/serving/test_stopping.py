@@ -21,7 +21,7 @@ import slow
 import tiny
 from application import rejected
 from closed_loop import Outcome, ask_until_refused
-from conftest import UNTHROTTLED, metric, running, wait_until, without_shutdown
+from conftest import BERT_SERVE, metric, running, wait_until, without_shutdown
 
 pytestmark = pytest.mark.serial
 
@@ -34,7 +34,7 @@ def get(served: Any, path: str) -> httpx.Response:
 
 
 # during a shutdown, a client can pause for longer than the service waits for its next request by default
-LINGERING = f"from bertserve.service.server import protocol; protocol.LINGER_S = 4; {UNTHROTTLED}"
+LINGERING = f"from bertserve.service.server import protocol; protocol.LINGER_S = 4; {BERT_SERVE}"
 
 
 def waits(served: Any) -> float:
@@ -186,7 +186,7 @@ def long_load(*arguments):
     return load(*arguments)
 
 loading._load = long_load
-{UNTHROTTLED}
+{BERT_SERVE}
 """
 
 

@@ -17,7 +17,7 @@ import tiny
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import TextPiece
 from bertserve.service.errors import BundleError, EngineError
-from bertserve.service.text.tokenizer import LOW_PRIORITY_CHARS, Tokenizer, _loaded
+from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer, _loaded
 from bertserve.service.text.windows import truncate_longest_first, windows
 
 
@@ -116,7 +116,7 @@ def test_a_failure_of_a_long_text_reaches_the_caller(tokenizer: Tokenizer, monke
 
     monkeypatch.setattr(tokenizer, "_tokenizer", SimpleNamespace(encode_batch=failing))
     with pytest.raises(EngineError, match="PanicException"):
-        tokenizer.tokenize(["a" * (LOW_PRIORITY_CHARS + 1)])
+        tokenizer.tokenize(["a" * (SHORT_CHARS + 1)])
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(2, 40))

@@ -16,7 +16,7 @@ from application import Send, rejected, started
 from bertserve.service.cli import main
 from bertserve.service.errors import BundleError
 from bertserve.service.tasks import classify
-from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun, first_batch
+from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.cost import Cost
 from bertserve.service.tasks.spec import Derivation
@@ -122,7 +122,7 @@ class _LengthBody(classify.ClassifyBody):
 
 
 def _count_tokens(request: _Length, model: TaskModel) -> TaskRun:
-    batch = first_batch(classify.classify, classify.ClassifyRequest(request.text), model)
+    batch = next(classify.classify(classify.ClassifyRequest(request.text), model))
     yield Batch(batch.encodings, Cost(answer_bytes=4))
     return len(batch.encodings[0])
 

@@ -25,7 +25,7 @@ from bertserve.service.errors import SettingsError
 from bertserve.service.models.build import build
 from bertserve.service.server.preparation import prepare
 from bertserve.service.settings import Settings, parse
-from conftest import UNTHROTTLED, Served, metric, running, wait_until
+from conftest import BERT_SERVE, Served, metric, running, wait_until
 
 pytestmark = pytest.mark.serial
 
@@ -146,7 +146,7 @@ def test_a_worker_that_dies_is_replaced_and_its_counts_are_kept(models: Path, se
             assert 'bertserve_workers_replaced_total{reason="ended"} 1.0' in clients[0].get("/metrics").text
 
 
-IMPATIENT = f"from bertserve.service.server import workers; workers.HUNG_S = 3; {UNTHROTTLED}"
+IMPATIENT = f"from bertserve.service.server import workers; workers.HUNG_S = 3; {BERT_SERVE}"
 
 
 @pytest.mark.full_grid
@@ -169,7 +169,7 @@ def test_a_worker_that_hangs_is_replaced(models: Path, tmp_path: Path) -> None:
 def test_the_others_serve_while_a_worker_cannot_be_replaced(models: Path, tmp_path: Path) -> None:
     """The start is repeated until the models can be loaded again. The service ends only if no worker is left."""
     tokenizer = (models / "tiny/tokenizer.json").read_bytes()
-    program = f"from bertserve.service.server import workers; workers.RETRY_S = 0.5; {UNTHROTTLED}"
+    program = f"from bertserve.service.server import workers; workers.RETRY_S = 0.5; {BERT_SERVE}"
     with running(models, tmp_path / "log", *TWO, program=program) as served:
         before = workers_of(served)
         (models / "tiny/tokenizer.json").unlink()
