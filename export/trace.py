@@ -13,16 +13,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 import torch
 
 from bertserve.export.artifact import Tracer
-from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.checkpoint.checkpoint import Checkpoint, GraphModel
 from bertserve.export.checkpoint.model_patches import patch_for_tracing
-from bertserve.export.checkpoint.signature import ATTENTION_INDEX, ATTENTIONS, LAYER_ATTENTION, MASK_INDEX, read_output, returning_attention
+from bertserve.export.checkpoint.signature import ATTENTION_INDEX, ATTENTIONS, LAYER_ATTENTION, returning_attention
 from bertserve.export.errors import GraphError
 from bertserve.export.graph import normalize, onnx_files, rewrite
 from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
@@ -50,41 +50,6 @@ class Traced(NamedTuple):
 
     inputs: tuple[InputSpec, ...]
     form: str
-
-
-class _PositionalModel(torch.nn.Module):
-    """The model with positional inputs in a fixed order, and only with the outputs that the task needs.
-
-    Full logits of a masked language model have the shape rows x length x vocabulary. So the encoder's output is reduced to the positions of
-    the masks, as one row, before the model's own head reads it. This works without knowledge of the head's modules.
-    """
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        super().__init__()
-        self.model = checkpoint.model
-        self.names = [spec.name for spec in checkpoint.inputs]
-        self.outputs = [spec.name for spec in checkpoint.outputs]
-        if checkpoint.mask is not None and self.model.base_model is self.model:
-            raise GraphError(f"{type(self.model).__name__} has no module `{self.model.base_model_prefix}`, so its encoder is unknown.")
-
-    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        inputs = dict(zip(self.names, tensors, strict=True))
-        mask_index = inputs.pop(MASK_INDEX.name, None)
-        if mask_index is None:
-            outputs = self.model(**inputs)
-            return tuple(read_output(outputs, name) for name in self.outputs)
-
-        def gather(module: torch.nn.Module, arguments: Any, output: Any) -> Any:
-            hidden = output["last_hidden_state"]
-            output["last_hidden_state"] = hidden.reshape(-1, hidden.shape[-1])[mask_index].unsqueeze(0)
-            return output
-
-        handle = self.model.base_model.register_forward_hook(gather)
-        try:
-            outputs = self.model(**inputs)
-        finally:
-            handle.remove()
-        return tuple(outputs["logits"][0] if name == "logits" else read_output(outputs, name) for name in self.outputs)
 
 
 def trace(checkpoint: Checkpoint, path: Path, tracer: Tracer | None = None) -> Traced:
@@ -123,7 +88,10 @@ def _trace_attention(checkpoint: Checkpoint, path: Path, tracer: Tracer) -> tupl
 def _trace(checkpoint: Checkpoint, path: Path, tracer: Tracer) -> tuple[InputSpec, ...]:
     """Exports the graph with one exporter; returns the inputs of the graph."""
     inputs, outputs = checkpoint.inputs, checkpoint.outputs
-    module = _PositionalModel(checkpoint)
+    if checkpoint.mask is not None and checkpoint.model.base_model is checkpoint.model:
+        prefix = checkpoint.model.base_model_prefix
+        raise GraphError(f"{type(checkpoint.model).__name__} has no module `{prefix}`, so its encoder is unknown.")
+    module = GraphModel(checkpoint.model, [spec.name for spec in inputs], [spec.name for spec in outputs])
     attention = returning_attention(checkpoint.model) if checkpoint.attention_heads else nullcontext()
     with torch.no_grad(), _silence(), attention, patch_for_tracing(checkpoint.model, checkpoint.tokenizer_spec.max_length):
         try:

@@ -7,8 +7,7 @@ are left out: layers for [CLS] only, and tables of relative positions, which a b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
+from bertserve.export.checkpoint.signature import MASK_INDEX, read_output
 from bertserve.export.tasks.tags import read_tags
 from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
 from bertserve.service.bundle.manifest import (
@@ -106,39 +106,55 @@ class Checkpoint:
     def flops(self) -> Flops:
         """Floating-point operations of a text: a term linear in its tokens, and a quadratic one; the first access runs the model to count them.
 
-        A head that reads every position counts at all of them. A masked language model is an exception, because its graph runs the head only
-        for masks: the head gets one position, so that its count is constant.
+        A head that reads every position counts at all of them. For a masked language model, a text has one mask.
         """
         self.model.requires_grad_(False)  # FlopCounterMode fails on a view of a trainable parameter that a module gets as its input
         longest = min(self.tokenizer_spec.max_length, MAX_LENGTH)
         lengths = s, t, u = max(longest // 4, 1), max(longest // 2, 2), max(longest, 3)
-        with torch.no_grad(), nullcontext() if self.mask is None else _head_on_one_position(self.model):
-            x, y, z = (_count_operations(self.model, self.inputs, self.example_ids(length)) for length in lengths)
+        x, y, z = (self.count_operations(length) for length in lengths)
         # constant + linear * S + quadratic * S**2 through three points
         first, second = (y - x) / (t - s), (z - y) / (u - t)
         quadratic = max((second - first) / (u - s), 0.0)
         linear = first - quadratic * (s + t) if quadratic else (z - x) / (u - s)
         return Flops(linear=max(linear, 1.0), quadratic=quadratic)
 
+    def count_operations(self, length: int) -> int:
+        """Returns the floating-point operations of a text of `length` tokens, with one mask for fill-mask."""
+        ids = self.example_ids(length)
+        values = {"token_ids": [ids], "attention_mask": [[1] * length], "type_ids": [[0] * length], "mask_index": [0]}
+        feed = {spec.name: torch.tensor(values[spec.fill]) for spec in self.inputs if spec.fill in values}
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            GraphModel(self.model, list(feed), ())(*feed.values())
+        return int(counter.get_total_flops())
 
-def _count_operations(model: PreTrainedModel, inputs: Sequence[InputSpec], ids: Sequence[int]) -> int:
-    values = {"token_ids": ids, "attention_mask": [1] * len(ids), "type_ids": [0] * len(ids)}
-    feed = {spec.name: torch.tensor([values[spec.fill]]) for spec in inputs if spec.fill in values}
-    with FlopCounterMode(display=False) as counter:
-        model(**feed)
-    return int(counter.get_total_flops())
 
+class GraphModel(torch.nn.Module):
+    """The model with positional inputs in a fixed order, and only with the outputs that a graph needs.
 
-@contextmanager
-def _head_on_one_position(model: PreTrainedModel) -> Iterator[None]:
-    """Makes the head read only the encoder's first position until the block ends."""
+    Full logits of a masked language model have the shape rows x length x vocabulary. So the encoder's output is reduced to the positions of
+    the masks, as one row, before the model's own head reads it. This works without knowledge of the head's modules.
+    """
 
-    def keep_first(module: torch.nn.Module, arguments: Any, output: Any) -> Any:
-        output["last_hidden_state"] = output["last_hidden_state"][:, :1]
-        return output
+    def __init__(self, model: PreTrainedModel, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        super().__init__()
+        self.model, self.inputs, self.outputs = model, inputs, outputs
 
-    handle = model.base_model.register_forward_hook(keep_first)
-    try:
-        yield
-    finally:
-        handle.remove()
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Returns the outputs; `tensors` are the inputs in order."""
+        inputs = dict(zip(self.inputs, tensors, strict=True))
+        mask_index = inputs.pop(MASK_INDEX.name, None)
+        if mask_index is None:
+            outputs = self.model(**inputs)
+            return tuple(read_output(outputs, name) for name in self.outputs)
+
+        def gather(module: torch.nn.Module, arguments: Any, output: Any) -> Any:
+            hidden = output["last_hidden_state"]
+            output["last_hidden_state"] = hidden.reshape(-1, hidden.shape[-1])[mask_index].unsqueeze(0)
+            return output
+
+        handle = self.model.base_model.register_forward_hook(gather)
+        try:
+            outputs = self.model(**inputs)
+        finally:
+            handle.remove()
+        return tuple(outputs["logits"][0] if name == "logits" else read_output(outputs, name) for name in self.outputs)

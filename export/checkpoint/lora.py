@@ -99,9 +99,8 @@ class LoraAdapter:
         Raises:
             CheckpointError: The adapter does not match the model.
         """
-        self._check_layers(model)
         parameters = dict(model.named_parameters(remove_duplicate=False))
-        self._check_full_parameters(model, parameters)
+        self._check_shapes(model, parameters)
         self._check_shared_weights(model, parameters)
         _merge_with_peft(self, model)
         with torch.no_grad():
@@ -109,30 +108,15 @@ class LoraAdapter:
                 parameters[name].copy_(tensor)
         return set(self.full_parameters)
 
-    def _check_layers(self, model: PreTrainedModel) -> None:
-        """Refuses updates of layers that the model lacks, or has with other shapes."""
-        layers = dict(model.named_modules())
-        for name, update in self.updates.items():
-            layer = layers.get(name)
-            if not isinstance(layer, torch.nn.Linear):
+    def _check_shapes(self, model: PreTrainedModel, parameters: dict[str, torch.nn.Parameter]) -> None:
+        """Refuses changes of parameters that the model lacks, or has with other shapes."""
+        shapes = {f"{name}.weight": (*update[_B].shape[:1], *update[_A].shape[1:]) for name, update in self.updates.items()}
+        for name, shape in (shapes | {name: tuple(tensor.shape) for name, tensor in self.full_parameters.items()}).items():
+            if name not in parameters or parameters[name].shape != shape:
                 raise CheckpointError(
-                    f"the adapter `{self.folder.name}` changes `{name}`, which is not a linear layer of {type(model).__name__}."
-                )
-            shape = update[_B].shape[0], update[_A].shape[1]
-            if shape != tuple(layer.weight.shape):
-                raise CheckpointError(
-                    f"the adapter `{self.folder.name}` changes `{name}` by {shape[0]} x {shape[1]}, "
-                    f"but the layer is {' x '.join(map(str, layer.weight.shape))}; it was trained on another model than "
-                    f"`{self.base_model}`."
-                )
-
-    def _check_full_parameters(self, model: PreTrainedModel, parameters: dict[str, torch.nn.Parameter]) -> None:
-        """Refuses parameters that the model lacks, or has with other shapes."""
-        for name, tensor in self.full_parameters.items():
-            if name not in parameters or parameters[name].shape != tensor.shape:
-                raise CheckpointError(
-                    f"the adapter `{self.folder.name}` has `{name}` of shape {list(tensor.shape)}, which {type(model).__name__} has "
-                    f"{'as ' + str(list(parameters[name].shape)) if name in parameters else 'not'}; give the right --task or model."
+                    f"the adapter `{self.folder.name}` changes `{name}` of shape {list(shape)}, which {type(model).__name__} has "
+                    f"{'as ' + str(list(parameters[name].shape)) if name in parameters else 'not'}; it was trained on another model than "
+                    f"`{self.base_model}`, or for another --task."
                 )
 
     def _check_shared_weights(self, model: PreTrainedModel, parameters: dict[str, torch.nn.Parameter]) -> None:

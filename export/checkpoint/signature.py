@@ -156,22 +156,17 @@ def count_heads(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
     ids = torch.tensor([tokenizer("a b c")["input_ids"]])
     with torch.no_grad(), returning_attention(model):
         outputs: Any = model(input_ids=ids)
-    layers = outputs.get("attentions")
-    if layers is None:
-        raise CheckpointError(f"{type(model).__name__} returns no attention between the tokens of a text; export it without --attentions.")
     length = ids.shape[1]
-    for number, weights in enumerate(layers):
-        if weights is None or tuple(weights.shape[:1] + weights.shape[2:]) != (1, length, length):
-            description = "none" if weights is None else f"a tensor of {list(weights.shape)}"
+    for number, weights in enumerate(outputs.get("attentions") or [None]):
+        shape = None if weights is None else list(weights.shape)
+        if (
+            shape is None
+            or shape[:1] + shape[2:] != [1, length, length]
+            or weights.min() < 0
+            or (weights.sum(-1) - 1).abs().max() > _TOLERANCE
+        ):
             raise CheckpointError(
-                f"{type(model).__name__} returns {description} as the attention of layer {number} to a text of {length} "
-                f"tokens, instead of [1, heads, {length}, {length}]; export it without --attentions."
+                f"{type(model).__name__} returns {'none' if shape is None else f'a tensor of {shape}'} as the attention of layer {number} to a text "
+                f"of {length} tokens, instead of [1, heads, {length}, {length}] with a sum of 1 for each token; export it without --attentions."
             )
-        sums = weights.sum(-1)
-        if weights.min() < 0 or (sums - 1).abs().max() > _TOLERANCE:
-            raise CheckpointError(
-                f"the attention of layer {number} of {type(model).__name__} is not a distribution over the tokens: "
-                f"a token's weights add up to {sums.min():.3g} to {sums.max():.3g}, and the smallest is {weights.min():.3g}; "
-                "export it without --attentions."
-            )
-    return tuple(int(weights.shape[1]) for weights in layers)
+    return tuple(int(weights.shape[1]) for weights in outputs["attentions"])
