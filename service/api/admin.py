@@ -17,6 +17,7 @@ from starlette.types import Scope
 
 from bertserve.service import __version__
 from bertserve.service.api.auth import METRICS
+from bertserve.service.api.formats.open_inference import metadata
 from bertserve.service.api.openapi import endpoints, error_responses
 from bertserve.service.api.request import REQUEST
 from bertserve.service.api.responses import check_ready, json_answer, probed
@@ -47,7 +48,7 @@ def routers(state: AppState) -> list[APIRouter]:
     _add_changes(changes, state)
     _add_operations(probes, models, state)
     _add_metrics(metrics, state)
-    return [probes, models, changes, metrics]
+    return [probes, models, changes, metrics, *_open_inference(state)]
 
 
 def _add_task(probes: APIRouter, models: APIRouter, state: AppState, task: str, base: str) -> None:
@@ -135,13 +136,36 @@ def _add_model_list(routes: APIRouter, state: AppState) -> None:
         return json_answer(described(state.registry.get(name)))
 
 
+def _open_inference(state: AppState) -> list[APIRouter]:
+    """Returns the routes of the Open Inference Protocol other than `infer`."""
+    probes, models = (endpoints(access, responses=error_responses(), tags=["open inference"]) for access in (Access.PROBE, Access.KEY))
+
+    @models.get("/v2/", include_in_schema=False)
+    @models.get("/v2", summary="Name and version of the service")
+    async def server() -> Response:
+        return json_answer({"name": "bertserve", "version": __version__, "extensions": ["binary_tensor_data"]})
+
+    @models.get("/v2/models/{name}", summary="Inputs and outputs of a model", responses=_FOUND)
+    async def described(name: str) -> Response:
+        return json_answer(metadata(state.registry.get(name)))
+
+    @probes.get("/v2/models/{name}/ready", summary="Readiness of a model", responses=_FOUND)
+    async def model_ready(name: str) -> Response:
+        check_ready(probed(lambda: state.registry.get(name)).ready)
+        return json_answer({"name": name, "ready": True})
+
+    return [probes, models]
+
+
 def _add_operations(probes: APIRouter, models: APIRouter, state: AppState) -> None:
+    @probes.get("/v2/health/live", summary="Liveness: the process runs", tags=["open inference"])
     @probes.get("/health/live", summary="Liveness: the process runs")
     async def live() -> Response:
         return json_answer({"live": True})
 
     @probes.get("/health", summary="Readiness: requests are answered")
     @probes.get("/health/ready", summary="Readiness: requests are answered")
+    @probes.get("/v2/health/ready", summary="Readiness: requests are answered", tags=["open inference"])
     @probes.get("/ping", summary="Readiness, for SageMaker")
     async def ready() -> Response:
         return _health(state.scheduler.ready)

@@ -13,7 +13,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp
 
 from bertserve.service import __version__
-from bertserve.service.api import errors, open_inference, playground
+from bertserve.service.api import errors, playground
 from bertserve.service.api.admin import routers as admin_routers
 from bertserve.service.api.auth import Authenticator, check_declared
 from bertserve.service.api.endpoint import Endpoint
@@ -102,7 +102,6 @@ def create_fastapi(state: AppState, *, root_path: str = "", asks_for_key: bool =
     for router in (
         *admin_routers(state),
         playground.router(root_path),
-        *open_inference.routers(state),
         docs_router(),
     ):
         app.router.routes.extend(router.routes)

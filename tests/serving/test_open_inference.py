@@ -335,6 +335,7 @@ def test_compressed_and_empty_bodies_are_refused(api: Send) -> None:
 
 
 def test_server_metadata_and_health_are_served(api: Send) -> None:
+    assert api("GET", "/v2").json() == api("GET", "/v2/").json()
     assert "bertserve" == api("GET", "/v2").json()["name"]
     assert {"live": True} == api("GET", "/v2/health/live").json()
     assert {"ready": True, "live": True} == api("GET", "/v2/health/ready").json()

@@ -6,34 +6,26 @@ A body is JSON, followed by the binary tensors that the JSON describes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 
 from bertserve.service.api.call import Call, Content, Incoming
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import InvalidValueError, MalformedRequestError, Sent
 from bertserve.service.models.model import Model
 from bertserve.service.models.work import Prediction
-from bertserve.service.tasks import (
-    classify,
-    embed,
-    fill_mask,
-    multiple_choice,
-    question_answering,
-    rerank,
-    similarity,
-    token_classification,
-    zero_shot,
-)
+from bertserve.service.tasks import classify, embed, multiple_choice, rerank, similarity, zero_shot
 from bertserve.service.tasks.body import MAX_ITEMS, Closed, TaskBody
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import to_json
-from bertserve.service.tasks.reading import parse_json, show, validate_as, where, wrong_value
+from bertserve.service.tasks.reading import parse_json, requested_task, show, validate_as, where, wrong_value
+from bertserve.service.tasks.spec import TEXT, types_within
 from bertserve.service.tasks.unknown_fields import check_names, unknown_name
 
 HEADER_LENGTH = "inference-header-content-length"
@@ -41,34 +33,13 @@ JSON = "json"  # the output with the JSON answer of the task's endpoint
 _NULLABLE = BeforeValidator(lambda value: {} if value is None else value)  # some clients send null for all that is not set
 _LENGTH_BYTES = 4  # little-endian, before each element of a binary BYTES tensor
 _EXAMPLE: dict[str, Any] = {"inputs": [{"name": "inputs", "shape": [2], "datatype": "BYTES", "data": ["A warm, funny film.", "Dull."]}]}
-
-
-@dataclass(frozen=True, slots=True)
-class TaskTensors:
-    """Input tensors of a task with one text per input or choice, those with a single text, and outputs in addition to JSON."""
-
-    listed: tuple[str, ...]
-    single: tuple[str, ...] = ()
-    optional: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the inputs."""
-        return (*self.single, *self.listed)
-
-
 _LABELS = ("label", "score", "scores")
-_TENSORS: Mapping[str, TaskTensors] = {
-    classify.TASK: TaskTensors(("inputs", "text_pair"), optional=("text_pair",), outputs=_LABELS),
-    token_classification.TASK: TaskTensors(("inputs",)),
-    question_answering.TASK: TaskTensors(("question", "context")),
-    fill_mask.TASK: TaskTensors(("inputs",)),
-    embed.TASK: TaskTensors(("inputs",), outputs=("embedding",)),
-    zero_shot.TASK: TaskTensors(("inputs",), outputs=_LABELS),
-    multiple_choice.TASK: TaskTensors(("choices",), single=("question", "context"), optional=("context",), outputs=("score",)),
-    similarity.TASK: TaskTensors(("sentences",), single=("source_sentence",), outputs=("score",)),
-    rerank.TASK: TaskTensors(("texts",), single=("query",), outputs=("score",)),
+# task -> its outputs in addition to JSON
+_OUTPUTS: Mapping[str, tuple[str, ...]] = {
+    classify.TASK: _LABELS,
+    zero_shot.TASK: _LABELS,
+    embed.TASK: ("embedding",),
+    **dict.fromkeys((multiple_choice.TASK, similarity.TASK, rerank.TASK), ("score",)),
 }
 
 
@@ -144,25 +115,26 @@ def read_infer(incoming: Incoming) -> Call:
     assert model is not None, "the path names a model"
     infer, binary_data = _read_body(incoming)
     options, parameters = infer.parameters, infer.parameters.model_extra or {}
-    task = _requested_task(model.task, [tensor.name for tensor in infer.inputs], parameters)
+    names = dict.fromkeys(tensor.name for tensor in infer.inputs)
+    task = requested_task(model.task, {**names, "inputs": names, "parameters": parameters})
     incoming.models.for_task(task, model.name)
     texts = _read_texts(infer.inputs, binary_data, task)
     body = validate_as(TASKS[task].body, _task_body(task, texts, parameters), incoming.limits)
-    names = _output_names(task, model.bundle.manifest, body)
+    outputs = _output_names(task, model.bundle.manifest, body)
     requested = {output.name: output for output in infer.outputs or ()}
     if len(requested) < len(infer.outputs or ()):
         raise InvalidValueError("`outputs` has a duplicate name; send each once.")
-    check_names(requested, names, f"the answer of {task} with these parameters")
-    top_k, body = _without_top_k(body) if "scores" in names else (None, body)
+    check_names(requested, outputs, f"the answer of {task} with these parameters")
+    top_k, body = _without_top_k(body) if "scores" in outputs else (None, body)
 
     def answer(prediction: Prediction) -> dict[str, Any] | Content:
-        values = _output_values(task, names, prediction.results, body, model.bundle.manifest)
-        if JSON in (requested or names):
+        values = _output_values(task, outputs, prediction.results, body, model.bundle.manifest)
+        if JSON in (requested or outputs):
             values[JSON] = np.array([to_json(result[:top_k] if top_k else result).decode() for result in prediction.results], object)
         head = {"model_name": model.name, "model_version": model.bundle.version} | ({} if infer.id is None else {"id": infer.id})
         binary = {name: output.parameters.binary_data for name, output in requested.items()}
         default = options.binary_data_output
-        return _write(head, {name: (values[name], default if binary.get(name) is None else binary[name]) for name in requested or names})
+        return _write(head, {name: (values[name], default if binary.get(name) is None else binary[name]) for name in requested or outputs})
 
     return Call(task, model, body, answer, options.timeout / 1_000_000 or None)
 
@@ -175,12 +147,25 @@ def metadata(model: Model) -> dict[str, Any]:
         "name": model.name,
         "versions": [model.bundle.version],
         "platform": "onnx_onnxv1",
-        "inputs": [{"name": name, "datatype": "BYTES", "shape": [-1, 1]} for name in _TENSORS[model.task].names],
+        "inputs": [{"name": name, "datatype": "BYTES", "shape": [-1, 1]} for name in _inputs(model.task)],
         "outputs": [
             {"name": name, "datatype": "BYTES" if name in ("label", JSON) else "FP32", "shape": shapes.get(name, [-1])}
             for name in _output_names(model.task, manifest)
         ],
     }
+
+
+@cache
+def _inputs(task: str) -> dict[str, FieldInfo]:
+    """Returns the input tensors of a task. The text of a list of texts has the name `inputs`, and `prompt` is another name of `question`."""
+    return {"inputs" if name == TEXT else name: field for name, field in TASKS[task].input_fields.items() if name != "prompt"}
+
+
+@cache
+def _single(task: str) -> list[str]:
+    """Returns the input tensors that have one text, because another one has a list of texts for it."""
+    lists = [name for name, field in _inputs(task).items() if list in types_within(field.annotation)]
+    return [name for name in _inputs(task) if name not in lists] if lists else []
 
 
 def _output_names(task: str, manifest: Manifest, body: TaskBody | None = None) -> list[str]:
@@ -189,7 +174,7 @@ def _output_names(task: str, manifest: Manifest, body: TaskBody | None = None) -
     pooling = manifest.embedding and (getattr(parameters, "pooling", None) or manifest.embedding.pooling)
     if pooling == "none" or getattr(parameters, "encoding_format", None) == "base64":
         return [JSON]  # a list of vectors or a text per input
-    return [*_TENSORS[task].outputs, JSON]
+    return [*_OUTPUTS.get(task, ()), JSON]
 
 
 def _output_values(task: str, names: Sequence[str], results: Sequence[Any], body: TaskBody, manifest: Manifest) -> dict[str, NDArray[Any]]:
@@ -212,24 +197,12 @@ def _output_values(task: str, names: Sequence[str], results: Sequence[Any], body
     return {}
 
 
-def _requested_task(task: str, names: Collection[str], parameters: Mapping[str, Any]) -> str:
-    """Returns the task that a request asks for: the model's own, or a derived task whose tensors or parameter it has."""
-    for name, spec in TASKS.items():
-        if name not in _TENSORS or spec.derivation is None or not spec.derivation.accepts(task):
-            continue
-        *path, key = spec.derivation.discriminator
-        other_names = set(_TENSORS[name].names) - set(_TENSORS[task].names)
-        if (path == ["parameters"] and key in parameters) or not other_names.isdisjoint(names):
-            return name
-    return task
-
-
 def _read_texts(inputs: Sequence[InferInput], binary_data: memoryview, task: str) -> dict[str, list[str]]:
     """Returns the texts of each input by name; `binary_data` has the bytes after the JSON."""
-    expected = _TENSORS[task]
+    expected, single = _inputs(task), _single(task)
     texts: dict[str, list[str]] = {}
     for tensor in inputs:
-        check_names([tensor.name], expected.names, f"a model for {task}")
+        check_names([tensor.name], [*expected], f"a model for {task}")
         if tensor.name in texts:
             raise InvalidValueError("`inputs` has `{name}` twice; send it once.", name=tensor.name)
         texts[tensor.name], binary_data = _texts_of(tensor, binary_data)
@@ -242,13 +215,14 @@ def _read_texts(inputs: Sequence[InferInput], binary_data: memoryview, task: str
             )
     if len(binary_data):
         raise MalformedRequestError("the body has {left} bytes after its last tensor; remove them.", left=len(binary_data))
-    missing = next((name for name in expected.names if name not in (*texts, *expected.optional)), None)
+    missing = next((name for name, field in expected.items() if field.is_required() and name not in texts), None)
     if missing is not None:
         raise InvalidValueError("a model for {task} needs the input `{missing}`; add it.", task=task, missing=missing)
+    listed = next(name for name in expected if name not in single)
     for name, values in texts.items():
-        count = 1 if name in expected.single else len(texts[expected.listed[0]])
+        count = 1 if name in single else len(texts[listed])
         if len(values) != count:
-            raise InvalidValueError("`{tensor}` has {given} texts; it must have {count}.", tensor=name, given=len(values), count=count)
+            raise InvalidValueError("`{name}` has {given} texts; it must have {count}.", name=name, given=len(values), count=count)
     return texts
 
 
@@ -291,10 +265,10 @@ def _texts_of(tensor: InferInput, binary_data: memoryview) -> tuple[list[str], m
 
 def _task_body(task: str, texts: Mapping[str, list[str]], parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the JSON value of the task's body."""
-    expected, fields = _TENSORS[task], TASKS[task].body.model_fields
+    single, fields = _single(task), TASKS[task].body.model_fields
     inputs: Any
-    if expected.single:
-        inputs = {name: values[0] if name in expected.single else values for name, values in texts.items()}
+    if single:
+        inputs = {name: values[0] if name in single else values for name, values in texts.items()}
     elif list(texts) == ["inputs"]:
         inputs = texts["inputs"]
     else:
