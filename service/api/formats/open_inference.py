@@ -222,7 +222,7 @@ def _read_texts(inputs: Sequence[InferInput], binary_data: memoryview, task: str
     for name, values in texts.items():
         count = 1 if name in single else len(texts[listed])
         if len(values) != count:
-            raise InvalidValueError("`{name}` has {given} texts; it must have {count}.", name=name, given=len(values), count=count)
+            raise InvalidValueError("`{tensor}` has {given} texts; it must have {count}.", tensor=name, given=len(values), count=count)
     return texts
 
 
