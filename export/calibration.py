@@ -10,11 +10,8 @@ which nothing was chosen, gives the metrics of the validation report. The manife
 from __future__ import annotations
 
 import base64
-import csv
 import hashlib
-import io
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +25,8 @@ from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.tasks.spec import INPUT_KEYS, read_input
 from bertserve.service.bundle.graph_spec import InputSpec
 from bertserve.service.bundle.manifest import TextSplit, TextSplits, TokenizerSpec
-from bertserve.service.errors import plural
+from bertserve.service.errors import BertServeError, StartError, plural
+from bertserve.service.scoring.rows import Row, read_delimited, read_json_lines
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.windows import truncate_longest_first
 
@@ -36,6 +34,7 @@ MIN_TEXTS = 16
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 PAIR_FIELDS = (("text", "text_pair"), ("question", "context"))
+MAX_ROW = 2**24  # bytes
 HASH_BYTES = 4  # of a text in the manifest: 1,000 texts need 5 KB, and for 1,000 other texts the probability of any match is 0.02 %
 TextOrPair = str | tuple[str, str]
 Item = TypeVar("Item")
@@ -64,20 +63,23 @@ def read_texts(path: Path, purpose: str = "calibration") -> list[TextOrPair]:
     """
     suffix = path.suffix.lower()
     try:
-        content = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        if suffix in DELIMITERS:
+            columns, rows = read_delimited(path, DELIMITERS[suffix], MAX_ROW)
+            if INPUT_KEYS.isdisjoint(columns):
+                raise CheckpointError(
+                    f"`{path}` has no column of texts, but {', '.join(f'`{column}`' for column in columns[:8])}; cells are separated by "
+                    f"{DELIMITERS[suffix]!r}, and columns of texts are `text`, with `text_pair` for pairs, or `question` and `context`."
+                )
+            texts = [_read_row(path, row) for row in rows]
+        elif suffix in JSON_LINES:
+            texts = [_read_row(path, row) for row in read_json_lines(path, MAX_ROW, ())]
+        else:
+            texts = [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
+    except (OSError, UnicodeDecodeError, StartError) as error:
         raise CheckpointError(
             f"the {purpose} texts `{path}` cannot be read: {error}; give UTF-8 text with one text per line, JSON Lines ({', '.join(JSON_LINES)}), "
             "CSV or TSV."
         ) from error
-    texts: list[TextOrPair]
-    if suffix in DELIMITERS:
-        texts = [_read_document(path, number, document) for number, document in _rows(path, content, DELIMITERS[suffix])]
-    elif suffix in JSON_LINES:
-        numbered = enumerate(content.split("\n"), start=1)
-        texts = [_read_document(path, number, _json(path, number, line)) for number, line in numbered if line.strip()]
-    else:
-        texts = [line for line in content.split("\n") if line.strip()]
     first: dict[str, TextOrPair] = {}
     for text in texts:
         first.setdefault(_normalized(text), text)
@@ -90,56 +92,21 @@ def read_texts(path: Path, purpose: str = "calibration") -> list[TextOrPair]:
     return different
 
 
-def _json(path: Path, number: int, line: str) -> object:
+def _read_row(path: Path, row: Row) -> TextOrPair:
+    """Returns the text or pair of a row."""
     try:
-        return json.loads(line)
-    except ValueError as error:
-        raise CheckpointError(f"`{path}` line {number} is not JSON: {error}; give one JSON object per line.") from error
-
-
-def _rows(path: Path, content: str, delimiter: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yields the number of the last line and the cells by column of each row; empty cells are left out.
-
-    Raises:
-        CheckpointError: It is not CSV, or no column has a known name.
-    """
-    rows = csv.DictReader(io.StringIO(content), delimiter=delimiter, restkey="", strict=True)
-    try:
-        columns = rows.fieldnames or []
-        if INPUT_KEYS.isdisjoint(columns):
-            other = next((mark for mark in (";", "\t", ",") if any(mark in column for column in columns)), None)
-            hint = f"its cells seem to be separated by {other!r} instead of {delimiter!r}: save it again" if other else "rename its columns"
-            raise CheckpointError(
-                f"`{path}` has no column of texts, but {', '.join(f'`{column}`' for column in columns[:8]) or 'no header'}; {hint}. "
-                "Columns of texts are `text`, with `text_pair` for pairs, or `question` and `context`."
-            )
-        for row in rows:
-            if row.get(""):
-                raise CheckpointError(
-                    f"`{path}` line {rows.line_num} has more cells than the header; quote cells that have a {delimiter!r}."
-                )
-            yield rows.line_num, {column: cell for column, cell in row.items() if cell}
-    except csv.Error as error:
-        raise CheckpointError(f"`{path}` line {rows.line_num} cannot be read: {error}.") from error
-
-
-def _read_document(path: Path, number: int, document: object) -> TextOrPair:
-    """Returns the text or pair of one line.
-
-    Raises:
-        CheckpointError: The line has neither.
-    """
-    try:
-        value: Any = read_input(document) if isinstance(document, dict) else None
-    except ValueError as error:
-        raise CheckpointError(f"`{path}` line {number}: {error}") from error
+        if row.error is not None:
+            raise row.error
+        value: Any = read_input({name: value for name, value in row.values.items() if value != ""})
+    except (ValueError, BertServeError) as error:
+        raise CheckpointError(f"`{path}` line {row.line}: {error}") from error
     if isinstance(value, dict):
         pair: Any = next(((value[first], value[second]) for first, second in PAIR_FIELDS if value.keys() == {first, second}), None)
         value = value["text"] if value.keys() == {"text"} else pair
     parts = value if isinstance(value, tuple) else (value,)
     if not all(isinstance(part, str) and part.strip() for part in parts):
         raise CheckpointError(
-            f"`{path}` line {number} has neither a text nor a pair of texts; give `text`, `text` and `text_pair`, or `question` and `context`."
+            f"`{path}` line {row.line} has neither a text nor a pair of texts; give `text`, `text` and `text_pair`, or `question` and `context`."
         )
     text: TextOrPair = value
     return text

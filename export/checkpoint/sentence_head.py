@@ -123,14 +123,10 @@ def read_embedding(folder: Path, settings: SentenceSettings, dimensions: int) ->
     """
     entries = [entry for entry in read_modules(folder) if entry.kind != TRANSFORMER]
     kinds = [entry.kind for entry in entries]
-    if unknown := [kind for kind in kinds if kind not in STEPS]:
+    if kinds and (kinds[0] != POOLING or not {DENSE, NORMALIZE}.issuperset(kinds[1:])):
         raise CheckpointError(
-            f"`{folder / MODULES_FILE}` has the step `{unknown[0]}`, which is not supported; supported are {', '.join(STEPS)}."
-        )
-    if kinds and (kinds[0] != POOLING or POOLING in kinds[1:]):
-        raise CheckpointError(
-            f"`{folder / MODULES_FILE}` has the steps {', '.join(kinds)}; supported is one Pooling after the Transformer, and then Dense "
-            "and Normalize."
+            f"`{folder / MODULES_FILE}` has the steps {', '.join(kinds)}; supported is one {POOLING} after the {TRANSFORMER}, and then {DENSE} "
+            f"and {NORMALIZE}."
         )
     poolings = _read_poolings(entries[0].folder / "config.json", settings) if entries else ("cls",)
     # sentence-transformers cuts vectors after it normalizes them, and does not normalize them again

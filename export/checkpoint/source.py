@@ -68,13 +68,13 @@ def read_card(card: Path, errors: str = "strict") -> str | None:
     """
     if not card.is_file():
         return None
+    reason = None
     if card.is_symlink() and not _is_inside(card):
-        logger.warning(
-            "`%s` is a link to a file outside of the checkpoint, so it is ignored, and its license and languages are unknown.", card
-        )
-        return None
-    if card.stat().st_size > MAX_CARD_BYTES:
-        logger.warning("`%s` has more than %d bytes, so it is ignored, and its license and languages are unknown.", card, MAX_CARD_BYTES)
+        reason = "is a link to a file outside of the checkpoint"
+    elif card.stat().st_size > MAX_CARD_BYTES:
+        reason = f"has more than {MAX_CARD_BYTES} bytes"
+    if reason:
+        logger.warning("`%s` %s, so it is ignored, and its license and languages are unknown.", card, reason)
         return None
     return card.read_text(encoding="utf-8-sig", errors=errors)
 
@@ -86,11 +86,7 @@ def _is_inside(link: Path) -> bool:
 
 
 def _front_matter(text: str) -> dict[Any, Any]:
-    """Returns the YAML object at the start of a card; empty if there is none.
-
-    Raises:
-        Exception: It is not valid YAML, has aliases or is not an object.
-    """
+    """Returns the YAML object at the start of a card; empty if there is none."""
     match = REGEX_YAML_BLOCK.search(text)
     if match and any(isinstance(token, yaml.AliasToken) for token in yaml.scan(match.group(2), Loader=yaml.SafeLoader)):
         raise ValueError("it has an alias")  # ten short lines with aliases can expand to gigabytes
@@ -280,11 +276,7 @@ def _download(source: str, revision: str | None) -> Path:
 
 
 def _find_base_model(adapter: LoraAdapter) -> Path:
-    """Returns the folder of an adapter's base model.
-
-    Raises:
-        CheckpointError: It does not exist, or has an adapter too, which transformers would load if peft is installed.
-    """
+    """Returns the folder of an adapter's base model."""
     folder = find_transformer(_find_folder(adapter.base_model, adapter.base_revision))
     if (folder / CONFIG_FILE).is_file():
         raise CheckpointError(

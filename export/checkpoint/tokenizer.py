@@ -86,9 +86,6 @@ def _use_file(source: str, tokenizer: Any, folder: Path) -> None:
     Most tokenizer classes of transformers 5 replace some by their own. DeBERTa v2's, for example, drops SentencePiece's normalization, RemBERT's
     shifts all ids, and DeBERTa's has a second [SEP] between the texts of a pair. As in transformers 4, `do_lower_case`, `add_prefix_space`,
     `add_bos_token` and similar settings in `tokenizer_config.json` have priority.
-
-    Raises:
-        CheckpointError: The file cannot be read, or does not encode texts.
     """
     written = read_with_transformers(
         f"the tokenizer of `{source}`", lambda path, **_: tokenizers.Tokenizer.from_file(str(path / TOKENIZER_FILE)), folder

@@ -71,7 +71,14 @@ def load_model(files: SourceFiles, task: Task, auto_class: Any, config: Any, ign
             ignore_mismatched_sizes=True,  # refused below with a better message
         )
     replaced = set() if adapter is None else adapter.merge(model)
-    _refuse_other_shapes(source, [entry for entry in report["mismatched_keys"] if entry[0] not in replaced])
+    mismatched = sorted((entry for entry in report["mismatched_keys"] if entry[0] not in replaced), key=lambda entry: entry[0])
+    if mismatched:  # transformers would replace them by random ones
+        name, shape, configured = mismatched[0]
+        raise CheckpointError(
+            f"the shapes of {plural(len(mismatched), 'weight')} of `{source}` are not those of its config.json: `{name}` is "
+            f"{list(shape)}, but configured is {list(configured)}. Fix config.json (`vocab_size`, the labels, "
+            "`hidden_size` and the like), or use the weights that match it."
+        )
     missing = set(report["missing_keys"]) - replaced
     if TASKS[task].embeds:
         missing = _drop_pooler(model, missing)
@@ -100,17 +107,6 @@ def _drop_pooler(model: PreTrainedModel, missing: set[str]) -> set[str]:
     return {name for name in missing if not name.startswith("pooler.")}
 
 
-def _refuse_other_shapes(source: str, mismatched: Collection[tuple[str, Sequence[int], Sequence[int]]]) -> None:
-    """Refuses weights with other shapes than in config.json, which transformers would replace by random ones."""
-    if mismatched:
-        name, shape, configured = min(mismatched, key=lambda entry: entry[0])
-        raise CheckpointError(
-            f"the shapes of {plural(len(mismatched), 'weight')} of `{source}` are not those of its config.json: `{name}` is "
-            f"{list(shape)}, but configured is {list(configured)}. Fix config.json (`vocab_size`, the labels, "
-            "`hidden_size` and the like), or use the weights that match it."
-        )
-
-
 def refuse_unexpected_weights(source: str, unexpected: Collection[str], model: PreTrainedModel, ignored: Sequence[str] = ()) -> None:
     """Refuses weights that the model should have used.
 
@@ -129,7 +125,7 @@ def refuse_unexpected_weights(source: str, unexpected: Collection[str], model: P
     if of_more_layers:
         raise CheckpointError(
             f"`{source}` has weights of more layers than its config.json says: {len(of_more_layers)} would not "
-            f"be used, such as {_first_names(of_more_layers)}. Set `num_hidden_layers` to what the weights have, "
+            f"be used, such as `{of_more_layers[0]}`. Set `num_hidden_layers` to what the weights have, "
             "or save the shortened model again with `save_pretrained`."
         )
     modules = {name for name, _ in model.named_modules()}
@@ -137,7 +133,7 @@ def refuse_unexpected_weights(source: str, unexpected: Collection[str], model: P
     unknown = [name for name in names if not _is_harmless(name, modules, other_heads)]
     if unknown:
         raise CheckpointError(
-            f"`{source}` has {plural(len(unknown), 'weight')} that its architecture does not use, such as {_first_names(unknown)}. "
+            f"`{source}` has {plural(len(unknown), 'weight')} that its architecture does not use, such as `{unknown[0]}`. "
             "The model would answer without them. Set the architecture that it was trained with in config.json, "
             "merge or remove the weights, export the module with --module, or, if they do not matter, pass "
             + " ".join(f"--ignore-weights '{pattern}'" for pattern in dict.fromkeys(_narrow_pattern(name, model) for name in unknown))
@@ -182,10 +178,6 @@ def _names_with_other_heads(model: PreTrainedModel) -> set[str]:
     return names
 
 
-def _first_names(names: list[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names[:3])
-
-
 def _without_layer_numbers(name: str) -> str:
     """Returns a weight's name with `*` instead of layer numbers."""
     return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
@@ -220,17 +212,16 @@ def prune_while_loading(source: str, config: Any) -> Iterator[None]:
 
 
 def _kept_heads(source: str, config: Any) -> Mapping[int, int]:
+    """Returns the number of remaining heads of each layer that lost some."""
     pruned = getattr(config, "pruned_heads", None) or {}
     try:
-        head_counts = {int(layer): config.num_attention_heads - len(set(map(int, heads))) for layer, heads in pruned.items() if heads}
-        is_valid = all(0 <= int(head) < config.num_attention_heads for heads in pruned.values() for head in heads)
+        removed = {int(layer): set(map(int, heads)) for layer, heads in pruned.items() if heads}
+        all_heads = set(range(config.num_attention_heads)) if removed else set()
+        if any(not heads < all_heads for heads in removed.values()):
+            raise ValueError
     except (AttributeError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"`pruned_heads` of `{source}` is {pruned!r}; it must be an object of layer -> list of heads; fix config.json."
+            f"`pruned_heads` of `{source}` is {pruned!r}; it must be an object of layer -> list of heads, in which each layer keeps at least one "
+            "of its heads; fix config.json."
         ) from error
-    if not is_valid or any(count < 1 for count in head_counts.values()):
-        raise CheckpointError(
-            f"`pruned_heads` of `{source}` is {pruned!r}, which leaves a layer without a head, or names an unknown "
-            f"one; each layer must keep at least one of its {config.num_attention_heads} heads."
-        )
-    return head_counts
+    return {layer: len(all_heads - heads) for layer, heads in removed.items()}

@@ -181,9 +181,6 @@ def _emit_within(
 
     Returns:
         The number of layers in float, the number of int8 tables, and the error.
-
-    Raises:
-        GraphError: The error is too large with any layer in int8.
     """
 
     def emit(float_count: int) -> tuple[int, int, float]:

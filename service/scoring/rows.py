@@ -121,7 +121,7 @@ def _records(reader: Any) -> Iterator[tuple[int, list[str]]]:
                 yield line, fields
             line = reader.line_num + 1
     except csv.Error as error:
-        hint = "separate fields by commas, or by tabs with --input-format tsv, and double the quotes in a quoted field."
+        hint = "separate fields by commas, or by tabs in TSV, and double the quotes in a quoted field."
         raise StartError(f"the input is broken in the row that begins on line {line}: {error}; {hint}") from error
 
 

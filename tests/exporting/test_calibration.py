@@ -101,12 +101,12 @@ def test_columns_of_a_table_hold_texts_and_pairs(tmp_path: Path, suffix: str, de
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("id;text\n1;good", "separated by ';'"),
-        ("id\ttext\n1\tgood", "separated by '.t'"),
-        ("id,review\n1,good", "`review`.*rename"),
+        ("id;text\n1;good", "`id;text`.* separated by ','"),
+        ("id\ttext\n1\tgood", "separated by ','"),
+        ("id,review\n1,good", "`review`.*`text`"),
         ("good film\nbad film", "`good film`"),
         ("", "no header"),
-        ("text,label\ngood, but long,1", "line 2 has more cells"),
+        ("text,label\ngood, but long,1", "line 2: the row has 3 fields"),
         ("text,label\n,1", "line 2"),
         ('text\n"good', "unexpected end"),
     ],
