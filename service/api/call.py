@@ -4,30 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from bertserve.service.models.model import Model
 from bertserve.service.models.registry import Registry
 from bertserve.service.models.work import Prediction
-from bertserve.service.tasks.body import Limits
-
-
-class RequestInputs(Protocol):
-    """The inputs of a request as a run needs them: the body of a task, or another object with these members."""
-
-    @property
-    def is_list(self) -> bool:
-        """Whether errors name the input by its index in a list."""
-        ...
-
-    @property
-    def subject(self) -> str:
-        """Name of the field with the inputs."""
-        ...
-
-    def requests(self, config: Any = None) -> list[Any]:
-        """Returns one request of the task per input, for a model of this manifest."""
-        ...
+from bertserve.service.tasks.body import Limits, TaskBody
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +56,6 @@ class Call:
 
     task: str
     model: Model
-    body: RequestInputs
+    body: TaskBody
     answer: Callable[[Prediction], Any]
     timeout_s: float | None = None

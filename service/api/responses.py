@@ -7,11 +7,12 @@ from typing import Any
 
 from starlette.responses import Response
 
-from bertserve.service.api.call import Call, Content, RequestInputs
+from bertserve.service.api.call import Call, Content
 from bertserve.service.errors import NotFoundError, UnavailableError
 from bertserve.service.models.model import Model
 from bertserve.service.models.work import Prediction
 from bertserve.service.tasks.batch import MAX_SPANS, ReadSpan
+from bertserve.service.tasks.body import TaskBody
 from bertserve.service.tasks.json_text import to_json
 
 
@@ -70,7 +71,7 @@ def answer_headers(call: Call, content: Content, prediction: Prediction) -> list
     return headers
 
 
-def _warnings(prediction: Prediction, body: RequestInputs) -> Iterator[str]:
+def _warnings(prediction: Prediction, body: TaskBody) -> Iterator[str]:
     """Yields each warning once, with its inputs unless it applies to all."""
     about: dict[str, list[int]] = {}
     for index, warning in prediction.warnings:
@@ -79,7 +80,7 @@ def _warnings(prediction: Prediction, body: RequestInputs) -> Iterator[str]:
         yield warning if len(indices) == len(prediction.results) else f"{warning}: {_named(indices, body)}"
 
 
-def _named(indices: Sequence[int], body: RequestInputs) -> str:
+def _named(indices: Sequence[int], body: TaskBody) -> str:
     """Returns inputs by the names that the caller knows: `inputs` for a single one, `inputs[i]` for items of a list."""
     if not body.is_list:
         return body.subject
