@@ -33,13 +33,15 @@ from bertserve.service.settings import Settings
 
 logger = logging.getLogger("bertserve.workers")
 
-HUNG_S = 30  # a worker whose event loop has not run for this time is replaced
+OnReady = Callable[[Any], None]
+
+HUNG_S = 20  # a worker whose event loop has not run for this time is replaced
 CHECK_S = 0.1
 RETRY_S = 5.0  # pause after a failed start
 MARGIN_S = 8  # after the shutdown timeout, a worker joins its inference threads and sends the last answers
 
 
-def work_together(settings: Settings, listener: socket.socket, secrets: Secrets, on_ready: Callable[[Any], None]) -> None:
+def work_together(settings: Settings, listener: socket.socket, secrets: Secrets, on_ready: OnReady) -> None:
     """Serves with several workers until a signal stops them; `on_ready` is called once, when all are ready.
 
     Raises:
@@ -63,14 +65,12 @@ def work_together(settings: Settings, listener: socket.socket, secrets: Secrets,
 class _Arbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no types
     SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
-    def __init__(
-        self, settings: Settings, listener: socket.socket, secrets: Secrets, on_ready: Callable[[Any], None], folder: Path
-    ) -> None:
+    def __init__(self, settings: Settings, listener: socket.socket, secrets: Secrets, on_ready: OnReady, folder: Path) -> None:
         self.settings, self.listener, self.secrets, self.folder = settings, listener, secrets, folder
         self.free = list(range(settings.workers))  # indexes without a worker
         self.process_ids, self.replaced = RawArray("q", settings.workers), RawArray("q", 2)
         self.failure: StartError | None = None
-        self._on_ready: Callable[[Any], None] | None = on_ready
+        self._on_ready: OnReady | None = on_ready
         self._watchdog = systemd.SystemdWatchdog()
         self.cfg = Config()
         options = {
@@ -99,7 +99,8 @@ class _Arbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no types
     def wait_for_signals(self, timeout: float = CHECK_S) -> list[int]:
         """Also reads the reports of the workers, because gunicorn calls it in each turn of its loop."""
         signals: list[int] = super().wait_for_signals(CHECK_S)
-        self._watchdog.beat()
+        if self._on_ready is None:  # all workers were ready
+            self._watchdog.beat()
         for worker in self.WORKERS.values():
             if worker.reports.poll():
                 self._on_report(worker, worker.reports.recv())
@@ -158,8 +159,8 @@ class _Worker(Worker):  # type: ignore[misc]
         """Serves until the worker is stopped. gunicorn's method would load a WSGI application."""
         self.booted = True  # gunicorn stops the service if a worker fails that has not booted
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # until models are loaded
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a terminal sends it to all processes; the arbiter decides
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes
         signal.signal(signal.SIGQUIT, lambda *_: os._exit(0))  # gunicorn sends it to stop at once
         faulthandler.enable()  # for SIGABRT, which gunicorn sends to a worker that hangs
         os.environ.pop(systemd.SOCKET, None)
