@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 import tiny
-from bertserve.export import calibration
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.cpu import fuse
@@ -34,7 +33,7 @@ from bertserve.service.engine.onnx_engine import OnnxEngine, Row
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bundles import engine_of, exported
 from checkpoints import POSITIONS, bert, edit_weights
-from staged import Staged, operators
+from staged import operators
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("export_fixtures",)
@@ -103,10 +102,6 @@ def all_stages(tmp_path_factory: pytest.TempPathFactory) -> Stages:
     return Stages(loaded, raw, fused, fusions, bundle, sample_reference(loaded))
 
 
-def initializers(path: Path) -> dict[str, Array]:
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(str(path)).graph.initializer}
-
-
 def perturbed(source: Path, target: Path, name: str, edit: Callable[[Array], object]) -> Path:
     """Writes a graph in which `edit` changed the constant with this suffix of its name, and returns its path."""
     model = onnx.load(str(source))
@@ -158,53 +153,7 @@ def test_attention_is_fused_in_every_layer(stages: Stages, tmp_path: Path) -> No
     assert before == digest(stages.raw)
 
 
-def test_a_graph_without_attention_is_unchanged(stages: Stages, tmp_path: Path) -> None:
-    """A graph with nothing to fuse keeps its operators, and there are no counts."""
-    onnx.save(tiny.graph(), str(tmp_path / "raw.onnx"))
-
-    assert {} == fuse(tmp_path / "raw.onnx", tmp_path / "fused.onnx", stages.loaded)
-    assert sorted(operators(tmp_path / "raw.onnx")) == sorted(operators(tmp_path / "fused.onnx"))
-
-
 # ---- quantize
-
-
-Quantized = tuple[Path, Path, dict[str, int]]
-
-
-def edit_rows(words: Array) -> None:
-    """Sets rows of the word embedding to extreme values: all zero, huge, tiny, and with one outlier."""
-    words[0] = 0
-    words[1] *= 1e4
-    words[2] *= 1e-6
-    words[3, 0] = 50
-
-
-@pytest.fixture(name="quantized", scope="module")
-def quantized_graph(all_staged: dict[str, Staged], tmp_path_factory: pytest.TempPathFactory) -> Quantized:
-    """Returns a float32 graph with rows of very different sizes, its int8 graph, and the reported counts."""
-    folder, staged = tmp_path_factory.mktemp("quantized"), all_staged["text-classification"]
-    source = perturbed(staged.packed, folder / "source.onnx", "word_embeddings.weight", edit_rows)
-    before = digest(source)
-    feeds = staged.feeds(calibration.read_texts(calibration.BUILT_IN)[:20])
-    counts, _ = quantize(source, folder / "int8.onnx", folder, feeds, feeds, max_error=1.0, quick=False)
-    assert before == digest(source)
-    return source, folder / "int8.onnx", counts
-
-
-def test_each_row_of_the_embedding_has_its_own_scale(quantized: Quantized) -> None:
-    """A row's largest element is 127 steps, and errors are at most half a step, whatever other rows contain. Zeros stay zero."""
-    before, after = initializers(quantized[0]), initializers(quantized[1])
-    [name] = [name for name in before if name.endswith("word_embeddings.weight")]
-    values, rows, scales = before[name], after[f"{name}/rows"], after[f"{name}/row_scales"]
-    largest = np.abs(values).max(axis=1)
-    used = largest > 0
-
-    assert (np.int8, (len(values), 1)) == (rows.dtype, scales.shape)
-    assert (np.abs(values - rows.astype(np.float64) * scales) <= scales * (0.5 + 1e-5)).all()
-    np.testing.assert_allclose(largest[used] / 127, scales[used, 0], rtol=1e-6)
-    assert {127} == set(np.abs(rows[used].astype(int)).max(axis=1))
-    assert (False, True) == (bool(rows[0].any()), bool(np.isfinite(scales).all()))
 
 
 def test_a_graph_with_nothing_to_quantize_is_an_error(tmp_path: Path) -> None:

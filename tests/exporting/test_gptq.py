@@ -80,17 +80,6 @@ def test_a_column_that_cannot_saturate_keeps_the_finest_steps() -> None:
     assert column_scales(weight, large)[1] > 1 / MAX_INT8
 
 
-def test_adjacent_rows_are_pairs() -> None:
-    """Rows 0 and 1 are a pair, rows 1 and 2 are not. The last row of an odd number is not in a pair."""
-    peak = np.full(4, 250, dtype=np.uint8)
-    apart = np.array([[1.0], [0.0], [1.0], [0.0]], dtype=np.float32)
-    together = np.array([[0.0], [0.0], [1.0], [1.0]], dtype=np.float32)
-
-    assert pytest.approx(1 / MAX_INT8) == column_scales(apart, peak)[0]
-    assert pytest.approx(1 / MAX_INT8) == column_scales(together[:3], peak[:3])[0]
-    assert column_scales(together, peak)[0] > 1 / MAX_INT8
-
-
 def test_a_column_of_zeros_has_a_finite_scale() -> None:
     weight = np.zeros((4, 2), dtype=np.float32)
     scales = column_scales(weight, np.full(4, 255, dtype=np.uint8))
@@ -108,11 +97,6 @@ def test_rounding_to_nearest_is_off_by_at_most_half_a_step() -> None:
     assert (np.abs(weight - quantized * scales) <= scales * (0.5 + 1e-4)).all()
 
 
-def test_steps_beyond_int8_are_clipped() -> None:
-    """A weight beyond the range of its scale becomes 127 or -127 steps and does not wrap around."""
-    assert [[127], [-127]] == round_to_nearest(np.array([[1e3], [-1e3]], dtype=np.float32), np.ones(1, dtype=np.float32)).tolist()
-
-
 @pytest.mark.parametrize("rows", [32, 200])  # one block, and several blocks
 def test_gptq_gives_less_error_on_correlated_inputs(rows: int) -> None:
     weight = random_weight(2, rows, 48)
@@ -125,17 +109,6 @@ def test_gptq_gives_less_error_on_correlated_inputs(rows: int) -> None:
     for x in (sample, other):
         errors = [float(np.mean((x @ (quantized * scales) - x @ weight) ** 2)) for quantized in (nearest, by_gptq)]
         assert errors[1] < 0.25 * errors[0]
-
-
-def test_the_block_size_does_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Errors also reach the rows of later blocks; only float rounding differs."""
-    weight, inputs, peak = random_weight(7, 96, 48), correlated_inputs(7, 400, 96), np.full(96, 255, dtype=np.uint8)
-    scales = column_scales(weight, peak)
-    whole = round_gptq(weight, scales, inputs, peak)
-    monkeypatch.setattr("bertserve.export.int8.gptq._BLOCK_SIZE", 20)
-    in_blocks = round_gptq(weight, scales, inputs, peak)
-
-    assert np.mean(whole != in_blocks) < 0.01
 
 
 def test_gptq_needs_as_many_inputs_as_rows() -> None:

@@ -31,17 +31,6 @@ def test_a_batch_has_texts_of_one_length(staged: Staged, monkeypatch: pytest.Mon
             np.testing.assert_allclose(np.concatenate([outputs[place] for outputs in expected]), together, rtol=0, atol=1e-5)
 
 
-def test_outputs_cover_all_texts(staged: Staged) -> None:
-    """Each output is one flat array over all texts, from the longest to the shortest."""
-    feeds = staged.feeds(TEXTS)
-    runs = [run(staged.packed, feed) for feed in sorted(feeds, key=inference.tokens, reverse=True)]
-    found = inference.outputs(staged.packed, feeds)
-
-    assert len(runs[0]) == len(found)
-    for place, value in enumerate(found):
-        np.testing.assert_allclose(np.concatenate([outputs[place].ravel() for outputs in runs]), value, rtol=0, atol=1e-5)
-
-
 def test_the_error_is_that_of_the_worst_output() -> None:
     expected = [np.float32([1, -1, 1, -1]), np.float32([10, -10, 10, -10])]
     actual = [expected[0] + np.float32(0.5), expected[1] + np.float32(1)]

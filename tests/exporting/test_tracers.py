@@ -15,7 +15,7 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from bertserve.export import cli, cpu, gpu, trace
+from bertserve.export import cpu, gpu, trace
 from bertserve.export.artifact import Artifact, Tracer
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
@@ -24,7 +24,6 @@ from bertserve.export.graph import rewrite
 from bertserve.export.graph.rewrite import find_linears
 from bertserve.export.inference import open_session
 from bertserve.export.trace import Traced
-from checkpoints import bert
 from families import CASES, FAMILIES, PRETRAINING, SAMPLE, SAMPLED
 from grid import measure, most_of_int8, task_flag
 
@@ -132,20 +131,6 @@ def test_a_graph_for_only_one_length_is_refused(small: Checkpoint, tmp_path: Pat
     counting = dataclasses.replace(small, model=Counting(small.model.config))
     with pytest.raises(GraphError, match=r" dynamo .* \['input_ids', "):
         trace.trace(counting, tmp_path / "raw.onnx", "dynamo")
-
-
-@pytest.mark.parametrize(("flags", "asked"), [([], None), (["--tracer", "dynamo"], "dynamo"), (["--tracer", "torchscript"], "torchscript")])
-def test_the_command_passes_the_tracer_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], asked: str | None) -> None:
-    given = []
-
-    def trace_nothing(_: Checkpoint, __: Path, tracer: Tracer | None) -> Any:
-        given.append(tracer)
-        raise GraphError("nothing")
-
-    monkeypatch.setattr("bertserve.export.trace.trace", trace_nothing)
-
-    assert 1 == cli.main([str(bert(tmp_path)), "--output", str(tmp_path / "models"), *flags])
-    assert [asked] == given
 
 
 @pytest.mark.full_grid

@@ -148,20 +148,6 @@ def test_the_normalizer_and_pre_tokenizer_of_the_file_are_used(tmp_path: Path, c
     assert ["WARNING"] == [record.levelname for record in caplog.records]
 
 
-def test_settings_of_the_configuration_override_the_file(tmp_path: Path) -> None:
-    """The configuration sets lowercase for BERT, and the space before the first word for byte-level BPE."""
-    source, bytes_ = bert(tmp_path), tmp_path / "bytes"
-    edit_json(source / "tokenizer_config.json", do_lower_case=False)
-    roberta_tokenizer().save_pretrained(bytes_)
-    (bytes_ / "config.json").write_text('{"model_type": "roberta"}')
-    rewrite(bytes_, pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True))
-
-    for folder in (source, bytes_):
-        expected = transformers.AutoTokenizer.from_pretrained(folder)("The Film")["input_ids"]
-        assert expected == load_tokenizer("x", folder)("The Film")["input_ids"]
-        assert expected != tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode("The Film").ids
-
-
 def test_the_template_of_pairs_is_read_from_the_file(tmp_path: Path) -> None:
     """Transformers 5 adds a second [SEP] between the texts of DeBERTa, although no model was trained with it."""
     FAMILIES["DeBERTa"].tokenizer().save_pretrained(tmp_path)
