@@ -84,7 +84,7 @@ def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> dict[str, int]:
         Fused operator -> count.
     """
     options = FusionOptions("bert")
-    options.enable_embed_layer_norm = options.enable_bias_gelu = False
+    options.enable_embed_layer_norm = False
     options.enable_attention = not checkpoint.attention_heads
     options.attention_mask_format = AttentionMaskFormat.AttentionMask
     fused, counts = ort_fusion.optimize(source, *checkpoint.attention_size, options)

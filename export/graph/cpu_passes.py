@@ -1,7 +1,7 @@
 """Three exact passes that make a fused graph faster on the CPU (docs/explanation/graphs.md).
 
 `unfuse` splits fused operators if ONNX Runtime's CPU kernels are slower than their parts. Measured with onnxruntime 1.31 on one thread,
-SkipLayerNormalization takes three to five times as long as Add and LayerNormalization, and Attention
+SkipLayerNormalization takes three to five times as long as Add and LayerNormalization, BiasGelu twice as long as Add and Gelu, and Attention
 longer than three matrix products and MultiHeadAttention. The optimizer's own FusionOptions cannot produce this graph: without
 `enable_skip_layer_norm` it finds no attention in models with norms before their blocks, and `use_multi_head_attention` moves the
 projections' biases into the attention, where neither packing nor int8 finds them.
@@ -53,6 +53,7 @@ def unfuse(model: ir.Model) -> None:
     rules: dict[str, Callable[[ir.Graph, ir.Node, ir.tape.Tape], Sequence[ir.Value]]] = {
         "Attention": _attention,
         "SkipLayerNormalization": _skip_layer_norm,
+        "BiasGelu": _bias_gelu,
         "Gemm": _gemm,
         "Einsum": _einsum,
     }
@@ -104,6 +105,10 @@ def _skip_layer_norm(_: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence
     attributes = {"axis": -1, "epsilon": node.attributes.get_float("epsilon", 1e-5)}
     norm = tape.op("LayerNormalization", [total, gamma, *([beta] if beta else [])], attributes)
     return [norm, *([total] if any(value.name for value in node.outputs[3:]) else [])]
+
+
+def _bias_gelu(_: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence[ir.Value]:
+    return [tape.op("Gelu", [tape.op("Add", node.inputs)], domain=CONTRIB)]
 
 
 def _gemm(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence[ir.Value]:
