@@ -38,7 +38,7 @@ def build_bodies(source: str, *, path: str = "/", texts: int = 1, seed: int = 0,
     """Returns the bodies of a workload or of a file.
 
     Args:
-        source: Name of a workload, or path of a JSON Lines file. Each line of a file is an object, which is sent unchanged, or a string.
+        source: Name of a workload, or path of a JSON Lines file with a text on each line, or a whole body, which is sent unchanged.
         path: Path of the endpoint for the bodies.
         texts: Number of texts per request. Objects of a file are whole requests, so it must be 1 for them.
         seed: Seed of a built-in workload.
@@ -50,10 +50,10 @@ def build_bodies(source: str, *, path: str = "/", texts: int = 1, seed: int = 0,
     is_file = source not in workloads.NAMES
     inputs = _read_lines(Path(source)) if is_file else workloads.workload_inputs(source, seed=seed, mask=mask)
     spec = _spec_of(path)
-    if is_file and not all(isinstance(line, str) for line in inputs):
+    if is_file and isinstance(inputs[0], dict):
         if texts != 1:
             raise BenchError(f"--texts {texts} groups texts, but `{source}` has whole request bodies; remove the flag.")
-        values = [_request_body(spec, [line]) if isinstance(line, str) else line for line in inputs]
+        values = inputs
     else:
         # all inputs occur equally often
         count = min(math.lcm(len(inputs), texts) // texts, max(len(inputs) // texts, _MAX_BODIES))
@@ -65,7 +65,7 @@ def _read_lines(path: Path) -> list[Any]:
     """Returns the values of a JSON Lines file.
 
     Raises:
-        BenchError: The file cannot be read, has no values, or has a line that is neither an object nor a string.
+        BenchError: The file cannot be read, has no values, or they are neither all objects nor all strings.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -74,17 +74,12 @@ def _read_lines(path: Path) -> list[Any]:
         raise BenchError(
             f"`{path}` is neither a workload nor a readable file of bodies ({reason}); workloads are {', '.join(workloads.NAMES)}."
         ) from error
-    lines = []
-    for number, line in enumerate(text.split("\n"), 1):  # a text may contain other line ends, such as U+2028
-        if line.strip():
-            try:
-                lines.append(json.loads(line))
-            except ValueError:
-                lines.append(None)
-            if not isinstance(lines[-1], str | dict):
-                raise BenchError(f"line {number} of `{path}` is neither a JSON object nor a JSON string; give one of them on each line.")
-    if not lines:
-        raise BenchError(f"`{path}` has no body; give a JSON object or a JSON string on each line.")
+    try:
+        lines = [json.loads(line) for line in text.split("\n") if line.strip()]  # a text may contain other line ends, such as U+2028
+    except ValueError as error:
+        raise BenchError(f"`{path}` has a line that is not JSON: {error}.") from error
+    if not any(lines and all(isinstance(line, kind) for line in lines) for kind in (str, dict)):
+        raise BenchError(f"`{path}` must have a JSON string on each line, or a JSON object on each line.")
     return lines
 
 

@@ -1,7 +1,6 @@
 """bert-bench: load a service over HTTP and compare it with a raw ONNX Runtime loop.
 
-Exit codes: 0 success, 1 an objective was missed or no request was answered, 2 wrong usage or an unreachable address, 3 the
-bench extra is not installed, 4 some or all rates of a sweep were inconclusive, 130 interrupted.
+Exit codes: 0 success, 1 an objective was missed or no request was answered, 2 wrong usage or an unreachable address, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bertserve.bench import objectives, page, workloads
-from bertserve.bench.errors import BenchError, MissingExtraError
+from bertserve.bench.errors import BenchError
 from bertserve.bench.report import BenchReport, summary_lines
 from bertserve.service import __version__
 from bertserve.service.flag_parser import FlagParser
@@ -31,32 +30,33 @@ COMMANDS: Mapping[str, str] = {
 }
 
 
-def _number(description: str, allowed: Callable[[float], bool], kind: type[float] | type[int] = float) -> Callable[[str], float]:
-    """Returns the parser of a flag's number."""
+def _number(kind: type[float] | type[int], lowest: float = 1) -> Callable[[str], float]:
+    """Returns the parser of a flag's number, which is at least `lowest`."""
 
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not (math.isfinite(value) and allowed(value)):
-            raise argparse.ArgumentTypeError(f"`{text}` is not {description}")
-        return kind(value)
+    def number(text: str) -> float:
+        value = kind(text)
+        if not lowest <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"`{text}` is below {lowest:g} or infinite")
+        return value
 
-    return parse
+    return number
 
 
-_positive = _number("a number over 0", lambda value: value > 0)
-_not_negative = _number("a number of at least 0", lambda value: value >= 0)
-_count = _number("a whole number of at least 1", lambda value: value >= 1 and value == int(value), int)
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon or not name.strip() or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"`{name}` is not a header; give 'NAME: VALUE'")
+    return name.strip(), value.strip()
+
+
+_count, _positive, _not_negative = _number(int), _number(float, 1e-9), _number(float, 0)
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of all subcommands."""
     parser = FlagParser(
         prog="bert-bench",
-        description="Load a service over HTTP and compare it with a raw ONNX Runtime loop.",
-        epilog="`bert-bench COMMAND --help` lists the flags of a command; docs/how-to/load-test.md explains what to measure how.",
+        description="Load a service over HTTP and compare it with a raw ONNX Runtime loop. `bert-bench COMMAND --help` lists its flags.",
     )
     parser.add_argument("--version", action="version", version=f"bert-bench {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -101,7 +101,9 @@ def _add_load(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--timeout-s", type=_positive, default=30.0, metavar="SECONDS", help="longer requests are errors (default: 30)")
     command.add_argument("--seed", type=int, default=0, help="random seed for texts and arrivals (default: 0)")
-    command.add_argument("--header", action="append", default=[], metavar="'NAME: VALUE'", help="header of every request; repeat for more")
+    command.add_argument(
+        "--header", action="append", type=_header, default=[], metavar="'NAME: VALUE'", help="header of every request; repeat for more"
+    )
     command.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the service's API key")
     command.add_argument(
         "--slo",
@@ -122,16 +124,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     stop = threading.Event()
 
     def on_sigint(*_: object) -> None:
-        if stop.is_set():  # the second Ctrl-C
-            raise KeyboardInterrupt
         stop.set()
+        signal.signal(signal.SIGINT, before)  # the second Ctrl-C ends the process
 
     before = signal.signal(signal.SIGINT, on_sigint)
     try:
         return _measure(args, stop)
     except BenchError as error:
         print(f"bert-bench: {error}", file=sys.stderr)
-        return 3 if isinstance(error, MissingExtraError) else 2
+        return 2
     except KeyboardInterrupt:
         return 130
     finally:
@@ -144,7 +145,7 @@ def _measure(args: argparse.Namespace, stop: threading.Event) -> int:
     if args.html:
         page.require_matplotlib()  # before the load
     shown = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items() if name != "command"}
-    shown["header"] = [header.partition(":")[0] for header in args.header]  # a value may be a key
+    shown["header"] = [name for name, _ in args.header]  # a value may be a key
     report = BenchReport(args.command, shown, goals)
     # importing tokenizers, pydantic and onnxruntime takes a second, and --help and wrong flags do not need them
     from bertserve.bench import commands
@@ -161,8 +162,6 @@ def _measure(args: argparse.Namespace, stop: threading.Event) -> int:
             _write(report, args)
     if report.interrupted:
         return 130
-    if report.inconclusive:
-        return 4
     return 0 if report.has_results and not report.is_missed else 1
 
 

@@ -18,7 +18,7 @@ from bertserve.bench.generator import Durations, poisson_arrivals, run_load
 from bertserve.bench.measurement import Run, combined_metrics, summarize
 from bertserve.bench.objectives import METRICS, Objective
 from bertserve.bench.report import BenchReport
-from bertserve.bench.target import Target, fetch_json, probe_target
+from bertserve.bench.target import Target, fetch_info, probe_target
 from bertserve.service.errors import plural
 
 _HEADROOM = 1.1  # first rate of the search, relative to the throughput of the closed loop
@@ -63,9 +63,14 @@ def run(args: argparse.Namespace, report: BenchReport, *, stop: threading.Event,
     Raises:
         BenchError: A flag, a file or an address is wrong.
     """
-    headers = _request_headers(args)
+    headers = dict(args.header)
+    if args.api_key_file:
+        try:
+            headers["Authorization"] = f"Bearer {args.api_key_file.read_text(encoding='utf-8').strip()}"
+        except (OSError, UnicodeDecodeError) as error:
+            raise BenchError(f"--api-key-file `{args.api_key_file}` cannot be read: {error}.") from error
     target, report.model = probe_target(args.target, headers, texts=args.texts, seed=args.seed)
-    report.service = fetch_json(target.address, "/info", headers)
+    report.service = fetch_info(target.address, "/info", headers)
     durations = Durations(args.seconds, args.warmup_s, args.timeout_s)
     test = LoadTest(target, durations, getattr(args, "max_connections", 0), args.seed, report, stop, log)
     match args.command:
@@ -77,27 +82,6 @@ def run(args: argparse.Namespace, report: BenchReport, *, stop: threading.Event,
             sweep(test, connections=args.connections, steps=args.steps, max_rate=args.max_rate)
         case "compare":
             compare(args, test)
-
-
-def _request_headers(args: argparse.Namespace) -> dict[str, str]:
-    """Returns the headers of every request.
-
-    Raises:
-        BenchError: A header is not `NAME: VALUE`, or the key file cannot be read.
-    """
-    headers = {}
-    for header in args.header:
-        name, colon, value = header.partition(":")
-        if not colon or not name.strip() or not header.isprintable():
-            raise BenchError(f"`{name}` is not a header; give --header 'NAME: VALUE'.")
-        headers[name.strip()] = value.strip()
-    if args.api_key_file:
-        try:
-            headers["Authorization"] = f"Bearer {args.api_key_file.read_text(encoding='utf-8').strip()}"
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not text"
-            raise BenchError(f"--api-key-file `{args.api_key_file}` cannot be read: {reason}.") from error
-    return headers
 
 
 def compare(args: argparse.Namespace, test: LoadTest) -> None:
@@ -140,8 +124,8 @@ def compare(args: argparse.Namespace, test: LoadTest) -> None:
 def sweep(test: LoadTest, *, connections: int, steps: int, max_rate: float | None) -> None:
     """Finds the highest rate of an open loop at which the objectives are met in two loads, with at most `steps` rates.
 
-    The report gets `max_rate`, None if no rate held, and the lowest rate that did not hold. Objectives on rates are ignored. The first
-    rate is the upper bound `max_rate` in requests per second, or slightly above the throughput of a closed loop with `connections`.
+    The report gets `max_rate` and `lowest_rate_not_held`, None if there is none. Objectives on rates are ignored. The first rate is the
+    upper bound `max_rate` in requests per second, or slightly above the throughput of a closed loop with `connections`.
 
     Raises:
         BenchError: No request of the closed loop was answered.
@@ -152,7 +136,7 @@ def sweep(test: LoadTest, *, connections: int, steps: int, max_rate: float | Non
     if not rate:
         raise BenchError("no request of the closed loop was answered, so there is no rate to start with; check the service.")
     report.figures |= {"max_rate": None, "lowest_rate_not_held": None}
-    low, high = 0.0, None  # the highest rate that held, and the lowest that did not hold or was inconclusive
+    low, high = 0.0, None  # the highest rate that held, and the lowest that did not
     for _ in range(steps):
         holds = _holds(test, limits, rate)
         if test.stop.is_set():
@@ -160,34 +144,23 @@ def sweep(test: LoadTest, *, connections: int, steps: int, max_rate: float | Non
         if holds:
             low = rate
         else:
-            high = rate
-        if holds is False:
-            report.figures["lowest_rate_not_held"] = rate
+            report.figures["lowest_rate_not_held"] = high = rate
         if low == max_rate:
             break
         rate = low * _GROWTH if high is None else (low + high) / 2
-    report.is_lower_bound = low > 0 and high is None
 
 
-def _holds(test: LoadTest, limits: Sequence[Objective], rate: float) -> bool | None:
+def _holds(test: LoadTest, limits: Sequence[Objective], rate: float) -> bool:
     """Runs a load at a rate, and if it meets the limits, a second one with other arrivals; returns whether both meet them.
 
-    The report gets the rate and the worse metrics if they do. If the generator was late, the load differs from the intended one: it is
-    discarded and repeated once. If that is late too, the rate is inconclusive, and the result is None.
+    The report gets the rate and the worse metrics if they do. A load does not meet them if the generator was late: it differs from the
+    intended one.
     """
     report, runs = test.report, []
     for series, addition in enumerate(("", ", confirmation")):
         run = test.run_open_loop(rate, addition, series=series)
-        run.discarded = run.was_late
-        if run.discarded and not test.stop.is_set():
-            test.log("  the generator was late; once more")
-            run = test.run_open_loop(rate, f"{addition}, repeated", series=series)
-            run.discarded = run.was_late
-        if run.discarded or test.stop.is_set():
-            report.inconclusive += [] if test.stop.is_set() else [f"{rate:.4g}/s"]
-            return None
         metrics = run.metrics()
-        met = all(limit.is_met(metrics[limit.metric]) for limit in limits)
+        met = not run.was_late and not test.stop.is_set() and all(limit.is_met(metrics[limit.metric]) for limit in limits)
         test.log(f"  p99 {metrics['p99_ms'] or 0:.1f} ms: {'holds' if met else 'does not hold'}")
         if not met:
             return False

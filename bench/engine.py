@@ -11,6 +11,7 @@ import itertools
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,24 +115,18 @@ class OnnxLoop:
         start = time.perf_counter() + seconds * _WARMUP_SHARE
         end = start + seconds
         finished: list[tuple[EngineRun, float]] = []  # with the time of its end; appends of several threads are atomic
-        failures: list[Exception] = []
 
-        def loop() -> None:
-            try:
-                while not stop.is_set() and time.perf_counter() < end:
-                    run = runs[next_index() % len(runs)]
-                    self._session.run(None, run.feed)
-                    finished.append((run, time.perf_counter()))
-            except Exception as error:  # noqa: BLE001  # onnxruntime's exceptions only share the base class Exception; reported below
-                failures.append(error)
+        def loop(_: int) -> None:
+            while not stop.is_set() and time.perf_counter() < end:
+                run = runs[next_index() % len(runs)]
+                self._session.run(None, run.feed)
+                finished.append((run, time.perf_counter()))
 
-        workers = [threading.Thread(target=loop) for _ in range(threads)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        if failures:
-            raise BenchError(f"`{self._graph}` failed on a text of the load: {failures[0]}") from failures[0]
+        try:
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(loop, range(threads)))
+        except Exception as error:  # onnxruntime's exceptions only share the base class Exception
+            raise BenchError(f"`{self._graph}` failed on a text of the load: {error}") from error
         texts = sum(run.texts for run, after in finished if start < after <= end)
         if not texts and not stop.is_set():
             raise BenchError(f"no run of `{self._graph}` ended within {seconds:g} s; raise --seconds.")

@@ -5,7 +5,3 @@ from __future__ import annotations
 
 class BenchError(Exception):
     """The command cannot run: a flag, a file or an address is wrong. Exit code 2."""
-
-
-class MissingExtraError(BenchError):
-    """A package of an optional part is not installed. Exit code 3."""

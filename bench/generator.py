@@ -2,23 +2,23 @@
 
 In a closed loop, each connection sends its next request when the last one is answered. In an open loop, requests are due at fixed times,
 and latency counts from the time when a request was *due*, so a stall of the service or of this generator affects every request that it
-delays. The generator also measures itself: its processor time, and the delays of its requests and of its timer.
+delays. The generator also measures the delays of its timer.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import itertools
 import random
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, cast
 
 import uvloop
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from bertserve.bench.connection import Connection, RequestRecord
 from bertserve.bench.errors import BenchError
 from bertserve.bench.target import Target
 
@@ -27,6 +27,104 @@ _TICK_S = 0.05  # each costs a wake-up of the process, about 0.1 ms of processor
 _DRAIN_S = 1.0  # time for requests in flight after Ctrl-C, and after their timeout
 _RECONNECT_DELAY_S = 0.1
 _INITIAL_CONNECTIONS = 8  # of an open loop
+
+
+class RequestRecord(NamedTuple):
+    """The end of a request. Each request has exactly one. Times are in seconds on the clock of `time.perf_counter`.
+
+    Attributes:
+        intended: Time when it was due; in a closed loop, when its connection was free.
+        sent: Time when it was sent; if it was never sent, when it ended.
+        ended: Time when its response was complete or its failure was known.
+        outcome: HTTP status, or the kind of the failure: `timeout`, `closed`, `refused`, `unreachable`, `malformed`, `interrupted`.
+        body_index: Index of its body in the target's bodies.
+        server_timing: Value of the response's `server-timing` header, empty if there is none.
+    """
+
+    intended: float
+    sent: float
+    ended: float
+    outcome: int | str
+    body_index: int
+    server_timing: bytes = b""
+
+
+class Connection(asyncio.Protocol):
+    """A keep-alive HTTP/1.1 connection with at most one request in flight.
+
+    A request must cost little processor time, which the service under test needs: httptools parses the response, and only the status and
+    the header `server-timing` are kept.
+    """
+
+    def __init__(self) -> None:
+        self.open = False  # whether it can send another request
+        self._parser = HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._in_flight: tuple[asyncio.Future[RequestRecord], float, float, int] | None = None  # as in `request`
+        self._complete = False
+        self._server_timing = b""
+
+    def request(self, content: bytes, intended: float, sent: float, body_index: int) -> asyncio.Future[RequestRecord]:
+        """Sends a request over the open connection, and returns its record. If that is cancelled, the connection must be closed."""
+        assert self._transport is not None, "the connection must be open"
+        self._complete = False
+        self._server_timing = b""
+        record: asyncio.Future[RequestRecord] = asyncio.get_running_loop().create_future()
+        self._in_flight = record, intended, sent, body_index
+        self._transport.write(content)
+        return record
+
+    def abort(self, reason: str = "closed") -> None:
+        """Closes the connection immediately; the request in flight ends with `reason`."""
+        self.open = False
+        self._end(reason)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Stores the transport."""
+        self._transport = cast(asyncio.Transport, transport)
+        self.open = True
+
+    def data_received(self, data: bytes) -> None:
+        """Parses a part of a response; most responses arrive in one part."""
+        if self._in_flight is None:
+            self.abort()
+            return
+        try:
+            self._parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade):
+            self.abort("malformed")
+            return
+        if self._complete:
+            self._end(self._parser.get_status_code())
+            if not self.open:
+                self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Ends the request in flight."""
+        self.open = False
+        self._transport = None
+        self._end("closed")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Handles a header; called by the parser."""
+        if name.lower() == b"server-timing":
+            self._server_timing = b", ".join(filter(None, (self._server_timing, value.lower())))
+
+    def on_message_complete(self) -> None:
+        """Handles the end of a response, but skips interim responses; called by the parser."""
+        self._complete = self._parser.get_status_code() >= 200
+        self.open = self._parser.should_keep_alive()
+
+    def _end(self, outcome: int | str) -> None:
+        """Ends the request in flight, if there is one."""
+        if self._in_flight is None:
+            return
+        record, intended, sent, body_index = self._in_flight
+        self._in_flight = None
+        if not record.done():  # it is done if it was cancelled
+            record.set_result(RequestRecord(intended, sent, time.perf_counter(), outcome, body_index, self._server_timing))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +142,6 @@ class LoadResult:
 
     Attributes:
         measured: Start and end of the measured time, on the clock of `time.perf_counter`.
-        cpu_s: Processor time of this process within the measured time.
         timer_lags_s: Delays of the generator's timer.
         capped: Number of requests that waited because the maximum number of connections was busy.
         interrupted: Whether Ctrl-C ended the load early.
@@ -52,7 +149,6 @@ class LoadResult:
 
     records: list[RequestRecord]
     measured: tuple[float, float]
-    cpu_s: float
     timer_lags_s: list[float]
     capped: int
     interrupted: bool
@@ -67,20 +163,14 @@ def run_load(
         target: Endpoint to load.
         durations: The durations of the load.
         connections: In a closed loop, each has one request in flight; in an open loop, it is their maximum number.
-        arrivals: Times when the requests of an open loop are due, in seconds from the start of the warm-up.
+        arrivals: Times when the requests of an open loop are due, in seconds from the start of the warm-up; None for a closed loop.
         stop: Ends the load with the records so far.
 
     Raises:
         BenchError: The target cannot be reached.
     """
-    # a collection would delay requests
-    gc.collect()
-    gc.disable()
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_run(target, durations, connections, arrivals, stop))
-    finally:
-        gc.enable()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(target, durations, connections, arrivals, stop))
 
 
 def poisson_arrivals(rate: float, seconds: float, *, seed: int) -> list[float]:
@@ -108,9 +198,8 @@ async def _run(
         sending = asyncio.create_task(sender.send_in_loops(connections) if arrivals is None else sender.send_at(start, arrivals))
         warm = start + durations.warmup_s
         await _wait_until(warm, stop)
-        measured_from, cpu_s = min(warm, time.perf_counter()), time.process_time()
+        measured_from = min(warm, time.perf_counter())
         lags_s = await _wait_until(warm + durations.seconds, stop)
-        cpu_s = time.process_time() - cpu_s
         measured_to = min(warm + durations.seconds, time.perf_counter())
         sender.ended = True
         await asyncio.wait([sending], timeout=_DRAIN_S if stop.is_set() else durations.timeout_s + _DRAIN_S)
@@ -122,7 +211,7 @@ async def _run(
             sending.cancel()
             await asyncio.wait([sending])
         sender.close()
-    return LoadResult(sender.records, (measured_from, measured_to), cpu_s, lags_s, sender.capped, stop.is_set())
+    return LoadResult(sender.records, (measured_from, measured_to), lags_s, sender.capped, stop.is_set())
 
 
 async def _wait_until(end: float, stop: threading.Event) -> list[float]:

@@ -1,4 +1,4 @@
-"""The metrics of a load: counts, rates and latencies, and the state of the load generator.
+"""The metrics of a load: counts, rates and latencies, and the lateness of the load generator.
 
 Requests count by the time when they were due: those due in the measured time have latencies and failures.
 For rates, a response counts by the share of its time, from sending to completion, that is in the measured time. If whole
@@ -16,14 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from bertserve.bench.connection import RequestRecord
-from bertserve.bench.generator import LoadResult
+from bertserve.bench.generator import LoadResult, RequestRecord
 from bertserve.bench.objectives import METRICS
 from bertserve.bench.target import OK, Target
 
-# above these limits, the generator affects its measurements
-MAX_CPU_SHARE = 0.7
-MAX_LATENESS_MS = 5.0
+MAX_LATENESS_MS = 5.0  # above it, the generator affects its measurements
 
 _CURVE_POINTS = 200
 _MIN_FOR_INTERVAL = 100
@@ -92,7 +89,6 @@ class Run:
 
     Attributes:
         name: Description such as `closed, 16 connections`; no two runs of a command have the same.
-        open_loop: Whether requests were due independently of the service.
         requests: Number of requests that were due in the measured time.
         outcomes: Number of their responses by HTTP status, and of requests without a response by kind of failure.
         error_rate: Share of the requests without status 200.
@@ -100,10 +96,8 @@ class Run:
         latency: Latency of the responses with status 200, from the time when the request was due.
         server_p50_ms: Medians of the stages in the responses' `server-timing` header.
         overhead_ms: Median latency minus the median of `inference`, if the service sends it.
-        cpu_share: Share of a core that the generator used, 0 to 1.
         was_late: Whether the generator was late: the load differs from the intended one, and latencies are not those of the service.
         warnings: Reasons why the metrics may describe the generator instead of the service.
-        discarded: Whether a sweep ignores it, because the generator was late.
     """
 
     name: str
@@ -117,10 +111,8 @@ class Run:
     latency: Latency | None
     server_p50_ms: dict[str, float]
     overhead_ms: float | None
-    cpu_share: float
     was_late: bool
     warnings: list[str]
-    discarded: bool = False
 
     @property
     def offered_rate(self) -> float:
@@ -152,8 +144,11 @@ def summarize(name: str, target: Target, load: LoadResult, *, open_loop: bool) -
     )
     server_p50 = _server_p50(answered)
     lag_ms = 1000 * percentiles(load.timer_lags_s or [0.0], (0.99,))[0]
-    delays_ms = [1000 * (record.sent - record.intended) for record in due]
-    late_ms = percentiles(delays_ms or [0.0], (0.99,))[0] if open_loop and not load.capped else 0.0
+    warnings = []
+    if lag_ms > MAX_LATENESS_MS:
+        warnings.append(f"the generator was {lag_ms:.1f} ms late at p99: it did not get a core when it needed one; run it elsewhere")
+    if load.capped:
+        warnings.append(f"{load.capped} requests waited for a connection, which their latencies include; raise --max-connections")
     return Run(
         name=name,
         open_loop=open_loop,
@@ -166,26 +161,9 @@ def summarize(name: str, target: Target, load: LoadResult, *, open_loop: bool) -
         latency=latency,
         server_p50_ms=server_p50,
         overhead_ms=latency.p50_ms - server_p50["inference"] if latency and "inference" in server_p50 else None,
-        cpu_share=load.cpu_s / seconds,
-        was_late=max(lag_ms, late_ms) > MAX_LATENESS_MS,
-        warnings=_warnings(load.cpu_s / seconds, lag_ms, late_ms, load.capped),
+        was_late=lag_ms > MAX_LATENESS_MS,
+        warnings=warnings,
     )
-
-
-def _warnings(cpu_share: float, lag_ms: float, late_ms: float, capped: int) -> list[str]:
-    """Returns a sentence for each sign that the generator affected the measurement."""
-    warnings = []
-    if cpu_share > MAX_CPU_SHARE:
-        warnings.append(f"the generator used {cpu_share:.0%} of a core; its own speed may be what was measured")
-    if lag_ms > MAX_LATENESS_MS:
-        warnings.append(
-            f"the generator's timer was {lag_ms:.1f} ms late at p99: it did not get a core when it needed one; run it elsewhere"
-        )
-    if late_ms > MAX_LATENESS_MS:
-        warnings.append(f"requests were sent {late_ms:.1f} ms late at p99, which their latencies include")
-    if capped:
-        warnings.append(f"{capped} requests waited for a connection, which their latencies include; raise --max-connections")
-    return warnings
 
 
 def _share_within(record: RequestRecord, start: float, end: float) -> float:

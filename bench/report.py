@@ -32,8 +32,6 @@ class BenchReport:
         engine: Bundle and graph of the raw loop, if there is one.
         figures: Results of the command as a whole, such as `ratio`.
         metrics: Metrics of the loads that the objectives are checked against.
-        inconclusive: Rates of a sweep at which the generator was late in both tries.
-        is_lower_bound: Whether all rates of a sweep held, so that higher ones may hold too.
         interrupted: Whether Ctrl-C ended the command early.
         started: Start of the command in ISO 8601 with the time zone's offset.
     """
@@ -47,8 +45,6 @@ class BenchReport:
     runs: list[Run] = field(default_factory=list)
     figures: dict[str, float | None] = field(default_factory=dict)
     metrics: Mapping[str, float | None] = field(default_factory=dict)
-    inconclusive: list[str] = field(default_factory=list)
-    is_lower_bound: bool = False
     interrupted: bool = False
     started: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))
 
@@ -60,7 +56,7 @@ class BenchReport:
     @property
     def is_missed(self) -> bool:
         """Whether an objective was missed."""
-        return any(not objective.is_met(measured) for objective, measured in self._judged())
+        return not all(objective.is_met(self._measured(objective)) for objective in self.objectives)
 
     @property
     def result(self) -> str:
@@ -74,38 +70,25 @@ class BenchReport:
         rate, above, low, high = (self.figures.get(name) for name in ("max_rate", "lowest_rate_not_held", "p99_low_ms", "p99_high_ms"))
         if rate is None:
             return f"does not hold {limits} at any rate that was tried" if above else "no rate was measured"
-        limit = "" if above is None else f", but not at {above:.4g}"
+        limit = "; higher rates may hold too" if above is None else f", but not at {above:.4g}"
         interval = "" if low is None or high is None else f"; there, the 95 % interval of the p99 is {low:.3g} to {high:.3g} ms"
         return f"holds {limits} up to {rate:.4g} requests/s in two runs{limit}{interval}"
 
     def verdicts(self) -> Iterator[str]:
         """Yields a line for each objective."""
-        for objective, measured in self._judged():
+        for objective in self.objectives:
+            measured = self._measured(objective)
             yield f"{'passed' if objective.is_met(measured) else 'MISSED'}: {objective}, measured {format_number(measured)}"
 
     def document(self) -> dict[str, Any]:
         """Returns the report as plain JSON values."""
-        machine = {
-            "cpus": os.cpu_count(),
-            "system": platform.system(),
-            "processor": platform.machine(),
-            "python": platform.python_version(),
-        }
-        document = {
-            "format": "bert-bench",
-            "format_version": 1,
-            "version": __version__,
-            "machine": machine,
-            "result": self.result,
-            "verdicts": list(self.verdicts()),
-        } | asdict(self)
-        value: dict[str, Any] = json.loads(json.dumps(document, default=str))
+        machine = {"cpus": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()}
+        facts = {"version": __version__, "machine": machine, "result": self.result, "verdicts": list(self.verdicts())}
+        value: dict[str, Any] = json.loads(json.dumps(facts | asdict(self), default=str))
         return value
 
-    def _judged(self) -> list[tuple[Objective, float | None]]:
-        if self.inconclusive and not self.metrics:
-            return []  # a sweep without results has missed nothing
-        return [(objective, {**self.metrics, **self.figures}.get(objective.metric)) for objective in self.objectives]
+    def _measured(self, objective: Objective) -> float | None:
+        return {**self.metrics, **self.figures}.get(objective.metric)
 
 
 def summary_lines(report: BenchReport) -> Iterator[str]:
@@ -123,16 +106,14 @@ def summary_lines(report: BenchReport) -> Iterator[str]:
         yield f"{name}: {format_number(value)}"
     yield f"result: {report.result}"
     yield from report.verdicts()
-    if report.is_lower_bound:
-        yield "all tested rates meet the targets, so higher ones may too; give more --steps, or a higher --max-rate"
-    if report.inconclusive:
-        yield f"inconclusive: {', '.join(report.inconclusive)}: the generator was late in both tries; run it on another machine, or with less load on this one"
+    if any(run.was_late for run in report.runs):
+        yield "the generator was late, and a sweep takes that for a miss; run it on another machine, or with less load on this one"
     if report.interrupted:
         yield "interrupted: these are the metrics of the requests so far"
 
 
 def _run_lines(run: Run) -> Iterator[str]:
-    yield f"{run.name}:{' discarded' if run.discarded else ''}"
+    yield f"{run.name}:"
     yield f"  {run.rps:.1f} requests/s, {run.texts_per_s:.1f} texts/s"
     counts = ", ".join(f"{count} x {outcome}" for outcome, count in run.outcomes.items())
     yield f"  {plural(run.requests, 'request')} in {run.seconds:.1f} s: {counts or 'none'}; errors {run.error_rate:.2%}"

@@ -6,6 +6,7 @@ import http.client
 import json
 import ssl
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,8 +92,8 @@ def build_target(address: Address, bodies: Sequence[Body], headers: Mapping[str,
     return Target(address, bodies, requests)
 
 
-def fetch(address: Address, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None) -> tuple[int, bytes]:
-    """Sends one request; returns the status and the body of the response.
+def fetch(address: Address, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None) -> tuple[int, Any]:
+    """Sends one request; returns the status and the JSON value of the response, None if it is not JSON.
 
     Raises:
         BenchError: The address cannot be reached, or does not use HTTP.
@@ -102,7 +103,9 @@ def fetch(address: Address, method: str, path: str, headers: Mapping[str, str], 
     try:
         connection.request(method, path, body, {"Content-Type": "application/json", **headers})
         response = connection.getresponse()
-        return response.status, response.read()
+        with suppress(ValueError):
+            return response.status, json.loads(response.read())
+        return response.status, None
     except OSError as error:
         raise BenchError(address.unreachable_message(error)) from error
     except http.client.HTTPException as error:
@@ -111,18 +114,10 @@ def fetch(address: Address, method: str, path: str, headers: Mapping[str, str], 
         connection.close()
 
 
-def fetch_json(address: Address, path: str, headers: Mapping[str, str]) -> dict[str, Any] | None:
-    """Returns the JSON object at a path, or None if there is none.
-
-    Raises:
-        BenchError: The address cannot be reached, or does not use HTTP.
-    """
-    status, raw = fetch(address, "GET", path, headers)
-    try:
-        value = json.loads(raw) if status == OK else None
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
+def fetch_info(address: Address, path: str, headers: Mapping[str, str]) -> dict[str, Any] | None:
+    """Returns the JSON object at a path, or None if there is none; a `BenchError` as for `fetch`."""
+    status, value = fetch(address, "GET", path, headers)
+    return value if status == OK and isinstance(value, dict) else None
 
 
 def probe_target(text: str, headers: Mapping[str, str], *, texts: int, seed: int) -> tuple[Target, Mapping[str, Any] | None]:
@@ -141,18 +136,14 @@ def probe_target(text: str, headers: Mapping[str, str], *, texts: int, seed: int
     if not equals or ("?" in url and workload not in workloads.NAMES and not Path(workload).exists()):
         url, workload = text, ""
     address = parse_url(url)
-    model = fetch_json(address, address.path.partition("?")[0].rstrip("/") + "/info", headers)
+    model = fetch_info(address, address.path.partition("?")[0].rstrip("/") + "/info", headers)
     task = TASKS.get((model or {}).get("task", ""))
     workload = workload or (task.load_workload if task else "short")
     mask = str((model or {}).get("mask_token") or workloads.MASK)
     target = build_target(address, bodies.build_bodies(workload, path=address.path, texts=texts, seed=seed, mask=mask), headers)
-    status, raw = fetch(address, "POST", address.path, headers, target.bodies[0].content)
+    status, value = fetch(address, "POST", address.path, headers, target.bodies[0].content)
     if status < 200 or (300 <= status < 500 and status != 429):
-        try:
-            message = str(json.loads(raw)["error"])
-        except (ValueError, KeyError, TypeError):
-            message = "no reason was given"
-        raise BenchError(f"{url} answered {status} to a first request: {message}")
+        raise BenchError(f"{url} answered {status} to a first request: {value.get('error') if isinstance(value, dict) else value}")
     # `endpoint` of a model is that of its own task, and the rest is long
     shown = {key: value for key, value in (model or {}).items() if key not in ("evidence", "figures")}
     return target, shown | {"endpoint": f"{address.path} {workload}"} if model else None

@@ -70,10 +70,10 @@ def test_a_successful_load_writes_a_report_and_exits_with_0(written: Written) ->
 
 
 def test_the_html_report_is_self_contained(written: Written) -> None:
-    """The page has three plots with unique ids, and loads nothing from outside."""
+    """The page has two plots with unique ids, and loads nothing from outside."""
     ids = re.findall(r' id="([^"]+)"', written.html)
 
-    assert 3 == written.html.count("<svg")
+    assert 2 == written.html.count("<svg")
     assert sorted(set(ids)) == sorted(ids)
     assert [] == re.findall(r"<(?:script|link|img)|@import|url\((?!#)", written.html)
 
@@ -132,7 +132,6 @@ def test_a_refused_request_exits_with_2(capsys: pytest.CaptureFixture[str]) -> N
     "wrong",
     [
         ["closed", "--target", "localhost=short"],
-        ["closed", "--target", "http://127.0.0.1:1/x", "--header", "nonsense"],
         ["closed", "--slo", "p99=1"],
         ["closed", "--api-key-file", "no-such-file"],
     ],
@@ -142,16 +141,27 @@ def test_invalid_usage_exits_with_2(wrong: list[str], capsys: pytest.CaptureFixt
     assert re.fullmatch(r"bert-bench: .+\n", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("wrong", [["open"], ["compare"], ["closed", "--seconds", "0"], ["closed", "--connections", "1.5"], ["x"], []])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["open"],
+        ["compare"],
+        ["closed", "--seconds", "0"],
+        ["closed", "--connections", "1.5"],
+        ["closed", "--header", "nonsense"],
+        ["x"],
+        [],
+    ],
+)
 def test_invalid_flags_exit_with_2(wrong: list[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         run(*wrong)
 
 
-def test_plots_without_matplotlib_exit_with_3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plots_need_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(page, "find_spec", lambda name: None)
 
-    assert 3 == load(unused_port(), "--html", tmp_path / "a.html")
+    assert 2 == load(unused_port(), "--html", tmp_path / "a.html")
     assert "[bench]'" in capsys.readouterr().err
 
 
@@ -180,18 +190,13 @@ def sweep(folder: Path, *given: object) -> tuple[int, dict[str, Any]]:
 def test_a_sweep_finds_the_highest_rate_or_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """If all rates hold, the result is a lower bound. If no rate holds within the allowed steps, the exit code is 1."""
     code, document = sweep(tmp_path, "--slo", "p99_ms=10000", "--max-rate", 40)
-    assert (0, 40.0, True) == (code, document["figures"]["max_rate"], document["is_lower_bound"])
+    assert (0, 40.0, None) == (code, document["figures"]["max_rate"], document["figures"]["lowest_rate_not_held"])
     assert ["open, 40/s", "open, 40/s, confirmation"] == [made["name"] for made in document["runs"]]
 
     code, missed = sweep(tmp_path, "--slo", "p99_ms=0.0001", "--steps", 2, "--max-rate", 40)
-    assert (1, None, 20.0, False) == (
-        code,
-        missed["figures"]["max_rate"],
-        missed["figures"]["lowest_rate_not_held"],
-        missed["is_lower_bound"],
-    )
+    assert (1, None, 20.0) == (code, missed["figures"]["max_rate"], missed["figures"]["lowest_rate_not_held"])
     assert ["open, 40/s", "open, 20/s"] == [made["name"] for made in missed["runs"]]
-    assert 1 == capsys.readouterr().out.count("higher ones may")
+    assert 1 == capsys.readouterr().out.count("higher rates may hold too")
 
 
 @pytest.mark.usefixtures("in_time")
@@ -203,20 +208,6 @@ def test_a_sweep_uses_default_objectives_only_without_the_slo_flag(tmp_path: Pat
     ]
 
     assert [[("p99_ms", 50), ("error_rate", 0.01)], [("p90_ms", 9000), ("error_rate", 0.5)]] == metrics
-
-
-def test_a_sweep_whose_generator_is_late_is_inconclusive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each step runs twice. The exit code is 4, the report has no rate, and no objective passes."""
-    monkeypatch.setattr(measurement, "MAX_LATENESS_MS", -1.0)
-    code, document = sweep(tmp_path, "--slo", "p99_ms=10000", "--steps", 2, "--max-rate", 40)
-
-    assert (4, None) == (code, document["figures"]["max_rate"])
-    assert [True] * 4 == [made["discarded"] for made in document["runs"]]
-    assert (["40/s", "20/s"], []) == (document["inconclusive"], document["verdicts"])
-    assert "does not hold" not in document["result"]
-    assert "passed" not in capsys.readouterr().out
 
 
 def test_ctrl_c_prints_partial_results(capsys: pytest.CaptureFixture[str]) -> None:

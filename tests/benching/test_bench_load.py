@@ -71,15 +71,6 @@ def test_a_closed_loop_keeps_its_connections() -> None:
     assert b"tokenize;dur=0.5, inference;dur=2.0" == load.records[0].server_timing
 
 
-def test_a_record_tells_whether_the_response_had_retry_after() -> None:
-    async def every_other(i: int) -> bytes:
-        return OK if i % 2 else BUSY.replace(b"\r\n\r\n", b"\r\nRetry-After: 2\r\n\r\n")
-
-    load, _ = closed_loop(every_other, 6)
-
-    assert {(503, True), (200, False)} == {(record.outcome, record.retry_after) for record in load.records}
-
-
 def test_a_stall_adds_to_the_latency_of_all_delayed_requests() -> None:
     """Requests that are due while the only connection is busy are sent late. Their latency starts at the scheduled time."""
     arrivals = [0.0, 0.001, 0.002, 0.003]

@@ -14,7 +14,7 @@ from bertserve.bench.target import build_target, parse_url
 
 def measured(records: list[RequestRecord], start: float, end: float, *, texts: int = 1) -> Run:
     target = build_target(parse_url("http://127.0.0.1:1/classify"), [Body(b"{}", texts)], {})
-    return summarize("t", target, LoadResult(records, (start, end), 0.0, [], 0, False), open_loop=True)
+    return summarize("t", target, LoadResult(records, (start, end), [], 0, False), open_loop=True)
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 5.0), (0.9, 9.0), (0.99, 10.0), (1.0, 10.0), (0.01, 1.0), (0.1, 1.0)])

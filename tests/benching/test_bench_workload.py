@@ -89,26 +89,20 @@ def test_bodies_of_a_file_count_the_texts_that_the_model_reads(tmp_path: Path) -
     assert [3, 3, 2, 6, 3, 1] == [body.texts for body in bodies.build_bodies(str(file), path="/rerank")]
 
 
-def test_a_file_can_mix_bodies_and_texts(tmp_path: Path) -> None:
-    file = tmp_path / "bodies.jsonl"
-    file.write_text('{"inputs": ["a", "b"], "parameters": {}}\n\n"c"\n', encoding="utf-8")
-
-    assert [bodies.Body(b'{"inputs": ["a", "b"], "parameters": {}}', 2), bodies.Body(b'{"inputs": "c"}', 1)] == bodies.build_bodies(
-        str(file)
-    )
-
-
 @pytest.mark.parametrize("character", ["\u2028", "\u2029", "\u0085"])
 def test_only_a_newline_ends_a_line(tmp_path: Path, character: str) -> None:
     file = tmp_path / "bodies.jsonl"
     text = f"a{character}b"
     line = json.dumps(text, ensure_ascii=False)
-    file.write_bytes(f'{line}\r\n{{"inputs": {line}}}\n'.encode())
+    file.write_bytes(f"{line}\r\n\n{line}\n".encode())
 
     assert [text, text] == [json.loads(body.content)["inputs"] for body in bodies.build_bodies(str(file))]
 
 
-@pytest.mark.parametrize(("content", "message"), [("", "no body"), ("{", "line 1"), ("1", "neither"), (None, "neither a workload")])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("", "JSON string"), ("{", "not JSON"), ("1", "JSON string"), ('"a"\n{}', "JSON string"), (None, "neither a workload")],
+)
 def test_an_invalid_file_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
     file = tmp_path / "bodies.jsonl"
     if content is not None:

@@ -10,7 +10,6 @@ const seen = await page.evaluate(() => {
   return {
     width: document.documentElement.scrollWidth,
     outside: [...document.querySelectorAll("body *:not(svg *)")].filter((each) => each.getBoundingClientRect().right > innerWidth).map((each) => each.outerHTML.slice(0, 200)),
-    rows: document.querySelectorAll("tbody tr").length,
     plots: document.querySelectorAll("figure svg").length,
     // a label of the y-axis is rotated
     smallest_text_px: Math.min(...[...document.querySelectorAll("figure svg text")].map((each) => {
