@@ -1,0 +1,320 @@
+"""The largest allowed value of each field of each task, and one above, delay the event loop and need memory only within bounds.
+
+The fields come from the bodies' models; a field without a case is an error. `pytest -s -m ""` prints a line for each case.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from bertserve.service.settings import Settings
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.spec import TEXT, TaskSpec
+from conftest import ROOT, Served, running
+
+pytestmark = pytest.mark.serial
+
+STALL_S, MEMORY = 0.05, 150 * 2**20
+TRIES = 4
+ALLOWED = {200, 400, 404, 413, 422, 429}  # 400: not JSON; 404: a model of an unknown name
+CHARS, ITEMS, BYTES, TOP_K = Settings().max_chars, Settings().max_inputs, Settings().max_body_bytes, Settings().max_top_k
+LABELS, SPECIAL = 200, 2**62  # candidate labels; an integer without an upper bound
+SENTENCE = "The old bridge was built by Ada Lovelace in Porto in 1886. "
+NO_CHOICE = "no such value"
+
+
+def text(chars: int, of: str = SENTENCE) -> str:
+    return (of * (chars // len(of) + 1))[:chars]
+
+
+def filling(count: int) -> list[str]:
+    """Returns texts of the same length that fill a body."""
+    return [text(min(CHARS, (BYTES - 8000) // count - 4))] * count
+
+
+PASSAGE = text(6000)
+MASKED = text(300) + "[MASK] "
+BASES: dict[str, dict[str, Any]] = {
+    "text-classification": {"inputs": text(1500)},
+    "token-classification": {"inputs": PASSAGE},
+    "question-answering": {"inputs": {"question": "Who built it?", "context": PASSAGE}},
+    "fill-mask": {"inputs": MASKED},
+    "multiple-choice": {"inputs": {"question": "Who built it?", "context": PASSAGE, "choices": ["Ada.", "Nobody."]}},
+    "feature-extraction": {"inputs": PASSAGE},
+    "sentence-similarity": {"inputs": {"source_sentence": PASSAGE, "sentences": [PASSAGE] * 4}},
+    "text-ranking": {"query": "Who built it?", "texts": [PASSAGE] * 4},
+    "zero-shot-classification": {"inputs": text(300), "parameters": {"candidate_labels": ["building", "film"]}},
+    "attention": {"inputs": text(300), "parameters": {"output_attentions": True}},
+}
+SHORT_TEXTS = (["A short text."] * ITEMS, ["A short text."] * (ITEMS + 1))
+LIST_OF_TEXTS = (filling(ITEMS), filling(ITEMS + 1))
+ONE_TEXT = (text(CHARS), text(CHARS + 1))
+PUNCTUATION = (text(CHARS, "."), text(CHARS + 1, "."))  # a token for each character
+UNKNOWN_WORDS = (text(CHARS, "q" * 100 + " "), text(CHARS + 1, "q" * 100 + " "))  # the slowest text for WordPiece
+NUMBER = (SPECIAL, 10**400)
+NUMBERS = ([-1] * 256, list(range(257)))
+# (task, field) -> pairs of the largest allowed value and one above. A field that is missing here has its values in its schema.
+CASES: dict[tuple[str, str], list[tuple[Any, Any]]] = {
+    ("text-classification", "text"): [ONE_TEXT, PUNCTUATION, UNKNOWN_WORDS, LIST_OF_TEXTS, (filling(26), filling(28))],
+    ("text-classification", "text_pair"): [ONE_TEXT],
+    ("text-classification", "top_k"): [NUMBER],
+    ("text-classification", "stride"): [(480, 511), NUMBER],
+    ("token-classification", "text"): [ONE_TEXT, PUNCTUATION, UNKNOWN_WORDS, LIST_OF_TEXTS, (filling(26), filling(28))],
+    ("token-classification", "ignore_labels"): [(["x" * 1000] * 1000, ["x"] * 1001)],
+    ("token-classification", "stride"): [(480, 511), NUMBER],
+    ("question-answering", "question"): [ONE_TEXT],
+    ("question-answering", "context"): [ONE_TEXT, PUNCTUATION, UNKNOWN_WORDS],
+    ("question-answering", "top_k"): [(TOP_K, TOP_K + 1)],
+    ("question-answering", "doc_stride"): [(360, 384), NUMBER],
+    ("question-answering", "max_seq_len"): [(512, 513), NUMBER],
+    ("fill-mask", "text"): [
+        *((MASKED + text(CHARS - len(MASKED), of), MASKED + text(CHARS, of)) for of in (SENTENCE, ".")),
+        (MASKED + "[MASK] " * 63, MASKED + "[MASK] " * 64),
+        (["a [MASK]"] * ITEMS, ["a [MASK]"] * (ITEMS + 1)),
+    ],
+    ("fill-mask", "top_k"): [(TOP_K, TOP_K + 1)],
+    ("fill-mask", "targets"): [([f"film{i}" for i in range(1000)], ["film"] * 1001), (["q" * 256] * 64, ["q" * 256] * 65)],
+    ("multiple-choice", "question"): [ONE_TEXT],
+    ("multiple-choice", "prompt"): [ONE_TEXT],
+    ("multiple-choice", "context"): [ONE_TEXT],
+    ("multiple-choice", "choices"): [(filling(64), filling(65))],
+    ("feature-extraction", "text"): [ONE_TEXT, PUNCTUATION, UNKNOWN_WORDS, LIST_OF_TEXTS],
+    ("feature-extraction", "prompt_name"): [("x" * 1_000_000, 1)],
+    ("feature-extraction", "dimensions"): [(384, 385), NUMBER],
+    ("feature-extraction", "layers"): [NUMBERS],
+    ("sentence-similarity", "source_sentence"): [ONE_TEXT],
+    ("sentence-similarity", "sentences"): [SHORT_TEXTS, LIST_OF_TEXTS],
+    ("sentence-similarity", "prompt_name"): [("x" * 1_000_000, 1)],
+    ("text-ranking", "query"): [ONE_TEXT],
+    ("text-ranking", "texts"): [SHORT_TEXTS, LIST_OF_TEXTS, (filling(26), filling(28))],
+    ("zero-shot-classification", "text"): [ONE_TEXT, (filling(ITEMS // 2), filling(ITEMS // 2 + 1))],
+    ("zero-shot-classification", "candidate_labels"): [
+        (",".join(map(str, range(LABELS))), "," * 1_000_000),
+        ([f"{i:03}" + "x" * 997 for i in range(LABELS)], [str(i) for i in range(LABELS + 1)]),
+    ],
+    ("zero-shot-classification", "hypothesis_template"): [(text(998) + "{}", text(999) + "{}")],
+    ("attention", "text"): [ONE_TEXT],
+    ("attention", "text_pair"): [ONE_TEXT],
+    ("attention", "layers"): [NUMBERS],
+    ("attention", "heads"): [NUMBERS],
+    **{(task, "model"): [("x" * 1_000_000, 1)] for task in BASES},
+}
+# parts of a body that make a field costly, or without which it is not allowed
+WITH: dict[tuple[str, str], dict[str, Any]] = {
+    ("text-classification", "stride"): {"inputs": PASSAGE, "parameters": {"window": "mean"}},
+    ("text-classification", "offset_unit"): {"inputs": text(300), "parameters": {"explain": True}},
+    ("token-classification", "text"): {"parameters": {"ignore_labels": []}},
+    ("token-classification", "offset_unit"): {"parameters": {"ignore_labels": []}},
+    ("question-answering", "top_k"): {"parameters": {"max_answer_len": 512}},
+    ("question-answering", "max_answer_len"): {"parameters": {"top_k": TOP_K}},
+    ("question-answering", "duplicates"): {"parameters": {"top_k": TOP_K, "max_answer_len": 512, "doc_stride": 300}},
+    ("question-answering", "explain"): {"inputs": {"question": "Who built it?", "context": text(600)}},
+    ("fill-mask", "targets"): {"parameters": {"joint": True}},
+    ("fill-mask", "beam"): {"inputs": "[MASK] " * 4, "parameters": {"joint": True}},
+    ("feature-extraction", "encoding_format"): {"parameters": {"pooling": "none"}},
+}
+
+
+def full(head: str, item: str, tail: str = "", count: int = BYTES) -> bytes:
+    """Returns a body with as many equal items as it can have, or at most `count`; `{i}` in an item becomes its number."""
+    length = len(item.replace("{i}", "")) + 7 * ("{i}" in item)
+    count = min(count, (BYTES - len(head) - len(tail)) // length)
+    return (head + "".join(item.replace("{i}", str(i)) for i in range(count)) + tail).encode()
+
+
+# bodies that are costly to parse, or whose items are all wrong
+WHOLE_BODIES = {
+    "lists": lambda: full("[", "[],", "[]]"),
+    "lists of texts": lambda: full("[", '["a",'),
+    "allowed lists": lambda: full("[", "[],", "[]]", count=2**16 - 2),
+    "nested lists": lambda: full('{"inputs": ', "["),
+    "allowed texts": lambda: full('{"inputs": [', '"",', "1]}", count=2**18 - 2),
+    "wrong texts": lambda: full('{"inputs": [', "1,", "1]}", count=2**18 - 2),
+    "pairs with a wrong one": lambda: full('{"inputs": [', '{"text": "a"},', "1]}", count=2**14),
+    "numbers": lambda: full('{"inputs": [', "1.5e-7,", "1]}", count=2**18 - 2),
+    "a number": lambda: full('{"inputs": "a", "parameters": {"top_k": ', "1", "}}"),
+    "unknown keys": lambda: full('{"inputs": "a"', ',"k{i}": 1', "}", count=2**16 - 2),
+    "unknown parameters": lambda: full('{"inputs": "a", "parameters": {"a": 1', ',"k{i}": 1', "}}", count=2**16 - 4),
+    "a key": lambda: full('{"inputs": "a", "', "a", '": 1}'),
+    "escapes": lambda: full('{"inputs": "', '\\"', '"}'),
+    "structure within a text": lambda: full('{"inputs": ["', "[1,", '"]}'),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A body that sets one field to its largest value, or to one above; `body` makes it, because the bodies of all cases have 100 MB."""
+
+    spec: TaskSpec
+    field: str
+    value: Any
+    is_large: bool
+
+    @property
+    def body(self) -> bytes:
+        name, value, task = self.field, self.value, self.spec.name
+        body: dict[str, Any] = json.loads(json.dumps(BASES[task] | WITH.get((task, name), {})))
+        if name in self.spec.body.parameters_type.model_fields:
+            body["parameters"] = body.get("parameters", {}) | {name: value}
+        elif name in self.spec.body.model_fields:
+            body[name] = value
+        elif name == TEXT and isinstance(body["inputs"], str):
+            body["inputs"] = value
+        else:
+            inputs = body["inputs"] if isinstance(body["inputs"], dict) else {TEXT: body["inputs"]}
+            if name == "prompt":
+                del inputs["question"]
+            body["inputs"] = inputs | {name: value}
+        return json.dumps(body).encode()
+
+
+def fields_of(spec: TaskSpec) -> dict[str, dict[str, Any]]:
+    """Returns the JSON schema of each field of a task's body by its name."""
+    whole, parameters = spec.body.model_json_schema(), spec.body.parameters_type.model_json_schema().get("properties", {})
+    own = {name: schema for name, schema in whole["properties"].items() if name not in ("inputs", "parameters")}
+    return own | parameters | {name: {} for name in spec.input_fields if name not in own}
+
+
+def values_of(schema: dict[str, Any]) -> list[tuple[Any, Any]]:
+    """Returns the pairs of values of a field whose schema limits them; empty for others."""
+    kinds = [kind for kind in schema.get("anyOf", [schema]) if kind.get("type") != "null"]
+    [kind] = kinds if len(kinds) == 1 else [{}]
+    if "enum" in kind:
+        return [(value, NO_CHOICE) for value in kind["enum"]]
+    if kind.get("type") == "boolean":
+        return [(True, "true"), (False, 2)]
+    return [(kind["maximum"], kind["maximum"] + 1)] if "maximum" in kind else []
+
+
+def cases() -> Iterator[Any]:
+    for spec in TASKS.values():
+        for name, schema in fields_of(spec).items():
+            listed = CASES.get((spec.name, name))
+            for i, (largest, above) in enumerate(listed or values_of(schema)):
+                # `make test` runs the first case of each field with its own limit; the others repeat what a boolean or a choice selects
+                marks = () if listed and i == 0 else pytest.mark.full_grid
+                yield pytest.param(Case(spec, name, largest, is_large=True), id=f"{spec.path}-{name}-{i}-largest", marks=marks)
+                yield pytest.param(Case(spec, name, above, is_large=False), id=f"{spec.path}-{name}-{i}-above", marks=marks)
+
+
+class Probe(threading.Thread):
+    """Sends probes one after the other on one connection, and keeps the longest time of an answer in seconds."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        super().__init__()
+        self._address, self._ended = address, threading.Event()
+        self.longest_s = 0.0
+
+    def run(self) -> None:
+        with closing(HTTPConnection(*self._address, timeout=60)) as connection:
+            while not self._ended.is_set():
+                start = time.perf_counter()
+                connection.request("GET", "/health/live")
+                connection.getresponse().read()
+                self.longest_s = max(self.longest_s, time.perf_counter() - start)
+                time.sleep(0.001)
+
+    def __enter__(self) -> Probe:
+        self.start()
+        time.sleep(0.01)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self.join()
+
+
+@dataclass
+class Bench:
+    """A served process; `memory` is the peak of its memory during ordinary requests, in bytes."""
+
+    served: Served
+    memory: int = 0
+    bodies: list[tuple[str, bytes]] = field(
+        default_factory=lambda: [(f"/{TASKS[task].path}", json.dumps(body).encode()) for task, body in BASES.items()]
+    )
+
+    def post(self, path: str, body: bytes) -> int:
+        with closing(HTTPConnection(*self.served.address, timeout=300)) as connection:
+            connection.request("POST", path, body)
+            answer = connection.getresponse()
+            answer.read()
+            return answer.status
+
+    def measured(self, path: str, body: bytes) -> tuple[int, float, int]:
+        """Returns the status of a request, the longest delay of a probe in seconds, and the peak of the memory in bytes."""
+        Path(f"/proc/{self.served.process.pid}/clear_refs").write_text("5", encoding="ascii")
+        with Probe(self.served.address) as probe:
+            status = self.post(path, body)
+        return status, probe.longest_s, self.peak()
+
+    def peak(self) -> int:
+        """Returns the peak of its resident memory since `clear_refs`."""
+        lines = Path(f"/proc/{self.served.process.pid}/status").read_text(encoding="utf-8").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
+
+    def ordinary_stall_s(self) -> float:
+        return max(self.measured(path, body)[1] for path, body in self.bodies)
+
+
+@contextmanager
+def bench_in(folder: Path) -> Iterator[Bench]:
+    tiny.bundle(folder / "models", "choices", task="multiple-choice", max_length=512)
+    tiny.bundle(folder / "models", "attentive", max_length=512, attention_heads=(4, 4))
+    flags = ("--models", str(folder / "models"), "--threads", "1", "--allow-implicit-default", "--timeout-ms", "120000")
+    with running(ROOT / "models", folder / "log", *flags) as served:
+        bench = Bench(served)
+        for path, body in bench.bodies * 2:
+            assert 200 == bench.post(path, body), path
+        bench.memory = bench.peak()
+        yield bench
+
+
+@pytest.fixture(name="bench", scope="module")
+def bench_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    with bench_in(tmp_path_factory.mktemp("costly")) as bench:
+        yield bench
+
+
+@pytest.mark.parametrize("spec", TASKS.values(), ids=TASKS)
+def test_every_field_has_a_case(spec: TaskSpec) -> None:
+    fields = fields_of(spec)
+    assert [] == [name for name, schema in fields.items() if not CASES.get((spec.name, name)) and not values_of(schema)]
+    assert [] == [name for task, name in [*CASES, *WITH] if task == spec.name and name not in fields]
+
+
+@pytest.mark.parametrize("case", list(cases()))
+def test_a_field_costs_little(bench: Bench, case: Case, request: pytest.FixtureRequest) -> None:
+    body = case.body
+    assert len(body) <= BYTES or not case.is_large
+    check(bench, f"/{case.spec.path}", body, request.node.callspec.id)
+
+
+@pytest.mark.parametrize("name", WHOLE_BODIES)
+def test_a_body_costs_little(bench: Bench, name: str) -> None:
+    body = WHOLE_BODIES[name]()
+    assert BYTES // 16 < len(body) <= BYTES
+    check(bench, "/classify", body, name)
+
+
+def check(bench: Bench, path: str, body: bytes, name: str) -> None:
+    """Other load on the machine only adds to a delay, so a case can try again; the last delay is compared with that of ordinary requests."""
+    for _ in range(TRIES):
+        status, stall_s, peak = bench.measured(path, body)
+        print(f"\n| {name} | {status} | {1000 * stall_s:.0f} | {(peak - bench.memory) / 2**20:.0f} |")
+        assert status in ALLOWED
+        assert peak - bench.memory < MEMORY
+        if stall_s < STALL_S:
+            return
+    assert stall_s < STALL_S + bench.ordinary_stall_s()
