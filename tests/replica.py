@@ -1,11 +1,12 @@
-"""Runs replicas, which are `bert-serve` processes on loopback ports, and HAProxy in front of them.
+"""Runs replicas, which are `bert-serve` processes on loopback ports, and HAProxy or nginx in front of them.
 
-A replica can be restarted at its address. HAProxy runs with the configuration of `deploy/haproxy`, but with other addresses.
+A replica can be restarted at its address. The proxies run with the configurations of `deploy/`, but with other addresses.
 """
 
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import random
 import re
@@ -14,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
@@ -28,7 +29,8 @@ from bertserve.bench.errors import BenchError
 PORTS = range(20_000, 32_000)
 _STOP_S = 60
 
-CONFIGURATION = Path(__file__).resolve().parents[1] / "deploy/haproxy/haproxy.cfg"
+DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
+HAPROXY_FILE, NGINX_FILE = DEPLOY / "haproxy/haproxy.cfg", DEPLOY / "nginx/nginx.conf"
 _START_S = 10
 _READY = 200
 
@@ -153,34 +155,52 @@ def free_ports(count: int) -> list[int]:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class HAProxy:
-    """A running HAProxy.
+@dataclass(frozen=True)
+class Proxy:
+    """A running proxy.
 
     Attributes:
         url: Address for requests.
-        stats_url: Address of its status page.
         process: Its process.
         log: File with its output: failures, and state changes of replicas.
     """
 
     url: str
-    stats_url: str
     process: subprocess.Popen[bytes]
     log: Path
 
 
-def installed() -> bool:
-    """Returns whether HAProxy is installed."""
-    return shutil.which("haproxy") is not None
+@dataclass(frozen=True)
+class HAProxy(Proxy):
+    """A running HAProxy.
+
+    Attributes:
+        stats_url: Address of its status page.
+    """
+
+    stats_url: str
 
 
-def configuration(port: int, stats_port: int, replica_ports: Sequence[int]) -> str:
+def installed(program: str = "haproxy") -> bool:
+    """Returns whether a proxy is installed."""
+    return shutil.which(program) is not None
+
+
+def haproxy_configuration(stats_port: int, replica_ports: Sequence[int]) -> str:
     """Returns the configuration of `deploy/haproxy` with these ports, and one server per replica."""
-    text = CONFIGURATION.read_text(encoding="utf-8")
-    text = text.replace("bind 127.0.0.1:8000", f"bind 127.0.0.1:{port}").replace("bind 127.0.0.1:8404", f"bind 127.0.0.1:{stats_port}")
+    text = HAPROXY_FILE.read_text(encoding="utf-8").replace("bind 127.0.0.1:8404", f"bind 127.0.0.1:{stats_port}")
     lines = "".join(f"    server replica{i} 127.0.0.1:{each}\n" for i, each in enumerate(replica_ports, 1))
     return re.sub(r"(^ +server replica\d+ \S+\n)+", lines, text, flags=re.MULTILINE)
+
+
+def nginx_configuration(port: int, replica_ports: Sequence[int], folder: Path) -> str:
+    """Returns the configuration of `deploy/nginx` with these ports, the current user, and temporary files in a folder."""
+    text = NGINX_FILE.read_text(encoding="utf-8").replace("listen 127.0.0.1:8000", f"listen 127.0.0.1:{port}")
+    text = text.replace("user www-data;", f"user {getpass.getuser()};\npid {folder}/pid;")
+    paths = "".join(f"    {name}_temp_path {folder}/{name};\n" for name in ("client_body", "proxy", "fastcgi", "scgi", "uwsgi"))
+    [options] = set(re.findall(r"^ +server 127\.0\.0\.1:\d+( .*)$", text, re.MULTILINE))
+    lines = "".join(f"        server 127.0.0.1:{each}{options}\n" for each in replica_ports)
+    return re.sub(r"(^ +server 127\S+ .*\n)+", lines, text, flags=re.MULTILINE).replace("http {\n", f"http {{\n{paths}", 1)
 
 
 @contextmanager
@@ -190,23 +210,51 @@ def haproxy(replica_ports: Sequence[int], folder: Path) -> Iterator[HAProxy]:
     Raises:
         BenchError: HAProxy is not installed, or did not start.
     """
-    if not installed():
-        raise BenchError("haproxy is not installed; install the package haproxy.")
     port, stats_port = free_ports(2)
-    file, log = folder / f"haproxy-{port}.cfg", folder / f"haproxy-{port}.log"
-    file.write_text(configuration(port, stats_port, replica_ports), encoding="utf-8")
+    file = folder / f"haproxy-{port}.cfg"
+    file.write_text(haproxy_configuration(stats_port, replica_ports), encoding="utf-8")
+    with _started(["haproxy", "-db", "-f", str(file)], port, folder, {"BIND": f"127.0.0.1:{port}"}) as started:
+        yield HAProxy(started.url, started.process, started.log, f"http://127.0.0.1:{stats_port}")
+
+
+@contextmanager
+def nginx(replica_ports: Sequence[int], folder: Path) -> Iterator[Proxy]:
+    """Runs nginx in front of running replicas until the block ends. Its files are in the folder.
+
+    Raises:
+        BenchError: nginx is not installed, or did not start.
+    """
+    [port] = free_ports(1)
+    files = folder / f"nginx-{port}"
+    files.mkdir()
+    file = files / "nginx.conf"
+    file.write_text(nginx_configuration(port, replica_ports, files), encoding="utf-8")
+    with _started(["nginx", "-p", str(files), "-c", str(file), "-g", "daemon off;"], port, folder) as started:
+        yield started
+
+
+PROXIES = {"haproxy": haproxy, "nginx": nginx}
+
+
+@contextmanager
+def _started(command: list[str], port: int, folder: Path, environment: Mapping[str, str] | None = None) -> Iterator[Proxy]:
+    """Runs a proxy until the block ends. It is started when a replica is ready through it."""
+    [program, *_] = command
+    if not installed(program):
+        raise BenchError(f"{program} is not installed; install the package {program}.")
+    log = folder / f"{program}-{port}.log"
     with log.open("w") as errors:
-        process = subprocess.Popen(["haproxy", "-db", "-f", str(file)], stdout=subprocess.DEVNULL, stderr=errors)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env={**os.environ, **(environment or {})})
     try:
-        started = HAProxy(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{stats_port}", process, log)
+        started = Proxy(f"http://127.0.0.1:{port}", process, log)
         end = time.monotonic() + _START_S
         while not is_ready(started.url):
             if process.poll() is not None or time.monotonic() > end:
-                raise BenchError(f"haproxy did not start: {log.read_text()}")
+                raise BenchError(f"{program} did not start: {log.read_text()}")
             time.sleep(0.02)
         yield started
     finally:
-        process.kill()  # stopping it would wait for connections
+        process.terminate()  # both end at once, without waiting for connections
         process.wait()
 
 

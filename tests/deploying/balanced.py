@@ -1,4 +1,4 @@
-"""Replicas behind a real HAProxy, and a load in a thread that records the responses of its clients."""
+"""Replicas behind a real HAProxy or nginx, and a load in a thread that records the responses of its clients."""
 
 from __future__ import annotations
 
@@ -19,29 +19,39 @@ import httpx
 from bertserve.bench.bodies import Body
 from bertserve.bench.generator import Durations, run_load
 from bertserve.bench.target import build_target, parse_url
-from conftest import metric
-from replica import HAProxy, Replica, haproxy, replicas
+from conftest import metric, wait_until
+from replica import PROXIES, HAProxy, Proxy, Replica, is_ready, replicas
 
 LIMIT_S = 60
 
 
 class Balanced(NamedTuple):
-    """Replicas and the HAProxy in front of them."""
+    """Replicas and the proxy in front of them."""
 
-    proxy: HAProxy
+    proxy: Proxy
     replicas: list[Replica]
 
     def states(self) -> list[str]:
         """Returns the state of each replica in HAProxy: `UP`, `DOWN`, or a transition between them."""
+        assert isinstance(self.proxy, HAProxy)
         page = httpx.get(f"{self.proxy.stats_url}/;csv", trust_env=False).text.removeprefix("# ")
         return [row["status"] for row in csv.DictReader(io.StringIO(page)) if row["svname"].startswith("replica")]
 
+    def wait_until_all_serve(self) -> None:
+        """Waits until the proxy sends requests to all replicas."""
+        wait_until(lambda: all(is_ready(each.url) for each in self.replicas))
+        if isinstance(self.proxy, HAProxy):
+            wait_until(lambda: set(self.states()) == {"UP"})
+
 
 @contextmanager
-def balanced(models: Path, folder: Path, *flags: str, count: int = 2) -> Iterator[Balanced]:
-    """Runs replicas with one thread each behind HAProxy until the block ends."""
-    with replicas(models, count, folder, ["--threads", "1", *flags]) as made, haproxy([each.port for each in made], folder) as proxy:
-        yield Balanced(proxy, made)
+def balanced(models: Path, folder: Path, *flags: str, count: int = 2, proxy: str = "haproxy") -> Iterator[Balanced]:
+    """Runs replicas with one thread each behind HAProxy or nginx until the block ends."""
+    with (
+        replicas(models, count, folder, ["--threads", "1", *flags]) as made,
+        PROXIES[proxy]([each.port for each in made], folder) as started,
+    ):
+        yield Balanced(started, made)
 
 
 @dataclass

@@ -1,0 +1,239 @@
+"""Attacks through HAProxy and nginx on one replica: SECURITY.md promises what happens then.
+
+During each attack, a probe asks the replica itself, its memory is measured, and an ordinary caller sends requests through the proxy.
+`pytest -s` prints a table of all attacks. `make test` runs the attacks of EVERY_RUN for a part of a second, `make test-all` all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+import attacks
+import raw_http
+import replica
+import tiny
+from attacks import ATTACKS, LARGE_ANSWER
+from balanced import entries
+from conftest import wait_until
+from replica import PROXIES, Proxy, Replica
+
+pytestmark = [
+    pytest.mark.serial,
+    pytest.mark.skipif(not all(map(replica.installed, PROXIES)), reason="haproxy or nginx is not installed"),
+]
+
+MAX_STALL_S = 0.25
+MAX_GROWTH_MIB = 64
+MAX_KEPT_MIB = 16
+SECONDS = float(os.environ.get("STRESS_SECONDS", "0.4"))
+TRIES = 3  # a machine that stands still causes a stall once, an attack causes it each time
+EVERY_RUN = {
+    "slow heads",
+    "slow bodies",
+    "bodies without their last byte",
+    "lines without their last byte",
+    "slow readers of a large answer",
+    "silent connections",
+    "half-closed connections",
+    "many connections",
+    "pipelined requests",
+    "pipelined requests that are not read",
+    "a megabyte of trailers",
+    "chunks of one byte",
+    "chunk extensions",
+    "chunks over the limit",
+    "length and chunks",
+    "6,000 headers",
+    "a header of a megabyte",
+    "a stream of wrong lines",
+}
+GOOD = {"inputs": "good"}
+# A request for a path that the proxies do not forward. It is as long as that of the corpus.
+HIDDEN = b"GET /metrics HTTP/1.1\r\nhost: t\r\nx-request-id: hiden\r\n\r\n"
+
+
+@dataclass
+class Outcome:
+    """The effect of one attack.
+
+    Attributes:
+        stall_s: Longest time until the replica answered a probe, without the longest delay of a thread of this process.
+        growth_mib: Peak of the replica's anonymous memory, minus its memory before the attack.
+        callers: Status, or kind of failure, of each request of the ordinary caller.
+    """
+
+    stall_s: float = 0.0
+    growth_mib: float = 0.0
+    callers: Counter[int | str] = field(default_factory=Counter)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the replica kept its promise."""
+        return self.stall_s <= MAX_STALL_S and self.growth_mib <= MAX_GROWTH_MIB and set(self.callers) == {200}
+
+
+class Measured:
+    """A replica behind proxies."""
+
+    def __init__(self, one: Replica, proxies: dict[str, Proxy]) -> None:
+        self._replica, self.proxies = one, proxies
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Sends ordinary requests with large answers, and notes the memory afterwards."""
+        for _ in range(4):
+            httpx.post(f"{self._replica.url}/fill-mask", content=LARGE_ANSWER, timeout=60, trust_env=False).raise_for_status()
+        self._memory_mib = self._memory()
+
+    def rest(self) -> None:
+        """Waits until the last attack is over. Restarts a replica that has not returned its memory, because that could hide a growth."""
+        if self._memory() > self._memory_mib + MAX_KEPT_MIB:
+            self._replica.kill()
+            self._replica.start()
+            self._warm_up()
+            wait_until(lambda: all(replica.is_ready(proxy.url) for proxy in self.proxies.values()))
+        wait_until(lambda: entries(self._replica) == 0)
+
+    def attacked(self, name: str, proxy: Proxy) -> Outcome:
+        """Returns the effect of an attack through a proxy."""
+        self.rest()
+        command = [sys.executable, attacks.__file__, name, str(urlsplit(proxy.url).port), str(SECONDS)]
+        outcome, over, before = Outcome(), threading.Event(), self._memory()
+        with ThreadPoolExecutor(3) as pool:
+            probing = pool.submit(self._probe, over)
+            calling = pool.submit(_call, proxy.url, over, outcome)
+            delayed = pool.submit(_delay_s, over)
+            with subprocess.Popen(command) as attacker:
+                while attacker.poll() is None:
+                    outcome.growth_mib = max(outcome.growth_mib, self._memory() - before)
+                    time.sleep(0.01)
+            over.set()
+            calling.result()
+            outcome.stall_s = max(0.0, probing.result() - delayed.result())
+        assert 0 == attacker.returncode
+        return outcome
+
+    def log(self) -> str:
+        return self._replica.log.read_text()
+
+    def _memory(self) -> float:
+        """Returns the anonymous resident memory of the replica in MiB."""
+        lines = Path(f"/proc/{self._replica.process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon:"))
+
+    def _probe(self, over: threading.Event) -> float:
+        """Returns the longest time until a probe was answered, in seconds."""
+        longest = 0.0
+        connection = HTTPConnection("127.0.0.1", self._replica.port, timeout=30)
+        while not over.is_set():
+            start = time.monotonic()
+            connection.request("GET", "/health/live")
+            answer = connection.getresponse()
+            answer.read()
+            assert 200 == answer.status
+            longest = max(longest, time.monotonic() - start)
+            time.sleep(0.01)
+        connection.close()
+        return longest
+
+
+def _delay_s(over: threading.Event) -> float:
+    """Returns the longest delay of a thread that sleeps, in seconds. It is part of what the probe measures."""
+    longest = 0.0
+    while not over.is_set():
+        start = time.monotonic()
+        time.sleep(0.01)
+        longest = max(longest, time.monotonic() - start - 0.01)
+    return longest
+
+
+def _call(url: str, over: threading.Event, outcome: Outcome) -> None:
+    with httpx.Client(base_url=url, trust_env=False, timeout=30) as client:
+        while not over.is_set():
+            name = f"caller-{outcome.callers.total()}"
+            try:
+                answer = client.post("/classify", json=GOOD, headers={"x-request-id": name})
+                outcome.callers["not its own" if answer.headers["x-request-id"] != name else answer.status_code] += 1
+            except httpx.HTTPError as error:
+                outcome.callers[type(error).__name__] += 1
+            time.sleep(0.02)
+
+
+@pytest.fixture(name="service", scope="module")
+def one_replica_behind_proxies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
+    """Yields a replica with one thread, behind HAProxy and behind nginx."""
+    folder = tmp_path_factory.mktemp("attacked")
+    tiny.every_kind(folder / "models", max_length=512)
+    flags = ["--threads", "1", "--allow-implicit-default", "--access-log"]
+    with ExitStack() as stack:
+        [one] = stack.enter_context(replica.replicas(folder / "models", 1, folder, flags))
+        proxies = {name: stack.enter_context(start([one.port], folder)) for name, start in PROXIES.items()}
+        yield Measured(one, proxies)
+    assert "ERROR" not in one.log.read_text()
+
+
+@pytest.fixture(name="outcomes", scope="module")
+def all_outcomes() -> Iterator[dict[tuple[str, str], Outcome]]:
+    """Yields a dictionary for the outcomes of all attacks, and prints it as a table at the end."""
+    outcomes: dict[tuple[str, str], Outcome] = {}
+    yield outcomes
+    print("\n\n| attack | proxy | stall ms | MiB | callers answered |\n|---|---|---|---|---|")
+    for (attack, proxy), outcome in outcomes.items():
+        answered = f"{outcome.callers[200]} of {outcome.callers.total()}"
+        print(f"| {attack} | {proxy} | {outcome.stall_s * 1000:.0f} | {outcome.growth_mib:.0f} | {answered} |")
+
+
+@pytest.mark.parametrize("proxy", PROXIES)
+@pytest.mark.parametrize("attack", [pytest.param(name, marks=[] if name in EVERY_RUN else pytest.mark.full_grid) for name in ATTACKS])
+def test_a_replica_behind_a_proxy_withstands_an_attack(
+    service: Measured, outcomes: dict[tuple[str, str], Outcome], attack: str, proxy: str
+) -> None:
+    for _ in range(TRIES):
+        outcome = outcomes[attack, proxy] = service.attacked(attack, service.proxies[proxy])
+        if outcome.holds:
+            break
+    assert outcome.holds, outcome
+
+
+@pytest.mark.parametrize("proxy", PROXIES)
+def test_no_bytes_of_a_request_become_another_request(service: Measured, proxy: str) -> None:
+    """Whatever a message hides: the replica gets no request that the proxy did not read, and an ordinary caller gets its own answers."""
+    assert len(HIDDEN) == len(raw_http.SMUGGLED)
+    url, outcome, over = service.proxies[proxy].url, Outcome(), threading.Event()
+    sent = [sent.replace(raw_http.SMUGGLED, HIDDEN) for sent, _ in raw_http.CORPUS.values()]
+    with ThreadPoolExecutor(9) as pool:
+        calling = pool.submit(_call, url, over, outcome)
+        received = list(pool.map(functools.partial(_exchanged, urlsplit(url).port), sent))
+        over.set()
+        calling.result()
+
+    assert [] == [answers for answers in received if b"bertserve_" in answers]
+    assert "hiden" not in service.log()
+    assert {200} == set(outcome.callers)
+
+
+def _exchanged(port: int, sent: bytes) -> bytes:
+    """Returns everything that is received for some bytes until the connection ends, or until nothing comes for a moment."""
+    received = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=0.2) as connection, suppress(OSError):
+        connection.sendall(sent)
+        while data := connection.recv(65536):
+            received += data
+    return received

@@ -1,0 +1,288 @@
+"""deploy/haproxy and deploy/nginx: the proxies accept the configurations, their limits match the service, and requests pass unchanged."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+import replica
+import slow
+import tiny
+from balanced import Balanced, balanced, entries
+from bertserve.service import errors
+from bertserve.service.api import auth, jsonl
+from bertserve.service.settings import Settings, parse
+from conftest import wait_until
+from manifests import ROOT
+from replica import HAPROXY_FILE, NGINX_FILE, PROXIES
+
+HAPROXY, NGINX = HAPROXY_FILE.read_text(encoding="utf-8"), NGINX_FILE.read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs/how-to/replicas.md").read_text(encoding="utf-8")
+BODY = {"inputs": "good"}
+UNITS = {"ms": 0.001, "s": 1, "m": 60, "k": 2**10, "M": 2**20}
+
+needs_proxies = pytest.mark.skipif(not all(map(replica.installed, PROXIES)), reason="haproxy or nginx is not installed")
+
+
+def value(text: str, name: str) -> float:
+    """Returns a duration in seconds, a size in bytes, or a number of a configuration, such as `timeout server` or `inter`."""
+    [(number, unit)] = set(re.findall(rf"^ .*\b{name} (\d+)(ms|s|m|k|)\b", text, re.MULTILINE))
+    return float(number) * UNITS.get(unit, 1)
+
+
+def default(name: str) -> float:
+    return float(Settings.model_fields[name].default)
+
+
+@needs_proxies
+@pytest.mark.parametrize("variables", [{}, {"BIND": ":8000", "REPLICAS": "bertserve:8000"}], ids=["as it is", "compose"])
+def test_haproxy_accepts_the_configuration(variables: dict[str, str]) -> None:
+    command = ["haproxy", "-c", "-f", HAPROXY_FILE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **variables})
+    assert (0, "") == (done.returncode, done.stderr.replace("Configuration file is valid\n", ""))
+
+
+def test_the_proxies_listen_only_on_loopback() -> None:
+    """This includes the service, which has no API key there, and the statistics page."""
+    assert ['"${BIND-127.0.0.1:8000}"', "127.0.0.1:8404"] == re.findall(r"^ +bind (\S+)", HAPROXY, re.MULTILINE)
+    assert ["127.0.0.1:8000"] == re.findall(r"^ +listen ([^ ;]+)", NGINX, re.MULTILINE)
+    assert 2 == len(re.findall(r"^ +server replica\d 127\.0\.0\.1:\d+$", HAPROXY, re.MULTILINE))
+    assert 2 == len(re.findall(r"^ +server 127\.0\.0\.1:\d+ ", NGINX, re.MULTILINE))
+
+
+def test_timeouts_match_the_timeouts_of_the_service() -> None:
+    """The service ends requests first and keeps connections longer. The proxies add a margin for the last run to each deadline."""
+    [margin] = re.findall(r"x-request-timeout-ms\),add\((\d+)\)", HAPROXY)
+    assert default("timeout_ms") / 1000 + int(margin) / 1000 == value(HAPROXY, "timeout server")
+    assert default("max_timeout_ms") / 1000 + int(margin) / 1000 == value(NGINX, "proxy_read_timeout")
+    [digits] = re.findall(r"x-request-timeout-ms\) -m reg \^\[1-9\]\[0-9\]\{0,(\d)\}\$", HAPROXY)
+    assert default("max_timeout_ms") < 10 ** (int(digits) + 1)
+    assert max(value(HAPROXY, "timeout http-keep-alive"), value(NGINX, "keepalive_timeout")) < default("keep_alive_s")
+    assert {default("header_timeout_s")} == {value(HAPROXY, "timeout http-request"), value(NGINX, "client_header_timeout")}
+    assert {default("body_timeout_s")} == {value(HAPROXY, "wait-for-body time"), value(NGINX, "client_body_timeout")}
+
+
+def test_sizes_match_the_limits_of_the_service() -> None:
+    """A buffer of HAProxy holds the largest headers, and the rules for streams match all media types of streams."""
+    body, head = default("max_body_bytes"), default("max_header_bytes")
+    assert 2 * head <= value(HAPROXY, "tune.bufsize")
+    assert 2 == HAPROXY.count(f" gt {body:.0f} }}")
+    assert 2 == HAPROXY.count(f",length gt {head:.0f} }}")
+    assert f"client_max_body_size {body / 2**20:.0f}m;" in NGINX
+    assert f"large_client_header_buffers 2 {head / 2**10:.0f}k;" in NGINX
+    for names in re.findall(r"-m sub (.+)$", HAPROXY, re.MULTILINE) + re.findall(r'"~\*(.+)" 1;$', NGINX, re.MULTILINE):
+        assert all(re.search(names.replace(" ", "|"), kind.decode()) for kind in jsonl.MEDIA_TYPES)
+
+
+def test_the_proxies_have_the_same_limits() -> None:
+    """Connections and streams of an address, requests of an address in 10 s, and open requests of a replica."""
+    of_haproxy = [
+        value(HAPROXY, name) for name in ("sc0_conn_cur gt", "sc1_conn_cur gt", "sc0_http_req_rate gt", "on-error fastinter maxconn")
+    ]
+    rate, burst = (int(number) for number in re.findall(r"(?:rate=|burst=)(\d+)", NGINX))
+    [most] = set(re.findall(r"max_conns=(\d+)", NGINX))
+    assert of_haproxy == [value(NGINX, "limit_conn address"), value(NGINX, "limit_conn stream"), rate + burst, int(most)]
+
+
+def test_a_replica_drains_longer_than_haproxy_needs_to_notice() -> None:
+    assert "fall 2" in HAPROXY
+    notice = value(HAPROXY, "inter") + value(HAPROXY, "fastinter") + 2 * value(HAPROXY, "timeout check")
+    assert {True} == {notice < settings.pre_stop_delay_s for settings in shown()}
+
+
+def shown() -> list[Settings]:
+    lines = re.findall(r"^bert-serve serve (.+)$", GUIDE, re.MULTILINE)
+    assert 3 == len(lines)
+    return [parse(Settings, line.split()) for line in lines]
+
+
+def test_the_health_check_uses_the_readiness_path() -> None:
+    [uri] = re.findall(r"http-check send meth GET uri (\S+)", HAPROXY)
+    assert uri == "/health/ready"
+    assert uri in auth.PROBES
+
+
+def test_errors_of_the_proxies_have_the_format_of_the_service() -> None:
+    documents = re.findall(r"lf-string '([^']+)'", HAPROXY)
+    documents += [f'{{"error":{text},"request_id":""}}' for text in re.findall(r"^ +\S+ '(\"[^']+)';$", NGINX, re.MULTILINE)]
+    assert 12 + 9 == len(documents)
+    for document in map(json.loads, documents):
+        assert ["error", "error_type", "request_id"] == list(document)
+        assert document["error"].endswith(".")
+        assert document["error_type"] in {kind for _, kind in errors.ERROR_STATUSES.values()}
+
+
+@pytest.fixture(name="service", scope="module", params=PROXIES)
+def replicas_behind_a_proxy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Balanced]:
+    """Yields two replicas with a fast and a slow model. They trust the proxy and log each request."""
+    folder = tmp_path_factory.mktemp("balanced")
+    tiny.bundle(folder / "models")
+    slow.bundle(folder / "models")
+    flags = ["--forwarded-allow-ips", "127.0.0.1", "--access-log", "--default", "text-classification=tiny"]
+    with balanced(folder / "models", folder, *flags, proxy=request.param) as service:
+        yield service
+
+
+@pytest.fixture(name="client")
+def client_of_the_proxy(service: Balanced) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=service.proxy.url, trust_env=False, timeout=60) as client:
+        yield client
+
+
+def logged(service: Balanced, request_id: str) -> list[str]:
+    """Waits for log lines with a request id, and returns them from all replicas."""
+
+    def lines() -> list[str]:
+        return [line for replica in service.replicas for line in replica.log.read_text().splitlines() if request_id in line]
+
+    wait_until(lambda: len(lines()) > 0)
+    return lines()
+
+
+@needs_proxies
+@pytest.mark.serial
+def test_both_replicas_answer(service: Balanced, client: httpx.Client) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        assert {200} == {answer.status_code for answer in pool.map(lambda _: client.post("/classify", json=BODY), range(40))}
+
+    def shares() -> list[int]:
+        return [replica.log.read_text().count(" POST /classify 200 ") for replica in service.replicas]
+
+    wait_until(lambda: sum(shares()) >= 40)  # a thread writes the log, with a delay
+    assert (40, True) == (sum(shares()), min(shares()) > 0)
+
+
+@needs_proxies
+@pytest.mark.serial
+def test_the_log_has_the_address_of_the_caller_and_one_id(service: Balanced, client: httpx.Client) -> None:
+    """A valid id of the caller is kept; otherwise, proxy and replica share a new one. An address in a caller's header is ignored."""
+    named = client.post("/classify", json=BODY, headers={"x-request-id": "mine-1", "x-forwarded-for": "203.0.113.7"})
+    made = client.post("/classify", json=BODY, headers={"x-request-id": 'not "one"'})
+
+    assert ["mine-1"] == named.headers.get_list("x-request-id")
+    [line] = logged(service, "mine-1")
+    assert " 127.0.0.1 POST /classify 200 " in line
+    [given] = made.headers.get_list("x-request-id")
+    assert re.fullmatch(r"[0-9a-f-]{32,36}", given)
+    assert 1 == len(logged(service, given))
+
+
+@needs_proxies
+@pytest.mark.serial
+def test_responses_pass_unchanged(client: httpx.Client) -> None:
+    """This includes errors, a header of 30 kB, and large bodies."""
+    wrong = client.post("/classify", json={"inputs": 3}, headers={"x": "a" * 30_000})
+    large = client.post("/classify", json={"inputs": ["good " * 200] * 32})
+
+    assert (422, "invalid_value") == (wrong.status_code, wrong.json()["error_type"])
+    assert (200, 32, "tiny") == (large.status_code, len(large.json()), large.headers["x-model"])
+
+
+@needs_proxies
+@pytest.mark.serial
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/metrics"),
+        ("GET", "/%6detrics"),
+        ("POST", "/models/tiny/unload"),
+        ("POST", "/models/tiny/%75nload"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["application/json", "application/x-ndjson"])
+def test_paths_that_affect_only_one_replica_are_refused(client: httpx.Client, method: str, path: str, kind: str) -> None:
+    answer = client.request(method, path, headers={"content-type": kind})
+
+    assert (404, "not_found") == (answer.status_code, answer.json()["error_type"])
+    assert answer.headers["x-request-id"] == answer.json()["request_id"]
+
+
+@needs_proxies
+@pytest.mark.serial
+def test_a_request_over_a_limit_is_refused(client: httpx.Client) -> None:
+    """The limits are those of the service, so that it would refuse these requests too."""
+    large = client.post("/classify", content=b" " * (2**21 + 1), headers={"x-request-id": "mine-3"})
+    chunked = client.post("/classify", content=iter([b" " * 2**20] * 3))
+    odd = client.get("/classify", headers={"x": "a" * 40_000})
+    traced = client.request("TRACE", "/classify")
+
+    assert (413, "too_large", "mine-3") == (large.status_code, large.json()["error_type"], large.headers["x-request-id"])
+    assert (413, "too_large") == (chunked.status_code, chunked.json()["error_type"])
+    assert (431, "head_too_large") == (odd.status_code, odd.json()["error_type"])
+    assert (405, "method_not_allowed") == (traced.status_code, traced.json()["error_type"])
+
+
+@needs_proxies
+@pytest.mark.serial
+def test_an_address_has_a_limit_of_streams(service: Balanced, client: httpx.Client) -> None:
+    """Other requests of the address are answered, and so are streams of another address."""
+    url = httpx.URL(service.proxy.url)
+    head = b"POST /classify HTTP/1.1\r\nhost: t\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n"
+    line = {"content": json.dumps(BODY), "headers": {"content-type": "application/x-ndjson"}}
+    with ExitStack() as stack:
+        for _ in range(2 * int(value(HAPROXY, "sc1_conn_cur gt"))):  # a request of `refused` can come before some of them
+            connection = stack.enter_context(socket.create_connection((url.host, url.port or 0), timeout=20))
+            connection.sendall(head)
+
+        def refused() -> bool:
+            answer = client.post("/classify", **line)
+            return (answer.status_code, answer.headers.get("retry-after")) == (429, "1")
+
+        wait_until(refused)
+        assert 200 == client.post("/classify", json=BODY).status_code
+        with httpx.Client(transport=httpx.HTTPTransport(local_address="127.0.0.3"), base_url=service.proxy.url, timeout=60) as other:
+            assert 200 == other.post("/classify", **line).status_code
+    wait_until(lambda: client.post("/classify", **line).status_code == 200)
+
+
+@needs_proxies
+@pytest.mark.serial
+def test_a_stream_answers_each_line_before_the_next_line_is_sent(service: Balanced) -> None:
+    host, port = service.proxy.url.removeprefix("http://").split(":")
+    head = "POST /classify HTTP/1.1\r\nhost: test\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n"
+    line = json.dumps(BODY) + "\n"
+    chunk = f"{len(line):x}\r\n{line}\r\n"
+    with socket.create_connection((host, int(port)), timeout=20) as connection, connection.makefile("rb") as answers:
+        connection.sendall((head + chunk).encode())
+        assert any(b'"label"' in read for read in answers)  # the request body has not ended yet
+        connection.sendall(f"{chunk}0\r\n\r\n".encode())
+        assert any(b'"label"' in read for read in answers)
+
+
+@needs_proxies
+@pytest.mark.serial
+def test_a_disconnect_drops_the_queued_work(service: Balanced) -> None:
+    """The proxy forwards the disconnect, and the replica drops the items that have not started."""
+    body = json.dumps({"inputs": ["good"] * 100}).encode()
+    request = b"POST /models/slow HTTP/1.1\r\nhost: test\r\nx-request-id: gone-1\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+    host, port = service.proxy.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(request)
+        wait_until(lambda: max(map(entries, service.replicas)) > 50)
+    assert any(" 499 " in line for line in logged(service, "gone-1"))
+    wait_until(lambda: max(map(entries, service.replicas)) == 0)
+
+
+@needs_proxies
+@pytest.mark.serial
+@pytest.mark.full_grid
+@pytest.mark.parametrize("proxy", PROXIES)
+def test_errors_without_replicas_have_the_usual_format(tmp_path: Path, models: Path, proxy: str) -> None:
+    """The response has Retry-After and the caller's id. The health check of the proxy fails."""
+    with balanced(models, tmp_path, count=1, proxy=proxy) as service, httpx.Client(base_url=service.proxy.url, trust_env=False) as client:
+        service.replicas[0].stop()
+        answer = client.post("/classify", json=BODY, headers={"x-request-id": "mine-2"})
+        red = client.get("/health/ready")
+
+    assert (503, "unavailable", "mine-2") == (answer.status_code, answer.json()["error_type"], answer.json()["request_id"])
+    assert ("1", "mine-2", 503) == (answer.headers["retry-after"], answer.headers["x-request-id"], red.status_code)
