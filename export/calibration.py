@@ -52,11 +52,7 @@ MAX_REPORT = 350  # texts including passages, without pairs of passages; more wo
 
 
 def read_texts(path: Path, purpose: str = "calibration") -> list[TextOrPair]:
-    """Returns the distinct texts of a file: one per line, or the texts and pairs of JSON Lines, CSV or TSV.
-
-    Args:
-        path: The file; the end of its name gives the format.
-        purpose: The purpose of its texts, for errors.
+    """Returns the distinct texts of a file: one per line, or the texts and pairs of JSON Lines, CSV or TSV, by the end of its name.
 
     Raises:
         CheckpointError: The file cannot be read, or has fewer than `MIN_TEXTS` distinct texts.
@@ -222,11 +218,7 @@ class Split:
 
 
 def read_split(calibration: Path, validation: Path | None = None) -> Split:
-    """Returns the texts of all splits, without passages.
-
-    Args:
-        calibration: A file of texts; some are held out for the gate and, without `validation`, for the report.
-        validation: A file of texts for the report, which shares no text with the first.
+    """Returns the texts of all splits, without passages. Without a file for `validation`, the first file also gives the texts of the report.
 
     Raises:
         CheckpointError: A file cannot be read, has too few texts, or shares texts with the other.

@@ -20,13 +20,7 @@ from bertserve.service.text.tokenizer import Tokenizer
 
 
 def optimize(raw: Path, checkpoint: Checkpoint, traced: str) -> Artifact:
-    """Creates the float32 graph, next to the traced one; the other graphs are created from it.
-
-    Args:
-        raw: The traced graph.
-        checkpoint: The traced checkpoint.
-        traced: A description of the tracing, for readers.
-    """
+    """Creates the float32 graph next to the traced one; `traced` describes the tracing, for readers."""
     fused, packed = raw.with_name("fused.onnx"), raw.with_name("packed.onnx")
     fusions = fuse(raw, fused, checkpoint)
     model = rewrite.load(fused)

@@ -125,13 +125,8 @@ def plan_shapes(max_length: int, *, masks: bool, rectangle: bool) -> ShapePlan:
 
     GPUs choose kernels by shape, and TensorRT builds them by shape, so a few warmed-up shapes are worth the padding. Lengths are multiples
     of 8, which half-precision kernels need, except the last length, which is the model's own. From 64 on, each length and each number of
-    rows is at most 1.5 times the previous one, so a batch fills at least two thirds of each dimension.
-
-    Args:
-        max_length: The model's maximum length in tokens.
-        masks: Whether the graph has the positions of masks as an input.
-        rectangle: Whether all lengths have the same numbers of rows, for a provider that reserves memory for the longest text in
-            the largest batch.
+    rows is at most 1.5 times the previous one, so a batch fills at least two thirds of each dimension. In a rectangle all lengths have the
+    same numbers of rows, for a provider that reserves memory for the longest text in the largest batch.
     """
     lengths = [*(length for length in _LENGTHS if length < max_length), max_length]
     last = max(MAX_TOKENS // max_length, _LEAST_ROWS)
@@ -211,12 +206,7 @@ def convert_to_fp16(
 ) -> tuple[dict[str, int], float]:
     """Writes the half-precision graph to a new file; its inputs and outputs keep their types.
 
-    Args:
-        source: The float32 graph.
-        target: The new graph.
-        workspace: A folder for intermediate files.
-        feeds: The calibration texts as graph inputs.
-        padded: Some of them with padding, for the large values of masks that are added to scores.
+    `feeds` are the calibration texts, and `padded` some of them with padding, for the large values of masks that are added to scores.
 
     Returns:
         The nodes in half precision (`Float16`) and the nodes that stay in float32 (`KeptFloat`) -> count; and the root mean square
@@ -237,14 +227,10 @@ def convert_to_fp16(
 
 
 def overflowing(model: onnx.ModelProto, peaks: dict[str, float]) -> set[str]:
-    """Returns the names of the nodes that must stay in float32.
+    """Returns the names of the nodes that must stay in float32, by the largest magnitude of each tensor that is not a constant.
 
     A tensor beyond the limit must not be in half precision, so the nodes that write and read it stay in float32. A fused sum
     (SkipLayerNormalization) can overflow inside, so its check uses the sum of its inputs' magnitudes.
-
-    Args:
-        model: The float32 graph with named nodes.
-        peaks: Float tensor -> its largest magnitude; those of constants are read from the model.
     """
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     constants |= {

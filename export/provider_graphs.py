@@ -45,8 +45,7 @@ def measure_graphs(
         checkpoint: The checkpoint of the graphs.
         tokenizer: The bundle's tokenizer.
         reference: The checkpoint's own outputs.
-        default_must_agree: Whether a provider's float32 graph becomes its default if another graph has too low agreement with the
-            checkpoint.
+        default_must_agree: Whether float32 becomes the default if another graph has too low agreement with the checkpoint.
 
     Returns:
         The graphs that passed, and the graphs that failed with the reasons.

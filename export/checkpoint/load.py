@@ -250,11 +250,9 @@ def _padding(source: str, model: PreTrainedModel, tokenizer: Any, inputs: tuple[
     try:
         return find_padding(model, tokenizer, [spec.name for spec in inputs], max_length)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
-        asks = "decoder_input" in str(error)
         raise CheckpointError(
-            f"{type(model).__name__} of `{source}` "
-            + ("has a decoder whose inputs cannot be made from a text" if asks else "fails on the inputs of its tokenizer")
-            + f": {type(error).__name__}: {error}; fix the checkpoint; bert-export may also not support its kind."
+            f"{type(model).__name__} of `{source}` fails on the inputs of its tokenizer: {type(error).__name__}: {error}; fix the checkpoint; "
+            "bert-export may also not support its kind, such as a decoder whose inputs cannot be made from a text."
         ) from error
 
 

@@ -30,7 +30,6 @@ WEIGHTS_FILE, PICKLE = "adapter_model.safetensors", "adapter_model.bin"  # versi
 # the training, which do not affect the trained adapter.
 _ANY = {
     *(
-        "peft_type",
         "task_type",
         "base_model_name_or_path",
         "revision",
@@ -46,6 +45,7 @@ _ANY = {
 # Settings that affect the merge, with their supported values. All others must be off, because an unknown setting may
 # affect it too; peft writes unused settings as null, false or empty.
 _UNDERSTOOD: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
     "bias": ("none", "all", "lora_only", None),
     # the initialization; other values, such as pissa and olora, also change the model's weights
     "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva", None),
@@ -168,14 +168,10 @@ def read_adapter(folder: Path) -> LoraAdapter | None:
 
 def _check_settings(folder: Path, config: dict[str, Any]) -> None:
     """Refuses adapters other than LoRA, unsupported settings, and a missing name of the base model."""
-    if config.get("peft_type") != "LORA":
-        raise CheckpointError(
-            f"the adapter `{folder.name}` has the type {config.get('peft_type')}, but only LORA is supported; merge it with peft."
-        )
-    for setting in sorted(config.keys() - _ANY):
-        if config[setting] not in _UNDERSTOOD.get(setting, _OFF):
+    for setting in sorted({"peft_type", *config} - _ANY):
+        if config.get(setting) not in _UNDERSTOOD.get(setting, _OFF):
             raise CheckpointError(
-                f"the adapter `{folder.name}` has `{setting}` = {config[setting]!r:.80}, "
+                f"the adapter `{folder.name}` has `{setting}` = {config.get(setting)!r:.80}, "
                 "which is not supported; merge it with peft and export the result."
             )
     alpha = config.get("lora_alpha")
@@ -210,10 +206,9 @@ def _sort_tensors(
         else:
             raise CheckpointError(f"the adapter `{folder.name}` has a tensor `{key}`, which is not supported; only linear layers are.")
     for layer, update in updates.items():
-        if not {_A, _B} <= update.keys():
-            raise CheckpointError(f"the adapter `{folder.name}` lacks one of the two matrices of `{layer}`; save it again.")
         if update.keys() != part_names:
-            raise CheckpointError(f"the adapter `{folder.name}` lacks the magnitudes of `{layer}`, and has `use_dora`; save it again.")
+            missing = ", ".join(sorted(part_names - update.keys()))
+            raise CheckpointError(f"the adapter `{folder.name}` lacks `{missing}` of `{layer}`; save it again.")
         a, b = update[_A], update[_B]
         if a.ndim != 2 or b.ndim != 2 or b.shape[1] != len(a) or (use_dora and update[_MAGNITUDE].shape != b.shape[:1]):
             raise CheckpointError(f"the adapter `{folder.name}` has tensors of `{layer}` whose shapes do not match; save it again.")

@@ -14,11 +14,12 @@ This is the only place that runs code other than that of the exporter and its pa
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, Self
 
 import torch
@@ -177,13 +178,11 @@ def _split(reference: str) -> tuple[Path, str]:
 
 def _call(path: Path, factory: str) -> ModuleSpec:
     name = f"bertserve_module_{path.stem}"
-    import_spec = importlib.util.spec_from_file_location(name, path)
-    if import_spec is None or import_spec.loader is None:
-        raise CheckpointError(f"`{path}` is not a Python file; its name must end in .py.")
-    module = importlib.util.module_from_spec(import_spec)
+    module = ModuleType(name)
+    module.__file__ = str(path)
     sys.modules[name] = module  # dataclasses and exporters look up modules by name
     try:
-        import_spec.loader.exec_module(module)
+        SourceFileLoader(name, str(path)).exec_module(module)
         result = getattr(module, factory)()
         spec = ModuleSpec(**result) if isinstance(result, Mapping) else result
     except ValidationError as error:

@@ -84,12 +84,6 @@ def find_padding(model: PreTrainedModel, tokenizer: Any, names: Sequence[str], m
     XLNet reads its last position, so it only tolerates padding on the left. LLaMA tolerates both sides, because its positions are relative;
     but on the left their numbers differ, which changes last bits, and int8 amplifies this to a step. If no padding is tolerated, the
     tokenizer's own is returned: parity then finds that the graph is not batch-invariant, and the service runs single texts.
-
-    Args:
-        model: The model in evaluation mode.
-        tokenizer: Its Hugging Face tokenizer with a padding token.
-        names: The inputs from the tokenizer.
-        max_length: Maximum length of a text in tokens.
     """
     configured_id = model.config.get_text_config().pad_token_id
     ids = dict.fromkeys(id_ for id_ in (tokenizer.pad_token_id, configured_id) if _is_row(id_, model))

@@ -108,15 +108,7 @@ class _Normalize(torch.nn.Module):
 
 
 def read_embedding(folder: Path, settings: SentenceSettings, dimensions: int) -> tuple[Embedding, SentenceHead | None]:
-    """Reads the modules after the encoder.
-
-    Args:
-        folder: The checkpoint's folder.
-        settings: Its other settings.
-        dimensions: Values of a token's vector.
-
-    Returns:
-        The manifest's entry for the embedding, with the last layer only, and the part of the graph, if the service cannot do it.
+    """Returns the manifest's entry for vectors of the last layer, and the part of the graph after the encoder, if the service cannot do it.
 
     Raises:
         CheckpointError: A file is broken, or needs an unsupported feature.

@@ -89,15 +89,10 @@ def read_output(outputs: Any, name: str) -> torch.Tensor:
 
 
 def choose_layers(model: PreTrainedModel, tokenizer: Any, layers: Layers) -> tuple[Layers, tuple[int, ...]]:
-    """Makes an encoder return the requested layers; returns them in the manifest's form.
-
-    Args:
-        model: The encoder; this function may run it.
-        tokenizer: Its tokenizer.
-        layers: A name, or numbers of transformers' `hidden_states`: 0 is the output of the embeddings, negative numbers count from the end.
+    """Makes an encoder return layers: a name, or numbers of transformers' `hidden_states`, where negative numbers count from the end.
 
     Returns:
-        The name, or numbers counted from 0, ascending, including the last layer, which the graph always returns; and the requested layers in
+        The layers of the manifest: the name, or numbers counted from 0, ascending, including the last layer; and the requested layers in
         their order, with these numbers, or negative ones for a name.
 
     Raises:

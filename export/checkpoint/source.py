@@ -24,7 +24,7 @@ from typing import Any
 import transformers
 import yaml  # type: ignore[import-untyped]
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
 from bertserve.export.checkpoint.lora import CONFIG_FILE, PICKLE, WEIGHTS_FILE, LoraAdapter, read_adapter
@@ -233,23 +233,11 @@ def _find_folder(source: str, revision: str | None) -> Path:
     try:
         return _download(source, revision)
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise CheckpointError(_why_not_downloaded(source, error)) from error
-
-
-def _why_not_downloaded(source: str, error: Exception) -> str:
-    causes = (error, error.__cause__)  # for a repository without files in the cache, huggingface_hub may raise another error from it
-    if any(isinstance(cause, GatedRepoError) for cause in causes):
-        return (
-            f"`{source}` is a gated repository; accept its conditions on its page, and give a token of that account in HF_TOKEN or by "
-            "`hf auth login`."
-        )
-    hint = ""
-    if any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
-        hint = " A private repository needs a token, in HF_TOKEN or by `hf auth login`."
-    return (
-        f"`{source}` is not a local folder, and it cannot be downloaded from the hub ({type(error).__name__}); "
-        f"check the id, --revision and the network.{hint}"
-    )
+        # for a repository without files in the cache, huggingface_hub raises another error from the actual one
+        raise CheckpointError(
+            f"`{source}` is not a local folder, and it cannot be downloaded from the hub ({type(error.__cause__ or error).__name__}); check the id, "
+            "--revision and the network. A private or gated repository needs a token of an account with access, in HF_TOKEN or by `hf auth login`."
+        ) from error
 
 
 def _download(source: str, revision: str | None) -> Path:

@@ -58,12 +58,7 @@ SENTENCE_ORDERS = 2  # labels of ALBERT's head: in order, and swapped
 
 
 def choose_task(config: Any, task: str, adapter: LoraAdapter | None) -> tuple[Task, Any]:
-    """Returns the task and the auto class that loads it.
-
-    Args:
-        config: The model's configuration; it gets an adapter's head and number of labels.
-        task: A Hugging Face task name, or `auto` to read it from the architecture.
-        adapter: The adapter to merge into the model, if any.
+    """Returns the task and the auto class that loads it; `auto` reads the task from the architecture. It gives an adapter's head to `config`.
 
     Raises:
         CheckpointError: The task is unknown, or the model has no head for it.
@@ -114,9 +109,7 @@ def read_labels(source: str, config: Any) -> tuple[str, ...]:
 def read_activation(config: Any, setting: str | None = None) -> Activation:
     """Returns the function from logits to scores: that of a cross-encoder, or by the rule of the Hugging Face text-classification pipeline.
 
-    Args:
-        config: The model's configuration.
-        setting: Name of the class in the settings file of sentence-transformers, if any; it has priority over older fields in config.json.
+    `setting` is the name of its class in the settings file of sentence-transformers, which has priority over older fields in config.json.
 
     Raises:
         CheckpointError: A cross-encoder has an unsupported function, or one that contradicts the rule.

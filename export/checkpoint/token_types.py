@@ -58,16 +58,10 @@ def choose_token_types(
 ) -> TokenTypes | None:
     """Returns the token types that the model was trained with, or None if it reads none.
 
-    Args:
-        source: The checkpoint, for messages.
-        model: The model.
-        tokenizer: Its tokenizer.
-        pieces: The pieces of all templates that the task uses.
-        version: The version of transformers that wrote the checkpoint; None if unknown.
-        requested: The choice of the user, if any.
+    `pieces` are those of all templates that the task uses, and `version` is the version of transformers that wrote the checkpoint, if known.
 
     Raises:
-        CheckpointError: The choice has no effect, or it is unknown how the model was trained, and this matters.
+        CheckpointError: The user's choice has no effect, or it is unknown how the model was trained, and this matters.
     """
     rows = getattr(model.config, "type_vocab_size", None)
     if TYPE_IDS not in inspect.signature(model.forward).parameters or rows == 0:

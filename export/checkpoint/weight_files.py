@@ -19,7 +19,6 @@ from safetensors.torch import load_file
 from bertserve.export.errors import CheckpointError
 
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
-_OTHER_FORMATS = {"tf_model.h5": "from_tf", "model.ckpt.index": "from_tf", "flax_model.msgpack": "from_flax"}
 _GLOBAL = re.compile(r"\bGLOBAL ([\w.]+)")  # in the message of torch
 
 
@@ -34,11 +33,9 @@ def find_weights(source: str, folder: Path) -> list[Path]:
             return [folder / name]
         if (folder / f"{name}.index.json").is_file():
             return _parts(source, folder / f"{name}.index.json", Path(name).suffix)
-    other = next((name for name in _OTHER_FORMATS if (folder / name).is_file()), None)
     raise CheckpointError(
-        f"the weights of `{source}` cannot be read: it has neither `{SAFETENSORS}` nor `{PICKLE}`"
-        + ("; save the model with `save_pretrained`." if other is None else f", but `{other}`, a format of other libraries; ")
-        + ("" if other is None else f"load it with transformers 4 (`{_OTHER_FORMATS[other]}=True`) and save it with `save_pretrained`.")
+        f"the weights of `{source}` cannot be read: it has neither `{SAFETENSORS}` nor `{PICKLE}`; save the model with `save_pretrained`. "
+        "Weights of TensorFlow or Flax must first be loaded with transformers 4 (`from_tf=True`, `from_flax=True`)."
     )
 
 

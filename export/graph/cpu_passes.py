@@ -170,11 +170,7 @@ def _names(values: Sequence[ir.Value | None]) -> list[str | None]:
 def restrict_to_cls(model: ir.Model) -> int:
     """Makes an unfused graph compute only the first token's results, if `Gather(hidden, 0, axis=1)` is the only reader of hidden states.
 
-    Args:
-        model: The graph, which is changed in place; its hidden states are [rows, length, hidden].
-
-    Returns:
-        The number of nodes that compute one row instead of all.
+    Returns the number of nodes that compute one row instead of all.
     """
     gathers = {node for node in model.graph if _gathers_cls(node)}
     # node -> indices of the inputs of which it only needs the first row

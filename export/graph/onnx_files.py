@@ -42,14 +42,10 @@ def remove(path: Path) -> None:
 
 
 def save(model: ir.Model, path: Path, *, max_bytes: int | None = None) -> None:
-    """Writes a model to one file, or to two if its constants are too large for one.
+    """Writes a model to one file, or to two if its constants have more than `max_bytes` (by default `WORK_BYTES`).
 
-    Types and shapes of intermediate values are not written: ONNX Runtime infers them, and they would be wrong after rewriting.
-
-    Args:
-        model: The model; it must not be used afterwards if it was loaded from `path`.
-        path: The file; an existing one is replaced.
-        max_bytes: Maximum bytes of constants in one file; None for `WORK_BYTES`.
+    Types and shapes of intermediate values are not written: ONNX Runtime infers them, and they would be wrong after rewriting. A model that
+    was loaded from `path` must not be used afterwards.
 
     Raises:
         OSError: The files cannot be written.
@@ -99,13 +95,7 @@ def lazy_weights(path: Path) -> Iterator[onnx.ModelProto]:
 
 
 def save_proto(proto: onnx.ModelProto, path: Path, *, folder: Path | None = None) -> None:
-    """Writes a model from one of onnx's own tools, like `save`.
-
-    Args:
-        proto: The model.
-        path: The file.
-        folder: Folder of the constants that `lazy_weights` left in their file.
-    """
+    """Writes a model from one of onnx's own tools, like `save`; `folder` has the constants that `lazy_weights` left in their file."""
     model = ir.from_proto(proto)
     ir.external_data.set_base_dir(model.graph, folder or path.parent)
     save(model, path)

@@ -47,13 +47,7 @@ def load(path: Path) -> ir.Model:
 
 
 def save(model: ir.Model, path: Path, *, outputs: Sequence[str] = ()) -> None:
-    """Writes a model without unused parts.
-
-    Args:
-        model: The model; unused nodes and constants are removed from it.
-        path: The new file.
-        outputs: Names of additional float tensors to return after the model's own outputs, for calibration.
-    """
+    """Writes a model after removing its unused parts; the file also returns the float tensors `outputs`, for calibration."""
     graph = model.graph
     values = {value.name: value for node in graph for value in node.outputs}
     count = len(graph.outputs)
@@ -89,13 +83,9 @@ def add_constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
 
 
 def add_to_output(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape, part: ir.Value) -> None:
-    """Adds a value to a node's output for all its readers; the sum gets the output's name, and the output a new one.
+    """Inserts the nodes of a tape, and adds their result `part` to a node's output for all its readers.
 
-    Args:
-        graph: The graph, which is changed in place.
-        node: The node.
-        tape: The nodes that compute the value; this function inserts them.
-        part: The value; its shape must broadcast to the output's.
+    The sum gets the output's name, and the output a new one.
     """
     output = node.outputs[0]
     total = ir.Value(name=output.name, type=output.type, shape=output.shape)

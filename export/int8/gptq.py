@@ -27,7 +27,7 @@ def column_blocks(columns: int) -> Iterator[slice]:
 
 
 def column_scales(weight: Floats, peak: NDArray[np.uint8]) -> Floats:
-    """Returns each column's scale, large enough that no CPU saturates on values like those of calibration.
+    """Returns each column's scale, float32 [columns], large enough that no CPU saturates on values like those of calibration.
 
     Without VNNI, x86 multiplies u8 by s8 and adds *pairs* of products in 16 bits, saturating. A column whose largest pair could
     get beyond this range gets a larger scale. A text with values beyond those of calibration can still saturate some sums.
@@ -35,9 +35,6 @@ def column_scales(weight: Floats, peak: NDArray[np.uint8]) -> Floats:
     Args:
         weight: Float32 [rows, columns].
         peak: The largest quantized activation for each row, uint8 [rows].
-
-    Returns:
-        Float32 [columns].
     """
     scales = np.maximum(np.abs(weight).max(axis=0), np.finfo(np.float32).tiny) / MAX_INT8
     # one step of margin per row of the pair, because rounding may go up
@@ -84,15 +81,9 @@ class Gptq:
         self._factor = _inverse_factor(hessian[np.ix_(self._order, self._order)])
 
     def round(self, weight: Floats, scales: Floats, peak: NDArray[np.uint8]) -> NDArray[np.int8]:
-        """Returns the matrix rounded so that `inputs @ weight` changes least; it saturates no more than rounding to nearest.
+        """Returns the matrix rounded so that `inputs @ weight` changes least, int8 [rows, columns]; it saturates no more than rounding to nearest.
 
-        Args:
-            weight: Float32 [rows, columns].
-            scales: Float32 [columns].
-            peak: As for `column_scales`.
-
-        Returns:
-            Int8 [rows, columns]; it is rounded to nearest if there are fewer inputs than rows, which is too little information.
+        It is rounded to nearest if there are fewer inputs than rows, which is too little information.
         """
         if not self.is_enough:
             return round_to_nearest(weight, scales)

@@ -42,17 +42,9 @@ def _block(activation: ir.Node) -> tuple[Linear, Linear] | None:
 
 
 def split_hidden_units(graph: ir.Graph, activation: ir.Node, peak: Floats) -> NDArray[np.int64]:
-    """Moves the hidden units with the largest values to a small separate feed-forward block in float.
+    """Moves the hidden units with the largest values to a small separate feed-forward block in float; returns the others, int64.
 
-    A feed-forward block is a sum over its hidden units, so it can be split in two.
-
-    Args:
-        graph: The graph, which is changed in place.
-        activation: An activation from `feed_forwards`.
-        peak: Largest magnitude of each hidden unit, [units].
-
-    Returns:
-        The remaining units, int64.
+    A feed-forward block is a sum over its hidden units, so it can be split in two. `peak` is the largest magnitude of each unit, [units].
     """
     block = _block(activation)
     assert block is not None, activation.name
@@ -75,12 +67,9 @@ def split_hidden_units(graph: ir.Graph, activation: ir.Node, peak: Floats) -> ND
 
 
 def split_input_channels(graph: ir.Graph, layer: Linear, peak: Floats) -> None:
-    """Multiplies the channels with the largest values by their rows of the matrix in float, and adds the result.
+    """Multiplies the channels with the largest values by their rows of the matrix in float, and adds the result after the bias.
 
-    Args:
-        graph: The graph, which is changed in place; these rows of the matrix become zero.
-        layer: A linear layer with a bias.
-        peak: Largest magnitude of each input channel, [channels].
+    These rows of the layer's own matrix become zero. `peak` is the largest magnitude of each channel, [channels].
     """
     x, weight = layer.x, layer.weight
     outlying = np.sort(np.argsort(-peak, kind="stable")[:INPUT_CHANNELS])
@@ -95,14 +84,9 @@ def split_input_channels(graph: ir.Graph, layer: Linear, peak: Floats) -> None:
 
 
 def fold_smoothing(graph: ir.Graph, multipliers: Mapping[str, Floats]) -> set[str]:
-    """Multiplies attention outputs by channel, and divides the matrix that reads them accordingly.
+    """Multiplies attention outputs by channel, float32 [channels], and divides the matrix that reads them; a factor of zero has no effect.
 
-    Args:
-        graph: The graph, which is changed in place; its linear layers are `MatMul` and `Add` of a bias.
-        multipliers: Tensor -> factors of its channels, float32 [channels]; a factor of zero has no effect.
-
-    Returns:
-        The smoothed tensors: outputs of attention whose values come from a matrix that nothing else uses.
+    Returns the smoothed tensors: outputs of attention whose values come from a matrix that nothing else uses.
     """
     tensors = set()
     for attention in graph:

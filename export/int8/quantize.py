@@ -58,10 +58,10 @@ def _one_thread_a_product() -> Iterator[None]:
 def quantize(
     source: Path, target: Path, workspace: Path, feeds: Sequence[Feed], gate: Sequence[Feed], *, max_error: float, quick: bool
 ) -> tuple[dict[str, int], float]:
-    """Writes the int8 graph to a new file.
+    """Writes the int8 graph of a float32 graph from `bertserve.export.graph.cpu_passes` to a new file.
 
     Args:
-        source: The float32 graph from `bertserve.export.graph.cpu_passes`.
+        source: The float32 graph.
         target: The new graph.
         workspace: A folder for intermediate files.
         feeds: The texts for all choices, as graph inputs.
@@ -71,7 +71,7 @@ def quantize(
 
     Returns:
         Quantized operators, and operators that stay in float or were rounded to nearest because of too few texts -> count; and the
-        difference of the outputs from the float graph's on the gate's texts, by `inference.relative_error`.
+        difference of the outputs from the float graph's on the gate's texts.
 
     Raises:
         GraphError: There is no matrix to quantize, or the error is too large with any matrix in int8.

@@ -89,10 +89,7 @@ class QuantParams:
 def choose_scale(weight: Floats, activations: Activations, *, smooth: bool) -> ActivationScale:
     """Returns the smoothing and scale with the smallest error of some of the matrix's outputs, on some rows of the calibration texts.
 
-    Args:
-        weight: The matrix that reads the activation, float32 [inputs, outputs].
-        activations: The observations of the activation on the calibration texts.
-        smooth: Whether channels may be smoothed.
+    `weight` is the matrix that reads the activation, float32 [inputs, outputs].
     """
     weight_peak = _weight_peak(weight)
     used_channels = weight_peak > 0  # rows of zeros are computed elsewhere, in float
@@ -122,15 +119,7 @@ def choose_scale(weight: Floats, activations: Activations, *, smooth: bool) -> A
 def quantize_weight(
     weight: Floats, bias: Floats, activations: Activations, activation_scale: ActivationScale, *, use_gptq: bool
 ) -> QuantParams:
-    """Returns the matrix in int8 with a corrected bias.
-
-    Args:
-        weight: Float32 [inputs, outputs].
-        bias: Float32 [outputs].
-        activations: The observations of the matrix's input on the calibration texts.
-        activation_scale: The storage of the activation.
-        use_gptq: Whether to round weights by GPTQ, which takes longest, or to nearest.
-    """
+    """Returns the matrix, float32 [inputs, outputs], in int8 with a corrected bias, float32 [outputs]. GPTQ takes longest."""
     rows = activations.rows(None if use_gptq else SAMPLE_ROWS) * (_weight_peak(weight) > 0)
     stored = activation_scale.dequantized(rows)
     before, after = rows.mean(axis=0), stored.mean(axis=0)

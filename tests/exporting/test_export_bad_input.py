@@ -94,10 +94,6 @@ def pickle_weights(make: Callable[[dict[str, torch.Tensor]], Any] = dict, **opti
     return change
 
 
-def as_format(name: str) -> Change:
-    return lambda path: (path / "model.safetensors").rename(path / name)
-
-
 class Trap:
     """An object that creates a file when it is unpickled."""
 
@@ -202,8 +198,7 @@ BAD: dict[str, tuple[Change, list[str]]] = {
         lambda path: (remove("model.safetensors")(path), write("pytorch_model.bin", LFS_POINTER)(path)),
         ["placeholder"],
     ),
-    "TensorFlow weights": (as_format("tf_model.h5"), ["tf_model.h5", "from_tf"]),
-    "Flax weights": (as_format("flax_model.msgpack"), ["flax_model.msgpack", "from_flax"]),
+    "TensorFlow weights": (lambda path: (path / "model.safetensors").rename(path / "tf_model.h5"), ["model.safetensors", "from_tf"]),
     "index of pickles": (index("pytorch_model.bin"), ["pytorch_model.bin", ".safetensors"]),
     "index is a list": (
         lambda path: (remove("model.safetensors")(path), write("model.safetensors.index.json", b"[]")(path)),

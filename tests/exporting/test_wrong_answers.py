@@ -384,7 +384,7 @@ GATED = GatedRepoError("403 Client Error.", response=response(403))
 PRIVATE = RepositoryNotFoundError("401 Client Error.", response=response(401))  # or it does not exist
 
 
-@pytest.mark.parametrize(("error", "named"), [(uncached(), "gated"), (PRIVATE, "private")])
+@pytest.mark.parametrize(("error", "named"), [(uncached(), "(GatedRepoError)"), (PRIVATE, "(RepositoryNotFoundError)")])
 def test_a_missing_hub_token_is_explained(run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, named: str) -> None:
     def download(*_: Any, **__: Any) -> None:
         raise error
