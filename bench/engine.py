@@ -45,12 +45,7 @@ class OnnxLoop:
     """A bundle's tokenizer, and an onnxruntime session with one of its graphs or another one."""
 
     def __init__(self, path: Path, graph: Path | None = None, *, served: Mapping[str, Any] | None = None) -> None:
-        """Loads the bundle in a folder, and creates a session.
-
-        Args:
-            path: Folder of the bundle.
-            graph: ONNX file to run instead of a graph of the bundle.
-            served: The endpoint's information about its model, whose graph is run; None for the bundle's default graph for the CPU.
+        """Loads the bundle in a folder, and creates a session for `graph`, or for the bundle's graph that is served.
 
         Raises:
             BenchError: The bundle is broken or not the one that is served, or the graph cannot be loaded, or has an unknown input.
@@ -145,20 +140,11 @@ class OnnxLoop:
 
 
 def _check_served(bundle: files.Bundle, served: Mapping[str, Any]) -> None:
-    """Checks that a model of the service is the bundle, on a CPU.
-
-    Raises:
-        BenchError: It is another bundle or another version of it, or it does not run on the CPU.
-    """
-    given, name = f"bundle `{bundle.manifest.name}` {bundle.version}", served.get("name")
-    if served.get("version") != bundle.version:
+    """Raises a BenchError unless a model of the service is the bundle, on a CPU."""
+    if (served.get("version"), served.get("provider")) != (bundle.version, "cpu"):
         raise BenchError(
-            f"{served['endpoint']} serves `{name}` {served.get('version')}, but --bundle is {given}, so a ratio would compare two models; "
-            f"give the folder of the served bundle, or the address of a service with --bundle as --target."
-        )
-    if served.get("provider") != "cpu":
-        raise BenchError(
-            f"{served['endpoint']} runs `{name}` on {served.get('provider')}, but the raw loop runs on the CPU; serve with --provider cpu."
+            f"{served['endpoint']} runs `{served.get('name')}` {served.get('version')} on {served.get('provider')}, but the raw loop would "
+            f"run `{bundle.manifest.name}` {bundle.version} on the CPU; give the folder of the served bundle, and serve with --provider cpu."
         )
 
 

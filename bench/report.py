@@ -27,13 +27,10 @@ class BenchReport:
 
     Attributes:
         settings: The flags of the command, without keys.
-        service: `/info` of the service, if available.
-        model: The endpoint's information about its model, if available.
+        service: `/info` of the service, if available; `model` is the endpoint's information about its model, likewise.
         engine: Bundle and graph of the raw loop, if there is one.
         figures: Results of the command as a whole, such as `ratio`.
         metrics: Metrics of the loads that the objectives are checked against.
-        interrupted: Whether Ctrl-C ended the command early.
-        started: Start of the command in ISO 8601 with the time zone's offset.
     """
 
     command: str

@@ -72,7 +72,9 @@ def bench_table() -> str:
     rows = []
     for flag, having in commands.items():
         lacking = [command for command in all_commands if command not in having]
-        rows.append((f"`{flag.usage}`", _sentence(flag), _codes(having) if len(lacking) > 2 else f"all but {_codes(lacking)}" if lacking else "all"))
+        rows.append(
+            (f"`{flag.usage}`", _sentence(flag), _codes(having) if len(lacking) > 2 else f"all but {_codes(lacking)}" if lacking else "all")
+        )
     return _table(("flag", "meaning", "commands"), rows)
 
 

@@ -90,7 +90,7 @@ def test_compare_refuses_a_bundle_that_is_not_served_at_the_target(
     given = ("compare", "--target", f"{service.url}/classify={service.texts}", "--seconds", 0.1, "--bundle", other)
 
     assert 2 == cli.main([str(flag) for flag in given])
-    assert "compare two models" in capsys.readouterr().err
+    assert "the raw loop would run" in capsys.readouterr().err
 
 
 # path, bundle, texts per request, and texts that the model reads per request
