@@ -88,12 +88,6 @@ class SpanTexts:
         first, last = trimmed(self._passage, first, last)
         return {"answer": self._passage[first:last], "score": score, "start": first, "end": last}
 
-    def longest(self, tokens: int) -> int:
-        """Returns the characters of the longest answer of at most `tokens` tokens."""
-        starts = np.array([start for start, _ in self._offsets])[self._firsts]
-        ends = np.array([end for _, end in self._offsets])[self._lasts]
-        return int((ends[np.minimum(np.arange(len(ends)) + tokens, len(ends)) - 1] - starts).max())
-
 
 def _steps(answer: dict[str, Any]) -> int:
     """Returns the steps to create an answer and to compare its text."""

@@ -44,8 +44,6 @@ DEFAULT_STRIDE = 128
 ANSWER_BYTES = 56 + SCORE_BYTES  # of an answer in the result, without its text
 # Spans that are scored and sorted per step.
 SPANS_PER_STEP = 32
-# Bytes of answers if each were as long as the passage; only above this limit the longest possible answer is computed.
-_LONG_ANSWERS = 2**16
 
 
 class AnswerParameters(TaskParameters):
@@ -139,7 +137,9 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskRun:
     parameters, passage_windows = request.parameters, windows_of(request, model.tokenizer)
     spans = spans_read(passage_windows.passage, passage_windows.cuts, "context") if len(passage_windows.cuts) > 1 else ()
     rows = yield Batch(passage_windows.encodings, _cost(request, passage_windows), copied, read=spans)
-    texts = _texts(request, passage_windows.passage)
+    # the reference omits combining marks that the tokenizer strips
+    offsets = passage_windows.passage.offsets if parameters.duplicates == "sum" else passage_windows.passage.spans(request.context)
+    texts = SpanTexts(request.context, offsets, passage_windows.passage.word_ids if parameters.align_to_words else None)
     collector: SummedAnswers | BestAnswers
     if parameters.duplicates == "sum":
         collector = SummedAnswers(texts, limit=_limit(request))
@@ -163,6 +163,8 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskRun:
         assert isinstance(collector, BestAnswers), "summed scores are not explained"
         span, cut = (None, passage_windows.cuts[nulls.index(min(nulls))]) if answers[0] is nothing else collector.place_of(answers[0])
         yield from _explain(request, passage_windows, answers[0], cut, span, model.tokenizer)
+    # their length is only known now
+    yield Batch([], Cost(sum(ANSWER_BYTES + text_bytes(answer["answer"]) for answer in answers)))
     rebase(answers, request.context, parameters.offset_unit)
     return answers if parameters.top_k > 1 else answers[0]
 
@@ -205,22 +207,11 @@ def windows_of(request: AnswerRequest, tokenizer: Tokenizer) -> PassageWindows:
     return PassageWindows(question, passage, cuts, encodings, tokenizer.cls_index)
 
 
-def _texts(request: AnswerRequest, passage: Tokens) -> SpanTexts:
-    """Returns the converter from spans to answers."""
-    # the reference omits combining marks that the tokenizer strips
-    offsets = passage.offsets if request.parameters.duplicates == "sum" else passage.spans(request.context)
-    return SpanTexts(request.context, offsets, passage.word_ids if request.parameters.align_to_words else None)
-
-
 def _cost(request: AnswerRequest, passage_windows: PassageWindows) -> Cost:
-    """Returns the cost of a passage: its spans, and the returned answers."""
-    parameters, spans = request.parameters, sum(len(cut) * min(request.parameters.max_answer_len, len(cut)) for cut in passage_windows.cuts)
-    answers = min(parameters.top_k, spans) + parameters.handle_impossible_answer
-    longest = text_bytes(request.context)
-    if answers * longest > _LONG_ANSWERS:
-        # an escaped character needs six bytes
-        longest = min(longest, 6 * _texts(request, passage_windows.passage).longest(parameters.max_answer_len))
-    cost = Cost(answers * (ANSWER_BYTES + longest), steps=spans // SPANS_PER_STEP)
+    """Returns the cost of a passage before its answers are known: its spans and its explanation."""
+    parameters = request.parameters
+    spans = sum(len(cut) * min(parameters.max_answer_len, len(cut)) for cut in passage_windows.cuts)
+    cost = Cost(steps=spans // SPANS_PER_STEP)
     if not parameters.explain:
         return cost
     words = len(words_of(request.question, passage_windows.question)) + most_within(

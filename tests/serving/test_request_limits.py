@@ -1,38 +1,23 @@
-"""The tokens of a request, and the memory that it holds until its response, have limits."""
+"""The targets and the tokens of a request have limits."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
 import tiny
 from application import Send, faked, play, refused, rejected
 from bertserve.service.models.build import build
-from bertserve.service.models.model import Model
 from bertserve.service.settings import Settings
-from bertserve.service.tasks import fill_mask, question_answering
-from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks import fill_mask
 from bertserve.service.text.tokenizer import Tokenizer
 from fakes import FakeEngine
-from task_runs import begin
-
-
-@pytest.fixture(scope="module", name="models_of_all")
-def models_of_all_tasks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
-    folder = tmp_path_factory.mktemp("all")
-    own = [name for name, spec in TASKS.items() if spec.derivation is None]
-    for task in own:
-        tiny.bundle(folder, task, task=task)
-    return dict(build(Settings(models=folder)).registry.models)
-
 
 # Targets
 
@@ -82,26 +67,3 @@ def test_a_request_with_more_tokens_than_the_queue_is_refused_before_it_runs(mod
     assert "queue holds 256" in message
     assert [] == engine.batches
     assert 0 == service.scheduler._queue.queue_tokens
-
-
-# Memory
-
-
-@pytest.mark.parametrize("duplicates", ["best", "sum"])
-def test_only_the_spans_of_one_window_are_in_memory_at_a_time(models_of_all: dict[str, Model], duplicates: str) -> None:
-    """A passage with ten times as many windows and spans needs little more memory to decode."""
-    model = models_of_all["question-answering"]
-    peaks = []
-    for words in (60, 600):
-        request = question_answering.AnswerRequest(
-            "who", "good bad " * words, question_answering.AnswerParameters(duplicates=duplicates, max_answer_len=512)
-        )
-        begun = begin(question_answering, request, model._tokenizer, model.bundle.manifest)
-        encodings, cuts = begun.batch.encodings, question_answering.windows_of(request, model._tokenizer).cuts
-        rows = [{name: np.zeros(len(item), dtype=np.float32) for name in ("start_logits", "end_logits")} for item in encodings]
-        tracemalloc.start()
-        begun.finish(rows)
-        peaks.append((tracemalloc.get_traced_memory()[1], sum(map(len, cuts)) * 30 * 20))
-        tracemalloc.stop()
-
-    assert peaks[1][0] - peaks[0][0] < peaks[1][1] / 4  # a span has 20 bytes; a window of 30 tokens has 465 spans
