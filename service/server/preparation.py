@@ -54,9 +54,7 @@ class Certificate:
             ) from error
 
 
-RESERVE = 96  # for files, the log, pipes, metrics of several workers, and connections that can only send probes
 MOST_RAISED = 65536
-MOST_BY_DEFAULT = 2048  # clients that send much and read nothing take about 640 MiB together
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,6 @@ def prepare(settings: Settings) -> Secrets:
         SettingsError: The service cannot start with these settings.
     """
     raise_limit()
-    max_connections(settings.max_connections)
     if settings.otlp_endpoint is not None:
         tracer_class()
     if settings.workers > 1 and not hasattr(os, "fork"):
@@ -115,19 +112,3 @@ def raise_limit() -> None:
     limit = MOST_RAISED if hard == resource.RLIM_INFINITY else min(hard, MOST_RAISED)
     if soft != resource.RLIM_INFINITY and soft < limit:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-
-
-def max_connections(setting: int | None) -> int:
-    """Returns the maximum number of open connections: the setting, or as many as descriptors allow, up to MOST_BY_DEFAULT.
-
-    Raises:
-        SettingsError: There are too few descriptors.
-    """
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = MOST_RAISED if soft == resource.RLIM_INFINITY else soft - RESERVE
-    if max(setting or 1, 1) > allowed:
-        raise SettingsError(
-            f"--max-connections is {setting or 'not set'}, but the process can open {soft} file descriptors, of "
-            f"which {RESERVE} are reserved; lower it, or raise the limit (`ulimit -n`)."
-        )
-    return setting or min(allowed, MOST_BY_DEFAULT)

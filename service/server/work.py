@@ -16,9 +16,8 @@ from bertserve.service.models.build import AppState, build
 from bertserve.service.models.model import Model
 from bertserve.service.models.registry import Registry
 from bertserve.service.server import systemd
-from bertserve.service.server.connections import ConnectionLimits, Connections
 from bertserve.service.server.logs import background_logging
-from bertserve.service.server.preparation import Secrets, max_connections
+from bertserve.service.server.preparation import Secrets
 from bertserve.service.server.server import Server, configure
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS
@@ -73,6 +72,8 @@ def work(
     config = configure(
         application(settings, state, secrets),
         keep_alive_s=settings.keep_alive_s,
+        max_header_bytes=settings.max_header_bytes,
+        header_timeout_s=settings.header_timeout_s,
         tls=None if secrets.certificate is None else secrets.certificate.context,
         proxies=settings.forwarded_allow_ips,
     )
@@ -80,7 +81,6 @@ def work(
     server = Server(
         config,
         scheduler=state.scheduler,
-        connections=Connections(_connection_limits(settings), count=lambda reason: state.metrics.ends[reason].inc()),
         shutdown_timeout_s=settings.shutdown_timeout_s,
         pre_stop_delay_s=settings.pre_stop_delay_s,
         on_listen=on_listen,
@@ -122,13 +122,3 @@ def _line(registry: Registry, model: Model) -> str:
     """Returns the line about a model that is printed at startup; it includes the endpoints whose default it is."""
     endpoints = ", ".join(f"/{TASKS[task].path}" for task in registry.default_of(model))
     return f"{model.name}: {model.task}, {model.graph.provider}/{model.graph.precision}" + (f", answers {endpoints}" if endpoints else "")
-
-
-def _connection_limits(settings: Settings) -> ConnectionLimits:
-    return ConnectionLimits(
-        max_connections=max_connections(settings.max_connections),
-        header_timeout_s=settings.header_timeout_s,
-        max_header_bytes=settings.max_header_bytes,
-        body_timeout_s=settings.body_timeout_s,
-        min_body_rate=settings.min_body_rate,
-    )

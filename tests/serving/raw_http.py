@@ -45,25 +45,28 @@ def get(*headers: bytes, start: bytes = b"GET /health HTTP/1.1") -> bytes:
     return b"\r\n".join([start, b"host: t", *headers]) + END
 
 
-def exchange(address: tuple[str, int], sent: bytes, count: int = 0) -> list[Answer]:
-    """Returns all responses to the bytes `sent`.
+def exchange(address: tuple[str, int], *messages: bytes, count: int = 0) -> list[Answer]:
+    """Returns all responses on a connection.
 
     Args:
         address: Host and port of the service.
-        sent: Bytes to send.
+        messages: Bytes to send, each after the response to the message before it.
         count: Responses to wait for. After them, reading stops when `QUIET_S` pass without data, or when the service closes the connection.
 
     Raises:
         TimeoutError: The service hangs.
     """
     received = bytearray()
+    count = max(count, len(messages) - 1)
     with socket.create_connection(address, timeout=10) as connection, suppress(ConnectionError):
-        with suppress(ConnectionError):  # the service refused the request before all bytes were sent
-            connection.sendall(sent)
-        while received.count(b"\r\nx-request-id: ") < count or select.select([connection], [], [], QUIET_S)[0]:
-            if not (data := connection.recv(65536)):
-                break
-            received += data
+        for index, message in enumerate(messages):
+            with suppress(ConnectionError):  # the service refused the request before all bytes were sent
+                connection.sendall(message)
+            expected = count if message is messages[-1] else index + 1
+            while received.count(b"\r\nx-request-id: ") < expected or select.select([connection], [], [], QUIET_S)[0]:
+                if not (data := connection.recv(65536)):
+                    return answers(bytes(received))
+                received += data
     return answers(bytes(received))
 
 
@@ -100,6 +103,7 @@ UPGRADES = {
     ),
     "tls": (b"connection: upgrade", b"upgrade: TLS/1.2"),
 }
+# name -> the bytes of a connection, and the statuses of the answers; if there are two, a CLEAN at the end is sent after the first answer
 CORPUS: dict[str, tuple[bytes, list[int]]] = {
     # length of the body
     "two lengths": (framed(b"content-length: 17", b"content-length: 0", body=BODY + CLEAN), [400]),
@@ -176,7 +180,8 @@ CORPUS: dict[str, tuple[bytes, list[int]]] = {
     "a path of 30,000 characters": (get(start=b"GET /" + b"x" * 30_000 + b" HTTP/1.1"), [404]),
     "a method in lower case": (get(start=b"get /health HTTP/1.1"), [400]),
     "a method that is none": (get(start=b"BREW /health HTTP/1.1"), [400]),
-    "a method of others": (get(start=b"PROPFIND /health HTTP/1.1") + get(start=b"TRACE /health HTTP/1.1"), [405, 405]),
+    "a method of others": (get(start=b"PROPFIND /health HTTP/1.1") + CLEAN, [405, 200]),
+    "a request behind another": (CLEAN + get(b"x-request-id: smuggled"), [200]),
     "a head alone": (get(b"x-request-id: head", start=b"HEAD /health HTTP/1.1") + CLEAN, [405, 200]),
     "a tunnel": (get(start=b"CONNECT evil.example:80 HTTP/1.1") + SMUGGLED, [400]),
     "a tunnel to a path": (get(start=b"CONNECT /health HTTP/1.1") + SMUGGLED, [400]),

@@ -1,4 +1,4 @@
-"""HttpProtocol on a real socket around any ASGI application, in process: for tests of connections."""
+"""LimitedProtocol on a real socket around any ASGI application, in process: for tests of connections."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ import uvloop
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from bertserve.service.server.connections import ConnectionLimits, Connections
-from bertserve.service.server.protocol import HttpProtocol
-from bertserve.service.server.reads import connect
+from bertserve.service.server.limits import LimitedProtocol
 from bertserve.service.server.server import configure
 
-LIMITS = {"max_connections": 100, "header_timeout_s": 10.0, "max_header_bytes": 4096, "body_timeout_s": 30.0, "min_body_rate": 65536}
+LIMITS = {"keep_alive_s": 5, "header_timeout_s": 10.0, "max_header_bytes": 4096}
 GET = b"GET / HTTP/1.1\r\nhost: test\r\n\r\n"
 
 
@@ -31,46 +29,36 @@ class Listening:
         address: Host and port.
         connections: The open connections.
         protocols: The protocols of all connections, including closed ones, in order of arrival.
-        ends: The reasons for which connections were closed before a request was complete.
     """
 
     address: tuple[str, int]
-    connections: Connections
-    protocols: list[HttpProtocol] = field(default_factory=list)
-    ends: list[str] = field(default_factory=list)
+    connections: set[Any]
+    protocols: list[LimitedProtocol] = field(default_factory=list)
 
 
 @asynccontextmanager
-async def listening(app: ASGIApp, tls: ssl.SSLContext | None = None, **limits: float) -> AsyncIterator[Listening]:
+async def listening(app: ASGIApp, tls: ssl.SSLContext | None = None, **limits: Any) -> AsyncIterator[Listening]:
     """Serves an application until the block ends."""
     loop = asyncio.get_running_loop()
-    config = configure(app, keep_alive_s=5)
+    config = configure(app, **LIMITS | limits)
     config.load()
     config.loaded_app = app
-    ends: list[str] = []
-    found = Listening(("", 0), Connections(ConnectionLimits(**LIMITS | limits), count=ends.append), ends=ends)  # type: ignore[arg-type]
     state = ServerState()
-    state.connections = found.connections
+    served = Listening(("", 0), state.connections)
 
-    def accept() -> None:
-        connection, _ = listener.accept()
-        connection.setblocking(False)
-        protocol = HttpProtocol(config, state, {}, loop)
-        found.protocols.append(protocol)
-        protocol.handshake = loop.create_task(connect(protocol, connection, tls, found.connections.limits))
+    def protocol() -> LimitedProtocol:
+        served.protocols.append(config.http_protocol_class(config, state, {}, loop))  # type: ignore[call-arg, arg-type]
+        return served.protocols[-1]
 
     listener = socket.create_server(("127.0.0.1", 0))
-    listener.setblocking(False)
-    found.address = listener.getsockname()
-    loop.add_reader(listener, accept)
+    served.address = listener.getsockname()
+    server = await loop.create_server(protocol, sock=listener, ssl=tls)
     try:
-        yield found
+        yield served
     finally:
-        found.connections.stop()
-        for connection in list(found.connections):
-            connection.abort()
-        loop.remove_reader(listener)
-        listener.close()
+        server.close()
+        for connection in list(state.connections):
+            connection.transport.close()
 
 
 @asynccontextmanager

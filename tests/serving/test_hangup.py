@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import shutil
 import signal
-import socket
 import ssl
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ import trustme
 import tiny
 from bertserve.service.cli import main
 from bertserve.service.errors import SettingsError
-from bertserve.service.server.connections import PROBE_RESERVE
 from bertserve.service.server.preparation import Certificate
 from conftest import BERT_SERVE, running, wait_until
 
@@ -131,25 +128,6 @@ def test_the_service_supports_tls(models: Path, tmp_path: Path, serve: Serve, wo
         with pytest.raises(httpx.TransportError):
             httpx.get(served.url.replace("https", "http"), trust_env=False)
     assert "Traceback" not in served.log.read_text()
-
-
-def test_silent_connections_do_not_block_tls_clients(models: Path, tmp_path: Path, serve: Serve) -> None:
-    """All connections, also those for probes, are open and send no handshake; other clients still connect."""
-    chain, key = certified(tmp_path)
-    flags = ("--tls-cert", str(chain), "--tls-key", str(key), "--max-connections", "2", "--header-timeout-s", "600")
-    with serve(models, *flags) as served, ExitStack() as stack:
-        for _ in range(2 + PROBE_RESERVE):
-            stack.enter_context(socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))))
-
-        def answered(method: str, path: str, **body: Any) -> bool:
-            try:
-                return httpx.request(method, served.url + path, verify=trusting(), trust_env=False, **body).status_code == 200
-            except httpx.TransportError:
-                return False
-
-        wait_until(lambda: answered("GET", "/health/live"))
-        wait_until(lambda: answered("POST", "/classify", json=BODY))
-        assert "Traceback" not in served.log.read_text()
 
 
 @pytest.mark.parametrize("closed", [pytest.param(False, marks=pytest.mark.full_grid), True])

@@ -66,7 +66,8 @@ def assert_serves_on(bystander: httpx.Client) -> None:
 def test_odd_bytes_get_the_expected_answers(address: tuple[str, int], bystander: httpx.Client, name: str) -> None:
     """Bytes in a body, or after an unreadable request, are not treated as a request."""
     sent, expected = raw_http.CORPUS[name]
-    received = exchange(address, sent, len(expected))
+    messages = [sent.removesuffix(raw_http.CLEAN), raw_http.CLEAN] if expected[1:] else [sent]
+    received = exchange(address, *messages, count=len(expected))
     assert expected == [answer.status for answer in received]
     assert "smuggled" not in {answer.headers["x-request-id"] for answer in received}
     for answer in received:
@@ -74,43 +75,16 @@ def test_odd_bytes_get_the_expected_answers(address: tuple[str, int], bystander:
     assert_serves_on(bystander)
 
 
-@pytest.mark.parametrize("count", [2, 50])
-def test_requests_in_one_packet_get_their_own_answers_in_order(address: tuple[str, int], count: int) -> None:
-    kinds = [
-        raw_http.post(b"x-request-id: %d", body=b'{"inputs":' + json.dumps(["good film"] * 40).encode() + b"}"),
-        raw_http.post(b"x-request-id: %d", body=b'{"inputs":"bad"}'),
-        raw_http.get(b"x-request-id: %d"),
-        raw_http.post(b"x-request-id: %d", body=b"{}"),
-        raw_http.chunked(coding=b"x-request-id: %d\r\ntransfer-encoding: chunked"),
-        raw_http.get(b"x-request-id: %d", start=b"GET /qqqq/qqqq HTTP/1.1"),
-    ]
-    alone = [exchange(address, kind.replace(b"%d", b"0"), 1)[0] for kind in kinds]
-    together = exchange(address, b"".join(kinds[index % len(kinds)].replace(b"%d", b"%d" % index) for index in range(count)), count)
-    assert [str(index) for index in range(count)] == [answer.headers["x-request-id"] for answer in together]
-    expected = [alone[index % len(kinds)] for index in range(count)]
-    assert [answer.status for answer in expected] == [answer.status for answer in together]
-    assert [result(answer) for answer in expected] == [result(answer) for answer in together]
-
-
-def result(answer: Answer) -> object:
-    """Returns the content of a body, with rounded scores and without the request id."""
-    said = json.loads(answer.body)
-    if isinstance(said, dict):
-        return {key: value for key, value in said.items() if key != "request_id"}
-    return [[(each["label"], round(each["score"], 4)) for each in row] for row in said]
-
-
 def test_hostile_bytes_do_not_affect_other_connections(address: tuple[str, int], bystander: httpx.Client) -> None:
     @hostile.cases(SHARE)
     @given(sent=raw_http.connections())
     def check(sent: bytes) -> None:
         received = exchange(address, sent)
-        assert len(received) <= sent.count(b"HTTP") + 1, sent
+        assert len(received) <= 1, sent
         for answer in received:
             assert_clear(answer, sent)
-        ids = [answer.headers["x-request-id"] for answer in received]
-        ours = [int(name.rpartition("-")[2]) for name in ids if name.startswith(("sent-", "head-"))]
-        assert sorted(set(ours)) == ours, (ids, sent)
+            name = answer.headers["x-request-id"]
+            assert name == "sent-0" or not name.startswith("sent-"), (name, sent)
         assert_serves_on(bystander)
 
     check()

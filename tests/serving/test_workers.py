@@ -166,6 +166,26 @@ def test_a_worker_that_hangs_is_replaced(models: Path, tmp_path: Path) -> None:
             assert [200] * 4 == [client.post("/classify", json={"inputs": "good"}).status_code for client in clients]
 
 
+@pytest.mark.full_grid
+def test_a_worker_that_drains_is_not_killed(tmp_path: Path) -> None:
+    """It answers its open requests, although this takes longer than the limit for a worker that hangs; then another one starts."""
+    slow.bundle(tmp_path / "slow")
+    with (
+        running(tmp_path / "slow", tmp_path / "log", *TWO, program=IMPATIENT) as served,
+        clients_of(served, 2, workers=2) as clients,
+        ThreadPoolExecutor(len(clients)) as pool,
+    ):
+        pid = worker_of(clients[0])["pid"]
+        open_requests = [pool.submit(client.post, "/classify", json={"inputs": ["good"] * 200}) for client in clients]
+        wait_until(lambda: waiting(served) > 300)
+        start = time.monotonic()
+        os.kill(pid, signal.SIGTERM)
+        assert {200} == {future.result().status_code for future in open_requests}
+        print(f"drained for {time.monotonic() - start:.1f} s")
+        wait_until(lambda: "restarted as process" in served.log.read_text())
+    assert "TIMEOUT" not in served.log.read_text()
+
+
 def test_the_others_serve_while_a_worker_cannot_be_replaced(models: Path, tmp_path: Path) -> None:
     """The start is repeated until the models can be loaded again. The service ends only if no worker is left."""
     tokenizer = (models / "tiny/tokenizer.json").read_bytes()
