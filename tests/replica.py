@@ -33,6 +33,8 @@ DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
 HAPROXY_FILE, NGINX_FILE = DEPLOY / "haproxy/haproxy.cfg", DEPLOY / "nginx/nginx.conf"
 _START_S = 10
 _READY = 200
+# Requests of an address in 10 s, more than in deploy/: a load comes from one address, and stands for that of many.
+MANY_REQUESTS = 10**6
 
 
 class Replica:
@@ -186,16 +188,18 @@ def installed(program: str = "haproxy") -> bool:
     return shutil.which(program) is not None
 
 
-def haproxy_configuration(stats_port: int, replica_ports: Sequence[int]) -> str:
-    """Returns the configuration of `deploy/haproxy` with these ports, and one server per replica."""
+def haproxy_configuration(stats_port: int, replica_ports: Sequence[int], rate: int) -> str:
+    """Returns the configuration of `deploy/haproxy` with these ports, one server per replica, and another limit of requests."""
     text = HAPROXY_FILE.read_text(encoding="utf-8").replace("bind 127.0.0.1:8404", f"bind 127.0.0.1:{stats_port}")
+    text = text.replace("sc0_http_req_rate gt 20000", f"sc0_http_req_rate gt {rate}")
     lines = "".join(f"    server replica{i} 127.0.0.1:{each}\n" for i, each in enumerate(replica_ports, 1))
     return re.sub(r"(^ +server replica\d+ \S+\n)+", lines, text, flags=re.MULTILINE)
 
 
-def nginx_configuration(port: int, replica_ports: Sequence[int], folder: Path) -> str:
-    """Returns the configuration of `deploy/nginx` with these ports, the current user, and temporary files in a folder."""
+def nginx_configuration(port: int, replica_ports: Sequence[int], folder: Path, rate: int) -> str:
+    """Returns the configuration of `deploy/nginx` with these ports, another limit of requests, and temporary files in a folder."""
     text = NGINX_FILE.read_text(encoding="utf-8").replace("listen 127.0.0.1:8000", f"listen 127.0.0.1:{port}")
+    text = text.replace("rate=2000r/s", f"rate={max(rate // 10, 1)}r/s").replace("burst=18000", f"burst={rate}")
     text = text.replace("user www-data;", f"user {getpass.getuser()};\npid {folder}/pid;")
     paths = "".join(f"    {name}_temp_path {folder}/{name};\n" for name in ("client_body", "proxy", "fastcgi", "scgi", "uwsgi"))
     [options] = set(re.findall(r"^ +server 127\.0\.0\.1:\d+( .*)$", text, re.MULTILINE))
@@ -204,7 +208,7 @@ def nginx_configuration(port: int, replica_ports: Sequence[int], folder: Path) -
 
 
 @contextmanager
-def haproxy(replica_ports: Sequence[int], folder: Path) -> Iterator[HAProxy]:
+def haproxy(replica_ports: Sequence[int], folder: Path, rate: int = MANY_REQUESTS) -> Iterator[HAProxy]:
     """Runs HAProxy in front of running replicas until the block ends. Its files are in the folder.
 
     Raises:
@@ -212,13 +216,13 @@ def haproxy(replica_ports: Sequence[int], folder: Path) -> Iterator[HAProxy]:
     """
     port, stats_port = free_ports(2)
     file = folder / f"haproxy-{port}.cfg"
-    file.write_text(haproxy_configuration(stats_port, replica_ports), encoding="utf-8")
+    file.write_text(haproxy_configuration(stats_port, replica_ports, rate), encoding="utf-8")
     with _started(["haproxy", "-db", "-f", str(file)], port, folder, {"BIND": f"127.0.0.1:{port}"}) as started:
         yield HAProxy(started.url, started.process, started.log, f"http://127.0.0.1:{stats_port}")
 
 
 @contextmanager
-def nginx(replica_ports: Sequence[int], folder: Path) -> Iterator[Proxy]:
+def nginx(replica_ports: Sequence[int], folder: Path, rate: int = MANY_REQUESTS) -> Iterator[Proxy]:
     """Runs nginx in front of running replicas until the block ends. Its files are in the folder.
 
     Raises:
@@ -228,7 +232,7 @@ def nginx(replica_ports: Sequence[int], folder: Path) -> Iterator[Proxy]:
     files = folder / f"nginx-{port}"
     files.mkdir()
     file = files / "nginx.conf"
-    file.write_text(nginx_configuration(port, replica_ports, files), encoding="utf-8")
+    file.write_text(nginx_configuration(port, replica_ports, files, rate), encoding="utf-8")
     with _started(["nginx", "-p", str(files), "-c", str(file), "-g", "daemon off;"], port, folder) as started:
         yield started
 

@@ -28,7 +28,7 @@ PAGES += sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/**/*.md")])
 CURRENT = [page for page in PAGES if page.parent != ROOT / "bench/results"]
 # flags of other programs on the pages
 OTHERS = {"--base", "--build-arg", "--cap-drop", "--help", "--no-deps", "--read-only", "--rm", "--security-opt", "--string-data", "--tmpfs"}
-OTHERS |= {"--build", "--from-file", "--home-dir", "--now", "--shell", "--stop-timeout", "--system"}
+OTHERS |= {"--build", "--from-file", "--home-dir", "--now", "--scale", "--shell", "--stop-timeout", "--system"}
 OTHERS |= {"--address", "--candidates", "--dashboard-host", "--generate", "--gpus", "--head", "--node-ip-address"}
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

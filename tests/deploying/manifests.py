@@ -13,7 +13,7 @@ DEPLOY = ROOT / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 KSERVE = DEPLOY / "kserve/inferenceservice.yaml"
 COMPOSE = DEPLOY / "compose/compose.yaml"
-UNIT = DEPLOY / "systemd/bertserve.service"
+UNIT = DEPLOY / "systemd/bertserve@.service"
 
 Document = dict[str, Any]
 

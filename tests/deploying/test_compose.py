@@ -5,13 +5,30 @@ from __future__ import annotations
 import shlex
 
 import manifests
-from bertserve.service.settings import PREFIX, Settings
+from bertserve.service.settings import PREFIX, Settings, parse
 from manifests import COMPOSE, DEPLOY
 
 [READ] = manifests.documents(COMPOSE)
 SERVICES = READ["services"]
-DEFAULT_STOP_S = sum(Settings.model_fields[name].default for name in ("pre_stop_delay_s", "shutdown_timeout_s")) + 10
-CONFIGURED = ("prometheus/prometheus.yml", "prometheus/alerts.yml", "grafana/provisioning", "grafana/bertserve.json")
+MARGIN_S = 10  # to send the last answers
+CONFIGURED = (
+    "haproxy/haproxy.cfg",
+    "prometheus/prometheus.yml",
+    "prometheus/alerts.yml",
+    "grafana/provisioning",
+    "grafana/bertserve.json",
+)
+
+
+def flags(variables: dict[str, str | int]) -> list[str]:
+    """Returns the flags with the values of BERT_SERVE_* variables."""
+    return [word for name, value in variables.items() for word in (f"--{name.removeprefix(PREFIX).lower().replace('_', '-')}", str(value))]
+
+
+def stop_s(arguments: list[str]) -> float:
+    """Returns how long a service with these flags can need to stop, in seconds."""
+    settings = parse(Settings, arguments)
+    return settings.pre_stop_delay_s + settings.shutdown_timeout_s + MARGIN_S
 
 
 def mounted() -> dict[str, str]:
@@ -21,25 +38,33 @@ def mounted() -> dict[str, str]:
 
 
 def test_ports_are_published_only_on_loopback() -> None:
-    ports = [port for service in SERVICES.values() for port in service["ports"]]
+    """Replicas publish none, so that there can be several."""
+    ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
     assert ["127.0.0.1:8000:8000", "127.0.0.1:9090:9090", "127.0.0.1:3000:3000"] == ports
+    assert "ports" not in SERVICES["bertserve"]
 
 
 def test_compose_and_systemd_wait_for_the_shutdown() -> None:
-    """Their stop timeouts fit the default shutdown settings of the service."""
-    assert "environment" not in SERVICES["bertserve"]
-    assert DEFAULT_STOP_S == manifests.seconds(SERVICES["bertserve"]["stop_grace_period"])
-    assert [str(int(DEFAULT_STOP_S))] == manifests.unit()["TimeoutStopSec"]
+    """Their stop timeouts fit the shutdown settings of the service."""
+    assert stop_s(flags(SERVICES["bertserve"]["environment"])) == manifests.seconds(SERVICES["bertserve"]["stop_grace_period"])
+    _, _, *words = unit_command()
+    words = words[words.index("--port") :]  # the file of --config exists only on the machine
+    assert [str(int(stop_s(words)))] == manifests.unit()["TimeoutStopSec"]
+
+
+def unit_command() -> list[str]:
+    [command] = manifests.unit()["ExecStart"]
+    return shlex.split(command.replace("%i", "8001"))
 
 
 def test_compose_containers_have_no_privileges() -> None:
     """Containers have no capabilities and cannot gain any. The service can write only to /dev/shm."""
-    assert [["ALL"]] * 3 == [service["cap_drop"] for service in SERVICES.values()]
-    assert [["no-new-privileges:true"]] * 3 == [service["security_opt"] for service in SERVICES.values()]
+    assert [["ALL"]] * 4 == [service["cap_drop"] for service in SERVICES.values()]
+    assert [["no-new-privileges:true"]] * 4 == [service["security_opt"] for service in SERVICES.values()]
     assert (True, ["/dev/shm"]) == (SERVICES["bertserve"]["read_only"], SERVICES["bertserve"]["tmpfs"])
 
 
-def test_prometheus_and_grafana_get_their_configuration() -> None:
+def test_other_services_get_their_configuration() -> None:
     assert set(CONFIGURED) == set(mounted())
     lines = [volume for service in SERVICES.values() for volume in service.get("volumes", []) if volume.startswith("..")]
     assert {True} == {line.endswith(":ro") for line in lines}
@@ -48,8 +73,9 @@ def test_prometheus_and_grafana_get_their_configuration() -> None:
 def test_prometheus_and_grafana_find_each_other() -> None:
     assert [] == [name for name in CONFIGURED if not (DEPLOY / name).exists()]
     [scraping] = manifests.documents(DEPLOY / "prometheus/prometheus.yml")
-    targets = [target for job in scraping["scrape_configs"] for each in job["static_configs"] for target in each["targets"]]
-    assert ["bertserve:8000"] == targets
+    [found] = [each for job in scraping["scrape_configs"] for each in job["dns_sd_configs"]]
+    assert SERVICES["haproxy"]["environment"]["REPLICAS"] == f"{found['names'][0]}:{found['port']}"
+    assert found["names"][0] in SERVICES
     [source] = next(iter(manifests.documents(DEPLOY / "grafana/provisioning/datasources/bertserve.yml")))["datasources"]
     assert "http://prometheus:9090" == source["url"]
     [provider] = next(iter(manifests.documents(DEPLOY / "grafana/provisioning/dashboards/bertserve.yml")))["providers"]
@@ -57,9 +83,9 @@ def test_prometheus_and_grafana_find_each_other() -> None:
 
 
 def test_the_unit_runs_bert_serve_with_known_settings() -> None:
-    program, command, *flags = shlex.split(manifests.unit()["ExecStart"][0])
+    program, command, *words = unit_command()
     assert ("bert-serve", "serve") == (program.rpartition("/")[2], command)
-    assert {flag for flag in flags if flag.startswith("--")} <= {f"--{name.replace('_', '-')}" for name in Settings.model_fields}
+    assert {word for word in words if word.startswith("--")} <= {f"--{name.replace('_', '-')}" for name in Settings.model_fields}
     variables = [word.partition("=")[0] for line in manifests.unit()["Environment"] for word in shlex.split(line)]
     ours = {name for name in variables if name.startswith(PREFIX)}
     assert {f"{PREFIX}CACHE_DIR"} == ours <= {PREFIX + name.upper() for name in Settings.model_fields}

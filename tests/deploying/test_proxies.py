@@ -24,7 +24,7 @@ from bertserve.service.api import auth, jsonl
 from bertserve.service.settings import Settings, parse
 from conftest import wait_until
 from manifests import ROOT
-from replica import HAPROXY_FILE, NGINX_FILE, PROXIES
+from replica import HAPROXY_FILE, NGINX_FILE, PROXIES, HAProxy
 
 HAPROXY, NGINX = HAPROXY_FILE.read_text(encoding="utf-8"), NGINX_FILE.read_text(encoding="utf-8")
 GUIDE = (ROOT / "docs/how-to/replicas.md").read_text(encoding="utf-8")
@@ -243,6 +243,23 @@ def test_an_address_has_a_limit_of_streams(service: Balanced, client: httpx.Clie
         with httpx.Client(transport=httpx.HTTPTransport(local_address="127.0.0.3"), base_url=service.proxy.url, timeout=60) as other:
             assert 200 == other.post("/classify", **line).status_code
     wait_until(lambda: client.post("/classify", **line).status_code == 200)
+
+
+@needs_proxies
+@pytest.mark.serial
+def test_an_address_has_a_limit_of_requests(service: Balanced, tmp_path: Path) -> None:
+    """A limit of 20 requests per 10 s in place of 20,000. Requests of another address are answered."""
+    start = PROXIES["haproxy" if isinstance(service.proxy, HAProxy) else "nginx"]
+    with start([each.port for each in service.replicas], tmp_path, 20) as limited:
+        with httpx.Client(base_url=limited.url, trust_env=False) as client:
+            answers = [client.post("/classify", json=BODY) for _ in range(50)]
+        with httpx.Client(transport=httpx.HTTPTransport(local_address="127.0.0.3"), base_url=limited.url) as other:
+            assert 200 == other.post("/classify", json=BODY).status_code
+
+    assert {200, 429} == {answer.status_code for answer in answers}
+    assert {("1", "overloaded")} == {
+        (each.headers["retry-after"], each.json()["error_type"]) for each in answers if each.status_code == 429
+    }
 
 
 @needs_proxies

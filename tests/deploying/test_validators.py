@@ -87,7 +87,7 @@ def test_hadolint_finds_nothing() -> None:
 @pytest.fixture(name="unit")
 def unit_with_a_program(tmp_path: Path) -> Path:
     """Returns the unit with the path of an existing program, because systemd checks the path."""
-    unit = tmp_path / UNIT.name
+    unit = tmp_path / UNIT.name.replace("@", "@8001")
     unit.write_text(UNIT.read_text().replace("/opt/bertserve/bin/bert-serve", str(Path(sys.executable).with_name("bert-serve"))))
     return unit
 
