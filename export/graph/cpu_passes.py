@@ -20,7 +20,6 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from bertserve.export.errors import GraphError
 from bertserve.export.graph import rewrite
 from bertserve.export.graph.rewrite import CONTRIB, Linear, as_linear
 
@@ -41,14 +40,12 @@ _ROWWISE: dict[str, tuple[int, ...] | None] = {
     "MatMul": (0,),
     "MultiHeadAttention": (0,),  # the query's row; keys and values stay complete
 }
-_SCORE_BIAS = 5  # input of MultiHeadAttention that is added to the scores, [1 or rows, heads, queries, keys]
 
 
 def unfuse(model: ir.Model) -> None:
     """Changes a graph for the CPU provider, in place: the same function with operators that have fast kernels.
 
-    Raises:
-        GraphError: A fused operator is used in an unsupported way.
+    A rule that does not support how an operator is used returns no nodes, and the operator stays.
     """
     rules: dict[str, Callable[[ir.Graph, ir.Node, ir.tape.Tape], Sequence[ir.Value]]] = {
         "Attention": _attention,
@@ -72,14 +69,11 @@ def _linear(tape: ir.tape.Tape, x: ir.Value | None, weight: ir.Value, bias: ir.V
 
 
 def _attention(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence[ir.Value]:
-    """Returns three projections and MultiHeadAttention, with the same mask, the key padding of each row [rows, length].
-
-    Values that are added to the scores, such as a relative position bias, are kept.
-    """
-    x, packed_weight, packed_bias, mask, past, score_bias = (*node.inputs, *[None] * 5)[:6]
+    """Returns three projections and MultiHeadAttention, with the same mask, the key padding of each row [rows, length]."""
+    x, packed_weight, packed_bias, mask = (*node.inputs, None)[:4]
     weight, bias = rewrite.constant(packed_weight), rewrite.constant(packed_bias)
-    if weight is None or bias is None or past or any(node.inputs[6:]) or node.attributes.get_int("unidirectional", 0) != 0:
-        raise GraphError(f"attention node `{node.name}` has inputs {_names(node.inputs)}, which is not supported.")
+    if weight is None or bias is None or any(node.inputs[4:]) or node.attributes.get_int("unidirectional", 0) != 0:
+        return ()
     assert packed_weight is not None
     assert packed_bias is not None
     projections = [
@@ -92,15 +86,14 @@ def _attention(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence[i
         for name, w, b in zip(("query", "key", "value"), np.split(weight, 3, axis=1), np.split(bias, 3), strict=True)
     ]
     attributes = {name: node.attributes[name] for name in ("num_heads", "scale", "mask_filter_value") if name in node.attributes}
-    inputs = [*projections, None, mask, *([score_bias] if score_bias else [])]
-    return [tape.op("MultiHeadAttention", inputs, attributes, domain=CONTRIB)]
+    return [tape.op("MultiHeadAttention", [*projections, None, mask], attributes, domain=CONTRIB)]
 
 
 def _skip_layer_norm(_: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence[ir.Value]:
     """Returns `LayerNormalization(x + bias + skip)`, without a shift if there is none; the sum may also be an output."""
     x, skip, gamma, beta, bias = (*node.inputs, None, None)[:5]
     if any(value.name for value in node.outputs[1:3]):
-        raise GraphError(f"`{node.name}` has inputs {_names(node.inputs)} and outputs {_names(node.outputs)}, which is not supported.")
+        return ()
     total = tape.op("Add", [x if bias is None else tape.op("Add", [x, bias]), skip])
     attributes = {"axis": -1, "epsilon": node.attributes.get_float("epsilon", 1e-5)}
     norm = tape.op("LayerNormalization", [total, gamma, *([beta] if beta else [])], attributes)
@@ -163,10 +156,6 @@ def _shape(graph: ir.Graph, sizes: list[int]) -> ir.Value:
     return rewrite.add_constant(graph, "shape/" + "_".join(map(str, sizes)), np.array(sizes, dtype=np.int64))
 
 
-def _names(values: Sequence[ir.Value | None]) -> list[str | None]:
-    return ["" if value is None else value.name for value in values]
-
-
 def restrict_to_cls(model: ir.Model) -> int:
     """Makes an unfused graph compute only the first token's results, if `Gather(hidden, 0, axis=1)` is the only reader of hidden states.
 
@@ -208,26 +197,20 @@ def _rowwise_inputs(node: ir.Node) -> tuple[int, ...]:
 
 
 def _slice_inputs(graph: ir.Graph, restricted: Mapping[ir.Node, tuple[int, ...]], gathers: Collection[ir.Node]) -> None:
-    """Takes the first row of inputs that restricted nodes read from other nodes, and the first query's row of a score bias."""
-    names = {"start": 0, "end": 1, "axis": 1, "query_axis": 2}
-    bounds = {name: rewrite.add_constant(graph, f"first_row/{name}", np.array([i], dtype=np.int64)) for name, i in names.items()}
+    """Takes the first row of inputs that restricted nodes read from other nodes."""
+    zero, one = (rewrite.add_constant(graph, f"first_row/{i}", np.array([i], dtype=np.int64)) for i in (0, 1))
     one_row = restricted.keys() - gathers
-    sliced: dict[tuple[ir.Value, str], ir.Value] = {}
+    sliced: dict[ir.Value, ir.Value] = {}
     for node in graph:
-        if node in gathers:
-            continue
-        axes = dict.fromkeys(restricted.get(node, ()), "axis")
-        if axes and node.op_type == "MultiHeadAttention" and len(node.inputs) > _SCORE_BIAS:
-            axes[_SCORE_BIAS] = "query_axis"
-        for i, axis in axes.items():
+        for i in restricted[node] if node in one_row else ():
             value = node.inputs[i]
-            if value is None or (axis == "axis" and value.producer() in one_row):
+            if value is None or value.producer() in one_row:
                 continue
-            if (value, axis) not in sliced:
-                cut = ir.node("Slice", [value, bounds["start"], bounds["end"], bounds[axis]])
+            if value not in sliced:
+                cut = ir.node("Slice", [value, zero, one, one])
                 graph.insert_before(node, cut)
-                sliced[value, axis] = cut.outputs[0]
-            node.replace_input_with(i, sliced[value, axis])
+                sliced[value] = cut.outputs[0]
+            node.replace_input_with(i, sliced[value])
 
 
 def pack_qkv(model: ir.Model) -> None:
