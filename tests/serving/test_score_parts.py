@@ -166,6 +166,25 @@ def test_an_output_that_appears_during_the_run_is_not_replaced(models: Path, tmp
     assert 90 == len(read_lines(output))
 
 
+def test_two_equal_runs_at_once_write_a_complete_output(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second run ends within the first one, and removes the parts. The first one fails, and can be repeated."""
+    source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
+    write, codes = Parts.write, []
+
+    def written(self: Parts, index: int, *args: Any) -> None:
+        if index == 1 and not codes:
+            codes.append(0)
+            codes[0] = run(models, source, output)
+        write(self, index, *args)
+
+    monkeypatch.setattr(Parts, "write", written)
+    assert (1, [0]) == (run(models, source, output), codes)
+    expected = output.read_bytes()
+    assert 0 == run(models, source, output)
+    assert (expected, TEXTS) == (output.read_bytes(), [row["text"] for row in read_lines(output)])
+    assert {"in.jsonl", "models", "out.jsonl"} == set(os.listdir(tmp_path))
+
+
 @pytest.mark.parametrize("after", [0, 1])
 def test_ctrl_c_keeps_the_complete_parts(models: Path, tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
