@@ -145,7 +145,6 @@ class Registry:
     Attributes:
         models: Name -> model.
         choices: Task -> name of its default model, as the operator chose.
-        changes: Number of changes of the models.
     """
 
     def __init__(self, models: Sequence[Model], choices: Mapping[str, str], *, by_name: bool = False) -> None:
