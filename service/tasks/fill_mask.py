@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -90,35 +91,19 @@ DEFAULTS = FillMaskParameters()
 
 
 class Targets:
-    """The targets of a request body, tokenized once for all of its texts."""
+    """The targets of a request body, tokenized once for all of its texts.
+
+    Attributes:
+        tokenized: The model's tokenizer -> the distinct token ids of the targets, and warnings about targets that are cut or left out.
+        slots: The model's tokenizer -> the slots of a mask that the targets fill, and a warning about targets outside of the vocabulary.
+        chars_each: Each text's part of the characters to tokenize.
+    """
 
     def __init__(self, words: Sequence[str], *, texts: int = 1) -> None:
         """Takes the words; `texts` is the number of texts that share them."""
-        self._words = words
-        self._tokenized: tuple[list[int], tuple[str, ...]] | None = None
-        self._slots: tuple[list[Slot], tuple[str, ...]] | None = None
+        self.tokenized = cache(partial(_token_ids, words))
+        self.slots = cache(partial(_slots, words))
         self.chars_each = sum(len(word) + TEXT_CHARS for word in words) // texts
-
-    def tokenized(self, tokenizer: Tokenizer) -> tuple[list[int], tuple[str, ...]]:
-        """Returns the distinct token ids of the targets, and warnings about targets that are cut to their first token or left out.
-
-        Args:
-            tokenizer: The model's tokenizer, the same in each call.
-        """
-        if self._tokenized is None:
-            self._tokenized = _token_ids(self._words, tokenizer)
-        return self._tokenized
-
-    def slots(self, tokenizer: Tokenizer) -> tuple[list[Slot], tuple[str, ...]]:
-        """Returns the slots of a mask that the targets fill, and a warning about targets that are not in the vocabulary.
-
-        Args:
-            tokenizer: The model's tokenizer, the same in each call.
-        """
-        if self._slots is None:
-            pieces, warnings = _all_pieces(self._words, tokenizer)
-            self._slots = slots_of(pieces), warnings
-        return self._slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +278,7 @@ def _token_ids(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[list[int],
     return list(dict.fromkeys(ids)), tuple(warnings)
 
 
-def _all_pieces(words: Sequence[str], tokenizer: Tokenizer) -> tuple[dict[Pieces, str], tuple[str, ...]]:
+def _slots(words: Sequence[str], tokenizer: Tokenizer) -> tuple[list[Slot], tuple[str, ...]]:
     exact = [tokenizer.token_id(word) for word in words]
     tokenized_words = iter(tokenizer.tokenize([word for word, id_ in zip(words, exact, strict=True) if id_ is None]))
     pieces = [tuple(next(tokenized_words).ids) if id_ is None else (id_,) for id_ in exact]
@@ -305,7 +290,7 @@ def _all_pieces(words: Sequence[str], tokenizer: Tokenizer) -> tuple[dict[Pieces
         raise InvalidValueError("`targets` has no word of the model's vocabulary; give at least one.")
     unknown = [word for word, word_pieces in zip(words, pieces, strict=True) if not word_pieces or tokenizer.unknown_id in word_pieces]
     some = ", ".join(word[:32] for word in unknown[:5])
-    return targets, (
+    return slots_of(targets), (
         f"targets; {len(unknown)} of {len(words)} have no tokens, or tokens that are not in the vocabulary: {some}",
     ) if unknown else ()
 

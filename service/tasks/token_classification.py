@@ -77,31 +77,6 @@ class NerRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scored:
-    """A text with the scores of its tokens.
-
-    Attributes:
-        text: The text.
-        tokens: Its tokens.
-        first: Position of the first token, after the template's special tokens before it.
-        scores: float32 [tokens, labels].
-        labels: Names of the labels.
-        tags: Their tags.
-        ignored: Labels and groups to leave out.
-        strategy: The strategy of aggregation.
-    """
-
-    text: str
-    tokens: Tokens
-    first: int
-    scores: Floats
-    labels: Sequence[str]
-    tags: Sequence[str]
-    ignored: Set[str]
-    strategy: Strategy
-
-
-@dataclass(frozen=True, slots=True)
 class _Token:
     """A token or a word with its tag, before it becomes part of an entity."""
 
@@ -140,8 +115,14 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskRun:
         return []
     scores = activate(merge(encodings, cuts, [row["logits"] for row in rows]), "softmax")
     tags, strategy = model.config.tags or labels, request.parameters.aggregation_strategy
-    scored = _Scored(request.text, tokens, encodings[0].start, scores, labels, tags, _ignored(request, labels, tags), strategy)
-    entities = list(_tokens(scored) if strategy == "none" else _entities(scored, tokenizer))
+    spans, ignored = tokens.spans(request.text), _ignored(request, labels, tags)
+    if strategy == "none":
+        entities = list(_tokens(request.text, spans, scores, labels, ignored, first=encodings[0].start))
+    elif strategy == "simple":
+        entities = list(_entities(request.text, _labeled_tokens(spans, scores, tags), ignored))
+    else:
+        labeled = (_label(scores[word], [spans[i] for i in word], strategy, tags) for word in words(request.text, tokens, tokenizer))
+        entities = list(_entities(request.text, labeled, ignored))
     # their number is only known from the outputs
     yield Batch([], Cost(2 + sum(ENTITY_BYTES + longest_label(labels) + text_bytes(entity["word"]) for entity in entities)))
     rebase(entities, request.text, request.parameters.offset_unit)
@@ -166,44 +147,39 @@ def _windows(request: NerRequest, count: int, tokenizer: Tokenizer) -> list[rang
     return windows(count, room, stride if count > room else 0, tokenizer.truncation_side) if count else []
 
 
-def _tokens(scored: _Scored) -> Iterator[dict[str, Any]]:
-    """Yields each token with its best label, for the strategy `none`."""
-    scores, offsets = scored.scores, scored.tokens.spans(scored.text)
-    best = scores.argmax(axis=-1)
-    for i, label in enumerate(best.tolist()):
-        start, end = trimmed(scored.text, *offsets[i])
-        if start < end and scored.labels[label] not in scored.ignored:
+def _tokens(
+    text: str, spans: Sequence[tuple[int, int]], scores: Floats, labels: Sequence[str], ignored: Set[str], *, first: int
+) -> Iterator[dict[str, Any]]:
+    """Yields each token with its best label, for the strategy `none`; `first` is the position of the first token in its encoding."""
+    for i, label in enumerate(scores.argmax(axis=-1).tolist()):
+        start, end = trimmed(text, *spans[i])
+        if start < end and labels[label] not in ignored:
             yield {
-                "entity": scored.labels[label],
+                "entity": labels[label],
                 "score": float(scores[i, label]),
-                "index": scored.first + i,
-                "word": scored.text[start:end],
+                "index": first + i,
+                "word": text[start:end],
                 "start": start,
                 "end": end,
             }
 
 
-def _entities(scored: _Scored, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
+def _entities(text: str, labeled: Iterator[_Token], ignored: Set[str]) -> Iterator[dict[str, Any]]:
     """Yields the entities, which are groups of tokens or of words."""
-    for group in _groups(_labeled(scored, tokenizer)):
+    for group in _groups(labeled):
         name = group[0].tag.split("-", 1)[-1]  # also after another prefix than a letter, as in the pipeline
-        start, end = trimmed(scored.text, group[0].start, group[-1].end)
-        if start < end and name not in scored.ignored:
+        start, end = trimmed(text, group[0].start, group[-1].end)
+        if start < end and name not in ignored:
             mean = np.mean([token.score for token in group], dtype=np.float32)
-            yield {"entity_group": name, "score": float(mean), "word": scored.text[start:end], "start": start, "end": end}
+            yield {"entity_group": name, "score": float(mean), "word": text[start:end], "start": start, "end": end}
 
 
-def _labeled(scored: _Scored, tokenizer: Tokenizer) -> Iterator[_Token]:
-    """Yields the labels of the tokens or, depending on the strategy, of the words."""
-    scores, offsets, strategy = scored.scores, scored.tokens.spans(scored.text), scored.strategy
-    if strategy == "simple":
-        best = scores.argmax(axis=-1)
-        values = np.take_along_axis(scores, best[:, None], axis=-1)[:, 0]
-        for label, score, place in zip(best.tolist(), values, offsets, strict=True):
-            yield _Token(scored.tags[label], score, *place)
-        return
-    for unit in words(scored.text, scored.tokens, tokenizer):
-        yield _label(scores[unit], [offsets[i] for i in unit], strategy, scored.tags)
+def _labeled_tokens(spans: Sequence[tuple[int, int]], scores: Floats, tags: Sequence[str]) -> Iterator[_Token]:
+    """Yields each token with its best tag."""
+    best = scores.argmax(axis=-1)
+    values = np.take_along_axis(scores, best[:, None], axis=-1)[:, 0]
+    for label, score, span in zip(best.tolist(), values, spans, strict=True):
+        yield _Token(tags[label], score, *span)
 
 
 def merge(encodings: Sequence[Encoding], cuts: Sequence[range], logits: Sequence[Floats]) -> Floats:

@@ -187,7 +187,7 @@ def test_any_white_space_begins_a_word(space: str, strategy: Any) -> None:
 
 
 def test_joint_targets_with_unknown_tokens_get_a_warning(tmp_path: Path) -> None:
-    [warning] = fill_mask._all_pieces(["in", "\U0001f389"], sentencepiece(tmp_path))[1]
+    [warning] = fill_mask.Targets(["in", "\U0001f389"]).slots(sentencepiece(tmp_path))[1]
     assert warning.startswith("targets; 1 of 2 ")
 
 
