@@ -1,11 +1,6 @@
 """Loads the user's own module: runs the code of a trusted file, and converts its result to a checkpoint.
 
-    def make():
-        module = Tagger()
-        module.load_state_dict(safetensors.torch.load_file("tagger.safetensors"))
-        return {"module": module, "tokenizer": "tokenizer.json", "task": "token-classification", "labels": ["O", "PER"], "pad_token": "[PAD]"}
-
-The function returns a `ModuleSpec`, or a dictionary of its fields, so that the file imports nothing of bertserve.
+The function of the file (docs/how-to/export-a-module.md) returns a `ModuleSpec`, or a dictionary of its fields, so that the file imports nothing of bertserve.
 
 This is the only place that runs code other than that of the exporter and its packages. It requires two flags of
 `bert-export`, and neither a checkpoint nor a bundle can enable it.

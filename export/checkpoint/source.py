@@ -1,12 +1,6 @@
 """Finds a checkpoint's files in a local folder or on the hub, and reads them with transformers, but never its code.
 
 The front matter of its card has the license, languages and data sets. A bundle gets the same license.
-
-    ---
-    license: apache-2.0
-    language: [en]
-    datasets: [stanfordnlp/sst2]
-    ---
 """
 
 from __future__ import annotations

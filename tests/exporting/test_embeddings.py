@@ -195,32 +195,6 @@ def test_a_module_with_its_own_code_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"model_args": {"attn_implementation": "sdpa", "torch_dtype": "float16"}, "tokenizer_args": {}, "config_args": None}, None),
-        ({"model_args": {"torch_dtype": "float16", "hidden_act": "relu"}}, "hidden_act"),
-        ({"config_args": {"num_hidden_layers": 1}}, "num_hidden_layers"),
-        ({"tokenizer_args": {"do_lower_case": False}}, "do_lower_case"),
-        ({"processor_kwargs": {"padding_side": "left"}}, "padding_side"),
-    ],
-)
-def test_loading_options_that_change_vectors_are_refused(tmp_path: Path, options: dict[str, Any], named: str | None) -> None:
-    source = sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling")
-    edit_json(source / "sentence_bert_config.json", **options)
-    if named is None:
-        assert 64 == load_checkpoint(str(source)).tokenizer_spec.max_length
-    else:
-        assert named in refused(source)
-
-
-@pytest.mark.parametrize(("given", "pooling"), [({"pooling_mode": "max"}, "max"), ({"pooling_mode_cls_token": True}, "cls")])
-def test_both_formats_of_the_pooling_file_are_read(tmp_path: Path, given: dict[str, Any], pooling: str) -> None:
-    embedding = load_checkpoint(str(sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling", pooling=given))).embedding
-    assert embedding is not None
-    assert (pooling, False) == (embedding.pooling, embedding.normalize)
-
-
-@pytest.mark.parametrize(
     ("file", "content", "named"),
     [
         ("1_Pooling/config.json", None, "1_Pooling/config.json`, which modules.json"),

@@ -150,6 +150,9 @@ def test_requests_choose_other_vectors_of_a_model_with_its_own_pooling(tmp_path:
         ("mean", SETTINGS, {"truncate_dim": "8"}, "`truncate_dim`"),
         ("mean", TRANSFORMER, {"query_length": 32}, "`query_length`"),
         ("mean", TRANSFORMER, {"processing_kwargs": {"text": {"add_special_tokens": False}}}, "processing_kwargs"),
+        ("mean", TRANSFORMER, {"model_args": {"torch_dtype": "float16", "hidden_act": "relu"}}, "hidden_act"),
+        ("mean", TRANSFORMER, {"config_args": {"num_hidden_layers": 1}}, "num_hidden_layers"),
+        ("mean", TRANSFORMER, {"tokenizer_args": {"do_lower_case": False}}, "do_lower_case"),
         ("mean", TRANSFORMER, {"transformer_task": "fill-mask"}, "fill-mask"),
         ("mean", TRANSFORMER, {"module_output_name": "sentence_embedding"}, "`module_output_name`"),
         ("mean", TRANSFORMER, {"modality_config": {"text": {"method": "forward", "method_output_name": "pooler_output"}}}, "pooler_output"),
@@ -199,7 +202,12 @@ def test_a_cross_encoder_with_further_steps_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"unpad_inputs": False}, {"processing_kwargs": {}}, {"query_length": None}, {"model_kwargs": {"dtype": "float16"}}]
+    "changes",
+    [
+        {"unpad_inputs": False, "processing_kwargs": {}, "query_length": None},
+        {"model_args": {"attn_implementation": "sdpa", "torch_dtype": "float16"}, "tokenizer_args": {}, "config_args": None},
+        {"model_kwargs": {"dtype": "float16"}},
+    ],
 )
 def test_settings_that_change_nothing_are_allowed(tmp_path: Path, changes: dict[str, Any]) -> None:
     path = written(tmp_path, "6.2.0/mean", **{TRANSFORMER: changes, SETTINGS: {"requirements": {"transformers": ">=5"}}})
