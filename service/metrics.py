@@ -78,7 +78,6 @@ LOAD_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 RATIOS = (0.1, 0.25, 0.5, 0.8, 1.25, 2, 4, 10)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 UNKNOWN = "unknown"
-ENDS = ("head_timeout", "body_timeout", "send_timeout", "head_too_large", "malformed", "evicted", "refused", "stopping")
 
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # otherwise each collector has a second, unused series
@@ -106,7 +105,6 @@ class Metrics:
 
         self._create_request_metrics()
         self._create_process_metrics()
-        self.ends = {reason: self.connections_closed.labels(reason) for reason in ENDS}
         self.answers = cache(lambda status: self.http_requests.labels(str(status)))
         self.requests_of = cache(lambda task, model, status: self.requests.labels(task, model, str(status)))
         self.requests_by_key = cache(lambda key, status: self.key_requests.labels(key, str(status)))
@@ -150,11 +148,6 @@ class Metrics:
         self.refused = self._counter("refused_total", "Requests refused at admission, by reason.", ("task", "model", "reason"))
         self.key_requests = self._counter("key_requests_total", "Requests by API key name and HTTP status.", ("key", "status"))
         self.hung_runs = self._counter("hung_runs_total", "Runs that took at least 2 s and 20 times as long as predicted.", ())
-        self.connections_closed = self._counter(
-            "connections_closed_total",
-            "Connections closed, or requests refused, before a request was complete.",
-            ("reason",),
-        )
 
     def _create_process_metrics(self) -> None:
         """Creates the metrics of the queue, the threads and the models."""

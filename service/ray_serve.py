@@ -29,8 +29,8 @@ logger = logging.getLogger("bertserve.ray")
 # Settings without effect in a replica -> their replacement. Such a setting is an error, because the operator would not notice.
 LEFT_TO_RAY = {
     **dict.fromkeys(("host", "port", "keep_alive_s"), "http_options of the Serve configuration"),
-    **dict.fromkeys(("tls_cert", "tls_key", "header_timeout_s", "body_timeout_s", "min_body_rate"), "the proxy in front of Ray"),
-    **dict.fromkeys(("max_header_bytes", "max_connections", "forwarded_allow_ips"), "the proxy in front of Ray"),
+    **dict.fromkeys(("tls_cert", "tls_key", "header_timeout_s", "body_timeout_s"), "the proxy in front of Ray"),
+    **dict.fromkeys(("max_header_bytes", "forwarded_allow_ips"), "the proxy in front of Ray"),
     **dict.fromkeys(("shutdown_timeout_s", "pre_stop_delay_s"), "graceful_shutdown_timeout_s of the deployment"),
     "workers": "num_replicas of the deployment",
     "admin_key_file": "a new configuration, because a change by request would reach only one replica",

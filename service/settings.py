@@ -301,16 +301,7 @@ class Settings(ModelSettings, AddressSettings):
     max_header_bytes: int = Field(
         32768, ge=1024, description="Maximum bytes of request line and headers; also of a body's trailers and chunk extensions."
     )
-    body_timeout_s: float = Field(
-        30,
-        gt=0,
-        description="Seconds to receive a request, from its first byte, and to send an answer; transfers at --min-body-rate can take "
-        "longer.",
-    )
-    min_body_rate: int = Field(65536, ge=1, description="Bytes per second at which a transfer can take longer than --body-timeout-s.")
-    max_connections: int | None = Field(
-        None, ge=1, description="Maximum open connections per worker (default: as many as file descriptors allow, at most 2048)."
-    )
+    body_timeout_s: float = Field(30, gt=0, description="Seconds to receive the body of a request.")
     default: Pairs = Field(
         default_factory=dict,
         description="TASK=NAME, separated by commas: default model of a task; needed if several models can answer it.",

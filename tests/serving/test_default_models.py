@@ -116,13 +116,12 @@ def test_a_broken_model_is_not_a_candidate(tmp_path: Path, stored: str) -> None:
 def test_check_and_serve_refuse_the_same_settings(
     tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both exit with the same code and message: no default, unreadable keys, more connections than file descriptors."""
+    """Both exit with the same code and message: no default, unreadable keys."""
     monkeypatch.setattr(logs, "configure_logging", lambda _: None)  # keeps the log handlers of the test run
     folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
     for flags, word in (
         ((), "--default classify=NAME"),
         (("--allow-implicit-default", "--api-key-file", str(tmp_path / "none")), "none"),
-        (("--allow-implicit-default", "--max-connections", "100000000"), "--max-connections"),
     ):
         assert 2 == main([command, "--models", str(folder), "--port", "0", *flags])
         assert word in capsys.readouterr().err

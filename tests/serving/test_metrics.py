@@ -38,7 +38,6 @@ DOCUMENTED = {
     "batch_rows": LABELED,
     "tokens_total": ("kind", "model", "task"),
     "refused_total": ("model", "reason", "task"),
-    "connections_closed_total": ("reason",),
     "expired_total": LABELED,
     "cancelled_total": LABELED,
     "multi_threaded_runs_total": LABELED,
