@@ -126,7 +126,6 @@ def show_attention(request: AttentionRequest, model: TaskModel) -> TaskRun:
     values = len(maps) * length**2
     cost = Cost(
         NUMBER_BYTES * values + sum(TOKEN_BYTES + text_bytes(token) for token in tokens),
-        steps=length,
         reserved_tokens=values // WEIGHTS_PER_TOKEN,
     )
     [row] = yield Batch([encoding], cost, copied)

@@ -119,7 +119,7 @@ def classify(request: ClassifyRequest, model: TaskModel) -> TaskRun:
     text = _read(request, model.tokenizer)
     activation = parameters.function_to_apply or config.activation
     count = min(parameters.top_k or len(config.labels), len(config.labels))
-    cost = Cost(count * (LABEL_BYTES + longest_label(config.labels)), steps=count)
+    cost = Cost(count * (LABEL_BYTES + longest_label(config.labels)))
     if parameters.explain:
         explained = min(count, MAX_EXPLAINED) if activation == "sigmoid" else 1
         words = sum(len(part.words) for part in text.parts)

@@ -255,7 +255,7 @@ def embed(request: EmbedRequest, model: TaskModel) -> TaskRun:
     """
     encoding, truncated = encode(request, model.tokenizer)
     count = len(encoding) if request.parameters.pooling == "none" else 1
-    cost = Cost(count * _vector_bytes(request), steps=count)
+    cost = Cost(count * _vector_bytes(request))
     [row] = yield Batch(
         [encoding], cost, lambda _, row: pooled_row(request, row), truncated=truncated, warnings=() if request.text.strip() else EMPTY
     )

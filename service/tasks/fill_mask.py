@@ -213,7 +213,7 @@ def _fill_jointly(request: FillMaskRequest, ids: list[int], masks: list[int], to
     longest, pieces = max(len(pattern.ids) for pattern in patterns), max(len(pattern.masks) for pattern in patterns)
     cost = Cost(
         count * (CANDIDATE_BYTES + PIECE_BYTES * pieces + text_bytes(request.text) + longest),
-        steps=_steps(longest, count) + count * CANDIDATE_STEPS * pieces,
+        steps=_steps(longest, count),
         reserved_tokens=reserved_tokens,
     )
     yield Batch([], cost, truncated=cut, warnings=warnings)  # the search starts after its total cost has been checked

@@ -85,7 +85,6 @@ def choose(request: ChooseRequest, model: TaskModel) -> TaskRun:
     Raises:
         InvalidValueError: A pair is too long and `truncation` is false.
     """
-    count = len(request.choices)
     room, encodings, truncated = model.tokenizer.room(pair=True), [], False
     for i, (total, encoding) in enumerate(model.tokenizer.pairs(chain([request.first], request.seconds))):
         if total > room and not request.parameters.truncation:
@@ -98,7 +97,7 @@ def choose(request: ChooseRequest, model: TaskModel) -> TaskRun:
             )
         truncated |= total > room
         encodings.append(encoding)
-    cost = Cost(CHOICE_BYTES * count + sum(map(text_bytes, request.choices)), steps=count)
+    cost = Cost(CHOICE_BYTES * len(request.choices) + sum(map(text_bytes, request.choices)))
     rows = yield Batch(encodings, cost, truncated=truncated)
     scores = activate(np.concatenate([row["logits"] for row in rows]), "softmax")
     return [{"index": i, "score": float(scores[i]), "text": request.choices[i]} for i in best_first(scores)]

@@ -20,10 +20,7 @@ from bertserve.service.text.words import Unit, Word, rebase
 
 # A text of n words needs n texts. A window of /answer, 384 tokens by default, has at most as many words.
 MAX_WORDS = 384
-
-
-# Bytes of a word in an answer, without its text, and steps of a word.
-WORD_BYTES, WORD_STEPS = 96 + SCORE_BYTES, 8
+WORD_BYTES = 96 + SCORE_BYTES  # of a word in an answer, without its text
 
 
 class WordImportance(TypedDict):
@@ -84,7 +81,6 @@ def cost(words: int, length: int, texts: Sequence[str], *, explained: int = 1) -
     """Returns the cost of an explanation: one run of `length` tokens per word, and the words in the answer for each explained score."""
     return Cost(
         answer_bytes=explained * (words * WORD_BYTES + sum(map(text_bytes, texts))),
-        steps=words * WORD_STEPS * (1 + explained),
         reserved_tokens=words * length,
     )
 

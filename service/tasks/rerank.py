@@ -114,7 +114,7 @@ def rerank(request: RerankRequest, model: TaskModel) -> TaskRun:
         truncated |= total > room
         encodings.append(encoding)
     returned = sum(map(text_bytes, request.texts)) if options.return_text else 0
-    rows = yield Batch(encodings, Cost(returned + RANKED_BYTES * count, steps=count), truncated=truncated)
+    rows = yield Batch(encodings, Cost(returned + RANKED_BYTES * count), truncated=truncated)
     if not rows:
         return []
     place = relevant(config.labels)

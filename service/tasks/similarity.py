@@ -55,10 +55,9 @@ def compare(request: SimilarityRequest, model: TaskModel) -> TaskRun:
         InvalidValueError: A sentence is too long and must not be truncated.
     """
     encoded = [embed.encode(replace(request.like, text=text), model.tokenizer) for text in request.texts]
-    count = len(encoded)
     rows = yield Batch(
         [encoding for encoding, _ in encoded],
-        Cost(SCORE_BYTES * count, steps=count),
+        Cost(SCORE_BYTES * len(encoded)),
         lambda _, row: embed.pooled_row(request.like, row),
         truncated=any(truncated for _, truncated in encoded),
     )

@@ -120,11 +120,8 @@ def classify_zero_shot(request: ZeroShotRequest, model: TaskModel) -> TaskRun:
     """
     config, labels = model.config, request.parameters.candidate_labels
     encodings, truncated = _hypotheses(request, model.tokenizer)
-    cost = Cost(
-        # some clients get the text with the labels
-        text_bytes(request.text) + sum(LABEL_BYTES + text_bytes(label) for label in labels),
-        steps=len(labels),
-    )
+    # some clients get the text with the labels
+    cost = Cost(text_bytes(request.text) + sum(LABEL_BYTES + text_bytes(label) for label in labels))
     rows = yield Batch(encodings, cost, truncated=truncated, warnings=() if request.text.strip() else EMPTY)
     entails = entailment(config.labels)
     assert entails is not None, "a derived task runs only on compatible models"
