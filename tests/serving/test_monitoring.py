@@ -168,7 +168,7 @@ def prometheus_of_a_loaded_service(models: Path, tmp_path: Path) -> Iterator[htt
 def _scraping(target: str) -> str:
     config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    config["scrape_configs"][0]["static_configs"][0]["targets"] = [target]
+    config["scrape_configs"] = [{"job_name": config["scrape_configs"][0]["job_name"], "static_configs": [{"targets": [target]}]}]
     return yaml.safe_dump(config)
 
 
