@@ -26,7 +26,6 @@ _TIMER_S = 0.001  # resolution of the event loop's timers: a request that is sen
 _TICK_S = 0.05  # each costs a wake-up of the process, about 0.1 ms of processor time
 _DRAIN_S = 1.0  # time for requests in flight after Ctrl-C, and after their timeout
 _RECONNECT_DELAY_S = 0.1
-_INITIAL_CONNECTIONS = 8  # of an open loop
 
 
 class RequestRecord(NamedTuple):
@@ -193,7 +192,7 @@ async def _run(
     """Opens the first connections, loads, waits for the last responses, and closes the connections."""
     sender, sending = _Sender(target, durations.timeout_s, connections), None
     try:
-        await sender.connect(connections if arrivals is None else min(connections, _INITIAL_CONNECTIONS))
+        await sender.connect(connections if arrivals is None else 1)
         start = time.perf_counter()
         sending = asyncio.create_task(sender.send_in_loops(connections) if arrivals is None else sender.send_at(start, arrivals))
         warm = start + durations.warmup_s

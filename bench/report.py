@@ -68,8 +68,8 @@ class BenchReport:
         if rate is None:
             return f"does not hold {limits} at any rate that was tried" if above else "no rate was measured"
         limit = "; higher rates may hold too" if above is None else f", but not at {above:.4g}"
-        interval = "" if low is None or high is None else f"; there, the 95 % interval of the p99 is {low:.3g} to {high:.3g} ms"
-        return f"holds {limits} up to {rate:.4g} requests/s in two runs{limit}{interval}"
+        interval = "" if low is None or high is None else f" (95 % interval of the p99: {low:.3g} to {high:.3g} ms)"
+        return f"holds {limits} up to {rate:.4g} requests/s in two runs{interval}{limit}"
 
     def verdicts(self) -> Iterator[str]:
         """Yields a line for each objective."""

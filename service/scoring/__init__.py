@@ -1,1 +1,1 @@
-"""Offline scoring: writes predictions for the rows of a file, with the same model and scheduler as the service."""
+"""Offline scoring: writes predictions for the rows of a file, with the tasks and the engine of the service, and without its queue."""

@@ -99,7 +99,7 @@ def test_a_rate_that_only_one_run_held_is_not_the_result(monkeypatch: pytest.Mon
     assert ["480/s", "480/s, confirmation", "240/s", "240/s, confirmation", "360/s", "360/s, confirmation"] == service.names
     assert (360, 480, 44.0) == (report.figures["max_rate"], report.figures["lowest_rate_not_held"], report.metrics["p99_ms"])
     assert (36.0, 44.0) == (report.figures["p99_low_ms"], report.figures["p99_high_ms"])
-    assert "up to 360 requests/s in two runs, but not at 480; there, the 95 % interval of the p99 is 36 to 44 ms" in report.result
+    assert "up to 360 requests/s in two runs (95 % interval of the p99: 36 to 44 ms), but not at 480" in report.result
 
 
 @pytest.mark.parametrize("late", ["440/s", "440/s, confirmation"])

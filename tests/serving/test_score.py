@@ -80,30 +80,26 @@ def test_the_best_label_has_its_own_columns(models: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("changes", "parameters"),
+    ("activation", "labels", "parameters", "columns"),
     [
-        ({"activation": "none", "labels": ("warmth", "length")}, {}),
-        ({"activation": "sigmoid", "labels": ("good", "long")}, {"function_to_apply": "none"}),
-        ({"activation": "softmax", "labels": ("good", "bad")}, {"function_to_apply": "sigmoid"}),
+        ("none", ("warmth", "length"), {}, ["prediction"]),
+        ("sigmoid", ("good", "long"), {"function_to_apply": "none"}, ["prediction"]),
+        ("softmax", ("good", "bad"), {"function_to_apply": "sigmoid"}, ["prediction"]),
+        ("sigmoid", ("good", "long"), {"function_to_apply": "softmax"}, ["prediction_label", "prediction_score"]),
     ],
 )
-def test_a_csv_has_all_independent_values(tmp_path: Path, changes: dict[str, Any], parameters: dict[str, Any]) -> None:
+def test_a_csv_has_all_independent_values(
+    tmp_path: Path, activation: str, labels: tuple[str, ...], parameters: dict[str, Any], columns: list[str]
+) -> None:
     """There is no best one of several regression values, or of labels that exclude no other."""
-    tiny.bundle(tmp_path, **changes)
+    tiny.bundle(tmp_path, activation=activation, labels=labels)
     source = tmp_path / "in.csv"
     source.write_text("text\ngood\n")
     assert 0 == run(tmp_path, source, tmp_path / "out.csv", "--parameters", json.dumps(parameters))
     with (tmp_path / "out.csv").open(newline="") as file:
         [row] = csv.DictReader(file)
-    assert set(changes["labels"]) == {item["label"] for item in json.loads(row["prediction"])}
-
-
-def test_softmax_that_the_caller_requests_has_one_best_label(tmp_path: Path) -> None:
-    tiny.bundle(tmp_path, activation="sigmoid", labels=("good", "long"))
-    source = tmp_path / "in.csv"
-    source.write_text("text\ngood\n")
-    assert 0 == run(tmp_path, source, tmp_path / "out.csv", "--parameters", '{"function_to_apply": "softmax"}')
-    assert "text,prediction_label,prediction_score,warnings" == (tmp_path / "out.csv").read_text().splitlines()[0]
+    assert ["text", *columns, "warnings"] == list(row)
+    assert len(columns) == 2 or set(labels) == {item["label"] for item in json.loads(row["prediction"])}
 
 
 def test_the_error_of_a_rejected_list_does_not_quote_the_text(tmp_path: Path) -> None:
@@ -243,11 +239,12 @@ def test_a_setting_without_effect_is_refused(
     assert 0 == run(models, source, tmp_path / "out.jsonl")
 
 
-def test_a_truncated_text_gets_a_warning(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": LONG}])
+def test_a_truncated_or_empty_text_gets_a_warning(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": LONG}, {"text": " "}])
     assert run(models, source, tmp_path / "out.jsonl") == 0
-    assert [[], [True]] == [["32 tokens" in each for each in row["warnings"]] for row in read_lines(tmp_path / "out.jsonl")]
-    assert ", 1 with warnings" in capsys.readouterr().err
+    warnings = [row["warnings"] for row in read_lines(tmp_path / "out.jsonl")]
+    assert ([], True, True) == (warnings[0], "32 tokens" in warnings[1][0], warnings[2][0].startswith("empty; "))
+    assert ", 2 with warnings" in capsys.readouterr().err
 
 
 BAD = [
