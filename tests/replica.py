@@ -33,7 +33,7 @@ DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
 HAPROXY_FILE, NGINX_FILE = DEPLOY / "haproxy/haproxy.cfg", DEPLOY / "nginx/nginx.conf"
 _START_S = 10
 _READY = 200
-# Requests of an address in 10 s, more than in deploy/: a load comes from one address, and stands for that of many.
+# Requests of an address per second, more than in deploy/: a load comes from one address, and stands for that of many.
 MANY_REQUESTS = 10**6
 
 
@@ -191,7 +191,7 @@ def installed(program: str = "haproxy") -> bool:
 def haproxy_configuration(stats_port: int, replica_ports: Sequence[int], rate: int) -> str:
     """Returns the configuration of `deploy/haproxy` with these ports, one server per replica, and another limit of requests."""
     text = HAPROXY_FILE.read_text(encoding="utf-8").replace("bind 127.0.0.1:8404", f"bind 127.0.0.1:{stats_port}")
-    text = text.replace("sc0_http_req_rate gt 20000", f"sc0_http_req_rate gt {rate}")
+    text = text.replace("sc0_http_req_rate gt 1000", f"sc0_http_req_rate gt {rate}")
     lines = "".join(f"    server replica{i} 127.0.0.1:{each}\n" for i, each in enumerate(replica_ports, 1))
     return re.sub(r"(^ +server replica\d+ \S+\n)+", lines, text, flags=re.MULTILINE)
 
@@ -199,7 +199,7 @@ def haproxy_configuration(stats_port: int, replica_ports: Sequence[int], rate: i
 def nginx_configuration(port: int, replica_ports: Sequence[int], folder: Path, rate: int) -> str:
     """Returns the configuration of `deploy/nginx` with these ports, another limit of requests, and temporary files in a folder."""
     text = NGINX_FILE.read_text(encoding="utf-8").replace("listen 127.0.0.1:8000", f"listen 127.0.0.1:{port}")
-    text = text.replace("rate=2000r/s", f"rate={max(rate // 10, 1)}r/s").replace("burst=18000", f"burst={rate}")
+    text = text.replace("rate=1000r/s", f"rate={rate}r/s").replace("burst=1000", f"burst={rate}")
     text = text.replace("user www-data;", f"user {getpass.getuser()};\npid {folder}/pid;")
     paths = "".join(f"    {name}_temp_path {folder}/{name};\n" for name in ("client_body", "proxy", "fastcgi", "scgi", "uwsgi"))
     [options] = set(re.findall(r"^ +server 127\.0\.0\.1:\d+( .*)$", text, re.MULTILINE))

@@ -65,7 +65,7 @@ def test_check_passes_on_the_embedded_models() -> None:
 def test_containers_the_unit_and_make_serve_set_the_same_memory_settings() -> None:
     """They are also the settings in docs/how-to/operations.md, and this machine's C library supports them."""
     made = re.findall(r"glibc\.malloc\.\S+", document("Makefile"))
-    for name in ("Dockerfile", "deploy/systemd/bertserve.service"):
+    for name in ("Dockerfile", "deploy/systemd/bertserve@.service"):
         assert made == re.findall(r"glibc\.malloc\.\S+", document(name))
     assert f"GLIBC_TUNABLES={made[0]}" in document("docs/how-to/operations.md")
     if not (loader := Path("/lib64/ld-linux-x86-64.so.2")).exists():

@@ -97,4 +97,4 @@ def load(url: str, clients: int, text: str = "good", headers: Mapping[str, str] 
 
 
 def entries(replica: Replica) -> float:
-    return metric(httpx.get(f"{replica.url}/metrics", trust_env=False).text, "queue_items")
+    return metric(httpx.get(f"{replica.url}/metrics", trust_env=False, timeout=LIMIT_S).text, "queue_items")

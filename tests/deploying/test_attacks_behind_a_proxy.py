@@ -43,6 +43,7 @@ MAX_STALL_S = 0.25
 MAX_GROWTH_MIB = 64
 MAX_KEPT_MIB = 16
 SECONDS = float(os.environ.get("STRESS_SECONDS", "0.4"))
+RATE = 1000  # requests of an address per second, as in deploy/
 TRIES = 3  # a machine that stands still causes a stall once, an attack causes it each time
 EVERY_RUN = {
     "slow heads",
@@ -184,7 +185,7 @@ def one_replica_behind_proxies(tmp_path_factory: pytest.TempPathFactory) -> Iter
     flags = ["--threads", "1", "--allow-implicit-default", "--access-log"]
     with ExitStack() as stack:
         [one] = stack.enter_context(replica.replicas(folder / "models", 1, folder, flags))
-        proxies = {name: stack.enter_context(start([one.port], folder)) for name, start in PROXIES.items()}
+        proxies = {name: stack.enter_context(start([one.port], folder, RATE)) for name, start in PROXIES.items()}
         yield Measured(one, proxies)
     assert "ERROR" not in one.log.read_text()
 
