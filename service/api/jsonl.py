@@ -88,10 +88,15 @@ class LineStream:
         while (chunk := await self._chunks.get()) is not None:
             first, *rest = chunk.split(b"\n")
             line += first[: size - len(line)]  # a line that is too long keeps one byte too many, and is refused
-            for following in rest:
-                await self._start(bytes(line), group)
-                line = bytearray(following[:size])
-        await self._start(bytes(line), group)
+            if not rest:
+                continue
+            *whole, last = rest
+            for each in (bytes(line), *whole):
+                if each and not each.isspace():  # here, because a chunk can have 65,536 blank lines
+                    await self._start(each[:size], group)
+            line = bytearray(last[:size])
+        if line and not line.isspace():
+            await self._start(bytes(line), group)
         self._answers.put_nowait(None)
 
     async def _receive(self, receive: Receive) -> Message:
@@ -109,8 +114,6 @@ class LineStream:
 
     async def _start(self, line: bytes, group: asyncio.TaskGroup) -> None:
         """Starts the request of a line when there is room for it."""
-        if not line or line.isspace():
-            return
         while self._count and (self._count >= self._state.max_stream_requests or self._bytes + len(line) > IN_PROGRESS_BYTES):
             self._sent.clear()
             await self._sent.wait()

@@ -63,6 +63,7 @@ EVERY_RUN = {
     "length and chunks",
     "6,000 headers",
     "a header of a megabyte",
+    "a stream of blank lines",
     "a stream of wrong lines",
 }
 GOOD = {"inputs": "good"}
