@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import ssl
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -28,8 +27,6 @@ logger = logging.getLogger("bertserve.server")
 
 FLUSH_S = 5  # for clients to read their answers, after the scheduler has stopped
 TICK_S = 0.5
-HEARTBEAT_S = 0.2
-ABSENT = sys.maxsize  # the heartbeat of a worker that does not run
 
 
 class Server(uvicorn.Server):
