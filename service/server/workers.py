@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -178,6 +179,8 @@ class _Worker(Worker):  # type: ignore[misc]
             self._report.send(error)
             time.sleep(RETRY_S)
             sys.exit(1)
+        if os.getppid() != self.ppid:  # the arbiter was killed and cannot remove it
+            shutil.rmtree(arbiter.folder, ignore_errors=True)
 
     def _beat(self) -> bool:
         """Tells the arbiter that the event loop runs; returns whether the arbiter is alive."""
