@@ -21,7 +21,6 @@ from bertserve.export import calibration, inference
 from bertserve.export.artifact import Artifact
 from bertserve.export.calibration import Texts
 from bertserve.export.checkpoint.checkpoint import Checkpoint
-from bertserve.export.errors import GraphError
 from bertserve.export.graph import onnx_files, ort_fusion
 from bertserve.export.inference import Feed
 from bertserve.export.progress import stage, track
@@ -61,11 +60,7 @@ class GraphBuild:
 
 
 def build_graphs(provider: Provider, build: GraphBuild) -> Iterator[Artifact]:
-    """Creates the graphs of a provider in `BUILDERS` one by one on request; float32 is always first, because others are created from it.
-
-    Raises:
-        GraphError: The graph has operators that the provider does not support.
-    """
+    """Creates the graphs of a provider in `BUILDERS` one by one on request; float32 is always first, because others are created from it."""
     checkpoint = build.checkpoint
     has_masks = any(spec.fill == "mask_index" for spec in checkpoint.inputs)
     plan = plan_shapes(checkpoint.tokenizer_spec.max_length, masks=has_masks, rectangle=PROVIDERS[provider].reserves_largest)
@@ -97,7 +92,7 @@ def _build_for_tensorrt(build: GraphBuild) -> Iterator[Artifact]:
     """Creates one float32 graph for all precisions: TensorRT itself fuses it and converts it to half precision."""
     fp32 = build.folder / "model.tensorrt.fp32.onnx"
     with stage("optimize", "tensorrt"):
-        write_standard(build.traced, fp32)
+        onnx_files.copy(build.traced, fp32)
     form = f"{build.form}, standard operators, for TensorRT to fuse"
     form += "; fp16 is TensorRT's own" if "fp16" in build.precisions else ""
     for precision in dict.fromkeys(("fp32", *build.precisions)):
@@ -105,19 +100,6 @@ def _build_for_tensorrt(build: GraphBuild) -> Iterator[Artifact]:
 
 
 BUILDERS: dict[Provider, Callable[[GraphBuild], Iterator[Artifact]]] = {"cuda": _build_for_cuda, "tensorrt": _build_for_tensorrt}
-
-
-def write_standard(source: Path, target: Path) -> None:
-    """Writes the traced graph to a new file, after a check of its operators.
-
-    Raises:
-        GraphError: It has operators other than ONNX's own; each would split the engine.
-    """
-    model = ir.load(source)
-    foreign = sorted({f"{node.domain}.{node.op_type}" for node in model.graph if node.domain})
-    if foreign:
-        raise GraphError(f"the graph has operators that TensorRT does not support: {', '.join(foreign)}.")
-    onnx_files.save(model, target)
 
 
 def plan_shapes(max_length: int, *, masks: bool, rectangle: bool) -> ShapePlan:

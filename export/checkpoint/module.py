@@ -126,14 +126,17 @@ def load_module(reference: str) -> Checkpoint:
     model = _Module(config, spec.module, tuple(output.name for output in task.outputs), vocabulary_size(spec_tokenizer)).eval().float()
     inputs = tuple(INPUTS[name] for name in names)
     single, pair = read_templates(reference, spec_tokenizer)
-    with torch.no_grad():
-        width = _check_outputs(reference, spec, model, names, vocabulary_size(spec_tokenizer))
+    last_id = vocabulary_size(spec_tokenizer) - 1
     try:
+        with torch.no_grad():
+            width = _check_outputs(reference, spec, model, names, last_id)
         padding = find_padding(model, spec_tokenizer, names, spec.max_length)
+    except CheckpointError:
+        raise
     except Exception as error:  # the user's code can raise any error
         raise CheckpointError(
-            f"the module of `{reference}` fails on a text of up to {spec.max_length} tokens: {type(error).__name__}: {error}; `max_length` must "
-            "be a length that it supports."
+            f"the module of `{reference}` fails on ids of its tokenizer, which are at most {last_id}, or on a text of up to {spec.max_length} tokens: "
+            f"{type(error).__name__}: {error}; `max_length` must be a length that it supports."
         ) from error
     templates = TypedTemplates(single, pair, "template" if TYPE_IDS in names else None)
     tokenizer_spec = describe_tokenizer(spec_tokenizer, templates, padding, max_length=spec.max_length)
@@ -182,7 +185,8 @@ def _call(path: Path, factory: str) -> ModuleSpec:
         spec = ModuleSpec(**result) if isinstance(result, Mapping) else result
     except ValidationError as error:
         first = error.errors()[0]
-        raise CheckpointError(f"`{factory}` of `{path}` gives no valid ModuleSpec: {fault(first)} (it is {first['input']!r}).") from error
+        value = f" (it is {first['input']!r})" if isinstance(first["input"], str | int) else ""
+        raise CheckpointError(f"`{factory}` of `{path}` gives no valid ModuleSpec: {fault(first)}{value}.") from error
     except Exception as error:  # the user's code can raise any error
         raise CheckpointError(f"`{factory}` of `{path}` failed: {type(error).__name__}: {error}") from error
     if not isinstance(spec, ModuleSpec):
@@ -208,17 +212,11 @@ def _load_tokenizer(path: Path, spec: ModuleSpec) -> Any:
     return tokenizer
 
 
-def _check_outputs(reference: str, spec: ModuleSpec, model: _Module, names: list[str], vocabulary: int) -> int:
+def _check_outputs(reference: str, spec: ModuleSpec, model: _Module, names: list[str], last_id: int) -> int:
     """Runs the module on two rows with the highest id; returns the width of its output."""
-    ids = torch.full((2, 5), vocabulary - 1)
+    ids = torch.full((2, 5), last_id)
     values = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
-    try:
-        outputs = model(**{name: values[name] for name in names})
-    except Exception as error:  # the user's code can raise any error
-        raise CheckpointError(
-            f"the module of `{reference}` fails on two rows of 5 tokens with the id {vocabulary - 1}, the tokenizer's "
-            f"last: {type(error).__name__}: {error}"
-        ) from error
+    outputs = model(**{name: values[name] for name in names})
     task, width = TASKS[spec.task], len(spec.labels)
     for output in task.outputs:
         tensor = outputs[output.name]

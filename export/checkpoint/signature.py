@@ -41,22 +41,11 @@ def model_inputs(model: PreTrainedModel, tokenizer: Any, token_types: TokenTypes
     `token_types` decides about token types, because the tokenizer's class may give others than those that the model was trained with.
 
     Raises:
-        CheckpointError: The model does not read token ids, or the model or the tokenizer has an input that is not in `INPUTS`.
+        CheckpointError: The model does not read token ids, or the tokenizer has an input that is not in `INPUTS`.
     """
     parameters = inspect.signature(model.forward).parameters
     if model.main_input_name not in INPUTS:
         raise CheckpointError(f"{type(model).__name__} reads `{model.main_input_name}`, not token ids; only text models can be exported.")
-    required_inputs = [
-        name
-        for name, parameter in parameters.items()
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        and name not in INPUTS
-    ]
-    if required_inputs:
-        raise CheckpointError(
-            f"{type(model).__name__} needs inputs that are not supported: {', '.join(required_inputs)}; supported are {', '.join(INPUTS)}."
-        )
     unknown_inputs = [name for name in tokenizer.model_input_names if name not in INPUTS]
     if unknown_inputs:
         raise CheckpointError(f"the tokenizer gives inputs that are not supported: {', '.join(unknown_inputs)}.")

@@ -189,7 +189,7 @@ def test_the_command_announces_that_it_runs_code(tmp_path: Path, capsys: pytest.
         (('"tokenizer": "tokenizer.json"', '"tokenizer": "none.json"'), "none.json` "),
         (('"max_length": 128', '"max_length": 2'), "`max_length` .* at least 3 .* 2"),
         (("tokens=200", "tokens=60"), "`make` .*: RuntimeError: "),
-        (("words = self.embedding(input_ids)", "words = self.embedding(input_ids + 120)"), r" id \d+, .*: IndexError: "),
+        (("words = self.embedding(input_ids)", "words = self.embedding(input_ids + 120)"), r" at most \d+, .*: IndexError: "),
         (("words = self.embedding(input_ids)", "words = self.embedding(input_ids[:, :9] + 0 * input_ids)"), " 128 tokens: RuntimeError: "),
         (("input_ids, attention_mask):", "ids, attention_mask):\n        input_ids = ids"), "`forward` .* `input_ids`"),
         (("def make():", "def other():"), "`make` .*: AttributeError: "),
