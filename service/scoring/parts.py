@@ -98,13 +98,13 @@ class ParquetWriter:
         pq.write_table(table, data)
         return data.getvalue()
 
-    def join(self, parts: Iterable[Path], path: Path) -> None:
+    def join(self, parts: Sequence[Path], path: Path) -> None:
         """Writes all parts to a file."""
-        files = [pq.ParquetFile(part, memory_map=True) for part in parts]
-        schema = merged([self._empty, *(file.schema_arrow for file in files)])
+        schema = merged([self._empty, *map(pq.read_schema, parts)])
         with pq.ParquetWriter(path, schema) as writer:
-            for file in files:
-                writer.write_table(file.read().cast(schema))
+            for part in parts:
+                with pq.ParquetFile(part) as file:
+                    writer.write_table(file.read().cast(schema))
 
 
 class Parts:

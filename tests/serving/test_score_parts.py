@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -164,6 +165,18 @@ def test_an_output_that_appears_during_the_run_is_not_replaced(models: Path, tmp
     output.rename(tmp_path / "mine")
     assert 0 == run(models, source, output)
     assert 90 == len(read_lines(output))
+
+
+def test_the_number_of_parts_is_not_limited_by_open_files(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predictor, "WINDOW_ROWS", 1)
+    pq.write_table(pa.table({"text": TEXTS}), tmp_path / "in.parquet")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, limits[1]))
+    try:
+        assert 0 == run(models, tmp_path / "in.parquet", tmp_path / "out.parquet")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert TEXTS == pq.read_table(tmp_path / "out.parquet").column("text").to_pylist()
 
 
 def test_two_equal_runs_at_once_write_a_complete_output(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
