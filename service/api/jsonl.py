@@ -7,6 +7,7 @@ that TCP slows the sender down.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 
 from starlette.types import Message, Receive
@@ -26,6 +27,8 @@ MEDIA_TYPE = "application/x-ndjson"
 MEDIA_TYPES = frozenset({MEDIA_TYPE.encode(), b"application/jsonl", b"application/jsonlines", b"application/x-jsonlines"})
 # Bytes of lines in progress, unless there is only one line. More of them would wait for each other until their deadlines, and delay other callers.
 IN_PROGRESS_BYTES = 2**16
+# with the blank lines that follow, of which a chunk can have 65,536
+LINE_ENDS = re.compile(rb"\n\s*")
 MAX_TRACED_LINES = 128  # lines of one stream that are traced
 MIN_RETRY_S, MAX_RETRY_S = 0.02, 1.0  # wait of a refused line before it asks again
 _OK, _CLIENT_GONE, _SERVER_ERROR = 200, 499, 500
@@ -86,13 +89,13 @@ class LineStream:
         """Starts a request for each line."""
         line, size = bytearray(), self._state.max_body_bytes + 1
         while (chunk := await self._chunks.get()) is not None:
-            first, *rest = chunk.split(b"\n")
+            first, *rest = LINE_ENDS.split(chunk)
             line += first[: size - len(line)]  # a line that is too long keeps one byte too many, and is refused
             if not rest:
                 continue
             *whole, last = rest
             for each in (bytes(line), *whole):
-                if each and not each.isspace():  # here, because a chunk can have 65,536 blank lines
+                if each and not each.isspace():
                     await self._start(each[:size], group)
             line = bytearray(last[:size])
         if line and not line.isspace():
