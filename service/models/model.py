@@ -126,9 +126,10 @@ class Model:
             return Prediction()
         metrics = self._metrics if task is None or task == self.task else self._metrics.of(task)
         spec = TASKS[task or self.task]
-        chars: int = sum(request.chars for request in requests) + TEXT_CHARS * (len(requests) - 1)
-        if chars > MAX_CHARS:
-            raise _too_many_chars(chars)
+        chars_of_inputs: list[int] = [request.chars for request in requests]
+        if (most := max(chars_of_inputs)) > MAX_CHARS:
+            raise _too_many_chars(most, chars_of_inputs.index(most))
+        chars = sum(chars_of_inputs) + TEXT_CHARS * (len(requests) - 1)
         tokens, seconds, items = self._estimate(requests, spec, chars)
         run = RequestRun(requests, spec, TaskModel(self._tokenizer, self.bundle.manifest), trace)
         try:
@@ -310,13 +311,15 @@ class Model:
         return maps * max(len(work.encoding.ids) for work in works) ** 2 > MAX_WEIGHTS
 
 
-def _too_many_chars(chars: int) -> TooLargeError:
-    return TooLargeError(
-        "the request has {chars} characters to tokenize, counted again for each label or choice, and {limit} "
+def _too_many_chars(chars: int, index: int) -> TooLargeError:
+    error = TooLargeError(
+        "the input has {chars} characters to tokenize, counted again for each label or choice, and {limit} "
         "are allowed; send fewer or shorter texts at once.",
         chars=chars,
         limit=MAX_CHARS,
     )
+    error.input_index = index
+    return error
 
 
 def _larger_than_queue(tokens: int, max_queue_tokens: int) -> TooLargeError:

@@ -21,8 +21,8 @@ HUNG_RATIO = 20.0
 # Minimum time before a run counts as hung: reading weights from a disk, or a throttled core, can take some time. The first run of a
 # shape is not an exception: it is as fast on a CPU, and graphs with planned shapes have run each of them at load.
 HUNG_FLOOR_S = 2.0
-# Tokenizing and decoding have no predictions. The largest request takes five seconds of a core, and several times as long if other
-# processes or other threads of this one use the core too.
+# Tokenizing and decoding have no predictions. The slowest input takes 14 s of a core, and longer if other processes or other threads of
+# this one use the core too.
 UNPREDICTED_FLOORS = 15
 TICKS_OF_FLOOR = 10
 # A request in a hung run fails this many seconds after its deadline.
