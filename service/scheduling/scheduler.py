@@ -31,9 +31,6 @@ LEAST_TIMER_S = 1e-3
 # Seconds until a thread that waits for the GIL asks for it. A request needs the GIL several times, and with Python's 5e-3 it would wait that
 # long each time. With less than 1e-4, threads take the GIL from each other so often that short texts take 4 % longer.
 SWITCH_S = 1e-4
-# numpy, tokenizers, OpenSSL and system calls release the GIL for microseconds, and each time a waiting thread starts its wait of SWITCH_S anew. A thread that
-# calls them one after the other sometimes sleeps this many seconds; otherwise other threads can wait for more than 0.05 s.
-GIL_PAUSE_S = 5e-5
 
 
 def _forgotten(results: Sequence[Any]) -> None:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import socket
-import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import httpx
 import pytest
 
 import slow
 from bertserve.bench.workloads import workload_inputs
-from conftest import ROOT
 from loads import (
     assert_each_ended_once,
     beside,
@@ -32,7 +25,6 @@ from loads import (
 
 pytestmark = pytest.mark.serial
 
-PROBES, OK = b"GET /health/live HTTP/1.1\r\nhost: t\r\n\r\n" * 500, b"HTTP/1.1 200 "
 SHORT = workload_inputs("short", seed=1)
 # (description, path, body) of the heavy requests
 HEAVY = [
@@ -74,49 +66,3 @@ def test_requests_over_the_limit_of_a_key_are_refused(tmp_path: Path, serve: Cal
         assert {200, 429} == set(ended)
         assert {200} == {record.outcome for record in few.records}
         show("429 of a key with 16 connections of which 4 may ask", f"{sum(r.outcome == 429 for r in many.result().records)}")
-
-
-def test_pipelined_probes_do_not_starve_a_short_text(serve: Callable[..., Any]) -> None:
-    """Event loop turns that are shorter than Python's switch interval must not keep the GIL from inference threads."""
-    answered = 0
-
-    def flood(address: tuple[str, int], over: threading.Event) -> None:
-        nonlocal answered
-        with socket.create_connection(address) as probes:
-            probes.settimeout(0.01)
-            rest, unsent = b"", memoryview(PROBES)
-            while not over.is_set():
-                with suppress(TimeoutError):
-                    unsent = unsent[probes.send(unsent) :] or memoryview(PROBES)
-                with suppress(TimeoutError):
-                    rest = rest[-len(OK) + 1 :] + probes.recv(1 << 20)
-                    answered += rest.count(OK)
-
-    with (
-        serve(ROOT / "models") as served,
-        ThreadPoolExecutor(1) as pool,
-        httpx.Client(base_url=served.url, trust_env=False, timeout=30) as client,
-    ):
-
-        def text_s() -> float:
-            """Returns the median seconds of a short text."""
-            times = []
-            for _ in range(15):
-                start = time.monotonic()
-                assert client.post("/classify", json={"inputs": "A warm, funny film."}).status_code == 200
-                times.append(time.monotonic() - start)
-            return median(times)
-
-        alone, beside_probes = [], []
-        for _ in range(4):  # in turn, because other processes also use the machine
-            alone.append(text_s())
-            before, over = answered, threading.Event()
-            done = pool.submit(flood, served.address, over)
-            try:
-                while answered < before + 200:
-                    over.wait(0.01)
-                beside_probes.append(text_s())
-            finally:
-                over.set()
-            done.result()
-    assert min(beside_probes) < 4 * min(alone)
