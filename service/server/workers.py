@@ -48,9 +48,15 @@ def work_together(settings: Settings, listener: socket.socket, secrets: Secrets,
     Raises:
         StartError: A worker cannot start, and no other one serves.
     """
-    # for heartbeats and metrics; the disk of a container may be slow or read-only
-    parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()  # noqa: S108 - the folder is private
-    with tempfile.TemporaryDirectory(prefix="bert-serve-", dir=parent) as folder:
+    # the disk of a container may be slow or read-only
+    parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 - the folder is private
+    try:
+        temporary = tempfile.TemporaryDirectory(prefix="bert-serve-", dir=parent)
+    except OSError as error:
+        raise StartError(
+            f"--workers needs a folder for heartbeats and metrics ({error.strerror}); set TMPDIR to a writable folder."
+        ) from error
+    with temporary as folder:
         arbiter = _Arbiter(settings, listener, secrets, on_ready, Path(folder))
         try:
             arbiter.run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -21,8 +22,10 @@ import pytest
 import slow
 import tiny
 from application import play
+from bertserve.service.cli import main
 from bertserve.service.errors import SettingsError
 from bertserve.service.models.build import build
+from bertserve.service.server import workers
 from bertserve.service.server.preparation import prepare
 from bertserve.service.settings import Settings, parse
 from conftest import BERT_SERVE, Served, metric, running, wait_until
@@ -106,6 +109,13 @@ def test_several_workers_need_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "fork")
     with pytest.raises(SettingsError, match="--workers is 2,"):
         prepare(Settings(workers=2))
+
+
+def test_several_workers_need_a_folder(models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("bertserve.service.server.logs.configure_logging", lambda _: None)  # keeps the log handlers of the test run
+    monkeypatch.setattr(workers.tempfile, "TemporaryDirectory", lambda **_: (_ for _ in ()).throw(OSError(errno.EROFS, "Read-only")))
+    assert 1 == main(["serve", "--models", str(models), "--port", "0", *TWO])
+    assert "TMPDIR" in capsys.readouterr().err
 
 
 def test_all_workers_answer_and_each_metrics_page_counts_all_requests(models: Path, serve: Serve) -> None:
