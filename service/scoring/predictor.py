@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import orjson
@@ -20,7 +19,7 @@ from bertserve.service.models import loading
 from bertserve.service.models.build import load_options
 from bertserve.service.scoring.rows import Row, Window
 from bertserve.service.settings import ModelSettings
-from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun, kept
+from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS, tasks_of
 from bertserve.service.tasks.cost import MAX_ANSWER_BYTES
@@ -171,7 +170,8 @@ class Predictor:
                 row.request = self.columns.request(row.values) if row.error is None else None
             except BertServeError as error:
                 row.error = error
-        chunks, chars = list[list[Row]](), 0
+        chunks: list[list[Row]] = []
+        chars = 0
         for row in sorted((row for row in rows if row.error is None), key=lambda row: -row.request.chars):
             chars += row.request.chars
             if not chunks or len(chunks[-1]) == CHUNK_ROWS or chars > CHUNK_CHARS:
@@ -203,33 +203,35 @@ class Predictor:
     def _finish(self, started: list[tuple[Row, TaskRun, Batch]]) -> None:
         """Runs tasks to their ends, the current batches of all together."""
         while started:
-            current, started = started, []
-            outputs = iter(self._outputs([encoding for _, _, batch in current for encoding in batch.encodings]))
-            for row, run, batch in current:
-                own = list(islice(outputs, len(batch.encodings)))
+            answered, started = zip(started, self._outputs([batch for _, _, batch in started]), strict=True), []
+            for (row, run, _), outputs in answered:
                 try:
-                    if errors := [output for output in own if isinstance(output, EngineError)]:
+                    if errors := [output for output in outputs if isinstance(output, EngineError)]:
                         raise errors[0]
-                    started.append((row, run, run.send(kept(batch, own))))
+                    started.append((row, run, run.send(outputs)))
                 except StopIteration as end:
                     row.prediction = end.value
                 except BertServeError as error:
                     row.error = error
 
-    def _outputs(self, encodings: Sequence[Encoding]) -> list[Any]:
-        """Returns the outputs of each encoding, or its error; encodings of similar length run together."""
-        outputs: list[Any] = [None] * len(encodings)
-        waiting = sorted(range(len(encodings)), key=lambda index: -len(encodings[index]))
-        while waiting:
-            count, length = 1, len(encodings[waiting[0]])
-            while self._shares_batches and count < len(waiting):
+    def _outputs(self, batches: Sequence[Batch]) -> list[list[Any]]:
+        """Returns the outputs of the encodings of each batch, or errors; encodings of similar length run together."""
+        outputs: list[list[Any]] = [[None] * len(batch.encodings) for batch in batches]
+        items = [(encoding, index, place) for index, batch in enumerate(batches) for place, encoding in enumerate(batch.encodings)]
+        items.sort(key=lambda item: -len(item[0]))
+        while items:
+            count, length = 1, len(items[0][0])
+            while self._shares_batches and count < len(items):
                 shape = self.graph.shape(count + 1, length)
                 if shape is None or shape[0] * shape[1] > self.batch_tokens:
                     break
                 count += 1
-            for index, output in zip(waiting[:count], self._run([encodings[index] for index in waiting[:count]]), strict=True):
-                outputs[index] = output
-            waiting = waiting[count:]
+            rows = self._run([encoding for encoding, _, _ in items[:count]])
+            for (_, index, place), row in zip(items[:count], rows, strict=True):
+                # at once, because the outputs of a run can be far larger than what their task keeps
+                keep = None if isinstance(row, EngineError) else batches[index].keep
+                outputs[index][place] = row if keep is None else keep(place, row)
+            items = items[count:]
         return outputs
 
     def _run(self, encodings: Sequence[Encoding]) -> Sequence[Any]:

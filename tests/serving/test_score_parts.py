@@ -9,15 +9,18 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import tiny
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import EngineError, InvalidValueError
 from bertserve.service.scoring import predictor
@@ -255,6 +258,27 @@ def test_faulty_rows_cause_no_additional_runs(models: Path, tmp_path: Path, monk
     assert [2, 4, 5, 6, 7, 8, 9] == [row["row"] for row in read_lines(tmp_path / "out.jsonl.rejected.jsonl")]
     assert ["good film", "bad"] == [row["text"] for row in read_lines(tmp_path / "out.jsonl")]
     assert len(rows) == sum(encoded[-(len(encoded) - encoded.index(max(encoded))) :])
+
+
+def test_the_outputs_of_a_run_are_freed_before_later_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The logits of all masks of a window would not fit into memory."""
+    tiny.bundle(tmp_path / "models", task="fill-mask")
+    execute, references, alive = OnnxEngine.run, list[weakref.ref[Any]](), list[int]()
+
+    class Output(np.ndarray):  # type: ignore[type-arg]
+        """An array with weak references."""
+
+    def counted(self: OnnxEngine, encodings: Sequence[Any]) -> Any:
+        rows = [{name: values.view(Output) for name, values in row.items()} for row in execute(self, encodings)]
+        references.extend(weakref.ref(values) for row in rows for values in row.values())
+        alive.append(sum(reference() is not None for reference in references))
+        return rows
+
+    monkeypatch.setattr(OnnxEngine, "run", counted)
+    monkeypatch.setattr(predictor, "WINDOW_ROWS", 64)
+    source = write_lines(tmp_path / "in.jsonl", [{"text": "a [MASK] film" + " good" * (index % 20)} for index in range(64)])
+    assert 0 == run(tmp_path / "models", source, tmp_path / "out.jsonl", "--threads", "1", "--max-batch-tokens", "64")
+    assert len(references) > 2 * max(alive)
 
 
 def test_only_the_row_that_the_graph_cannot_score_is_rejected(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
