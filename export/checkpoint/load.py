@@ -53,7 +53,7 @@ from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.bundle.graph_spec import InputSpec
 from bertserve.service.bundle.manifest import Combine, Embedding, Layers, Source, Task, TextPiece, TokenTypes
 
-# fields of config.json, their only supported values, and the reasons
+# fields of config.json, their refused value (None for any), and the reason
 _REFUSED = (
     (
         "transformers_weights",
@@ -61,9 +61,9 @@ _REFUSED = (
         "transformers would load another file than model.safetensors; remove the field and save the right weights as model.safetensors",
     ),
     (
-        "attention_type",  # of BigBird
-        "original_full",
-        "after the first short text, the model uses full attention for all texts, so its answers depend on earlier texts; if full attention is "
+        "attention_type",
+        "block_sparse",
+        "after its first short text, BigBird uses full attention for all texts, so its answers depend on earlier texts; if full attention is "
         "right for all texts, set `original_full`",
     ),
 )
@@ -140,8 +140,9 @@ def _read_config(files: SourceFiles) -> Any:
     if not (files.model_folder / "config.json").is_file():
         raise CheckpointError(f"`{files.model_folder}` has no `config.json`; give a folder that `save_pretrained` of transformers wrote.")
     config = read_with_transformers(f"the configuration of `{files.source}`", AutoConfig.from_pretrained, files.model_folder)
-    for field, allowed, reason in _REFUSED:
-        if (value := getattr(config, field, allowed)) != allowed:
+    for field, refused, reason in _REFUSED:
+        value = getattr(config, field, None)
+        if value is not None and refused in (None, value):
             raise CheckpointError(f"the config.json of `{files.source}` has `{field}` = {value!r}; {reason}.")
     return config
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 
+from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.service.tasks import embed
 from bundles import Served, exported, refused
 from checkpoints import bert, edit_json, few_texts
@@ -115,6 +116,8 @@ def test_a_model_that_changes_itself_is_refused(tmp_path: Path) -> None:
     assert "`attention_type` = 'block_sparse'" in message
     edit_json(source / "config.json", attention_type="original_full")
     assert exported(source).manifest.graphs[0].batch_invariant
+    edit_json(bert(tmp_path) / "config.json", attention_type="relative_shift")  # Funnel has this field, too
+    assert load_checkpoint(str(tmp_path / "tiny-bert"))
 
 
 def test_a_model_that_needs_a_language_is_refused(tmp_path: Path) -> None:
