@@ -20,10 +20,10 @@ OWN = """
 a=first[label]; allowed; answer_bytes=self.answer_bytes; b=index; body_bytes=size;
 caller=caller.name; cause=without_folders(error.message, self._folders); chars; column; count; count=self._open;
 counted=body.counted.format(body.count); describe=_describe(embedding); detail=error; estimate=request.tokens; example=example_of(body);
-example=json.dumps(example); expected; field=name; given=received; header_timeout_s=limits.header_timeout_s; held=other_tokens;
+example=json.dumps(example); expected; field=name; given=received; held=other_tokens;
 holder; i; instead; kind; kind=type(error).__name__; known=listed(required(body)); known=mask;
-known=prompts or 'none, so remove `prompt_name`'; known=texts; last=count - 1; least=-count; length; limit; limit=limits.body_timeout_s;
-limit=max_bytes; limit=self._limits.max_header_bytes; longest; max_batch_tokens; max_body_bytes=state.max_body_bytes;
+known=prompts or 'none, so remove `prompt_name`'; known=texts; last=count - 1; least=-count; length; limit; limit=self.header_timeout_s;
+limit=max_bytes; limit=self.max_header_bytes; longest; max_batch_tokens; max_body_bytes=state.max_body_bytes;
 max_chars=limits.max_chars; max_concurrent=self._max_concurrent; max_inputs=limits.max_inputs; max_length=tokenizer.max_length;
 max_queue_tokens; max_queue_tokens=self.max_queue_tokens; max_timeout_ms=self._state.max_timeout_ms;
 max_top_k=limits.max_top_k; message; missing; model=model.name; model=name; models;
@@ -31,7 +31,7 @@ models=', '.join((f'`{model_name}`' for model_name in able)); models=', '.join(s
 most=max_queue_tokens; most_heads=MAX_VALUES // length ** 2; most_tokens=math.isqrt(MAX_VALUES // len(maps));
 name=spec.name; name=tensor.name; name=twice[0]; name=type(error).__name__; of;
 own_task=model.task; paths; pieces; place; problem; problem=kinds.get(type(value), 'null'); queue_tokens=self.queue_tokens;
-rate=limits.min_body_rate; remedy; remedy=_replacement(name, known) or remedy; remedy=_replacement(name, parameters) or remedy; room;
+remedy; remedy=_replacement(name, known) or remedy; remedy=_replacement(name, parameters) or remedy; room;
 room=max(room, 0); room=room - 1; rows; running=self._running[caller]; setting; span; task; tasks; tensor=name;
 texts=len(slots) ** len(masks); timeout_s; tokens; total; values; wait; watched_s=run.watched_s; what=unit; where; whose=owner;
 why; width; words

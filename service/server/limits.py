@@ -155,10 +155,11 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _check_size(self) -> None:
         if self._room < 0 or len(self.headers) > MAX_HEADERS:
-            message = (
-                "the request has more than {count} headers, or {limit} bytes besides its body; the operator can raise --max-header-bytes."
+            raise HeadTooLargeError(
+                "the request has more than {count} headers, or {limit} bytes besides its body; the operator can raise --max-header-bytes.",
+                count=MAX_HEADERS,
+                limit=self.max_header_bytes,
             )
-            raise HeadTooLargeError(message, count=MAX_HEADERS, limit=self.max_header_bytes)
 
     def _start_timer(self) -> None:
         error = SlowRequestError("the request line and headers were not complete within {limit:g} s.", limit=self.header_timeout_s)

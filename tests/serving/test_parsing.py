@@ -12,8 +12,9 @@ import pytest
 from application import Send, rejected
 from bertserve.service.errors import TooLargeError
 from bertserve.service.tasks import json_text
-from bertserve.service.tasks.json_text import MAX_CONTAINERS, MAX_DIGITS, MAX_KEYS, MAX_VALUES, parse
+from bertserve.service.tasks.json_text import parse
 
+MAX_CONTAINERS, MAX_KEYS, MAX_VALUES, MAX_DIGITS = (limit for _, limit, _ in json_text._LIMITS)
 KEYS = ",".join(f'"{i}":0' for i in range(MAX_KEYS))
 
 
