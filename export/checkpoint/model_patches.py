@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -84,10 +85,11 @@ def _tabulate(bucket: Callable[..., torch.Tensor], length: int) -> Callable[...,
 def _mask_keys(create_mask: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that returns the values to add to the scores for padding, float32 [rows, 1, 1, length]."""
 
-    def mask_keys(*args: Any, attention_mask: Any, **options: Any) -> Any:
+    def mask_keys(*args: Any, **options: Any) -> Any:
+        attention_mask = inspect.signature(create_mask).bind(*args, **options).arguments["attention_mask"]
         is_window = any(options.get(name) is not None for name in ("and_mask_function", "or_mask_function"))
         if attention_mask is None or attention_mask.ndim != 2 or is_window:
-            return create_mask(*args, attention_mask=attention_mask, **options)
+            return create_mask(*args, **options)
         # the expansion changes nothing, but the optimizer looks for it
         padding = 1.0 - attention_mask[:, None, None, :].expand(-1, -1, -1, -1).float()
         return padding.masked_fill(padding.bool(), torch.finfo(torch.float32).min)
