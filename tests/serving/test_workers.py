@@ -156,7 +156,7 @@ def test_a_worker_that_dies_is_replaced_and_its_counts_are_kept(models: Path, se
             assert 'bertserve_workers_replaced_total{reason="ended"} 1.0' in clients[0].get("/metrics").text
 
 
-IMPATIENT = f"from bertserve.service.server import workers; workers.HUNG_S = 3; {BERT_SERVE}"
+IMPATIENT = f"from bertserve.service.server import workers; workers.HUNG_S = 5; {BERT_SERVE}"
 
 
 @pytest.mark.full_grid
@@ -186,8 +186,8 @@ def test_a_worker_that_drains_is_not_killed(tmp_path: Path) -> None:
         ThreadPoolExecutor(len(clients)) as pool,
     ):
         pid = worker_of(clients[0])["pid"]
-        open_requests = [pool.submit(client.post, "/classify", json={"inputs": ["good"] * 200}) for client in clients]
-        wait_until(lambda: waiting(served) > 300)
+        open_requests = [pool.submit(client.post, "/classify", json={"inputs": ["good"] * 120}) for client in clients]
+        wait_until(lambda: waiting(served) > 180)
         start = time.monotonic()
         os.kill(pid, signal.SIGTERM)
         assert {200} == {future.result().status_code for future in open_requests}
