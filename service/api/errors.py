@@ -23,10 +23,6 @@ _PREDICT = ":predict"  # paths with it are KServe's
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _INVALID, _INVALID_IN_OPENAI = 422, 400  # statuses of an InvalidValueError
 _SERVER_ERROR = 500
-# scope keys that the protocol and the application share
-REFUSAL = "bertserve.refusal"  # the error that the protocol has sent because the body is incomplete
-UNANSWERED = "bertserve.unanswered"  # lines of a stream that are read and not yet answered; while there are some, the client may pause
-GONE = "bertserve.gone"  # a function that the protocol calls when the connection is lost
 
 
 def has_openai_shape(path: str) -> bool:

@@ -16,7 +16,7 @@ from bertserve.service.api import errors
 from bertserve.service.api.call import Call, Incoming
 from bertserve.service.api.request import Request
 from bertserve.service.api.routes import Route
-from bertserve.service.errors import BertServeError, ClientGoneError, RefusedError, SlowRequestError, TooLargeError
+from bertserve.service.errors import BertServeError, ClientGoneError, MalformedRequestError, RefusedError, SlowRequestError, TooLargeError
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.models.build import AppState
 from bertserve.service.models.work import Prediction
@@ -49,7 +49,10 @@ class LineStream:
 
         Raises:
             NotFoundError: There is no such model.
+            MalformedRequestError: The client speaks HTTP/1.0, which has no chunks.
         """
+        if request.scope.get("http_version") == "1.0":
+            raise MalformedRequestError("the answer to JSON Lines needs HTTP/1.1; with nginx, set `proxy_http_version 1.1`.")
         if name is not None:
             state.registry.get(name)
         self._state, self._route, self._request, self._name, self._timeout_s = state, route, request, name, timeout_s

@@ -159,6 +159,8 @@ CORPUS: dict[str, tuple[bytes, list[int]]] = {
     # request line
     "HTTP/0.9": (b"GET /health\r\n\r\n", [400]),
     "HTTP/0.9, its line alone": (b"GET /health\r\n", []),
+    "HTTP/1.0": (post().replace(b"HTTP/1.1", b"HTTP/1.0"), [200]),
+    "JSON Lines over HTTP/1.0": (post(b"content-type: application/x-ndjson").replace(b"HTTP/1.1", b"HTTP/1.0"), [400]),
     "HTTP/1.2": (get(start=b"GET /health HTTP/1.2"), [400]),
     "HTTP/2": (get(start=b"GET /health HTTP/2.0"), [400]),
     "the preface of HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9), [400]),
