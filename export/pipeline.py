@@ -19,16 +19,16 @@ from bertserve import service
 from bertserve.export import calibration, cpu, gpu, trace
 from bertserve.export.artifact import Artifact, Tracer, choose_precisions
 from bertserve.export.bundle import package_bundle, refuse_existing
-from bertserve.export.calibration import Split, Texts
+from bertserve.export.calibration import Split
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.checkpoint.module import load_module, module_name
 from bertserve.export.checkpoint.padding import refuse_ordinary_padding
-from bertserve.export.errors import CheckpointError, ParityError
+from bertserve.export.errors import CheckpointError
 from bertserve.export.progress import stage
-from bertserve.export.provider_graphs import answer_example, measure_graphs
 from bertserve.export.tasks.tags import unread_labels
-from bertserve.export.validation.reference import NO_TEXTS, Reference, sample_reference
+from bertserve.export.validation.pytorch import NO_TEXTS, sample_reference
+from bertserve.export.validation.report import answer_example, measure_graphs
 from bertserve.export.workspace import workspace
 from bertserve.service.bundle.files import TOKENIZER_FILE, digest
 from bertserve.service.bundle.graph_spec import Precision
@@ -176,7 +176,7 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Split, bu
         raise CheckpointError(f"the tokenizer of `{spec.source}` is not supported: {error}") from error
     texts = lines.with_passages(tokenizer)
     with stage("reference", "PyTorch float32"):
-        reference = _reference(checkpoint, texts.report if "int8" in precisions.get("cpu", ()) else NO_TEXTS)
+        reference = sample_reference(checkpoint, texts.report if "int8" in precisions.get("cpu", ()) else NO_TEXTS)
         flops = checkpoint.flops
     checkpoint.model.to_empty(device="meta")  # no later stage runs it, and sessions of a large model need the memory
     artifacts: dict[Provider, Iterable[Artifact]] = {}
@@ -212,26 +212,6 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Split, bu
         int8_texts=lines.digests() if has_int8 else None,
         source=checkpoint.origin.model_copy(update={"versions": _versions()}),
     )
-
-
-def _reference(checkpoint: Checkpoint, texts: Texts) -> Reference:
-    """Returns the checkpoint's own outputs for the samples and for ordinary texts.
-
-    Raises:
-        ParityError: PyTorch or the tokenizer cannot run some of the samples.
-    """
-    try:
-        return sample_reference(checkpoint, texts)
-    except BaseException as error:
-        # `tokenizers` raises a plain Exception for texts that it cannot cut, and panics if a window is smaller than its stride
-        of_tokenizers = type(error) is Exception or type(error).__name__ == "PanicException"
-        if not of_tokenizers and not isinstance(error, RuntimeError | ValueError | IndexError | TypeError):
-            raise
-        raise ParityError(
-            f"{type(checkpoint.model).__name__} cannot run all samples of up to {checkpoint.tokenizer_spec.max_length} "
-            f"tokens in PyTorch: {error}; either this kind of model is not supported, or the lengths in its configuration "
-            "are wrong or too short for its task."
-        ) from error
 
 
 def _versions() -> dict[str, str]:

@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"bert-export: {error}", file=sys.stderr)
         return error.exit_code
     if args.update and all(check.passed is not False for check in checks):
-        from bertserve.export.validation.remeasure import update
+        from bertserve.export.validation.report import update
 
         report(update(spec, args.validation))
     passed = all(check.passed is not False for check in checks)

@@ -52,6 +52,7 @@ from bertserve.export.tasks import feature_extraction
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.bundle.graph_spec import InputSpec
 from bertserve.service.bundle.manifest import Combine, Embedding, Layers, Source, Task, TextPiece, TokenTypes
+from bertserve.service.tasks import question_answering
 
 # fields of config.json, their refused value (None for any), and the reason
 _REFUSED = (
@@ -203,7 +204,8 @@ def _templates(
 ) -> TypedTemplates:
     """Returns the templates of a text and of a pair, with the token types that the model was trained with."""
     source, record = files.source, TASKS[task]
-    second_text_first = record.padding_decides_order and tokenizer.padding_side == "left"
+    # transformers' scripts and pipeline for question answering put the passage first if the tokenizer pads on the left
+    second_text_first = task == question_answering.TASK and tokenizer.padding_side == "left"
     single, pair = read_templates(source, tokenizer, second_text_first=second_text_first)
     texts, expected = [piece.text for piece in pair if isinstance(piece, TextPiece)], ["b", "a"] if second_text_first else ["a", "b"]
     if texts != expected:

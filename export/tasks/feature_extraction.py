@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from bertserve.export.tasks.spec import Document, ExportTask, TokenizerCall
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.tasks import embed
-from bertserve.service.tasks.batch import ModelConfig
 
 LAST_LAYER = OutputSpec(name="last_hidden_state", kind="per_token")
-
-
-def _resolve(request: embed.EmbedRequest, config: ModelConfig) -> embed.EmbedRequest:
-    """Returns a request with the bundle's pooling and layers."""
-    if config.embedding is None:
-        return request
-    defaults = embed.resolve(embed.EmbedParameters(), config.embedding)
-    return replace(request, parameters=defaults.parameters, width=defaults.width, layers=defaults.layers)
 
 
 def _data_parameters(line_parameters: Sequence[Document], golds: Sequence[Any]) -> list[Document]:
@@ -28,14 +18,12 @@ def _data_parameters(line_parameters: Sequence[Document], golds: Sequence[Any]) 
 
 
 TASK = ExportTask(
-    name=embed.TASK,
+    served=embed.SPEC,
     head="Model",
     outputs=(LAST_LAYER,),
     activation="none",
-    embeds=True,
     text_request=lambda text, spec: embed.EmbedRequest(text),
     ordinary_requests=lambda texts, spec: [],
-    resolve=_resolve,
     tokenizer_call=lambda request, spec: TokenizerCall((request.prompt + request.text,)),
     example=lambda spec: {"inputs": "The bridge was built in Porto in 1886.", "parameters": {"dimensions": 2, "normalize": True}},
     measure=lambda config: "cosine",

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from bertserve.export.errors import DataError
-from bertserve.export.tasks.metrics import TOP_1
+from bertserve.export.tasks.metrics import TOP_1, Score
 from bertserve.export.tasks.spec import TEXTS, Document, ExportTask, halves
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bertserve.export.calibration import Texts
-
-_MIN_LENGTH = 32  # fewer tokens cannot hold a mask and its context
 
 
 def _mask(spec: TokenizerSpec) -> str:
@@ -65,7 +63,7 @@ def _read_target(document: Document, config: ModelConfig) -> list[str] | None:
     return words
 
 
-def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, float]:
+def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, Score]:
     right = []
     for gold, result in zip(golds, results, strict=True):
         best = [candidates[0]["token_str"] for candidates in _candidates(result)]
@@ -74,20 +72,18 @@ def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) ->
                 f"a text has {plural(len(best), 'mask')} and {plural(len(gold), 'word')} as its `target`; give one for each mask."
             )
         right += [token.strip().casefold() == word.strip().casefold() for token, word in zip(best, gold, strict=True)]
-    return {TOP_1: fmean(right)}
+    return {TOP_1: Score(fmean(right))}
 
 
 TASK = ExportTask(
-    name=fill_mask.TASK,
+    served=fill_mask.SPEC,
     head="ForMaskedLM",
     outputs=(OutputSpec(name="logits", kind="per_mask"),),
-    min_length=_MIN_LENGTH,
     text_request=lambda text, spec: fill_mask.FillMaskRequest(f"{_mask(spec)} {text}"),
     fixed_requests=_fixed_requests,
     ordinary_requests=_ordinary_requests,
     example=lambda spec: {"inputs": f"The king of {_mask(spec)} died in 1066.", "parameters": {"top_k": 1}},
     decision=_decision,
-    best_first=True,
     read_gold=_read_target,
     gold_keys=("target",),
     metrics=(TOP_1,),

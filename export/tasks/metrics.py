@@ -8,7 +8,7 @@ import statistics
 import string
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,13 @@ ERROR = "mean absolute error"  # the only metric for which less is better; it ha
 ENTITY_F1, EXACT_MATCH, TOP_1 = "entity F1", "exact match", "top-1"
 
 Span = tuple[int, int, str]  # start, end (exclusive, code points), label
+
+
+class Score(NamedTuple):
+    """The value of a metric, and a remark for readers, for example that 0 replaces a missing value."""
+
+    value: float
+    remark: str = ""
 
 
 def f1(right: int, predicted: int, expected: int) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from bertserve.export.tasks.metrics import ACCURACY
+from bertserve.export.tasks.metrics import ACCURACY, Score
 from bertserve.export.tasks.spec import LONG, NAMES, SENTENCE, TEXTS, Arranged, Document, ExportTask, Pairs, Text, TokenizerCall, read_input
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
@@ -93,12 +93,12 @@ def _read_choice(document: Document, config: ModelConfig) -> int | None:
     return label
 
 
-def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, float]:
-    return {ACCURACY: fmean([result[0]["index"] == gold for gold, result in zip(golds, results, strict=True)])}
+def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, Score]:
+    return {ACCURACY: Score(fmean([result[0]["index"] == gold for gold, result in zip(golds, results, strict=True)]))}
 
 
 TASK = ExportTask(
-    name=multiple_choice.TASK,
+    served=multiple_choice.SPEC,
     head="ForMultipleChoice",
     outputs=(OutputSpec(name="logits", kind="per_text"),),
     adapt_model=_read_one_choice,
@@ -112,7 +112,6 @@ TASK = ExportTask(
     needs_pairs=True,
     arrange=_arrange,
     decision=lambda result, config: result[0]["index"],
-    best_first=True,
     read_gold=_read_choice,
     gold_keys=("label",),
     metrics=(ACCURACY,),

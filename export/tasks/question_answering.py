@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from bertserve.export.tasks.metrics import EXACT_MATCH, F1, answer_f1, exact_match
+from bertserve.export.tasks.metrics import EXACT_MATCH, F1, Score, answer_f1, exact_match
 from bertserve.export.tasks.spec import LONG, NAMES, TEXTS, Arranged, Document, ExportTask, Pairs, Text, TokenizerCall, halves, neighbors
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
@@ -82,16 +82,16 @@ def _data_parameters(line_parameters: Sequence[Document], golds: Sequence[Any]) 
     return [defaults | parameters for parameters in line_parameters]
 
 
-def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, float]:
+def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, Score]:
     pairs = [(_best(result)["answer"], gold) for gold, result in zip(golds, results, strict=True)]
     return {
-        EXACT_MATCH: fmean([exact_match(answer, gold) for answer, gold in pairs]),
-        F1: fmean([answer_f1(answer, gold) for answer, gold in pairs]),
+        EXACT_MATCH: Score(fmean([exact_match(answer, gold) for answer, gold in pairs])),
+        F1: Score(fmean([answer_f1(answer, gold) for answer, gold in pairs])),
     }
 
 
 TASK = ExportTask(
-    name=question_answering.TASK,
+    served=question_answering.SPEC,
     head="ForQuestionAnswering",
     outputs=(OutputSpec(name="start_logits", kind="per_token"), OutputSpec(name="end_logits", kind="per_token")),
     lora_type="QUESTION_ANS",
@@ -107,9 +107,7 @@ TASK = ExportTask(
     takes_pairs=True,
     needs_pairs=True,
     arrange=_arrange,
-    padding_decides_order=True,
     decision=_decision,
-    best_first=True,
     read_gold=_read_answers,
     gold_keys=("answers",),
     data_parameters=_data_parameters,

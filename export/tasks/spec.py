@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bertserve.export.tasks.metrics import result_spans
+from bertserve.export.tasks.metrics import Score
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
 from bertserve.service.bundle.manifest import Activation, SpecialPiece, TokenizerSpec
 from bertserve.service.tasks.batch import ModelConfig
+from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.text.windows import default_stride
 
 if TYPE_CHECKING:
@@ -50,8 +51,6 @@ TEXTS = [
     LONG * 2,
     LONG * 4,
 ]
-
-MIN_LENGTH = 16  # in tokens; tracing and samples need this length
 
 
 def read_input(document: Document) -> Any:
@@ -133,23 +132,20 @@ def window_stride(requested: int | None, spec: TokenizerSpec) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportTask:
-    """A task that a bundle can have. Requests and results are those of the service's `TaskSpec`.
+    """A task that a bundle can have.
 
     Attributes:
-        name: Its Hugging Face name.
+        served: The service's task, with its name and the types of requests and results.
         head: Suffix of the names of architectures with its head.
         outputs: Outputs of its graphs. A graph with outputs per mask has the positions of masks as an input.
         labeled: Whether the configuration's labels belong to the task.
         activation: The function from logits to scores; None if the configuration defines it.
-        embeds: Whether a result is vectors, from layers and a pooling that sentence-transformers' files define.
-        min_length: Minimum length of a model in tokens.
         lora_type: peft's name of the task; None if peft has none.
         adapt_model: Makes a loaded model take rows of [rows, length] and return the outputs of the graphs; None if it does so already.
 
         text_request: A text -> a request around it, of one window if the model is long enough.
         fixed_requests: Requests of every kind, on which each graph must agree with the checkpoint; None for one around each built-in text.
         ordinary_requests: Texts that validate int8 -> a request for each text, passage and pair; None for one around each text.
-        resolve: A request -> the same request with the bundle's defaults.
         tokenizer_call: A request -> the arguments of the Hugging Face tokenizer.
         example: The body that a bundle stores with its answer; the answer must be clear, so that rounding on another CPU does not change
             it.
@@ -157,53 +153,59 @@ class ExportTask:
         needs_pairs: Whether every input is a pair of texts, of which the first is short, and the second one fills the window.
         arrange: Short texts, long ones (empty without short ones), the user's pairs, and the tokenizer -> the single texts and the pairs that
             calibrate int8.
-        padding_decides_order: Whether models whose tokenizer pads on the left were trained with the second text of a pair before the first
-            one, as by transformers' scripts and pipeline for question answering.
 
         measure: The measure of agreement.
-        decision: A result -> the part that matters to a user: spans or a set of labels to count, numbers to rank, or a value to compare.
-        best_first: Whether a result is a list in order of falling scores, or a list of such lists.
+        decision: A result -> the part that matters to a user: spans or a set of labels to count, numbers to rank, a vector, or a value to
+            compare.
 
         read_gold: A line of data -> the correct answer, or None if it has none. It raises ValueError for an invalid answer. None if the
             task has no correct answers.
         gold_keys: The keys of a line that `read_gold` reads.
         data_parameters: The parameters of all lines and their correct answers -> the parameters of the requests.
         metrics: The names of the metrics of `score`, without those for which less is better.
-        score: Correct answers and results -> metric -> value.
-        notes: Correct answers and results -> metric -> a remark for readers, for example that it has no value.
+        score: Correct answers and results, at least one -> metric -> score.
     """
 
-    name: str
+    served: TaskSpec
     head: str
     outputs: tuple[OutputSpec, ...]
     labeled: bool = False
     activation: Activation | None = "softmax"
-    embeds: bool = False
-    min_length: int = MIN_LENGTH
     lora_type: str | None = None
     adapt_model: Callable[[PreTrainedModel], None] | None = None
 
     text_request: Callable[[str, TokenizerSpec], Any]
     fixed_requests: Callable[[TokenizerSpec], list[Any]] | None = None
     ordinary_requests: Callable[[Texts, TokenizerSpec], list[Any]] | None = None
-    resolve: Callable[[Any, ModelConfig], Any] = lambda request, config: request
     tokenizer_call: Callable[[Any, TokenizerSpec], TokenizerCall] = lambda request, spec: TokenizerCall((request.text,))
     example: Callable[[TokenizerSpec], dict[str, Any]]
     takes_pairs: bool = False
     needs_pairs: bool = False
     arrange: Callable[[Sequence[Any], Sequence[Any], Pairs[Any], TokenizerSpec], Arranged[Any]] = read_alone
-    padding_decides_order: bool = False
 
     measure: Callable[[ModelConfig], Measure] = lambda config: "label"
-    decision: Callable[[Any, ModelConfig], Any] = lambda result, config: result_spans(result) or result
-    best_first: bool = False
+    decision: Callable[[Any, ModelConfig], Any] = lambda result, config: result
 
     read_gold: Callable[[Document, ModelConfig], Any] | None = None
     gold_keys: tuple[str, ...] = ()
     data_parameters: Callable[[Sequence[Document], Sequence[Any]], Sequence[Document]] = lambda parameters, golds: parameters
     metrics: tuple[str, ...] = ()
-    score: Callable[[Sequence[Any], Sequence[Any], ModelConfig], dict[str, float]] | None = None
-    notes: Callable[[Sequence[Any], Sequence[Any], ModelConfig], dict[str, str]] = lambda golds, results, config: {}
+    score: Callable[[Sequence[Any], Sequence[Any], ModelConfig], dict[str, Score]] | None = None
+
+    @property
+    def name(self) -> str:
+        """Its Hugging Face name."""
+        return self.served.name
+
+    @property
+    def embeds(self) -> bool:
+        """Whether a result is vectors, from layers and a pooling that sentence-transformers' files define."""
+        return self.activation == "none"
+
+    @property
+    def min_length(self) -> int:
+        """Minimum length of a model in tokens, for tracing and samples; fewer than 32 cannot hold a mask and its context."""
+        return 32 if self.fills_masks else 16
 
     @property
     def fills_masks(self) -> bool:

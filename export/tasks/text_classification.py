@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from bertserve.export.tasks.metrics import (
@@ -24,6 +25,7 @@ from bertserve.export.tasks.metrics import (
     MICRO_F1,
     PEARSON,
     SPEARMAN,
+    Score,
     f1,
     macro_f1,
     matthews,
@@ -125,10 +127,6 @@ def _decision(result: Any, config: ModelConfig) -> Any:
     return tuple(float(scores.get(label, 0.0)) for label in config.labels)  # a request may ask for fewer labels
 
 
-def _value(result: Any) -> float:
-    return float(result[0]["score"])
-
-
 def _chosen_labels(result: Any, config: ModelConfig) -> frozenset[str]:
     """Returns the best label; for independent labels, all labels from `SIGMOID_THRESHOLD` on."""
     if config.activation == "sigmoid":
@@ -164,53 +162,42 @@ def _label_name(value: Any, labels: Sequence[str]) -> str:
     return name
 
 
-def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, float]:
-    """Returns the metrics; 0 replaces a missing value, and `_notes` has the reason."""
+def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, Score]:
     if len(config.labels) == 1:
-        values = [_value(result) for result in results]
-        errors = [abs(value - gold) for value, gold in zip(values, golds, strict=True)]
-        return {PEARSON: pearson(golds, values), SPEARMAN: spearman(golds, values), ERROR: sum(errors) / len(errors)}
+        values = [float(result[0]["score"]) for result in results]
+        constant = _constant(golds, values, "value")
+        squashed = "" if config.activation == "none" or all(0 <= gold <= 1 for gold in golds) else _SQUASHED
+        return {
+            PEARSON: Score(pearson(golds, values), constant or squashed),
+            SPEARMAN: Score(spearman(golds, values), constant),
+            ERROR: Score(fmean(abs(value - gold) for value, gold in zip(values, golds, strict=True)), squashed),
+        }
     predictions = [_chosen_labels(result, config) for result in results]
-    accuracy = {ACCURACY: sum(a == b for a, b in zip(golds, predictions, strict=True)) / len(golds)}
+    accuracy = {ACCURACY: Score(fmean(a == b for a, b in zip(golds, predictions, strict=True)))}
     if config.activation == "sigmoid":
         right = sum(len(a & b) for a, b in zip(golds, predictions, strict=True))
-        return accuracy | {MICRO_F1: f1(right, sum(map(len, predictions)), sum(map(len, golds)))}
+        remark = "" if any((*golds, *predictions)) else "no input has a label, and none was found; 0 is shown instead"
+        return accuracy | {MICRO_F1: Score(f1(right, sum(map(len, predictions)), sum(map(len, golds))), remark)}
     expected, predicted = ([label for (label,) in labels] for labels in (golds, predictions))
-    correlation = {MATTHEWS: matthews(expected, predicted)}
+    correlation = {MATTHEWS: Score(matthews(expected, predicted), _constant(golds, predictions, "label"))}
     if len(config.labels) > _TWO:
-        return accuracy | {MACRO_F1: macro_f1(expected, predicted)} | correlation
+        return accuracy | {MACRO_F1: Score(macro_f1(expected, predicted))} | correlation
     second = config.labels[1]
     right = sum(a == b == second for a, b in zip(expected, predicted, strict=True))
-    counts = predicted.count(second), expected.count(second)
-    return accuracy | {F1: f1(right, *counts) if any(counts) else 0.0} | correlation
+    remark = "" if second in (*expected, *predicted) else f"no input has the label {second}, and it was never found; 0 is shown instead"
+    return accuracy | {F1: Score(f1(right, predicted.count(second), expected.count(second)), remark)} | correlation
 
 
-def _notes(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, str]:
-    """Returns the reasons why metrics have no value, or have another scale."""
-    if len(config.labels) == 1:
-        constant = _constant(golds, [_value(result) for result in results], "value")
-        notes = {} if config.activation == "none" or all(0 <= gold <= 1 for gold in golds) else dict.fromkeys((PEARSON, ERROR), _SQUASHED)
-        return notes | (dict.fromkeys((PEARSON, SPEARMAN), constant) if constant else {})
-    predictions = [_chosen_labels(result, config) for result in results]
-    if config.activation == "sigmoid":
-        return {} if any(golds) or any(predictions) else {MICRO_F1: "no input has a label, and none was found; 0 is shown instead"}
-    constant = _constant(golds, predictions, "label")
-    notes = {MATTHEWS: constant} if constant else {}
-    if len(config.labels) == _TWO and not any(config.labels[1] in labels for labels in (*golds, *predictions)):
-        notes[F1] = f"no input has the label {config.labels[1]}, and it was never found; 0 is shown instead"
-    return notes
-
-
-def _constant(golds: Sequence[Any], predictions: Sequence[Any], kind: str) -> str | None:
-    """Returns the reason why two series have no correlation, or None if they have one."""
+def _constant(golds: Sequence[Any], predictions: Sequence[Any], kind: str) -> str:
+    """Returns the reason why two series have no correlation; empty if they have one."""
     for series, name in ((golds, "right answers are"), (predictions, "answers are")):
         if len(set(series)) == 1:
             return f"all {name} the same {kind}, so there is no correlation; 0 is shown instead"
-    return None
+    return ""
 
 
 TASK = ExportTask(
-    name=classify.TASK,
+    served=classify.SPEC,
     head="ForSequenceClassification",
     outputs=(OutputSpec(name="logits", kind="per_text"),),
     labeled=True,
@@ -225,10 +212,8 @@ TASK = ExportTask(
     arrange=_arrange,
     measure=_measure,
     decision=_decision,
-    best_first=True,
     read_gold=_read_label,
     gold_keys=("label",),
     metrics=(ACCURACY, F1, MACRO_F1, MICRO_F1, MATTHEWS, PEARSON, SPEARMAN),
     score=_score,
-    notes=_notes,
 )

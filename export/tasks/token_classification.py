@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bertserve.export.tasks.metrics import ENTITY_F1, Span, result_spans, span_f1, spans_of_tags, widen_to_words
+from bertserve.export.tasks.metrics import ENTITY_F1, Score, Span, result_spans, span_f1, spans_of_tags, widen_to_words
 from bertserve.export.tasks.spec import NAMES, TEXTS, Document, ExportTask, TokenizerCall, read_input, read_text_list, window_stride
 from bertserve.export.tasks.tags import read_tags
 from bertserve.service.bundle.graph_spec import OutputSpec
@@ -82,19 +82,15 @@ def _data_parameters(line_parameters: Sequence[Document], golds: Sequence[Any]) 
     ]
 
 
-def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, float]:
+def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, Score]:
+    expected = [gold.spans for gold in golds]
     spans = [widen_to_words(result_spans(result), gold.words) for gold, result in zip(golds, results, strict=True)]
-    return {ENTITY_F1: span_f1([gold.spans for gold in golds], spans)}
-
-
-def _notes(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, str]:
-    if any(gold.spans for gold in golds) or any(map(result_spans, results)):
-        return {}
-    return {ENTITY_F1: "no input has an entity, and none was found; 0 is shown instead"}
+    remark = "" if any((*expected, *spans)) else "no input has an entity, and none was found; 0 is shown instead"
+    return {ENTITY_F1: Score(span_f1(expected, spans), remark)}
 
 
 TASK = ExportTask(
-    name=token_classification.TASK,
+    served=token_classification.SPEC,
     head="ForTokenClassification",
     outputs=(OutputSpec(name="logits", kind="per_token"),),
     labeled=True,
@@ -110,5 +106,4 @@ TASK = ExportTask(
     data_parameters=_data_parameters,
     metrics=(ENTITY_F1,),
     score=_score,
-    notes=_notes,
 )

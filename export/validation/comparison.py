@@ -1,25 +1,30 @@
-"""Comparison: one graph's answers against a reference's, with the bounds for its precision.
+"""The comparison of a graph with a reference, which is the checkpoint in PyTorch or the bundle's float32 graph, and its bounds.
 
-It is used at export, by `verify --checkpoint` and by `verify --data`. The reference is the checkpoint in PyTorch, or the float32 graph. The
-bounds depend only on the graph's entry in the manifest, so that `verify` accepts on the same requests what the export accepted.
+It is used at export, by `verify --checkpoint` and by `verify --data`. The bounds depend only on the graph's entry in the manifest, so that
+`verify` accepts on the same requests what the export accepted.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bertserve.export import progress
 from bertserve.export.errors import ParityError
-from bertserve.export.tasks.metrics import Span, result_spans, span_f1
-from bertserve.export.validation.agreement import AgreementMeter, equal_but_for_ties
+from bertserve.export.tasks.metrics import result_spans, span_f1
+from bertserve.export.validation.agreement import decide, measure_agreement
 from bertserve.export.validation.served_graph import Answer, ServedGraph
 from bertserve.service.bundle.graph_spec import Agreement, LengthParity, Precision
 from bertserve.service.engine.onnx_engine import Row
+from bertserve.service.errors import EngineError
+from bertserve.service.text.tokenizer import Encoding
 
 # Maximum difference of a logit from the reference, by precision.
 MAX_ABS_ERROR: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-1}
@@ -36,9 +41,34 @@ INT8_SLACK = 2  # factor for the gate's error, if that allows more
 FIXED_SAMPLES_FACTOR = 2  # factor for the root mean square of the fixed samples, which are more unusual than ordinary texts
 SHORTEST_RANGE = 16  # in tokens; each range of the table by length is twice as long as the previous one
 
+MAX_REASON = 300  # characters of ONNX Runtime's own message
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What graphs are compared with.
+
+    Attributes:
+        name: Its name in reports; empty if there is no reference, so that only rows in batches are compared with rows alone.
+        requests: The fixed samples for graphs of each precision, and then ordinary texts for int8.
+        answers: Its answer to each request; None without a reference.
+        fixed: Number of the fixed samples.
+        answer: Its answer to another request. It raises EngineError if it has none.
+        own: The graphs whose answers these are; empty for the checkpoint.
+        attention_error: A graph -> its largest error of an attention weight, or None. It raises ParityError if that is too large.
+    """
+
+    name: str
+    requests: Sequence[Any]
+    answers: Sequence[Answer | None]
+    fixed: int
+    answer: Callable[[Any], Answer | None] = lambda request: None
+    own: Sequence[ServedGraph] = ()
+    attention_error: Callable[[ServedGraph], float | None] = lambda served: None
+
 
 class RelativeError:
-    """Error of a graph's outputs, relative to the reference's standard deviation; the largest one of several outputs.
+    """Error of a graph's outputs, relative to the reference's standard deviation.
 
     It stores only sums, because all rows of fill-mask together would need gigabytes.
 
@@ -50,39 +80,30 @@ class RelativeError:
         """If the standard deviation of `other` is larger, errors are relative to that one: texts may all have the same label."""
         self.rows = 0
         self._other = other
-        # output -> its count of values, sum, sum of squares and sum of squared errors, and its largest error
-        self._sums: dict[str, tuple[NDArray[np.float64], float]] = {}
+        # output -> its count of values, sum, sum of squares and sum of squared errors
+        self._sums: dict[str, NDArray[np.float64]] = defaultdict(lambda: np.zeros(4))
+        self._largest: dict[str, float] = defaultdict(float)
 
-    def add(self, expected: Mapping[str, NDArray[np.float32]], actual: Mapping[str, NDArray[np.float32]]) -> None:
+    def add(self, expected: Row, actual: Row) -> None:
         """Adds a row: the outputs by name of the reference, of any shape, and those of the graph, with the same shapes."""
         self.rows += 1
         for name, output in expected.items():
             values = output.astype(np.float64).ravel()
             errors = actual[name].astype(np.float64).ravel() - values
-            sums, largest = self._sums.get(name, (np.zeros(4), 0.0))
-            sums = sums + np.array([values.size, values.sum(), values @ values, errors @ errors])
-            # max() may ignore a NaN
-            self._sums[name] = sums, float(np.maximum(largest, np.abs(errors).max(initial=0.0)))
+            self._sums[name] += [values.size, values.sum(), values @ values, errors @ errors]
+            self._largest[name] = float(np.maximum(self._largest[name], np.abs(errors).max(initial=0.0)))  # max() may ignore a NaN
 
-    @property
-    def rms(self) -> float:
-        """Root mean square difference, relative to the standard deviation; 0 without rows."""
-        return _largest([math.sqrt(sums[3] / sums[0]) / self._spread(name) for name, (sums, _) in self._sums.items() if sums[0]])
-
-    @property
-    def worst(self) -> float:
-        """Largest difference, relative to the standard deviation; 0 without rows."""
-        return _largest([largest / self._spread(name) for name, (sums, largest) in self._sums.items() if sums[0]])
+    def measure(self) -> tuple[float, float]:
+        """Returns the root mean square and the largest error, relative to the standard deviation, of the worst output; 0 without rows."""
+        used = {name: sums for name, sums in self._sums.items() if sums[0]}
+        rms = [math.sqrt(sums[3] / sums[0]) / self._spread(name) for name, sums in used.items()]
+        largest = [self._largest[name] / self._spread(name) for name in used]
+        return float(np.max(rms, initial=0.0)), float(np.max(largest, initial=0.0))
 
     def _spread(self, name: str) -> float:
-        count, total, squares, _ = self._sums[name][0].tolist() if name in self._sums else (0, 0, 0, 0)
+        count, total, squares, _ = self._sums[name].tolist()
         own = math.sqrt(max(squares / count - (total / count) ** 2, 0.0)) if count else 0.0
         return max(own, 1e-12 if self._other is None else self._other._spread(name))
-
-
-def _largest(values: list[float]) -> float:
-    """Returns the largest value, or 0 if there is none; it returns NaN if a value is NaN, which `max` may ignore."""
-    return float(np.max(values, initial=0.0))
 
 
 @dataclass(frozen=True)
@@ -98,13 +119,9 @@ class _Difference:
     def error(self) -> float:
         return abs(self.actual - self.expected)
 
-    def allowed(self, precision: Precision) -> float:
-        """Returns the maximum allowed error; 1 for int8, which has no limit for a single logit."""
-        return max(MAX_ABS_ERROR.get(precision, 1.0), MAX_REL_ERROR.get(precision, 0.0) * self.largest)
-
     def excess(self, precision: Precision) -> float:
-        """Returns the error as a multiple of the allowed error; infinite if a value is not finite."""
-        excess = self.error / self.allowed(precision)
+        """Returns the error as a multiple of the allowed one; infinite if it is not finite. int8 has no limit for a single logit."""
+        excess = self.error / max(MAX_ABS_ERROR.get(precision, 1.0), MAX_REL_ERROR.get(precision, 0.0) * self.largest)
         return excess if math.isfinite(excess) else math.inf
 
 
@@ -115,6 +132,8 @@ class Comparison:
         served: The graph.
         results: Its results for the texts, which are all requests that are not fixed samples.
         expected: The reference's results for them; empty without a reference.
+        encodings: The encodings of the reference's own requests.
+        rows: The graph's outputs for each of these encodings, run alone.
         error: Why there is no complete comparison; None if there is no reason.
     """
 
@@ -122,20 +141,14 @@ class Comparison:
         """Prepares the comparison of a graph, whose entry in the manifest decides the bounds."""
         self.served, self._precision = served, served.graph.precision
         self.results, self.expected = list[Any](), list[Any]()
+        self.encodings, self.rows = list[Encoding](), list[Row]()
         self.error: str | None = None
-        self._compared = 0
-        self._different = 0  # fixed samples with another answer in float32
-        self._all, self._on_texts = (AgreementMeter(served.task, served.config) for _ in range(2))
         self._fixed = RelativeError()
         self._texts = RelativeError(self._fixed)
+        # of each request: the decisions of the reference and of the graph, their spans, and whether it is a fixed sample
+        self._decisions, self._spans, self._is_fixed = list[tuple[Any, Any]](), list[tuple[Any, Any]](), list[bool]()
         self._lengths: list[tuple[int, float, float]] = []  # of each row: tokens, largest error, the same relative to the largest logit
         self._worst: _Difference | None = None
-        self._spans: list[tuple[set[Span], set[Span]]] = []
-
-    @property
-    def agreement_on_texts(self) -> Agreement | None:
-        """The agreement on the texts; None if no text was compared."""
-        return self._on_texts.agreement if self.expected else None
 
     def add(self, request: Any, actual: Answer, expected: Answer | None, *, fixed: bool) -> None:
         """Adds the graph's answer to a request, and compares it.
@@ -144,7 +157,7 @@ class Comparison:
             request: The request.
             actual: The graph's answer.
             expected: The reference's answer; its outputs are decoded if it has no result. None without a reference.
-            fixed: Whether it is a fixed sample, whose answer in float32 must be equal.
+            fixed: Whether it is a fixed sample.
 
         Raises:
             ParityError: The reference's encodings or outputs have other numbers or shapes.
@@ -153,31 +166,29 @@ class Comparison:
         if expected is not None:
             differences = _differences(request, expected.rows, actual.rows)
             result = self.served.decode(request, expected.rows) if expected.result is None else expected.result
-            self._add_errors(differences, actual, expected.rows, fixed=fixed)
-            if fixed and self._precision == "fp32":
-                tie = max((difference.allowed(self._precision) for difference in differences), default=0.0)
-                self._different += not equal_but_for_ties(self.served.task, result, actual.result, tie)
-            self._all.add(result, actual.result)
+            for encoding, difference, row, own in zip(actual.encodings, differences, expected.rows, actual.rows, strict=True):
+                (self._fixed if fixed else self._texts).add(row, own)
+                self._lengths.append((len(encoding), difference.error, difference.error / (difference.largest or 1.0)))
+                if self._worst is None or difference.excess(self._precision) > self._worst.excess(self._precision):
+                    self._worst = difference
+            self._decisions.append(decide(self.served.task, self.served.config, result, actual.result))
             self._spans.append((result_spans(result), result_spans(actual.result)))
+            self._is_fixed.append(fixed)
             if not fixed:
                 self.expected.append(result)
-                self._on_texts.add(result, actual.result)
         if not fixed:
             self.results.append(actual.result)
 
-    def _add_errors(self, differences: Sequence[_Difference], actual: Answer, expected: Sequence[Row], *, fixed: bool) -> None:
-        self._compared += 1
-        for encoding, difference, row, own in zip(actual.encodings, differences, expected, actual.rows, strict=True):
-            (self._fixed if fixed else self._texts).add(row, own)
-            self._lengths.append((len(encoding), difference.error, difference.error / (difference.largest or 1.0)))
-            if self._worst is None or difference.excess(self._precision) > self._worst.excess(self._precision):
-                self._worst = difference
+    def agreement(self, *, on_texts: bool = False) -> Agreement:
+        """Returns the agreement on all compared requests, or only on the texts."""
+        pairs = [pair for pair, fixed in zip(self._decisions, self._is_fixed, strict=True) if not (on_texts and fixed)]
+        return measure_agreement(self.served.task.measure(self.served.config), pairs)
 
     def measured(self) -> dict[str, Any]:
         """Returns the fields of a `ValidationReport` that this comparison measures."""
-        agreement, lengths = self._all.agreement, _errors_by_length(self._lengths, self.served.tokenizer.max_length)
+        agreement, lengths = self.agreement(), _errors_by_length(self._lengths, self.served.tokenizer.max_length)
         return {
-            "samples": self._compared,
+            "samples": len(self._decisions),
             "worst_abs_error": max((entry.worst_abs_error for entry in lengths), default=0.0),
             "worst_rel_error": max((entry.worst_rel_error for entry in lengths), default=0.0),
             "label_agreement": agreement.value if agreement.measure == "label" else None,
@@ -192,7 +203,7 @@ class Comparison:
         """Checks the bounds of the graph's precision.
 
         Raises:
-            ParityError: An error exceeds its bound, or a float32 answer to a fixed sample differs; the message has the worst case.
+            ParityError: An error exceeds its bound; the message has the worst case.
         """
         worst, precision = self._worst, self._precision
         if worst is None:
@@ -205,42 +216,65 @@ class Comparison:
                 f"{MAX_REL_ERROR[precision]:.0e} of the row's largest logit, which is {worst.largest:.3g}: "
                 f"{describe(worst.request)}; expected {worst.expected}, got {worst.actual}."
             )
-        elif self._different:
-            raise ParityError(f"float32 answers to {self._different} of the fixed samples differ.")
 
     def _check_int8(self, worst: _Difference) -> None:
         """Refuses an int8 graph that differs from the reference by more than the gate's error explains."""
         report = self.served.graph.evidence
         limit = max(MAX_INT8_RMS, INT8_SLACK * report.quantization_error, report.quantization_limit)
         largest = limit * MAX_INT8_WORST / MAX_INT8_RMS
-        groups = [(self._fixed, FIXED_SAMPLES_FACTOR * limit)]
         # a root mean square of few texts is not reliable
-        groups.append((self._texts, limit if self._texts.rows >= self._fixed.rows else math.inf))
-        for errors, rms in groups:
-            if not (errors.rms <= rms and errors.worst <= largest):  # not `>`, which is false for NaN
+        max_text_rms = limit if self._texts.rows >= self._fixed.rows else math.inf
+        for errors, max_rms in ((self._fixed, FIXED_SAMPLES_FACTOR * limit), (self._texts, max_text_rms)):
+            rms, error = errors.measure()
+            if not (rms <= max_rms and error <= largest):  # not `>`, which is false for NaN
                 raise ParityError(
-                    f"int8 logits differ by {errors.rms:.2g} of their spread, and at worst by {errors.worst:.2g}, over the limits of "
-                    f"{rms:.2g} and {largest:.2g}: {describe(worst.request)}; expected {worst.expected:.3g}, got {worst.actual:.3g}. "
+                    f"int8 logits differ by {rms:.2g} of their spread, and at worst by {error:.2g}, over the limits of "
+                    f"{max_rms:.2g} and {largest:.2g}: {describe(worst.request)}; expected {worst.expected:.3g}, got {worst.actual:.3g}. "
                     "Export again with texts of the model's own domain and language in --calibration, or with a lower --max-int8-error, "
                     "which keeps more matrices in float."
                 )
 
 
+def compare(served: ServedGraph, reference: Reference) -> Comparison:
+    """Compares a graph with a reference, for int8 also on ordinary texts; the caller checks the bounds.
+
+    Raises:
+        ParityError: It fails on a request, or has other outputs than the reference.
+        BertServeError: It cannot answer a request.
+    """
+    count = len(reference.requests) if served.graph.precision == "int8" else reference.fixed
+    requests = reference.requests[:count]
+    answers = progress.track(progress.each(partial(_answer, served), requests), "compare answers", unit="samples", total=count)
+    comparison = Comparison(served)
+    for i, answer in enumerate(answers):
+        expected = None if served in reference.own else reference.answers[i]
+        comparison.add(requests[i], answer, expected, fixed=i < reference.fixed)
+        comparison.encodings += answer.encodings
+        comparison.rows += answer.rows
+    return comparison
+
+
+def _answer(served: ServedGraph, request: Any) -> Answer:
+    try:
+        return served.answer(request)
+    except EngineError as error:
+        reason = (str(error.__cause__ or error).splitlines() or [""])[0]
+        raise ParityError(
+            f"the graph fails on a text that its reference answers: {describe(request)}. A traced graph cannot follow code that depends on "
+            f"the length or the values of a text; such a model is not supported. {reason[:MAX_REASON]}"
+        ) from error
+
+
 def _errors_by_length(rows: Sequence[tuple[int, float, float]], max_length: int) -> tuple[LengthParity, ...]:
-    """Returns the largest errors of rows by their length in tokens."""
-    ranges: dict[int, list[tuple[float, float]]] = {}
+    """Returns the largest absolute and relative errors of rows by their length in tokens."""
+    ranges = defaultdict[int, list[tuple[float, float]]](list)
     for tokens, *errors in rows:
         up_to = SHORTEST_RANGE
         while up_to < tokens:
             up_to *= 2
-        ranges.setdefault(min(up_to, max_length), []).append((errors[0], errors[1]))
+        ranges[min(up_to, max_length)].append((errors[0], errors[1]))
     return tuple(
-        LengthParity(
-            up_to=up_to,
-            rows=len(errors),
-            worst_abs_error=max(absolute for absolute, _ in errors),
-            worst_rel_error=max(relative for _, relative in errors),
-        )
+        LengthParity(up_to=up_to, rows=len(errors), worst_abs_error=max(a for a, _ in errors), worst_rel_error=max(r for _, r in errors))
         for up_to, errors in sorted(ranges.items())
     )
 

@@ -1,7 +1,7 @@
 """The requests for comparing a graph with its checkpoint.
 
-A few fixed requests of every kind must give equal answers: short and long texts, Unicode, pairs, windows. A few hundred requests from
-ordinary texts measure the share of equal answers of a graph with lower precision. `export/tasks` has the requests of each task.
+A few fixed requests of every kind: short and long texts, Unicode, pairs, windows. A few hundred requests from ordinary texts measure the share
+of equal answers of a graph with lower precision. `export/tasks` has the requests of each task.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bertserve.export.tasks.catalog import TASKS
-from bertserve.export.tasks.spec import LONG, NAMES, SENTENCE, TEXTS
+from bertserve.export.tasks.spec import LONG, NAMES, SENTENCE, TEXTS, ExportTask
 from bertserve.service.bundle.manifest import SpecialPiece, Task, TokenizerSpec
+from bertserve.service.tasks import embed
 from bertserve.service.tasks.batch import ModelConfig
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 MAX_ADDED_TOKENS = 512  # maximum number of samples; some tokenizers have thousands
 _TOKENS_PER_TEXT = 16
-_ATTENTION_TEXTS = 7  # number of the built-in texts to use; each runs with the weights of all layers and heads
 
 MAX_FULL_LENGTH = 4096  # in tokens; PyTorch needs attention of length x length per head, 1 GiB for 16 heads, and for a moment twice as much
 
@@ -36,12 +36,6 @@ def text_requests(task: Task, texts: Texts, spec: TokenizerSpec) -> list[Any]:
     if record.ordinary_requests is not None:
         return record.ordinary_requests(texts, spec)
     return [record.text_request(text, spec) for text in (*texts.lines, *texts.passages)]
-
-
-def attention_texts() -> list[tuple[str, ...]]:
-    """Returns short and long texts and pairs whose attention is compared."""
-    pair = ("A man is eating food.", "Someone eats.")
-    return [*((text,) for text in TEXTS[:_ATTENTION_TEXTS]), pair, (LONG,), (LONG * 2, NAMES), (LONG * 9,)]
 
 
 def sample_requests(task: Task, spec: TokenizerSpec, config: ModelConfig, count: Callable[[str], int] | None = None) -> list[Any]:
@@ -62,18 +56,20 @@ def sample_requests(task: Task, spec: TokenizerSpec, config: ModelConfig, count:
     if not any(isinstance(piece, SpecialPiece) for piece in spec.single):
         requests = [request for request in requests if request.chars]
     if count is not None:
-        requests.append(_full_length_request(task, spec, count))
-    return [record.resolve(request, config) for request in requests]
+        requests.append(_full_length_request(record, spec, count))
+    if config.embedding is None:
+        return requests
+    own = embed.resolve(embed.EmbedParameters(), config.embedding)  # the bundle's pooling and layers
+    return [replace(own, text=request.text, prompt=request.prompt) for request in requests]
 
 
-def _full_length_request(task: Task, spec: TokenizerSpec, count: Callable[[str], int]) -> Any:
+def _full_length_request(task: ExportTask, spec: TokenizerSpec, count: Callable[[str], int]) -> Any:
     """Returns a request of the model's maximum length, or of about `MAX_FULL_LENGTH` tokens if that is shorter; `count` counts tokens."""
     length = min(spec.max_length, MAX_FULL_LENGTH)
     # enough tokens for the model to cut the text; below the model's length nothing is cut, and special tokens and a second text need space
     target_length = length + length // 4 if length == spec.max_length else length - 32
     words = list(itertools.islice(itertools.cycle((NAMES + LONG).split()), length))
-    text = " ".join(words[: length * target_length // count(" ".join(words))])
-    return TASKS[task].text_request(text, spec)
+    return task.text_request(" ".join(words[: length * target_length // count(" ".join(words))]), spec)
 
 
 def _added_token_texts(spec: TokenizerSpec) -> list[str]:

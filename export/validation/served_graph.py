@@ -1,21 +1,28 @@
-"""A graph that answers requests as the service does: with the service's tokenizer, engine and decoder."""
+"""A graph that answers requests as the service does: with the service's reader, tokenizer, engine and decoder."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bertserve.export.tasks.catalog import TASKS
+from bertserve.export.tasks.spec import ExportTask
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.engine.onnx_engine import Engine, OnnxEngine, Row
 from bertserve.service.errors import EngineError
 from bertserve.service.providers import Provider
-from bertserve.service.tasks import catalog
+from bertserve.service.tasks import multiple_choice
 from bertserve.service.tasks.batch import ModelConfig, TaskModel, run_all
+from bertserve.service.tasks.body import Limits, TaskBody
 from bertserve.service.tasks.json_text import to_plain
+from bertserve.service.tasks.reading import read_as
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
+
+MAX_CHARS = 10**8  # of a user's text
 
 
 @dataclass(frozen=True)
@@ -41,24 +48,20 @@ class ServedGraph:
         graph: Its entry in the manifest.
         engine: The engine that runs it.
         tokenizer: The bundle's tokenizer.
-        task: The Hugging Face name of its task.
+        task: Its task.
         config: The properties of its model: a manifest or a checkpoint.
     """
 
     graph: GraphSpec
     engine: Engine
     tokenizer: Tokenizer
-    task: str
+    task: ExportTask
     config: ModelConfig
 
     @property
     def name(self) -> str:
         """Its provider and precision, such as `cpu/int8`."""
         return f"{self.graph.provider}/{self.graph.precision}"
-
-    def encode(self, request: Any) -> Sequence[Encoding]:
-        """Returns the encodings of a request's first batch."""
-        return next(catalog.TASKS[self.task].run(request, self._model())).encodings
 
     def answer(self, request: Any) -> Answer:
         """Returns the answer to a request.
@@ -67,40 +70,62 @@ class ServedGraph:
             CallerError: The task cannot answer the request.
             EngineError: A run fails, or its outputs are not finite.
         """
-        encodings = self.encode(request)
-        rows = self._run(encodings)
-        return Answer(encodings, rows, self.decode(request, rows, alone=False))
+        batches: list[tuple[Sequence[Encoding], Sequence[Row]]] = []
 
-    def decode(self, request: Any, rows: Sequence[Row], *, alone: bool = True) -> Any:
-        """Returns the result for outputs of the first batch, such as a checkpoint's; unless `alone`, this graph runs later batches.
+        def execute(encodings: Sequence[Encoding]) -> Sequence[Row]:
+            batches.append((encodings, [row for encoding in encodings for row in self.engine.run([encoding])]))
+            return batches[-1][1]
+
+        result = to_plain(run_all(self.task.served.run(request, self._model()), execute))
+        return Answer(*(batches[0] if batches else ((), ())), result)
+
+    def decode(self, request: Any, rows: Sequence[Row]) -> Any:
+        """Returns the result for a checkpoint's outputs of the first batch.
 
         Raises:
-            EngineError: The task needs later batches, but `alone` is set.
+            EngineError: The task needs more batches.
         """
         first = [rows]
 
-        def execute(encodings: Sequence[Encoding]) -> Sequence[Row]:
-            if first:
-                return first.pop()
-            if alone:
+        def execute(_: Sequence[Encoding]) -> Sequence[Row]:
+            if not first:
                 raise EngineError(
                     "it needs more than one run (`joint` or `explain`), which is not compared with a checkpoint; remove that parameter."
                 )
-            return self._run(encodings)
+            return first.pop()
 
-        return to_plain(run_all(catalog.TASKS[self.task].run(request, self._model()), execute))
+        return to_plain(run_all(self.task.served.run(request, self._model()), execute))
 
-    def _run(self, encodings: Sequence[Encoding]) -> list[Row]:
-        return [row for encoding in encodings for row in self.engine.run([encoding])]
+    def answer_body(self, document: Mapping[str, Any]) -> Any:
+        """Returns the response of the HTTP API to a request body.
+
+        Raises:
+            BertServeError: The body is invalid, or the graph cannot answer it.
+        """
+        body = read_body(self.task, document)
+        return body.answer([self.answer(request).result for request in body.requests(self.config)])
 
     def _model(self) -> TaskModel:
         return TaskModel(self.tokenizer, self.config)
 
 
-def open_engine(folder: Path, graph: GraphSpec, tokenizer: TokenizerSpec, provider: Provider) -> OnnxEngine:
-    """Opens a graph of a bundle in a session.
+def read_body(task: ExportTask, document: Mapping[str, Any]) -> TaskBody:
+    """Returns a request body as the service reads it, without a limit on its length.
+
+    Raises:
+        CallerError: It is not a valid body of the task.
+    """
+    limits = Limits(max_inputs=multiple_choice.MAX_CHOICES, max_chars=MAX_CHARS)
+    return read_as(task.served.body, json.dumps(document).encode(), limits)
+
+
+def open_graph(
+    folder: Path, graph: GraphSpec, spec: TokenizerSpec, tokenizer: Tokenizer, task: str, config: ModelConfig, provider: Provider
+) -> ServedGraph:
+    """Opens a graph of a bundle in a session of a provider, which can be another one than its own.
 
     Raises:
         ProviderError: This machine cannot run the graph on the provider; the message says what is missing.
     """
-    return OnnxEngine(folder / graph.file, graph, pad_id=tokenizer.pad_id, padding_side=tokenizer.padding_side, provider=provider)
+    engine = OnnxEngine(folder / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, provider=provider)
+    return ServedGraph(graph, engine, tokenizer, TASKS[task], config)

@@ -5,18 +5,18 @@ The reference is the checkpoint, or with data the float32 graph. Without a check
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from bertserve.export.errors import DataError, ParityError
-from bertserve.export.tasks.labeled_data import Line, read_lines, read_request
+from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.validation.agreement import measure_row_errors
-from bertserve.export.validation.comparison import Comparison
-from bertserve.export.validation.data import Check, check_lines, check_results
+from bertserve.export.validation.comparison import Comparison, Reference, compare
+from bertserve.export.validation.data import Check, Line, check_agreement, check_lines, check_metrics, read_lines
 from bertserve.export.validation.samples import sample_requests
-from bertserve.export.validation.served_graph import Answer, ServedGraph, open_engine
+from bertserve.export.validation.served_graph import ServedGraph, open_graph
 from bertserve.service.bundle.files import Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.bundle.manifest import Manifest
@@ -48,25 +48,6 @@ class VerifySpec:
         return self.checkpoint is not None or self.min_agreement is not None or bool(self.min_metrics)
 
 
-@dataclass(frozen=True)
-class Baseline:
-    """The reference for graphs.
-
-    Attributes:
-        name: Its name in the report.
-        answer: A request -> its outputs, with the result if it is a graph's.
-        samples: The fixed requests to compare.
-        graph: Its graph; None for the checkpoint.
-        attention_error: A graph -> its largest error of an attention weight, or None.
-    """
-
-    name: str
-    answer: Callable[[Any], Answer]
-    samples: Sequence[Any]
-    graph: ServedGraph | None = None
-    attention_error: Callable[[ServedGraph], float | None] = lambda served: None
-
-
 def verify(spec: VerifySpec) -> Iterator[Check]:
     """Runs the checks one by one on request; checks that depend on a failed one are left out.
 
@@ -74,6 +55,7 @@ def verify(spec: VerifySpec) -> Iterator[Check]:
         DataError: The data cannot be read, or a line cannot be answered.
         CheckpointError: The checkpoint cannot be loaded.
         MissingPackageError: The checkpoint is a LoRA adapter, and peft is not installed.
+        ParityError: PyTorch cannot run the samples.
     """
     try:
         bundle = load_bundle(spec.bundle.resolve())
@@ -81,30 +63,32 @@ def verify(spec: VerifySpec) -> Iterator[Check]:
         yield Check("files", False, error.message)
         return
     manifest = bundle.manifest
-    lines = [] if spec.data is None else read_lines(spec.data, manifest.task, manifest)
+    task = TASKS[manifest.task]
+    lines = [] if spec.data is None else read_lines(spec.data, task, manifest)
     yield Check("files", True, f"the digests of the tokenizer and {plural(len(manifest.graphs), 'graph')} match the manifest")
     if lines:
-        yield check_lines(lines, manifest.task, needed=spec.min_agreement is None and spec.checkpoint is None)
+        yield check_lines(lines, task, needed=spec.min_agreement is None and spec.checkpoint is None)
     try:
         graphs = choose_graphs(manifest, spec.providers, spec.precisions)
-    except BertServeError as error:
+    except BundleError as error:
         yield Check("graphs", False, error.message)
         return
-    usable = []
+    usable: list[ServedGraph] = []
     for graph in graphs:
-        served = yield from _check_graph(bundle, graph, spec)
-        usable += [] if served is None else [served]
+        usable += yield from _open(bundle, graph, spec)
     if not usable:
         return
-    baseline = None
-    if spec.checkpoint is not None:
-        # importing torch and transformers takes seconds, and the other checks need neither
-        from bertserve.export.validation.remeasure import check_checkpoint
-
-        baseline = yield from check_checkpoint(bundle, spec)
-    elif lines:
-        baseline = _fp32_baseline(bundle, usable)
-    yield from _compare(usable, baseline, lines, spec)
+    reference = yield from _choose_reference(bundle, usable, spec)
+    comparisons: list[Comparison] = []
+    for served in usable:
+        comparisons += yield from _compare_samples(served, reference)
+    for line in lines:
+        try:
+            _compare_line(comparisons, reference, line)
+        except CallerError as error:
+            raise DataError(f"line {line.number} of the data cannot be answered: {error}") from error
+    for comparison in comparisons:
+        yield from _check_comparison(comparison, reference, lines, spec)
 
 
 def choose_graphs(manifest: Manifest, providers: tuple[Provider, ...] | None, precisions: tuple[Precision, ...] | None) -> list[GraphSpec]:
@@ -127,8 +111,8 @@ def choose_graphs(manifest: Manifest, providers: tuple[Provider, ...] | None, pr
     return chosen
 
 
-def _check_graph(bundle: Bundle, graph: GraphSpec, spec: VerifySpec) -> Generator[Check, None, ServedGraph | None]:
-    """Checks a graph against the manifest; returns it if this machine can run it.
+def _open(bundle: Bundle, graph: GraphSpec, spec: VerifySpec) -> Generator[Check, None, list[ServedGraph]]:
+    """Checks a graph's validation report and stored example; returns the graph if this machine can run it.
 
     As at export, the CPU replaces a provider that is not available, unless it was requested by name.
     """
@@ -136,37 +120,21 @@ def _check_graph(bundle: Bundle, graph: GraphSpec, spec: VerifySpec) -> Generato
     missing = None if spec.providers is not None else why_not(graph.provider)
     name = f"engine {graph.provider}/{graph.precision}"
     try:
-        served = _open(bundle, graph, graph.provider if missing is None else "cpu")
+        served = _serve(bundle, graph, graph.provider if missing is None else "cpu")
     except BertServeError as error:
         reason = error.message if missing is None else f"not checked: {missing} The CPU cannot run it either: {error.message}"
         yield Check(name, False if missing is None or spec.needs_runs else None, reason)
-        return None
+        return []
     if missing is not None:
         yield Check(name, None, f"checked on the CPU, because {graph.provider} is not available ({missing})")
     yield _check_example(served, bundle.manifest)
-    yield _check_batches(served, bundle.manifest)
-    return served
+    return [served]
 
 
-def _open(bundle: Bundle, graph: GraphSpec, provider: Provider) -> ServedGraph:
+def _serve(bundle: Bundle, graph: GraphSpec, provider: Provider) -> ServedGraph:
     manifest = bundle.manifest
-    engine = open_engine(bundle.path, graph, manifest.tokenizer, provider)
-    return ServedGraph(graph, engine, Tokenizer(bundle.tokenizer_path, manifest.tokenizer), manifest.task, manifest)
-
-
-def _fp32_baseline(bundle: Bundle, graphs: Sequence[ServedGraph]) -> Baseline | None:
-    """Returns a float32 graph as the reference: a checked one, or another one that loads; None if it is the only graph to check."""
-    fp32 = next((served for served in graphs if served.graph.precision == "fp32"), None)
-    others = (graph for graph in bundle.manifest.graphs if graph.precision == "fp32" and fp32 is None)
-    for graph in others:
-        try:
-            fp32 = _open(bundle, graph, graph.provider if why_not(graph.provider) is None else "cpu")
-            break
-        except BertServeError:
-            continue
-    if fp32 is None or list(graphs) == [fp32]:
-        return None
-    return Baseline("the fp32 graph", fp32.answer, sample_requests(fp32.task, bundle.manifest.tokenizer, fp32.config), fp32)
+    tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
+    return open_graph(bundle.path, graph, manifest.tokenizer, tokenizer, manifest.task, manifest, provider)
 
 
 def _check_report(graph: GraphSpec) -> Check:
@@ -185,11 +153,9 @@ def _check_example(served: ServedGraph, manifest: Manifest) -> Check:
     stored = min((graph for graph in manifest.graphs if graph.default), key=lambda graph: graph.provider != "cpu").precision
     tolerance = max(CHECK_TOLERANCE[precision], CHECK_TOLERANCE[stored])
     try:
-        body = read_request(manifest.task, manifest.example.request)
-        result = body.answer([served.answer(request).result for request in body.requests(manifest)])
+        reason = difference(manifest.example.result, served.answer_body(manifest.example.request), tolerance)
     except BertServeError as error:
         return Check(name, False, error.message)
-    reason = difference(manifest.example.result, result, tolerance)
     if reason is None:
         return Check(name, True, f"the stored result, scores within {tolerance}")
     if precision != stored:
@@ -197,91 +163,105 @@ def _check_example(served: ServedGraph, manifest: Manifest) -> Check:
     return Check(name, False, reason)
 
 
-def _check_batches(served: ServedGraph, manifest: Manifest) -> Check:
-    """Compares texts in a batch with the same texts run alone, and the result with the manifest's claim."""
+def _choose_reference(bundle: Bundle, graphs: Sequence[ServedGraph], spec: VerifySpec) -> Generator[Check, None, Reference]:
+    """Returns the checkpoint, or for data a float32 graph: a checked one, or another one that loads.
+
+    There is no reference if this graph is the only one to check.
+    """
+    if spec.checkpoint is not None:
+        # importing torch and transformers takes seconds, and the other checks need neither
+        from bertserve.export.validation.pytorch import check_checkpoint
+
+        return (yield from check_checkpoint(bundle, spec))
+    manifest = bundle.manifest
+    samples = sample_requests(manifest.task, manifest.tokenizer, manifest)
+    nothing = Reference("", samples, [None] * len(samples), len(samples))
+    fp32 = None if spec.data is None else next((served for served in graphs if served.graph.precision == "fp32"), None)
+    for graph in manifest.graphs if spec.data is not None and fp32 is None else ():
+        if graph.precision == "fp32" and fp32 is None:
+            with suppress(BertServeError):
+                fp32 = _serve(bundle, graph, graph.provider if why_not(graph.provider) is None else "cpu")
+    if fp32 is None or list(graphs) == [fp32]:
+        return nothing
+    try:
+        answers = [fp32.answer(request) for request in samples]
+    except EngineError as error:
+        yield Check("reference", False, f"the fp32 graph has no answer to a sample: {error.message}")
+        return nothing
+    # a CPU runs one precision, so TensorRT's graphs, which share a file, have the same answers
+    same = [served for served in graphs if served.graph.file == fp32.graph.file and why_not(served.graph.provider) is not None]
+    return Reference("the fp32 graph", samples, answers, len(samples), answer=fp32.answer, own=[fp32, *same])
+
+
+def _compare_samples(served: ServedGraph, reference: Reference) -> Generator[Check, None, list[Comparison]]:
+    """Compares a graph with the reference on samples, and samples in a batch with the same samples run alone."""
     name, graph = f"batches {served.name}", served.graph
     try:
-        answers = [served.answer(request) for request in sample_requests(manifest.task, manifest.tokenizer, manifest)]
-        encodings, rows = ([item for answer in answers for item in getattr(answer, part)] for part in ("encodings", "rows"))
-        errors = measure_row_errors(served.engine, encodings, rows)
-    except BertServeError as error:
-        return Check(name, False, error.message)
+        comparison = compare(served, reference)
+        errors = measure_row_errors(served.engine, comparison.encodings, comparison.rows)
+    except (BertServeError, ParityError) as error:
+        yield Check(name, False, str(error))
+        return []
     claim = "batch-invariant" if graph.batch_invariant else "not batch-invariant"
-    return Check(
+    yield Check(
         name,
         errors.is_rounding(graph.precision) or not graph.batch_invariant,
         f"a row in a batch differs from the row alone by {errors.worst:.1e} at most; the manifest says {claim}",
         {"worst_row_error": errors.worst, "batch_invariant": graph.batch_invariant},
     )
+    return [comparison]
 
 
-def _compare(graphs: Sequence[ServedGraph], baseline: Baseline | None, lines: Sequence[Line], spec: VerifySpec) -> Iterator[Check]:
-    """Compares each graph with the baseline on samples and data, and measures it on right answers.
+def _compare_line(comparisons: Sequence[Comparison], reference: Reference, line: Line) -> None:
+    """Adds a line of the data to the comparisons of all graphs, with one answer of the reference.
 
     Raises:
-        DataError: The task cannot answer a line.
+        CallerError: The task cannot answer the line.
     """
-    comparisons = [Comparison(served) for served in graphs]
-    for request in baseline.samples if baseline else ():
-        _add(comparisons, baseline, request, "a sample", fixed=True)
-    for line in lines:
-        try:
-            _add(comparisons, baseline, line.request, f"line {line.number} of the data", fixed=False)
-        except CallerError as error:
-            raise DataError(f"line {line.number} of the data cannot be answered: {error}") from error
-    for comparison in comparisons:
+    where, request = f"line {line.number} of the data", line.request
+    active = [comparison for comparison in comparisons if comparison.error is None]
+    try:
+        expected = reference.answer(request)
+    except EngineError as error:
+        for comparison in active:
+            comparison.error = f"{reference.name} has no answer to {where}: {error.message}"
+        return
+    for comparison in active:
         served = comparison.served
-        if comparison.error is not None:
-            yield Check(f"parity {served.name}", False, comparison.error)
-            continue
-        if baseline is not None and _differs(served, baseline):
-            yield _check_parity(comparison, baseline)
-        if lines:
-            yield from check_results(comparison, lines, None if baseline is None else baseline.name, spec.min_agreement, spec.min_metrics)
-
-
-def _add(comparisons: Sequence[Comparison], baseline: Baseline | None, request: Any, where: str, *, fixed: bool) -> None:
-    """Adds a request to the comparisons of all graphs, with one answer of the baseline."""
-    reference = None
-    if baseline is not None:
         try:
-            reference = baseline.answer(request)
-        except EngineError as error:
-            for comparison in comparisons:
-                comparison.error = comparison.error or f"{baseline.name} has no answer to {where}: {error.message}"
-    for comparison in comparisons:
-        served = comparison.served
-        if comparison.error is not None:
-            continue
-        try:
-            answer = reference if reference and baseline and baseline.graph is served else served.answer(request)
-            expected = reference if baseline and _differs(served, baseline) else None
-            comparison.add(request, answer, expected, fixed=fixed)
+            if expected is not None and served in reference.own:
+                comparison.add(request, expected, None, fixed=False)
+            else:
+                comparison.add(request, served.answer(request), expected, fixed=False)
         except EngineError as error:
             comparison.error = f"{served.name} has no answer to {where}: {error.message}"
         except ParityError as error:
             comparison.error = str(error)
 
 
-def _differs(served: ServedGraph, baseline: Baseline) -> bool:
-    """Returns whether a graph can differ from the baseline: a CPU runs one precision, so TensorRT's graphs, which share a file, cannot."""
-    if baseline.graph is None:
-        return True
-    return baseline.graph is not served and (baseline.graph.graph.file != served.graph.file or why_not(served.graph.provider) is None)
+def _check_comparison(comparison: Comparison, reference: Reference, lines: Sequence[Line], spec: VerifySpec) -> Iterator[Check]:
+    """Checks the bounds of the graph's precision, which are those of the export, and reports its results for data."""
+    if comparison.error is not None:
+        yield Check(f"parity {comparison.served.name}", False, comparison.error)
+        return
+    if reference.name and comparison.served not in reference.own:
+        yield _check_parity(comparison, reference)
+    if lines:
+        yield from check_agreement(comparison, reference.name, spec.min_agreement)
+        yield from check_metrics(comparison, lines, reference.name, spec.min_metrics)
 
 
-def _check_parity(comparison: Comparison, baseline: Baseline) -> Check:
-    """Checks the bounds of the graph's precision, which are those of the export."""
+def _check_parity(comparison: Comparison, reference: Reference) -> Check:
     served = comparison.served
     old, name = served.graph.evidence, f"parity {served.name}"
     try:
         comparison.check()
-        updates = comparison.measured() | {"attention_error": baseline.attention_error(served)}
+        updates = comparison.measured() | {"attention_error": reference.attention_error(served)}
     except (BertServeError, ParityError) as error:
         return Check(name, False, str(error))
     report = old.model_copy(update=updates)
     detail = (
-        f"worst logit error {report.worst_abs_error:.1e} against {baseline.name} (at export {old.worst_abs_error:.1e}), "
+        f"worst logit error {report.worst_abs_error:.1e} against {reference.name} (at export {old.worst_abs_error:.1e}), "
         f"{describe_agreement(report)}, longest row {report.longest} of {served.tokenizer.max_length} tokens"
     )
     if report.attention_error is not None:

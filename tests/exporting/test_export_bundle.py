@@ -24,10 +24,10 @@ from bertserve.export import calibration, cli
 from bertserve.export.bundle import model_card
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import ParityError
+from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.validation.agreement import MAX_ROW_ERROR
-from bertserve.export.validation.comparison import MAX_ABS_ERROR
-from bertserve.export.validation.measure import compare as compare_graph
-from bertserve.export.validation.reference import Reference
+from bertserve.export.validation.comparison import MAX_ABS_ERROR, Reference, compare
+from bertserve.export.validation.pytorch import answer_all
 from bertserve.export.validation.served_graph import ServedGraph
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, Bundle, digest, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
@@ -155,13 +155,13 @@ def test_int8_with_one_broken_matrix_is_refused(usual: Usual, tmp_path: Path, ki
     tokenizer = Tokenizer(usual.bundle.tokenizer_path, usual.manifest.tokenizer)
     checkpoint = replace(load_checkpoint(str(usual.source)), inputs=graph.inputs)
     requests = [classify.ClassifyRequest(str(text)) for text in calibration.read_texts(calibration.BUILT_IN)[20:60:3]]
-    reference = Reference(checkpoint, [], requests)
+    reference = Reference("the checkpoint", requests, answer_all(checkpoint, requests), fixed=0)
 
-    def compare(path: Path) -> None:
+    def check(path: Path) -> None:
         engine = engine_of(usual.bundle, graph, path)
-        compare_graph(ServedGraph(graph, engine, tokenizer, checkpoint.task, checkpoint), reference)
+        compare(ServedGraph(graph, engine, tokenizer, TASKS[checkpoint.task], checkpoint), reference).check()
 
-    compare(usual.path / graph.file)
+    check(usual.path / graph.file)
     model = onnx.load(str(usual.path / graph.file))
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     place, broken = BROKEN[kind]
@@ -172,7 +172,7 @@ def test_int8_with_one_broken_matrix_is_refused(usual: Usual, tmp_path: Path, ki
         tensor.CopyFrom(numpy_helper.from_array(broken(numpy_helper.to_array(whole)), whole.name))
         onnx.save(model, str(tmp_path / "broken.onnx"))
         with pytest.raises(ParityError, match=r"int8 .*--calibration"):
-            compare(tmp_path / "broken.onnx")
+            check(tmp_path / "broken.onnx")
         tensor.CopyFrom(whole)
     assert 10 == len(products)
 

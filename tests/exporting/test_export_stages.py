@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,12 +19,12 @@ from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.cpu import fuse
 from bertserve.export.errors import GraphError, ParityError
 from bertserve.export.int8.quantize import quantize
+from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.trace import OPSETS, trace
-from bertserve.export.validation.agreement import RowErrors
-from bertserve.export.validation.comparison import MAX_ABS_ERROR
-from bertserve.export.validation.measure import compare
-from bertserve.export.validation.reference import Reference, sample_reference
-from bertserve.export.validation.served_graph import ServedGraph
+from bertserve.export.validation.agreement import RowErrors, measure_row_errors
+from bertserve.export.validation.comparison import MAX_ABS_ERROR, Reference, compare
+from bertserve.export.validation.pytorch import sample_reference
+from bertserve.export.validation.served_graph import Answer, ServedGraph
 from bertserve.service.bundle.files import Bundle, digest
 from bertserve.service.bundle.graph_spec import Precision, ValidationReport
 from bertserve.service.bundle.manifest import TokenizerSpec
@@ -82,8 +81,10 @@ class Stages:
         graph = self.bundle.graph("cpu")
         report = graph.evidence.model_copy(update={"quantization_limit": quantization_limit})
         graph = graph.model_copy(update={"precision": precision, "evidence": report})
-        served = ServedGraph(graph, engine or self.engine(), tokenizer or self.tokenizer(), self.loaded.task, self.loaded)
-        comparison, row_errors = compare(served, reference or self.reference)
+        served = ServedGraph(graph, engine or self.engine(), tokenizer or self.tokenizer(), TASKS[self.loaded.task], self.loaded)
+        comparison = compare(served, reference or self.reference)
+        comparison.check()
+        row_errors = measure_row_errors(served.engine, comparison.encodings, comparison.rows)
         return report.model_copy(update=comparison.measured()), row_errors
 
     def faulty(self, fault: Callable[[Array, Sequence[Encoding], int], Array]) -> Faulty:
@@ -198,16 +199,20 @@ def test_the_error_names_the_worst_text(stages: Stages) -> None:
         stages.compare(stages.faulty(fault))
 
 
-def scaled(reference: Reference) -> Reference:
-    made = copy.copy(reference)
-    made.rows = [[{name: 1000 * value for name, value in row.items()} for row in rows] for rows in reference.rows]
-    return made
+def changed(reference: Reference, change: Callable[[int, Array], Array]) -> Reference:
+    """Returns a reference with other logits: `change` gets the index of the request and its logits."""
+    rows = [[{"logits": change(i, row["logits"])} for row in answer.rows] for i, answer in enumerate(reference.answers) if answer]
+    return replace(reference, answers=[Answer((), outputs, None) for outputs in rows])
+
+
+def logits_of(reference: Reference) -> list[Array]:
+    return [row["logits"] for answer in reference.answers if answer for row in answer.rows]
 
 
 def test_the_limit_grows_with_large_logits(stages: Stages) -> None:
     """For logits of several hundred, an error of 0.002 passes and an error of 0.5 fails."""
-    reference = scaled(stages.reference)
-    assert 300 < min(float(np.abs(row["logits"]).max()) for rows in reference.rows for row in rows)
+    reference = changed(stages.reference, lambda i, logits: 1000 * logits)
+    assert 300 < min(float(np.abs(logits).max()) for logits in logits_of(reference))
 
     def off(error: float) -> Faulty:
         return stages.faulty(lambda logits, encodings, place: 1000 * logits + np.float32(error))
@@ -220,8 +225,8 @@ def test_the_limit_grows_with_large_logits(stages: Stages) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_a_nan_output_of_the_checkpoint_is_caught(stages: Stages, precision: Precision) -> None:
     """The fp32 limit and the int8 limit both fail for NaN, although every comparison with NaN is false."""
-    reference = copy.copy(stages.reference)
-    reference.rows = [*stages.reference.rows[:-1], [{"logits": row["logits"] * np.float32("nan")} for row in stages.reference.rows[-1]]]
+    last = len(stages.reference.requests) - 1
+    reference = changed(stages.reference, lambda i, logits: logits * np.float32("nan") if i == last else logits)
 
     with pytest.raises(ParityError, match=f"{precision} .*nan"):
         stages.compare(precision=precision, reference=reference)
@@ -252,11 +257,8 @@ def test_a_fault_in_the_tokenizer_spec_is_caught(stages: Stages, change: Callabl
 
 
 def test_a_different_number_of_windows_is_caught(stages: Stages) -> None:
-    reference = Reference.__new__(Reference)
-    windowed = [i for i, request in enumerate(stages.reference.requests) if request.parameters.window]
-    reference.requests = [stages.reference.requests[i] for i in windowed]
-    reference.rows = [stages.reference.rows[i][:-1] for i in windowed]
-    reference.fixed = len(windowed)
+    answers = [replace(answer, rows=answer.rows[:-1]) if len(answer.rows) > 1 else answer for answer in stages.reference.answers if answer]
+    reference = replace(stages.reference, answers=answers)
 
     with pytest.raises(ParityError, match=r"^\d+ windows, .* \d+: "):
         stages.compare(reference=reference)
@@ -264,7 +266,7 @@ def test_a_different_number_of_windows_is_caught(stages: Stages) -> None:
 
 def test_int8_passes_with_errors_that_are_small_relative_to_the_spread(stages: Stages) -> None:
     """An error of 0.1 standard deviations passes. An error of 0.5 fails, and so do logits that are 1000 times too large."""
-    spread = float(np.concatenate([row["logits"] for rows in stages.reference.rows for row in rows]).std())
+    spread = float(np.concatenate(logits_of(stages.reference)).std())
 
     def off(share: float) -> Faulty:
         return stages.faulty(lambda logits, encodings, place: logits + np.float32(share * spread))

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from bertserve.export import gpu, provider_graphs
+from bertserve.export import gpu
 from bertserve.export.errors import GraphError, ParityError
-from bertserve.export.provider_graphs import measure_graph
+from bertserve.export.validation import report
+from bertserve.export.validation.report import measure_graph
 from bertserve.service.bundle.files import CARD_FILE, Bundle, load_bundle
 from bertserve.service.errors import BundleError
 from bundles import FAST, Run, left_in
@@ -39,7 +40,7 @@ class Fault:
         self._patch.setattr(module, name, fail)
 
     def load(self, key: Key) -> None:
-        self._patch.setattr(provider_graphs, "measure_graph", self._measuring(key, lambda path: path.write_bytes(b"no graph")))
+        self._patch.setattr(report, "measure_graph", self._measuring(key, lambda path: path.write_bytes(b"no graph")))
 
     def agree(self, key: Key) -> None:
         """Makes the comparison of a graph with the checkpoint fail."""
@@ -47,7 +48,7 @@ class Fault:
         def disagree(_: Path) -> None:
             raise ParityError("its logits are off by 3.0.")
 
-        self._patch.setattr(provider_graphs, "measure_graph", self._measuring(key, disagree))
+        self._patch.setattr(report, "measure_graph", self._measuring(key, disagree))
 
     @staticmethod
     def _measuring(key: Key, fault: Any) -> Any:

@@ -14,8 +14,8 @@ from bertserve.export.calibration import Split, read_split
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import DataError
 from bertserve.export.validation import samples
-from bertserve.export.validation.reference import sample_reference
-from bertserve.export.validation.remeasure import report_texts
+from bertserve.export.validation.pytorch import sample_reference
+from bertserve.export.validation.report import report_texts
 from bertserve.service.bundle.files import MANIFEST_FILE, TOKENIZER_FILE, digest, load_bundle
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.tasks.catalog import TASKS

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertserve.export.validation import agreement, measure
+from bertserve.export.validation import agreement, report
 from bertserve.export.validation.agreement import measure_row_errors
 from bertserve.service.engine import hardware
 from bertserve.service.engine.onnx_engine import Row
@@ -53,10 +53,10 @@ def test_the_cpu_is_reported_with_its_instruction_sets(tmp_path: Path, text: str
 def test_lengths_up_to_the_models_maximum_are_timed(longest: int, lengths: list[int]) -> None:
     """The maximum itself is always timed; each length runs several times after a warm-up run."""
     engine = Fake()
-    found = measure.measure_latency(engine, max_length=longest, pad_id=1)
+    found = report.measure_latency(engine, max_length=longest, pad_id=1)
 
     assert lengths == [timing.length for timing in found.timings]
-    assert dict.fromkeys(lengths, measure.RUNS[1] + 1) == {length: engine.lengths.count(length) for length in lengths}
+    assert dict.fromkeys(lengths, report.RUNS[1] + 1) == {length: engine.lengths.count(length) for length in lengths}
 
 
 @pytest.mark.parametrize(("leak", "worst", "share"), [(0.0, 0.0, 0.0), (0.5, 0.5 * (agreement.BATCH_ROWS - 1), 0.8)])

@@ -15,7 +15,7 @@ from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.checkpoint.sentence_head import POOLINGS, SentenceHead
 from bertserve.export.tasks import feature_extraction
-from bertserve.export.validation.reference import Reference
+from bertserve.export.validation.pytorch import run
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import classify, embed, similarity
 from bertserve.service.tasks.batch import TaskModel, run_all
@@ -57,9 +57,9 @@ def in_pytorch(checkpoint: Checkpoint, folder: Path, body: dict[str, Any], task:
     (folder / "tokenizer.json").write_text(checkpoint.tokenizer_json, encoding="utf-8")
     model = TaskModel(Tokenizer(folder / "tokenizer.json", checkpoint.tokenizer_spec), checkpoint)
     requests = TASKS[task].body(**body).requests(checkpoint)
-    rows = Reference(checkpoint, requests).rows
+    rows = [run(checkpoint, request) for request in requests]
     runs = [TASKS[task].run(request, model) for request in requests]
-    return [to_plain(run_all(run, lambda _, windows=windows: windows)) for run, windows in zip(runs, rows, strict=True)]
+    return [to_plain(run_all(each, lambda _, windows=windows: windows)) for each, windows in zip(runs, rows, strict=True)]
 
 
 def close(expected: Any) -> Any:

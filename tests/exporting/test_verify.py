@@ -565,8 +565,8 @@ def test_a_right_choice_is_given_by_index_or_text(tmp_path: Path, verify: Verify
     ("task", "line", "reason"),
     [
         ("text-classification", "", "no lines"),
-        ("text-classification", "{\n", "line 1 is not JSON"),
-        ("text-classification", "[1]\n", "line 1 is not a JSON object"),
+        ("text-classification", "{\n", "line 1: it is not JSON"),
+        ("text-classification", "[1]\n", "line 1: it is not a JSON object"),
         ("text-classification", {"label": "positive"}, "no input"),
         ("text-classification", {"inputs": ["a", "b"]}, "is a list"),
         ("text-classification", {"inputs": 5}, "`inputs`"),
@@ -783,13 +783,13 @@ def test_verify_accepts_an_int8_error_that_the_export_accepted(
 def test_a_line_without_a_result_of_the_checkpoint_fails_the_data_check(
     exported: tuple[Path, Path], verify: Verify, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bertserve.export.validation.reference import run
+    from bertserve.export.validation.pytorch import run
 
     def diverging(checkpoint: Any, request: Any) -> Any:
         rows = run(checkpoint, request)
         return [{"logits": row["logits"] * np.nan} for row in rows] if request.text == "fine" else rows
 
-    monkeypatch.setattr("bertserve.export.validation.remeasure.run", diverging)
+    monkeypatch.setattr("bertserve.export.validation.pytorch.run", diverging)
     code, checks = verify(exported[1], "--checkpoint", exported[0], "--data", data(tmp_path, {"text": "good"}, "\n", {"text": "fine"}))
 
     assert 1 == code
@@ -839,7 +839,7 @@ def test_settings_that_differ_from_the_checkpoints_fail(exported: tuple[Path, Pa
 @pytest.mark.torch
 def test_different_settings_of_embeddings_fail(tmp_path: Path) -> None:
     """The layers and their combination are chosen at the export, so they do not count as differences."""
-    from bertserve.export.validation.remeasure import compare_settings, load_checkpoint_of
+    from bertserve.export.validation.pytorch import compare_settings, load_checkpoint_of
     from bertserve.export.validation.verify import VerifySpec
     from test_embeddings import encoder, sentence_transformers
 
@@ -910,7 +910,7 @@ def test_a_revision_of_the_checkpoint_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], revision: str | None
 ) -> None:
     from bertserve.export.errors import CheckpointError
-    from bertserve.export.validation import remeasure
+    from bertserve.export.validation import pytorch
 
     asked: list[Any] = []
 
@@ -918,6 +918,6 @@ def test_a_revision_of_the_checkpoint_is_loaded(
         asked.append((source, options["revision"]))
         raise CheckpointError("not here")
 
-    monkeypatch.setattr(remeasure, "load_checkpoint", load)
+    monkeypatch.setattr(pytorch, "load_checkpoint", load)
     assert 1 == cli.main(["verify", str(sound(tmp_path)), "--checkpoint", "org/model", *flags])
     assert [("org/model", revision)] == asked
