@@ -90,7 +90,7 @@ def _read_document(text: str) -> Document:
     try:
         document = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"it is not JSON: {error}.") from error
+        raise ValueError(f"it is not JSON: {error}; give one JSON object per line, not CSV.") from error
     if not isinstance(document, dict):
         raise ValueError(f"it is not a JSON object; give one such as {json.dumps({'inputs': 'a text'})}.")
     if not isinstance(document.get("parameters") or {}, dict):
