@@ -180,11 +180,6 @@ class Metrics:
             ("model", "step", "outcome"),
         )
 
-    def observe_queue(self, items: int, tokens: int) -> None:
-        """Sets the gauges of the queue."""
-        self.queue_items.set(items)
-        self.queue_tokens.set(tokens)
-
     def describe_build(self, *, onnxruntime: str, provider: str, workers: int, threads: int) -> None:
         """Sets the constant gauges: versions, the execution provider, the number of workers, and this worker's threads."""
         self.build_info.labels(__version__, onnxruntime, platform.python_version(), provider).set(1)

@@ -72,7 +72,7 @@ class Authenticator:
         self._running: Counter[Caller] = Counter()
 
     def enter(self, access: Access, headers: Iterable[tuple[bytes, bytes]]) -> Caller | None:
-        """Admits a request; header names are in lower case. The code that calls it must pass the returned caller to `leave`.
+        """Admits a request; header names are in lower case. The code that calls it must pass the returned caller, if any, to `leave`.
 
         Returns:
             The owner of the request's key; None if the route needs no key.
@@ -104,10 +104,9 @@ class Authenticator:
         self._running[caller] += 1
         return caller
 
-    def leave(self, caller: Caller | None) -> None:
+    def leave(self, caller: Caller) -> None:
         """Counts an admitted request as done."""
-        if caller is not None:
-            self._running[caller] -= 1
+        self._running[caller] -= 1
 
     def check_again(self, caller: Caller | None) -> None:
         """Checks whether the key of an admitted request is still in its file, because a stream may have no end.
@@ -158,7 +157,8 @@ class GuardedRoute(APIRoute):
         try:
             await super().handle(scope, receive, send)
         finally:
-            request.auth.leave(caller)
+            if caller is not None:
+                request.auth.leave(caller)
 
 
 def check_declared(routes: Iterable[BaseRoute]) -> None:

@@ -12,21 +12,19 @@ from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import classify, fill_mask, question_answering, token_classification, zero_shot
 from bertserve.service.tasks.body import TaskBody
 
-_USER_AGENT = b"@huggingface/inference/"
+JS_USER_AGENT = b"@huggingface/inference/"
 _READS_ONE = frozenset({classify.TASK, token_classification.TASK, question_answering.TASK, fill_mask.TASK, zero_shot.TASK})
 
 
-def is_js_client(user_agent: bytes, task: str, body: TaskBody) -> bool:
-    """Returns whether a request needs `js_answer`.
+def reads_one(task: str, body: TaskBody) -> bool:
+    """Returns whether the client reads the answer to one input, and needs `js_answer`.
 
     Raises:
-        InvalidValueError: The client cannot read the answer, because there is not exactly one input.
+        InvalidValueError: There is not exactly one input.
     """
-    if not user_agent.startswith(_USER_AGENT) or task not in _READS_ONE:
-        return False
-    if body.is_list and len(body.items) != 1:
+    if task in _READS_ONE and body.is_list and len(body.items) != 1:
         raise InvalidValueError("@huggingface/inference reads only the answer to one input; send one at a time, or use fetch.")
-    return True
+    return task in _READS_ONE
 
 
 def js_answer(task: str, body: TaskBody, results: list[Any]) -> Any:

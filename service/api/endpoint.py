@@ -10,7 +10,6 @@ import logging
 import random
 import re
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -168,14 +167,17 @@ class Endpoint:
             if request.scope["query_string"]:
                 raise _no_query(request.scope)
             check_encoding(request.headers)
-            timeout_s, name = self._timeout_s(request.headers), request.scope["path_params"].get("name")
+            value = request.headers.get(_TIMEOUT)
+            timeout_s = self._state.timeout_ms / 1000 if value is None else self._timeout_s(value)
+            name = request.scope["path_params"].get("name")
             if is_stream:
                 await LineStream(self._state, route.wire, request, name=name, timeout_s=timeout_s).answer(receive)
             else:
                 await self._predict(route.wire, request, receive, name, timeout_s)
         finally:
             self._open -= 1
-            self._auth.leave(request.caller)
+            if request.caller is not None:
+                self._auth.leave(request.caller)
 
     async def _predict(self, route: Route, request: Request, receive: Receive, name: str | None, timeout_s: float) -> None:
         """Reads a request, runs its model and sends the answer; `name` is the model in the path, or None."""
@@ -206,10 +208,8 @@ class Endpoint:
         content = answer if isinstance(answer, Content) else Content(to_json(answer), "application/json", {})
         await request.answer(answer_headers(call, content, prediction), content.body)
 
-    def _timeout_s(self, headers: Mapping[bytes, bytes]) -> float:
-        value = headers.get(_TIMEOUT)
-        if value is None:
-            return self._state.timeout_ms / 1000
+    def _timeout_s(self, value: bytes) -> float:
+        """Returns the seconds of the header with the deadline, after a check."""
         if not (re.fullmatch(b"[0-9]{1,9}", value) and 1 <= int(value) <= self._state.max_timeout_ms):
             raise InvalidValueError(
                 "the header `{timeout_header}` is `{value}`; it must be a whole number from 1 to {max_timeout_ms}.",

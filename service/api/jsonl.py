@@ -29,6 +29,10 @@ MEDIA_TYPES = frozenset({MEDIA_TYPE.encode(), b"application/jsonl", b"applicatio
 IN_PROGRESS_BYTES = 2**16
 # with the blank lines that follow, of which a chunk can have 65,536
 LINE_ENDS = re.compile(rb"\n\s*")
+# Bytes of answers in progress, unless there is only one line: as many lines are in progress as have room if all get the largest answer so far.
+ANSWER_BYTES = 2**22
+FIRST_ANSWER_BYTES = 2**20  # the assumption for the first line
+READ_AHEAD = 8  # chunks of up to 64 KiB; only reading detects a client that has left
 MAX_TRACED_LINES = 128  # lines of one stream that are traced
 MIN_RETRY_S, MAX_RETRY_S = 0.02, 1.0  # wait of a refused line before it asks again
 _OK, _CLIENT_GONE, _SERVER_ERROR = 200, 499, 500
@@ -56,9 +60,10 @@ class LineStream:
         if name is not None:
             state.registry.get(name)
         self._state, self._route, self._request, self._name, self._timeout_s = state, route, request, name, timeout_s
-        self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue(1)
+        self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue(READ_AHEAD)
         self._answers: asyncio.Queue[tuple[asyncio.Task[bytes], int] | None] = asyncio.Queue()
         self._lines = self._count = self._bytes = 0  # lines so far; those in progress, and their bytes
+        self._largest = FIRST_ANSWER_BYTES  # bytes of the largest answer so far
         self._sent = asyncio.Event()
         self._sent_at = 0.0  # time of the last answer on the event loop's clock
 
@@ -79,7 +84,7 @@ class LineStream:
             raise failed.exceptions[0] from None
 
     async def _read(self, receive: Receive) -> None:
-        """Reads one chunk ahead of the one that is being cut, because only reading detects a disconnected client."""
+        """Reads chunks ahead of the one that is being cut, because only reading detects a disconnected client."""
         more = True
         while (message := await self._receive(receive))["type"] != "http.disconnect":
             if more:
@@ -120,7 +125,10 @@ class LineStream:
 
     async def _start(self, line: bytes, group: asyncio.TaskGroup) -> None:
         """Starts the request of a line when there is room for it."""
-        while self._count and (self._count >= self._state.max_stream_requests or self._bytes + len(line) > IN_PROGRESS_BYTES):
+        while self._count and (
+            self._count >= min(self._state.max_stream_requests, ANSWER_BYTES // self._largest)
+            or self._bytes + len(line) > IN_PROGRESS_BYTES
+        ):
             self._sent.clear()
             await self._sent.wait()
         self._lines += 1
@@ -141,6 +149,7 @@ class LineStream:
             await send({"type": "http.response.body", "body": answer + b"\n", "more_body": True})
             self._count -= 1
             self._bytes -= size
+            self._largest = max(self._largest if self._sent_at else 1, len(answer))
             self._sent_at = asyncio.get_running_loop().time()
             self._sent.set()
         if not started:

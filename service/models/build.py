@@ -192,7 +192,7 @@ def _make_scheduler(settings: Settings, index: int, threads: int, multi_threads:
         max_queue_tokens=_share(settings.max_queue_tokens, settings.workers, index),
         threads=threads,
     )
-    return Scheduler(queue, threads=threads, multi_threads=multi_threads, observe=metrics.observe_queue, on_hang=metrics.hung_runs.inc)
+    return Scheduler(queue, threads=threads, multi_threads=multi_threads, on_hang=metrics.hung_runs.inc)
 
 
 def load_options(settings: ModelSettings, requested_provider: Provider, provider: Provider, multi_threads: int = 1) -> LoadOptions:

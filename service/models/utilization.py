@@ -1,4 +1,4 @@
-"""Utilization: measures how busy the inference threads and the event loop are, once per second and for each scrape."""
+"""Utilization: measures the queue, and how busy inference threads and event loop are, once per second and for each scrape."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Utilization:
             self._timer.cancel()
 
     def measure(self) -> None:
-        """Counts the busy time since the last call; it must be called in the thread of the event loop."""
+        """Measures the queue and the busy time since the last call; it must be called in the thread of the event loop."""
         busy_s = self._scheduler.busy_s
         # a run that ends at the same time may be missed, and is counted by the next call
         if busy_s > self._busy_s:
@@ -48,6 +48,9 @@ class Utilization:
             loop_s = time.thread_time()
             self._metrics.loop_cpu.inc(loop_s - self._loop_s)
             self._loop_s = loop_s
+        items, tokens = self._scheduler.queued
+        self._metrics.queue_items.set(items)
+        self._metrics.queue_tokens.set(tokens)
         self._metrics.ready_workers.set(self._scheduler.ready)
 
     def _look_again(self) -> None:

@@ -73,7 +73,6 @@ class Scheduler:
         threads: int,
         multi_threads: int = 1,
         clock: Callable[[], float] = time.monotonic,
-        observe: Callable[[int, int], None] = lambda items, tokens: None,
         on_hang: Callable[[], None] = lambda: None,
         hung_floor_s: float = HUNG_FLOOR_S,
     ) -> None:
@@ -85,7 +84,6 @@ class Scheduler:
             multi_threads: Threads of a stage's `run_multi_threaded`. It is used if this many threads for each current and recent run are at
                 most `threads`; a single run may always use it.
             clock: Returns monotonic seconds.
-            observe: Called with the items and tokens in the queue after each change, except the admission of a request.
             on_hang: Called for each run that hangs.
             hung_floor_s: Minimum seconds after which a run counts as hung.
         """
@@ -93,7 +91,6 @@ class Scheduler:
         self.max_queue_tokens = queue.max_queue_tokens
         self._thread_count = threads
         self._clock = clock
-        self._observe = observe
         self._lock = threading.RLock()
         self._waiting_threads = 0  # whose `waits` is true
         self._multi_threads = multi_threads
@@ -121,6 +118,11 @@ class Scheduler:
     def ready(self) -> bool:
         """Whether it accepts work: it has started and is not about to stop, all inference threads live, and at least one does not hang."""
         return self._accepts and not self._withdrawn
+
+    @property
+    def queued(self) -> tuple[int, int]:
+        """Items and tokens in the queue."""
+        return self._queue.queue_items, self._queue.queue_tokens
 
     @property
     def wait_s(self) -> float:
@@ -191,8 +193,6 @@ class Scheduler:
             if not self._queue.close(request):
                 return False
             _forget(request)
-            if request.waiting or request.tokens:  # only if it held capacity until now
-                self._changed()
             return True
 
     async def run(self, request: ScheduledRequest, stage: Stage) -> RequestResult:
@@ -283,7 +283,6 @@ class Scheduler:
             else:
                 return False
             thread.batch = kind_of(batch) if self._thread_count == 1 or batch[0].request.long_step else BatchKind.OTHER
-            self._changed()
             if self._waiting_threads and self._queue.queue_items:
                 self._wake()  # another thread found no item that it could start, and this may have changed
             peak = self._concurrency.record(1 + self._running + self._queue.queue_items, now)
@@ -432,7 +431,6 @@ class Scheduler:
                 reserved_tokens=stage.reserved_tokens,
                 shape=stage.shape,
             )
-            self._changed()
             if self._waiting_threads:
                 self._wake(len(stage.work) - own)
         # between the parts, other threads and the event loop get the lock
@@ -462,7 +460,6 @@ class Scheduler:
                 "the request's deadline passed while it waited; allow more time with `x-request-timeout-ms`, or send less at once."
             )
             self._completions.post(request.owner.future, None, error)
-        self._changed()
 
     def _reject(self, request: ScheduledRequest, error: Exception) -> None:
         """Delivers a request's error, unless the request has already ended."""
@@ -497,9 +494,3 @@ class Scheduler:
         if self._watchdog.all_hung:
             return UnavailableError("all inference threads hang; send the request to another instance, or try again later.")
         return UnavailableError("the service is stopping; send the request to another instance, or try again later.")
-
-    def _changed(self) -> None:
-        try:
-            self._observe(self._queue.queue_items, self._queue.queue_tokens)
-        except Exception as error:  # noqa: BLE001 - an error of a metric must not fail a request or a thread
-            logger.error("cannot count the queue: %s", type(error).__name__)

@@ -90,7 +90,8 @@ class LimitedProtocol(HttpToolsProtocol):
             self._room -= len(data)
             try:
                 self.parser.feed_data(data)
-                self._check_size()
+                if self._room < 0:
+                    raise self._too_large()
             except httptools.HttpParserUpgrade as upgrade:
                 head, self._again = self._again, b""
                 self.parser, self._room = httptools.HttpRequestParser(self), self.max_header_bytes
@@ -111,7 +112,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Handles a complete head, and starts the application."""
-        self._check_size()
+        if self._room < 0 or len(self.headers) > MAX_HEADERS:
+            raise self._too_large()
         method, version = self.parser.get_method(), self.parser.get_http_version()
         # uvicorn would cut a fragment off, and a proxy might not: the two would see different paths
         if version not in ("1.1", "1.0") or method == b"CONNECT" or b"#" in self.url:
@@ -153,13 +155,12 @@ class LimitedProtocol(HttpToolsProtocol):
         else:
             self.loop.call_later(LINGER_S, super().shutdown)
 
-    def _check_size(self) -> None:
-        if self._room < 0 or len(self.headers) > MAX_HEADERS:
-            raise HeadTooLargeError(
-                "the request has more than {count} headers, or {limit} bytes besides its body; the operator can raise --max-header-bytes.",
-                count=MAX_HEADERS,
-                limit=self.max_header_bytes,
-            )
+    def _too_large(self) -> HeadTooLargeError:
+        return HeadTooLargeError(
+            "the request has more than {count} headers, or {limit} bytes besides its body; the operator can raise --max-header-bytes.",
+            count=MAX_HEADERS,
+            limit=self.max_header_bytes,
+        )
 
     def _start_timer(self) -> None:
         error = SlowRequestError("the request line and headers were not complete within {limit:g} s.", limit=self.header_timeout_s)

@@ -232,7 +232,6 @@ def faked(
     scheduler = Scheduler(
         RequestQueue(max_batch_tokens=64, max_queue_tokens=max_queue_tokens, threads=1),
         threads=1,
-        observe=metrics.observe_queue,
         clock=clock,
     )
     model = model_of(loaded, Engines(engine), scheduler=scheduler, metrics=metrics)

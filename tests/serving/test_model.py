@@ -43,7 +43,7 @@ class Bench:
         loaded = files.load_bundle(tiny.bundle(folder, "m", **changes))
         self.metrics = Metrics()
         self.queue = RequestQueue(max_batch_tokens=4096, max_queue_tokens=4096)
-        self.scheduler = Scheduler(self.queue, threads=1, observe=self.metrics.observe_queue, clock=clock)
+        self.scheduler = Scheduler(self.queue, threads=1, clock=clock)
         self.engine = FakeEngine(guilty_token=guilty_token)
         cost = CostModel(loaded.manifest.flops, fixed_s=1.0, rate=1e12)
         self.model = model_of(

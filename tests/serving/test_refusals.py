@@ -119,7 +119,7 @@ def test_a_full_queue_refuses_at_once(models: Path) -> None:
     async def check(client: httpx.AsyncClient) -> tuple[httpx.Response, str]:
         waiting = asyncio.ensure_future(client.post("/classify", json={"inputs": ["bad"] * 18}))  # 54 tokens
         await queued(service, 18)
-        response = await client.post("/classify", json={"inputs": ["bad"] * 10})
+        response = await client.post("/classify", json={"inputs": ["bad"] * 12})
         engine.gate.set()
         assert (await waiting).status_code == 200
         return response, (await client.get("/metrics")).text

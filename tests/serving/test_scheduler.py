@@ -594,26 +594,6 @@ async def test_a_result_is_never_set_twice(bench: Bench) -> None:
     assert bench.scheduler.ready
 
 
-def test_an_error_of_the_queue_observer_fails_no_request() -> None:
-    """If `observe` raises an error, requests are still admitted and answered, and their tokens are freed."""
-
-    def fail(items: int, tokens: int) -> None:
-        raise OSError("no space left for metrics")
-
-    async def play() -> None:
-        queue = RequestQueue(max_batch_tokens=64, max_queue_tokens=100)
-        scheduler = Scheduler(queue, threads=1, observe=fail)
-        scheduler.start()
-        request = scheduler.admit(tokens=10, seconds=0, timeout_s=5)
-        answer = await asyncio.wait_for(scheduler.run(request, Stage(work=[(9, "x")], run=Work(), finish=list, key=None, cost=batched)), 20)
-        assert ["x"] == answer.value
-        assert scheduler.ready
-        assert 0 == queue.queue_tokens
-        await scheduler.stop(1)
-
-    asyncio.run(play())
-
-
 class MultiThreaded:
     """A `run_multi_threaded` function that returns its payloads and records them."""
 

@@ -158,16 +158,18 @@ class Echo:
         self.state.registry.get("tiny").predict = self.predict  # type: ignore[method-assign, assignment]
         self.gates: dict[str, asyncio.Event] = {}
         self.texts: list[str] = []
-        self.running = self.most = 0
+        self.running = self.most = self.later = 0  # requests in progress, and their maximum overall and after the tenth
+        self.label: str | None = None
 
     async def predict(self, requests: Any, **_: Any) -> Prediction:
         [text] = [request.text for request in requests]
         self.texts.append(text)
         self.running += 1
         self.most = max(self.most, self.running)
+        self.later = max(self.later, self.running) if len(self.texts) > 10 else 0
         await (self.gates[text].wait() if text in self.gates else asyncio.sleep(0))
         self.running -= 1
-        return Prediction(results=[[{"label": text[:10], "score": 1.0}]])
+        return Prediction(results=[[{"label": self.label or text[:10], "score": 1.0}]])
 
     def stream(self, client: Client) -> Coroutine[Any, Any, None]:
         """Sends the client's chunks to `/classify`."""
@@ -177,20 +179,20 @@ class Echo:
 
 
 async def test_a_stream_reads_few_lines_ahead(models: Path) -> None:
-    """A chunk has one line. The stream takes four lines and one that waits and two ahead, then one more for each answer that it sends."""
+    """A chunk has one line. The stream takes four lines and one that waits and nine ahead, then one more for each answer that it sends."""
     texts = [str(i) for i in range(100)]
     client, echo = Client([written({"inputs": text}) for text in texts]), Echo(models, max_stream_requests=4)
     echo.gates = {text: asyncio.Event() for text in texts}
 
     running = asyncio.create_task(echo.stream(client))
     await settle()
-    assert (4, 7) == (len(echo.texts), client.taken)
+    assert (4, 14) == (len(echo.texts), client.taken)
     echo.gates["1"].set()
     await settle()
-    assert ([], 7) == (client.answers, client.taken)  # the previous answer is missing
+    assert ([], 14) == (client.answers, client.taken)  # the previous answer is missing
     echo.gates["0"].set()
     await settle()
-    assert (2, 9, 6) == (len(client.answers), client.taken, len(echo.texts))
+    assert (2, 16, 6) == (len(client.answers), client.taken, len(echo.texts))
     for gate in echo.gates.values():
         gate.set()
     await running
@@ -204,10 +206,20 @@ async def test_a_client_that_does_not_read_pauses_its_stream(models: Path) -> No
     running = asyncio.create_task(echo.stream(client))
     await settle()
     assert 4 == len(echo.texts)
-    assert client.taken <= 7
+    assert client.taken <= 14
     client.reads.set()
     await running
     assert 100 == len(echo.texts) == len(client.answers)
+
+
+async def test_lines_with_large_answers_are_in_progress_one_by_one(models: Path) -> None:
+    """A client that does not read its answers could otherwise fill the memory with them."""
+    client, echo = Client([written({"inputs": f"{i}"}) for i in range(20)]), Echo(models)
+    echo.label = "x" * 3 * 2**20
+    await echo.stream(client)
+    assert 20 == len(client.answers)
+    assert echo.most <= 4
+    assert echo.later == 1
 
 
 async def test_long_lines_are_in_progress_one_by_one(models: Path) -> None:
@@ -244,8 +256,8 @@ def test_a_disconnect_cancels_the_waiting_requests(models: Path) -> None:
 
     asyncio.run(check())
     page = service.metrics.page().decode()
-    assert 'bertserve_cancelled_total{model="tiny",task="text-classification"} 32.0' in page
-    assert 'bertserve_requests_total{model="tiny",status="499",task="text-classification"} 32.0' in page
+    assert 'bertserve_cancelled_total{model="tiny",task="text-classification"} 4.0' in page
+    assert 'bertserve_requests_total{model="tiny",status="499",task="text-classification"} 4.0' in page
 
 
 def test_lines_wait_while_the_queue_is_full(models: Path) -> None:

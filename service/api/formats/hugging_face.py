@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from bertserve.service.api.call import Call, Incoming
-from bertserve.service.api.clients import is_js_client, js_answer
+from bertserve.service.api.clients import JS_USER_AGENT, js_answer, reads_one
 from bertserve.service.errors import InvalidValueError, Sent
 from bertserve.service.models.model import Model
 from bertserve.service.tasks.body import TaskBody
@@ -54,7 +54,7 @@ def read_at_base(incoming: Incoming) -> Call:
 
 
 def _call(task: str, model: Model, body: TaskBody, incoming: Incoming) -> Call:
-    if is_js_client(incoming.headers.get(b"user-agent", b""), task, body):
+    if incoming.headers.get(b"user-agent", b"").startswith(JS_USER_AGENT) and reads_one(task, body):
         return Call(task, model, body, lambda prediction: js_answer(task, body, prediction.results))
     return Call(task, model, body, lambda prediction: body.answer(prediction.results))
 
