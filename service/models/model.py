@@ -145,21 +145,18 @@ class Model:
 
     async def _run_request(self, scheduled: ScheduledRequest, run: RequestRun, chars: int) -> RequestResult:
         """Runs an admitted request, or closes it if its texts cannot be tokenized."""
-        try:
-            stage = self._first_stage(run, chars)
-        except BaseException:
-            self._scheduler.close(scheduled)
-            raise
+        if chars <= SHORT_CHARS:  # switching to an inference thread and back costs more than tokenizing a short text
+            try:
+                stage = self._tokenize(run)
+            except BaseException:
+                self._scheduler.close(scheduled)
+                raise
+        else:
+            if run.trace is not None:
+                run.trace.put(time.perf_counter())
+            long_step = run.requests[0].chars > LONG_CHARS
+            stage = _paused(partial(self._tokenize, run), delay_s=chars * SECONDS_PER_CHAR, long_step=long_step)
         return await self._scheduler.run(scheduled, stage)
-
-    def _first_stage(self, run: RequestRun, chars: int) -> Stage:
-        """Returns the first stage. Short texts are tokenized here at once, long ones on an inference thread."""
-        # switching to an inference thread and back costs more than tokenizing a short text
-        if chars <= SHORT_CHARS:
-            return self._tokenize(run)
-        if run.trace is not None:
-            run.trace.put(time.perf_counter())
-        return _paused(partial(self._tokenize, run), delay_s=chars * SECONDS_PER_CHAR, long_step=run.requests[0].chars > LONG_CHARS)
 
     def _estimate(self, requests: Sequence[Any], spec: TaskSpec, chars: int) -> tuple[int, float, int]:
         """Returns rough estimates of the request's tokens, seconds and items; longer texts count as several windows."""
@@ -173,9 +170,9 @@ class Model:
         start = end = time.perf_counter()
         prediction = run.prediction
         while (index := len(run.inputs)) < len(run.requests):
-            chars = run.requests[index].chars
             # the scheduler knows only the first text of a slice, so another text that can take a long step starts a new slice
-            if end - start > SLICE_S or (end > start and chars > LONG_CHARS):
+            if end > start and (end - start > SLICE_S or run.requests[index].chars > LONG_CHARS):
+                chars = run.requests[index].chars
                 prediction.tokenize_s += end - start
                 if run.trace is not None:
                     run.trace.note("tokenize", start, end, waits=True)

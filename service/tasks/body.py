@@ -150,7 +150,7 @@ class TaskBody(BaseModel):
     @property
     def count(self) -> int:
         """Number of texts, pairs or questions in the body."""
-        return len(self.items)
+        return len(self.inputs) if isinstance(self.inputs, list) else 1
 
     @property
     def top_k(self) -> int:

@@ -79,7 +79,7 @@ def validate_as(kind: type[B], value: Any, limits: Limits) -> B:
             counted=body.counted.format(body.count),
             max_inputs=limits.max_inputs,
         )
-    if body.top_k > limits.max_top_k:
+    if body.parameters is not None and body.top_k > limits.max_top_k:
         raise TooLargeError(
             "`top_k` is {top_k} and {max_top_k} is allowed; make it smaller; the operator can raise --max-top-k.",
             top_k=Sent(body.top_k),

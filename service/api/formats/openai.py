@@ -49,6 +49,11 @@ class EmbeddingsBody(ForeignBody):
         return self.input if isinstance(self.input, list) else [self.input]
 
     @property
+    def count(self) -> int:
+        """Number of inputs."""
+        return len(self.items)
+
+    @property
     def is_list(self) -> bool:
         """Whether the caller sent a list."""
         return isinstance(self.input, list)
