@@ -1,6 +1,6 @@
 """Counts the service's own function calls for one `/classify` request, from its bytes to the bytes of the response: `make calls`.
 
-The request arrives through HttpProtocol on a socket, and runs on an inference thread. A coroutine counts once, even if it resumes.
+The request arrives through LimitedProtocol on a socket, and runs on an inference thread. A coroutine counts once, even if it resumes.
 Comprehensions, libraries, generated code, and the watchdog with its own timer do not count.
 """
 
