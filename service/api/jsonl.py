@@ -65,7 +65,7 @@ class LineStream:
         self._lines = self._count = self._bytes = 0  # lines so far; those in progress, and their bytes
         self._largest = FIRST_ANSWER_BYTES  # bytes of the largest answer so far
         self._sent = asyncio.Event()
-        self._sent_at = 0.0  # time of the last answer on the event loop's clock
+        self._answered_at = 0.0  # time of the last answer on the event loop's clock
 
     async def answer(self, receive: Receive) -> None:
         """Answers all lines. The response starts with the first answer, so that an earlier failure can have its own status.
@@ -149,8 +149,6 @@ class LineStream:
             await send({"type": "http.response.body", "body": answer + b"\n", "more_body": True})
             self._count -= 1
             self._bytes -= size
-            self._largest = max(self._largest if self._sent_at else 1, len(answer))
-            self._sent_at = asyncio.get_running_loop().time()
             self._sent.set()
         if not started:
             await send(start)
@@ -174,6 +172,8 @@ class LineStream:
             call = self._route.read(Incoming(line, request.headers, named, state.registry, state.limits, request.id))
             labels = (call.task, call.model.name)
             body, status = to_json(call.answer(await self._predict(call, trace))), _OK
+            self._largest = max(self._largest if self._answered_at else 1, len(body))
+            self._answered_at = asyncio.get_running_loop().time()
         except Exception as error:  # noqa: BLE001 - the process boundary of a line
             if isinstance(error, BertServeError):
                 error.message = f"line {number}: {error.message}"
@@ -199,7 +199,7 @@ class LineStream:
         requests = call.body.requests(call.model.bundle.manifest)
         wait_s = 0.0
         while True:
-            left_s = max(max(read_at, self._sent_at) + timeout_s - loop.time(), 0.0)
+            left_s = max(max(read_at, self._answered_at) + timeout_s - loop.time(), 0.0)
             try:
                 return await call.model.predict(requests, timeout_s=left_s, task=call.task, counts_refusals=False, trace=trace)
             except RefusedError as error:
