@@ -38,20 +38,6 @@ def test_requests_get_the_answers_that_pages_show(serve: Serve) -> None:
                     assert difference(json.loads(answer), json.load(response), 0.05) is None, (name, path)
 
 
-@pytest.mark.parametrize(
-    ("model", "metric", "sentence"),
-    [
-        ("sentiment", "accuracy, SST-2 dev", r"accuracy (0\.\d{4}) on SST-2 dev, and its checkpoint in PyTorch has (0\.\d{4})"),
-        ("rerank", "MRR@10, XQuAD", r"MRR@10 (0\.\d{4}) on 597 questions of XQuAD, and its checkpoint (0\.\d{4})"),
-    ],
-)
-def test_the_readme_has_the_figures_of_the_model_card(model: str, metric: str, sentence: str) -> None:
-    [(graph, checkpoint)] = re.findall(sentence, document("README.md"))
-    row = next(line for line in document(f"models/{model}/README.md").splitlines() if line.startswith(f"| {metric}"))
-
-    assert [checkpoint, graph] == [row.strip("| ").split(" | ")[1], row.strip("| ").split(" | ")[-1]]
-
-
 def test_check_passes_on_the_embedded_models() -> None:
     command = [Path(sys.executable).with_name("bert-serve"), "check", "--models", str(ROOT / "models")]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
