@@ -30,6 +30,7 @@ from bertserve.service.errors import (
     INTERNAL,
     BertServeError,
     InvalidValueError,
+    MalformedRequestError,
     RefusedError,
     Sent,
     UnavailableError,
@@ -160,6 +161,8 @@ class Endpoint:
         request.caller = self._auth.enter(route.access, request.scope["headers"])
         self._open += 1
         try:
+            if sum(name == b"content-type" for name, _ in request.scope["headers"]) > 1:  # a proxy may have read the other one
+                raise MalformedRequestError("the request has several `Content-Type` headers; send one.")
             content_type = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
             is_stream = route.wire.streams and content_type in MEDIA_TYPES
             if not is_stream:  # otherwise each line counts as a request

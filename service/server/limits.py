@@ -80,6 +80,13 @@ class LimitedProtocol(HttpToolsProtocol):
         self._room = self.max_header_bytes
         self._start_timer()
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Handles a closed connection; its timer would keep it in memory."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        super().connection_lost(exc)
+
     def data_received(self, data: bytes) -> None:
         """Handles received bytes."""
         if self._stage == HEAD and len(data) > self._room > 0:  # the rest of the head must be in the first part

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
 import socket
 import ssl
 import struct
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,19 @@ async def test_a_request_over_a_limit_is_refused(sent: bytes, status: int, error
 @pytest.mark.parametrize("sent", [b"", b"GET /", b"\r\n", b"GET / HTTP/1.1\r\nhost"])
 async def test_a_head_that_is_not_complete_in_time_is_refused(sent: bytes) -> None:
     assert_refused(await replies(sent, header_timeout_s=0.1), 408, "too_slow")
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 100, b"NONSENSE\r\n\r\n"])
+async def test_a_closed_connection_is_freed(sent: bytes) -> None:
+    """The timer of its head would keep it in memory for seconds, and a client can open thousands of connections in that time."""
+    async with listening(echo) as served:
+        async with client(served, sent):
+            await until(lambda: bool(served.protocols))
+            await asyncio.sleep(0.01)
+        await until(lambda: not served.connections)
+        kept = weakref.ref(served.protocols.pop())
+        gc.collect()
+        assert kept() is None
 
 
 async def test_a_head_that_arrives_slowly_gets_no_more_time() -> None:

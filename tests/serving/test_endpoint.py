@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from application import faked, play, rejected
+from application import call, faked, play, rejected
 from bertserve.service.api.app import create_app
 from fakes import FakeEngine
 from served_socket import until
@@ -53,3 +53,10 @@ async def test_a_body_that_is_not_complete_in_time_gets_408(models: Path) -> Non
     await until(lambda: len(sent) == 2)
     assert 408 == sent[0]["status"]
     assert (b"connection", b"close") in sent[0]["headers"]
+
+
+def test_two_content_types_are_refused(models: Path) -> None:
+    """A proxy that limits streams may read the other one."""
+    headers = [("content-type", "application/json"), ("content-type", "application/x-ndjson")]
+    answer = call(models, "POST", "/classify", content=b'{"inputs": "good"}', headers=headers)
+    rejected(answer, 400, "malformed")
