@@ -29,9 +29,10 @@ MEDIA_TYPES = frozenset({MEDIA_TYPE.encode(), b"application/jsonl", b"applicatio
 IN_PROGRESS_BYTES = 2**16
 # with the blank lines that follow, of which a chunk can have 65,536
 LINE_ENDS = re.compile(rb"\n\s*")
-# Bytes of answers in progress, unless there is only one line: as many lines are in progress as have room if all get the largest answer so far.
+# Bytes of answers in progress, unless there is only one line: as many lines are in progress as have room if all get an answer of the
+# expected size. That is the size of the last one, or half of the size that was expected before it, if that is more.
 ANSWER_BYTES = 2**22
-FIRST_ANSWER_BYTES = 2**20  # the assumption for the first line
+FIRST_ANSWER_BYTES = 2**20
 READ_AHEAD = 8  # chunks of up to 64 KiB; only reading detects a client that has left
 MAX_TRACED_LINES = 128  # lines of one stream that are traced
 MIN_RETRY_S, MAX_RETRY_S = 0.02, 1.0  # wait of a refused line before it asks again
@@ -63,7 +64,7 @@ class LineStream:
         self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue(READ_AHEAD)
         self._answers: asyncio.Queue[tuple[asyncio.Task[bytes], int] | None] = asyncio.Queue()
         self._lines = self._count = self._bytes = 0  # lines so far; those in progress, and their bytes
-        self._largest = FIRST_ANSWER_BYTES  # bytes of the largest answer so far
+        self._expected = FIRST_ANSWER_BYTES  # bytes of an answer
         self._sent = asyncio.Event()
         self._answered_at = 0.0  # time of the last answer on the event loop's clock
 
@@ -126,7 +127,7 @@ class LineStream:
     async def _start(self, line: bytes, group: asyncio.TaskGroup) -> None:
         """Starts the request of a line when there is room for it."""
         while self._count and (
-            self._count >= min(self._state.max_stream_requests, ANSWER_BYTES // self._largest)
+            self._count >= min(self._state.max_stream_requests, ANSWER_BYTES // self._expected)
             or self._bytes + len(line) > IN_PROGRESS_BYTES
         ):
             self._sent.clear()
@@ -172,7 +173,7 @@ class LineStream:
             call = self._route.read(Incoming(line, request.headers, named, state.registry, state.limits, request.id))
             labels = (call.task, call.model.name)
             body, status = to_json(call.answer(await self._predict(call, trace))), _OK
-            self._largest = max(self._largest if self._answered_at else 1, len(body))
+            self._expected = max(len(body), self._expected // 2)
             self._answered_at = asyncio.get_running_loop().time()
         except Exception as error:  # noqa: BLE001 - the process boundary of a line
             if isinstance(error, BertServeError):

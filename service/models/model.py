@@ -22,7 +22,7 @@ from bertserve.service.scheduling.request_queue import LONG_STEP_S
 from bertserve.service.scheduling.scheduled_request import ScheduledRequest
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.scheduling.stage import RequestResult, Stage
-from bertserve.service.tasks.batch import TaskModel
+from bertserve.service.tasks.batch import PAUSE, TaskModel
 from bertserve.service.tasks.catalog import TASKS, tasks_of
 from bertserve.service.tasks.cost import MAX_CHARS, TEXT_CHARS
 from bertserve.service.tasks.spec import TaskSpec
@@ -171,18 +171,22 @@ class Model:
         prediction = run.prediction
         while (index := len(run.inputs)) < len(run.requests):
             # the scheduler knows only the first text of a slice, so another text that can take a long step starts a new slice
-            if end > start and (end - start > SLICE_S or run.requests[index].chars > LONG_CHARS):
+            if end > start and (end - start > SLICE_S or (run.paused_task is None and run.requests[index].chars > LONG_CHARS)):
                 chars = run.requests[index].chars
                 prediction.tokenize_s += end - start
                 if run.trace is not None:
                     run.trace.note("tokenize", start, end, waits=True)
                 return _paused(partial(self._tokenize, run), delay_s=chars * SECONDS_PER_CHAR, long_step=chars > LONG_CHARS)
-            task = run.spec.run(run.requests[index], run.model)
+            task = run.paused_task or run.spec.run(run.requests[index], run.model)
             try:
                 batch = next(task)
             except BertServeError as error:
                 error.input_index = index
                 raise
+            run.paused_task = task if batch is PAUSE else None
+            if batch is PAUSE:
+                end = time.perf_counter()
+                continue
             run.inputs.append(TaskInput(task, batch))
             prediction.tokens += batch.tokens
             prediction.warnings += [(index, warning) for warning in batch.warnings]

@@ -182,7 +182,7 @@ class Reloader:
     def _remove(self, model: Model) -> None:
         self._registry.remove(model.name)
         self._hide(model)
-        logger.info("the model %s is no longer served", model.name)
+        logger.info("the model %s is unloaded", model.name)
 
     def _clear_error(self, name: str) -> None:
         if self._broken.pop(name, None) is not None:

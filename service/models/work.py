@@ -85,6 +85,7 @@ class RequestRun:
         model: The parts of the model.
         trace: Records the stages, if the request is traced.
         inputs: The inputs whose task has yielded its first batch.
+        paused_task: The task of the next input, if it has paused before its first batch.
         cost: Cost of the batches so far in addition to their tokens.
         prediction: The prediction so far.
         open: Indices of the inputs that have a batch to run.
@@ -97,6 +98,7 @@ class RequestRun:
     model: TaskModel
     trace: Trace | None
     inputs: list[TaskInput] = field(default_factory=list)
+    paused_task: TaskRun | None = None
     cost: Cost = NOTHING
     prediction: Prediction = field(default_factory=Prediction)
     open: list[int] = field(default_factory=list)

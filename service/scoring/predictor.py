@@ -19,7 +19,7 @@ from bertserve.service.models import loading
 from bertserve.service.models.build import load_options
 from bertserve.service.scoring.rows import Row, Window
 from bertserve.service.settings import ModelSettings
-from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun
+from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun, first_batch
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS, tasks_of
 from bertserve.service.tasks.cost import MAX_ANSWER_BYTES
@@ -186,7 +186,7 @@ class Predictor:
         for row in chunk:
             run = self.columns.spec.run(row.request, TaskModel(self._model.tokenizer, self.manifest))
             try:
-                batch = next(run)
+                batch = first_batch(run)
                 batch.cost.check()
             except BertServeError as error:
                 row.error = error

@@ -165,8 +165,8 @@ class _Worker(Worker):  # type: ignore[misc]
     def init_process(self) -> None:
         """Serves until the worker is stopped. gunicorn's method would load a WSGI application."""
         self.booted = True  # gunicorn stops the service if a worker fails that has not booted
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # until models are loaded
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a terminal sends it to all processes; the arbiter decides
+        # SIGHUP until models are loaded; SIGINT, because a terminal sends it to all processes, and the arbiter decides
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGINT})
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGQUIT, lambda *_: os._exit(0))  # gunicorn sends it to stop at once
         faulthandler.enable()  # for SIGABRT, which gunicorn sends to a worker that hangs

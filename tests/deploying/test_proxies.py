@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from http.client import HTTPResponse
 from pathlib import Path
 
 import httpx
@@ -221,6 +222,30 @@ def test_a_request_over_a_limit_is_refused(client: httpx.Client) -> None:
     assert (413, "too_large") == (chunked.status_code, chunked.json()["error_type"])
     assert (431, "head_too_large") == (odd.status_code, odd.json()["error_type"])
     assert (405, "method_not_allowed") == (traced.status_code, traced.json()["error_type"])
+
+
+@needs_proxies
+@pytest.mark.serial
+@pytest.mark.parametrize("content_type", ["application/json", "application/x-ndjson"])
+@pytest.mark.parametrize(
+    ("path", "header", "kinds"),
+    [
+        ("/x%zz", "", {"malformed", "not_found"}),
+        ("/x%00", "", {"malformed"}),
+        ("/" + 40_000 * "x", "", {"head_too_large"}),
+        ("/classify", 40_000 * "x", {"head_too_large"}),
+    ],
+    ids=["percent", "null", "long path", "long header"],
+)
+def test_a_request_without_a_valid_head_is_refused(service: Balanced, content_type: str, path: str, header: str, kinds: set[str]) -> None:
+    """The proxy or the service refuses it."""
+    url = httpx.URL(service.proxy.url)
+    head = f"POST {path} HTTP/1.1\r\nhost: t\r\ncontent-type: {content_type}\r\nx: {header}\r\ncontent-length: 2\r\n\r\n{{}}"
+    with socket.create_connection((url.host, url.port or 0), timeout=20) as connection:
+        connection.sendall(head.encode())
+        answer = HTTPResponse(connection)
+        answer.begin()
+        assert json.loads(answer.read())["error_type"] in kinds
 
 
 @needs_proxies

@@ -1,4 +1,4 @@
-"""Limits of connections: size and time of heads, trailers, upgrades, bodies that nobody reads, and how a connection ends."""
+"""Limits of connections: size and time of heads, trailers, upgrades, unread bodies, and how a connection ends."""
 
 from __future__ import annotations
 

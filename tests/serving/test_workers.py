@@ -227,12 +227,12 @@ def test_a_signal_drains_all_workers(tmp_path: Path, serve: Serve, number: int) 
     slow.bundle(tmp_path / "slow")
     with serve(tmp_path / "slow", *TWO) as served, clients_of(served, 4, workers=2) as clients, ThreadPoolExecutor(len(clients)) as pool:
         workers = workers_of(served)
-        accepted = [pool.submit(client.post, "/classify", json={"inputs": ["good"] * 15}) for client in clients]
+        accepted = [pool.submit(client.post, "/classify", json={"inputs": ["good"] * 60}) for client in clients]
         wait_until(lambda: waiting(served) > 30)
         served.process.send_signal(number)
         for pid in workers.values():
             os.kill(pid, number)  # like a terminal or systemd, which sends it to the whole group
-        assert {(200, 15)} == {(future.result().status_code, len(future.result().json())) for future in accepted}
+        assert {(200, 60)} == {(future.result().status_code, len(future.result().json())) for future in accepted}
         assert 0 == served.process.wait(10)
     assert [] == served.lines()
 
