@@ -34,7 +34,6 @@ MIN_TEXTS = 16
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 PAIR_FIELDS = (("text", "text_pair"), ("question", "context"))
-MAX_ROW = 2**24  # bytes
 HASH_BYTES = 4  # of a text in the manifest: 1,000 texts need 5 KB, and for 1,000 other texts the probability of any match is 0.02 %
 TextOrPair = str | tuple[str, str]
 Item = TypeVar("Item")
@@ -60,7 +59,7 @@ def read_texts(path: Path, purpose: str = "calibration") -> list[TextOrPair]:
     suffix = path.suffix.lower()
     try:
         if suffix in DELIMITERS:
-            columns, rows = read_delimited(path, DELIMITERS[suffix], MAX_ROW)
+            columns, rows = read_delimited(path, DELIMITERS[suffix])
             if INPUT_KEYS.isdisjoint(columns):
                 raise CheckpointError(
                     f"`{path}` has no column of texts, but {', '.join(f'`{column}`' for column in columns[:8])}; cells are separated by "
@@ -68,7 +67,7 @@ def read_texts(path: Path, purpose: str = "calibration") -> list[TextOrPair]:
                 )
             texts = [_read_row(path, row) for row in rows]
         elif suffix in JSON_LINES:
-            texts = [_read_row(path, row) for row in read_json_lines(path, MAX_ROW, ())]
+            texts = [_read_row(path, row) for row in read_json_lines(path, ())]
         else:
             texts = [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
     except (OSError, UnicodeDecodeError, StartError) as error:

@@ -34,13 +34,6 @@ from bertserve.service.errors import SettingsError, StartError, did_you_mean
 from bertserve.service.settings import PREFIX, AddressSettings, ModelSettings, Settings, SourceSettings, parse
 from bertserve.service.sources import with_sources
 
-# Flags of `score` that --ray does not support, with the reason.
-_ON_RAY = {
-    "input_format": "files are Parquet",
-    "rejected": "the column `error` has the reason why a row has no prediction",
-    "max_rejected": "no number of such rows stops the run",
-    "threads": "an actor has as many threads as CPUs (--actor-cpus)",
-}
 # Formats of `score` by the suffix of a file.
 _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
 
@@ -59,11 +52,8 @@ class Serve(Settings):
 class Score(ModelSettings):
     """Score the rows of a file with a model: write a file with a prediction for each row. By default, columns are found by name."""
 
-    # strings, because a path would lose the `//` of a URI
-    source: CliPositionalArg[str] = Field(
-        description="Input file: JSON Lines, CSV, TSV or Parquet; - is stdin. With --ray, a folder of Parquet files."
-    )
-    output: CliPositionalArg[str] = Field(description="New file: in the format of the input, or JSON Lines. With --ray, a new folder.")
+    source: CliPositionalArg[Path] = Field(description="Input file: JSON Lines, CSV, TSV or Parquet; - is stdin.")
+    output: CliPositionalArg[Path] = Field(description="New file: in the format of the input, or JSON Lines.")
     input_format: Literal["jsonl", "csv", "tsv", "parquet"] | None = Field(
         None, description="Format of the input (default: from the file name)."
     )
@@ -74,15 +64,6 @@ class Score(ModelSettings):
     prediction_column: str = Field("prediction", min_length=1, description="Column for predictions.")
     warnings_column: str = Field("warnings", min_length=1, description="Column for warnings, such as a truncated text.")
     rejected: Path | None = Field(None, description="New file for rejected rows and their errors (default: OUTPUT.rejected.jsonl).")
-    max_rejected: int = Field(1000, ge=0, description="Maximum rejected rows; one more stops the run.")
-
-    ray: str | None = Field(
-        None,
-        description="Score a folder on a Ray cluster: HOST:PORT, `auto` for this machine's cluster, or `local` for a temporary one on "
-        "this machine.",
-    )
-    actors: int | None = Field(None, ge=1, description="With --ray: actors, each of which loads the model (default: as many as fit).")
-    actor_cpus: int = Field(1, ge=1, description="With --ray: CPUs and inference threads per actor.")
 
     def run(self) -> int:
         """Scores the input; returns the exit code."""
@@ -90,31 +71,15 @@ class Score(ModelSettings):
 
         configure_logging(self.log_format)
         logging.getLogger().setLevel(logging.WARNING)
-        self._check_flags()
-        from bertserve.service.scoring.predictor import RowTask
-
-        task = RowTask(self.task, self._columns(), self._parameters(), (self.prediction_column, self.warnings_column))
-        settings = _with_one_model(self)
-        if self.ray is None:
-            from bertserve.service.scoring.score import score
-
-            source, output = Path("/dev/stdin" if self.source == "-" else self.source), Path(self.output)
-            rejected = self.rejected or Path(f"{output}.rejected.jsonl")
-            return score(settings, task, source, output, rejected, self._formats(), self.max_rejected)
-        from bertserve.service.scoring.ray_data import score_on_ray
-
-        return score_on_ray(self, settings, task)
-
-    def _check_flags(self) -> None:
         if self.prediction_column == self.warnings_column:
             raise SettingsError("--prediction-column and --warnings-column are the same; give two names.")
-        for name in ("actors", "actor_cpus"):
-            if self.ray is None and name in self.model_fields_set:
-                raise SettingsError(f"--{name.replace('_', '-')} needs --ray; give --ray local, or use --threads.")
-        for name, reason in _ON_RAY.items():
-            value = getattr(self, name)
-            if self.ray is not None and value not in (type(self).model_fields[name].default, "parquet"):
-                raise SettingsError(f"--{name.replace('_', '-')} is `{value}`, but with --ray {reason}; remove it.")
+        from bertserve.service.scoring.predictor import RowTask
+        from bertserve.service.scoring.score import score
+
+        task = RowTask(self.task, self._columns(), self._parameters(), (self.prediction_column, self.warnings_column))
+        source = Path("/dev/stdin") if self.source == Path("-") else self.source
+        rejected = self.rejected or Path(f"{self.output}.rejected.jsonl")
+        return score(_with_one_model(self), task, source, self.output, rejected, self._formats())
 
     def _parameters(self) -> dict[str, Any]:
         with suppress(ValueError):
@@ -124,7 +89,7 @@ class Score(ModelSettings):
 
     def _formats(self) -> tuple[str, str]:
         """Returns the formats of the input and of the output."""
-        source, output = self.input_format or _FORMATS.get(Path(self.source).suffix.lower()), _FORMATS.get(Path(self.output).suffix.lower())
+        source, output = self.input_format or _FORMATS.get(self.source.suffix.lower()), _FORMATS.get(self.output.suffix.lower())
         if source is None:
             raise SettingsError(f"`{self.source}` ends with none of {', '.join(_FORMATS)}; give --input-format.")
         if output not in (source, *(["jsonl"] if source in ("csv", "tsv") else [])):

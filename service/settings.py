@@ -54,15 +54,6 @@ def _pairs(value: Any) -> Any:
     return {task.strip(): name.strip() for task, _, name in items}
 
 
-def _paths(value: Any) -> Any:
-    """Reads `PATH,PATH`, or one path per use of the flag."""
-    values = value if isinstance(value, list | tuple) else [value]
-    paths = [part for item in values for part in (item.split(",") if isinstance(item, str) else [item])]
-    if not paths or "" in paths:
-        raise ValueError("must be a path, or several separated by commas")
-    return tuple(paths)
-
-
 def _words(value: Any) -> Any:
     """Reads `ONE,TWO`, or one word per use of the flag."""
     values = value if isinstance(value, list | tuple) else [value]
@@ -105,17 +96,17 @@ def _otlp_endpoint(value: str | None) -> str | None:
     return value
 
 
-def _texts(value: Any) -> Any:
-    """Reads `TEXT,TEXT`, or one text per use of the flag."""
+def _list(value: Any) -> Any:
+    """Reads `ONE,TWO`, or one value per use of the flag."""
     values = value if isinstance(value, list | tuple) else [value]
-    texts = [part for item in values for part in (item.split(",") if isinstance(item, str) else [item])]
-    if "" in texts:
+    parts = [part for item in values for part in (item.split(",") if isinstance(item, str) else [item])]
+    if "" in parts:
         raise ValueError("must not be empty; separate several with commas")
-    return tuple(texts)
+    return tuple(parts)
 
 
-Texts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_texts)]
-Paths = Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_paths)]
+Texts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_list)]
+Paths = Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_list)]
 OtlpEndpoint = Annotated[str | None, AfterValidator(_otlp_endpoint)]
 RootPath = Annotated[str, AfterValidator(_root_path)]
 Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_origins)]
@@ -190,6 +181,7 @@ class SourceSettings(FileSettings):
 
     models: Paths = Field(
         (Path("models"),),
+        min_length=1,
         description="Folder of bundles, all of which are loaded; repeat the flag or separate with commas.",
     )
     model: Texts = Field(
@@ -234,15 +226,9 @@ class ModelSettings(SourceSettings):
     )
     max_batch_tokens: int = Field(8192, ge=16, description="Maximum tokens of a batch: rows times padded length.")
     max_inputs: int = Field(512, ge=1, le=16384, description="Maximum inputs of a request.")
-    max_body_bytes: int = Field(2097152, ge=1024, description="Maximum bytes of a request body.")
     max_chars: int = Field(80000, ge=1, description="Maximum characters of a text.")
     max_top_k: int = Field(100, ge=1, le=1000, description="Maximum `top_k` of /fill-mask and /answer.")
     log_format: Literal["text", "json"] = Field("text", description="Format of log lines.")
-
-    @model_validator(mode="after")
-    def _no_limits_that_contradict(self) -> Self:
-        _check_less(self, "max_chars", "max_body_bytes")
-        return self
 
 
 class AddressSettings(FileSettings):
@@ -271,6 +257,7 @@ class Settings(ModelSettings, AddressSettings):
         description="Threads of a multi-threaded run on an idle CPU (default: the threads of a worker, at most 4); 1 saves the memory of a second "
         "session per model.",
     )
+    max_body_bytes: int = Field(2097152, ge=1024, description="Maximum bytes of a request body.")
     max_queue_tokens: int = Field(524288, ge=16, description="Maximum admitted, unfinished tokens; requests over it get 429.")
     skip_broken: bool = Field(
         False, description="Serve the other models if one cannot be loaded, and list it in /models; otherwise this is an error."
@@ -336,6 +323,7 @@ class Settings(ModelSettings, AddressSettings):
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:
+        _check_less(self, "max_chars", "max_body_bytes")
         _check_less(self, "max_batch_tokens", "max_queue_tokens")
         _check_less(self, "timeout_ms", "max_timeout_ms")
         if (self.tls_cert is None) != (self.tls_key is None):

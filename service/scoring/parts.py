@@ -87,13 +87,11 @@ class ParquetWriter:
 
     def __init__(self, schema: Any, names: Sequence[str]) -> None:
         self._names, self._empty = names, with_predictions(schema.empty_table(), [], names).schema
-        self._written = self._empty
 
     def write(self, window: Window) -> bytes:
         """Returns the rows that have an answer, as a file."""
         rows = [row for row in window.rows if row.error is None]
         table = with_predictions(window.table.filter(pa.array([row.error is None for row in window.rows])), rows, self._names)
-        self._written = merged([self._written, table.schema])  # an error comes now, and not at the end
         data = io.BytesIO()
         pq.write_table(table, data)
         return data.getvalue()

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain, pairwise
 from typing import Any
 
 import orjson
@@ -22,7 +23,6 @@ from bertserve.service.settings import ModelSettings
 from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun, first_batch
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS, tasks_of
-from bertserve.service.tasks.cost import MAX_ANSWER_BYTES
 from bertserve.service.tasks.reading import requested_task, validate_as
 from bertserve.service.tasks.spec import TEXT, types_within
 from bertserve.service.tasks.unknown_fields import listed, required
@@ -30,8 +30,7 @@ from bertserve.service.text.tokenizer import Encoding
 
 # Maximum rows and characters of a chunk, which a thread answers: enough for the batches of a GPU; on a CPU it takes one or two seconds.
 CHUNK_ROWS, CHUNK_CHARS = 256, 2**15
-# Padded tokens of a batch on a CPU: more rows save no time, and their activations do not fit the caches
-# (bench/results/2026-11-23-score.md).
+# Padded tokens of a batch on a CPU: more rows save no time (bench/results/2026-11-23-score.md).
 CPU_BATCH_TOKENS = 256
 # Rows of a window, and bytes of their answers as JSON: all answers of a window are in memory.
 WINDOW_ROWS, WINDOW_ANSWER_BYTES = 4096, 2**27
@@ -67,7 +66,7 @@ class Columns:
         self.spec, self._body_keys = TASKS[name], required(TASKS[name].body)
         fields = self.spec.input_fields
         if unknown := [name for name in columns if name not in fields]:
-            raise SettingsError(f"--{_flag(unknown[0])} is for other tasks; {name} has the inputs {listed(list(fields))}.")
+            raise SettingsError(f"--{unknown[0].replace('_', '-')} is for other tasks; {name} has the inputs {listed(list(fields))}.")
         self._needed = {name for name, info in fields.items() if info.is_required()}
         self._required = self._needed | columns.keys()
         self._lists = {name for name, info in fields.items() if list in types_within(info.annotation)}
@@ -88,7 +87,7 @@ class Columns:
         """Raises a `SettingsError` if a file lacks a required column, or the output would have a column twice."""
         for name, column in self.by_field.items():
             if name in self._required and column not in columns:
-                hint = did_you_mean(column, columns, f"choose one with --{_flag(name)}.")
+                hint = did_you_mean(column, columns, f"choose one with --{name.replace('_', '-')}.")
                 shown = listed([name[:SHOWN_CHARS] for name in columns[:20]])
                 raise SettingsError(f"the input has no column `{column}`, but it has {shown}; {hint}")
         ((name, count),) = Counter([*columns, *added]).most_common(1)
@@ -118,10 +117,6 @@ class Columns:
             inputs = {"inputs": inputs[TEXT] if list(inputs) == [TEXT] else inputs}
         (request,) = validate_as(self.spec.body, inputs | self._parameters, self._limits).requests(self._manifest)
         return request
-
-
-def _flag(name: str) -> str:
-    return name.replace("_", "-")
 
 
 class Predictor:
@@ -154,14 +149,10 @@ class Predictor:
     def answered(self, windows: Iterable[Window]) -> Iterator[Window]:
         """Yields windows whose rows have a prediction or an error; the next window starts while the last rows of a window run."""
         started = ((window, self._start(window.rows) if not window.is_written else ()) for window in windows)
-        current = next(started, None)
-        while current is not None:
-            following = next(started, None)
-            window, futures = current
+        for (window, futures), _ in pairwise(chain(started, [(Window(rows=(), size=0), ())])):
             for future in futures:
                 future.result()
             yield window
-            current = following
 
     def _start(self, rows: Sequence[Row]) -> Sequence[Future[None]]:
         """Starts to answer rows, by length in chunks."""
@@ -182,7 +173,7 @@ class Predictor:
 
     def _answer(self, chunk: Sequence[Row]) -> None:
         """Answers a chunk. A row that cannot be encoded or decoded, or that the graph cannot score, gets an error alone."""
-        started, answer_bytes = list[tuple[Row, TaskRun, Batch]](), 0
+        started: list[tuple[Row, TaskRun, Batch]] = []
         for row in chunk:
             run = self.columns.spec.run(row.request, TaskModel(self._model.tokenizer, self.manifest))
             try:
@@ -194,15 +185,7 @@ class Predictor:
             cut = [f"truncation; cut to the model's {self.manifest.tokenizer.max_length} tokens"] if batch.truncated else []
             row.warnings = [*batch.warnings, *cut]
             started.append((row, run, batch))
-            answer_bytes += batch.cost.answer_bytes
-            if answer_bytes > MAX_ANSWER_BYTES:
-                self._finish(started)
-                started, answer_bytes = [], 0
-        self._finish(started)
-
-    def _finish(self, started: list[tuple[Row, TaskRun, Batch]]) -> None:
-        """Runs tasks to their ends, the current batches of all together."""
-        while started:
+        while started:  # the current batches of all together
             answered, started = zip(started, self._outputs([batch for _, _, batch in started]), strict=True), []
             for (row, run, _), outputs in answered:
                 try:

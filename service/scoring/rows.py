@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, StartError, TooLargeError, install_command
+from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, StartError, install_command
 
 with suppress(ImportError):  # the extra `parquet`
     import pyarrow as pa
@@ -61,30 +61,22 @@ def windows_of(rows: Iterable[Row], max_rows: int) -> Iterator[Window]:
         yield Window(window, size)
 
 
-def _lines(path: Path) -> Iterator[bytes]:
-    """Yields the lines of a file without its byte order mark."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file):
-            yield line if number else line.removeprefix(BOM_UTF8)
-
-
-def read_json_lines(path: Path, max_bytes: int, added: Sequence[str]) -> Iterator[Row]:
-    """Yields the rows of JSON Lines. A line is a row with an error unless it is a JSON object, in `max_bytes`, without the keys `added`."""
+def read_json_lines(path: Path, added: Sequence[str]) -> Iterator[Row]:
+    """Yields the rows of JSON Lines. A line is a row with an error unless it is a JSON object without the keys `added`."""
     number = 0
-    for line_number, line in enumerate(_lines(path), 1):
-        if raw := line.strip():
-            number += 1
-            row = Row(number, len(line), line_number, raw)
-            try:
-                row.values = _parsed(raw, max_bytes, added)
-            except BertServeError as error:
-                row.error = error
-            yield row
+    with path.open("rb") as file:
+        for line_number, line in enumerate(file, 1):
+            if raw := line.removeprefix(BOM_UTF8).strip():
+                number += 1
+                row = Row(number, len(line), line_number, raw)
+                try:
+                    row.values = _parsed(raw, added)
+                except BertServeError as error:
+                    row.error = error
+                yield row
 
 
-def _parsed(raw: bytes, max_bytes: int, added: Sequence[str]) -> dict[str, Any]:
-    if len(raw) > max_bytes:
-        raise TooLargeError("the line has more than {limit} bytes; shorten it, or raise --max-body-bytes.", limit=max_bytes)
+def _parsed(raw: bytes, added: Sequence[str]) -> dict[str, Any]:
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -96,13 +88,13 @@ def _parsed(raw: bytes, max_bytes: int, added: Sequence[str]) -> dict[str, Any]:
     return value
 
 
-def read_delimited(path: Path, delimiter: str, max_chars: int) -> tuple[Sequence[str], Iterator[Row]]:
+def read_delimited(path: Path, delimiter: str) -> tuple[Sequence[str], Iterator[Row]]:
     """Returns the columns and the rows of CSV or TSV in UTF-8. A row that does not fit the header is a row with an error.
 
-    A `StartError` says that quotes are broken, or that a field has more than `max_chars` characters; the csv module cannot continue.
+    A `StartError` says that quotes are broken, or that a field is longer than a window; the csv module cannot continue.
     """
-    csv.field_size_limit(max_chars)
-    records = _records(csv.reader((line.decode(errors="surrogateescape") for line in _lines(path)), delimiter=delimiter, strict=True))
+    csv.field_size_limit(WINDOW_BYTES)
+    records = _records(path, delimiter)
     _, columns = next(records, (1, list[str]()))
     if not columns or _error(columns, columns):
         raise StartError("the input has no header; a CSV file begins with a line of UTF-8 that names the columns.")
@@ -112,25 +104,25 @@ def read_delimited(path: Path, delimiter: str, max_chars: int) -> tuple[Sequence
     )
 
 
-def _records(reader: Any) -> Iterator[tuple[int, list[str]]]:
+def _records(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Yields the number of the first line and the fields of each record; it skips blank lines."""
     line = 1
-    try:
-        for fields in reader:
-            if fields:
-                yield line, fields
-            line = reader.line_num + 1
-    except csv.Error as error:
-        hint = "separate fields by commas, or by tabs in TSV, and double the quotes in a quoted field."
-        raise StartError(f"the input is broken in the row that begins on line {line}: {error}; {hint}") from error
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        reader = csv.reader(file, delimiter=delimiter, strict=True)
+        try:
+            for fields in reader:
+                if fields:
+                    yield line, fields
+                line = reader.line_num + 1
+        except csv.Error as error:
+            hint = "separate fields by commas, or by tabs in TSV, and double the quotes in a quoted field."
+            raise StartError(f"the input is broken in the row that begins on line {line}: {error}; {hint}") from error
 
 
 def _error(fields: Sequence[str], columns: Sequence[str]) -> BertServeError | None:
     if len(fields) != len(columns):
         return InvalidValueError(
-            "the row has {count} fields, and the header {columns}; quote fields that have a delimiter.",
-            count=len(fields),
-            columns=len(columns),
+            "the row has {count} fields, the header {columns}; quote delimiters.", count=len(fields), columns=len(columns)
         )
     try:
         "".join(fields).encode()

@@ -21,13 +21,10 @@ from bertserve.service.scoring import parts, rows
 from bertserve.service.scoring.predictor import Predictor, RowTask
 from bertserve.service.settings import ModelSettings
 
-REJECTED = 3  # exit code of a finished run with rejected rows
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
-def score(
-    settings: ModelSettings, task: RowTask, source: Path, output: Path, rejected: Path, formats: tuple[str, str], max_rejected: int
-) -> int:
+def score(settings: ModelSettings, task: RowTask, source: Path, output: Path, rejected: Path, formats: tuple[str, str]) -> int:
     """Scores the rows of `source`, and writes those with an answer and the reasons why others have none; returns the exit code.
 
     `formats` are those of the input, `jsonl`, `csv`, `tsv` or `parquet`; and of the output, the same or `jsonl`.
@@ -37,14 +34,14 @@ def score(
             names = task.names
             if formats[1] in DELIMITERS and predictor.columns.spec.has_one_label(task.parameters, predictor.manifest):
                 names = (f"{names[0]}_label", f"{names[0]}_score", names[1])
-            windows, writer = _open(source, formats, settings.max_body_bytes, predictor, names)
+            windows, writer = _open(source, formats, predictor, names)
             facts = (
                 (source.stat().st_size, source.stat().st_mtime_ns, formats, names, task, predictor.columns.spec.name),
-                (settings.max_chars, settings.max_inputs, settings.max_body_bytes, settings.batch_variant_graphs),
+                (settings.max_chars, settings.max_inputs, settings.batch_variant_graphs),
                 (predictor.version, predictor.graph.file, predictor.graph.provider, predictor.batch_tokens, predictor.window_rows),
                 (__version__, sessions.VERSION, cpu_name()),
             )
-            return _run(source, predictor, windows, parts.Parts(output, rejected, writer, facts), max_rejected)
+            return _run(source, predictor, windows, parts.Parts(output, rejected, writer, facts))
     except KeyboardInterrupt:
         print("stopped; run the same command again to continue.", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -54,7 +51,7 @@ def score(
 
 
 def _open(
-    source: Path, formats: tuple[str, str], max_bytes: int, predictor: Predictor, names: Sequence[str]
+    source: Path, formats: tuple[str, str], predictor: Predictor, names: Sequence[str]
 ) -> tuple[Iterable[rows.Window], parts.LineWriter | parts.ParquetWriter]:
     """Returns the windows of the input, and the writer of the output, which adds the columns `names`."""
     columns: Sequence[str] = ()
@@ -63,9 +60,9 @@ def _open(
         predictor.columns.check(schema.names, names)
         return windows, parts.ParquetWriter(schema, names)
     if formats[0] == "jsonl":
-        lines = rows.read_json_lines(source, max_bytes, names)
+        lines = rows.read_json_lines(source, names)
     else:
-        columns, lines = rows.read_delimited(source, DELIMITERS[formats[0]], max_bytes)
+        columns, lines = rows.read_delimited(source, DELIMITERS[formats[0]])
         predictor.columns.check(columns, names)
     windows = rows.windows_of(lines, predictor.window_rows)
     if formats[1] == "jsonl":
@@ -79,22 +76,14 @@ def _open(
     return windows, parts.LineWriter(line, head=encoded([*columns, *names]))
 
 
-def _run(source: Path, predictor: Predictor, windows: Iterable[rows.Window], run: parts.Parts, max_rejected: int) -> int:
-    """Scores all windows, and returns the exit code."""
-    totals, start, first = Counter[str](), time.perf_counter(), ""
+def _run(source: Path, predictor: Predictor, windows: Iterable[rows.Window], run: parts.Parts) -> int:
+    """Scores all windows, and returns the exit code, which is 3 if rows were rejected."""
+    totals, start = Counter[str](), time.perf_counter()
     with tqdm(total=source.stat().st_size or None, unit="B", unit_scale=True, leave=False, disable=None) as bar:
         for index, window in enumerate(predictor.answered(run.mark_written(windows))):
             if not window.is_written:
                 run.write(index, window)
-                errors = [row.error.message for row in window.rows if row.error is not None]
-                warned = sum(bool(row.warnings) for row in window.rows if row.error is None)
-                totals.update(scored=len(window.rows), warned=warned, rejected=len(errors))
-                first = first or next(iter(errors), "")
-                if totals["rejected"] > max_rejected:
-                    raise StartError(
-                        f"{totals['rejected']} rows cannot be answered; the first one: {first} Fix the input or the flags, or raise "
-                        "--max-rejected, and run the same command again."
-                    )
+                totals.update(scored=len(window.rows), warned=sum(bool(row.warnings) for row in window.rows if row.error is None))
             totals.update(windows=1, rows=len(window.rows))
             bar.update(window.size)
     seconds = time.perf_counter() - start
@@ -104,4 +93,4 @@ def _run(source: Path, predictor: Predictor, windows: Iterable[rows.Window], run
         f"{totals['scored']} scored in {seconds:.1f} s, {totals['scored'] / seconds:,.0f} rows/s, {totals['warned']} with warnings",
         file=sys.stderr,
     )
-    return REJECTED if rejected else 0
+    return 3 if rejected else 0

@@ -127,14 +127,6 @@ def test_the_parts_of_other_options_or_of_another_input_are_not_used(models: Pat
     assert 91 == len(read_lines(output))
 
 
-def test_too_many_bad_rows_end_the_run_until_the_limit_is_raised(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [*({"text": "good"} for _ in range(20)), *({"txt": 1} for _ in range(3))])
-    assert 1 == run(models, source, tmp_path / "out.jsonl", "--max-rejected", "2")
-    assert "`text`; it has `txt`" in capsys.readouterr().err
-    assert 3 == run(models, source, tmp_path / "out.jsonl", "--max-rejected", "3")
-    assert "23 rows: 20 answered" in (message := capsys.readouterr().err) and "; 0 scored" in message
-
-
 @pytest.mark.parametrize("kind", ["file", "device", "folder", "input", "link to nothing"])
 def test_no_existing_file_is_replaced(models: Path, tmp_path: Path, kind: str) -> None:
     source, other = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": 1}]), tmp_path / "other.jsonl"
