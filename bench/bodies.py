@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertserve.bench import workloads
-from bertserve.bench.errors import BenchError
+from bertserve.bench import BenchError, workloads
 from bertserve.service.errors import CallerError
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS

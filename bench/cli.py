@@ -14,8 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from bertserve.bench import objectives, page, workloads
-from bertserve.bench.errors import BenchError
+from bertserve.bench import BenchError, objectives, page, workloads
 from bertserve.bench.report import BenchReport, summary_lines
 from bertserve.service import __version__
 from bertserve.service.flag_parser import FlagParser
@@ -115,7 +114,6 @@ def _add_load(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON; `-` prints it instead of the summary")
     command.add_argument("--html", type=Path, metavar="FILE", help="write the report as an HTML page with plots (needs the extra `bench`)")
-    command.add_argument("--quiet", action="store_true", help="show no progress on stderr")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -144,18 +142,13 @@ def _measure(args: argparse.Namespace, stop: threading.Event) -> int:
     goals = objectives.parse(args.slo or (["p99_ms=50"] if args.command == "sweep" else []))
     if args.html:
         page.require_matplotlib()  # before the load
-    shown = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items() if name != "command"}
-    shown["header"] = [name for name, _ in args.header]  # a value may be a key
-    report = BenchReport(args.command, shown, goals)
+    settings = vars(args) | {"header": [name for name, _ in args.header]}  # a value may be a key
+    report = BenchReport(args.command, settings, goals)
     # importing tokenizers, pydantic and onnxruntime takes a second, and --help and wrong flags do not need them
     from bertserve.bench import commands
 
-    def log(line: str) -> None:
-        if not args.quiet:
-            print(line, file=sys.stderr, flush=True)
-
     try:
-        commands.run(args, report, stop=stop, log=log)
+        commands.run(args, report, stop)
     finally:
         report.interrupted = stop.is_set()
         if report.runs:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from bertserve.bench import BenchError
 from bertserve.bench.engine import OnnxLoop
-from bertserve.bench.errors import BenchError
 from bertserve.bench.generator import Durations, poisson_arrivals, run_load
-from bertserve.bench.measurement import Run, combined_metrics, summarize
+from bertserve.bench.measurement import Run, summarize, worst_metrics
 from bertserve.bench.objectives import METRICS, Objective
 from bertserve.bench.report import BenchReport
 from bertserve.bench.target import Target, fetch_info, probe_target
@@ -24,11 +26,12 @@ from bertserve.service.errors import plural
 _HEADROOM = 1.1  # first rate of the search, relative to the throughput of the closed loop
 _GROWTH = 2.0  # next rate while all rates hold, because a closed loop with few connections may not reach the capacity
 _THREADS = 2  # of the raw loop, if the service does not say how many it has
+_log = partial(print, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadTest:
-    """A target and the settings of its loads. `report` gets each load, `log` its warnings, and Ctrl-C sets `stop`."""
+    """A target and the settings of its loads. `report` gets each load, and Ctrl-C sets `stop`."""
 
     target: Target
     durations: Durations
@@ -36,28 +39,27 @@ class LoadTest:
     seed: int
     report: BenchReport
     stop: threading.Event
-    log: Callable[[str], None]
 
     def run_closed_loop(self, connections: int, name: str = "closed") -> Run:
         """Runs a closed loop with this many connections."""
         return self._run(f"{name}, {plural(connections, 'connection')}", connections, None)
 
-    def run_open_loop(self, rate: float, addition: str = "", *, series: int = 0) -> Run:
-        """Runs an open loop with Poisson arrivals at a rate per second; another number of the series gives other arrival times."""
-        arrivals = poisson_arrivals(rate, self.durations.warmup_s + self.durations.seconds, seed=self.seed + series)
-        return self._run(f"open, {rate:.4g}/s{addition}", self.max_connections, arrivals)
+    def run_open_loop(self, rate: float, *, confirmation: bool = False) -> Run:
+        """Runs an open loop with Poisson arrivals at a rate per second; a confirmation has other arrival times."""
+        arrivals = poisson_arrivals(rate, self.durations.warmup_s + self.durations.seconds, seed=self.seed + confirmation)
+        return self._run(f"open, {rate:.4g}/s{', confirmation' if confirmation else ''}", self.max_connections, arrivals)
 
     def _run(self, name: str, connections: int, arrivals: Sequence[float] | None) -> Run:
-        self.log(f"{name}, {self.durations.seconds:g} s")
+        _log(f"{name}, {self.durations.seconds:g} s")
         load = run_load(self.target, self.durations, connections=connections, arrivals=arrivals, stop=self.stop)
         run = summarize(name, self.target, load, open_loop=arrivals is not None)
         self.report.runs.append(run)
         for warning in run.warnings:
-            self.log(f"  warning: {warning}")
+            _log(f"  warning: {warning}")
         return run
 
 
-def run(args: argparse.Namespace, report: BenchReport, *, stop: threading.Event, log: Callable[[str], None]) -> None:
+def run(args: argparse.Namespace, report: BenchReport, stop: threading.Event) -> None:
     """Runs the subcommand `args.command`. The report gets each result immediately.
 
     Raises:
@@ -72,7 +74,7 @@ def run(args: argparse.Namespace, report: BenchReport, *, stop: threading.Event,
     target, report.model = probe_target(args.target, headers, texts=args.texts, seed=args.seed)
     report.service = fetch_info(target.address, "/info", headers)
     durations = Durations(args.seconds, args.warmup_s, args.timeout_s)
-    test = LoadTest(target, durations, getattr(args, "max_connections", 0), args.seed, report, stop, log)
+    test = LoadTest(target, durations, getattr(args, "max_connections", 0), args.seed, report, stop)
     match args.command:
         case "closed":
             report.metrics = test.run_closed_loop(args.connections).metrics()
@@ -93,7 +95,7 @@ def compare(args: argparse.Namespace, test: LoadTest) -> None:
         BenchError: The bundle is broken or not the one that is served.
     """
     if test.report.model is None:
-        test.log(f"warning: {test.target.address.url} does not say what it serves, so --bundle may be another model")
+        _log(f"warning: {test.target.address.url} does not say what it serves, so --bundle may be another model")
     engine = OnnxLoop(args.bundle, args.bare_graph, served=test.report.model)
     threads = args.threads or (test.report.service or {}).get("limits", {}).get("threads", _THREADS)
     test.report.engine = engine.description | {"threads": threads}
@@ -102,16 +104,16 @@ def compare(args: argparse.Namespace, test: LoadTest) -> None:
     for i in range(1, args.rounds + 1):
         run = test.run_closed_loop(args.connections, f"round {i}")
         if not test.stop.is_set():
-            test.log(f"round {i}, engine, {plural(threads, 'thread')}, {args.seconds:g} s")
+            _log(f"round {i}, engine, {plural(threads, 'thread')}, {args.seconds:g} s")
             texts_per_s = engine.run_loop(runs, threads=threads, seconds=args.seconds, stop=test.stop)
         if test.stop.is_set():
             break
         served.append(run.texts_per_s)
         bare.append(texts_per_s)
-        test.log(f"  {served[-1]:.1f} and {bare[-1]:.1f} texts/s, ratio {served[-1] / bare[-1]:.3f}")
+        _log(f"  {served[-1]:.1f} and {bare[-1]:.1f} texts/s, ratio {served[-1] / bare[-1]:.3f}")
     if served:
         ratios = [mine / its for mine, its in zip(served, bare, strict=True)]
-        test.report.metrics = combined_metrics(test.report.runs, statistics.median, statistics.median)
+        test.report.metrics = worst_metrics(test.report.runs)
         test.report.figures |= {
             "served_texts_per_s": statistics.median(served),
             "engine_texts_per_s": statistics.median(bare),
@@ -157,17 +159,14 @@ def _holds(test: LoadTest, limits: Sequence[Objective], rate: float) -> bool:
     intended one.
     """
     report, runs = test.report, []
-    for series, addition in enumerate(("", ", confirmation")):
-        run = test.run_open_loop(rate, addition, series=series)
+    for confirmation in (False, True):
+        run = test.run_open_loop(rate, confirmation=confirmation)
         metrics = run.metrics()
         met = not run.was_late and not test.stop.is_set() and all(limit.is_met(metrics[limit.metric]) for limit in limits)
-        test.log(f"  p99 {metrics['p99_ms'] or 0:.1f} ms: {'holds' if met else 'does not hold'}")
+        _log(f"  p99 {metrics['p99_ms'] or 0:.1f} ms: {'holds' if met else 'does not hold'}")
         if not met:
             return False
         runs.append(run)
-    report.metrics = combined_metrics(runs, max, min)
-    known = [run.latency.p99_interval_ms for run in runs if run.latency and run.latency.p99_interval_ms]
+    report.metrics = worst_metrics(runs)
     report.figures["max_rate"] = rate
-    report.figures["p99_low_ms"] = min((low for low, _ in known), default=None)
-    report.figures["p99_high_ms"] = max((high for _, high in known), default=None)
     return True

@@ -19,8 +19,8 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from bertserve.bench import BenchError
 from bertserve.bench.bodies import NO_LIMITS, Body
-from bertserve.bench.errors import BenchError
 from bertserve.service.bundle import files
 from bertserve.service.engine.sessions import session_options
 from bertserve.service.errors import BertServeError

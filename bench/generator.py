@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import ssl
 import threading
 import time
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from typing import NamedTuple, cast
 import uvloop
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from bertserve.bench.errors import BenchError
+from bertserve.bench import BenchError
 from bertserve.bench.target import Target
 
 _TIMER_S = 0.001  # resolution of the event loop's timers: a request that is sent this much late was due then
@@ -143,14 +144,12 @@ class LoadResult:
         measured: Start and end of the measured time, on the clock of `time.perf_counter`.
         timer_lags_s: Delays of the generator's timer.
         capped: Number of requests that waited because the maximum number of connections was busy.
-        interrupted: Whether Ctrl-C ended the load early.
     """
 
     records: list[RequestRecord]
     measured: tuple[float, float]
     timer_lags_s: list[float]
     capped: int
-    interrupted: bool
 
 
 def run_load(
@@ -210,7 +209,7 @@ async def _run(
             sending.cancel()
             await asyncio.wait([sending])
         sender.close()
-    return LoadResult(sender.records, (measured_from, measured_to), lags_s, sender.capped, stop.is_set())
+    return LoadResult(sender.records, (measured_from, measured_to), lags_s, sender.capped)
 
 
 async def _wait_until(end: float, stop: threading.Event) -> list[float]:
@@ -232,7 +231,7 @@ class _Sender:
         self.ended = False  # no new requests become due
         self._target = target
         self._timeout_s = timeout_s
-        self._ssl_context = target.address.ssl_context
+        self._ssl_context = ssl.create_default_context() if target.address.tls else None
         self._body_indices = itertools.cycle(range(len(target.requests)))
         self._idle: list[Connection] = []
         self._slots = asyncio.Semaphore(max_connections)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +23,6 @@ from bertserve.bench.target import OK, Target
 MAX_LATENESS_MS = 5.0  # above it, the generator affects its measurements
 
 _CURVE_POINTS = 200
-_MIN_FOR_INTERVAL = 100
-_PARTS = 10
-_RESAMPLES = 200
 _SERVER_TIMING = re.compile(rb"(\w+);dur=([0-9.]+)")
 
 
@@ -40,7 +37,6 @@ class Latency:
     """The latency distribution of answered requests, in milliseconds. The field names are those of the JSON report.
 
     Attributes:
-        p99_interval_ms: Interval that has the true 99th percentile with a probability of 95 %; None for too few requests.
         curve: Points `(share, milliseconds)` of the cumulative distribution, denser near a share of 1.
     """
 
@@ -51,12 +47,11 @@ class Latency:
     p99_ms: float
     p999_ms: float
     max_ms: float
-    p99_interval_ms: tuple[float, float] | None
     curve: list[tuple[float, float]]
 
 
-def latency_distribution(due: Sequence[float], milliseconds: Sequence[float]) -> Latency | None:
-    """Returns the distribution of latencies, or None if there are none; `due` has the time when each request was due, in seconds."""
+def latency_distribution(milliseconds: Sequence[float]) -> Latency | None:
+    """Returns the distribution of latencies, or None if there are none."""
     count = len(milliseconds)
     if not count:
         return None
@@ -64,23 +59,7 @@ def latency_distribution(due: Sequence[float], milliseconds: Sequence[float]) ->
     shares = [1 - count ** (-i / _CURVE_POINTS) for i in range(_CURVE_POINTS)] + [1.0]
     p50, p90, p99, p999, highest = percentiles(milliseconds, (0.5, 0.9, 0.99, 0.999, 1.0))
     curve = list(zip(shares, percentiles(milliseconds, shares), strict=True))
-    return Latency(count, float(np.mean(milliseconds)), p50, p90, p99, p999, highest, _p99_interval(due, milliseconds), curve)
-
-
-def _p99_interval(due: Sequence[float], milliseconds: Sequence[float]) -> tuple[float, float] | None:
-    """Returns an interval of 95 % for the 99th percentile of latencies, or None for fewer than 100 requests.
-
-    It is a bootstrap of ten parts of the measured time instead of single requests, because requests that are due at nearly the same time
-    wait for the same work.
-    """
-    if len(milliseconds) < _MIN_FOR_INTERVAL:
-        return None
-    times, values = np.array(due), np.array(milliseconds)
-    part_of = np.searchsorted(np.linspace(times.min(), times.max(), _PARTS + 1)[1:-1], times)
-    parts = [values[part_of == part] for part in np.unique(part_of)]
-    picks = np.random.default_rng(0).integers(len(parts), size=(_RESAMPLES, len(parts)))
-    low, high = percentiles([percentiles(np.concatenate([parts[i] for i in row]), (0.99,))[0] for row in picks], (0.025, 0.975))
-    return low, high
+    return Latency(count, float(np.mean(milliseconds)), p50, p90, p99, p999, highest, curve)
 
 
 @dataclass(slots=True)
@@ -124,10 +103,10 @@ class Run:
         return {name: getattr(self, name, getattr(self.latency, name, None)) for name in METRICS}
 
 
-def combined_metrics(runs: Sequence[Run], limits: Callable[[Any], float], rates: Callable[[Any], float]) -> dict[str, float | None]:
-    """Returns the metrics of several runs: one function combines metrics with upper limits, and another one rates."""
-    columns = {name: [run.metrics()[name] for run in runs] for name in METRICS}
-    return {name: None if None in values else (limits if METRICS[name] else rates)(values) for name, values in columns.items()}
+def worst_metrics(runs: Sequence[Run]) -> dict[str, float | None]:
+    """Returns the worst value of each metric in several runs."""
+    columns: dict[str, list[Any]] = {name: [run.metrics()[name] for run in runs] for name in METRICS}
+    return {name: None if None in values else (max if METRICS[name] else min)(values) for name, values in columns.items()}
 
 
 def summarize(name: str, target: Target, load: LoadResult, *, open_loop: bool) -> Run:
@@ -139,14 +118,12 @@ def summarize(name: str, target: Target, load: LoadResult, *, open_loop: bool) -
     shares = [
         (target.bodies[record.body_index].texts, _share_within(record, start, end)) for record in load.records if record.outcome == OK
     ]
-    latency = latency_distribution(
-        [record.intended for record in answered], [1000 * (record.ended - record.intended) for record in answered]
-    )
+    latency = latency_distribution([1000 * (record.ended - record.intended) for record in answered])
     server_p50 = _server_p50(answered)
     lag_ms = 1000 * percentiles(load.timer_lags_s or [0.0], (0.99,))[0]
     warnings = []
     if lag_ms > MAX_LATENESS_MS:
-        warnings.append(f"the generator was {lag_ms:.1f} ms late at p99: it did not get a core when it needed one; run it elsewhere")
+        warnings.append(f"the generator was {lag_ms:.1f} ms late at p99, which a sweep takes for a miss; run it on another machine")
     if load.capped:
         warnings.append(f"{load.capped} requests waited for a connection, which their latencies include; raise --max-connections")
     return Run(

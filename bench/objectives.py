@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bertserve.bench.errors import BenchError
+from bertserve.bench import BenchError
 
 # metric -> whether an objective is an upper bound (True) or a lower bound (False)
 METRICS: Mapping[str, bool] = {

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from bertserve.bench.errors import BenchError
+from bertserve.bench import BenchError
 from bertserve.bench.report import BenchReport, summary_lines
 from bertserve.service.errors import install_command
 
@@ -82,9 +82,6 @@ def _draw_latency(axes: Axes, report: BenchReport) -> bool:
         for color, name in enumerate(("p50", "p90", "p99") if shown else ()):
             values = [getattr(latency, f"{name}_ms") for _, latency in shown]
             axes.plot([rate for rate, _ in shown], values, marker, color=f"C{color}", label=f"{name}, {kind}", markersize=5)
-    intervals = [(run.offered_rate, *latency.p99_interval_ms) for run, latency in points if latency.p99_interval_ms]
-    if intervals:
-        axes.vlines(*zip(*intervals, strict=True), color="C2", linewidth=1.5, label="95 % interval of the p99")
     for objective in report.objectives if points else ():
         if objective.metric == "p99_ms":
             axes.axhline(objective.bound, color="red", linestyle="--", linewidth=1, label=f"objective: {objective}")

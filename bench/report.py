@@ -64,12 +64,11 @@ class BenchReport:
         if self.command != "sweep":
             return "misses an objective" if self.is_missed else "meets all objectives"
         limits = " and ".join(str(objective) for objective in self.objectives if METRICS[objective.metric])
-        rate, above, low, high = (self.figures.get(name) for name in ("max_rate", "lowest_rate_not_held", "p99_low_ms", "p99_high_ms"))
+        rate, above = self.figures.get("max_rate"), self.figures.get("lowest_rate_not_held")
         if rate is None:
             return f"does not hold {limits} at any rate that was tried" if above else "no rate was measured"
         limit = "; higher rates may hold too" if above is None else f", but not at {above:.4g}"
-        interval = "" if low is None or high is None else f" (95 % interval of the p99: {low:.3g} to {high:.3g} ms)"
-        return f"holds {limits} up to {rate:.4g} requests/s in two runs{interval}{limit}"
+        return f"holds {limits} up to {rate:.4g} requests/s in two runs{limit}"
 
     def verdicts(self) -> Iterator[str]:
         """Yields a line for each objective."""
@@ -103,8 +102,6 @@ def summary_lines(report: BenchReport) -> Iterator[str]:
         yield f"{name}: {format_number(value)}"
     yield f"result: {report.result}"
     yield from report.verdicts()
-    if any(run.was_late for run in report.runs):
-        yield "the generator was late, and a sweep takes that for a miss; run it on another machine, or with less load on this one"
     if report.interrupted:
         yield "interrupted: these are the metrics of the requests so far"
 
@@ -115,9 +112,8 @@ def _run_lines(run: Run) -> Iterator[str]:
     counts = ", ".join(f"{count} x {outcome}" for outcome, count in run.outcomes.items())
     yield f"  {plural(run.requests, 'request')} in {run.seconds:.1f} s: {counts or 'none'}; errors {run.error_rate:.2%}"
     if latency := run.latency:
-        interval = "" if latency.p99_interval_ms is None else " (95 % interval {:.2f} to {:.2f})".format(*latency.p99_interval_ms)
         yield (
-            f"  latency p50 {latency.p50_ms:.2f}, p90 {latency.p90_ms:.2f}, p99 {latency.p99_ms:.2f}{interval}, "
+            f"  latency p50 {latency.p50_ms:.2f}, p90 {latency.p90_ms:.2f}, p99 {latency.p99_ms:.2f}, "
             f"p99.9 {latency.p999_ms:.2f}, max {latency.max_ms:.2f} ms"
         )
     if run.server_p50_ms:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import ssl
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,9 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from bertserve.bench import bodies, workloads
+from bertserve.bench import BenchError, bodies, workloads
 from bertserve.bench.bodies import Body
-from bertserve.bench.errors import BenchError
 from bertserve.service.tasks.catalog import TASKS
 
 _TIMEOUT_S = 30
@@ -30,17 +28,6 @@ class Address:
     port: int
     path: str
     tls: bool
-
-    @property
-    def authority(self) -> str:
-        """Value of the Host header."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
-
-    @property
-    def ssl_context(self) -> ssl.SSLContext | None:
-        """TLS context with the system's certificates, or None without TLS."""
-        return ssl.create_default_context() if self.tls else None
 
     def unreachable_message(self, error: OSError) -> str:
         """Returns the message for an address that cannot be reached."""
@@ -85,7 +72,8 @@ class Target:
 def build_target(address: Address, bodies: Sequence[Body], headers: Mapping[str, str]) -> Target:
     """Returns a target with a request for each body, of which there must be at least one."""
     header_names = {name.lower() for name in headers}
-    defaults = {"Host": address.authority, "Content-Type": "application/json"}
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    defaults = {"Host": f"{host}:{address.port}", "Content-Type": "application/json"}
     lines = {name: value for name, value in defaults.items() if name.lower() not in header_names} | dict(headers)
     head = f"POST {address.path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
     requests = [f"{head}Content-Length: {len(body.content)}\r\n\r\n".encode("latin-1") + body.content for body in bodies]

@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from bertserve.bench import BenchError
 from bertserve.bench.bodies import build_bodies
-from bertserve.bench.errors import BenchError
 from bertserve.bench.generator import Durations, run_load
 from bertserve.bench.target import OK, build_target, parse_url
 from replica import Replica, free_ports

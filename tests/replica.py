@@ -22,7 +22,7 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bertserve.bench.errors import BenchError
+from bertserve.bench import BenchError
 
 # Below the ports that Linux assigns (net.ipv4.ip_local_port_range, from 32768), and above the ports of Ray's workers (up to 19999).
 # Ray Serve also uses the hundred ports after the chosen one.

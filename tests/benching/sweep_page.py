@@ -14,11 +14,11 @@ def report() -> BenchReport:
     """Returns the report of 13 runs at rates of 100, 200, and so on; at 600, the generator was late."""
     made = BenchReport("sweep", {}, objectives.parse(["p99_ms=50"]))
     for i in range(13):
-        latency = latency_distribution([k / 100 for k in range(1000)], [2.0**i * (1 + k / 100) for k in range(1000)])
+        latency = latency_distribution([2.0**i * (1 + k / 100) for k in range(1000)])
         rate, late = 100 * (i + 1), i == 5
         name = f"open, {rate}/s"
         made.runs.append(Run(name, True, 1.0, rate, {"200": rate}, 0.0, rate, rate, latency, {}, None, late, ["late"] * late))
-    made.figures |= {"max_rate": 200, "lowest_rate_not_held": 300, "p99_low_ms": 21.0, "p99_high_ms": 23.0}
+    made.figures |= {"max_rate": 200, "lowest_rate_not_held": 300}
     return made
 
 

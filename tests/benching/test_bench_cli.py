@@ -25,7 +25,7 @@ def run(*given: object) -> int:
 
 def load(port: int, *given: object, command: str = "closed") -> int:
     """Returns the exit code of a short load on loopback. It has no warm-up, so that a slow machine also measures requests."""
-    return run(command, "--target", f"http://127.0.0.1:{port}/classify=short", "--seconds", 0.05, "--warmup-s", 0, "--quiet", *given)
+    return run(command, "--target", f"http://127.0.0.1:{port}/classify=short", "--seconds", 0.05, "--warmup-s", 0, *given)
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,8 @@ import onnx
 import pytest
 
 import tiny
-from bertserve.bench import bodies
+from bertserve.bench import BenchError, bodies
 from bertserve.bench.engine import OnnxLoop
-from bertserve.bench.errors import BenchError
 
 ROOT = Path(__file__).parent.parent.parent
 

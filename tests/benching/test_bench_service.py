@@ -14,7 +14,7 @@ from bertserve.bench import cli, commands, engine
 from conftest import running
 
 # no warm-up: on a stalled machine, the first requests may be the only ones
-SHORT = ("--seconds", 0.1, "--warmup-s", 0, "--quiet")
+SHORT = ("--seconds", 0.1, "--warmup-s", 0)
 
 
 class Service(NamedTuple):

@@ -8,8 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from bertserve.bench import bodies
-from bertserve.bench.errors import BenchError
+from bertserve.bench import BenchError, bodies
 from bertserve.bench.target import build_target, parse_url, probe_target
 
 

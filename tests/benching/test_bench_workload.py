@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from bertserve.bench import bodies, workloads
-from bertserve.bench.errors import BenchError
+from bertserve.bench import BenchError, bodies, workloads
 
 # fixed parts of the bodies, in addition to the texts of a workload
 QUERY, SOURCE = "Who built the bridge over the river?", "The bridge was opened in the summer of 1886."

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import compare
-from bertserve.bench.errors import BenchError
+from bertserve.bench import BenchError
 from compare import Load, Result
 from replica import Replica, free_ports
 
