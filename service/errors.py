@@ -137,10 +137,6 @@ class BertServeError(Exception):
         self.message = template.format(**values) if values else template
         super().__init__(self.message)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Returns the way to create the error again from its attributes, because a worker sends errors to its parent process."""
-        return _restored, (type(self), vars(self))
-
     @property
     def for_log(self) -> str:
         """The message, with names of placeholders in place of the values that the caller sent."""
@@ -179,12 +175,6 @@ class _Name(str):
 
     def __format__(self, spec: str) -> str:
         return "{" + self + "}"
-
-
-def _restored(kind: type[BertServeError], attributes: dict[str, Any]) -> BertServeError:
-    error = kind.__new__(kind, attributes["message"])
-    vars(error).update(attributes)
-    return error
 
 
 class StartError(BertServeError):

@@ -8,8 +8,7 @@ from typing import Any
 
 from bertserve.service.bundle.files import CARD_FILE, read_manifest
 from bertserve.service.bundle.graph_spec import Agreement, GraphSpec
-from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.bundle.validation_policy import ENOUGH_AGREEMENT, NEAR, is_low, is_measured_near, summarize_agreement
+from bertserve.service.bundle.validation_policy import summarize_agreement
 from bertserve.service.errors import BundleError
 
 _HEADER = ("name", "task", "labels", "MiB", "graphs (* default), answers as the checkpoint", "card")
@@ -20,7 +19,7 @@ def facts(path: Path) -> dict[str, Any]:
     """Returns the facts in the manifest of a bundle's folder, or the reason why it cannot be read as `error`."""
     try:
         manifest, _ = read_manifest(path)
-        graphs = [_graph_facts(path, graph, manifest) for graph in manifest.graphs]
+        graphs = [_graph_facts(path, graph) for graph in manifest.graphs]
     except (BundleError, OSError) as error:
         return {"name": path.name, "path": str(path), "error": str(error)}
     card = path / CARD_FILE
@@ -37,15 +36,14 @@ def facts(path: Path) -> dict[str, Any]:
 
 
 def as_table(listed: Sequence[dict[str, Any]]) -> str:
-    """Returns a table with a line per model; remarks and the errors of unreadable manifests are on separate lines below."""
+    """Returns a table with a line per model; the errors of unreadable manifests are on separate lines below."""
     rows = [_HEADER, *(_row(model) for model in listed if "error" not in model)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines += [f"{model['name']}: {graph['remark']}" for model in listed for graph in model.get("graphs", ()) if graph["remark"]]
     return "\n".join([*lines, *(f"{model['name']}: {model['error']}" for model in listed if "error" in model)])
 
 
-def _graph_facts(path: Path, graph: GraphSpec, manifest: Manifest) -> dict[str, Any]:
+def _graph_facts(path: Path, graph: GraphSpec) -> dict[str, Any]:
     agreement = graph.evidence.agreement
     return {
         "file": graph.file,
@@ -59,17 +57,7 @@ def _graph_facts(path: Path, graph: GraphSpec, manifest: Manifest) -> dict[str, 
         "agreement": None if agreement is None else agreement.value,
         "decisions": None if agreement is None else agreement.decisions,
         "measured_on": graph.evidence.provider,
-        "remark": _why_default(graph, manifest) if graph.default and is_low(graph) else None,
     }
-
-
-def _why_default(graph: GraphSpec, manifest: Manifest) -> str:
-    """Returns why a graph with a low agreement is the default; docs/explanation/validation.md has the rule."""
-    name = f"{graph.provider}/{graph.precision}"
-    reason = f"the agreement of {name} is below {ENOUGH_AGREEMENT:.0%}; it is the default because the export asked for it"
-    if is_measured_near(manifest.figures, name):
-        return f"{reason}, and its metrics on labeled data are within {NEAR} of the checkpoint's."
-    return f"{reason}; measure it on your own texts (`bert-export verify --data`)."
 
 
 def _row(model: dict[str, Any]) -> tuple[str, ...]:

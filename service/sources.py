@@ -25,27 +25,14 @@ from types import FrameType
 from typing import TypeVar
 
 from bertserve.service import __version__
-from bertserve.service.bundle.files import MANIFEST_FILE, digest, find_bundles, is_bundle, is_checkpoint, read_manifest
+from bertserve.service.bundle.files import MANIFEST_FILE, digest, is_bundle, is_checkpoint
 from bertserve.service.bundle.manifest import NAME_PATTERN
-from bertserve.service.errors import BundleError, SettingsError, StartError, install_command
+from bertserve.service.errors import SettingsError, StartError, install_command
 from bertserve.service.providers import PROVIDERS
-from bertserve.service.settings import Settings, SourceSettings
+from bertserve.service.settings import SourceSettings
 
 # the files of a checkpoint that bert-export reads, including its card, which the bundle's card quotes
 _READ = ("*.json", "*.safetensors", "pytorch_model*.bin", "*.txt", "*.model", "README.md")
-
-_EMBEDS = "feature-extraction"
-# the end of an architecture's name -> the task that bert-export chooses for it
-_HEADS = {
-    "ForSequenceClassification": "text-classification",
-    "ForTokenClassification": "token-classification",
-    "ForQuestionAnswering": "question-answering",
-    "ForMaskedLM": "fill-mask",
-    "ForMultipleChoice": "multiple-choice",
-    "Model": _EMBEDS,
-}
-# the ends of further names that bert-export knows, whose task depends on the whole name
-_OTHER_ENDS = ("ForPreTraining", "ForNextSentencePrediction", "QuestionAnsweringSimple", "WithLMHeadModel", "Encoder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,81 +225,10 @@ def _with_sources(settings: S, export: bool) -> S:
     options = export_options(settings)
     folder = cache_folder(settings)
     folders = settings.models if "models" in settings.model_fields_set else ()
-    if isinstance(settings, Settings):
-        _refuse_before_exports(sources, folders, settings)
     bundles = [
         Path(source.where) if is_bundle(Path(source.where)) else obtain(source, options, folder, export=export) for source in sources
     ]
     return settings.model_copy(update={"models": (*folders, *bundles)})
-
-
-def _refuse_before_exports(sources: Sequence[ModelSource], folders: Sequence[Path], settings: Settings) -> None:
-    """Refuses what the start would refuse after the exports, as far as flags, manifests and configurations of checkpoints show it.
-
-    Raises:
-        StartError: A name is used twice, a configuration is broken, or a task has no default model.
-    """
-    # slow imports, which --help and wrong flags do not need
-    from bertserve.service.models.registry import check_defaults, wanted_defaults
-    from bertserve.service.tasks.catalog import TASKS, tasks_of
-
-    in_place = [Path(source.where) for source in sources if is_bundle(Path(source.where))]
-    bundles = {path.name: path for path in find_bundles([*folders, *in_place])} if folders or in_place else {}
-    checkpoints = [source for source in sources if Path(source.where) not in in_place]
-    if twin := next((source for source in checkpoints if source.name in bundles), None):
-        raise SettingsError(f"`{bundles[twin.name]}` and `{twin.where}` are both called `{twin.name}`; give --model NAME={twin.where}.")
-    tasks = {source.name: _task(Path(source.where)) for source in checkpoints}
-    try:
-        answered = {name: tasks_of(read_manifest(path)[0]) for name, path in bundles.items()}
-    except BundleError:
-        return  # the start reports or skips the bundle
-    answered |= {name: () if task is None else (task,) for name, task in tasks.items()}
-    own = [task for task, spec in TASKS.items() if spec.derivation is None]
-    choices = wanted_defaults(settings.default, folders, answered, {})
-    for task, name in choices.items():
-        if tasks.get(name, "") is None:  # a checkpoint whose task only its export will show
-            answered[name] = (*answered[name], task)
-    # whether a checkpoint can answer other tasks than its own is not known yet
-    check_defaults(
-        {name: [task for task in answered[name] if task in own] for name in sorted(answered)},
-        {task: name for task, name in choices.items() if task in own or name not in answered},
-        by_name=settings.allow_implicit_default,
-    )
-
-
-def _task(checkpoint: Path) -> str | None:
-    """Returns the task that a checkpoint will probably be exported for; None if its configuration does not show it.
-
-    Raises:
-        StartError: The configuration is not a JSON object, or its architecture has no head of a task.
-    """
-    modules = _document(checkpoint / "modules.json")
-    if any(
-        isinstance(module, dict) and str(module.get("type")).endswith("Pooling")
-        for module in (modules if isinstance(modules, list) else [])
-    ):
-        return _EMBEDS
-    config = _document(checkpoint / "config.json")
-    if not isinstance(config, dict):
-        if (checkpoint / "config.json").is_file():
-            raise StartError(
-                f"`{checkpoint / 'config.json'}` is not a JSON object that can be read; download or save the checkpoint again."
-            )
-        return None
-    names = config.get("architectures")
-    if (checkpoint / "adapter_config.json").is_file() or not isinstance(names, list):
-        return None
-    names = [str(name) for name in names]
-    if any(name.endswith(_OTHER_ENDS) for name in names):
-        return None
-    heads = [name for name in names if "HeadModel" not in name]  # the end of a model that generates text
-    known = next((task for name in heads for head, task in _HEADS.items() if name.endswith(head)), None)
-    if names and known is None:
-        raise StartError(
-            f"cannot tell the task of `{checkpoint}`, whose architecture is {', '.join(names)}; export it with `bert-export {checkpoint} "
-            "--task TASK`, and serve the bundle."
-        )
-    return known
 
 
 def obtain(source: ModelSource, options: Sequence[str], cache: Path, *, export: bool = True) -> Path:

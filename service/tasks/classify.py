@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, Tag
 from typing_extensions import TypedDict
 
 from bertserve.service.bundle.manifest import Manifest, Side
-from bertserve.service.errors import InvalidValueError, Sent
+from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import occlusion
 from bertserve.service.tasks.batch import EMPTY, Batch, ModelConfig, ReadSpan, TaskModel, TaskRun, spans_read
 from bertserve.service.tasks.body import LIST, PAIR, STOP, TEXT, Closed, Stride, TaskBody, TaskParameters, body_config, lower, one_of
@@ -218,22 +218,7 @@ def _in_windows(request: ClassifyRequest, tokenizer: Tokenizer, a: Tokens, b: To
     """Splits a long text into windows; for a pair, each window has the whole first text and a part of the second."""
     text = a if b is None else b
     room -= 0 if b is None else len(a)
-    stride = default_stride(max(room, 0)) if request.parameters.stride is None else request.parameters.stride
-    if room <= stride:
-        if b is None:
-            raise InvalidValueError(
-                "`stride` is {stride}, which is too large for windows of {room} tokens; make it smaller.",
-                room=max(room, 0),
-                stride=Sent(stride),
-            )
-        raise InvalidValueError(
-            "`stride` is {stride}, which is too large for windows of {room} tokens after a first text of {first} "
-            "tokens; make `stride` smaller, or shorten the first text.",
-            room=max(room, 0),
-            stride=Sent(stride),
-            first=len(a),
-        )
-    cuts = windows(len(text), room, stride, tokenizer.truncation_side)
+    cuts = windows(len(text), room, request.parameters.stride, tokenizer.truncation_side)
     if request.parameters.explain:
         raise InvalidValueError(
             "`explain` needs a text that fits into one window, and this one needs {cuts_count}; shorten it, or "

@@ -44,6 +44,22 @@ def best_first(scores: Floats, top_k: int | None = None) -> list[int]:
     return [int(i) for i in np.argsort(-scores, kind="stable")[:top_k]]
 
 
+def best_tokens(scores: NDArray[Any], count: int, among: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+    """Returns the best `count` ids of a vocabulary by falling score, then by id.
+
+    Args:
+        scores: float [vocabulary].
+        count: Maximum number of ids.
+        among: The ids to choose from, ascending; None for all.
+    """
+    values = scores if among is None else scores[among]
+    count = min(count, len(values))
+    floor = np.partition(values, len(values) - count)[len(values) - count]
+    places = np.flatnonzero(values >= floor)  # with all that equal the last one, so that ties are complete
+    best = places[np.argsort(-values[places], kind="stable")][:count]
+    return best if among is None else among[best]
+
+
 # Steps to turn a span into an answer, plus one step per this many characters.
 ANSWER_STEPS, CHARS_PER_STEP = 4, 256
 

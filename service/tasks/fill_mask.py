@@ -22,7 +22,7 @@ from bertserve.service.errors import InvalidValueError, Sent
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import MAX_TOP_K, TaskBody, TaskParameters, TextOrTexts, body_config
 from bertserve.service.tasks.cost import SCORE_BYTES, STEPS_PER_TOKEN, TEXT_CHARS, Cost, text_bytes
-from bertserve.service.tasks.decoding import Floats, Row, activate
+from bertserve.service.tasks.decoding import Row, activate, best_tokens
 from bertserve.service.tasks.joint_masks import (
     DEFAULT_BEAM,
     MAX_BEAM,
@@ -96,7 +96,7 @@ class Targets:
     """The targets of a request body, tokenized once for all of its texts.
 
     Attributes:
-        tokenized: The model's tokenizer -> the distinct token ids of the targets, and warnings about targets that are cut or left out.
+        tokenized: The model's tokenizer -> the token ids of the targets, ascending, and warnings about targets that are cut or left out.
         slots: The model's tokenizer -> the slots of a mask that the targets fill, and a warning about targets outside of the vocabulary.
         chars_each: Each text's part of the characters to tokenize.
     """
@@ -177,13 +177,17 @@ def fill_masks(request: FillMaskRequest, model: TaskModel) -> TaskRun:
     _check_masks(request.text, len(masks), mask.token)
     if request.parameters.joint:
         return (yield from _fill_jointly(request, ids, masks, tokenizer))
-    targets, warnings = (None, ()) if request.targets is None else request.targets.tokenized(tokenizer)
+    among, warnings = (None, ()) if request.targets is None else request.targets.tokenized(tokenizer)
 
     def keep(_: int, row: Row) -> Row:
-        best = [_best(logits, targets, request.parameters.top_k) for logits in row["logits"]]
+        best = []
+        for logits in row["logits"]:  # one by one, because the scores of a whole vocabulary are large
+            scores = activate(logits, "softmax")
+            tokens = best_tokens(scores, request.parameters.top_k, among)
+            best.append((tokens, scores[tokens]))
         return {"tokens": np.stack([tokens for tokens, _ in best]), "scores": np.stack([scores for _, scores in best])}
 
-    candidates = len(masks) * min(request.parameters.top_k, tokenizer.vocabulary_size if targets is None else len(targets))
+    candidates = len(masks) * min(request.parameters.top_k, tokenizer.vocabulary_size if among is None else len(among))
     # a decoder may put a space before each token
     answer_bytes = candidates * (CANDIDATE_BYTES + PIECE_BYTES + text_bytes(request.text) + len(ids))
     cost = Cost(answer_bytes, steps=_steps(len(ids), candidates))
@@ -222,25 +226,6 @@ def _fill_jointly(request: FillMaskRequest, ids: list[int], masks: list[int], to
     return (yield from search(patterns, beam=beam, top_k=top_k, tokenizer=tokenizer))
 
 
-def _best(logits: Floats, targets: Sequence[int] | None, top_k: int) -> tuple[NDArray[np.int64], Floats]:
-    """Returns the best tokens of one mask with their scores, by falling score, then by token id.
-
-    Args:
-        logits: float32 [vocabulary].
-        targets: The distinct ids of tokens to choose from; None for all.
-        top_k: Maximum number of tokens.
-    """
-    scores = activate(logits, "softmax")
-    candidates = None if targets is None else np.array(sorted(targets))
-    if candidates is not None:
-        scores = scores[candidates]
-    count = min(top_k, len(scores))
-    floor = np.partition(scores, len(scores) - count)[len(scores) - count]
-    places = np.flatnonzero(scores >= floor)  # with all that equal the last one, so that ties are complete
-    best = places[np.argsort(-scores[places], kind="stable")][:count]
-    return best if candidates is None else candidates[best], scores[best]
-
-
 def _filled(
     tokenizer: Tokenizer, ids: list[int], place: int, tokens: Sequence[int], scores: Sequence[float], *, skip_special: bool
 ) -> list[dict[str, Any]]:
@@ -264,36 +249,35 @@ def _check_masks(text: str, count: int, mask: str) -> None:
         raise InvalidValueError("the text has no mask; write `{known}` for each word to fill in.", known=mask)
 
 
-def _token_ids(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[list[int], tuple[str, ...]]:
+def _pieces(targets: Sequence[str], tokenizer: Tokenizer) -> list[Pieces]:
+    """Returns the tokens of each target: its own if the vocabulary has it, otherwise those of its text, of which some targets have none."""
     exact = [tokenizer.token_id(target) for target in targets]
     tokenized_targets = iter(tokenizer.tokenize([target for target, id_ in zip(targets, exact, strict=True) if id_ is None]))
-    # the first token of each target that is not in the vocabulary, if it has tokens
-    first = [next(tokenized_targets).ids[:1] if id_ is None else [id_] for id_ in exact]
-    ids = [id_ for pieces in first for id_ in pieces]
-    cut = [tokenizer.decode(pieces, skip_special=False) for pieces, id_ in zip(first, exact, strict=True) if id_ is None and pieces]
-    if not ids:
+    pieces = [tuple(next(tokenized_targets).ids) if id_ is None else (id_,) for id_ in exact]
+    if not any(pieces):
         raise InvalidValueError("`targets` has no word of the model's vocabulary; give at least one.")
-    some = ", ".join(piece[:32] for piece in cut[:5])
+    return pieces
+
+
+def _token_ids(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    pieces = _pieces(targets, tokenizer)
+    cut = [own[:1] for target, own in zip(targets, pieces, strict=True) if own and tokenizer.token_id(target) is None]
+    some = ", ".join(tokenizer.decode(first, skip_special=False)[:32] for first in cut[:5])
     warnings = [f"targets; {len(cut)} of {len(targets)} are not in the vocabulary, so their first tokens are used: {some}"] if cut else []
-    if without_tokens := sum(not pieces for pieces in first):
+    if without_tokens := sum(not own for own in pieces):
         warnings.append(f"targets; {without_tokens} of {len(targets)} have no tokens, so they are left out")
-    return list(dict.fromkeys(ids)), tuple(warnings)
+    return np.array(sorted({own[0] for own in pieces if own})), tuple(warnings)
 
 
-def _slots(words: Sequence[str], tokenizer: Tokenizer) -> tuple[list[Slot], tuple[str, ...]]:
-    exact = [tokenizer.token_id(word) for word in words]
-    tokenized_words = iter(tokenizer.tokenize([word for word, id_ in zip(words, exact, strict=True) if id_ is None]))
-    pieces = [tuple(next(tokenized_words).ids) if id_ is None else (id_,) for id_ in exact]
-    targets: dict[Pieces, str] = {}
-    for word, word_pieces in zip(words, pieces, strict=True):
-        if word_pieces:
-            targets.setdefault(word_pieces, word)
-    if not targets:
-        raise InvalidValueError("`targets` has no word of the model's vocabulary; give at least one.")
-    unknown = [word for word, word_pieces in zip(words, pieces, strict=True) if not word_pieces or tokenizer.unknown_id in word_pieces]
-    some = ", ".join(word[:32] for word in unknown[:5])
-    return slots_of(targets), (
-        f"targets; {len(unknown)} of {len(words)} have no tokens, or tokens that are not in the vocabulary: {some}",
+def _slots(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[list[Slot], tuple[str, ...]]:
+    pieces, first = _pieces(targets, tokenizer), dict[Pieces, str]()
+    for target, own in zip(targets, pieces, strict=True):
+        if own:
+            first.setdefault(own, target)
+    unknown = [target for target, own in zip(targets, pieces, strict=True) if not own or tokenizer.unknown_id in own]
+    some = ", ".join(target[:32] for target in unknown[:5])
+    return slots_of(first), (
+        f"targets; {len(unknown)} of {len(targets)} have no tokens, or tokens that are not in the vocabulary: {some}",
     ) if unknown else ()
 
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.batch import Batch, TaskRun
 from bertserve.service.tasks.cost import Cost
-from bertserve.service.tasks.decoding import Floats, Row
+from bertserve.service.tasks.decoding import Floats, Row, best_tokens
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 DEFAULT_BEAM = 8
@@ -277,12 +277,7 @@ def _encodings(beam: _Beam, tokenizer: Tokenizer) -> Iterator[Encoding]:
 def _best(row: Row, *, max_count: int, allowed: NDArray[np.int64] | None) -> Row:
     """Returns the best `tokens` of one mask, int64 [at most max_count], and the logarithms of their probabilities as `logs`, float64."""
     logs = log_softmax(row["logits"][0])
-    candidates = np.arange(len(logs)) if allowed is None else allowed
-    count = min(max_count, len(candidates))
-    # includes all tokens that equal the last one, so that ties are ordered by id
-    floor = np.partition(logs[candidates], len(candidates) - count)[len(candidates) - count]
-    best = candidates[logs[candidates] >= floor]
-    best = best[np.argsort(-logs[best], kind="stable")][:count]
+    best = best_tokens(logs, max_count, allowed)
     return {"tokens": best, "logs": logs[best]}
 
 

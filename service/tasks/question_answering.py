@@ -205,7 +205,7 @@ def windows_of(request: AnswerRequest, tokenizer: Tokenizer) -> PassageWindows:
             question_count=len(question),
             stride=Sent(stride),
         )
-    cuts = windows(len(passage), room, stride, tokenizer.truncation_side) if len(passage) > room else [range(len(passage))]
+    cuts = windows(len(passage), room, stride, tokenizer.truncation_side)
     encodings = [tokenizer.assemble(question.ids, passage.ids[cut.start : cut.stop]) for cut in cuts]
     return PassageWindows(question, passage, cuts, encodings, tokenizer.cls_index)
 

@@ -15,7 +15,6 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field
 
-from bertserve.service.errors import InvalidValueError, Sent
 from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun, copied, spans_read
 from bertserve.service.tasks.body import OffsetUnit, Stride, TaskBody, TaskParameters, TextOrTexts, body_config, lower
 from bertserve.service.tasks.classify import logit_widths, require_labels
@@ -108,7 +107,8 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskRun:
     """
     tokenizer, labels = model.tokenizer, model.config.labels
     (tokens,) = tokenizer.tokenize([request.text])
-    cuts = _windows(request, len(tokens), tokenizer)
+    room = tokenizer.room(pair=False)
+    cuts = windows(len(tokens), room, request.parameters.stride, tokenizer.truncation_side) if len(tokens) else []
     encodings = [tokenizer.assemble(tokens.ids[cut.start : cut.stop]) for cut in cuts]
     rows = yield Batch(encodings, Cost(steps=TOKEN_STEPS * len(tokens)), copied, read=spans_read(tokens, cuts) if len(cuts) > 1 else ())
     if not rows:
@@ -134,17 +134,6 @@ def _ignored(request: NerRequest, labels: Sequence[str], tags: Sequence[str]) ->
     ignored = set(request.parameters.ignore_labels)
     outside = {OUTSIDE, *(label for label, tag in zip(labels, tags, strict=True) if tag == OUTSIDE)}
     return ignored if ignored.isdisjoint(outside) else ignored | outside
-
-
-def _windows(request: NerRequest, count: int, tokenizer: Tokenizer) -> list[range]:
-    """Returns the tokens of each window, for `count` tokens; empty for a text without tokens."""
-    room = tokenizer.room(pair=False)
-    stride = default_stride(room) if request.parameters.stride is None else request.parameters.stride
-    if count > room and room <= stride:
-        raise InvalidValueError(
-            "`stride` is {stride}, which is too large for windows of {room} tokens; make it smaller.", room=room, stride=Sent(stride)
-        )
-    return windows(count, room, stride if count > room else 0, tokenizer.truncation_side) if count else []
 
 
 def _tokens(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,14 +20,6 @@ HARMLESS: Mapping[str, Sequence[Any] | None] = {
 }
 # Names in `options` of the Inference API and its clients. They are about waiting for a model and about caches.
 OPTIONS = ("use_cache", "wait_for_model", "use_gpu", "dont_load_model", "retry_on_error", "includeCredentials", "taskHint", "signal")
-
-
-# Parameters that pipelines of transformers had -> a parameter of the same task, and what replaces the former one.
-_FORMER: Mapping[str, tuple[str, str]] = {
-    "return_all_scores": ("function_to_apply", "remove it to get all labels, or set `top_k` to 1 in `parameters` to get the best one"),
-    "grouped_entities": ("aggregation_strategy", "set `aggregation_strategy` to `simple` or `none` in `parameters`"),
-    "ignore_subwords": ("aggregation_strategy", "set `aggregation_strategy` to `first` or `simple` in `parameters`"),
-}
 
 
 def check_keys(value: Mapping[str, Any], body: type[TaskBody]) -> None:
@@ -67,15 +57,7 @@ def unknown_name(name: str, holder: str, known: Sequence[str]) -> InvalidValueEr
     """Returns the error of an unknown name; `holder` is the object that does not have it, for the message."""
     hint = did_you_mean(name.lower(), known)
     remedy = f"{hint + ' Known' if hint else 'known'} names are {listed(known)}" if known else "leave it out"
-    return InvalidValueError(
-        "{holder} has no `{name}`; {remedy}.", holder=holder, name=Sent(name), remedy=_replacement(name, known) or remedy
-    )
-
-
-def _replacement(name: str, parameters: Sequence[str]) -> str | None:
-    """Returns what to send instead of a former parameter of transformers, if a task has these parameters."""
-    of_task, remedy = _FORMER.get(name, (None, None))
-    return remedy if of_task in parameters else None
+    return InvalidValueError("{holder} has no `{name}`; {remedy}.", holder=holder, name=Sent(name), remedy=remedy)
 
 
 def check_names(names: Iterable[str], known: Sequence[str], holder: str) -> None:
@@ -103,7 +85,7 @@ def _unknown(name: str, body: type[TaskBody]) -> InvalidValueError:
         return InvalidValueError("unknown field `{field}` next to {known}; put it into `parameters`.", field=name, known=texts)
     hint = did_you_mean(name.lower(), known) or did_you_mean(name.lower(), parameters, name_format="`{}` in `parameters`")
     remedy = f"{hint + ' Known' if hint else 'known'} fields are {listed(known)}"
-    return InvalidValueError("unknown field `{name}`; {remedy}.", name=Sent(name), remedy=_replacement(name, parameters) or remedy)
+    return InvalidValueError("unknown field `{name}`; {remedy}.", name=Sent(name), remedy=remedy)
 
 
 def _check_options(options: Any, body: type[TaskBody]) -> None:
@@ -116,15 +98,9 @@ def _check_options(options: Any, body: type[TaskBody]) -> None:
         raise InvalidValueError("`options` has no `{name}`; {remedy}.", name=Sent(unknown), remedy=remedy)
 
 
-_HEAD = 1024  # bytes that are checked
-_FORM = re.compile(rb"\s*[A-Za-z0-9_.%+\[\]-]+=")
-_LINES = re.compile(rb"\{[^\n]*\}[ \t\r]*(\n\s*\{|\{)")
-_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-
-
 def no_json(raw: bytes, reason: str, body: type[TaskBody] | None) -> MalformedRequestError:
     """Returns the error of a body that is not JSON; `reason` is the parser's error, and `body` is None if no task has this body."""
-    problem = _looks(raw) or at_column(raw, reason)
+    problem = at_column(raw, reason)
     if body is None:
         return MalformedRequestError("the body is not valid JSON: {problem}; send JSON.", problem=problem)
     return MalformedRequestError(
@@ -151,19 +127,3 @@ def no_object(value: object, body: type[TaskBody]) -> InvalidValueError:
 def example_of(body: type[TaskBody]) -> str:
     """Returns a body as JSON."""
     return json.dumps(body.example())
-
-
-def _looks(raw: bytes) -> str | None:
-    """Returns a guess of the format of a body that is not JSON, for formats that clients send by mistake."""
-    head = raw[:_HEAD].lstrip()
-    signs = {
-        "it is empty": not head and len(raw) <= _HEAD,
-        "it is compressed (gzip)": head.startswith(b"\x1f\x8b"),
-        "it begins with a byte order mark, which must be removed": head.startswith(codecs.BOM_UTF8),
-        "it looks like UTF-16, but must be UTF-8": head.startswith(_UTF16) or b"\0" in head[:4],
-        "it looks like form data (multipart/form-data)": head.startswith(b"--") and b"form-data" in head.lower(),
-        "it looks like form data (application/x-www-form-urlencoded)": _FORM.match(head) is not None,
-        "it looks like JSON Lines, which need the header `content-type: application/x-ndjson`": _LINES.match(head) is not None,
-        'it has single quotes instead of double quotes (")': head.startswith(b"'") or re.match(rb"[\[{]\s*'", head) is not None,
-    }
-    return next((sign for sign, matches in signs.items() if matches), None)

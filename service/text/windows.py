@@ -32,7 +32,7 @@ def kept_of_pair(a: int, b: int, room: int, side: Side) -> tuple[range, range]:
     return kept_tokens(a, keep_a, side), kept_tokens(b, keep_b, side)
 
 
-def windows(count: int, room: int, stride: int, side: Side = "right") -> list[range]:
+def windows(count: int, room: int, stride: int | None = None, side: Side = "right") -> list[range]:
     """Cuts `count` tokens into windows of at most `room`, neighbors overlapping by `stride` tokens, in the order of the text.
 
     There is always at least one window, which may be empty. The first window starts with the first token, and the last one ends with the
@@ -40,13 +40,22 @@ def windows(count: int, room: int, stride: int, side: Side = "right") -> list[ra
 
     Args:
         count: Tokens of the text.
-        room: Tokens of a full window, greater than `stride`.
-        stride: Tokens that a window shares with the one before.
+        room: Tokens of a full window.
+        stride: Tokens that a window shares with the one before; None for the default.
         side: The end at which a text is cut; the windows start at the other end.
 
     Raises:
-        InvalidValueError: The text needs too many windows.
+        InvalidValueError: The text needs too many windows, or windows are too small for `stride`.
     """
+    if count <= room:
+        return [range(count)]
+    stride = default_stride(max(room, 0)) if stride is None else stride
+    if room <= stride:
+        raise InvalidValueError(
+            "`stride` is {stride}, which is too large for windows of {room} tokens; make it smaller, or shorten the first text of a pair.",
+            room=max(room, 0),
+            stride=Sent(stride),
+        )
     starts = range(0, max(count - stride, 1), room - stride)
     if len(starts) > MAX_WINDOWS:
         raise InvalidValueError(

@@ -100,9 +100,9 @@ def test_a_text_over_the_limit_is_truncated_and_reported(
         (classify.ClassifyRequest("good " * 40, parameters=classify.ClassifyParameters(window="mean", stride=30)), " 30, .* 30 tokens;"),
         (
             classify.ClassifyRequest("film " * 25, "bad " * 30, classify.ClassifyParameters(window="mean", stride=4)),
-            " 4, .* 4 tokens .* 25 tokens;",
+            " 4, .* 4 tokens;",
         ),
-        (classify.ClassifyRequest("film " * 40, "bad", classify.ClassifyParameters(window="mean", stride=0)), " 0, .* 0 tokens "),
+        (classify.ClassifyRequest("film " * 40, "bad", classify.ClassifyParameters(window="mean", stride=0)), " 0, .* 0 tokens;"),
     ],
 )
 def test_windows_without_tokens_of_the_text_are_an_error(tokenizer: Tokenizer, request_: classify.ClassifyRequest, numbers: str) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import tiny
-from bertserve.service.bundle.files import MANIFEST_FILE
 from bertserve.service.cli import main
 
 
@@ -22,29 +21,12 @@ def listed(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str
 
 def test_each_model_has_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     header, *lines = listed(capsys, "--models", "models").splitlines()
-    remarks = [line for line in lines if "below 98%" in line]
-    lines = [line for line in lines if line not in remarks]
 
-    assert ["fill-mask:", "qa:"] == [line.split()[0] for line in remarks]
     assert ["embed", "fill-mask", "ner", "nli", "qa", "rerank", "sentiment"] == [line.split()[0] for line in lines]
     assert ["text-classification", "negative,", "positive", "23.4"] == lines[6].split()[1:5]
     assert "cpu/int8* 100.0% of 269" in lines[6]
     assert lines[6].endswith("models/sentiment/README.md")
     assert {header.index("card")} == {line.index("models/") for line in lines}
-
-
-@pytest.mark.parametrize(("figure", "near"), [(0.91, True), (0.85, False), (None, False)])
-def test_a_default_graph_with_a_low_agreement_has_a_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], figure: float | None, near: bool
-) -> None:
-    path = tiny.bundle(tmp_path)
-    manifest = json.loads((path / MANIFEST_FILE).read_text())
-    manifest["graphs"][0]["evidence"] |= {"samples": 100, "agreement": {"measure": "label", "value": 0.9, "decisions": 100}}
-    manifest["figures"] = [] if figure is None else [{"name": "accuracy", "checkpoint": 0.91, "graphs": {"cpu/fp32": figure}}]
-    (path / MANIFEST_FILE).write_text(json.dumps(manifest))
-    remark = json.loads(listed(capsys, "--models", str(tmp_path), "--json"))[0]["graphs"][0]["remark"]
-
-    assert ("below 98%" in remark, near) == (True, "labeled data are within" in remark)
 
 
 def test_many_labels_are_shortened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

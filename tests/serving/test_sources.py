@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -19,9 +18,7 @@ from typing import Any
 import pytest
 
 import tiny
-from bertserve.export.checkpoint import task_head
 from bertserve.export.cli import _parser
-from bertserve.export.tasks.catalog import TASKS as EXPORTED
 from bertserve.service import sources
 from bertserve.service.bundle.files import find_bundles
 from bertserve.service.cli import main
@@ -387,94 +384,6 @@ def test_a_missing_default_folder_is_named(tmp_path: Path, capsys: pytest.Captur
     """An installed wheel has no models. One line names the folder that is missing."""
     monkeypatch.chdir(tmp_path)
     assert "`models`" in said(capsys)
-
-
-# ---- what is refused before the first export
-
-
-def checkpoint_of(folder: Path, name: str, architecture: str) -> Path:
-    path = folder / "checkpoints" / name
-    path.mkdir(parents=True)
-    (path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
-    return path
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "flags", "facts"),
-    [
-        ("BertForTokenClassification", "XLMRobertaForTokenClassification", [], ["/ner (`a`, `b`)", "--default ner=NAME"]),
-        ("BertForSequenceClassification", "BertForSequenceClassification", ["--default", "zero-shot=a"], ["--default classify=NAME"]),
-        ("BertForMaskedLM", "BertForTokenClassification", ["--default", "ner=a"], ["token-classification=a"]),
-        ("BertForMaskedLM", "BertForTokenClassification", ["--default", "ner=c"], ["token-classification=c"]),
-        ("BertModel", "BertForTokenClassification", ["--models", "{models}"], ["`b`", "NAME="]),
-    ],
-)
-def test_wrong_defaults_and_names_are_refused_before_the_first_export(
-    first: str, second: str, flags: list[str], facts: list[str], tmp_path: Path, fake: Fake
-) -> None:
-    tiny.bundle(tmp_path / "bundles", "b")
-    sources_ = [
-        argument for name, kind in (("a", first), ("b", second)) for argument in ("--model", str(checkpoint_of(tmp_path, name, kind)))
-    ]
-    with pytest.raises(StartError) as caught:
-        with_sources(settings(tmp_path, *sources_, *(flag.format(models=tmp_path / "bundles") for flag in flags)))
-
-    assert [] == [fact for fact in facts if fact not in str(caught.value)]
-    assert [] == calls(tmp_path)
-
-
-def test_a_broken_configuration_is_refused_before_the_first_export(checkpoint: Path, tmp_path: Path, fake: Fake) -> None:
-    broken = checkpoint_of(tmp_path, "b", "BertModel")
-    (broken / "config.json").write_text("{")
-    with pytest.raises(StartError, match=r"b/config\.json"):
-        with_sources(settings(tmp_path, "--model", str(checkpoint), "--model", str(broken)))
-
-    assert [] == calls(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("architectures", "flags"),
-    [
-        (["BertForMaskedLM", "BertForTokenClassification"], []),
-        (["BertForTokenClassification"] * 2, ["--default", "ner=b"]),
-        (["BertForTokenClassification"] * 2, ["--allow-implicit-default"]),
-        (["AlbertForPreTraining", "BertForTokenClassification"], ["--default", "classify=a"]),
-        (["BertForSequenceClassification"] * 2, ["--default", "classify=a,zero-shot=b"]),
-    ],
-)
-def test_sources_that_can_be_served_together_are_exported(
-    architectures: list[str], flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other tasks of a checkpoint, and the task of some architectures, show only after the export."""
-    monkeypatch.setattr(sources, "obtain", lambda source, *_, **__: tmp_path / "made" / source.name)
-    named = [str(checkpoint_of(tmp_path, name, kind)) for name, kind in zip("ab", architectures, strict=True)]
-
-    served = with_sources(settings(tmp_path, "--model", ",".join(named), *flags))
-    assert ["a", "b"] == [path.name for path in served.models]
-
-
-@pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "T5ForConditionalGeneration", "ViTForImageClassification"])
-def test_an_architecture_without_a_task_is_refused_before_the_first_export(
-    architecture: str, checkpoint: Path, tmp_path: Path, fake: Fake
-) -> None:
-    other = checkpoint_of(tmp_path, "b", architecture)
-    with pytest.raises(StartError, match=architecture):
-        with_sources(settings(tmp_path, "--model", str(checkpoint), "--model", str(other)))
-
-    assert [] == calls(tmp_path)
-
-
-def test_the_architectures_that_the_exporter_knows_are_not_refused(tmp_path: Path) -> None:
-    """Their task is the exporter's, or unknown until the export."""
-    auto_classes = [task_head._auto_class(task) for task in EXPORTED.values() if not task.embeds]
-    names = {name for auto_class in auto_classes for name in auto_class._model_mapping._model_mapping.values()}
-    tasks = {name: next(iter(task_head._heads([name])), None) for name in {*names, "BertModel", "BertForPreTraining", "DPRQuestionEncoder"}}
-    wrong = {}
-    for name, task in tasks.items():
-        if task is not None and (found := sources._task(checkpoint_of(tmp_path, name, name))) not in (task, None):
-            wrong[name] = found
-    assert {} == wrong
-    assert {task.head: task.name for task in EXPORTED.values()} == sources._HEADS
 
 
 def test_a_missing_folder_is_named_before_missing_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
