@@ -67,8 +67,8 @@ def package_bundle(workspace: Path, target: Path, manifest: Manifest, *, card: s
         manifest: The finished manifest.
         card: The checkpoint's own card, which the bundle's card quotes.
     """
-    (workspace / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    (workspace / CARD_FILE).write_text(model_card(manifest, workspace, card), encoding="utf-8")
+    for name, text in bundle_texts(manifest, workspace, card).items():
+        (workspace / name).write_text(text, encoding="utf-8")
     workspace.chmod(0o755)  # tempfile creates it as private, but another user may run the service
     aside = target.with_name(f".{target.name}.old")
     with ignore_signals():
@@ -83,6 +83,11 @@ def package_bundle(workspace: Path, target: Path, manifest: Manifest, *, card: s
             raise
         with suppress(OSError):  # the new bundle is in place; remains of the old one are hidden, and the next export removes them
             _remove(aside)
+
+
+def bundle_texts(manifest: Manifest, folder: Path, card: str | None) -> dict[str, str]:
+    """Returns the bundle's own card, which quotes the checkpoint's, and its manifest, by file name."""
+    return {CARD_FILE: model_card(manifest, folder, card), MANIFEST_FILE: manifest.model_dump_json(indent=1) + "\n"}
 
 
 def _remove(path: Path) -> None:

@@ -19,7 +19,7 @@ from bertserve.service.flag_parser import FlagParser
 from bertserve.service.providers import PROVIDERS
 
 if TYPE_CHECKING:
-    from bertserve.export.validation.data import Check
+    from bertserve.export.validation.verify import Check
 
 PACKAGES = {
     False: ("onnxruntime",),
@@ -34,24 +34,14 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     if problem := _problem(args):
         parser.error(problem)
-    args.checkpoint = args.checkpoint or args.module
-    needs_torch = args.checkpoint is not None
+    needs_torch = args.checkpoint is not None or args.module is not None
     if flags.say_missing(PACKAGES[needs_torch], "verifying needs it", *(("export", "cpu") if needs_torch else ("cpu",))):
         return 3
     # importing onnxruntime takes a while, and --help and wrong flags do not need it
     from bertserve.export.validation.verify import VerifySpec, verify
 
-    spec = VerifySpec(
-        args.bundle,
-        args.checkpoint,
-        args.data,
-        args.min_agreement,
-        args.provider,
-        args.precision,
-        dict(args.min_metric),
-        args.revision,
-        args.module is not None,
-    )
+    args.min_metrics = dict(args.min_metrics)
+    spec = VerifySpec(**{name: value for name, value in vars(args).items() if name not in ("update", "json", "trust_module")})
     checks: list[Check] = []
 
     def report(check: Check) -> None:
@@ -68,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     if args.update and all(check.passed is not False for check in checks):
         from bertserve.export.validation.report import update
 
-        report(update(spec, args.validation))
+        report(update(spec))
     passed = all(check.passed is not False for check in checks)
     if args.json:
         print(json.dumps({"bundle": str(args.bundle), "passed": passed, "checks": [vars(check) for check in checks]}, indent=1))
@@ -77,19 +67,20 @@ def main(argv: Sequence[str]) -> int:
 
 def _problem(args: argparse.Namespace) -> str | None:
     """Returns what is wrong with the flags together, or None."""
-    source = args.checkpoint or args.module
+    has_module, has_checkpoint = args.module is not None, args.checkpoint is not None
     problems = {
-        "--min-agreement needs --data; give both": args.min_agreement is not None and args.data is None,
-        "--min-metric needs --data; give both": args.min_metric and args.data is None,
-        "--min-metric has a duplicate metric; give each once": len(dict(args.min_metric)) < len(args.min_metric),
-        "--module replaces --checkpoint; remove one of them": args.module is not None and args.checkpoint is not None,
-        f"--module would run the code of `{args.module}` with your rights; read it, and give --trust-module if you trust it": (
-            args.module is not None and not args.trust_module
+        "--min-agreement and --min-metric need --data; give it too": (
+            args.data is None and (args.min_agreement is not None or args.min_metrics)
         ),
-        "--trust-module is for --module; remove it": args.module is None and args.trust_module,
-        "--revision is for the hub id of --checkpoint; give --checkpoint too": args.revision is not None and args.checkpoint is None,
-        "--update measures all graphs against the checkpoint; give --checkpoint or --module, and neither --provider nor --precision": (
-            args.update and (source is None or args.provider is not None or args.precision is not None)
+        "--min-metric has a duplicate metric; give each once": len(dict(args.min_metrics)) < len(args.min_metrics),
+        "--module replaces --checkpoint; remove one of them": has_module and has_checkpoint,
+        f"--module would run the code of `{args.module}` with your rights; read it, and give --trust-module if you trust it": (
+            has_module and not args.trust_module
+        ),
+        "--trust-module is for --module; remove it": args.trust_module and not has_module,
+        "--revision is for the hub id of --checkpoint; give --checkpoint too": args.revision is not None and not has_checkpoint,
+        "--update measures all graphs against the checkpoint; give --checkpoint or --module, and no --provider": (
+            args.update and (not (has_checkpoint or has_module) or args.providers is not None)
         ),
         "--validation needs --update; give both": args.validation is not None and not args.update,
     }
@@ -122,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--min-agreement", type=flags.parse_positive, metavar="SHARE", help="minimum agreement of each graph on the data")
     parser.add_argument(
         "--min-metric",
+        dest="min_metrics",
         type=_parse_floor,
         action="append",
         default=[],
@@ -130,16 +122,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--provider",
+        dest="providers",
         type=flags.parse_providers,
         metavar="LIST",
         help=f"comma list of {', '.join(PROVIDERS)}: check only the graphs for these providers, which must be available (default: all "
         "graphs, on the CPU if their provider is unavailable)",
-    )
-    parser.add_argument(
-        "--precision",
-        type=flags.parse_precisions,
-        metavar="LIST",
-        help="comma list of fp32, fp16, int8: check only these graphs (default: all)",
     )
     parser.add_argument(
         "--update",

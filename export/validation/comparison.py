@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 
 from bertserve.export import progress
 from bertserve.export.errors import ParityError
-from bertserve.export.tasks.metrics import result_spans, span_f1
-from bertserve.export.validation.agreement import decide, measure_agreement
+from bertserve.export.tasks.metrics import f1, result_spans, span_f1, spearman
+from bertserve.export.tasks.spec import ExportTask
 from bertserve.export.validation.served_graph import Answer, ServedGraph
 from bertserve.service.bundle.graph_spec import Agreement, LengthParity, Precision
-from bertserve.service.engine.onnx_engine import Row
+from bertserve.service.engine.onnx_engine import Engine, Row
 from bertserve.service.errors import EngineError
+from bertserve.service.tasks import attention
+from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.text.tokenizer import Encoding
 
 # Maximum difference of a logit from the reference, by precision.
@@ -39,9 +41,24 @@ MAX_REL_ERROR: dict[Precision, float] = {"fp32": 2e-5, "fp16": 2e-2}
 MAX_INT8_RMS, MAX_INT8_WORST = 0.1, 3.0
 INT8_SLACK = 2  # factor for the gate's error, if that allows more
 FIXED_SAMPLES_FACTOR = 2  # factor for the root mean square of the fixed samples, which are more unusual than ordinary texts
+MAX_ATTENTION_ERROR = 1e-4  # of an attention weight, which is from 0 to 1, for float32
 SHORTEST_RANGE = 16  # in tokens; each range of the table by length is twice as long as the previous one
-
 MAX_REASON = 300  # characters of ONNX Runtime's own message
+
+# A graph with a larger error of a row in a batch is not batch-invariant, and the service runs it one text at a time.
+MAX_ROW_ERROR = 1e-5
+# fp16 has ten bits, and rounding may depend on the kernel for a batch's shape. A difference of this size between a text alone and in
+# a batch is rounding, and does not mean that texts affect each other.
+MAX_ROW_ERROR_FP16 = 2e-2
+# The limits apply relative to the row's largest output if that is larger than this, because rounding errors grow with values. The absolute
+# limits above correspond to this largest output.
+TRAINED_LARGEST = 5
+# int8 with static scales gives a row the same numbers in a batch, unless a value is so close to a rounding boundary that the last bit of a
+# float32 sum decides. Then the row differs by a step of int8, which is much less than int8's difference from float32. This happens to few
+# rows. Dynamic scales, which depend on the batch, change nearly all rows.
+MAX_INT8_SHARE = 0.05
+BATCH_ROWS = 4
+MAX_TOKENS = 2048  # of a row in a batch; attention of a batch of longer rows would need gigabytes
 
 
 @dataclass(frozen=True)
@@ -55,7 +72,7 @@ class Reference:
         fixed: Number of the fixed samples.
         answer: Its answer to another request. It raises EngineError if it has none.
         own: The graphs whose answers these are; empty for the checkpoint.
-        attention_error: A graph -> its largest error of an attention weight, or None. It raises ParityError if that is too large.
+        maps: Requests for attention with their weights, float32 [maps, length, length].
     """
 
     name: str
@@ -64,7 +81,7 @@ class Reference:
     fixed: int
     answer: Callable[[Any], Answer | None] = lambda request: None
     own: Sequence[ServedGraph] = ()
-    attention_error: Callable[[ServedGraph], float | None] = lambda served: None
+    maps: Sequence[tuple[attention.AttentionRequest, NDArray[np.float32]]] = ()
 
 
 class RelativeError:
@@ -111,6 +128,7 @@ class _Difference:
     """The output value of a row with the largest difference, and the reference's largest magnitude in that row."""
 
     request: Any
+    tokens: int
     expected: float
     actual: float
     largest: float
@@ -130,73 +148,62 @@ class Comparison:
 
     Attributes:
         served: The graph.
-        results: Its results for the texts, which are all requests that are not fixed samples.
-        expected: The reference's results for them; empty without a reference.
-        encodings: The encodings of the reference's own requests.
-        rows: The graph's outputs for each of these encodings, run alone.
+        fixed: Number of the fixed samples, which are the first requests; the others are texts.
+        results: Its results.
+        expected: The reference's results; empty without a reference.
+        worst_row_error: The largest difference of a row in a batch from the same row run alone.
+        batch_invariant: Whether all these differences are rounding.
+        attention_error: The largest difference of an attention weight; None if the graph does not return attention.
         error: Why there is no complete comparison; None if there is no reason.
     """
 
-    def __init__(self, served: ServedGraph) -> None:
-        """Prepares the comparison of a graph, whose entry in the manifest decides the bounds."""
-        self.served, self._precision = served, served.graph.precision
+    def __init__(self, served: ServedGraph, fixed: int) -> None:
+        self.served, self.fixed = served, fixed
         self.results, self.expected = list[Any](), list[Any]()
-        self.encodings, self.rows = list[Encoding](), list[Row]()
+        self.worst_row_error, self.batch_invariant = 0.0, False
+        self.attention_error: float | None = None
         self.error: str | None = None
-        self._fixed = RelativeError()
-        self._texts = RelativeError(self._fixed)
-        # of each request: the decisions of the reference and of the graph, their spans, and whether it is a fixed sample
-        self._decisions, self._spans, self._is_fixed = list[tuple[Any, Any]](), list[tuple[Any, Any]](), list[bool]()
-        self._lengths: list[tuple[int, float, float]] = []  # of each row: tokens, largest error, the same relative to the largest logit
-        self._worst: _Difference | None = None
+        self._samples = RelativeError()
+        self._texts = RelativeError(self._samples)
+        self._differences = list[_Difference]()  # of each row
 
-    def add(self, request: Any, actual: Answer, expected: Answer | None, *, fixed: bool) -> None:
-        """Adds the graph's answer to a request, and compares it.
-
-        Args:
-            request: The request.
-            actual: The graph's answer.
-            expected: The reference's answer; its outputs are decoded if it has no result. None without a reference.
-            fixed: Whether it is a fixed sample.
+    def add(self, request: Any, actual: Answer, expected: Answer | None) -> None:
+        """Adds the graph's answer to a request, and compares it with the reference's, whose outputs are decoded if it has no result.
 
         Raises:
             ParityError: The reference's encodings or outputs have other numbers or shapes.
             EngineError: The outputs cannot be decoded.
         """
         if expected is not None:
-            differences = _differences(request, expected.rows, actual.rows)
-            result = self.served.decode(request, expected.rows) if expected.result is None else expected.result
-            for encoding, difference, row, own in zip(actual.encodings, differences, expected.rows, actual.rows, strict=True):
-                (self._fixed if fixed else self._texts).add(row, own)
-                self._lengths.append((len(encoding), difference.error, difference.error / (difference.largest or 1.0)))
-                if self._worst is None or difference.excess(self._precision) > self._worst.excess(self._precision):
-                    self._worst = difference
-            self._decisions.append(decide(self.served.task, self.served.config, result, actual.result))
-            self._spans.append((result_spans(result), result_spans(actual.result)))
-            self._is_fixed.append(fixed)
-            if not fixed:
-                self.expected.append(result)
-        if not fixed:
-            self.results.append(actual.result)
+            self._differences += _differences(request, actual, expected.rows)
+            self.expected.append(self.served.decode(request, expected.rows) if expected.result is None else expected.result)
+            errors = self._samples if len(self.results) < self.fixed else self._texts
+            for row, own in zip(expected.rows, actual.rows, strict=True):
+                errors.add(row, own)
+        self.results.append(actual.result)
 
-    def agreement(self, *, on_texts: bool = False) -> Agreement:
-        """Returns the agreement on all compared requests, or only on the texts."""
-        pairs = [pair for pair, fixed in zip(self._decisions, self._is_fixed, strict=True) if not (on_texts and fixed)]
-        return measure_agreement(self.served.task.measure(self.served.config), pairs)
+    def agreement(self, start: int = 0) -> Agreement:
+        """Returns the agreement on the requests from `start` on."""
+        return measure_agreement(self.served.task, self.served.config, self.expected[start:], self.results[start:])
 
     def measured(self) -> dict[str, Any]:
         """Returns the fields of a `ValidationReport` that this comparison measures."""
-        agreement, lengths = self.agreement(), _errors_by_length(self._lengths, self.served.tokenizer.max_length)
+        agreement = self.agreement()
+        spans = [[result_spans(result) for result in side] for side in (self.expected, self.results)]
+        lengths = _errors_by_length(self._differences, self.served.tokenizer.max_length)
         return {
-            "samples": len(self._decisions),
+            "samples": len(self.results),
             "worst_abs_error": max((entry.worst_abs_error for entry in lengths), default=0.0),
             "worst_rel_error": max((entry.worst_rel_error for entry in lengths), default=0.0),
+            "worst_row_error": self.worst_row_error,
             "label_agreement": agreement.value if agreement.measure == "label" else None,
             "agreement": agreement,
-            "spans": sum(len(expected) for expected, _ in self._spans),
-            "span_agreement": span_f1(*zip(*self._spans, strict=True)) if any(map(any, self._spans)) else None,
+            "spans": sum(map(len, spans[0])),
+            "span_agreement": span_f1(*spans) if any(map(any, spans)) else None,
             "lengths": lengths,
-            "longest": max((tokens for tokens, _, _ in self._lengths), default=0),
+            "longest": max((difference.tokens for difference in self._differences), default=0),
+            "attention_error": self.attention_error,
+            "provider": self.served.provider,
         }
 
     def check(self) -> None:
@@ -205,16 +212,20 @@ class Comparison:
         Raises:
             ParityError: An error exceeds its bound; the message has the worst case.
         """
-        worst, precision = self._worst, self._precision
-        if worst is None:
-            return
-        if precision == "int8":
+        precision = self.served.graph.precision
+        worst = max(self._differences, key=lambda difference: difference.excess(precision), default=None)
+        if worst is not None and precision == "int8":
             self._check_int8(worst)
-        elif worst.excess(precision) > 1:
+        elif worst is not None and worst.excess(precision) > 1:
             raise ParityError(
                 f"{precision} logits differ by {worst.error:.2e}, over the limit of {MAX_ABS_ERROR[precision]:.0e} or "
                 f"{MAX_REL_ERROR[precision]:.0e} of the row's largest logit, which is {worst.largest:.3g}: "
                 f"{describe(worst.request)}; expected {worst.expected}, got {worst.actual}."
+            )
+        if precision == "fp32" and self.attention_error is not None and not self.attention_error <= MAX_ATTENTION_ERROR:
+            raise ParityError(
+                f"fp32 attention weights differ by {self.attention_error:.2e}, over the limit of {MAX_ATTENTION_ERROR:.0e}; export it "
+                "without --attentions."
             )
 
     def _check_int8(self, worst: _Difference) -> None:
@@ -223,8 +234,8 @@ class Comparison:
         limit = max(MAX_INT8_RMS, INT8_SLACK * report.quantization_error, report.quantization_limit)
         largest = limit * MAX_INT8_WORST / MAX_INT8_RMS
         # a root mean square of few texts is not reliable
-        max_text_rms = limit if self._texts.rows >= self._fixed.rows else math.inf
-        for errors, max_rms in ((self._fixed, FIXED_SAMPLES_FACTOR * limit), (self._texts, max_text_rms)):
+        max_text_rms = limit if self._texts.rows >= self._samples.rows else math.inf
+        for errors, max_rms in ((self._samples, FIXED_SAMPLES_FACTOR * limit), (self._texts, max_text_rms)):
             rms, error = errors.measure()
             if not (rms <= max_rms and error <= largest):  # not `>`, which is false for NaN
                 raise ParityError(
@@ -245,13 +256,25 @@ def compare(served: ServedGraph, reference: Reference) -> Comparison:
     count = len(reference.requests) if served.graph.precision == "int8" else reference.fixed
     requests = reference.requests[:count]
     answers = progress.track(progress.each(partial(_answer, served), requests), "compare answers", unit="samples", total=count)
-    comparison = Comparison(served)
+    comparison = Comparison(served, reference.fixed)
+    encodings, rows = list[Encoding](), list[Row]()
     for i, answer in enumerate(answers):
-        expected = None if served in reference.own else reference.answers[i]
-        comparison.add(requests[i], answer, expected, fixed=i < reference.fixed)
-        comparison.encodings += answer.encodings
-        comparison.rows += answer.rows
+        comparison.add(requests[i], answer, None if served in reference.own else reference.answers[i])
+        encodings += answer.encodings
+        rows += answer.rows
+    comparison.worst_row_error, comparison.batch_invariant = measure_row_errors(served.engine, served.graph.precision, encodings, rows)
+    if reference.maps:
+        errors = [_attention_error(served, *weights) for weights in reference.maps]
+        comparison.attention_error = float(np.max(errors))  # `max` may ignore a NaN
     return comparison
+
+
+def _attention_error(served: ServedGraph, request: attention.AttentionRequest, weights: NDArray[np.float32]) -> float:
+    encoding, _ = attention.encode(request, served.tokenizer)
+    if weights.shape[-1] != len(encoding):
+        raise ParityError(f"a text has {len(encoding)} tokens, but {weights.shape[-1]} with the checkpoint's tokenizer.")
+    [row] = served.engine.run([encoding])
+    return float(np.abs(row[attention.OUTPUT] - weights).max())
 
 
 def _answer(served: ServedGraph, request: Any) -> Answer:
@@ -265,32 +288,37 @@ def _answer(served: ServedGraph, request: Any) -> Answer:
         ) from error
 
 
-def _errors_by_length(rows: Sequence[tuple[int, float, float]], max_length: int) -> tuple[LengthParity, ...]:
+def _errors_by_length(differences: Sequence[_Difference], max_length: int) -> tuple[LengthParity, ...]:
     """Returns the largest absolute and relative errors of rows by their length in tokens."""
-    ranges = defaultdict[int, list[tuple[float, float]]](list)
-    for tokens, *errors in rows:
+    ranges = defaultdict[int, list[_Difference]](list)
+    for difference in differences:
         up_to = SHORTEST_RANGE
-        while up_to < tokens:
+        while up_to < difference.tokens:
             up_to *= 2
-        ranges[min(up_to, max_length)].append((errors[0], errors[1]))
+        ranges[min(up_to, max_length)].append(difference)
     return tuple(
-        LengthParity(up_to=up_to, rows=len(errors), worst_abs_error=max(a for a, _ in errors), worst_rel_error=max(r for _, r in errors))
-        for up_to, errors in sorted(ranges.items())
+        LengthParity(
+            up_to=up_to,
+            rows=len(group),
+            worst_abs_error=max(difference.error for difference in group),
+            worst_rel_error=max(difference.error / (difference.largest or 1.0) for difference in group),
+        )
+        for up_to, group in sorted(ranges.items())
     )
 
 
-def _differences(request: Any, expected: Sequence[Row], rows: Sequence[Row]) -> list[_Difference]:
+def _differences(request: Any, actual: Answer, expected: Sequence[Row]) -> list[_Difference]:
     """Returns the largest difference in each row of a request."""
-    if len(rows) != len(expected):
-        raise ParityError(f"{len(rows)} windows, but the reference has {len(expected)}: {describe(request)}.")
-    shapes = [[{name: value.shape for name, value in row.items()} for row in side] for side in (expected, rows)]
+    if len(actual.rows) != len(expected):
+        raise ParityError(f"{len(actual.rows)} windows, but the reference has {len(expected)}: {describe(request)}.")
+    shapes = [[{name: value.shape for name, value in row.items()} for row in side] for side in (expected, actual.rows)]
     if shapes[0] != shapes[1]:
         raise ParityError(f"outputs are {shapes[1]}, but the reference has {shapes[0]}: {describe(request)}.")
     differences = []
-    for pair in zip(expected, rows, strict=True):
+    for encoding, *pair in zip(actual.encodings, expected, actual.rows, strict=True):
         a, b = (np.concatenate([np.zeros(1), *(value.ravel() for value in row.values())]) for row in pair)
         worst = int(np.abs(a - b).argmax())
-        differences.append(_Difference(request, float(a[worst]), float(b[worst]), float(np.abs(a).max())))
+        differences.append(_Difference(request, len(encoding), float(a[worst]), float(b[worst]), float(np.abs(a).max())))
     return differences
 
 
@@ -298,3 +326,68 @@ def describe(request: Any) -> str:
     """Returns the beginning of a request's texts, for a message."""
     texts = [getattr(request, name, None) for name in ("text", "text_pair", "question", "context")]
     return " + ".join(f"{text[:60]!r} ({len(text)} characters)" for text in texts if text is not None)
+
+
+def measure_agreement(task: ExportTask, config: ModelConfig, expected: Sequence[Any], actual: Sequence[Any]) -> Agreement:
+    """Returns the agreement of the graph's results `actual` with the reference's; without decisions it has no value."""
+    measure, value, worst = task.measure(config), None, None
+    if measure == "cosine":
+        cosines = [min(1.0 - cosine_distance(*pair), 1.0) for pair in zip(expected, actual, strict=True)]
+        if cosines:
+            value, worst = sum(cosines) / len(cosines), min(cosines)
+        return Agreement(measure=measure, value=value, decisions=len(cosines), worst=worst)
+    pairs = [(task.decision(first, config), task.decision(second, config)) for first, second in zip(expected, actual, strict=True)]
+    if measure == "spearman":
+        # the scores of each label, of the reference and of the graph; the lowest correlation of a label counts
+        by_label = zip(*(map(_rounded, zip(*scores, strict=True)) for scores in zip(*pairs, strict=True)), strict=True)
+        # a reference with equal scores has no order; a graph with equal scores has lost the order, which is 0
+        value = min((spearman(first, second) for first, second in by_label if len(set(first)) > 1), default=None)
+    elif measure == "label":
+        value = sum(first == second for first, second in pairs) / len(pairs) if pairs else None
+    elif pairs := [(a, b) for a, b in pairs if a or b]:
+        value = f1(sum(len(a & b) for a, b in pairs), sum(len(b) for _, b in pairs), sum(len(a) for a, _ in pairs))
+    return Agreement(measure=measure, value=value, decisions=0 if value is None else len(pairs))
+
+
+def _rounded(scores: Sequence[float]) -> list[float]:
+    """Returns scores in five digits, in which float32 agrees with PyTorch; ranks of closer scores, as near 1, are only rounding."""
+    return [float(f"{score:.5g}") for score in scores]
+
+
+def cosine_distance(a: Any, b: Any) -> float:
+    """Returns 1 - cosine of two vectors; for a text's token vectors, the largest distance of corresponding ones."""
+    x, y = (np.atleast_2d(np.asarray(value, dtype=np.float64)) for value in (a, b))
+    norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
+    return float(np.max(1 - (x * y).sum(axis=1) / np.maximum(norms, np.finfo(np.float64).tiny)))
+
+
+def measure_row_errors(engine: Engine, precision: Precision, encodings: Sequence[Encoding], alone: Sequence[Row]) -> tuple[float, bool]:
+    """Compares rows in batches with the same rows run alone, without those over `MAX_TOKENS`; neighbors share batches.
+
+    Returns:
+        The largest difference of an output, and whether all differences are rounding, so that the graph is batch-invariant.
+
+    Raises:
+        ValueError: There are fewer than two rows, so there is no batch.
+    """
+    rows = [pair for pair in zip(encodings, alone, strict=True) if len(pair[0]) <= MAX_TOKENS]
+    if len(rows) < 2:
+        raise ValueError(f"{len(rows)} rows are too few to compare rows in batches; give at least 2.")
+
+    def errors_of(start: int) -> list[tuple[float, float]]:
+        part = rows[start : start + BATCH_ROWS]
+        together = engine.run([encoding for encoding, _ in part])
+        return [_row_errors(row, single) for row, (_, single) in zip(together, part, strict=True)]
+
+    errors = [error for batch in progress.each(errors_of, range(0, len(rows), BATCH_ROWS)) for error in batch]
+    worst, scaled = np.max(errors, axis=0).tolist()  # `max` may ignore a NaN
+    share = np.mean([not error <= MAX_ROW_ERROR / TRAINED_LARGEST for _, error in errors])
+    bound = MAX_ROW_ERROR if precision == "fp32" else MAX_ROW_ERROR_FP16
+    return worst, bool(scaled <= bound / TRAINED_LARGEST and (precision != "int8" or share <= MAX_INT8_SHARE))
+
+
+def _row_errors(row: Row, single: Row) -> tuple[float, float]:
+    """Returns the largest difference of a row's outputs, absolute and relative to the row's largest output."""
+    worst = float(np.max([np.abs(row[name] - single[name]).max(initial=0.0) for name in row]))
+    largest = float(np.max([np.abs(values).max(initial=0.0) for values in single.values()]))
+    return worst, worst / max(largest, TRAINED_LARGEST)

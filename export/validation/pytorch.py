@@ -5,10 +5,7 @@ The Hugging Face tokenizer creates the inputs, with its own truncation and windo
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -27,11 +24,9 @@ from bertserve.export.progress import track
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.tasks.spec import LONG, NAMES, TEXTS, TokenizerCall
 from bertserve.export.validation.comparison import Reference
-from bertserve.export.validation.data import Check
 from bertserve.export.validation.samples import sample_requests, text_requests
-from bertserve.export.validation.served_graph import Answer, ServedGraph
+from bertserve.export.validation.served_graph import Answer
 from bertserve.export.validation.verify import VerifySpec
-from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.engine.onnx_engine import Row
 from bertserve.service.errors import EngineError
@@ -39,8 +34,7 @@ from bertserve.service.tasks import attention
 
 NO_TEXTS = Texts()
 
-MAX_ERROR = 1e-4  # of an attention weight, which is from 0 to 1, for float32
-MAX_TOKENS = 512  # of a text; PyTorch returns the maps of all layers and heads at once
+MAX_TOKENS = 512  # of a text with attention; PyTorch returns the maps of all layers and heads at once
 _ATTENTION_TEXTS = 7  # number of the built-in texts to use; each runs with the weights of all layers and heads
 _SHOWN_CHARS = 200  # of a setting in the report
 
@@ -60,20 +54,13 @@ def sample_reference(checkpoint: Checkpoint, texts: Texts = NO_TEXTS) -> Referen
         fixed = sample_requests(checkpoint.task, spec, checkpoint, count)
         requests = [*fixed, *text_requests(checkpoint.task, texts, spec)]
         answers = answer_all(checkpoint, requests)
-        maps = _sample_attention(checkpoint)
+        maps = _sample_attention(checkpoint) if checkpoint.attention_heads else []
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise ParityError(
             f"{type(checkpoint.model).__name__} cannot run all samples of up to {spec.max_length} tokens in PyTorch: {error}; either this "
             "kind of model is not supported, or the lengths in its configuration are wrong or too short for its task."
         ) from error
-    return Reference(
-        "the checkpoint",
-        requests,
-        answers,
-        len(fixed),
-        answer=partial(_answer, checkpoint),
-        attention_error=partial(_measure_attention, maps),
-    )
+    return Reference("the checkpoint", requests, answers, len(fixed), answer=partial(_answer, checkpoint), maps=maps)
 
 
 def answer_all(checkpoint: Checkpoint, requests: Sequence[Any]) -> list[Answer]:
@@ -140,82 +127,47 @@ def _run_window(checkpoint: Checkpoint, window: dict[str, list[int]]) -> Row:
     return row
 
 
-@dataclass(frozen=True)
-class _AttentionSample:
-    """A text with the layers and heads to compare, and PyTorch's weights of these, float32 [maps, length, length]."""
-
-    request: attention.AttentionRequest
-    weights: NDArray[np.float32]
-
-
-def _sample_attention(checkpoint: Checkpoint) -> list[_AttentionSample]:
-    """Returns the checkpoint's attention for short and long texts, for as many heads as an answer may have; empty without attention."""
-    counts, max_length = checkpoint.attention_heads, min(checkpoint.tokenizer_spec.max_length, MAX_TOKENS)
-    all_heads = [(layer, head) for layer, count in enumerate(counts) for head in range(count)]
-    pairs = [("A man is eating food.", "Someone eats."), (LONG * 2, NAMES)]
-    samples: list[_AttentionSample] = []
-    for texts in [*((text,) for text in (*TEXTS[:_ATTENTION_TEXTS], LONG, LONG * 9)), *pairs] if counts else ():
-        ordered = texts[::-1] if checkpoint.tokenizer_spec.second_text_first else texts
+def _sample_attention(checkpoint: Checkpoint) -> list[tuple[attention.AttentionRequest, NDArray[np.float32]]]:
+    """Returns the checkpoint's attention for short and long texts, for as many heads as an answer may have."""
+    spec, all_heads = checkpoint.tokenizer_spec, [(i, head) for i, count in enumerate(checkpoint.attention_heads) for head in range(count)]
+    texts = [(text,) for text in (*TEXTS[:_ATTENTION_TEXTS], LONG, LONG * 9)]
+    pairs = [] if spec.pair is None else [("A man is eating food.", "Someone eats."), (LONG * 2, NAMES)]
+    samples = []
+    for parts in (*texts, *pairs):
+        ordered = parts[::-1] if spec.second_text_first else parts
         batch = checkpoint.tokenizer(*ordered, return_tensors="pt", return_token_type_ids=True, return_attention_mask=True)
         length = batch["input_ids"].shape[1]
-        if not 0 < length <= max_length or (len(texts) > 1 and checkpoint.tokenizer_spec.pair is None):
+        if not 0 < length <= min(spec.max_length, MAX_TOKENS):
             continue
         with torch.no_grad(), returning_attention(checkpoint.model):
             weights = checkpoint.model(**{spec.name: batch[spec.name] for spec in checkpoint.inputs if spec.name in batch})["attentions"]
         maps = calibration.sample(all_heads, attention.MAX_VALUES // length**2)
         heads = {layer: tuple(head for map_layer, head in maps if map_layer == layer) for layer, _ in maps}
-        request = attention.AttentionRequest(texts[0], texts[1] if len(texts) > 1 else None, tuple(heads.items()))
-        chosen = [weights[layer][0, list(indices)].numpy() for layer, indices in heads.items()]
-        samples.append(_AttentionSample(request, np.concatenate(chosen)))
+        request = attention.AttentionRequest(parts[0], parts[1] if len(parts) > 1 else None, tuple(heads.items()))
+        samples.append((request, np.concatenate([weights[layer][0, list(indices)].numpy() for layer, indices in heads.items()])))
     return samples
 
 
-def _measure_attention(samples: Sequence[_AttentionSample], served: ServedGraph) -> float | None:
-    """Returns the largest difference of a weight from PyTorch, or None if the graph does not return attention.
+def load_checkpoint_of(manifest: Manifest, spec: VerifySpec) -> Checkpoint:
+    """Loads the checkpoint or the trusted module of a verification, for the task and layers of its bundle.
 
     Raises:
-        ParityError: A float32 weight differs by more than `MAX_ERROR`, or a text has different tokens.
-    """
-    errors: list[float] = []
-    for sample in samples:
-        encoding, _ = attention.encode(sample.request, served.tokenizer)
-        [row] = served.engine.run([encoding])
-        if sample.weights.shape[-1] != len(encoding):
-            raise ParityError(f"a text has {len(encoding)} tokens, but {sample.weights.shape[-1]} with the checkpoint's tokenizer.")
-        errors.append(float(np.abs(row[attention.OUTPUT] - sample.weights).max()))
-    if not errors:
-        return None
-    worst = float(np.max(errors))  # `max` may ignore a NaN
-    if served.graph.precision == "fp32" and not worst <= MAX_ERROR:
-        raise ParityError(
-            f"fp32 attention weights differ by {worst:.2e}, over the limit of {MAX_ERROR:.0e}; export it without --attentions."
-        )
-    return worst
-
-
-def load_checkpoint_of(bundle: Bundle, spec: VerifySpec) -> Checkpoint:
-    """Loads the checkpoint of a verification for the task and layers of its bundle.
-
-    Raises:
-        CheckpointError: It cannot be loaded, or the bundle was made from another one.
+        CheckpointError: It cannot be loaded, or does not fit the bundle.
         MissingPackageError: It is a LoRA adapter, and peft is not installed.
     """
-    manifest, source = bundle.manifest, spec.checkpoint
-    assert source is not None, "the caller asks for it"
-    if spec.module:
-        checkpoint = load_module(source)
+    if spec.module is not None:
+        checkpoint = load_module(spec.module)
         if checkpoint.task != manifest.task:
-            raise CheckpointError(
-                f"the module of `{source}` is for {checkpoint.task}, but the bundle is for {manifest.task}; give the right one."
-            )
+            raise CheckpointError(f"the module of `{spec.module}` is for {checkpoint.task}, but the bundle is for {manifest.task}.")
         return checkpoint
-    if re.fullmatch(r".+\.py:\w+", manifest.source.checkpoint):
+    assert spec.checkpoint is not None, "the caller asks for it"
+    if ".py:" in manifest.source.checkpoint:
         raise CheckpointError(
             f"the bundle was made from the module `{manifest.source.checkpoint}`; give --module FILE:FACTORY and "
             "--trust-module instead of --checkpoint."
         )
     return load_checkpoint(
-        source,
+        spec.checkpoint,
         task=manifest.task,
         revision=spec.revision,
         layers="last" if manifest.embedding is None else manifest.embedding.layers,
@@ -225,43 +177,21 @@ def load_checkpoint_of(bundle: Bundle, spec: VerifySpec) -> Checkpoint:
     )
 
 
-def check_checkpoint(bundle: Bundle, spec: VerifySpec) -> Generator[Check, None, Reference]:
-    """Checks the weights' digest and the settings of the checkpoint, and returns it as the reference.
-
-    Raises:
-        CheckpointError: It cannot be loaded, or the bundle was made from another one.
-        MissingPackageError: It is a LoRA adapter, and peft is not installed.
-        ParityError: PyTorch cannot run the samples.
-    """
-    manifest, checkpoint = bundle.manifest, load_checkpoint_of(bundle, spec)
-    expected, actual = manifest.source.weights_sha256, checkpoint.origin.weights_sha256
-    detail = f"sha256 over its weights is {actual[:12]}…, the manifest says {expected[:12]}…"
-    yield Check("checkpoint", expected == actual, detail, {"weights_sha256": actual})
-    differences = compare_settings(manifest, checkpoint)
-    detail = "; ".join(differences) or "labels, activation, embedding and tokenizer are those of the checkpoint"
-    yield Check("settings", not differences, detail, {"differences": differences})
-    return sample_reference(checkpoint)
-
-
 def compare_settings(manifest: Manifest, checkpoint: Checkpoint) -> list[str]:
     """Returns the settings of a bundle that differ from its checkpoint, except the choices of the user at the export.
 
-    The comparison of outputs cannot find them, because it decodes both outputs with the settings of the checkpoint.
+    The comparison of outputs cannot find them, because it decodes both outputs with the same settings.
     """
-    updates = {name: getattr(checkpoint, name) for name in ("labels", "activation", "embedding")} | {"tokenizer": checkpoint.tokenizer_spec}
-    own, others = (_settings(side) for side in (manifest, manifest.model_copy(update=updates)))
-    return [
-        f"`{name}` is {value:.{_SHOWN_CHARS}}, but {others.get(name, 'not set'):.{_SHOWN_CHARS}} in the checkpoint"
-        for name, value in own.items()
-        if value != others.get(name)
-    ]
-
-
-def _settings(manifest: Manifest) -> dict[str, str]:
-    """Returns the settings that come from the checkpoint, by name, as JSON."""
     chosen = {"embedding": {"layers", "default_layers", "combine"}, "tokenizer": {"sha256"}}
-    document = manifest.model_dump(include={"labels", "activation", "embedding", "tokenizer"}, exclude=chosen)
-    values = {name: value for name, value in document.items() if not isinstance(value, dict)}
-    for name in [name for name in document if name not in values]:
-        values |= {f"{name}.{key}": value for key, value in document[name].items()}
-    return {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
+    updates = {name: getattr(checkpoint, name) for name in ("labels", "activation", "embedding")} | {"tokenizer": checkpoint.tokenizer_spec}
+    sides = []
+    for side in (manifest, manifest.model_copy(update=updates)):
+        document = side.model_dump(include={*updates}, exclude=chosen)
+        parts = {name: document.pop(name) or {} for name in chosen}
+        sides.append(document | {f"{name}.{key}": value for name, part in parts.items() for key, value in part.items()})
+    own, other = sides
+    return [
+        f"`{name}` is {value!s:.{_SHOWN_CHARS}}, but {other.get(name)!s:.{_SHOWN_CHARS}} in the checkpoint"
+        for name, value in own.items()
+        if value != other.get(name)
+    ]

@@ -1,8 +1,4 @@
-"""The requests for comparing a graph with its checkpoint.
-
-A few fixed requests of every kind: short and long texts, Unicode, pairs, windows. A few hundred requests from ordinary texts measure the share
-of equal answers of a graph with lower precision. `export/tasks` has the requests of each task.
-"""
+"""The requests for comparing a graph with its checkpoint: fixed ones of every kind, and ordinary texts for int8."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bertserve.export.tasks.catalog import TASKS
-from bertserve.export.tasks.spec import LONG, NAMES, SENTENCE, TEXTS, ExportTask
+from bertserve.export.tasks.spec import LONG, NAMES, SENTENCE, TEXTS
 from bertserve.service.bundle.manifest import SpecialPiece, Task, TokenizerSpec
 from bertserve.service.tasks import embed
 from bertserve.service.tasks.batch import ModelConfig
@@ -27,10 +23,7 @@ MAX_FULL_LENGTH = 4096  # in tokens; PyTorch needs attention of length x length 
 
 
 def text_requests(task: Task, texts: Texts, spec: TokenizerSpec) -> list[Any]:
-    """Returns a request for each text, passage and pair; none for embeddings, which decide nothing.
-
-    The texts must not have been used to create the graph.
-    """
+    """Returns a request for each text, passage and pair; none for embeddings, which decide nothing."""
     record = TASKS[task]
     texts = replace(texts, passages=tuple(passage for passage in texts.passages if passage not in texts.lines))
     if record.ordinary_requests is not None:
@@ -41,39 +34,30 @@ def text_requests(task: Task, texts: Texts, spec: TokenizerSpec) -> list[Any]:
 def sample_requests(task: Task, spec: TokenizerSpec, config: ModelConfig, count: Callable[[str], int] | None = None) -> list[Any]:
     """Returns the fixed requests of a task, and requests for the model's own added tokens and prompts.
 
-    If `count`, which counts tokens, is given, the last request has the model's maximum length.
-
-    Without special tokens in the template, an empty text has no tokens and no answer, so there is no request for it.
+    With `count`, which counts tokens, the last request has the model's maximum length, or about `MAX_FULL_LENGTH` tokens if that is shorter.
     """
     record = TASKS[task]
     if record.fixed_requests is not None:
         requests = record.fixed_requests(spec)
     else:
         requests = [record.text_request(text, spec) for text in ["", *TEXTS, NAMES * 5, LONG * 30]]
-    requests += [record.text_request(text, spec) for text in _added_token_texts(spec)]
+    tokens = [token.token for token in spec.added_tokens][:MAX_ADDED_TOKENS]
+    step = max(1, min(_TOKENS_PER_TEXT, spec.max_length // 8))
+    for start in range(0, len(tokens), step):
+        text = " met ".join(f"{token} Ada {token}" for token in tokens[start : start + step])
+        requests.append(record.text_request(text, spec))
     prompts = config.embedding.prompts.values() if config.embedding else ()
     requests += [replace(record.text_request(SENTENCE, spec), prompt=prompt) for prompt in prompts]
     if not any(isinstance(piece, SpecialPiece) for piece in spec.single):
-        requests = [request for request in requests if request.chars]
+        requests = [request for request in requests if request.chars]  # an empty text has no tokens, and no answer
     if count is not None:
-        requests.append(_full_length_request(record, spec, count))
+        length = min(spec.max_length, MAX_FULL_LENGTH)
+        # enough tokens for the model to cut the text; below the model's length nothing is cut, and special tokens and a second text need space
+        target_length = length + length // 4 if length == spec.max_length else length - 32
+        words = list(itertools.islice(itertools.cycle((NAMES + LONG).split()), length))
+        text = " ".join(words[: length * target_length // count(" ".join(words))])
+        requests.append(record.text_request(text, spec))
     if config.embedding is None:
         return requests
     own = embed.resolve(embed.EmbedParameters(), config.embedding)  # the bundle's pooling and layers
     return [replace(own, text=request.text, prompt=request.prompt) for request in requests]
-
-
-def _full_length_request(task: ExportTask, spec: TokenizerSpec, count: Callable[[str], int]) -> Any:
-    """Returns a request of the model's maximum length, or of about `MAX_FULL_LENGTH` tokens if that is shorter; `count` counts tokens."""
-    length = min(spec.max_length, MAX_FULL_LENGTH)
-    # enough tokens for the model to cut the text; below the model's length nothing is cut, and special tokens and a second text need space
-    target_length = length + length // 4 if length == spec.max_length else length - 32
-    words = list(itertools.islice(itertools.cycle((NAMES + LONG).split()), length))
-    return task.text_request(" ".join(words[: length * target_length // count(" ".join(words))]), spec)
-
-
-def _added_token_texts(spec: TokenizerSpec) -> list[str]:
-    """Returns texts that contain every added token, a few per text."""
-    tokens = [token.token for token in spec.added_tokens][:MAX_ADDED_TOKENS]
-    step = max(1, min(_TOKENS_PER_TEXT, spec.max_length // 8))
-    return [" met ".join(f"{token} Ada {token}" for token in tokens[i : i + step]) for i in range(0, len(tokens), step)]

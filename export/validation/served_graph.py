@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from bertserve.export.tasks.spec import ExportTask
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.engine.onnx_engine import Engine, OnnxEngine, Row
+from bertserve.service.engine.sessions import why_not
 from bertserve.service.errors import EngineError
 from bertserve.service.providers import Provider
 from bertserve.service.tasks import multiple_choice
@@ -42,21 +43,14 @@ class Answer:
 
 @dataclass(frozen=True, eq=False)
 class ServedGraph:
-    """A graph with all that answers requests. Each encoding runs alone.
-
-    Attributes:
-        graph: Its entry in the manifest.
-        engine: The engine that runs it.
-        tokenizer: The bundle's tokenizer.
-        task: Its task.
-        config: The properties of its model: a manifest or a checkpoint.
-    """
+    """A graph with all that answers requests, each encoding alone. It may run on another provider than its own."""
 
     graph: GraphSpec
     engine: Engine
     tokenizer: Tokenizer
     task: ExportTask
     config: ModelConfig
+    provider: Provider = "cpu"
 
     @property
     def name(self) -> str:
@@ -76,7 +70,7 @@ class ServedGraph:
             batches.append((encodings, [row for encoding in encodings for row in self.engine.run([encoding])]))
             return batches[-1][1]
 
-        result = to_plain(run_all(self.task.served.run(request, self._model()), execute))
+        result = self._run(request, execute)
         return Answer(*(batches[0] if batches else ((), ())), result)
 
     def decode(self, request: Any, rows: Sequence[Row]) -> Any:
@@ -94,38 +88,37 @@ class ServedGraph:
                 )
             return first.pop()
 
-        return to_plain(run_all(self.task.served.run(request, self._model()), execute))
+        return self._run(request, execute)
+
+    def _run(self, request: Any, execute: Callable[[Sequence[Encoding]], Sequence[Row]]) -> Any:
+        return to_plain(run_all(self.task.served.run(request, TaskModel(self.tokenizer, self.config)), execute))
 
     def answer_body(self, document: Mapping[str, Any]) -> Any:
-        """Returns the response of the HTTP API to a request body.
-
-        Raises:
-            BertServeError: The body is invalid, or the graph cannot answer it.
-        """
+        """Returns the response of the HTTP API to a request body."""
         body = read_body(self.task, document)
         return body.answer([self.answer(request).result for request in body.requests(self.config)])
 
-    def _model(self) -> TaskModel:
-        return TaskModel(self.tokenizer, self.config)
-
 
 def read_body(task: ExportTask, document: Mapping[str, Any]) -> TaskBody:
-    """Returns a request body as the service reads it, without a limit on its length.
-
-    Raises:
-        CallerError: It is not a valid body of the task.
-    """
+    """Returns a request body as the service reads it, without a limit on its length."""
     limits = Limits(max_inputs=multiple_choice.MAX_CHOICES, max_chars=MAX_CHARS)
     return read_as(task.served.body, json.dumps(document).encode(), limits)
 
 
 def open_graph(
-    folder: Path, graph: GraphSpec, spec: TokenizerSpec, tokenizer: Tokenizer, task: str, config: ModelConfig, provider: Provider
+    folder: Path,
+    graph: GraphSpec,
+    spec: TokenizerSpec,
+    tokenizer: Tokenizer,
+    task: str,
+    config: ModelConfig,
+    provider: Provider | None = None,
 ) -> ServedGraph:
-    """Opens a graph of a bundle in a session of a provider, which can be another one than its own.
+    """Opens a graph of a bundle on a provider: by default its own, or the CPU if this machine lacks it.
 
     Raises:
         ProviderError: This machine cannot run the graph on the provider; the message says what is missing.
     """
+    provider = provider or (graph.provider if why_not(graph.provider) is None else "cpu")
     engine = OnnxEngine(folder / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, provider=provider)
-    return ServedGraph(graph, engine, tokenizer, TASKS[task], config)
+    return ServedGraph(graph, engine, tokenizer, TASKS[task], config, provider)

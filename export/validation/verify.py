@@ -5,57 +5,77 @@ The reference is the checkpoint, or with data the float32 graph. Without a check
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
+import json
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from bertserve.export.errors import DataError, ParityError
 from bertserve.export.tasks.catalog import TASKS
-from bertserve.export.validation.agreement import measure_row_errors
+from bertserve.export.tasks.metrics import Score
+from bertserve.export.tasks.spec import INPUT_KEYS, Document, ExportTask, read_input
 from bertserve.export.validation.comparison import Comparison, Reference, compare
-from bertserve.export.validation.data import Check, Line, check_agreement, check_lines, check_metrics, read_lines
 from bertserve.export.validation.samples import sample_requests
-from bertserve.export.validation.served_graph import ServedGraph, open_graph
+from bertserve.export.validation.served_graph import Answer, ServedGraph, open_graph, read_body
 from bertserve.service.bundle.files import Bundle, load_bundle
-from bertserve.service.bundle.graph_spec import GraphSpec, Precision
+from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.bundle.validation_policy import describe_agreement
+from bertserve.service.bundle.validation_policy import describe_agreement, summarize_agreement
 from bertserve.service.check import CHECK_TOLERANCE, difference
 from bertserve.service.engine.sessions import why_not
-from bertserve.service.errors import BertServeError, BundleError, CallerError, EngineError, plural
+from bertserve.service.errors import SHOWN_CHARS, BertServeError, CallerError, EngineError, plural
 from bertserve.service.providers import Provider
+from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.text.tokenizer import Tokenizer
+
+_SHOWN_KEYS = 10  # maximum number of ignored keys in the report
+EXAMPLE = json.dumps({"inputs": "a text"})
 
 
 @dataclass(frozen=True)
 class VerifySpec:
-    """The flags of the command; metrics have their full names, and `module` says that `checkpoint` is a trusted `FILE:FACTORY`."""
+    """The flags of the command; metrics have their full names, and `module` is trusted."""
 
     bundle: Path
     checkpoint: str | None = None
+    revision: str | None = None
+    module: str | None = None
     data: Path | None = None
     min_agreement: float | None = None
-    providers: tuple[Provider, ...] | None = None
-    precisions: tuple[Precision, ...] | None = None
     min_metrics: Mapping[str, float] = field(default_factory=dict)
-    revision: str | None = None
-    module: bool = False
+    providers: tuple[Provider, ...] | None = None
+    validation: Path | None = None
 
     @property
-    def needs_runs(self) -> bool:
-        """Whether a graph that does not run here fails, because a comparison or a minimum was requested."""
-        return self.checkpoint is not None or self.min_agreement is not None or bool(self.min_metrics)
+    def has_checkpoint(self) -> bool:
+        """Whether the reference is a checkpoint in PyTorch."""
+        return self.checkpoint is not None or self.module is not None
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report.
+
+    Attributes:
+        name: Name of the check.
+        passed: Whether it passed; None for a measurement without a limit.
+        detail: The result as text.
+        metrics: The result as data.
+    """
+
+    name: str
+    passed: bool | None
+    detail: str
+    metrics: dict[str, Any] = field(default_factory=dict)
 
 
 def verify(spec: VerifySpec) -> Iterator[Check]:
     """Runs the checks one by one on request; checks that depend on a failed one are left out.
 
     Raises:
-        DataError: The data cannot be read, or a line cannot be answered.
-        CheckpointError: The checkpoint cannot be loaded.
-        MissingPackageError: The checkpoint is a LoRA adapter, and peft is not installed.
-        ParityError: PyTorch cannot run the samples.
+        ExportError: The data or the checkpoint cannot be read, or a line cannot be answered.
     """
     try:
         bundle = load_bundle(spec.bundle.resolve())
@@ -63,19 +83,22 @@ def verify(spec: VerifySpec) -> Iterator[Check]:
         yield Check("files", False, error.message)
         return
     manifest = bundle.manifest
-    task = TASKS[manifest.task]
-    lines = [] if spec.data is None else read_lines(spec.data, task, manifest)
+    lines, ignored = ([], Counter[str]()) if spec.data is None else read_lines(spec.data, TASKS[manifest.task], manifest)
     yield Check("files", True, f"the digests of the tokenizer and {plural(len(manifest.graphs), 'graph')} match the manifest")
     if lines:
-        yield check_lines(lines, task, needed=spec.min_agreement is None and spec.checkpoint is None)
-    try:
-        graphs = choose_graphs(manifest, spec.providers, spec.precisions)
-    except BundleError as error:
-        yield Check("graphs", False, error.message)
+        yield _check_lines(lines, ignored, TASKS[manifest.task], needed=spec.min_agreement is None and not spec.has_checkpoint)
+    missing = {*(spec.providers or ())} - {graph.provider for graph in manifest.graphs}
+    if missing:
+        yield Check(
+            "graphs",
+            False,
+            f"the bundle has no graph for {', '.join(sorted(missing))}; it has {', '.join(f'{graph.provider}/{graph.precision}' for graph in manifest.graphs)}",
+        )
         return
     usable: list[ServedGraph] = []
-    for graph in graphs:
-        usable += yield from _open(bundle, graph, spec)
+    for graph in manifest.graphs:
+        if spec.providers is None or graph.provider in spec.providers:
+            usable += yield from _open(bundle, graph, spec)
     if not usable:
         return
     reference = yield from _choose_reference(bundle, usable, spec)
@@ -83,32 +106,16 @@ def verify(spec: VerifySpec) -> Iterator[Check]:
     for served in usable:
         comparisons += yield from _compare_samples(served, reference)
     for line in lines:
-        try:
-            _compare_line(comparisons, reference, line)
-        except CallerError as error:
-            raise DataError(f"line {line.number} of the data cannot be answered: {error}") from error
+        _compare_line(comparisons, reference, line)
     for comparison in comparisons:
-        yield from _check_comparison(comparison, reference, lines, spec)
-
-
-def choose_graphs(manifest: Manifest, providers: tuple[Provider, ...] | None, precisions: tuple[Precision, ...] | None) -> list[GraphSpec]:
-    """Returns the requested graphs in the manifest's order; None requests all providers or precisions.
-
-    Raises:
-        BundleError: The bundle lacks a graph of a requested provider or precision; the message lists its graphs.
-    """
-    chosen = [
-        graph
-        for graph in manifest.graphs
-        if (providers is None or graph.provider in providers) and (precisions is None or graph.precision in precisions)
-    ]
-    found = {name for graph in chosen for name in (graph.provider, graph.precision)}
-    missing = [name for name in (*(providers or ()), *(precisions or ())) if name not in found]
-    if missing:
-        existing = ", ".join(f"{graph.provider}/{graph.precision}" for graph in manifest.graphs)
-        requested = " in ".join(", ".join(names) for names in (providers, precisions) if names)
-        raise BundleError(f"bundle `{manifest.name}` has no graph for {requested} (`{missing[0]}`); it has {existing}.")
-    return chosen
+        if comparison.error is not None:
+            yield Check(f"parity {comparison.served.name}", False, comparison.error)
+            continue
+        if comparison.expected:
+            yield _check_parity(comparison, reference)
+        if lines:
+            yield from _check_agreement(comparison, reference, spec.min_agreement)
+            yield from _check_metrics(comparison, lines, reference, spec.min_metrics)
 
 
 def _open(bundle: Bundle, graph: GraphSpec, spec: VerifySpec) -> Generator[Check, None, list[ServedGraph]]:
@@ -116,35 +123,30 @@ def _open(bundle: Bundle, graph: GraphSpec, spec: VerifySpec) -> Generator[Check
 
     As at export, the CPU replaces a provider that is not available, unless it was requested by name.
     """
-    yield _check_report(graph)
+    name, report, manifest = f"{graph.provider}/{graph.precision}", graph.evidence, bundle.manifest
+    if report.samples:
+        error = (
+            f", its precision changes the outputs by {report.quantization_error:.3f} of their spread" if report.quantization_error else ""
+        )
+        detail = f"at export on {report.provider}: worst logit error {report.worst_abs_error:.1e}, {describe_agreement(report)}{error}"
+        yield Check(f"validation {name}", True, detail, report.model_dump(mode="json"))
+    else:
+        yield Check(f"validation {name}", False, f"the manifest has none for {graph.file}; export the bundle again")
     missing = None if spec.providers is not None else why_not(graph.provider)
-    name = f"engine {graph.provider}/{graph.precision}"
+    provider = graph.provider if missing is None else "cpu"
     try:
-        served = _serve(bundle, graph, graph.provider if missing is None else "cpu")
+        tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
+        served = open_graph(bundle.path, graph, manifest.tokenizer, tokenizer, manifest.task, manifest, provider)
     except BertServeError as error:
         reason = error.message if missing is None else f"not checked: {missing} The CPU cannot run it either: {error.message}"
-        yield Check(name, False if missing is None or spec.needs_runs else None, reason)
+        # a comparison or a minimum that was requested needs all graphs
+        needed = missing is None or spec.has_checkpoint or spec.min_agreement is not None or spec.min_metrics
+        yield Check(f"engine {name}", False if needed else None, reason)
         return []
     if missing is not None:
-        yield Check(name, None, f"checked on the CPU, because {graph.provider} is not available ({missing})")
-    yield _check_example(served, bundle.manifest)
+        yield Check(f"engine {name}", None, f"checked on the CPU, because {graph.provider} is not available ({missing})")
+    yield _check_example(served, manifest)
     return [served]
-
-
-def _serve(bundle: Bundle, graph: GraphSpec, provider: Provider) -> ServedGraph:
-    manifest = bundle.manifest
-    tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
-    return open_graph(bundle.path, graph, manifest.tokenizer, tokenizer, manifest.task, manifest, provider)
-
-
-def _check_report(graph: GraphSpec) -> Check:
-    """Checks that the manifest has a validation report for a graph, and reports it."""
-    name, report = f"validation {graph.provider}/{graph.precision}", graph.evidence
-    if not report.samples:
-        return Check(name, False, f"the manifest has none for {graph.file}; export the bundle again")
-    error = f", its precision changes the outputs by {report.quantization_error:.3f} of their spread" if report.quantization_error else ""
-    detail = f"at export on {report.provider}: worst logit error {report.worst_abs_error:.1e}, {describe_agreement(report)}{error}"
-    return Check(name, True, detail, report.model_dump(mode="json"))
 
 
 def _check_example(served: ServedGraph, manifest: Manifest) -> Check:
@@ -164,33 +166,31 @@ def _check_example(served: ServedGraph, manifest: Manifest) -> Check:
 
 
 def _choose_reference(bundle: Bundle, graphs: Sequence[ServedGraph], spec: VerifySpec) -> Generator[Check, None, Reference]:
-    """Returns the checkpoint, or for data a float32 graph: a checked one, or another one that loads.
-
-    There is no reference if this graph is the only one to check.
-    """
-    if spec.checkpoint is not None:
-        # importing torch and transformers takes seconds, and the other checks need neither
-        from bertserve.export.validation.pytorch import check_checkpoint
-
-        return (yield from check_checkpoint(bundle, spec))
+    """Returns the checkpoint, or for data the float32 graph unless it is the only graph; a reference without a name is none."""
     manifest = bundle.manifest
+    if spec.has_checkpoint:
+        # importing torch and transformers takes seconds, and the other checks need neither
+        from bertserve.export.validation.pytorch import compare_settings, load_checkpoint_of, sample_reference
+
+        checkpoint = load_checkpoint_of(manifest, spec)
+        expected, actual = manifest.source.weights_sha256, checkpoint.origin.weights_sha256
+        detail = f"sha256 over its weights is {actual[:12]}…, the manifest says {expected[:12]}…"
+        yield Check("checkpoint", expected == actual, detail, {"weights_sha256": actual})
+        differences = compare_settings(manifest, checkpoint)
+        detail = "; ".join(differences) or "labels, activation, embedding and tokenizer are those of the checkpoint"
+        yield Check("settings", not differences, detail, {"differences": differences})
+        return sample_reference(checkpoint)
     samples = sample_requests(manifest.task, manifest.tokenizer, manifest)
-    nothing = Reference("", samples, [None] * len(samples), len(samples))
-    fp32 = None if spec.data is None else next((served for served in graphs if served.graph.precision == "fp32"), None)
-    for graph in manifest.graphs if spec.data is not None and fp32 is None else ():
-        if graph.precision == "fp32" and fp32 is None:
-            with suppress(BertServeError):
-                fp32 = _serve(bundle, graph, graph.provider if why_not(graph.provider) is None else "cpu")
-    if fp32 is None or list(graphs) == [fp32]:
-        return nothing
+    fp32 = next((served for served in graphs if served.graph.precision == "fp32"), None)
+    if fp32 is None or len(graphs) == 1 or spec.data is None:
+        return Reference("", samples, [None] * len(samples), len(samples))
+    # a CPU runs one precision, so TensorRT's graphs, which share a file, have the same answers
+    own = [served for served in graphs if served is fp32 or (served.graph.file == fp32.graph.file and served.provider == "cpu")]
     try:
         answers = [fp32.answer(request) for request in samples]
     except EngineError as error:
-        yield Check("reference", False, f"the fp32 graph has no answer to a sample: {error.message}")
-        return nothing
-    # a CPU runs one precision, so TensorRT's graphs, which share a file, have the same answers
-    same = [served for served in graphs if served.graph.file == fp32.graph.file and why_not(served.graph.provider) is not None]
-    return Reference("the fp32 graph", samples, answers, len(samples), answer=fp32.answer, own=[fp32, *same])
+        raise ParityError(f"the fp32 graph has no answer to a sample: {error.message}") from error
+    return Reference("the fp32 graph", samples, answers, len(samples), answer=fp32.answer, own=own)
 
 
 def _compare_samples(served: ServedGraph, reference: Reference) -> Generator[Check, None, list[Comparison]]:
@@ -198,17 +198,13 @@ def _compare_samples(served: ServedGraph, reference: Reference) -> Generator[Che
     name, graph = f"batches {served.name}", served.graph
     try:
         comparison = compare(served, reference)
-        errors = measure_row_errors(served.engine, comparison.encodings, comparison.rows)
     except (BertServeError, ParityError) as error:
         yield Check(name, False, str(error))
         return []
-    claim = "batch-invariant" if graph.batch_invariant else "not batch-invariant"
-    yield Check(
-        name,
-        errors.is_rounding(graph.precision) or not graph.batch_invariant,
-        f"a row in a batch differs from the row alone by {errors.worst:.1e} at most; the manifest says {claim}",
-        {"worst_row_error": errors.worst, "batch_invariant": graph.batch_invariant},
-    )
+    worst, claim = comparison.worst_row_error, "batch-invariant" if graph.batch_invariant else "not batch-invariant"
+    detail = f"a row in a batch differs from the row alone by {worst:.1e} at most; the manifest says {claim}"
+    metrics = {"worst_row_error": worst, "batch_invariant": graph.batch_invariant}
+    yield Check(name, comparison.batch_invariant or not graph.batch_invariant, detail, metrics)
     return [comparison]
 
 
@@ -216,49 +212,36 @@ def _compare_line(comparisons: Sequence[Comparison], reference: Reference, line:
     """Adds a line of the data to the comparisons of all graphs, with one answer of the reference.
 
     Raises:
-        CallerError: The task cannot answer the line.
+        DataError: The task cannot answer the line.
     """
-    where, request = f"line {line.number} of the data", line.request
-    active = [comparison for comparison in comparisons if comparison.error is None]
-    try:
-        expected = reference.answer(request)
-    except EngineError as error:
-        for comparison in active:
-            comparison.error = f"{reference.name} has no answer to {where}: {error.message}"
-        return
-    for comparison in active:
-        served = comparison.served
+    where = f"line {line.number} of the data"
+    expected: Answer | None = None
+    for comparison in comparisons:
+        if comparison.error is not None:
+            continue
+        served, failing = comparison.served, reference.name
         try:
-            if expected is not None and served in reference.own:
-                comparison.add(request, expected, None, fixed=False)
+            expected = expected or reference.answer(line.request)
+            failing = served.name
+            if served in reference.own and expected is not None:
+                comparison.add(line.request, expected, None)
             else:
-                comparison.add(request, served.answer(request), expected, fixed=False)
-        except EngineError as error:
-            comparison.error = f"{served.name} has no answer to {where}: {error.message}"
-        except ParityError as error:
-            comparison.error = str(error)
-
-
-def _check_comparison(comparison: Comparison, reference: Reference, lines: Sequence[Line], spec: VerifySpec) -> Iterator[Check]:
-    """Checks the bounds of the graph's precision, which are those of the export, and reports its results for data."""
-    if comparison.error is not None:
-        yield Check(f"parity {comparison.served.name}", False, comparison.error)
-        return
-    if reference.name and comparison.served not in reference.own:
-        yield _check_parity(comparison, reference)
-    if lines:
-        yield from check_agreement(comparison, reference.name, spec.min_agreement)
-        yield from check_metrics(comparison, lines, reference.name, spec.min_metrics)
+                comparison.add(line.request, served.answer(line.request), expected)
+        except CallerError as error:
+            raise DataError(f"{where} cannot be answered: {error}") from error
+        except (EngineError, ParityError) as error:
+            comparison.error = f"{failing} has no answer to {where}: {error}"
 
 
 def _check_parity(comparison: Comparison, reference: Reference) -> Check:
+    """Checks the bounds of the graph's precision, which are those of the export."""
     served = comparison.served
     old, name = served.graph.evidence, f"parity {served.name}"
     try:
         comparison.check()
-        updates = comparison.measured() | {"attention_error": reference.attention_error(served)}
-    except (BertServeError, ParityError) as error:
+    except ParityError as error:
         return Check(name, False, str(error))
+    updates = comparison.measured()
     report = old.model_copy(update=updates)
     detail = (
         f"worst logit error {report.worst_abs_error:.1e} against {reference.name} (at export {old.worst_abs_error:.1e}), "
@@ -267,3 +250,121 @@ def _check_parity(comparison: Comparison, reference: Reference) -> Check:
     if report.attention_error is not None:
         detail += f", worst error of an attention weight {report.attention_error:.1e}"
     return Check(name, True, detail, report.model_dump(mode="json", include=set(updates)))
+
+
+def _check_lines(lines: Sequence[Line], ignored: Counter[str], task: ExportTask, *, needed: bool) -> Check:
+    """Counts the lines with a correct answer, and names ignored keys; the check fails if it is `needed` and no line has an answer."""
+    labeled = sum(line.gold is not None for line in lines)
+    is_missing = bool(task.gold_keys) and not labeled and needed
+    detail = plural(len(lines), "line")
+    if task.gold_keys:
+        detail += f", {labeled} with a right answer ({' or '.join(f'`{key}`' for key in task.gold_keys)})"
+    if ignored:
+        keys = [f"`{key[:SHOWN_CHARS]}` ({plural(count, 'line')})" for key, count in ignored.most_common(_SHOWN_KEYS)]
+        detail += f"; ignored keys: {', '.join(keys)}" + (", ..." if len(ignored) > _SHOWN_KEYS else "")
+    if is_missing:
+        detail += "; add right answers, or give --min-agreement to compare only the graphs"
+    return Check("data", False if is_missing else None, detail, {"inputs": len(lines), "labeled": labeled, "ignored_keys": dict(ignored)})
+
+
+def _check_agreement(comparison: Comparison, reference: Reference, minimum: float | None) -> Iterator[Check]:
+    """Reports a graph's agreement with the reference on the data, with its minimum; what was not measured fails a minimum."""
+    served = comparison.served
+    name, metrics = f"agreement {served.name}", {"inputs": len(comparison.results) - comparison.fixed}
+    required = "" if minimum is None else f"; at least {minimum} is required"
+    if comparison.expected:
+        agreement = comparison.agreement(comparison.fixed)
+        passed = None if minimum is None else agreement.value is not None and agreement.value >= minimum
+        worst = "" if agreement.worst is None else f", the worst {agreement.worst:.4f}"
+        detail = f"against {reference.name}: {summarize_agreement(agreement)}{worst}{required}"
+        metrics |= {"reference": reference.name, "agreement": agreement.value} | agreement.model_dump(exclude={"value"})
+        yield Check(name, passed, detail, metrics)
+    elif not reference.name or served.graph.precision != "fp32":
+        detail = f"not compared, because there is no other fp32 graph to compare with; give --checkpoint{required}"
+        yield Check(name, None if minimum is None else False, detail, metrics)
+
+
+def _check_metrics(comparison: Comparison, lines: Sequence[Line], reference: Reference, minimums: Mapping[str, float]) -> Iterator[Check]:
+    """Reports a graph's metrics by the correct answers, with their minimums; what was not measured fails a minimum."""
+    served, fixed = comparison.served, comparison.fixed
+    labeled = [place for place, line in enumerate(lines) if line.gold is not None]
+    golds = [lines[place].gold for place in labeled]
+
+    def score(results: Sequence[Any]) -> Mapping[str, Score]:
+        if not golds or not results or served.task.score is None:
+            return {}
+        return served.task.score(golds, [results[fixed + place] for place in labeled], served.config)
+
+    scores, expected = score(comparison.results), score(comparison.expected)
+    for metric, (value, remark) in scores.items():
+        minimum, metrics = minimums.get(metric), {"graph": value}
+        detail = f"{value:.4f}"
+        if metric in expected:
+            metrics["reference"] = expected[metric].value
+            detail += f" ({reference.name} {expected[metric].value:.4f})"
+        detail += f" on {len(golds)} labeled inputs" + ("" if minimum is None else f"; at least {minimum} is required")
+        detail += f"; {remark}" if remark else ""
+        yield Check(f"{metric} {served.name}", None if minimum is None else value >= minimum, detail, metrics)
+    for metric in minimums.keys() - scores.keys():
+        reason = f"this model has {', '.join(scores)}" if scores else "no line of the data has a right answer"
+        yield Check(f"{metric} {served.name}", False, f"not measured, but at least {minimums[metric]} is required: {reason}")
+
+
+class Line(NamedTuple):
+    """The number of a line in the file, from 1; its request of the service's task; the correct answer as read by the task, or None."""
+
+    number: int
+    request: Any
+    gold: Any
+
+
+def read_lines(path: Path, task: ExportTask, config: ModelConfig) -> tuple[list[Line], Counter[str]]:
+    """Reads JSONL: `{"inputs": ..., "parameters"?: ...}` as for the service, or the fields of one input, with the correct answer.
+
+    Returns:
+        The lines that are not empty, and the keys that are neither an input nor a correct answer of the task.
+
+    Raises:
+        DataError: The file cannot be read, or a line is invalid; the message has its number.
+    """
+    try:
+        texts = path.read_text(encoding="utf-8").split("\n")  # a text may contain other line ends
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"`{path}` cannot be read: {error}.") from error
+
+    def on_line(number: int, read: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return read(*arguments)
+        except (BertServeError, ValueError) as error:
+            raise DataError(f"`{path}` line {number}: {error}") from error
+
+    documents = {number: on_line(number, _read_document, text) for number, text in enumerate(texts, start=1) if text.strip()}
+    if not documents:
+        raise DataError(f"`{path}` has no lines; give one JSON object per line, such as {EXAMPLE}.")
+    golds = [on_line(number, task.read_gold, document, config) if task.read_gold else None for number, document in documents.items()]
+    parameters = task.data_parameters([document.get("parameters") or {} for document in documents.values()], golds)
+    lines = [
+        Line(number, on_line(number, _request, task, document, own, config), gold)
+        for (number, document), gold, own in zip(documents.items(), golds, parameters, strict=True)
+    ]
+    return lines, Counter(key for document in documents.values() for key in document if key not in {*INPUT_KEYS, *task.gold_keys})
+
+
+def _read_document(text: str) -> Document:
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"it is not JSON: {error}; give one JSON object per line, not CSV.") from error
+    if not isinstance(document, dict):
+        raise ValueError(f"it is not a JSON object; give one such as {EXAMPLE}.")
+    if not isinstance(document.get("parameters") or {}, dict):
+        raise ValueError("`parameters` must be an object.")
+    return document
+
+
+def _request(task: ExportTask, document: Document, parameters: Document, config: ModelConfig) -> Any:
+    inputs = read_input(document)
+    if isinstance(inputs, list):
+        raise ValueError("`inputs` is a list; give one input per line.")
+    [request] = read_body(task, {"inputs": inputs, "parameters": parameters}).requests(config)
+    return request

@@ -11,8 +11,7 @@ import pytest
 
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.tasks.metrics import Span, result_spans
-from bertserve.export.validation.agreement import decide, measure_agreement, measure_row_errors
-from bertserve.export.validation.comparison import RelativeError
+from bertserve.export.validation.comparison import RelativeError, measure_agreement, measure_row_errors
 from bertserve.service.bundle.graph_spec import Agreement
 from bertserve.service.bundle.manifest import Activation
 from bertserve.service.check import difference
@@ -34,8 +33,7 @@ SCORE, SETS = Config(("score",), "sigmoid"), Config(activation="sigmoid")
 
 def measure(task: str, config: Config, *pairs: tuple[Any, Any]) -> Agreement:
     """Returns the agreement over pairs of an expected and an actual result."""
-    of_task = TASKS[task]
-    return measure_agreement(of_task.measure(config), [decide(of_task, config, *pair) for pair in pairs])
+    return measure_agreement(TASKS[task], config, *([pair[side] for pair in pairs] for side in (0, 1)))
 
 
 def scored(**scores: float) -> list[dict[str, Any]]:
@@ -201,4 +199,4 @@ def test_a_nan_error_is_not_ignored() -> None:
 def test_batch_invariance_needs_at_least_two_rows() -> None:
     """A measurement without batch-mates would always find a batch-invariant graph."""
     with pytest.raises(ValueError, match="at least 2"):
-        measure_row_errors(None, [], [])  # type: ignore[arg-type]
+        measure_row_errors(None, "fp32", [], [])  # type: ignore[arg-type]

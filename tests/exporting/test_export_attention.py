@@ -196,7 +196,7 @@ def test_attentions_with_an_incompatible_flag_is_a_usage_error(
 
 @pytest.mark.full_grid
 def test_weights_that_differ_from_pytorch_fail_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertserve.export.validation.pytorch.MAX_ERROR", -1.0)
+    monkeypatch.setattr("bertserve.export.validation.comparison.MAX_ATTENTION_ERROR", -1.0)
     assert "-1e+00" in refused(checkpoint("BERT", CLASSIFIES, tmp_path), attentions=True)
 
 

@@ -25,8 +25,7 @@ from bertserve.export.bundle import model_card
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import ParityError
 from bertserve.export.tasks.catalog import TASKS
-from bertserve.export.validation.agreement import MAX_ROW_ERROR
-from bertserve.export.validation.comparison import MAX_ABS_ERROR, Reference, compare
+from bertserve.export.validation.comparison import MAX_ABS_ERROR, MAX_ROW_ERROR, Reference, compare
 from bertserve.export.validation.pytorch import answer_all
 from bertserve.export.validation.served_graph import ServedGraph
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, Bundle, digest, load_bundle

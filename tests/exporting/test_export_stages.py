@@ -21,7 +21,6 @@ from bertserve.export.errors import GraphError, ParityError
 from bertserve.export.int8.quantize import quantize
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.trace import OPSETS, trace
-from bertserve.export.validation.agreement import RowErrors, measure_row_errors
 from bertserve.export.validation.comparison import MAX_ABS_ERROR, Reference, compare
 from bertserve.export.validation.pytorch import sample_reference
 from bertserve.export.validation.served_graph import Answer, ServedGraph
@@ -76,7 +75,7 @@ class Stages:
         precision: Precision = "fp32",
         quantization_limit: float = 0.0,
         reference: Reference | None = None,
-    ) -> tuple[ValidationReport, RowErrors]:
+    ) -> ValidationReport:
         """Compares the fp32 graph, or the given engine, with the checkpoint."""
         graph = self.bundle.graph("cpu")
         report = graph.evidence.model_copy(update={"quantization_limit": quantization_limit})
@@ -84,8 +83,7 @@ class Stages:
         served = ServedGraph(graph, engine or self.engine(), tokenizer or self.tokenizer(), TASKS[self.loaded.task], self.loaded)
         comparison = compare(served, reference or self.reference)
         comparison.check()
-        row_errors = measure_row_errors(served.engine, comparison.encodings, comparison.rows)
-        return report.model_copy(update=comparison.measured()), row_errors
+        return report.model_copy(update=comparison.measured())
 
     def faulty(self, fault: Callable[[Array, Sequence[Encoding], int], Array]) -> Faulty:
         return Faulty(self.engine(), fault)
@@ -217,7 +215,7 @@ def test_the_limit_grows_with_large_logits(stages: Stages) -> None:
     def off(error: float) -> Faulty:
         return stages.faulty(lambda logits, encodings, place: 1000 * logits + np.float32(error))
 
-    assert stages.compare(off(2e-3), reference=reference)[0].worst_abs_error == pytest.approx(2e-3, abs=3e-3)
+    assert stages.compare(off(2e-3), reference=reference).worst_abs_error == pytest.approx(2e-3, abs=3e-3)
     with pytest.raises(ParityError, match=r" 5\.0\de-01, .* [\d.e+]+: .*\d characters"):
         stages.compare(off(0.5), reference=reference)
 
@@ -271,7 +269,7 @@ def test_int8_passes_with_errors_that_are_small_relative_to_the_spread(stages: S
     def off(share: float) -> Faulty:
         return stages.faulty(lambda logits, encodings, place: logits + np.float32(share * spread))
 
-    assert stages.compare(off(0.1), precision="int8")[0].worst_abs_error > 0.09 * spread
+    assert stages.compare(off(0.1), precision="int8").worst_abs_error > 0.09 * spread
     with pytest.raises(ParityError, match=r"int8 .* 0\.5 of .* 0\.2 and 3"):
         stages.compare(off(0.5), precision="int8")
     with pytest.raises(ParityError, match="int8"):

@@ -29,7 +29,6 @@ pytest_plugins = ("export_fixtures",)
 
 TEXTS = ["a good film", "a bad book", "very dull !", "the film was not great", "fine", "poor , but short ."]
 FP32 = "model.cpu.fp32.onnx"
-CHECKS = "bertserve.export.validation.verify"
 
 
 def answer(path: Path, body: dict[str, Any], precision: str = "auto") -> Any:
@@ -109,7 +108,7 @@ def with_gpu_graph(path: Path, *, runnable: bool = True, only: bool = False) -> 
 
 @pytest.fixture(name="no_gpu")
 def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{CHECKS}.why_not", lambda provider: None if provider == "cpu" else "no driver.")
+    monkeypatch.setattr("bertserve.export.validation.verify.why_not", lambda provider: None if provider == "cpu" else "no driver.")
 
 
 def data(folder: Path, *lines: Any) -> Path:
@@ -199,17 +198,17 @@ def test_a_false_claim_of_batch_invariance_fails(tmp_path: Path, verify: Verify)
     assert 0 == verify(edit(path, lambda manifest: manifest["graphs"][0].update(batch_invariant=False)))[0]
 
 
-@pytest.mark.parametrize("flags", [("--provider", "cuda"), ("--precision", "int8"), ("--provider", "cpu,tensorrt")])
-def test_flags_for_a_missing_graph_fail(tmp_path: Path, verify: Verify, flags: tuple[str, str]) -> None:
-    code, checks = verify(sound(tmp_path), *flags)
+@pytest.mark.parametrize("providers", ["cuda", "cpu,tensorrt"])
+def test_a_provider_without_a_graph_fails(tmp_path: Path, verify: Verify, providers: str) -> None:
+    code, checks = verify(sound(tmp_path), "--provider", providers)
 
     assert (1, {"files": True, "graphs": False}) == (code, passed(checks))
-    assert all(fact in checks["graphs"]["detail"] for fact in (flags[1].split(",")[-1], "cpu/fp32"))
+    assert all(fact in checks["graphs"]["detail"] for fact in (providers.rsplit(",", maxsplit=1)[-1], "cpu/fp32"))
 
 
 @pytest.mark.usefixtures("no_gpu")
 def test_every_graph_is_checked_with_its_validation_report(tmp_path: Path, verify: Verify) -> None:
-    """Without its provider, a graph runs on the CPU, as it did at the export, and the report says so. Flags select graphs."""
+    """Without its provider, a graph runs on the CPU, as it did at the export, and the report says so. A flag selects graphs."""
     path = with_gpu_graph(sound(tmp_path))
     cuda = {f"{check} cuda/fp16": True for check in ("validation", "example", "batches")}
     code, checks = verify(path)
@@ -218,8 +217,7 @@ def test_every_graph_is_checked_with_its_validation_report(tmp_path: Path, verif
     assert "no driver." in checks["engine cuda/fp16"]["detail"]
     assert "2.5e-01" in checks["validation cuda/fp16"]["detail"]
     assert 18 == checks["validation cuda/fp16"]["metrics"]["samples"]
-    assert GRAPH_PASSED == passed(verify(path, "--precision", "fp32")[1]) == passed(verify(path, "--provider", "cpu")[1])
-    assert "cpu in fp16" in verify(path, "--provider", "cpu", "--precision", "fp16")[1]["graphs"]["detail"]
+    assert GRAPH_PASSED == passed(verify(path, "--provider", "cpu")[1])
 
 
 @pytest.mark.skipif(why_not("cuda") is None, reason="CUDA is there")
@@ -266,22 +264,21 @@ def test_agreement_is_measured_against_the_fp32_graph(tmp_path: Path, verify: Ve
 
 @pytest.mark.parametrize(("seed", "code"), [(0, 0), (1, 1)])
 @pytest.mark.parametrize(
-    ("task", "fields", "measure", "flags"),
+    ("task", "fields", "measure"),
     [
-        ("text-classification", {}, "label", ()),
-        ("text-classification", {}, "label", ("--precision", "int8")),
-        ("feature-extraction", {}, "cosine", ()),
-        ("text-classification", {"labels": ["score"], "activation": "none"}, "spearman", ()),
-        ("text-classification", {"activation": "sigmoid"}, "set_f1", ()),
-        ("token-classification", {}, "span_f1", ()),
+        ("text-classification", {}, "label"),
+        ("feature-extraction", {}, "cosine"),
+        ("text-classification", {"labels": ["score"], "activation": "none"}, "spearman"),
+        ("text-classification", {"activation": "sigmoid"}, "set_f1"),
+        ("token-classification", {}, "span_f1"),
     ],
 )
 def test_a_minimum_agreement_applies_to_the_measure_of_the_task(
-    tmp_path: Path, verify: Verify, task: str, fields: dict[str, Any], measure: str, flags: tuple[str, ...], seed: int, code: int
+    tmp_path: Path, verify: Verify, task: str, fields: dict[str, Any], measure: str, seed: int, code: int
 ) -> None:
     path = sound(tmp_path, task, other_seed=seed, **fields)
     lines = data(tmp_path, *({"text": text} for text in TEXTS))
-    found, checks = verify(path, "--data", lines, "--min-agreement", "0.99", *flags)
+    found, checks = verify(path, "--data", lines, "--min-agreement", "0.99")
 
     metrics = checks["agreement cpu/int8"]["metrics"]
     assert (code, code == 0, measure) == (found, checks["agreement cpu/int8"]["passed"], metrics["measure"])
@@ -604,7 +601,7 @@ def test_invalid_data_is_a_usage_error_with_its_reason(
 @pytest.mark.parametrize(
     ("line", "ignored"),
     [
-        ({"text": "good", "lable": 1}, "`label`?"),
+        ({"text": "good", "lable": 1}, "`lable` (1 line)"),
         ({"tokens": ["good"], "tags": ["O"]}, "`tags` (1 line)"),
         ({"text": "good"}, ""),
     ],
@@ -679,10 +676,9 @@ def test_a_missing_data_file_is_a_usage_error(tmp_path: Path, capsys: pytest.Cap
         "B --data D --min-metric accuracy=0.5 --min-metric Accuracy=0.6",
         "B --data D --min-metric glue=0.5",
         "B C",
-        "B --precision fp8",
         "B --update",
         "B --validation F",
-        "B --update --checkpoint C --precision int8",
+        "B --update --checkpoint C --provider cpu",
         "B --revision v1",
         "B --trust-module",
         "B --module a.py:make",
@@ -845,7 +841,7 @@ def test_different_settings_of_embeddings_fail(tmp_path: Path) -> None:
 
     source = sentence_transformers(encoder(tmp_path), "Transformer", "Pooling", "Normalize")
     bundle = exported(source, layers=(-2, -1), combine="mean")
-    checkpoint = load_checkpoint_of(bundle, VerifySpec(bundle.path, str(source)))
+    checkpoint = load_checkpoint_of(bundle.manifest, VerifySpec(bundle.path, str(source)))
     assert bundle.manifest.embedding is not None
     changed = bundle.manifest.embedding.model_copy(update={"pooling": "max", "normalize": False, "prompts": {"query": "other: "}})
     differences = compare_settings(bundle.manifest.model_copy(update={"embedding": changed}), checkpoint)
