@@ -16,7 +16,8 @@ from pydantic.fields import FieldInfo
 
 from bertserve.bench import cli as bench_cli
 from bertserve.export import cli, verify_cli
-from bertserve.service.api.app import create_app, create_fastapi
+from bertserve.service.api.app import create_fastapi
+from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.cli import BertServe, score_command
 from bertserve.service.metrics import Metrics
 from bertserve.service.models.build import build
@@ -137,7 +138,7 @@ def answers(requests: Sequence[tuple[str, str]]) -> list[str]:
     async def ask() -> list[str]:
         service.scheduler.start()
         try:
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(service)), base_url="http://docs", timeout=60) as client:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(Endpoint(service)), base_url="http://docs", timeout=60) as client:
                 return [(await client.post(path, content=body.encode())).raise_for_status().text for path, body in requests]
         finally:
             await service.scheduler.stop(0)

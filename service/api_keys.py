@@ -47,7 +47,7 @@ class ApiKeys:
         """
         self._path = path
         self._flag = flag
-        self._load()
+        self._digests = self._read()
 
     def holder(self, key: bytes) -> str | None:
         """Returns the name of a key, or None if it is unknown."""
@@ -58,25 +58,17 @@ class ApiKeys:
                 owner = name
         return owner
 
-    def has(self, digest: bytes) -> bool:
-        """Returns whether the file has a key with this digest."""
-        return digest in self._known
-
     def reload(self) -> None:
         """Reads the file again; after an error it logs the error and keeps the current keys."""
         if self._path.exists() and not self._path.is_file():  # a pipe has its content only once, and to open it can wait for ever
             logger.warning("%s `%s` is not a regular file, so it is not read again", self._flag, self._path)
             return
         try:
-            self._load()
+            self._digests = self._read()
         except SettingsError as error:
             logger.error("the current keys stay: %s", error)
         else:
             logger.info("read %s of %s: %s", plural(len(self._digests), "key"), self._flag, ", ".join(self._digests))
-
-    def _load(self) -> None:
-        self._digests = self._read()
-        self._known = frozenset(self._digests.values())
 
     def _read(self) -> dict[str, bytes]:
         try:

@@ -257,16 +257,14 @@ class RefusedError(ServerError):
     """The queue is full, or another limit is reached for now.
 
     Attributes:
-        reason: `queue_full` or `deadline`, which are labels of the refusal metric; `key` if a key has too many open requests.
+        reason: `queue_full` or `deadline`, which are labels of the refusal metric.
         retry_after_s: Predicted seconds until the same request would be admitted.
-        key: Name of the API key with too many open requests.
     """
 
-    def __init__(self, template: str, /, *, reason: str, retry_after_s: float, key: str | None = None, **values: Any) -> None:
+    def __init__(self, template: str, /, *, reason: str, retry_after_s: float, **values: Any) -> None:
         super().__init__(template, **values)
         self.reason = reason
         self.retry_after_s = retry_after_s
-        self.key = key
 
 
 class ExpiredError(ServerError):

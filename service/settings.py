@@ -301,9 +301,6 @@ class Settings(ModelSettings, AddressSettings):
     admin_key_file: Path | None = Field(
         None, description="File with API keys that can load, reload and unload models; without it model management is disabled."
     )
-    max_concurrent_per_key: int | None = Field(
-        None, ge=1, description="Maximum concurrent requests of an API key per worker; more get 429."
-    )
     public_metrics: bool = Field(True, description="Answer /metrics without an API key.")
     root_path: RootPath = Field(
         "",
@@ -330,7 +327,7 @@ class Settings(ModelSettings, AddressSettings):
             raise ValueError("--tls-cert and --tls-key belong together; give both, or neither")
         if self.log_probes and not self.access_log:
             raise ValueError("--log-probes has no effect without --access-log; give that too")
-        for name in ("max_concurrent_per_key", "public_health", "public_metrics"):
+        for name in ("public_health", "public_metrics"):
             if self.api_key_file is None and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{_flag(name)} has no effect without --api-key-file; give that too")
         if self.max_batch_tokens > self.max_queue_tokens // self.workers:

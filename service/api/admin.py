@@ -18,47 +18,47 @@ from starlette.types import Scope
 from bertserve.service import __version__
 from bertserve.service.api.auth import METRICS
 from bertserve.service.api.formats.open_inference import metadata
-from bertserve.service.api.openapi import endpoints, error_responses
+from bertserve.service.api.openapi import endpoints
 from bertserve.service.api.request import REQUEST
-from bertserve.service.api.responses import check_ready, json_answer, probed
 from bertserve.service.api_keys import Access
-from bertserve.service.errors import classify
+from bertserve.service.errors import NotFoundError, UnavailableError, classify
 from bertserve.service.metrics import CONTENT_TYPE, UNKNOWN
 from bertserve.service.models.build import AppState
 from bertserve.service.models.model import Model
+from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import to_json
+from bertserve.service.tasks.spec import TaskSpec
 
 T = TypeVar("T")
 audit_log = logging.getLogger("bertserve.audit")
-_NAMED, _LISTED = "/models/{name}", "/v1/models/{name}"
-_FOUND = error_responses(404)
+_NAMED = "/models/{name}"
 
 
 def routers(state: AppState) -> list[APIRouter]:
     """Returns the routes, with one router for each access."""
-    probes = endpoints(Access.PROBE, responses=error_responses(), tags=["health"])
-    models = endpoints(Access.KEY, responses=error_responses(), tags=["models"])
-    changes = endpoints(Access.ADMIN, responses=error_responses(403, 404, 409, 422), tags=["models"])
-    metrics = endpoints(Access.METRICS, responses=error_responses(), tags=["health"])
+    probes = endpoints(Access.PROBE, tags=["health"])
+    models = endpoints(Access.KEY, tags=["models"])
+    changes = endpoints(Access.ADMIN, tags=["models"])
+    metrics = endpoints(Access.METRICS, tags=["health"])
     for spec in TASKS.values():
-        _add_task(probes, models, state, spec.name, f"/{spec.path}")
+        _add_task(probes, models, state, spec)
     _add_models(probes, models, state)
     _add_model_list(models, state)
     _add_changes(changes, state)
     _add_operations(probes, models, state)
     _add_metrics(metrics, state)
-    return [probes, models, changes, metrics, *_open_inference(state)]
+    return [probes, models, changes, metrics]
 
 
-def _add_task(probes: APIRouter, models: APIRouter, state: AppState, task: str, base: str) -> None:
-    @models.get(f"{base}/info", summary=f"Default model of {base}", responses=_FOUND)
+def _add_task(probes: APIRouter, models: APIRouter, state: AppState, spec: TaskSpec) -> None:
+    @models.get(f"/{spec.path}/info", summary=f"Default model of /{spec.path}")
     async def info() -> Response:
-        return json_answer(_describe(state, state.registry.for_task(task)))
+        return _json(_describe(state, state.registry.for_task(spec.name)))
 
-    @probes.get(f"{base}/health", summary=f"Readiness of {base}", responses=_FOUND)
+    @probes.get(f"/{spec.path}/health", summary=f"Readiness of /{spec.path}")
     async def health() -> Response:
-        return _health(probed(lambda: state.registry.for_task(task)).ready)
+        return _health(state.registry.models.get(state.registry.defaults.get(spec.name, "")))
 
 
 def _add_models(probes: APIRouter, routes: APIRouter, state: AppState) -> None:
@@ -70,26 +70,31 @@ def _add_models(probes: APIRouter, routes: APIRouter, state: AppState) -> None:
         # one model per line, for people
         return Response(b"[%s]\n" % b",\n ".join(map(to_json, described + broken)), media_type="application/json")
 
-    @routes.get(_NAMED, summary="One model in detail", responses=_FOUND)
-    @routes.get(f"{_NAMED}/info", summary="One model in detail", responses=_FOUND)
+    @routes.get(_NAMED, summary="One model in detail")
+    @routes.get(f"{_NAMED}/info", summary="One model in detail")
     async def model_info(name: str) -> Response:
-        return json_answer(_describe(state, state.registry.get(name)))
+        return _json(_describe(state, state.registry.get(name)))
 
-    @probes.get(f"{_NAMED}/health", summary="Readiness of one model", responses=_FOUND)
+    @routes.get("/v2/models/{name}", summary="Inputs and outputs of a model", tags=["open inference"])
+    async def model_metadata(name: str) -> Response:
+        return _json(metadata(state.registry.get(name)))
+
+    @probes.get(f"{_NAMED}/health", summary="Readiness of one model")
+    @probes.get("/v2/models/{name}/ready", summary="Readiness of a model", tags=["open inference"])
     async def model_health(name: str) -> Response:
-        return _health(probed(lambda: state.registry.get(name)).ready)
+        return _health(state.registry.models.get(name))
 
 
 def _add_changes(routes: APIRouter, state: AppState) -> None:
     @routes.post(f"{_NAMED}/load", summary="Load or reload a model from its folder (admin key)")
     @routes.post(f"{_NAMED}/reload", summary="The same as load (admin key)")
     async def load(name: str, request: Request) -> Response:
-        return json_answer(_describe(state, await _audited(state, request.scope, name, state.reloader.load(name))))
+        return _json(_describe(state, await _audited(state, request.scope, name, state.reloader.load(name))))
 
     @routes.post(f"{_NAMED}/unload", summary="Unload a model (admin key)")
     async def unload(name: str, request: Request) -> Response:
         await _audited(state, request.scope, name, state.reloader.unload(name))
-        return json_answer({"name": name, "unloaded": True})
+        return _json({"name": name, "unloaded": True})
 
 
 async def _audited(state: AppState, scope: Scope, name: str, change: Awaitable[T]) -> T:
@@ -106,7 +111,7 @@ async def _audited(state: AppState, scope: Scope, name: str, change: Awaitable[T
         model = name if is_known or name in state.registry.models or name in state.broken else UNKNOWN
         request = scope[REQUEST]
         request.model = model
-        key = request.caller.name
+        key = request.key
         fields = {**request.log_fields(), "key": key, "action": action, "outcome": outcome}
         audit_log.info("%s of the model %s by the key %s: %s", action, model, key, outcome, extra=fields)
 
@@ -126,53 +131,32 @@ def _add_model_list(routes: APIRouter, state: AppState) -> None:
             "ready": model.ready,
         }
 
-    @routes.get("/v1/models", summary="All models, in OpenAI's format", responses=error_responses(path="/v1/models/"))
+    @routes.get("/v1/models", summary="All models, in OpenAI's format")
     async def models() -> Response:
         served = state.registry.models.values()
-        return json_answer({"object": "list", "data": [described(model) for model in served], "models": [model.name for model in served]})
+        return _json({"object": "list", "data": [described(model) for model in served], "models": [model.name for model in served]})
 
-    @routes.get(_LISTED, summary="One model, in OpenAI's format", responses=error_responses(404, path=_LISTED))
+    @routes.get("/v1/models/{name}", summary="One model, in OpenAI's format")
     async def model(name: str) -> Response:
-        return json_answer(described(state.registry.get(name)))
-
-
-def _open_inference(state: AppState) -> list[APIRouter]:
-    """Returns the routes of the Open Inference Protocol other than `infer`."""
-    probes, models = (endpoints(access, responses=error_responses(), tags=["open inference"]) for access in (Access.PROBE, Access.KEY))
-
-    @models.get("/v2/", include_in_schema=False)
-    @models.get("/v2", summary="Name and version of the service")
-    async def server() -> Response:
-        return json_answer({"name": "bertserve", "version": __version__, "extensions": ["binary_tensor_data"]})
-
-    @models.get("/v2/models/{name}", summary="Inputs and outputs of a model", responses=_FOUND)
-    async def described(name: str) -> Response:
-        return json_answer(metadata(state.registry.get(name)))
-
-    @probes.get("/v2/models/{name}/ready", summary="Readiness of a model", responses=_FOUND)
-    async def model_ready(name: str) -> Response:
-        check_ready(probed(lambda: state.registry.get(name)).ready)
-        return json_answer({"name": name, "ready": True})
-
-    return [probes, models]
+        return _json(described(state.registry.get(name)))
 
 
 def _add_operations(probes: APIRouter, models: APIRouter, state: AppState) -> None:
     @probes.get("/v2/health/live", summary="Liveness: the process runs", tags=["open inference"])
     @probes.get("/health/live", summary="Liveness: the process runs")
     async def live() -> Response:
-        return json_answer({"live": True})
+        return _json({"live": True})
 
     @probes.get("/health", summary="Readiness: requests are answered")
     @probes.get("/health/ready", summary="Readiness: requests are answered")
     @probes.get("/v2/health/ready", summary="Readiness: requests are answered", tags=["open inference"])
     @probes.get("/ping", summary="Readiness, for SageMaker")
     async def ready() -> Response:
-        return _health(state.scheduler.ready)
+        return _health(state.scheduler)
 
     @models.get("/info", summary="Version, limits, machine and models")
     async def info() -> Response:
-        return json_answer(
+        return _json(
             {
                 "name": "bertserve",
                 "version": __version__,
@@ -182,6 +166,10 @@ def _add_operations(probes: APIRouter, models: APIRouter, state: AppState) -> No
                 "models": {model.name: model.task for model in state.registry.models.values()},
             }
         )
+
+    @models.get("/v2", summary="Name and version of the service", tags=["open inference"])
+    async def server() -> Response:
+        return _json({"name": "bertserve", "version": __version__, "extensions": ["binary_tensor_data"]})
 
 
 def _add_metrics(routes: APIRouter, state: AppState) -> None:
@@ -247,6 +235,19 @@ def _describe(state: AppState, model: Model) -> dict[str, Any]:
     }
 
 
-def _health(ready: bool) -> Response:
-    check_ready(ready)
-    return json_answer({"ready": True, "live": True})
+def _json(value: Any) -> Response:
+    return Response(to_json(value), media_type="application/json")
+
+
+def _health(probed: Model | Scheduler | None) -> Response:
+    """Returns the answer to a probe.
+
+    Raises:
+        NotFoundError: The model is not loaded. Probes need no key, so the message names no models.
+        UnavailableError: Requests are not answered.
+    """
+    if probed is None:
+        raise NotFoundError("no such model is loaded; GET /models lists the models.")
+    if not probed.ready:
+        raise UnavailableError("not ready: shutting down, an inference thread died, or all inference threads hang.")
+    return _json({"ready": True, "live": True})

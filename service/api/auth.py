@@ -6,45 +6,21 @@ decides about access. The service does not start if a route declares no access.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
 from bertserve.service.api.request import REQUEST, Request
-from bertserve.service.api_keys import Access, ApiKeys, digest_of
-from bertserve.service.errors import ForbiddenError, RefusedError, UnauthorizedError
-from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.api_keys import Access, ApiKeys
+from bertserve.service.errors import ForbiddenError, UnauthorizedError
 
 METRICS = "/metrics"
-# These paths are not traced, and they are answered even when no other connection is accepted. The set decides no access.
-PROBES = frozenset(
-    {
-        "/health",
-        "/health/live",
-        "/health/ready",
-        "/ping",
-        "/v2/health/live",
-        "/v2/health/ready",
-        *(f"/{spec.path}/health" for spec in TASKS.values()),
-    }
-)
-RETRY_AFTER_S = 1.0
-
-
-class Caller(NamedTuple):
-    """The owner of a request's key: its name in its file, whether it is an admin key, and its digest."""
-
-    name: str
-    admin: bool
-    digest: bytes
 
 
 class Authenticator:
-    """Admits requests by the access of their route, and counts the open requests of each key."""
+    """Admits requests by the access of their route."""
 
     def __init__(
         self,
@@ -53,7 +29,6 @@ class Authenticator:
         admin_keys: ApiKeys | None = None,
         public_health: bool = True,
         public_metrics: bool = True,
-        max_concurrent_per_key: int | None = None,
     ) -> None:
         """Creates it.
 
@@ -62,65 +37,34 @@ class Authenticator:
             admin_keys: The keys that can change models and call all other routes; None disables model management.
             public_health: Whether probes need no key.
             public_metrics: Whether `/metrics` needs no key.
-            max_concurrent_per_key: Limit of open requests per key; None for no limit.
         """
         self.keys = keys
         self.admin_keys = admin_keys
         # other accesses always need a key
         self._open = {Access.PUBLIC: True, Access.PROBE: public_health, Access.METRICS: public_metrics}
-        self._max_concurrent = max_concurrent_per_key
-        self._running: Counter[Caller] = Counter()
 
-    def enter(self, access: Access, headers: Iterable[tuple[bytes, bytes]]) -> Caller | None:
-        """Admits a request; header names are in lower case. The code that calls it must pass the returned caller, if any, to `leave`.
+    def check(self, access: Access, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+        """Admits a request; header names are in lower case.
 
         Returns:
-            The owner of the request's key; None if the route needs no key.
+            The name of the request's key in its file; None if the route needs no key.
 
         Raises:
             UnauthorizedError: The request has no key, or an unknown one.
             ForbiddenError: The route needs an admin key and the request has another key, or there are no admin keys.
-            RefusedError: The key has its maximum number of open requests.
         """
         admin = access is Access.ADMIN
         if not admin and (self.keys is None or self._open.get(access, False)):
             return None
         if admin and self.admin_keys is None:
             raise ForbiddenError("model management is disabled; the operator can enable it with --admin-key-file.")
-        caller = self._identify(headers)
-        if admin and not caller.admin:
-            raise ForbiddenError("the key `{caller}` may not change models; send an admin key.", caller=caller.name)
-        if self._max_concurrent is not None and self._running[caller] >= self._max_concurrent:
-            raise RefusedError(
-                "the key `{caller}` has {running} open requests and {max_concurrent} are allowed; send the next one when one of "
-                "them is answered.",
-                caller=caller.name,
-                running=self._running[caller],
-                max_concurrent=self._max_concurrent,
-                reason="key",
-                retry_after_s=RETRY_AFTER_S,
-                key=caller.name,
-            )
-        self._running[caller] += 1
-        return caller
+        name, is_admin = self._identify(headers)
+        if admin and not is_admin:
+            raise ForbiddenError("the key `{caller}` may not change models; send an admin key.", caller=name)
+        return name
 
-    def leave(self, caller: Caller) -> None:
-        """Counts an admitted request as done."""
-        self._running[caller] -= 1
-
-    def check_again(self, caller: Caller | None) -> None:
-        """Checks whether the key of an admitted request is still in its file, because a stream may have no end.
-
-        Raises:
-            UnauthorizedError: The key was removed.
-        """
-        if caller is not None:
-            keys = self.admin_keys if caller.admin else self.keys
-            if keys is None or not keys.has(caller.digest):
-                raise UnauthorizedError("the API key was removed; ask the operator for another one.")
-
-    def _identify(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller:
-        """Returns the owner of the key in the header `Authorization`.
+    def _identify(self, headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, bool]:
+        """Returns the name of the key in the header `Authorization`, and whether it is an admin key.
 
         Raises:
             UnauthorizedError: The header is missing, occurs twice, has another scheme, or has an unknown key.
@@ -137,7 +81,7 @@ class Authenticator:
         for keys, admin in ((self.admin_keys, True), (self.keys, False)):
             name = None if keys is None else keys.holder(key)
             if name is not None:
-                return Caller(name, admin, digest_of(key))
+                return name, admin
         raise UnauthorizedError("unknown API key; check it, or ask the operator for one.")
 
 
@@ -149,16 +93,10 @@ class GuardedRoute(APIRoute):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves a request that the router has matched to this route; a wrong method gets status 405."""
         assert self.methods is not None, "FastAPI gives every route methods"
-        if scope["method"] not in self.methods:
-            await super().handle(scope, receive, send)
-            return
-        request: Request = scope[REQUEST]
-        caller = request.caller = request.auth.enter(self.access, scope["headers"])
-        try:
-            await super().handle(scope, receive, send)
-        finally:
-            if caller is not None:
-                request.auth.leave(caller)
+        if scope["method"] in self.methods:
+            request: Request = scope[REQUEST]
+            request.key = request.auth.check(self.access, scope["headers"])
+        await super().handle(scope, receive, send)
 
 
 def check_declared(routes: Iterable[BaseRoute]) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from bertserve.service.errors import BertServeError
 from bertserve.service.models.model import Model
 from bertserve.service.models.registry import Registry
 from bertserve.service.models.work import Prediction
@@ -33,13 +34,11 @@ class Incoming:
     request_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
-    """An answer as bytes, with additional headers, whose names are in lower case."""
+class BinaryAnswer(NamedTuple):
+    """An answer of JSON, followed by bytes."""
 
-    body: bytes
-    media_type: str
-    headers: dict[str, str]
+    value: Any
+    tail: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +49,19 @@ class Call:
         task: The task, one of the model's.
         model: The model that answers.
         body: The inputs.
-        answer: Converts the prediction to the content of the response: a value for JSON, or Content.
-        timeout_s: Seconds until it must have started, if the body sets them; None to use the header.
+        answer: Converts the prediction to the JSON value of the response, or to a BinaryAnswer.
     """
 
     task: str
     model: Model
     body: TaskBody
     answer: Callable[[Prediction], Any]
-    timeout_s: float | None = None
+
+    async def predict(self, timeout_s: float, **options: Any) -> Prediction:
+        """Runs the model, with the arguments and errors of `Model.predict`; the message of an error names the wrong input."""
+        try:
+            requests = self.body.requests(self.model.bundle.manifest)
+            return await self.model.predict(requests, timeout_s=timeout_s, task=self.task, **options)
+        except BertServeError as error:
+            error.name_input(many=self.body.is_list, subject=self.body.subject)
+            raise

@@ -10,31 +10,24 @@ import logging
 import random
 import re
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI
 from starlette.datastructures import QueryParams
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Match
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bertserve.service.api import errors
-from bertserve.service.api.auth import METRICS, PROBES, Authenticator
-from bertserve.service.api.call import Content, Incoming
+from bertserve.service.api.app import create_fastapi
+from bertserve.service.api.auth import METRICS, Authenticator
+from bertserve.service.api.call import BinaryAnswer, Incoming
 from bertserve.service.api.errors import ErrorLog
 from bertserve.service.api.jsonl import MEDIA_TYPES, LineStream
-from bertserve.service.api.request import REQUEST, TIMEOUT_HEADER, Request, check_encoding, read_body, until_disconnect
+from bertserve.service.api.request import REQUEST, TIMEOUT_HEADER, Request, read_body, until_disconnect
 from bertserve.service.api.responses import answer_headers
-from bertserve.service.api.routes import InferenceRoute, Route
-from bertserve.service.api_keys import Access
-from bertserve.service.errors import (
-    INTERNAL,
-    BertServeError,
-    InvalidValueError,
-    MalformedRequestError,
-    RefusedError,
-    Sent,
-    UnavailableError,
-)
+from bertserve.service.api.routes import InferenceRoute
+from bertserve.service.errors import INTERNAL, ContentEncodingError, InvalidValueError, MalformedRequestError, Sent, UnavailableError
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.models.build import AppState
 from bertserve.service.tasks.json_text import to_json
@@ -48,15 +41,8 @@ _TIMEOUT = TIMEOUT_HEADER.encode()
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _INTERNAL, _ = INTERNAL
 _UNAUTHORIZED = 401
-_UNTRACED = PROBES | {METRICS}
-# field of a log line -> attribute of a span
-_ATTRIBUTES = {
-    "request_id": "bertserve.request_id",
-    "path": "url.path",
-    "client": "client.address",
-    "task": "bertserve.task",
-    "model": "bertserve.model",
-}
+_PROBES = ("/health", "/live", "/ready", "/ping", METRICS)  # ends of paths that are not traced, nor logged by default
+_EXPOSED = ("x-request-id", "x-model", "server-timing", "x-truncated", "x-windows", "x-hf-warning", "retry-after")
 
 
 class Endpoint:
@@ -65,36 +51,42 @@ class Endpoint:
     def __init__(
         self,
         state: AppState,
-        fastapi: FastAPI,
         *,
-        auth: Authenticator,
+        auth: Authenticator | None = None,
         log_access: bool = False,
         log_probes: bool = False,
         root_path: str = "",
+        cors_origins: Sequence[str] = (),
         sends_request_id: bool = True,
     ) -> None:
-        """Takes the routes that run models from `fastapi`, which answers all other requests.
+        """Creates the application; its inference threads run from startup to shutdown.
 
         Args:
             state: The models, metrics and limits.
-            fastapi: The application with all routes.
-            auth: Checks callers.
+            auth: Admits requests; if None, no route needs a key, and model management is disabled.
             log_access: Whether to log a line for each request that is not a probe or a scrape.
             log_probes: Whether to log probes and scrapes too.
-            root_path: Path prefix that a proxy may have kept.
-            sends_request_id: Whether it adds the header `x-request-id`; a server around the application may add it instead.
+            root_path: Path prefix of the proxy; a request's path may have it or not.
+            cors_origins: Origins whose pages may read answers.
+            sends_request_id: Whether the application adds the header `x-request-id`; a server around it may add it instead.
         """
-        self._state, self._fastapi, self._auth = state, fastapi, auth
+        self._state, self._auth = state, auth or Authenticator()
+        self._fastapi = create_fastapi(state, root_path=root_path, asks_for_key=self._auth.keys is not None)
         self._log_access, self._log_probes = log_access, log_probes
         self._root_path = root_path
         self._sends_request_id = sends_request_id
-        routes = [route for route in fastapi.routes if isinstance(route, InferenceRoute)]
+        routes = [route for route in self._fastapi.routes if isinstance(route, InferenceRoute)]
         # a fixed path has precedence over one with a name
         self._fixed = {route.path: route for route in routes if "{" not in route.path}
         self._named = [route for route in routes if "{" in route.path]
         self._errors = ErrorLog()
         self._ids = random.Random()  # noqa: S311 - ids only tell requests apart, they protect nothing
         self._open = 0  # requests to models without a complete answer
+        self._respond: ASGIApp = self._answer
+        if cors_origins:  # around the check of keys, because a browser sends its preflight request without one
+            self._respond = CORSMiddleware(
+                self._answer, allow_origins=cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=_EXPOSED
+            )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
@@ -102,21 +94,25 @@ class Endpoint:
             await self._fastapi(scope, receive, send)
             return
         request = scope[REQUEST] = self._begin(scope, send)
-        refused: str | None = None
+        try:
+            await self._respond(scope, receive, request.send)
+        finally:
+            self._record(request)
+            del scope[REQUEST]  # it refers to the scope, which an idle connection keeps
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request, in any case."""
+        request: Request = scope[REQUEST]
         try:
             request.check_path()
             if (route := self._match(scope)) is None:
-                await self._fastapi(scope, receive, request.send)
+                await self._fastapi(scope, receive, send)
             else:
-                await self._serve(route, request, receive)
+                await self._serve(route, request, receive, send)
         except Exception as error:  # noqa: BLE001 - the process boundary of a request
             self._errors.write(error, request.log_fields())
-            refused = error.key if isinstance(error, RefusedError) else None
             if request.status == 0:
-                await errors.response(error, request.id, scope["path"])(scope, receive, request.send)
-        finally:
-            self._record(request, refused if request.caller is None else request.caller.name)
-            del scope[REQUEST]  # it refers to the scope, which an idle connection keeps
+                await errors.response(error, request.id, scope["path"])(scope, receive, send)
 
     def _begin(self, scope: Scope, send: Send) -> Request:
         root_path = self._root_path or scope.get("root_path", "")  # the configured one, or that of a server that mounts the application
@@ -127,13 +123,12 @@ class Endpoint:
         client_id = headers.get(b"x-request-id", b"")
         # not uuid4: it reads the system's entropy and releases the GIL, and with busy threads it takes long to get the GIL back
         request_id = client_id if _REQUEST_ID.fullmatch(client_id) else b"%032x" % self._ids.getrandbits(128)
-        request = Request(scope, send, headers, request_id, auth=self._auth, error_log=self._errors)
+        request = Request(scope, send, headers, request_id.decode(), self._auth)
         if self._sends_request_id:
             request.own_headers.append((b"x-request-id", request_id))
         tracer = self._state.tracer
-        if tracer is not None and scope["path"] not in _UNTRACED:
-            trace = request.trace = tracer.begin(request.method, scope["headers"], _attributes(request), request.start)
-            request.recorded_trace = trace if trace.recorded else None
+        if tracer is not None and not _is_probe(scope):
+            trace = request.trace = tracer.begin(scope["headers"], request.start)
             # tells the caller its trace in a header that scripts of a page can read; `traceresponse` is only a draft
             request.own_headers.append((b"server-timing", b'traceparent;desc="%s"' % trace.traceparent.encode()))
         return request
@@ -152,64 +147,53 @@ class Endpoint:
                 return route
         return None
 
-    async def _serve(self, route: InferenceRoute, request: Request, receive: Receive) -> None:
+    async def _serve(self, route: InferenceRoute, request: Request, receive: Receive, send: Send) -> None:
         """Answers a request that runs models, if there is room for it and its caller may use it."""
-        if self._open >= self._state.max_concurrent:
+        state, scope = self._state, request.scope
+        if self._open >= state.max_concurrent:
             raise UnavailableError(
                 "{count} requests are open, and --max-concurrent allows no more; send it again, or to another replica.", count=self._open
             )
-        request.caller = self._auth.enter(route.access, request.scope["headers"])
+        request.key = self._auth.check(route.access, scope["headers"])
         self._open += 1
         try:
-            if sum(name == b"content-type" for name, _ in request.scope["headers"]) > 1:  # a proxy may have read the other one
+            if sum(name == b"content-type" for name, _ in scope["headers"]) > 1:  # a proxy may have read the other one
                 raise MalformedRequestError("the request has several `Content-Type` headers; send one.")
             content_type = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
             is_stream = route.wire.streams and content_type in MEDIA_TYPES
             if not is_stream:  # otherwise each line counts as a request
                 request.task, request.model = route.wire.task or UNKNOWN, UNKNOWN
-            if request.scope["query_string"]:
-                raise _no_query(request.scope)
-            check_encoding(request.headers)
+            if scope["query_string"]:
+                raise InvalidValueError(
+                    "the URL has the query parameter `{name}`, but this path takes none; put it into the body.",
+                    name=Sent(next(iter(QueryParams(scope["query_string"])), "")),
+                )
+            if (encoding := request.headers.get(b"content-encoding", b"identity")).lower() != b"identity":
+                raise ContentEncodingError(
+                    "the body's content encoding is `{encoding}`; send it uncompressed.", encoding=Sent(encoding.decode("latin-1"))
+                )
             value = request.headers.get(_TIMEOUT)
-            timeout_s = self._state.timeout_ms / 1000 if value is None else self._timeout_s(value)
-            name = request.scope["path_params"].get("name")
+            timeout_s = state.timeout_ms / 1000 if value is None else self._timeout_s(value)
+            name = scope["path_params"].get("name")
+            named = None if name is None else state.registry.get(name)
             if is_stream:
-                await LineStream(self._state, route.wire, request, name=name, timeout_s=timeout_s).answer(receive)
-            else:
-                await self._predict(route.wire, request, receive, name, timeout_s)
+                await LineStream(state, route.wire, request, name, timeout_s, self._errors).answer(receive, send)
+                return
+            if named is not None:
+                request.task, request.model = named.task, named.name
+            raw = await read_body(receive, request.headers, limit=state.max_body_bytes, timeout_s=state.body_timeout_s)
+            call = route.wire.read(Incoming(raw, request.headers, named, state.registry, state.limits, request.id))
+            del raw  # the body is not needed during inference
+            request.task, request.model = call.task, call.model.name
+            trace = request.trace if request.trace is not None and request.trace.recorded else None
+            prediction = request.prediction = await until_disconnect(call.predict(timeout_s, trace=trace), receive)
+            answer = call.answer(prediction)
+            value, tail = answer if isinstance(answer, BinaryAnswer) else (answer, b"")
+            body = to_json(value)
+            await send({"type": "http.response.start", "status": 200, "headers": answer_headers(call, prediction, len(body), len(tail))})
+            await send({"type": "http.response.body", "body": body + tail})
         finally:
             self._open -= 1
-            if request.caller is not None:
-                self._auth.leave(request.caller)
-
-    async def _predict(self, route: Route, request: Request, receive: Receive, name: str | None, timeout_s: float) -> None:
-        """Reads a request, runs its model and sends the answer; `name` is the model in the path, or None."""
-        state = self._state
-        named = None
-        if name is not None:
-            named = state.registry.get(name)
-            request.task, request.model = named.task, named.name
-        raw = await read_body(receive, request.headers, limit=state.max_body_bytes, timeout_s=state.body_timeout_s)
-        call = route.read(Incoming(raw, request.headers, named, state.registry, state.limits, request.id))
-        del raw  # the body is not needed during inference
-        request.task, request.model = call.task, call.model.name
-        try:
-            prediction = await until_disconnect(
-                call.model.predict(
-                    call.body.requests(call.model.bundle.manifest),
-                    timeout_s=timeout_s if call.timeout_s is None else self._checked(call.timeout_s),
-                    task=call.task,
-                    trace=request.recorded_trace,
-                ),
-                receive,
-            )
-        except BertServeError as error:
-            error.name_input(many=call.body.is_list, subject=call.body.subject)
-            raise
-        request.prediction = prediction
-        answer = call.answer(prediction)
-        content = answer if isinstance(answer, Content) else Content(to_json(answer), "application/json", {})
-        await request.answer(answer_headers(call, content, prediction), content.body)
 
     def _timeout_s(self, value: bytes) -> float:
         """Returns the seconds of the header with the deadline, after a check."""
@@ -222,18 +206,8 @@ class Endpoint:
             )
         return int(value) / 1000
 
-    def _checked(self, timeout_s: float) -> float:
-        """Returns the deadline from a body, after a check of its range."""
-        if timeout_s * 1000 > self._state.max_timeout_ms:
-            raise InvalidValueError(
-                "the timeout in the body is {timeout_s:.0f} ms, and {max_timeout_ms} ms are allowed; make it smaller.",
-                timeout_s=Sent(timeout_s * 1000),
-                max_timeout_ms=self._state.max_timeout_ms,
-            )
-        return timeout_s
-
-    def _record(self, request: Request, key: str | None) -> None:
-        """Counts and logs a request that has ended, and ends its trace; `key` is the name of the caller's key."""
+    def _record(self, request: Request) -> None:
+        """Counts and logs a request that has ended, and ends its trace."""
         end, status, metrics = time.perf_counter(), request.status or _INTERNAL, self._state.metrics
         seconds = end - request.start
         metrics.answers(status).inc()
@@ -241,65 +215,47 @@ class Endpoint:
             metrics.requests_of(request.task, request.model, status).inc()
             if request.model != UNKNOWN:
                 metrics.model(request.task, request.model).request_seconds.observe(seconds)
-        if key is not None or status == _UNAUTHORIZED:
-            metrics.requests_by_key(key or UNKNOWN, status).inc()
-        if self._log_access and (self._log_probes or not _is_probe(request)):
-            fields = _access_fields(request, status, seconds, key)
+        if request.key is not None or status == _UNAUTHORIZED:
+            metrics.requests_by_key(request.key or UNKNOWN, status).inc()
+        if self._log_access and (self._log_probes or not _is_probe(request.scope)):
+            fields = _access_fields(request, status, seconds)
             line = "%s %s %s %s %.1f ms %s"
-            method = request.scope["method"]
-            access_log.info(line, fields["client"], method, fields["path"], status, seconds * 1000, request.id, extra=fields)
+            access_log.info(line, fields["client"], fields["method"], fields["path"], status, seconds * 1000, request.id, extra=fields)
         if request.trace is not None:
             _end(request.trace, end, request, status)
 
 
-def _no_query(scope: Scope) -> InvalidValueError:
-    """Returns the error for a query string, which would otherwise have no effect."""
-    name = next(iter(QueryParams(scope["query_string"])), "")
-    where = "set `model` in the body, or use the path /models/NAME" if name == "model" else "put it into the body"
-    return InvalidValueError("the URL has the query parameter `{name}`, but this path takes none; {where}.", name=Sent(name), where=where)
-
-
-def _attributes(request: Request) -> dict[str, str | int | float | bool]:
-    """Returns the attributes of a span that are known when a request arrives; the sampler may use them."""
-    scope = request.scope
-    attributes: dict[str, str | int | float | bool] = {
-        "http.request.method": request.method,
-        "url.scheme": scope["scheme"],
-        "network.protocol.version": scope["http_version"],
-    }
-    if scope.get("server"):
-        host, port = scope["server"]
-        attributes |= {"server.address": host} | ({} if port is None else {"server.port": port})
-    return attributes
-
-
 def _end(trace: Trace, end: float, request: Request, status: int) -> None:
-    """Ends a request's span, with the attributes that are known by then."""
-    fields, route = request.log_fields(), request.route
-    attributes: dict[str, str | int | float | bool] = {
-        attribute: value for field, attribute in _ATTRIBUTES.items() if (value := fields[field]) is not None
+    """Ends a request's span, with its attributes."""
+    fields, method, route = request.log_fields(), request.scope["method"], request.route
+    attributes = {
+        "http.request.method": method,
+        "http.response.status_code": status,
+        "http.route": route,
+        "url.scheme": request.scope["scheme"],
+        "url.path": fields["path"],
+        "client.address": fields["client"],
+        "error.type": str(status) if status >= _INTERNAL else None,
+        **{f"bertserve.{name}": fields[name] for name in ("request_id", "task", "model")},
     }
-    attributes["http.response.status_code"] = status
-    if route is not None:
-        attributes["http.route"] = route
-    if status >= _INTERNAL:
-        attributes["error.type"] = str(status)
-    name = request.method if route is None else f"{request.method} {route}"
-    trace.tracer.end(trace, end, name=name, attributes=attributes, failed=status >= _INTERNAL)
+    known = {name: value for name, value in attributes.items() if value is not None}
+    name = method if route is None else f"{method} {route}"
+    trace.tracer.end(trace, end, name=name, attributes=known, failed=status >= _INTERNAL)
 
 
-def _is_probe(request: Request) -> bool:
+def _is_probe(scope: Scope) -> bool:
     """Returns whether a request is a probe or a scrape of the metrics."""
-    return getattr(request.scope.get("route"), "access", None) in (Access.PROBE, Access.METRICS)
+    path: str = scope["path"]
+    return scope["method"] == "GET" and path.endswith(_PROBES)
 
 
-def _access_fields(request: Request, status: int, seconds: float, key: str | None) -> dict[str, Any]:
+def _access_fields(request: Request, status: int, seconds: float) -> dict[str, Any]:
     """Returns the fields of the access log line of a request."""
     names = () if request.prediction is None else ("tokenize_s", "queue_s", "inference_s", "decode_s")
     return {
         **request.log_fields(),
         "status": status,
         "ms": round(seconds * 1000, 2),
-        "key": key,
+        "key": request.key,
         **{f"{name.removesuffix('_s')}_ms": round(getattr(request.prediction, name) * 1000, 3) for name in names},
     }

@@ -22,12 +22,7 @@ _OPENAI = "/v1/"  # paths below it are OpenAI's, and their clients expect errors
 _PREDICT = ":predict"  # paths with it are KServe's
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _INVALID, _INVALID_IN_OPENAI = 422, 400  # statuses of an InvalidValueError
-_SERVER_ERROR = 500
-
-
-def has_openai_shape(path: str) -> bool:
-    """Returns whether the errors of a path have the shape of OpenAI's API."""
-    return path.startswith(_OPENAI) and not path.endswith(_PREDICT)
+_SERVER_ERROR, _UNAVAILABLE = 500, 503
 
 
 def response(error: Exception, request_id: str, path: str = "") -> Response:
@@ -43,7 +38,7 @@ def response(error: Exception, request_id: str, path: str = "") -> Response:
     if isinstance(error, errors.BertServeError):
         message = printable(error.message)
     fields: dict[str, Any] = {"error": message, "error_type": error_type, "request_id": request_id}
-    if has_openai_shape(path):
+    if path.startswith(_OPENAI) and not path.endswith(_PREDICT):
         status = _INVALID_IN_OPENAI if status == _INVALID else status
         kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < _SERVER_ERROR else "server_error")
         fields["error"] = {"message": message, "type": kind, "param": None, "code": error_type}
@@ -72,16 +67,7 @@ logger = logging.getLogger("bertserve.errors")
 
 INTERVAL_S = 1.0
 # Log lines per kind of error within the interval; further errors are only counted, so that a caller cannot fill the log.
-MAX_REFUSALS, MAX_CALLER_ERRORS = 1, 20
-_REFUSALS = frozenset({"overloaded", "unavailable"})
-
-
-def _most_lines(kind: tuple[int, str]) -> int | None:
-    """Returns how many errors of a kind are logged per second; None, without a limit, for errors of the service itself."""
-    if kind[1] in _REFUSALS:
-        return MAX_REFUSALS
-    # a caller can choose a deadline that always expires
-    return MAX_CALLER_ERRORS if kind[0] < _SERVER_ERROR or kind[1] == "expired" else None
+MAX_LINES = 20
 
 
 class ErrorLog:
@@ -96,19 +82,15 @@ class ErrorLog:
         `request` has `request_id`, `method`, `path` and further fields of the log line.
         """
         kind = classify(error)
-        max_lines = _most_lines(kind)
-        if max_lines is None:
-            self._log(error, kind, request)
-            return
         if kind not in self._seen:
             asyncio.get_running_loop().call_later(INTERVAL_S, self._release, kind)
         self._seen[kind] += 1
-        if self._seen[kind] <= max_lines:
+        if kind == INTERNAL or self._seen[kind] <= MAX_LINES:
             self._log(error, kind, request)
 
     def _release(self, kind: tuple[int, str]) -> None:
-        more = self._seen.pop(kind) - (_most_lines(kind) or 0)
-        if more > 0:
+        more = self._seen.pop(kind) - MAX_LINES
+        if more > 0 and kind != INTERNAL:
             logger.warning("%s %s: %d more within %.0f s", *kind, more, INTERVAL_S, extra={"status": kind[0], "error_type": kind[1]})
 
     def _log(self, error: Exception, kind: tuple[int, str], request: Mapping[str, Any]) -> None:
@@ -118,6 +100,6 @@ class ErrorLog:
         if kind == INTERNAL:
             logger.error("%s %s %s: %s", status, type(error).__name__, where, errors.traceback_places(error), extra=extra)
         else:
-            level = logging.ERROR if status >= _SERVER_ERROR and error_type not in _REFUSALS else logging.WARNING
+            level = logging.ERROR if status >= _SERVER_ERROR and status != _UNAVAILABLE else logging.WARNING
             reason = printable(error.for_log) if isinstance(error, BertServeError) else type(error).__name__
             logger.log(level, "%s %s %s: %s", status, error_type, where, reason, extra={**extra, "reason": reason})

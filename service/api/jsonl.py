@@ -7,207 +7,172 @@ that TCP slows the sender down.
 from __future__ import annotations
 
 import asyncio
-import re
 import time
+from dataclasses import dataclass
 
-from starlette.types import Message, Receive
+from starlette.types import Receive, Send
 
 from bertserve.service.api import errors
 from bertserve.service.api.call import Call, Incoming
+from bertserve.service.api.errors import ErrorLog
 from bertserve.service.api.request import Request
 from bertserve.service.api.routes import Route
+from bertserve.service.api_keys import Access
 from bertserve.service.errors import BertServeError, ClientGoneError, MalformedRequestError, RefusedError, SlowRequestError, TooLargeError
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.models.build import AppState
 from bertserve.service.models.work import Prediction
 from bertserve.service.tasks.json_text import to_json
-from bertserve.service.tracing.trace import Trace
 
 MEDIA_TYPE = "application/x-ndjson"
 MEDIA_TYPES = frozenset({MEDIA_TYPE.encode(), b"application/jsonl", b"application/jsonlines", b"application/x-jsonlines"})
-# Bytes of lines in progress, unless there is only one line. More of them would wait for each other until their deadlines, and delay other callers.
-IN_PROGRESS_BYTES = 2**16
-# with the blank lines that follow, of which a chunk can have 65,536
-LINE_ENDS = re.compile(rb"\n\s*")
-# Bytes of answers in progress, unless there is only one line: as many lines are in progress as have room if all get an answer of the
-# expected size. That is the size of the last one, or half of the size that was expected before it, if that is more.
-ANSWER_BYTES = 2**22
-FIRST_ANSWER_BYTES = 2**20
+# Limit of the weights of the lines in progress, unless there is only one line. The weight of a line is its number of bytes, a 64th of the
+# bytes of the last answer, or 64 KiB / `max_stream_requests`, whichever is the largest. So a stream whose client does not read holds few
+# large answers, and its lines do not wait for each other.
+MAX_WEIGHT, ANSWER_SHARE = 2**16, 64
+FIRST_ANSWER_BYTES = 2**20  # size of an answer until one is known
 READ_AHEAD = 8  # chunks of up to 64 KiB; only reading detects a client that has left
-MAX_TRACED_LINES = 128  # lines of one stream that are traced
-MIN_RETRY_S, MAX_RETRY_S = 0.02, 1.0  # wait of a refused line before it asks again
+RETRY_S = 0.1  # seconds until a refused line asks again
 _OK, _CLIENT_GONE, _SERVER_ERROR = 200, 499, 500
 
 
+@dataclass(eq=False)
 class LineStream:
-    """Answers the lines of one request."""
+    """Answers the lines of one request.
 
-    def __init__(self, state: AppState, route: Route, request: Request, *, name: str | None, timeout_s: float) -> None:
-        """Creates it.
+    Attributes:
+        state: The models, metrics and limits.
+        route: The stream's route.
+        request: The stream's request.
+        name: The model in the path, or None.
+        timeout_s: Seconds until a line must have started, counted from its admission.
+        error_log: Takes failures of the service; errors of callers are only in the answers, because a stream can have millions of lines.
+    """
 
-        Args:
-            state: The models, metrics and limits.
-            route: The stream's route.
-            request: The stream's request.
-            name: The model in the path, or None.
-            timeout_s: Seconds until a line must have started, counted from its reading, or from the last answer of the stream.
+    state: AppState
+    route: Route
+    request: Request
+    name: str | None
+    timeout_s: float
+    error_log: ErrorLog
 
-        Raises:
-            NotFoundError: There is no such model.
-            MalformedRequestError: The client speaks HTTP/1.0, which has no chunks.
-        """
-        if request.scope.get("http_version") == "1.0":
-            raise MalformedRequestError("the answer to JSON Lines needs HTTP/1.1; with nginx, set `proxy_http_version 1.1`.")
-        if name is not None:
-            state.registry.get(name)
-        self._state, self._route, self._request, self._name, self._timeout_s = state, route, request, name, timeout_s
+    def __post_init__(self) -> None:
+        """Begins without lines."""
         self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue(READ_AHEAD)
-        self._answers: asyncio.Queue[tuple[asyncio.Task[bytes], int] | None] = asyncio.Queue()
-        self._lines = self._count = self._bytes = 0  # lines so far; those in progress, and their bytes
-        self._expected = FIRST_ANSWER_BYTES  # bytes of an answer
+        self._answers: asyncio.Queue[tuple[asyncio.Task[bytes] | None, int]] = asyncio.Queue()
+        self._lines = self._weight = 0  # lines so far; weight of those in progress
+        self._last_answer_bytes = FIRST_ANSWER_BYTES
         self._sent = asyncio.Event()
-        self._answered_at = 0.0  # time of the last answer on the event loop's clock
 
-    async def answer(self, receive: Receive) -> None:
+    async def answer(self, receive: Receive, send: Send) -> None:
         """Answers all lines. The response starts with the first answer, so that an earlier failure can have its own status.
 
         Raises:
+            MalformedRequestError: The client speaks HTTP/1.0, which has no chunks.
             ClientGoneError: The client disconnected; the requests of its lines are cancelled.
             SlowRequestError: The client sent nothing while no line was in progress.
         """
+        if self.request.scope.get("http_version") == "1.0":
+            raise MalformedRequestError("the answer to JSON Lines needs HTTP/1.1; with nginx, set `proxy_http_version 1.1`.")
         try:
             async with asyncio.TaskGroup() as group:
                 reader = group.create_task(self._read(receive))
                 group.create_task(self._cut(group))
-                await self._write()
+                await self._write(send)
                 reader.cancel()
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
 
     async def _read(self, receive: Receive) -> None:
         """Reads chunks ahead of the one that is being cut, because only reading detects a disconnected client."""
-        more = True
-        while (message := await self._receive(receive))["type"] != "http.disconnect":
+        more, timeout_s = True, self.state.body_timeout_s
+        while True:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    message = await receive()
+            except TimeoutError:
+                if self._weight or self._sent.is_set():  # the client may pause while lines are in progress, and after their last answer
+                    self._sent.clear()
+                    continue
+                raise SlowRequestError(
+                    "no line came within {timeout_s:g} s; end the request after the last line.", timeout_s=timeout_s
+                ) from None
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError("the client closed the connection before its stream was answered.")
             if more:
                 await self._chunks.put(message.get("body", b""))
                 if not (more := message.get("more_body", False)):
                     await self._chunks.put(None)
-        raise ClientGoneError("the client closed the connection before its stream was answered.")
 
     async def _cut(self, group: asyncio.TaskGroup) -> None:
-        """Starts a request for each line."""
-        line, size = bytearray(), self._state.max_body_bytes + 1
+        """Starts a request for each line that is not blank."""
+        rest, size = b"", self.state.max_body_bytes + 1  # a line that is too long keeps one byte too many, and is refused
         while (chunk := await self._chunks.get()) is not None:
-            first, *rest = LINE_ENDS.split(chunk)
-            line += first[: size - len(line)]  # a line that is too long keeps one byte too many, and is refused
-            if not rest:
-                continue
-            *whole, last = rest
-            for each in (bytes(line), *whole):
-                if each and not each.isspace():
-                    await self._start(each[:size], group)
-            line = bytearray(last[:size])
-        if line and not line.isspace():
-            await self._start(bytes(line), group)
-        self._answers.put_nowait(None)
-
-    async def _receive(self, receive: Receive) -> Message:
-        """Returns the next message. The client may pause while lines are in progress."""
-        timeout_s = self._state.body_timeout_s
-        while True:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    return await receive()
-            except TimeoutError:
-                if not self._count:
-                    raise SlowRequestError(
-                        "no line came within {timeout_s:g} s; end the request after the last line.", timeout_s=timeout_s
-                    ) from None
+            *lines, rest = (rest + chunk).split(b"\n")
+            rest = rest[:size]
+            for line in filter(bytes.strip, lines):
+                await self._start(line[:size], group)
+        if rest.strip():
+            await self._start(rest, group)
+        self._answers.put_nowait((None, 0))
 
     async def _start(self, line: bytes, group: asyncio.TaskGroup) -> None:
         """Starts the request of a line when there is room for it."""
-        while self._count and (
-            self._count >= min(self._state.max_stream_requests, ANSWER_BYTES // self._expected)
-            or self._bytes + len(line) > IN_PROGRESS_BYTES
-        ):
+        least = MAX_WEIGHT // self.state.max_stream_requests
+        while self._weight + (weight := max(least, len(line), self._last_answer_bytes // ANSWER_SHARE)) > MAX_WEIGHT and self._weight:
             self._sent.clear()
             await self._sent.wait()
         self._lines += 1
-        self._count += 1
-        self._bytes += len(line)
-        self._answers.put_nowait((group.create_task(self._answer(line, self._lines)), len(line)))
+        self._weight += weight
+        self._answers.put_nowait((group.create_task(self._answer(line, self._lines)), weight))
 
-    async def _write(self) -> None:
+    async def _write(self, send: Send) -> None:
         """Sends the answers; a client that reads slowly also slows the reading of its lines."""
-        send, started = self._request.send, False
-        start = {"type": "http.response.start", "status": _OK, "headers": [(b"content-type", MEDIA_TYPE.encode())]}
-        while (item := await self._answers.get()) is not None:
-            task, size = item
-            answer = await task
-            if not started:
-                await send(start)
-                started = True
-            await send({"type": "http.response.body", "body": answer + b"\n", "more_body": True})
-            self._count -= 1
-            self._bytes -= size
+        more = True
+        while more:
+            task, weight = await self._answers.get()
+            more = task is not None
+            answer = b"" if task is None else await task + b"\n"
+            if self.request.status == 0:
+                await send({"type": "http.response.start", "status": _OK, "headers": [(b"content-type", MEDIA_TYPE.encode())]})
+            await send({"type": "http.response.body", "body": answer, "more_body": more})
+            self._weight -= weight
             self._sent.set()
-        if not started:
-            await send(start)
-        await send({"type": "http.response.body", "body": b""})
 
     async def _answer(self, line: bytes, number: int) -> bytes:
         """Returns the answer to a line as JSON, or its error in the usual JSON shape; counts both."""
-        start, state, request = time.perf_counter(), self._state, self._request
-        stream = request.recorded_trace if number <= MAX_TRACED_LINES else None
-        trace = None if stream is None else stream.tracer.begin_within(stream, "line", start)
-        labels, status = (self._route.task or UNKNOWN, UNKNOWN), _CLIENT_GONE
+        start, state, request = time.perf_counter(), self.state, self.request
+        labels, status = (self.route.task or UNKNOWN, UNKNOWN), _CLIENT_GONE
         try:
-            request.auth.check_again(request.caller)
+            request.auth.check(Access.KEY, request.scope["headers"])  # again, because a stream may have no end
             if len(line) > state.max_body_bytes:
                 raise TooLargeError(
                     "the line has more than {max_body_bytes} bytes; send less in one line; the operator can raise --max-body-bytes.",
                     max_body_bytes=state.max_body_bytes,
                 )
             # the model is looked up for each line, because it can be reloaded during the stream
-            named = None if self._name is None else state.registry.get(self._name)
-            call = self._route.read(Incoming(line, request.headers, named, state.registry, state.limits, request.id))
+            named = None if self.name is None else state.registry.get(self.name)
+            call = self.route.read(Incoming(line, request.headers, named, state.registry, state.limits, request.id))
             labels = (call.task, call.model.name)
-            body, status = to_json(call.answer(await self._predict(call, trace))), _OK
-            self._expected = max(len(body), self._expected // 2)
-            self._answered_at = asyncio.get_running_loop().time()
+            body, status = to_json(call.answer(await self._predict(call))), _OK
+            self._last_answer_bytes = len(body)
         except Exception as error:  # noqa: BLE001 - the process boundary of a line
             if isinstance(error, BertServeError):
                 error.message = f"line {number}: {error.message}"
             refusal = errors.response(error, request.id)
             body, status = bytes(refusal.body), refusal.status_code
-            if status >= _SERVER_ERROR:  # errors of callers are only in the answers, because a stream can have millions of lines
-                request.error_log.write(error, request.log_fields())
+            if status >= _SERVER_ERROR:
+                self.error_log.write(error, request.log_fields())
         finally:
-            end = time.perf_counter()
-            if trace is not None:
-                attributes = {"bertserve.task": labels[0], "bertserve.model": labels[1], "bertserve.line.status": str(status)}
-                trace.tracer.end(trace, end, attributes=attributes, failed=status >= _SERVER_ERROR)
             state.metrics.requests_of(*labels, status).inc()
             if labels[1] != UNKNOWN:
-                state.metrics.model(*labels).request_seconds.observe(end - start)
+                state.metrics.model(*labels).request_seconds.observe(time.perf_counter() - start)
         return body
 
-    async def _predict(self, call: Call, trace: Trace | None) -> Prediction:
-        """Returns the prediction; while the queue is full, it waits and tries again until the line's deadline."""
-        loop = asyncio.get_running_loop()
-        timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
-        read_at = loop.time()
-        requests = call.body.requests(call.model.bundle.manifest)
-        wait_s = 0.0
+    async def _predict(self, call: Call) -> Prediction:
+        """Returns the prediction; while the queue is full, it waits and tries again."""
         while True:
-            left_s = max(max(read_at, self._answered_at) + timeout_s - loop.time(), 0.0)
             try:
-                return await call.model.predict(requests, timeout_s=left_s, task=call.task, counts_refusals=False, trace=trace)
-            except RefusedError as error:
-                wait_s = min(max(error.retry_after_s, MIN_RETRY_S, 2 * wait_s), MAX_RETRY_S)
-                if wait_s >= left_s:
-                    raise
-                await asyncio.sleep(wait_s)
-            except BertServeError as error:
-                error.name_input(many=call.body.is_list, subject=call.body.subject)
-                raise
+                return await call.predict(self.timeout_s, counts_refusals=False)
+            except RefusedError:
+                await asyncio.sleep(RETRY_S)

@@ -3,113 +3,79 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import re
 import time
 from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
-from bertserve.service.errors import ClientGoneError, ContentEncodingError, MalformedRequestError, Sent, SlowRequestError, TooLargeError
+from bertserve.service.errors import ClientGoneError, MalformedRequestError, Sent, SlowRequestError, TooLargeError
 from bertserve.service.metrics import UNKNOWN
 
 if TYPE_CHECKING:
-    from bertserve.service.api.auth import Authenticator, Caller
-    from bertserve.service.api.errors import ErrorLog
+    from bertserve.service.api.auth import Authenticator
     from bertserve.service.models.work import Prediction
     from bertserve.service.tracing.trace import Trace
 
 REQUEST = "bertserve.request"  # scope key: the Request, until the answer is sent
 TIMEOUT_HEADER = "x-request-timeout-ms"
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "QUERY"})
 # control characters, invalid UTF-8, and the segments `.` and `..`: a proxy may interpret such a path in another way
 _AMBIGUOUS = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]|/\.\.?(?:/|\Z)")
+_ADDRESS = re.compile("[0-9a-fA-F.:]+")
 _ENCODED_SLASH = re.compile(rb"%(?:2f|5c)", re.IGNORECASE)
 WATCH_AFTER_S = 0.1  # most requests are answered sooner, and watching each one would cost more than it saves
 T = TypeVar("T")
 
 
+@dataclass(slots=True, eq=False)
 class Request:
     """One HTTP request.
 
     Attributes:
         scope: Its ASGI scope.
-        id: The request id, from the header `x-request-id` or random.
+        sender: Sends messages to the client.
         headers: The headers by name in lower case; the last one of several with the same name.
+        id: The request id, from the header `x-request-id` or random.
         auth: Checks the caller.
-        error_log: Takes its errors.
         start: Start time in seconds of `time.perf_counter`.
         own_headers: Headers that every answer to this request has.
-        caller: The owner of its key; None before the check, and if the route needs no key.
+        key: The name of its key; None before the check, and if the route needs no key.
         task: Label of metrics; None unless the route runs models.
         model: Label of metrics, such as `task`.
         prediction: The result, if a model has answered.
         trace: Its trace, if it is traced.
-        recorded_trace: The trace, if it is also recorded.
         status: The status of the answer; 0 before it is sent.
     """
 
-    __slots__ = (
-        "_send",
-        "auth",
-        "caller",
-        "error_log",
-        "headers",
-        "id",
-        "model",
-        "own_headers",
-        "prediction",
-        "recorded_trace",
-        "scope",
-        "start",
-        "status",
-        "task",
-        "trace",
-    )
-
-    def __init__(
-        self, scope: Scope, send: Send, headers: dict[bytes, bytes], request_id: bytes, *, auth: Authenticator, error_log: ErrorLog
-    ) -> None:
-        """Begins a request now; the other attributes are filled in later."""
-        self.start = time.perf_counter()
-        self.scope, self._send, self.headers = scope, send, headers
-        self.id = request_id.decode()
-        self.auth, self.error_log = auth, error_log
-        self.own_headers: list[tuple[bytes, bytes]] = []
-        self.caller: Caller | None = None
-        self.task: str | None = None
-        self.model: str | None = None
-        self.prediction: Prediction | None = None
-        self.trace: Trace | None = None
-        self.recorded_trace: Trace | None = None
-        self.status = 0
+    scope: Scope
+    sender: Send
+    headers: dict[bytes, bytes]
+    id: str
+    auth: Authenticator
+    start: float = field(default_factory=time.perf_counter)
+    own_headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    key: str | None = None
+    task: str | None = None
+    model: str | None = None
+    prediction: Prediction | None = None
+    trace: Trace | None = None
+    status: int = 0
 
     async def send(self, message: Message) -> None:
         """Sends a message of the answer, the first one with `own_headers`."""
         if message["type"] == "http.response.start":
             message["headers"] = [*message.get("headers", ()), *self.own_headers]
-            await self._send(message)
+            await self.sender(message)
             self.status = message["status"]  # only now, because the server may refuse to send these headers
         else:
-            await self._send(message)
-
-    async def answer(self, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-        """Sends a whole answer with status 200."""
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers + self.own_headers})
-        self.status = 200
-        await self._send({"type": "http.response.body", "body": body})
+            await self.sender(message)
 
     @property
     def route(self) -> str | None:
         """The path of the matched route, with `{name}` for a model's name; None if no route matched."""
         return getattr(self.scope.get("route"), "path", None)
-
-    @property
-    def method(self) -> str:
-        """The method, or `_OTHER` if HTTP does not define it."""
-        method: str = self.scope["method"]
-        return method if method in _METHODS else "_OTHER"
 
     def check_path(self) -> None:
         """Refuses a path that a proxy may have interpreted in another way.
@@ -127,46 +93,17 @@ class Request:
 
     def log_fields(self) -> dict[str, Any]:
         """Returns the fields of every log line about the request. Its path is the path of a route, never the caller's text."""
+        address, _ = self.scope.get("client") or ("", 0)
         return {
             "request_id": self.id,
             "method": self.scope["method"],
             # the name of a loaded model is known
             "path": self.scope["path"] if self.model not in (None, UNKNOWN) else self.route or UNKNOWN,
-            "client": self._address(),
+            "client": address if _ADDRESS.fullmatch(address) else None,  # a header of a proxy may have any text
             "task": self.task,
             "model": self.model,
             **({} if self.trace is None else {"trace_id": self.trace.trace_id, "span_id": self.trace.span_id}),
         }
-
-    def _address(self) -> str | None:
-        """Returns the caller's address; None if a proxy's header has another text, which may be anything."""
-        address, _ = self.scope.get("client") or ("", 0)
-        if "%" in address:  # the zone of an IPv6 address may be any text
-            return None
-        try:
-            return str(ipaddress.ip_address(address))
-        except ValueError:
-            return None
-
-
-def check_encoding(headers: Mapping[bytes, bytes]) -> None:
-    """Refuses a compressed body.
-
-    Raises:
-        ContentEncodingError: The body has a content encoding, or another transfer encoding than chunks.
-    """
-    encoding = headers.get(b"content-encoding")
-    if encoding is not None and encoding.lower() != b"identity":
-        raise ContentEncodingError(
-            "the body's content encoding is `{encoding}`; send it uncompressed.", encoding=Sent(encoding.decode("latin-1"))
-        )
-    if b"content-length" not in headers:
-        coding = headers.get(b"transfer-encoding", b"chunked")
-        if coding.lower() != b"chunked":
-            raise ContentEncodingError(
-                "the body's transfer encoding is `{coding}`; send it uncompressed, in chunks or with its length.",
-                coding=Sent(coding.decode("latin-1")),
-            )
 
 
 async def read_body(receive: Receive, headers: Mapping[bytes, bytes], *, limit: int, timeout_s: float) -> bytes:
@@ -184,32 +121,28 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], *, limit: 
         ClientGoneError: The client disconnected before the end of the body.
     """
     declared = headers.get(b"content-length", b"0")
-    size = int(declared) if declared.isdigit() else 0
+    size, received = int(declared) if declared.isdigit() else 0, 0
     chunks: list[bytes] = []
-    more = True
-    if size <= limit:
-        size = 0
-        try:
-            async with asyncio.timeout(timeout_s):
-                while more and size <= limit:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientGoneError("the client closed the connection while it sent the body.")
-                    chunk = message.get("body", b"")
-                    chunks.append(chunk)
-                    size += len(chunk)
-                    more = message.get("more_body", False)
-        except TimeoutError:
-            raise SlowRequestError(
-                "the body was not complete within {timeout_s:g} s; send it faster, or in smaller requests.", timeout_s=timeout_s
-            ) from None
-    if size > limit:
-        raise TooLargeError(
-            "the body has {body_bytes} bytes or more and {limit} are allowed; send less at once; the operator can raise --max-body-bytes.",
-            body_bytes=size,
-            limit=limit,
-        )
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    try:
+        async with asyncio.timeout(timeout_s):
+            while size <= limit:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGoneError("the client closed the connection while it sent the body.")
+                chunks.append(message.get("body", b""))
+                received += len(chunks[-1])
+                size = max(size, received)
+                if size <= limit and not message.get("more_body", False):
+                    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    except TimeoutError:
+        raise SlowRequestError(
+            "the body was not complete within {timeout_s:g} s; send it faster, or in smaller requests.", timeout_s=timeout_s
+        ) from None
+    raise TooLargeError(
+        "the body has {body_bytes} bytes or more and {limit} are allowed; send less at once; the operator can raise --max-body-bytes.",
+        body_bytes=size,
+        limit=limit,
+    )
 
 
 async def until_disconnect(work: Awaitable[T], receive: Receive) -> T:

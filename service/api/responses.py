@@ -1,54 +1,23 @@
-"""Parts of answers: the headers of a model's answer, and the answers of routes that run no models."""
+"""The headers of a model's answer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from starlette.responses import Response
-
-from bertserve.service.api.call import Call, Content
-from bertserve.service.errors import NotFoundError, UnavailableError
-from bertserve.service.models.model import Model
+from bertserve.service.api.call import Call
 from bertserve.service.models.work import Prediction
 from bertserve.service.tasks.batch import MAX_SPANS, ReadSpan
 from bertserve.service.tasks.body import TaskBody
-from bertserve.service.tasks.json_text import to_json
+
+HEADER_LENGTH = b"inference-header-content-length"  # bytes of JSON before binary tensors in the Open Inference Protocol
 
 
-def json_answer(value: Any) -> Response:
-    """Returns a value as a response of JSON."""
-    return Response(to_json(value), media_type="application/json")
-
-
-def check_ready(ready: bool) -> None:
-    """Checks the result of a probe.
-
-    Raises:
-        UnavailableError: `ready` is false.
-    """
-    if not ready:
-        raise UnavailableError("not ready: shutting down, an inference thread died, or all inference threads hang.")
-
-
-def probed(find: Callable[[], Model]) -> Model:
-    """Returns the model that a probe asks for.
-
-    Raises:
-        NotFoundError: The model is not loaded. Probes need no key, so the message names no models.
-    """
-    try:
-        return find()
-    except NotFoundError:
-        raise NotFoundError("no such model is loaded; GET /models lists the models.") from None
-
-
-def answer_headers(call: Call, content: Content, prediction: Prediction) -> list[tuple[bytes, bytes]]:
-    """Returns the headers of an answer."""
+def answer_headers(call: Call, prediction: Prediction, size: int, tail_size: int) -> list[tuple[bytes, bytes]]:
+    """Returns the headers of an answer of `size` bytes of JSON, followed by `tail_size` binary bytes."""
     warnings = list(_warnings(prediction, call.body)) if prediction.warnings else []
     headers = [
-        (b"content-length", b"%d" % len(content.body)),
-        (b"content-type", content.media_type.encode()),
+        (b"content-length", b"%d" % (size + tail_size)),
+        (b"content-type", b"application/octet-stream" if tail_size else b"application/json"),
         (b"x-model", call.model.name.encode()),
         (
             b"server-timing",
@@ -56,6 +25,8 @@ def answer_headers(call: Call, content: Content, prediction: Prediction) -> list
             % (prediction.tokenize_s * 1000, prediction.queue_s * 1000, prediction.inference_s * 1000, prediction.decode_s * 1000),
         ),
     ]
+    if tail_size:
+        headers.append((HEADER_LENGTH, b"%d" % size))
     if prediction.truncated:
         headers.append((b"x-truncated", b"%d" % len(prediction.truncated)))
         count = f"{len(prediction.truncated)} of {len(prediction.results)} {call.body.subject} " if call.body.is_list else ""
@@ -65,7 +36,6 @@ def answer_headers(call: Call, content: Content, prediction: Prediction) -> list
         )
     if prediction.read:
         headers.append((b"x-windows", _escaped(_windows(prediction.read))))
-    headers.extend((name.encode(), _escaped(value)) for name, value in content.headers.items())
     # one header per warning, because the official client expects that
     headers.extend((b"x-hf-warning", _escaped(warning)) for warning in warnings)
     return headers

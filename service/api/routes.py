@@ -36,7 +36,6 @@ class Route:
         bodies: Types of the body, for OpenAPI; a body has one of them.
         answers: Types of the answer, for OpenAPI; an answer has one of them.
         task: The task of the path; None if it depends on the model or the body.
-        binary: Whether bodies and answers can have bytes after their JSON.
         streams: Whether it also accepts JSON Lines: one body per line, answered by one line each.
         tag: The tag of the operation in OpenAPI.
     """
@@ -47,7 +46,6 @@ class Route:
     bodies: tuple[type[BaseModel], ...]
     answers: tuple[Any, ...]
     task: str | None = None
-    binary: bool = False
     streams: bool = False
     tag: str = OTHER_CLIENTS
 
@@ -74,7 +72,7 @@ def all_routes() -> list[Route]:
             tag=INFERENCE,
         ),
         _of_any_task("/", read_at_base, "Run the only loaded model"),
-        Route("/v2/models/{name}/infer", read_infer, "Run a model on tensors of texts", (InferBody,), (InferAnswer,), binary=True),
+        Route("/v2/models/{name}/infer", read_infer, "Run a model on tensors of texts", (InferBody,), (InferAnswer,)),
         Route("/v1/models/{name}:predict", read_predict, "Answer instances with predictions", (PredictBody,), (Predictions,)),
         Route(
             "/v1/embeddings",

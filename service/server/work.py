@@ -44,7 +44,7 @@ def work(
     tracer = tracer_to(settings.otlp_endpoint)
     # importing FastAPI takes about 0.17 s; models can load at the same time, because their runs need no interpreter
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(import_module, "bertserve.service.api.app")
+        pool.submit(import_module, "bertserve.service.api.endpoint")
         state = build(settings, index=index, metrics=metrics, tracer=tracer)
     models = [_line(state.registry, model) for model in state.registry.models.values()]
     refreshing: set[asyncio.Task[None]] = set()
@@ -97,17 +97,16 @@ def application(settings: Settings, state: AppState, secrets: Secrets, *, sends_
 
     If `sends_request_id` is false, a server around the application adds the header `x-request-id` instead.
     """
-    from bertserve.service.api.app import create_app
     from bertserve.service.api.auth import Authenticator
+    from bertserve.service.api.endpoint import Endpoint
 
     auth = Authenticator(
         secrets.keys,
         admin_keys=secrets.admin_keys,
         public_health=settings.public_health,
         public_metrics=settings.public_metrics,
-        max_concurrent_per_key=settings.max_concurrent_per_key,
     )
-    return create_app(
+    return Endpoint(
         state,
         auth=auth,
         log_access=settings.access_log,

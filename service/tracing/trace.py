@@ -41,7 +41,7 @@ class TraceStage:
 
 @dataclass(slots=True, eq=False)
 class Trace:
-    """A request, or a line of a stream.
+    """A request.
 
     Attributes:
         tracer: The tracer that started it and creates its spans.

@@ -68,13 +68,11 @@ class Tracer:
         address = endpoint.rstrip("/")
         return cls(OTLPSpanExporter(endpoint=address if address.endswith(PATH) else address + PATH))
 
-    def begin(self, name: str, headers: Iterable[tuple[bytes, bytes]], attributes: Attributes, start: float) -> Trace:
+    def begin(self, headers: Iterable[tuple[bytes, bytes]], start: float) -> Trace:
         """Starts the span of a request, in the caller's trace if its headers name a valid one, otherwise in a new trace.
 
         Args:
-            name: Name of the span.
             headers: The request's headers, with names in lower case.
-            attributes: The attributes known so far; the sampler may use them.
             start: Start time in seconds of `time.perf_counter`.
         """
         carrier: dict[str, str] = {}
@@ -84,29 +82,22 @@ class Tracer:
                 # a repeated header is joined with a comma, which is valid for `tracestate`, and as W3C requires invalid for `traceparent`
                 carrier[field] = f"{carrier[field]},{text}" if field in carrier else text
         context = self._propagator.extract(carrier, Context()) if carrier else Context()
-        return self._begin(name, context, SpanKind.SERVER, attributes, start)
-
-    def begin_within(self, trace: Trace, name: str, start: float) -> Trace:
-        """Starts a part of a request that is traced like a request."""
-        return self._begin(name, otel.set_span_in_context(trace.span, Context()), SpanKind.INTERNAL, {}, start)
-
-    def _begin(self, name: str, context: Context, kind: SpanKind, attributes: Attributes, start: float) -> Trace:
         epoch_ns = time.time_ns() - time.perf_counter_ns()
-        span = self._request_spans.start_span(name, context, kind, dict(attributes), start_time=_ns(start, epoch_ns))
+        span = self._request_spans.start_span("request", context, SpanKind.SERVER, start_time=_ns(start, epoch_ns))
         span_context = span.get_span_context()
         trace_id, span_id = f"{span_context.trace_id:032x}", f"{span_context.span_id:016x}"
         return Trace(
             self, span, trace_id, span_id, f"00-{trace_id}-{span_id}-{span_context.trace_flags:02x}", span.is_recording(), epoch_ns
         )
 
-    def end(self, trace: Trace, end: float, *, name: str | None = None, attributes: Attributes, failed: bool) -> None:
+    def end(self, trace: Trace, end: float, *, name: str, attributes: Attributes, failed: bool) -> None:
         """Ends the span of a request, and creates the spans of its stages.
 
         Args:
             trace: The result of `begin`.
             end: End time in seconds of `time.perf_counter`.
-            name: The final name of the span, if it differs.
-            attributes: Additional attributes.
+            name: Name of the span.
+            attributes: Its attributes.
             failed: Whether the service failed.
         """
         span = trace.span
@@ -116,8 +107,7 @@ class Tracer:
                 links = () if stage.batch is None else (Link(stage.batch),)
                 part = self._request_spans.start_span(stage.name, context, links=links, start_time=_ns(stage.start, trace.epoch_ns))
                 part.end(_ns(stage.end, trace.epoch_ns))
-            if name is not None:
-                span.update_name(name)
+            span.update_name(name)
             span.set_attributes(attributes)
             if failed:
                 span.set_status(StatusCode.ERROR)

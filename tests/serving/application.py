@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 
-from bertserve.service.api.app import create_app
+from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.api_keys import ApiKeys
 from bertserve.service.bundle import files
 from bertserve.service.engine.cost import CostModel
@@ -47,7 +47,7 @@ def play(service: AppState, check: Check[T], **options: Any) -> T:
     async def run() -> T:
         service.scheduler.start()
         try:
-            transport = httpx.ASGITransport(create_app(service, **options))
+            transport = httpx.ASGITransport(Endpoint(service, **options))
             async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=20) as client:
                 return await asyncio.wait_for(check(client), 20)
         finally:
@@ -100,7 +100,7 @@ def _client(wanted: _Service) -> httpx.AsyncClient:
 
     async def start() -> httpx.AsyncClient:
         service.scheduler.start()
-        return httpx.AsyncClient(transport=httpx.ASGITransport(create_app(service)), base_url="http://test", timeout=20)
+        return httpx.AsyncClient(transport=httpx.ASGITransport(Endpoint(service)), base_url="http://test", timeout=20)
 
     return _loop().run(start())
 
@@ -134,7 +134,7 @@ def started(models: Path) -> Iterator[Send]:
     """Yields a function that sends requests, one at a time, to one started application with the bundles of `models`."""
     service = build(Settings(models=models, allow_implicit_default=True, max_top_k=1000))
     with asyncio.Runner() as runner:
-        client = httpx.AsyncClient(transport=httpx.ASGITransport(create_app(service)), base_url="http://test", timeout=20)
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(Endpoint(service)), base_url="http://test", timeout=20)
 
         async def send(method: str, path: str, **request: Any) -> httpx.Response:
             return await asyncio.wait_for(client.request(method, path, **request), 20)

@@ -8,22 +8,20 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
-import tiny
 from application import Check, T, faked, keys, play, rejected
 from bertserve.service import cli
-from bertserve.service.api.app import create_app, create_fastapi
+from bertserve.service.api.app import create_fastapi
 from bertserve.service.api.auth import Authenticator
-from bertserve.service.api.errors import MAX_CALLER_ERRORS, ErrorLog
+from bertserve.service.api.endpoint import Endpoint
+from bertserve.service.api.errors import MAX_LINES, ErrorLog
 from bertserve.service.api_keys import ApiKeys, new_key
-from bertserve.service.errors import EngineError, ExpiredError, SettingsError, UnavailableError
+from bertserve.service.errors import INTERNAL, NotFoundError, SettingsError, UnavailableError
 from bertserve.service.models.build import AppState, build
 from bertserve.service.settings import Settings
 from fakes import FakeEngine
@@ -87,44 +85,6 @@ def test_no_response_allows_cross_origin_reads(models: Path, headers: dict[str, 
     assert [] == [name for answer in answers for name in answer.headers if name.startswith("access-control")]
 
 
-@pytest.mark.parametrize("name", ["health", *(pytest.param(name, marks=pytest.mark.full_grid) for name in ("metrics", "live", "docs"))])
-def test_a_model_can_have_the_name_of_an_open_path(tmp_path: Path, name: str) -> None:
-    """The model's paths still need the key, except the path of its health, which accepts no POST."""
-    models = tmp_path / "models"
-    tiny.bundle(models, name)
-
-    async def check(client: httpx.AsyncClient) -> list[int]:
-        asked = [
-            ("POST", f"/models/{name}"),
-            ("GET", f"/models/{name}"),
-            ("GET", f"/models/{name}/info"),
-            ("POST", f"/models/{name}/health"),
-        ]
-        answers = [await client.request(method, path, json={"inputs": "good"}) for method, path in asked]
-        return [answer.status_code for answer in [*answers, await client.get(f"/models/{name}/health")]]
-
-    assert guarded(models, check) == [401, 401, 401, 405, 200]
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/nowhere",
-        "/healthy",
-        "/health/",
-        "/health/live/x",
-        "/docs/",
-        "/docs/static",
-        "/openapi.json/",
-        "/x/health",
-        "/models/a/b/health",
-        "/metrics/",
-    ],
-)
-def test_a_path_similar_to_an_open_path_is_not_found(models: Path, path: str) -> None:
-    rejected(guarded(models, lambda client: client.get(path)), 404, "not_found")
-
-
 @pytest.mark.parametrize(("options", "path"), [({"public_health": False}, "/health/live"), ({"public_metrics": False}, "/metrics")])
 def test_health_and_metrics_can_require_the_key(models: Path, options: dict[str, bool], path: str) -> None:
     async def check(client: httpx.AsyncClient) -> list[int]:
@@ -156,11 +116,6 @@ def test_a_missing_key_and_a_wrong_key_have_different_messages(models: Path, aut
     assert response.headers["www-authenticate"] == "Bearer"
 
 
-def test_the_name_of_the_scheme_is_case_insensitive(models: Path) -> None:
-    headers = {"authorization": "bearer swordfish"}
-    assert guarded(models, lambda client: client.post("/classify", json={"inputs": "good"}, headers=headers)).status_code == 200
-
-
 def test_each_key_has_its_name_in_metrics(models: Path) -> None:
     key, line = new_key("alice")
     auth = Authenticator(keys(models.parent, "# who may call", "", line, "swordfish"))
@@ -173,62 +128,6 @@ def test_each_key_has_its_name_in_metrics(models: Path) -> None:
     page = play(build(Settings(models=models)), check, auth=auth)
     counted = re.findall(r'bertserve_key_requests_total{key="(.+)",status="(.+)"} (.+)', page)
     assert sorted(counted) == [("alice", "200", "1.0"), ("line-4", "200", "2.0"), ("unknown", "401", "2.0")]
-
-
-def test_a_key_has_a_limit_of_concurrent_requests(models: Path) -> None:
-    """A request over the limit gets 429 with Retry-After. Other keys, and later requests of the same key, succeed."""
-    key, line = new_key("alice")
-    auth = Authenticator(keys(models.parent, line, "swordfish"), max_concurrent_per_key=1)
-    engine = FakeEngine()
-
-    async def check(client: httpx.AsyncClient) -> None:
-        body = {"inputs": "good"}
-        engine.gate.clear()
-        first = asyncio.ensure_future(client.post("/classify", json=body, headers=KEY))
-        await asyncio.to_thread(engine.entered.acquire, timeout=20)
-        refused = await client.post("/classify", json=body, headers=KEY)
-        other = asyncio.ensure_future(client.post("/classify", json=body, headers={"authorization": f"Bearer {key}"}))
-        engine.gate.set()
-        assert "`line-2`" in rejected(refused, 429, "overloaded")
-        assert refused.headers["retry-after"] == "1"
-        assert [(await first).status_code, (await other).status_code] == [200, 200]
-        assert (await client.post("/classify", json=body, headers=KEY)).status_code == 200
-
-    play(faked(models, engine), check, auth=auth)
-
-
-def second_of_the_log(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Replaces the timer of the error log; returns a function that ends the current second."""
-    timers: list[Callable[[], None]] = []
-    loop = SimpleNamespace(call_later=lambda seconds, call, *arguments: timers.append(lambda: call(*arguments)))
-    monkeypatch.setattr("bertserve.service.api.errors.asyncio", SimpleNamespace(get_running_loop=lambda: loop))
-
-    def end() -> None:
-        for timer in timers:
-            timer()
-
-    return end
-
-
-def test_refusals_are_logged_once_per_second(models: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log has the first refusal with its id, and the number of the others. A flood of refusals cannot fill it."""
-    end_second = second_of_the_log(monkeypatch)
-    engine = FakeEngine()
-
-    async def check(client: httpx.AsyncClient) -> None:
-        engine.gate.clear()
-        first = asyncio.ensure_future(client.post("/classify", json={"inputs": "good"}, headers=KEY))
-        await asyncio.to_thread(engine.entered.acquire, timeout=20)
-        for i in range(20):
-            answer = await client.post("/classify", json={"inputs": "good"}, headers={**KEY, "x-request-id": f"r-{i}"})
-            assert answer.status_code == 429
-        engine.gate.set()
-        await first
-        end_second()
-
-    play(faked(models, engine), check, auth=Authenticator(keys(models.parent, "swordfish"), max_concurrent_per_key=1))
-    assert caplog.records[0].getMessage().startswith("429 overloaded r-0 POST /classify: the key `default`")
-    assert ["429 overloaded: 19 more within 1 s"] == [record.getMessage() for record in caplog.records[1:]]
 
 
 # ---- the key file
@@ -311,7 +210,7 @@ async def test_a_removed_key_answers_no_more_lines_of_its_stream(models: Path) -
     headers = [(b"content-type", b"application/jsonl"), (b"authorization", b"Bearer swordfish")]
     scope = {"type": "http", "method": "POST", "path": "/classify", "query_string": b"", "headers": headers}
     state.scheduler.start()
-    await create_app(state, auth=Authenticator(known))(scope, receive, send)
+    await Endpoint(state, auth=Authenticator(known))(scope, receive, send)
     await state.scheduler.stop(0)
     first, second, third = answers
     assert [list, list, "unauthorized"] == [type(first), type(second), third["error_type"]]
@@ -337,29 +236,22 @@ def test_new_key_prints_only_the_line_of_the_key_file_to_stdout(tmp_path: Path, 
     assert "alice" == made.holder(printed.err.split()[-1].encode())
 
 
-def test_a_caller_cannot_fill_the_log(models: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For many errors of one kind within a second, the log has the first ones and the number of the others."""
-    end_second = second_of_the_log(monkeypatch)
-
-    async def check(client: httpx.AsyncClient) -> None:
-        for _ in range(60):
-            await client.get("/nowhere")
-        end_second()
-
-    guarded(models, check)
-    lines = [record.getMessage() for record in caplog.records if record.name == "bertserve.errors"]
-    assert MAX_CALLER_ERRORS + 1 == len(lines)
-    assert f": {60 - MAX_CALLER_ERRORS} more within 1 s" in lines[-1]
-
-
 @pytest.mark.parametrize(
-    ("error", "lines"), [(ExpiredError("late."), MAX_CALLER_ERRORS), (UnavailableError("stopping."), 1), (EngineError("bug."), 60)]
+    ("error", "kind", "logged"),
+    [
+        (NotFoundError("no."), "404 not_found", MAX_LINES),
+        (UnavailableError("stopping."), "503 unavailable", MAX_LINES),
+        (ValueError("bug"), str(INTERNAL), 60),
+    ],
 )
-async def test_the_log_omits_only_errors_that_a_caller_can_cause_at_will(
-    error: Exception, lines: int, caplog: pytest.LogCaptureFixture
+async def test_a_caller_cannot_fill_the_log(
+    error: Exception, kind: str, logged: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client can cause an ExpiredError at will: it can send a deadline that always expires."""
+    """For many errors of one kind within a second, the log has the first ones and the number of the others, but all internal errors."""
+    monkeypatch.setattr("bertserve.service.api.errors.INTERVAL_S", 0.01)
     log = ErrorLog()
     for _ in range(60):
         log.write(error, {"request_id": "1", "method": "POST", "path": "/classify"})
-    assert lines == len(caplog.records)
+    assert logged == len(caplog.records)
+    await asyncio.sleep(0.05)
+    assert [f"{kind}: {60 - logged} more within 0 s"] * (logged < 60) == [record.getMessage() for record in caplog.records[logged:]]

@@ -123,21 +123,3 @@ def test_the_characters_of_a_question_count_for_each_choice(api: Send, monkeypat
     few, many = ({"question": "good " * 60, "context": "film", "choices": ["a"] * count} for count in (2, 4))
     assert 2 == len(answered(api, "/choose", few))
     assert "1340 characters" in rejected(ask(api, "/choose", many), 413, "too_large")
-
-
-# ---- returned documents
-
-
-@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank"])
-def test_a_document_that_cannot_be_returned_is_refused(api: Send, path: str) -> None:
-    body = {"query": "good", "documents": ["film", {"text": "book", "page": {"number": [HUGE]}}]}
-    response = post(api, body | {"return_documents": True}, path=path)
-    assert "`documents[1]`" in response.text
-    assert response.status_code in (400, 422)
-
-
-def test_documents_are_returned_with_all_fields(api: Send) -> None:
-    document = {"text": "film", "page": 3, "more": {"a": [1.5, None, True, "é"]}}
-    response = post(api, {"query": "good", "documents": [document, "book"], "return_documents": True}, path="/v1/rerank")
-    found = {each["index"]: each["document"] for each in response.json()["results"]}
-    assert {0: document, 1: {"text": "book"}} == found

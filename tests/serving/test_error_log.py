@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -104,8 +103,7 @@ MORE: list[tuple[str, Any, dict[str, str]]] = [
     (INFER, tensor(data=None), {}),
     (INFER, tensor(data=None, parameters={"binary_data_size": NUMBER}), {}),
     (INFER, tensor(), {"inference-header-content-length": SECRET}),
-    (INFER, tensor() | {"parameters": {"timeout": f"{SECRET}", "priority": SECRET}}, {}),
-    (INFER, tensor() | {"parameters": {"timeout": NUMBER}}, {}),
+    (INFER, tensor() | {"parameters": {"priority": SECRET}}, {}),
 ]
 
 
@@ -119,7 +117,7 @@ def examples(description: Any, operation: Any) -> list[Any]:
 
 def test_no_error_logs_a_value_of_its_caller(api: Send, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each value of the examples of all paths is replaced: the answers quote the secrets, and the log never does."""
-    monkeypatch.setattr("bertserve.service.api.errors.MAX_CALLER_ERRORS", 10**9)
+    monkeypatch.setattr("bertserve.service.api.errors.MAX_LINES", 10**9)
     description = api("GET", "/openapi.json").json()
     fields = {f"/{spec.path}": {*spec.body.model_fields, *spec.body.parameters_type.model_fields} for spec in TASKS.values()}
     requests = [("POST", path, body, headers) for path, body, headers in MORE]
@@ -163,7 +161,7 @@ def test_an_error_line_has_the_fields_of_its_request(models: Path, caplog: pytes
         ),
         (MethodNotAllowedError("not {method}, {allowed}", method=Sent(SECRET), allowed="GET"), f"not {SECRET}, GET", "not {method}, GET"),
         (
-            RefusedError("{tokens} of {limit} for {model}", reason="key", retry_after_s=1.0, tokens=9, limit=5, model="a"),
+            RefusedError("{tokens} of {limit} for {model}", reason="queue_full", retry_after_s=1.0, tokens=9, limit=5, model="a"),
             "9 of 5 for a",
             "9 of 5 for a",
         ),
@@ -171,5 +169,3 @@ def test_an_error_line_has_the_fields_of_its_request(models: Path, caplog: pytes
 )
 def test_a_log_message_lacks_only_the_values_of_the_caller(error: Any, message: str, logged: str) -> None:
     assert (message, logged) == (error.message, error.for_log)
-    again = pickle.loads(pickle.dumps(error))
-    assert (type(error), message, logged, str(error)) == (type(again), again.message, again.for_log, str(again))

@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Message
 
 from application import call, rejected
-from bertserve.service.api.app import create_app
+from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.api.errors import response
 from bertserve.service.api.openapi import ErrorBody
 from bertserve.service.errors import (
@@ -117,7 +117,7 @@ def test_a_status_is_counted_only_when_it_is_sent(models: Path) -> None:
         return {"type": "http.request", "body": b'{"inputs": []}'}
 
     scope = {"type": "http", "method": "POST", "path": "/classify", "query_string": b"", "headers": []}
-    asyncio.run(create_app(state)(scope, receive, send))  # type: ignore[arg-type]
+    asyncio.run(Endpoint(state)(scope, receive, send))  # type: ignore[arg-type]
     assert [message.get("status") for message in sent] == [500, None]
     page = state.metrics.page().decode()
     assert 'requests_total{model="tiny",status="500",task="text-classification"} 1.0' in page

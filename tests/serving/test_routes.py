@@ -13,8 +13,9 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message
 
 from application import keys
-from bertserve.service.api.app import create_app, create_fastapi
-from bertserve.service.api.auth import METRICS, PROBES, Authenticator, GuardedRoute, check_declared
+from bertserve.service.api.app import create_fastapi
+from bertserve.service.api.auth import Authenticator, GuardedRoute, check_declared
+from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.api_keys import Access, ApiKeys
 from bertserve.service.models.build import AppState, build
 from bertserve.service.settings import Settings
@@ -138,7 +139,7 @@ def test_every_route_enforces_its_declared_access(models: Path) -> None:
     state, auth, changes = service(models)
 
     async def ask() -> None:
-        app = create_app(state, auth=auth)
+        app = Endpoint(state, auth=auth)
         for route, method, path in routes(create_fastapi(state)):
             for authorization in (NO_KEY, KEY, ADMIN_KEY):
                 before = len(changes.names)
@@ -167,7 +168,7 @@ def test_no_mutated_path_bypasses_the_access_of_a_route(models: Path, root_path:
     options = {} if mounted else {"root_path": root_path}
 
     async def ask() -> None:
-        app = create_app(state, auth=auth, **options)
+        app = Endpoint(state, auth=auth, **options)
         for route, method, path in routes(create_fastapi(state)):
             for name, mutate in MUTATIONS.items():
                 for authorization in (NO_KEY, KEY) if route.access is Access.ADMIN else (NO_KEY,):
@@ -193,7 +194,7 @@ def test_a_service_without_admin_keys_rejects_model_changes(models: Path, path: 
     state, _, changes = service(models)
 
     async def ask() -> int:
-        return (await Asked("POST", path, NO_KEY, "/bert").by(create_app(state))).status
+        return (await Asked("POST", path, NO_KEY, "/bert").by(Endpoint(state))).status
 
     assert asyncio.run(ask()) in (400, 403, 404)
     assert [] == changes.names
@@ -203,7 +204,7 @@ def test_a_path_without_a_route_is_404_before_its_body_is_read(models: Path) -> 
     state, auth, _ = service(models)
 
     async def ask(authorization: bytes) -> tuple[int, int]:
-        asked = await Asked("POST", "/nowhere", authorization).by(create_app(state, auth=auth))
+        asked = await Asked("POST", "/nowhere", authorization).by(Endpoint(state, auth=auth))
         return asked.status, len(asked.unread)
 
     assert [(404, 1), (404, 1)] == [asyncio.run(ask(authorization)) for authorization in (NO_KEY, KEY)]
@@ -221,28 +222,13 @@ def test_a_route_without_a_declared_access_fails_at_start(models: Path) -> None:
             check_declared([*app.routes, undeclared])
 
 
-def test_the_reserved_connections_are_for_probes_and_metrics(models: Path) -> None:
-    """The paths for reserved connections are the paths of the routes with probe or metrics access."""
-    app = create_fastapi(build(Settings(models=models)))
-    declared = {route.path for route, *_ in routes(app) if route.access in (Access.PROBE, Access.METRICS) and "{" not in route.path}
-    assert declared == PROBES | {METRICS}
-
-
 def test_probes_of_unknown_models_reveal_no_model_names(models: Path) -> None:
     state, auth, _ = service(models)
     paths = ("/models/tinny/health", "/v2/models/tinny/ready", "/ner/health")
 
     async def ask() -> list[Asked]:
-        return [await Asked("GET", path, NO_KEY).by(create_app(state, auth=auth)) for path in paths]
+        return [await Asked("GET", path, NO_KEY).by(Endpoint(state, auth=auth)) for path in paths]
 
     probes = asyncio.run(ask())
     assert {404} == {probe.status for probe in probes}
     assert [] == [probe.body for probe in probes if b"tiny" in probe.body or b"sha256" in probe.body]
-
-
-def test_a_key_and_an_admin_key_with_the_same_name_have_separate_limits(tmp_path: Path) -> None:
-    """The limit of open requests is per key, even if both files use the same name."""
-    (tmp_path / "admin").write_text("trident")
-    auth = Authenticator(keys(tmp_path, "swordfish"), admin_keys=ApiKeys(tmp_path / "admin"), max_concurrent_per_key=1)
-    callers = [auth.enter(Access.KEY, [(b"authorization", value)]) for value in (KEY, ADMIN_KEY)]
-    assert [("default", False), ("default", True)] == [(caller.name, caller.admin) for caller in callers if caller]

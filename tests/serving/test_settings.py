@@ -103,7 +103,7 @@ def test_variables_of_a_kubernetes_service_are_not_settings(monkeypatch: pytest.
         parse(Settings, [])
 
 
-@pytest.mark.parametrize("flag", ["--max-concurrent-per-key=2", "--no-public-health", "--no-public-metrics"])
+@pytest.mark.parametrize("flag", ["--no-public-health", "--no-public-metrics"])
 def test_a_setting_that_needs_an_api_key_file_is_refused_without_it(flag: str) -> None:
     with pytest.raises(SettingsError, match="without --api-key-file"):
         parse(Settings, [flag])

@@ -21,7 +21,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from application import blocked, faked, play, queued
-from bertserve.service.api.jsonl import MAX_TRACED_LINES
 from bertserve.service.errors import EngineError, SettingsError
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings, parse
@@ -132,8 +131,6 @@ def test_a_request_is_a_span_with_a_child_per_stage(models: Path, collector: Col
         "url.scheme": "http",
         "url.path": "/classify",
         "client.address": "127.0.0.1",
-        "network.protocol.version": "1.1",
-        "server.address": "test",
         "bertserve.request_id": "mine-1",
         "bertserve.task": "text-classification",
         "bertserve.model": "tiny",
@@ -200,8 +197,8 @@ def test_the_trace_of_the_caller_is_continued(models: Path, collector: Collector
 def test_a_malformed_traceparent_starts_a_new_trace(collector: Collector, header: str) -> None:
     """An invalid `traceparent` is ignored; the request is still traced."""
     with tracing(collector) as tracer:
-        trace = tracer.begin("POST", [(b"traceparent", header.encode("latin-1"))], {}, 1.0)
-        tracer.end(trace, 2.0, attributes={}, failed=False)
+        trace = tracer.begin([(b"traceparent", header.encode("latin-1"))], 1.0)
+        tracer.end(trace, 2.0, name="POST", attributes={}, failed=False)
     assert (CALLER, True) != (trace.trace_id, trace.recorded)
     assert (trace.trace_id, b"") == (collector.one("POST").trace_id.hex(), collector.one("POST").parent_span_id)
 
@@ -218,8 +215,8 @@ def test_a_malformed_traceparent_starts_a_new_trace(collector: Collector, header
 def test_headers_of_a_caller_are_not_logged(collector: Collector, caplog: pytest.LogCaptureFixture, headers: dict[str, str]) -> None:
     """By default, OpenTelemetry's propagators log each header member that is too long or invalid."""
     with tracing(collector) as tracer:
-        trace = tracer.begin("POST", [(name.encode(), value.encode("latin-1")) for name, value in headers.items()], {}, 1.0)
-        tracer.end(trace, 2.0, attributes={}, failed=False)
+        trace = tracer.begin([(name.encode(), value.encode("latin-1")) for name, value in headers.items()], 1.0)
+        tracer.end(trace, 2.0, name="POST", attributes={}, failed=False)
     assert [] == [record.name for record in caplog.records if record.name.startswith("opentelemetry")]
     assert "traceparent" not in headers or trace.trace_id == CALLER
 
@@ -239,12 +236,10 @@ def test_no_span_contains_text_of_a_caller(models: Path, collector: Collector) -
         headers = {"user-agent": "sesame", "authorization": "Bearer sesame", "referer": "http://sesame/"}
         for path in ("/classify", "/classify?sesame=1", "/sesame", "/models/sesame", "/v2/models/tiny/versions/sesame/infer"):
             await client.post(path, json={"inputs": "sesame", "sesame": 1}, headers=headers)
-        await client.request("SESAME", "/classify")
 
     traced(models, collector, check)
-    assert 6 <= len([span for span in collector.spans if span.kind == Span.SPAN_KIND_SERVER])
+    assert 5 <= len([span for span in collector.spans if span.kind == Span.SPAN_KIND_SERVER])
     assert [] == [span for span in collector.spans if b"sesame" in span.SerializeToString().lower()]
-    assert {"_OTHER", "POST"} == {values(span)["http.request.method"] for span in collector.spans if span.kind == Span.SPAN_KIND_SERVER}
 
 
 def test_a_client_error_is_not_an_error_of_the_span(models: Path, collector: Collector) -> None:
@@ -281,22 +276,6 @@ def test_probes_and_scrapes_are_not_traced(models: Path, collector: Collector) -
 
     traced(models, collector, check)
     assert ["GET /models/{name}/info"] == [span.name for span in collector.spans]
-
-
-def test_the_first_lines_of_a_stream_are_traced(models: Path, collector: Collector) -> None:
-    """Each of the first lines is a child of the stream's span and has its own stages."""
-    lines = "\n".join(['{"inputs": "good"}'] * (MAX_TRACED_LINES + 2) + ["nonsense"])
-
-    async def check(client: httpx.AsyncClient) -> None:
-        await client.post("/classify", content=lines, headers={"content-type": "application/x-ndjson"})
-
-    traced(models, collector, check)
-    stream = collector.one("POST /classify")
-    of_lines = [span for span in collector.spans if span.name == "line"]
-    assert MAX_TRACED_LINES == len(of_lines)
-    assert {stream.span_id} == {span.parent_span_id for span in of_lines}
-    assert {span.span_id for span in of_lines} == {span.parent_span_id for span in collector.spans if span.name == "run"}
-    assert {"200"} == {values(span)["bertserve.line.status"] for span in of_lines}
 
 
 def test_log_lines_have_the_ids_of_the_trace(models: Path, collector: Collector, caplog: pytest.LogCaptureFixture) -> None:

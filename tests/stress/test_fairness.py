@@ -1,4 +1,4 @@
-"""Fairness between one client with heavy requests and clients with short requests: waiting times, and the request limit per key."""
+"""Fairness between one client with heavy requests and clients with short requests: waiting times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import slow
 from bertserve.bench.workloads import workload_inputs
 from loads import (
     assert_each_ended_once,
@@ -50,19 +49,3 @@ def test_short_requests_do_not_wait_for_a_heavy_client(
     short_s, heavy_s = (median(record.ended - record.intended for record in measured(load)) for load in (short, heavy))
     show(f"p50 of short requests, and of {name}", f"{short_s * 1000:.1f} and {heavy_s * 1000:.1f} ms")
     assert short_s < heavy_s / 4
-
-
-def test_requests_over_the_limit_of_a_key_are_refused(tmp_path: Path, serve: Callable[..., Any]) -> None:
-    """Each request of the greedy key gets one answer: 200, or 429 over the limit. Meanwhile all requests of another key get 200."""
-    slow.bundle(tmp_path / "models")
-    (tmp_path / "keys").write_text("greedy\nmodest")
-    flags = ("--api-key-file", str(tmp_path / "keys"), "--max-concurrent-per-key", "4")
-    with serve(tmp_path / "models", *flags) as served:
-        greedy, modest = (target(served, "/classify", [{"inputs": "good"}], Authorization=f"Bearer {key}") for key in ("greedy", "modest"))
-        before = samples(served)
-        with beside(lambda: closed_loop(greedy, 16, seconds(10))) as many:
-            few = closed_loop(modest, 4, seconds(10) / 2)
-        ended = assert_each_ended_once(before, samples(served), many.result(), few, metric="key_requests_total")
-        assert {200, 429} == set(ended)
-        assert {200} == {record.outcome for record in few.records}
-        show("429 of a key with 16 connections of which 4 may ask", f"{sum(r.outcome == 429 for r in many.result().records)}")

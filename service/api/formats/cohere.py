@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, Tag, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, Field, Tag
 
 from bertserve.service.api.call import Call, Incoming
 from bertserve.service.api.formats.openai import Usage
 from bertserve.service.models.work import Prediction
 from bertserve.service.tasks import rerank
 from bertserve.service.tasks.batch import ModelConfig
-from bertserve.service.tasks.body import PAIR, STOP, TEXT, ForeignBody, body_config, one_of
-from bertserve.service.tasks.json_text import to_json
+from bertserve.service.tasks.body import PAIR, STOP, TEXT, Closed, ForeignBody, body_config, one_of
 from bertserve.service.tasks.reading import read_as
 
 
-class Document(BaseModel):
-    """A text with other fields, which the answer returns unchanged."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
+class Document(Closed):
+    """A text as an object."""
 
     text: str
-
-    @model_validator(mode="after")
-    def _can_be_returned(self) -> Self:
-        """Refuses numbers of more than 64 bits, which JSON parsers of other programs cannot read."""
-        try:
-            to_json(self.model_extra)
-        except TypeError:
-            raise PydanticCustomError("number", "must have numbers of at most 64 bits; send a larger number as a text") from None
-        return self
 
 
 _Document = Annotated[
@@ -47,7 +34,7 @@ class DocumentsBody(ForeignBody, rerank.QueryBody):
     counted: ClassVar[str] = "`documents` has {} items"
     subject: ClassVar[str] = "documents"
 
-    documents: Annotated[list[_Document], STOP, Field(description="Texts, or objects with a `text`; other keys are only returned.")]
+    documents: Annotated[list[_Document], STOP, Field(description="Texts, or objects with a `text`.")]
     top_n: Annotated[int | None, Field(ge=1, description="Number of results to return; by default all.")] = None
     return_documents: Annotated[bool | None, Field(description="Include each document in the answer.")] = None
 
@@ -85,15 +72,11 @@ def read_rerank(incoming: Incoming) -> Call:
     model = incoming.models.for_task(rerank.TASK, body.model)
     request_id = incoming.request_id  # not `incoming`, which has the body's bytes
 
-    def document(index: int) -> dict[str, Any]:
-        given = body.documents[index]
-        return {"text": given} if isinstance(given, str) else given.model_dump()
-
     def answer(answered: Prediction) -> dict[str, Any]:
         (ranked,) = answered.results
         results = [
             {"index": item["index"], "relevance_score": item["score"]}
-            | ({"document": document(item["index"])} if body.return_documents else {})
+            | ({"document": {"text": body.ranked[item["index"]]}} if body.return_documents else {})
             for item in ranked[: body.top_n]
         ]
         usage = {"prompt_tokens": answered.tokens, "total_tokens": answered.tokens}

@@ -1,6 +1,9 @@
 """The wire format of the Hugging Face Inference API, which this service uses: `inputs` and `parameters`; a list gets a list of answers.
 
 KServe's V1 protocol, which Vertex AI uses too, is the same with other keys: `instances`, answered by `predictions`.
+
+In Node, @huggingface/inference, the client for JavaScript, wraps a single input in a list, but reads the answer to a single input: it
+drops answers to more, or reports a wrong type. In a browser, its User-Agent is the browser's, so there it must be given single inputs.
 """
 
 from __future__ import annotations
@@ -11,13 +14,16 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from bertserve.service.api.call import Call, Incoming
-from bertserve.service.api.clients import JS_USER_AGENT, js_answer, reads_one
 from bertserve.service.errors import InvalidValueError, Sent
 from bertserve.service.models.model import Model
+from bertserve.service.tasks import classify, fill_mask, question_answering, token_classification, zero_shot
 from bertserve.service.tasks.body import TaskBody
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.reading import parse_json, read_as, requested_task, show, validate_as
 from bertserve.service.tasks.unknown_fields import check_names
+
+_JS_USER_AGENT = b"@huggingface/inference/"
+_JS_READS_ONE = frozenset({classify.TASK, token_classification.TASK, question_answering.TASK, fill_mask.TASK, zero_shot.TASK})
 
 
 def read_for_task(task: str, incoming: Incoming) -> Call:
@@ -54,9 +60,21 @@ def read_at_base(incoming: Incoming) -> Call:
 
 
 def _call(task: str, model: Model, body: TaskBody, incoming: Incoming) -> Call:
-    if incoming.headers.get(b"user-agent", b"").startswith(JS_USER_AGENT) and reads_one(task, body):
-        return Call(task, model, body, lambda prediction: js_answer(task, body, prediction.results))
-    return Call(task, model, body, lambda prediction: body.answer(prediction.results))
+    if task not in _JS_READS_ONE or not incoming.headers.get(b"user-agent", b"").startswith(_JS_USER_AGENT):
+        return Call(task, model, body, lambda prediction: body.answer(prediction.results))
+    if body.is_list and len(body.items) != 1:
+        raise InvalidValueError("@huggingface/inference reads only the answer to one input; send one at a time, or use fetch.")
+    return Call(task, model, body, lambda prediction: _js_answer(task, body, prediction.results))
+
+
+def _js_answer(task: str, body: TaskBody, results: list[Any]) -> Any:
+    """Returns the answer to one input as the client for JavaScript reads it."""
+    result = results if body.always_list else results[0]
+    if task == token_classification.TASK:  # without an entity group it treats each token as an entity
+        return [{"entity_group": item["entity"]} | item if "entity" in item else item for item in result]
+    if task == fill_mask.TASK and isinstance(result[0], list):  # it reads one list: the tokens of the first mask, then of the next one
+        return [token for mask in result for token in mask]
+    return result
 
 
 class PredictBody(BaseModel):

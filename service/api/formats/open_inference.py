@@ -1,6 +1,6 @@
 """The Open Inference Protocol, version 2: BYTES tensors of texts in; labels, scores, vectors or JSON out.
 
-A body is JSON, followed by the binary tensors that the JSON describes.
+A body or an answer is JSON, followed by the binary tensors that the JSON describes.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from functools import cache
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from bertserve.service.api.call import Call, Content, Incoming
+from bertserve.service.api.call import BinaryAnswer, Call, Incoming
+from bertserve.service.api.responses import HEADER_LENGTH
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import InvalidValueError, MalformedRequestError, Sent
 from bertserve.service.models.model import Model
@@ -28,11 +28,10 @@ from bertserve.service.tasks.reading import parse_json, requested_task, show, va
 from bertserve.service.tasks.spec import TEXT, types_within
 from bertserve.service.tasks.unknown_fields import check_names, unknown_name
 
-HEADER_LENGTH = "inference-header-content-length"
 JSON = "json"  # the output with the JSON answer of the task's endpoint
-_NULLABLE = BeforeValidator(lambda value: {} if value is None else value)  # some clients send null for all that is not set
 _LENGTH_BYTES = 4  # little-endian, before each element of a binary BYTES tensor
 _EXAMPLE: dict[str, Any] = {"inputs": [{"name": "inputs", "shape": [2], "datatype": "BYTES", "data": ["A warm, funny film.", "Dull."]}]}
+_TEXTS = ("label", JSON)  # outputs of texts; the others are float32
 _LABELS = ("label", "score", "scores")
 # task -> its outputs in addition to JSON
 _OUTPUTS: Mapping[str, tuple[str, ...]] = {
@@ -55,7 +54,7 @@ class InferInput(Closed):
     name: Annotated[str, Field(max_length=256)]
     shape: Annotated[list[Annotated[int, Field(ge=0, le=MAX_ITEMS)]], Field(min_length=1, max_length=2, description="[n] or [n, 1].")]
     datatype: Literal["BYTES"]
-    parameters: Annotated[InferInputParameters, _NULLABLE] = InferInputParameters()
+    parameters: InferInputParameters | None = None
     data: Annotated[list[Any] | None, Field(description="The texts, flat or nested.")] = None
 
 
@@ -69,18 +68,15 @@ class InferOutput(Closed):
     """A requested output tensor."""
 
     name: Annotated[str, Field(max_length=256)]
-    parameters: Annotated[InferOutputParameters, _NULLABLE] = InferOutputParameters()
+    parameters: InferOutputParameters | None = None
 
 
 class InferParameters(BaseModel):
-    """Parameters of a request: those of the protocol; all others are of the task."""
+    """Parameters of a request: one of the protocol; all others are of the task."""
 
-    model_config = ConfigDict(
-        strict=True, extra="allow", json_schema_extra={"description": "Those of the protocol, and those of the task."}
-    )
+    model_config = ConfigDict(strict=True, extra="allow")
 
     binary_data_output: Annotated[bool, Field(description="Whether outputs are binary by default.")] = False
-    timeout: Annotated[int, Field(ge=0, le=2**53, description="Deadline in microseconds; 0 for none.")] = 0
 
 
 class InferBody(Closed):
@@ -91,7 +87,7 @@ class InferBody(Closed):
     id: Annotated[str | None, Field(description="Returned with the answer.")] = None
     inputs: Annotated[list[InferInput], Field(fail_fast=True, min_length=1, max_length=16)]
     outputs: Annotated[list[InferOutput] | None, Field(fail_fast=True, max_length=16, description="By default all.")] = None
-    parameters: Annotated[InferParameters, _NULLABLE] = InferParameters()
+    parameters: InferParameters | None = None
 
 
 class InferAnswer(BaseModel):
@@ -114,29 +110,31 @@ def read_infer(incoming: Incoming) -> Call:
     model = incoming.model
     assert model is not None, "the path names a model"
     infer, binary_data = _read_body(incoming)
-    options, parameters = infer.parameters, infer.parameters.model_extra or {}
+    options = infer.parameters or InferParameters()
+    parameters = options.model_extra or {}
     names = dict.fromkeys(tensor.name for tensor in infer.inputs)
     task = requested_task(model.task, {**names, "inputs": names, "parameters": parameters})
     incoming.models.for_task(task, model.name)
     texts = _read_texts(infer.inputs, binary_data, task)
     body = validate_as(TASKS[task].body, _task_body(task, texts, parameters), incoming.limits)
     outputs = _output_names(task, model.bundle.manifest, body)
-    requested = {output.name: output for output in infer.outputs or ()}
+    requested = {output.name: output.parameters for output in infer.outputs or ()} or dict.fromkeys(outputs)
     if len(requested) < len(infer.outputs or ()):
         raise InvalidValueError("`outputs` has a duplicate name; send each once.")
     check_names(requested, outputs, f"the answer of {task} with these parameters")
-    top_k, body = _without_top_k(body) if "scores" in outputs else (None, body)
 
-    def answer(prediction: Prediction) -> dict[str, Any] | Content:
+    def answer(prediction: Prediction) -> BinaryAnswer:
         values = _output_values(task, outputs, prediction.results, body, model.bundle.manifest)
-        if JSON in (requested or outputs):
-            values[JSON] = np.array([to_json(result[:top_k] if top_k else result).decode() for result in prediction.results], object)
+        if JSON in requested:
+            values[JSON] = [to_json(result).decode() for result in prediction.results]
         head = {"model_name": model.name, "model_version": model.bundle.version} | ({} if infer.id is None else {"id": infer.id})
-        binary = {name: output.parameters.binary_data for name, output in requested.items()}
-        default = options.binary_data_output
-        return _write(head, {name: (values[name], default if binary.get(name) is None else binary[name]) for name in requested or outputs})
+        tensors = []
+        for name, form in requested.items():
+            is_binary = options.binary_data_output if form is None or form.binary_data is None else form.binary_data
+            tensors.append(_tensor(name, values[name], is_binary))
+        return BinaryAnswer({**head, "outputs": [tensor for tensor, _ in tensors]}, b"".join(data for _, data in tensors))
 
-    return Call(task, model, body, answer, options.timeout / 1_000_000 or None)
+    return Call(task, model, body, answer)
 
 
 def metadata(model: Model) -> dict[str, Any]:
@@ -149,7 +147,7 @@ def metadata(model: Model) -> dict[str, Any]:
         "platform": "onnx_onnxv1",
         "inputs": [{"name": name, "datatype": "BYTES", "shape": [-1, 1]} for name in _inputs(model.task)],
         "outputs": [
-            {"name": name, "datatype": "BYTES" if name in ("label", JSON) else "FP32", "shape": shapes.get(name, [-1])}
+            {"name": name, "datatype": "BYTES" if name in _TEXTS else "FP32", "shape": shapes.get(name, [-1])}
             for name in _output_names(model.task, manifest)
         ],
     }
@@ -174,27 +172,37 @@ def _output_names(task: str, manifest: Manifest, body: TaskBody | None = None) -
     pooling = manifest.embedding and (getattr(parameters, "pooling", None) or manifest.embedding.pooling)
     if pooling == "none" or getattr(parameters, "encoding_format", None) == "base64":
         return [JSON]  # a list of vectors or a text per input
-    return [*_OUTPUTS.get(task, ()), JSON]
+    is_cut = getattr(parameters, "top_k", None) is not None  # to some labels, which are not the same for each text
+    return [name for name in (*_OUTPUTS.get(task, ()), JSON) if name != "scores" or not is_cut]
 
 
-def _output_values(task: str, names: Sequence[str], results: Sequence[Any], body: TaskBody, manifest: Manifest) -> dict[str, NDArray[Any]]:
-    """Returns the outputs except JSON, float32 or texts as objects: scores [n, labels], vectors [n, values], others [n]."""
+def _output_values(task: str, names: Sequence[str], results: Sequence[Any], body: TaskBody, manifest: Manifest) -> dict[str, Any]:
+    """Returns the outputs except JSON: scores [n, labels], vectors [n, values], others [n]."""
+    values: dict[str, Any] = {}
+    if "label" in names:
+        values = {key: [result[0][key] for result in results] for key in ("label", "score")}
     if "scores" in names:
         labels = body.parameters.candidate_labels if task == zero_shot.TASK else manifest.labels
         by_label = [{item["label"]: item["score"] for item in result} for result in results]
-        scores = np.array([[scored[label] for label in labels] for scored in by_label], np.float32)
-        return {
-            "label": np.array([result[0]["label"] for result in results], object),
-            "score": np.array([result[0]["score"] for result in results], np.float32),
-            "scores": scores.reshape(len(results), len(labels)),
-        }
+        values["scores"] = np.array([[scored[label] for label in labels] for scored in by_label]).reshape(-1, len(labels))
     if "embedding" in names:
-        return {"embedding": np.stack(results) if results else np.zeros((0, 0), np.float32)}
-    if "score" in names:
+        values["embedding"] = np.stack(results) if results else np.zeros((0, 0))
+    if "score" in names and "label" not in names:
         (result,) = results
-        ordered = result if task == similarity.TASK else [item["score"] for item in sorted(result, key=lambda item: item["index"])]
-        return {"score": np.array(ordered, np.float32)}
-    return {}
+        values["score"] = result if task == similarity.TASK else [item["score"] for item in sorted(result, key=lambda item: item["index"])]
+    return values
+
+
+def _tensor(name: str, values: Any, is_binary: bool) -> tuple[dict[str, Any], bytes]:
+    """Returns an output tensor, and its values if they are binary."""
+    is_text = name in _TEXTS
+    array = np.array(values, object if is_text else np.float32)
+    tensor = {"name": name, "datatype": "BYTES" if is_text else "FP32", "shape": list(array.shape)}
+    if not is_binary:
+        return {**tensor, "data": values if is_text else array.reshape(-1)}, b""
+    texts = [text.encode() for text in values] if is_text else []
+    data = b"".join(len(text).to_bytes(_LENGTH_BYTES, "little") + text for text in texts) if is_text else array.astype("<f4").tobytes()
+    return {**tensor, "parameters": {"binary_data_size": len(data)}}, data
 
 
 def _read_texts(inputs: Sequence[InferInput], binary_data: memoryview, task: str) -> dict[str, list[str]]:
@@ -231,7 +239,7 @@ def _texts_of(tensor: InferInput, binary_data: memoryview) -> tuple[list[str], m
 
     A binary text in UTF-8 follows its length.
     """
-    size = tensor.parameters.binary_data_size
+    size = None if tensor.parameters is None else tensor.parameters.binary_data_size
     if (size is None) == (tensor.data is None):
         raise InvalidValueError("`{name}` must have exactly one of `data` and `parameters.binary_data_size`.", name=tensor.name)
     if size is None:
@@ -281,16 +289,9 @@ def _task_body(task: str, texts: Mapping[str, list[str]], parameters: Mapping[st
     return {**parameters, **inputs}
 
 
-def _without_top_k(body: TaskBody) -> tuple[int | None, TaskBody]:
-    """Returns the number of labels in `json`, and a body that requests all labels, because `scores` contains all of them."""
-    if (top_k := getattr(body.parameters, "top_k", None)) is None:
-        return None, body
-    return top_k, body.model_copy(update={"parameters": body.parameters.model_copy(update={"top_k": None})})
-
-
 def _read_body(incoming: Incoming) -> tuple[InferBody, memoryview]:
     """Returns the JSON of a request, and the bytes after it."""
-    raw, header = incoming.raw, incoming.headers.get(HEADER_LENGTH.encode())
+    raw, header = incoming.raw, incoming.headers.get(HEADER_LENGTH)
     size = len(raw) if header is None else int(header) if header.isdigit() and len(header) < 16 else 0
     if header is not None and not 0 < size <= len(raw):
         raise MalformedRequestError(
@@ -306,24 +307,3 @@ def _read_body(incoming: Incoming) -> tuple[InferBody, memoryview]:
         if first["type"] == "unknown_name":
             raise unknown_name(first["ctx"]["name"], f"`{where(first['loc']) or 'the body'}`", first["ctx"]["known"]) from error
         raise wrong_value(first, _EXAMPLE) from error
-
-
-def _write(head: Mapping[str, Any], outputs: Mapping[str, tuple[NDArray[Any], bool | None]]) -> dict[str, Any] | Content:
-    """Returns an answer: a value for JSON, or, if an output is binary, JSON followed by bytes."""
-    tensors, parts = [], []
-    for name, (values, binary) in outputs.items():
-        is_text = values.dtype == object
-        tensor: dict[str, Any] = {"name": name, "datatype": "BYTES" if is_text else "FP32", "shape": list(values.shape)}
-        if binary:
-            texts = [text.encode() for text in values] if is_text else []
-            lengthened = b"".join(len(text).to_bytes(_LENGTH_BYTES, "little") + text for text in texts)
-            parts.append(lengthened if is_text else values.astype("<f4", copy=False).tobytes())
-            tensor["parameters"] = {"binary_data_size": len(parts[-1])}
-        else:
-            tensor["data"] = values.tolist() if is_text else np.ascontiguousarray(values).reshape(-1)
-        tensors.append(tensor)
-    answer = {**head, "outputs": tensors}
-    if not parts:
-        return answer
-    head_json = to_json(answer)
-    return Content(b"".join([head_json, *parts]), "application/octet-stream", {HEADER_LENGTH: str(len(head_json))})

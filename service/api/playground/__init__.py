@@ -13,19 +13,7 @@ from bertserve.service.api_keys import Access
 _FOLDER = Path(__file__).parent
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".json": "application/json"}
 PAGE = "index.html"
-FILES = (
-    "playground.css",
-    "playground.js",
-    "forms.js",
-    "forms.json",
-    "views.js",
-    "reasons.js",
-    "attention.js",
-    "windows.js",
-    "timing.js",
-    "snippets.js",
-    "load.js",
-)
+FILES = sorted(path.name for path in _FOLDER.iterdir() if path.suffix in _TYPES and path.name != PAGE)
 # The page runs only its own scripts and connects only to this service, so that a text on the page can do nothing.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
