@@ -18,7 +18,7 @@ from bertserve.bench import cli as bench_cli
 from bertserve.export import cli, verify_cli
 from bertserve.service.api.app import create_fastapi
 from bertserve.service.api.endpoint import Endpoint
-from bertserve.service.cli import BertServe, score_command
+from bertserve.service.cli import BertServe, Score
 from bertserve.service.metrics import Metrics
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
@@ -58,7 +58,7 @@ def settings() -> Mapping[str, FieldInfo]:
 
 def score_settings() -> Mapping[str, FieldInfo]:
     """Returns the fields that `bert-serve score` has beside the service's settings; positional ones first."""
-    return {name: field for name, field in score_command().model_fields.items() if name not in Settings.model_fields}
+    return {name: field for name, field in Score.model_fields.items() if name not in Settings.model_fields}
 
 
 def service_commands() -> list[str]:

@@ -13,11 +13,10 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, create_model
+from pydantic import Field
 from pydantic_settings import (
     BaseSettings,
     CliPositionalArg,
@@ -50,7 +49,7 @@ class Serve(Settings):
 
 
 class Score(ModelSettings):
-    """Score the rows of a file with a model: write a file with a prediction for each row. By default, columns are found by name."""
+    """Score the rows of a file with a model: write a file with a prediction for each row."""
 
     source: CliPositionalArg[Path] = Field(description="Input file: JSON Lines, CSV, TSV or Parquet; - is stdin.")
     output: CliPositionalArg[Path] = Field(description="New file: in the format of the input, or JSON Lines.")
@@ -60,7 +59,11 @@ class Score(ModelSettings):
     task: str | None = Field(
         None, description="Name of the task or of its endpoint (default: the model's own, or the one that parameters or columns imply)."
     )
-    parameters: str = Field("{}", description="Parameters of each request as JSON, such as '{\"top_k\": 1}'.")
+    columns: dict[str, str] = Field(
+        {},
+        description="INPUT=COLUMN of the task's inputs, such as text=review, or a JSON object (default: the columns with the names of inputs).",
+    )
+    parameters: dict[str, Any] = Field({}, description="Parameters of each request as JSON, such as '{\"top_k\": 1}'.")
     prediction_column: str = Field("prediction", min_length=1, description="Column for predictions.")
     warnings_column: str = Field("warnings", min_length=1, description="Column for warnings, such as a truncated text.")
     rejected: Path | None = Field(None, description="New file for rejected rows and their errors (default: OUTPUT.rejected.jsonl).")
@@ -76,16 +79,10 @@ class Score(ModelSettings):
         from bertserve.service.scoring.predictor import RowTask
         from bertserve.service.scoring.score import score
 
-        task = RowTask(self.task, self._columns(), self._parameters(), (self.prediction_column, self.warnings_column))
+        task = RowTask(self.task, self.columns, self.parameters, (self.prediction_column, self.warnings_column))
         source = Path("/dev/stdin") if self.source == Path("-") else self.source
         rejected = self.rejected or Path(f"{self.output}.rejected.jsonl")
         return score(_with_one_model(self), task, source, self.output, rejected, self._formats())
-
-    def _parameters(self) -> dict[str, Any]:
-        with suppress(ValueError):
-            if isinstance(value := json.loads(self.parameters), dict):
-                return value
-        raise SettingsError("--parameters is not a JSON object; give one such as '{\"top_k\": 1}'.")
 
     def _formats(self) -> tuple[str, str]:
         """Returns the formats of the input and of the output."""
@@ -95,24 +92,6 @@ class Score(ModelSettings):
         if output not in (source, *(["jsonl"] if source in ("csv", "tsv") else [])):
             raise SettingsError(f"the output `{self.output}` has another format than the input ({source}); rename it.")
         return source, output
-
-    def _columns(self) -> dict[str, str]:
-        inputs = [name for name in type(self).model_fields if name not in Score.model_fields]
-        return {name: column for name in inputs if (column := getattr(self, name)) is not None}
-
-
-def score_command() -> type[Score]:
-    """Returns `score` with a flag for the column of each input of a task; importing the tasks takes a while."""
-    from bertserve.service.tasks.catalog import TASKS
-
-    paths: dict[str, list[str]] = {}
-    for spec in TASKS.values():
-        for name in spec.input_fields:
-            paths.setdefault(name, []).append(f"/{spec.path}")
-    flags: dict[str, Any] = {
-        name: (str | None, Field(None, description=f"Column with `{name}`, for {', '.join(having)}.")) for name, having in paths.items()
-    }
-    return create_model("Score", __base__=Score, __doc__=Score.__doc__, **flags)
 
 
 def _with_one_model(score: Score) -> ModelSettings:
@@ -207,14 +186,6 @@ class BertServe(BaseSettings):
     version: CliToggleFlag[bool] = Field(False, description="Print the version and exit.")
 
 
-def _commands(args: Sequence[str]) -> type[BertServe]:
-    """Returns the commands; if `score` is the command to run, it has all its flags."""
-    if args[:1] != ["score"]:
-        return BertServe
-    score: Any = CliSubCommand[score_command()]  # type: ignore[misc]  # made at run time
-    return create_model("BertServe", __base__=BertServe, __doc__=BertServe.__doc__, score=(score, BertServe.model_fields["score"]))
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     if os.getpid() == 1:
@@ -222,7 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     try:
         args = sys.argv[1:] if argv is None else argv
-        parsed = parse(_commands(args), args)
+        parsed = parse(BertServe, args)
         if parsed.version:
             print(f"bert-serve {__version__}")
             return 0

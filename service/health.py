@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import ipaddress
 import ssl
 
 from bertserve.service.errors import StartError
@@ -19,7 +18,8 @@ def ask(settings: AddressSettings) -> str:
     Raises:
         StartError: The service does not answer, or is not ready.
     """
-    host = _reachable(settings.host)
+    # a service that listens on all addresses is reached at 0.0.0.0 or :: too
+    host = settings.host
     where = f"{host}:{settings.port}"
     connection: http.client.HTTPConnection
     if settings.tls_cert is None:
@@ -41,14 +41,3 @@ def ask(settings: AddressSettings) -> str:
     if status != _READY:
         raise StartError(f"the service on {where} is not ready (status {status}).")
     return f"{where} is ready."
-
-
-def _reachable(host: str) -> str:
-    """Returns an address that reaches a service listening on `host`: loopback if it listens on all addresses."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host
-    if address.is_unspecified:
-        return "127.0.0.1" if address.version == 4 else "::1"
-    return host

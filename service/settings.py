@@ -11,7 +11,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -35,10 +35,9 @@ _SERVICE_LINK = re.compile("SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_[0-9]+_(TCP|UDP
 _SERVICE_ADDRESS = re.compile("(tcp|udp|sctp)://")
 _POSITIONAL = get_args(CliPositionalArg[str])[1]  # marks a field that is not a flag
 _SUBCOMMAND = get_args(CliSubCommand[BaseSettings])[1]  # type: ignore[misc]
-_ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~\-]+)*")
+_ROOT_PATH = r"^(/[A-Za-z0-9._~\-]+)*$"
+_OTLP_ENDPOINT = r"^https?://([A-Za-z0-9.\-_]+|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?(/[A-Za-z0-9._~/\-]*)?$"
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-]+(:[0-9]{1,5})?|https?://\[[0-9a-fA-F:]+\](:[0-9]{1,5})?")
-
-_HTTP_ADDRESS = re.compile(r"https?://([A-Za-z0-9.\-_]+|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?(/[A-Za-z0-9._~/\-]*)?")
 
 
 def _pairs(value: Any) -> Any:
@@ -72,13 +71,6 @@ def _origins(value: Any) -> Any:
     return origins
 
 
-def _root_path(value: str) -> str:
-    """Checks a path prefix."""
-    if not _ROOT_PATH.fullmatch(value):
-        raise ValueError("must be empty, or begin with / and not end with /, such as /bert")
-    return value
-
-
 def _addresses(value: Any) -> Any:
     """Reads addresses and networks."""
     for address in (addresses := _words(value)):
@@ -87,13 +79,6 @@ def _addresses(value: Any) -> Any:
         except ValueError:
             raise ValueError(f"must be addresses or networks such as 10.0.0.0/8, and `{address[:64]}` is neither") from None
     return addresses
-
-
-def _otlp_endpoint(value: str | None) -> str | None:
-    """Checks the address of a collector."""
-    if value is not None and not _HTTP_ADDRESS.fullmatch(value):
-        raise ValueError("must be an http or https address, such as http://localhost:4318")
-    return value
 
 
 def _list(value: Any) -> Any:
@@ -107,8 +92,6 @@ def _list(value: Any) -> Any:
 
 Texts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_list)]
 Paths = Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_list)]
-OtlpEndpoint = Annotated[str | None, AfterValidator(_otlp_endpoint)]
-RootPath = Annotated[str, AfterValidator(_root_path)]
 Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_origins)]
 Addresses = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_addresses)]
 Pairs = Annotated[dict[str, str], NoDecode, BeforeValidator(_pairs)]
@@ -302,16 +285,18 @@ class Settings(ModelSettings, AddressSettings):
         None, description="File with API keys that can load, reload and unload models; without it model management is disabled."
     )
     public_metrics: bool = Field(True, description="Answer /metrics without an API key.")
-    root_path: RootPath = Field(
+    root_path: str = Field(
         "",
+        pattern=_ROOT_PATH,
         description="Path prefix under which a proxy exposes the service, such as /bert; requests work with and without it.",
     )
     forwarded_allow_ips: Addresses = Field(
         (), description="Addresses or networks of proxies, separated by commas, whose X-Forwarded-For is used in the log."
     )
     cors_origin: Origins = Field((), description="Origins, separated by commas, or *, whose pages can read answers in a browser.")
-    otlp_endpoint: OtlpEndpoint = Field(
+    otlp_endpoint: str | None = Field(
         None,
+        pattern=_OTLP_ENDPOINT,
         description="URL of an OpenTelemetry collector, such as http://localhost:4318, that gets a trace of each request by OTLP over "
         "HTTP. Needs the extra `otel`; OTEL_* variables configure the rest.",
     )

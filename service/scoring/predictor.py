@@ -66,7 +66,7 @@ class Columns:
         self.spec, self._body_keys = TASKS[name], required(TASKS[name].body)
         fields = self.spec.input_fields
         if unknown := [name for name in columns if name not in fields]:
-            raise SettingsError(f"--{unknown[0].replace('_', '-')} is for other tasks; {name} has the inputs {listed(list(fields))}.")
+            raise SettingsError(f"--columns has `{unknown[0]}`, but {name} has the inputs {listed(list(fields))}.")
         self._needed = {name for name, info in fields.items() if info.is_required()}
         self._required = self._needed | columns.keys()
         self._lists = {name for name, info in fields.items() if list in types_within(info.annotation)}
@@ -87,7 +87,7 @@ class Columns:
         """Raises a `SettingsError` if a file lacks a required column, or the output would have a column twice."""
         for name, column in self.by_field.items():
             if name in self._required and column not in columns:
-                hint = did_you_mean(column, columns, f"choose one with --{name.replace('_', '-')}.")
+                hint = did_you_mean(column, columns, "choose others with --columns.")
                 shown = listed([name[:SHOWN_CHARS] for name in columns[:20]])
                 raise SettingsError(f"the input has no column `{column}`, but it has {shown}; {hint}")
         ((name, count),) = Counter([*columns, *added]).most_common(1)

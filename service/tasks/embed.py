@@ -80,10 +80,6 @@ def choose(layers: Layers | list[int] | None, combine: Combine | None, embedding
     Raises:
         InvalidValueError: The bundle lacks a layer, or a layer is named twice.
     """
-    if layers == "last_four" and embedding.layers == "last":
-        raise InvalidValueError(
-            "`layers` is `last_four`, but this model has only its last layer; the operator can export it with `--layers last_four`."
-        )
     numbers, place_by_layer = _numbers(layers or embedding.default_layers), embedding.places
     if missing := [layer for layer in numbers if layer not in place_by_layer]:
         raise InvalidValueError(

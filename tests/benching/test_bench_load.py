@@ -182,23 +182,6 @@ def test_the_end_of_a_response_is_found(answer: bytes, status: int) -> None:
     assert 1 == server.connections
 
 
-def test_a_connection_that_closes_within_a_response_is_an_error() -> None:
-    async def one(_: int) -> bytes:
-        return b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n[]"
-
-    load, server = closed_loop(one, 3, requests_per_connection=1)
-
-    assert {"closed"} == outcomes(load)
-    assert server.connections >= server.requests >= 3
-
-
-def test_a_stopped_load_returns_all_its_records() -> None:
-    """After the stop, the load sends no more requests."""
-    load, server = closed_loop(ok, 5)
-
-    assert server.requests == len(load.records) >= 5
-
-
 def test_a_stop_ends_requests_that_wait_for_a_response_or_a_connection() -> None:
     """Each has a record."""
 

@@ -7,19 +7,13 @@ import pytest
 from bertserve.bench import BenchError, objectives
 from bertserve.bench.bodies import Body
 from bertserve.bench.generator import LoadResult, RequestRecord
-from bertserve.bench.measurement import Run, latency_distribution, percentiles, summarize
+from bertserve.bench.measurement import Run, latency_distribution, summarize
 from bertserve.bench.target import build_target, parse_url
 
 
 def measured(records: list[RequestRecord], start: float, end: float, *, texts: int = 1) -> Run:
     target = build_target(parse_url("http://127.0.0.1:1/classify"), [Body(b"{}", texts)], {})
     return summarize("t", target, LoadResult(records, (start, end), [], 0), open_loop=True)
-
-
-@pytest.mark.parametrize(("share", "expected"), [(0.5, 5.0), (0.9, 9.0), (0.99, 10.0), (1.0, 10.0), (0.01, 1.0), (0.1, 1.0)])
-def test_percentiles_are_measured_values(share: float, expected: float) -> None:
-    """Percentiles of the numbers 1 to 10 use the nearest rank."""
-    assert [expected] == percentiles([float(i) for i in range(10, 0, -1)], [share])
 
 
 def test_a_distribution_keeps_its_tail() -> None:

@@ -27,14 +27,6 @@ def test_workloads_are_the_same_for_a_seed(name: str) -> None:
     assert len(made) == len({str(item) for item in made}) >= 24
 
 
-def test_groups_of_texts_use_every_text_equally_often() -> None:
-    """Eight groups of 24 contain each of the 64 texts three times."""
-    made = bodies.build_bodies("short", texts=24)
-
-    assert {24} == {body.texts for body in made}
-    assert 8 == len(made)
-
-
 @pytest.mark.parametrize(
     ("path", "texts", "expected", "count"),
     [

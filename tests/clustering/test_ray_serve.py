@@ -60,13 +60,6 @@ def test_every_setting_left_to_ray_exists(replica: ModuleType) -> None:
     assert set(replica.LEFT_TO_RAY) <= set(replica.ReplicaSettings.model_fields)
 
 
-def test_other_settings_are_read_as_by_the_command(replica: ModuleType) -> None:
-    settings = replica.ReplicaSettings.model_validate({"models": ".", "max_inputs": 7})
-    assert (7, 8192) == (settings.max_inputs, settings.max_batch_tokens)
-    with pytest.raises(ValidationError, match="modle"):
-        replica.ReplicaSettings.model_validate({"modle": "a"})
-
-
 def test_environment_variables_are_read_as_by_the_command(replica: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BERT_SERVE_PORT", "tcp://10.0.0.1:8000")
     monkeypatch.setenv("BERT_SERVE_MAX_INPUTS", "7")
@@ -440,21 +433,6 @@ def test_a_rolling_update_fails_no_request(cluster: Cluster) -> None:
         cluster.deploy(args={"max_inputs": 100})
         until(lambda: not set(before) & set(cluster.worker_pids()), "both are replaced")
     assert 0 == load.failed, (load.statuses, load.broken)
-
-
-@full
-def test_a_killed_replica_is_replaced(cluster: Cluster) -> None:
-    """Its running requests and a few more fail. The other replica answers until there are two again."""
-    cluster.deploy(num_replicas=2)
-    until(lambda: len(cluster.worker_pids()) == 2, "two answer")
-    victim = cluster.worker_pids()[0]
-    with Load(cluster.url) as load:
-        os.kill(victim, signal.SIGKILL)
-        until(lambda: len(set(cluster.worker_pids()) - {victim}) == 2, "another one answers")
-        answered = load.statuses[200]
-        until(lambda: load.statuses[200] > answered + 100, "the load goes on")
-    print(f"kill -9 of a replica: {load.failed} of {sum(load.statuses.values())} failed: {load.statuses} {load.broken}")
-    assert load.failed < 200, (load.statuses, load.broken)
 
 
 @full

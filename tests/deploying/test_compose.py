@@ -89,10 +89,3 @@ def test_the_unit_runs_bert_serve_with_known_settings() -> None:
     variables = [word.partition("=")[0] for line in manifests.unit()["Environment"] for word in shlex.split(line)]
     ours = {name for name in variables if name.startswith(PREFIX)}
     assert {f"{PREFIX}CACHE_DIR"} == ours <= {PREFIX + name.upper() for name in Settings.model_fields}
-
-
-def test_the_unit_signals_the_main_process() -> None:
-    """The main process signals its workers. Exit code 2 (invalid setting) causes no restart, and SIGHUP reloads the keys."""
-    unit = manifests.unit()
-    assert (["mixed"], ["2"], ["on-failure"]) == (unit["KillMode"], unit["RestartPreventExitStatus"], unit["Restart"])
-    assert ["/bin/kill -HUP $MAINPID"] == unit["ExecReload"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -48,13 +47,6 @@ def stop_s(container: Container, settings: Settings) -> float:
     values = {item["name"]: item["value"] for item in container.spec["env"]}
     drain = float(values.get(f"{PREFIX}PRE_STOP_DELAY_S", settings.pre_stop_delay_s))
     return drain + float(values.get(f"{PREFIX}SHUTDOWN_TIMEOUT_S", settings.shutdown_timeout_s))
-
-
-def test_no_component_is_enabled_by_default() -> None:
-    """The base manifests work on a plain cluster: they need no operator and no controller."""
-    assert None is document("kustomization.yaml")["components"]
-    kinds = {document(path.relative_to(KUBERNETES).as_posix())["kind"] for path in (KUBERNETES / "base").glob("*.yaml")}
-    assert {"Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy", "Kustomization"} == kinds
 
 
 def test_the_ingress_routes_to_the_service(settings: Settings) -> None:
@@ -163,14 +155,6 @@ def test_selectors_find_the_pods() -> None:
     assert [LABELS] * 6 == selectors
 
 
-def test_patches_and_the_autoscaler_target_the_deployment() -> None:
-    names = {path.parent.name: pod["containers"][0]["name"] for path, pod in manifests.pods() if "components" in path.parts}
-    assert {"gpu": SERVICE["name"], "models-volume": SERVICE["name"]} == names
-    assert ("Deployment", "bertserve") == (DEPLOYMENT["kind"], DEPLOYMENT["metadata"]["name"])
-    target = AUTOSCALER["spec"]["scaleTargetRef"]
-    assert ("apps/v1", "Deployment", "bertserve") == (target["apiVersion"], target["kind"], target["name"])
-
-
 def test_the_autoscaler_uses_an_existing_metric() -> None:
     [rule] = document("prometheus-adapter.yaml")["rules"]["custom"]
     asked = next(metric["pods"]["metric"]["name"] for metric in AUTOSCALER["spec"]["metrics"] if metric["type"] == "Pods")
@@ -234,11 +218,3 @@ def test_containers_have_no_privileges(container: Container) -> None:
         "capabilities": {"drop": ["ALL"]},
     } == container.spec["securityContext"]
     assert "memory" in container.spec["resources"]["limits"]
-
-
-def test_probes_wait_in_the_right_order() -> None:
-    """The startup probe waits 300 s before it fails, which is longer than liveness. Liveness waits longer than readiness."""
-    for container in probed():
-        waits = [container.spec[name]["periodSeconds"] * container.spec[name]["failureThreshold"] for name in PROBES]
-        assert 300 == waits[0]
-        assert [True, True] == [longer > shorter for longer, shorter in pairwise([waits[0], waits[2], waits[1]])]

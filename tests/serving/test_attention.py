@@ -293,12 +293,3 @@ def test_a_manifest_with_attention_that_its_graph_lacks_is_refused(folder: Path)
     fields = json.loads((folder / "plain" / "manifest.json").read_text())
     with pytest.raises(ValueError, match=r"`attention_heads` .*`per_map`.*`model\.cpu\.fp32\.onnx`"):
         Manifest.model_validate_json(json.dumps(fields | {"attention_heads": [2]}))
-
-
-def test_the_engine_gets_maps_in_ascending_order() -> None:
-    """The order in the request does not matter. Head numbers, such as -1, refer to each layer's own heads."""
-    parameters = attention.AttentionParameters(layers=[-1, 0], heads=[-1, 0])
-    request = attention.AttentionRequest("a", None, attention.choose(parameters, HEADS))
-
-    assert ((1, (2, 0)), (0, (1, 0))) == request.layers
-    assert [(0, 0), (0, 1), (1, 0), (1, 2)] == request.maps

@@ -121,7 +121,3 @@ def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, text: str | bytes) -
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(SettingsError, match="--config "):
         parse(Settings, ["--config", str(tmp_path / name)])
-
-
-def test_a_flag_that_contradicts_the_file_is_refused(tmp_path: Path) -> None:
-    assert "--timeout-ms is 9, over --max-timeout-ms" in refused(tmp_path / "f", "timeout_ms = 9", "--max-timeout-ms", "8")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import tiny
 from bertserve.service.bundle import files
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.tasks import decoding, fill_mask, question_answering, token_classification
+from bertserve.service.tasks import fill_mask, question_answering, token_classification
 from bertserve.service.tasks.batch import TaskModel, run_all
 from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
@@ -296,16 +296,6 @@ def test_windows_with_equal_logits_give_the_entities_of_the_whole_text(
     assert decode(token_classification, request, rows[0], head, whole) == decode(token_classification, request, rows[1], head, cut)
 
 
-def test_the_first_token_wins_if_maxima_in_a_word_are_equal() -> None:
-    request = token_classification.NerRequest("films", token_classification.NerParameters(aggregation_strategy="max", ignore_labels=[]))
-    rows = [{"logits": np.array([[0, 0], [0, 3], [3, 0], [0, 0]], dtype=np.float32)}]
-
-    assert ["B"] == [
-        item["entity_group"]
-        for item in decode(token_classification, request, rows, Head(("A", "B")), tokenizer_of(token_classification.TASK, 32))
-    ]
-
-
 # ---- answers
 
 
@@ -404,15 +394,6 @@ def test_the_best_answers_equal_loops_over_all_spans(fields: dict[str, Any], roo
 
     assert_same(expected, actual)
     assert all(0 <= item["score"] <= 1 for item in actual)
-
-
-@MANY
-@given(REQUESTS, st.integers(1, 40), st.data(), SEEDS)
-def test_answers_of_equal_score_are_ordered_by_start_then_end(fields: dict[str, Any], room: int, data: st.DataObject, seed: int) -> None:
-    fields = {**fields, "handle_impossible_answer": False}
-    request, read, rows = asked(fields, room, data.draw(st.integers(0, room - 1)), seed, coarse=True)
-
-    assert best_answers(request, read, rows) == listed(answered(request, rows), request.parameters.top_k)
 
 
 @MANY
@@ -529,12 +510,3 @@ def test_a_long_text_has_a_window_around_each_mask(text: str, max_length: int) -
             expected.append(([2, *ids[start : start + room], 3], (mask - start + 1,)))
 
     assert expected == [(encoding.ids.tolist(), encoding.masks) for encoding in encodings]
-
-
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=600), st.integers(1, 5))
-def test_every_span_is_yielded_once_best_first(scores: list[int], at_least: int) -> None:
-    """For any requested number of spans, none is skipped or repeated between the portions that are sorted separately."""
-    starts, ends = np.arange(len(scores)), np.arange(len(scores))
-    found = list(decoding._best_first(starts, ends, np.array(scores, dtype=np.float32), at_least))
-
-    assert sorted(range(len(scores)), key=lambda i: (-scores[i], i)) == found

@@ -108,13 +108,6 @@ def test_a_file_that_is_not_a_graph_is_named(tmp_path: Path) -> None:
         OnnxEngine(tmp_path / "broken.onnx", graph, pad_id=0, padding_side="right")
 
 
-def test_warm_up_runs_are_timed(models: Path) -> None:
-    timed = engine(models / "tiny").time_runs([(1, 8), (2, 16)], repeats=2)
-
-    assert [(1, 8), (2, 16)] == [(rows, length) for rows, length, _ in timed]
-    assert all(seconds > 0 for _, _, seconds in timed)
-
-
 @pytest.mark.parametrize("task", ["text-classification", "fill-mask"])
 def test_a_warm_up_run_of_one_token_can_be_timed(tmp_path: Path, task: str) -> None:
     """Every graph accepts such a run, also a graph that gathers the positions of masks."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -16,12 +14,12 @@ import pytest
 import tiny
 from application import Send, answered, ask, call, faked, play, refused, started
 from bertserve.service.bundle.files import load_bundle
-from bertserve.service.engine.onnx_engine import OnnxEngine, Row
+from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.batch import Batch
 from bertserve.service.tasks.decoding import activate
 from bertserve.service.tasks.occlusion import MAX_WORDS
-from bertserve.service.text.tokenizer import Encoding, Tokenizer
+from bertserve.service.text.tokenizer import Tokenizer
 from bertserve.service.text.words import Word, most_within, words_of
 from embedded import load
 from fakes import FakeEngine
@@ -276,40 +274,6 @@ def test_admission_counts_the_variants(tmp_path: Path) -> None:
 
     assert [200, 413] == play(faked(tmp_path, engine, max_queue_tokens=600), check)
     assert [1] == engine.batches
-
-
-class BlocksAtVariants(FakeEngine):
-    """An engine that waits before its second batch, the first one of variants."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reached, self.go_on = threading.Event(), threading.Event()
-
-    def run(self, encodings: Sequence[Encoding]) -> list[Row]:
-        if self.batches:
-            self.reached.set()
-            assert self.go_on.wait(20)
-        return super().run(encodings)
-
-
-def test_a_canceled_request_leaves_no_variants_behind(tmp_path: Path) -> None:
-    """Variants that have not started never run, and the next request is answered."""
-    tiny.bundle(tmp_path, max_length=64)
-    engine = BlocksAtVariants()
-    service = faked(tmp_path, engine)
-    requests = [classify.ClassifyRequest("good " * 30, None, classify.ClassifyParameters(explain=True))]
-
-    async def check(client: httpx.AsyncClient) -> int:
-        leaver = asyncio.ensure_future(service.registry.get("tiny").predict(requests, timeout_s=10))
-        await asyncio.to_thread(engine.reached.wait)
-        leaver.cancel()
-        await asyncio.wait([leaver])
-        engine.go_on.set()
-        return (await client.post(CLASSIFY, json={"inputs": "good"})).status_code
-
-    assert 200 == play(service, check)
-    # the whole text, the running batch of variants, and the other request
-    assert [1, 2, 1] == engine.batches
 
 
 # ---- the embedded models

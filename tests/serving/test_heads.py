@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import tiny
-from bertserve.service.bundle.files import load_bundle
 from bertserve.service.bundle.manifest import Activation, Embedding
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import embed, rerank, token_classification, zero_shot
-from bertserve.service.tasks.catalog import tasks_of
 from bertserve.service.tasks.embed import LAST_LAYER, LayerChoice, choose
 from bertserve.service.text.tokenizer import Tokenizer
 from bertserve.service.text.words import rebase
@@ -66,16 +63,6 @@ def test_labels_with_equal_scores_are_in_reverse_order() -> None:
     request = zero_shot.ZeroShotRequest("text", zero_shot.ZeroShotParameters(candidate_labels=["a", "b", "c"]))
     found = decode(zero_shot, request, logits((0, 0, 1), (0, 0, 1), (0, 0, 1)), NLI)
     assert ["c", "b", "a"] == [item["label"] for item in found]
-
-
-def test_large_logits_do_not_overflow() -> None:
-    found = decode(
-        zero_shot,
-        zero_shot.ZeroShotRequest("text", zero_shot.ZeroShotParameters(candidate_labels=["a", "b"])),
-        logits((0, 0, 500), (0, 0, 499)),
-        NLI,
-    )
-    assert pytest.approx([1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))], abs=1e-6) == [item["score"] for item in found]
 
 
 @pytest.mark.parametrize(
@@ -275,22 +262,6 @@ def test_the_bundle_has_the_defaults_of_a_request() -> None:
 
 
 # ---- tasks of a bundle
-
-
-@pytest.mark.parametrize(
-    ("task", "labels", "more"),
-    [
-        ("text-classification", ("contradiction", "entailment"), ["zero-shot-classification"]),
-        ("text-classification", ("LABEL_0",), ["text-ranking"]),
-        ("text-classification", ("not relevant", "relevant"), ["text-ranking"]),
-        ("text-classification", ("negative", "positive"), []),
-        ("token-classification", ("entailment", "O"), []),
-        ("feature-extraction", (), ["sentence-similarity"]),
-    ],
-)
-def test_a_bundle_also_supports_derived_tasks(tmp_path: Path, task: str, labels: tuple[str, ...], more: list[str]) -> None:
-    """NLI labels add zero-shot, a single label or a relevant one adds reranking, and embeddings add similarity."""
-    assert (task, *more) == tasks_of(load_bundle(tiny.bundle(tmp_path, task=task, labels=labels)).manifest)
 
 
 # ---- tags

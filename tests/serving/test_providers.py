@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import tiny
-from application import call, call_fresh
+from application import call_fresh
 from bertserve.service import providers
 from bertserve.service.bundle import files
 from bertserve.service.bundle.graph_spec import GraphFile, GraphSpec, InputSpec, ShapeBucket, ShapePlan
@@ -242,27 +242,3 @@ def test_an_allowed_fallback_is_logged_and_reported(
     assert ["cuda", "cpu"] == [page["machine"][name] for name in ("provider_asked", "provider")]
     model = call_fresh(models, "GET", "/models/tiny", settings=settings).json()
     assert ["cuda", "cpu", "fp32"] == [model[name] for name in ("provider_asked", "provider", "precision")]
-
-
-def test_the_cpu_is_always_available() -> None:
-    assert sessions.why_not("cpu") is None
-    assert "cpu" == loading.obtain_provider("cpu", allow_fallback=False)
-
-
-def test_info_pages_describe_the_graph_and_the_machine(models: Path) -> None:
-    graph_ = files.load_bundle(models / "tiny").manifest.graphs[0]
-
-    assert call(models, "GET", "/models/tiny").json()["graph"] == {
-        "file": "model.cpu.fp32.onnx",
-        "sha256": graph_.sha256[:12],
-        "form": "tiny",
-        "threads": 1,
-        "multi_threaded_run": None,
-    }
-    assert call(models, "GET", "/info").json()["machine"] == {
-        "cpu": hardware.cpu_name(),
-        "onnxruntime": sessions.VERSION,
-        "provider_asked": "cpu",
-        "provider": "cpu",
-        "threads_per_run": 1,
-    }

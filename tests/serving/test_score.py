@@ -18,7 +18,7 @@ import pytest
 
 import tiny
 from application import LONG, play
-from bertserve.service.cli import main, score_command
+from bertserve.service.cli import main
 from bertserve.service.models.build import build
 from bertserve.service.scoring import predictor, rows
 from bertserve.service.server import logs
@@ -112,7 +112,7 @@ def test_the_error_of_a_rejected_list_does_not_quote_the_text(tmp_path: Path) ->
 def test_a_row_without_a_column_of_a_flag_is_rejected(models: Path, tmp_path: Path) -> None:
     """Such a row would otherwise be answered as a single text. An empty value still means that there is no second text."""
     source = write_lines(tmp_path / "in.jsonl", ['{"a": "good", "b": "bad"}', '{"a": "good"}', '{"a": "good", "b": null}'])
-    assert 3 == run(models, source, tmp_path / "out.jsonl", "--text", "a", "--text-pair", "b")
+    assert 3 == run(models, source, tmp_path / "out.jsonl", "--columns", '{"text": "a", "text_pair": "b"}')
     assert [2] == [row["row"] for row in read_lines(tmp_path / "out.jsonl.rejected.jsonl")]
     assert 2 == len(read_lines(tmp_path / "out.jsonl"))
 
@@ -192,7 +192,7 @@ def test_each_task_scores_each_format(task: str, suffix: str, tmp_path: Path) ->
     else:
         with source.open("w", newline="") as file:
             csv.writer(file).writerows([columns, [value if isinstance(value, str) else json.dumps(value) for value in columns.values()]])
-    flags = [word for name in row for word in (f"--{name.replace('_', '-')}", f"my {name}")]
+    flags = ["--columns", json.dumps({name: f"my {name}" for name in row})]
 
     assert run(tmp_path / "models", source, output, *flags, "--parameters", json.dumps(parameters), "--task", TASKS[task].path) == 0
 
@@ -221,10 +221,6 @@ def rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: rounded(item) for name, item in value.items()}
     return round(value, 5) if isinstance(value, float) else value
-
-
-def test_each_input_of_a_task_has_a_flag() -> None:
-    assert {name for spec in TASKS.values() for name in spec.input_fields} <= score_command().model_fields.keys()
 
 
 @pytest.mark.parametrize("flag", [("--port", "1"), ("--workers", "2"), ("--skip-broken",), ("--max-body-bytes", "4096")])
@@ -285,9 +281,10 @@ def test_rejected_rows_are_written_to_a_separate_file(models: Path, tmp_path: Pa
         (b"texts\na\n", [], "did you mean `texts`?"),
         (b"text,warnings\na,b\n", [], "--warnings-column"),
         (b'text\n"a\nb\n', [], "line 2: "),
-        (b"text\na\n", ["--question", "text"], "--question is for"),
+        (b"text\na\n", ["--columns", '{"question": "text"}'], "--columns has `question`"),
         (b"text\na\n", ["--parameters", '{"topk": 1}'], "did you mean `top_k`?"),
-        (b"text\na\n", ["--parameters", "{"], "--parameters is not a JSON object"),
+        (b"text\na\n", ["--parameters", "{"], "score.parameters: "),
+        (b"text\na\n", ["--columns", '{"text": 5}'], "must be a text"),
         (b"text\na\n", ["--task", "ner"], "`token-classification`, but "),
         (b"text\na\n", ["--warnings-column", "prediction"], "are the same"),
         (b"text\na\n", ["--model", "other"], "names 2 models"),
@@ -324,7 +321,7 @@ def test_parquet_keeps_the_columns_and_their_types(models: Path, tmp_path: Path,
     found = pq.read_table(tmp_path / "out.parquet")
     assert table.cast(pa.schema([found.schema.field(name) for name in table.column_names])).equals(found.select(table.column_names))
     assert "list<element: struct<label: string, score: double>>" == str(found.schema.field("prediction").type)
-    assert run(models, tmp_path / "in.parquet", tmp_path / "2.parquet", "--text", "txt") == 2
+    assert run(models, tmp_path / "in.parquet", tmp_path / "2.parquet", "--columns", "text=txt") == 2
     assert "did you mean `text`?" in capsys.readouterr().err
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
     assert run(models, tmp_path / "bad.parquet", tmp_path / "2.parquet") == 1
@@ -371,7 +368,7 @@ def test_a_column_of_parquet_without_texts_is_copied_or_named(models: Path, tmp_
     pq.write_table(table, tmp_path / "in.parquet")
     assert 0 == run(models, tmp_path / "in.parquet", tmp_path / "out.parquet")
     assert pq.read_table(tmp_path / "out.parquet").select(["text", "odd"]).equals(table)
-    assert 3 == run(models, tmp_path / "in.parquet", tmp_path / "2.parquet", "--text", "odd")
+    assert 3 == run(models, tmp_path / "in.parquet", tmp_path / "2.parquet", "--columns", "text=odd")
     assert "the column `odd` must be a text" in read_lines(tmp_path / "2.parquet.rejected.jsonl")[0]["error"]
 
 
@@ -431,7 +428,7 @@ def test_ray_data_gives_the_predictions_of_one_machine(models: Path, tmp_path: P
     for part in range(3):
         pq.write_table(pa.Table.from_pylist([*rows[part::3], {"id": 100 + part, "review": None}]), tmp_path / f"in/{part}.parquet")
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "all.parquet")
-    assert 0 == run(models, tmp_path / "all.parquet", tmp_path / "scored.parquet", "--text", "review")
+    assert 0 == run(models, tmp_path / "all.parquet", tmp_path / "scored.parquet", "--columns", "text=review")
     expected = {row["id"]: row for row in pq.read_table(tmp_path / "scored.parquet").to_pylist()}
     try:
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)

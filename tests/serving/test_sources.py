@@ -78,13 +78,6 @@ def calls(tmp_path: Path) -> list[str]:
 # ---- what a source can be
 
 
-def test_a_checkpoint_is_served(checkpoint: Path, fake: Fake, tmp_path: Path) -> None:
-    served = with_sources(settings(tmp_path, "--model", str(checkpoint)))
-
-    assert ["own"] == [path.name for path in find_bundles(served.models)]
-    assert tmp_path / "cache" in served.models[0].parents
-
-
 def test_a_bundle_is_served_in_place(models: Path, tmp_path: Path) -> None:
     tiny.bundle(models, "other")
     served = with_sources(settings(tmp_path, "--model", str(models / "tiny")))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,7 @@ import toy_task
 from application import Send, rejected, started
 from bertserve.service.cli import main
 from bertserve.service.errors import BundleError
-from bertserve.service.tasks import classify
-from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.cost import Cost
-from bertserve.service.tasks.spec import Derivation
 
 PAIR, OTHER = {"left": "a good film", "right": "a book"}, {"left": "good", "right": "bad"}
 RESULT, OTHER_RESULT = {"tokens": 5, "outputs": 3}, {"tokens": 2, "outputs": 3}
@@ -81,9 +76,9 @@ def test_the_toy_task_answers_instances(api: Send) -> None:
     assert {"predictions": [RESULT]} == api("POST", "/v1/models/toy:predict", json={"instances": [PAIR]}).json()
 
 
-@pytest.mark.parametrize("flags", [[], ["--left", "first", "--right", "second"]])
+@pytest.mark.parametrize("flags", [[], ["--columns", '{"left": "first", "right": "second"}']])
 def test_the_toy_task_scores_files(folder: Path, tmp_path: Path, flags: list[str]) -> None:
-    left, right = flags[1::2] or ["left", "right"]
+    left, right = ("first", "second") if flags else ("left", "right")
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text(json.dumps({left: "a good film", right: "a book"}) + "\n", "utf-8")
     command = ["score", "--models", str(folder), "--model", "toy", "--parameters", '{"factor": 2}', *flags, str(source), str(output)]
@@ -101,54 +96,3 @@ def test_a_graph_with_wrong_output_widths_is_refused(tmp_path: Path, monkeypatch
 
 
 # A task that is answered by models of another task
-
-
-@dataclass(frozen=True, slots=True)
-class _Length:
-    text: str
-
-    @property
-    def chars(self) -> int:
-        return len(self.text)
-
-
-class _LengthBody(classify.ClassifyBody):
-    """Body of a test-only task."""
-
-    count_tokens: bool
-
-    def request(self, item: Any, parameters: Any) -> _Length:
-        return _Length(item)
-
-
-def _count_tokens(request: _Length, model: TaskModel) -> TaskRun:
-    batch = next(classify.classify(classify.ClassifyRequest(request.text), model))
-    yield Batch(batch.encodings, Cost(answer_bytes=4))
-    return len(batch.encodings[0])
-
-
-def test_a_derived_task_in_the_catalog_is_served(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = replace(
-        classify.SPEC,
-        name="token-counting",
-        path="length",
-        body=_LengthBody,
-        answer=list[int],
-        estimate=lambda request, max_length: 8,
-        run=_count_tokens,
-        derivation=Derivation(
-            base=classify.TASK, compatible=lambda config: len(config.labels) > 1, needs="two labels", discriminator=("count_tokens",)
-        ),
-    )
-    monkeypatch.setitem(TASKS, spec.name, spec)  # type: ignore[arg-type]  # a dict, which only tests change
-    body = {"inputs": ["good", "a good film"], "count_tokens": True}
-    with started(models) as send:
-        answers = [send("POST", path, json=body) for path in ("/length", "/models/tiny")]
-        described = send("GET", "/models/tiny").json()
-        documented = send("GET", "/openapi.json").json()
-        wrong = send("GET", "/length")
-
-    assert [(200, [3, 5])] * 2 == [(answer.status_code, answer.json()) for answer in answers]
-    assert ["/classify", "/length"] == described["endpoints"]
-    assert "#/components/schemas/_LengthBody" in json.dumps(documented["paths"]["/length"]["post"]["requestBody"])
-    assert (405, "POST") == (wrong.status_code, wrong.headers["allow"])

@@ -12,7 +12,6 @@ import tiny
 from bertserve.service.bundle.files import MANIFEST_FILE, load_bundle
 from bertserve.service.bundle.graph_spec import Agreement, GraphSpec
 from bertserve.service.bundle.validation_policy import ValidationPolicy, agreement_range, is_low, is_of_other_kernels
-from bertserve.service.cli import main
 from bertserve.service.errors import BundleError
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
@@ -107,18 +106,6 @@ def test_a_bundle_below_the_floor_is_refused(tmp_path: Path) -> None:
 
     facts = ("bundle `measured`", "0.9444 on 18 of 18 ", "--min-agreement, which is 0.99", "--precision fp32", "--max-int8-error")
     assert [] == [fact for fact in facts if fact not in error.value.message]
-
-
-@pytest.mark.parametrize("value", ["1.01", "-0.1", "nan", "high"])
-def test_an_invalid_floor_is_a_usage_error(models: Path, capsys: pytest.CaptureFixture[str], value: str) -> None:
-    """The command exits with 2 and names the flag."""
-    assert 2 == main(["check", "--models", str(models), f"--min-agreement={value}"])
-    assert "--min-agreement" in capsys.readouterr().err
-
-
-def test_the_command_exits_with_1_for_a_refused_bundle(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert 1 == main(["check", "--models", str(models), "--require-validation"])
-    assert capsys.readouterr().err.startswith("bert-serve: bundle `tiny`, graph cpu/fp32: ")
 
 
 EMBEDDED = Path(__file__).parents[2] / "models"
@@ -268,7 +255,3 @@ def test_int8_that_was_measured_with_other_kernels_is_logged(
     build(Settings(models=EMBEDDED / "sentiment", **flags))
 
     assert warned == ("avx512_vnni, avx512_bf16; this CPU has avx2, fma" in caplog.text)
-
-
-def test_without_a_policy_a_report_of_another_provider_is_accepted() -> None:
-    ValidationPolicy().check("tiny", spec("cuda", "fp16", "cpu"))
