@@ -1,4 +1,4 @@
-"""The server process: uvicorn with an orderly shutdown."""
+"""The serving process, a single one or one of several workers: it loads the models, and answers requests until it is stopped."""
 
 from __future__ import annotations
 
@@ -8,66 +8,70 @@ import logging
 import os
 import signal
 import socket
-import ssl
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from bertserve.service.errors import StartError, plural
-from bertserve.service.scheduling.scheduler import Scheduler
+from bertserve.service.errors import plural
+from bertserve.service.metrics import Metrics
+from bertserve.service.models.build import AppState, build
+from bertserve.service.models.model import Model
 from bertserve.service.server import systemd
-from bertserve.service.server.limits import limited
+from bertserve.service.server.limits import LimitedProtocol
+from bertserve.service.server.logs import background_logging
+from bertserve.service.server.preparation import Keys
+from bertserve.service.settings import Settings
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tracing.trace import tracer_to
 
 logger = logging.getLogger("bertserve.server")
 
 FLUSH_S = 5  # for clients to read their answers, after the scheduler has stopped
-TICK_S = 0.5
+OnReady = Callable[[tuple[list[str], int]], None]  # takes a line for each model, and the inference threads of all workers
+Beat = Callable[[bool], bool]  # takes whether the service is ready, and returns whether it should go on
+
+
+def work(
+    settings: Settings,
+    listener: socket.socket,
+    keys: Keys,
+    on_ready: OnReady,
+    *,
+    index: int = 0,
+    metrics: Metrics | None = None,
+    beat: Beat = systemd.beat,
+) -> None:
+    """Loads the models and serves them on a bound socket until it is stopped; `on_ready` is called when the server accepts connections.
+
+    SIGHUP reads the keys and the models again. One of several workers has an index, metrics and its own `beat`, which is called twice per
+    second while the event loop runs.
+    """
+    tracer = tracer_to(settings.otlp_endpoint)
+    # importing FastAPI takes about 0.17 s; models can load at the same time, because their runs need no interpreter
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(import_module, "bertserve.service.api.endpoint")
+        state = build(settings, index=index, metrics=metrics, tracer=tracer)
+    with background_logging():
+        Server(settings, state, keys, on_ready, beat).run([listener])
+        if tracer is not None:
+            tracer.close()
 
 
 class Server(uvicorn.Server):
     """uvicorn with an orderly shutdown: each admitted request gets its answer or an error of this service before its connection closes."""
 
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        *,
-        scheduler: Scheduler,
-        shutdown_timeout_s: float,
-        pre_stop_delay_s: float = 0,
-        on_listen: Callable[[str], None] = lambda address: None,
-        on_hangup: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Wraps uvicorn.
-
-        Args:
-            config: uvicorn's configuration, from `configure`.
-            scheduler: The scheduler, which is stopped before the server ends.
-            shutdown_timeout_s: Seconds in which admitted requests can finish.
-            pre_stop_delay_s: Seconds to report not-ready before shutdown starts; requests are still served.
-            on_listen: Called with the address when the server accepts connections.
-            on_hangup: Called in the event loop on each SIGHUP.
-        """
-        super().__init__(config)
-        self._scheduler = scheduler
-        self._shutdown_timeout_s = shutdown_timeout_s
-        self._pre_stop_delay_s = pre_stop_delay_s
-        self._on_listen = on_listen
-        self._on_hangup = on_hangup
-        self._watchdog = systemd.SystemdWatchdog()
-
-    def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serves until SIGINT or SIGTERM, and returns after an orderly shutdown."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            # uvicorn has its own handlers only while its loop runs: an earlier signal stops the server after its start, and a later one has
-            # nothing to stop
-            signal.signal(number, self.handle_exit)
-        signal.signal(signal.SIGHUP, lambda *_: None)
-        super().run(sockets)
+    def __init__(self, settings: Settings, state: AppState, keys: Keys, on_ready: OnReady, beat: Beat) -> None:
+        """Configures uvicorn; `work` describes the arguments."""
+        super().__init__(configure(application(settings, state, keys), settings))
+        self._settings, self._state, self._keys, self._on_ready, self._beat = settings, state, keys, on_ready, beat
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stops the server. A second SIGINT ends the process at once, for an impatient user; SIGTERM may come twice by accident."""
@@ -76,21 +80,16 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listens on the first socket and reports the address."""
-        assert sockets
+        """Starts to accept connections."""
         gc.collect()
         gc.freeze()  # the loaded objects stay, so later collections need not visit them
         await super().startup(sockets)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._on_hangup)
-        host, port = sockets[0].getsockname()[:2]
-        scheme = "http" if self.config.ssl is None else "https"
-        self._on_listen(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
-
-    async def on_tick(self, counter: int) -> bool:
-        """Returns whether to stop. If all inference threads hang, systemd gets no more reports, and restarts the service after a while."""
-        if self._scheduler.ready:
-            self._watchdog.beat()
-        return await super().on_tick(counter)
+        self._ticking = asyncio.create_task(self._tick())
+        self._keys.reload()  # a key may have been removed while the models were loaded
+        self._on_ready(([self._line(model) for model in self._state.registry.models.values()], self._state.totals["threads"]))
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, lambda: loop.create_task(self._reload()))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # it was blocked while the models were loaded
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Reports not ready, drains, then closes the listener and the connections.
@@ -98,90 +97,93 @@ class Server(uvicorn.Server):
         uvicorn alone would close the listener first, and cancel handlers. Here, probes see `/health/ready` fail, late requests get status 503
         with an error of this service, and a connection closes only after an answer.
         """
-        began = time.monotonic()
+        began, delay_s, timeout_s = time.monotonic(), self._settings.pre_stop_delay_s, self._settings.shutdown_timeout_s
         systemd.notify("STOPPING=1")
-        logger.info(
-            "shutdown started: not ready for %.0f s, then up to %.0f s for %s in progress",
-            self._pre_stop_delay_s,
-            self._shutdown_timeout_s,
-            plural(len(self.server_state.tasks), "request"),
-        )
-        ticks = asyncio.create_task(self._tick())
-        self._scheduler.withdraw()
-        await asyncio.sleep(self._pre_stop_delay_s)
-        self.config.encoded_headers.append((b"connection", b"close"))  # in the answers to all requests from now on
-        await super().on_tick(0)
-        for _ in range(3):  # turns of the loop in which requests that were read before are admitted
-            await asyncio.sleep(0)
-        aborted = await self._scheduler.stop(self._shutdown_timeout_s)
-        late = asyncio.gather(*map(self._connect, _waiting(sockets or ())), return_exceptions=True)
-        await super().shutdown(sockets)
-        await late
-        ticks.cancel()
-        if aborted:
+        count = plural(len(self.server_state.tasks), "request")
+        logger.info("shutdown started: not ready for %.0f s, then up to %.0f s for %s in progress", delay_s, timeout_s, count)
+        self._state.scheduler.withdraw()
+        await asyncio.sleep(delay_s)
+        self.server_state.default_headers.append((b"connection", b"close"))  # in all answers from now on
+        if aborted := await self._state.scheduler.stop(timeout_s):
             logger.warning("at the shutdown timeout, %s aborted", plural(aborted, "request"))
+        assert sockets
+        accepted = self._accept_waiting(sockets[0])
+        await super().shutdown(sockets)
+        await accepted
         logger.info("shutdown finished after %.1f s", time.monotonic() - began)
 
-    async def _connect(self, connection: socket.socket) -> None:
-        """Serves a connection that uvicorn has not accepted."""
+    def _accept_waiting(self, listener: socket.socket) -> asyncio.Future[Any]:
+        """Accepts the connections that wait for the listener: the system would reset them when it closes."""
         protocol = partial(self.config.http_protocol_class, self.config, self.server_state, self.lifespan.state)  # type: ignore[call-arg]
-        await asyncio.get_running_loop().connect_accepted_socket(protocol, connection, ssl=self.config.ssl)
-
-    async def _tick(self) -> None:
-        """Continues to tick while the server drains, so that neither a process manager nor systemd takes it for hung."""
-        while True:
-            await asyncio.sleep(TICK_S)
-            await self.on_tick(0)
-
-
-def _waiting(listeners: Iterable[socket.socket]) -> Iterator[socket.socket]:
-    """Accepts the connections that wait in the queues of listeners: the system would reset them when a listener closes."""
-    for listener in listeners:
+        loop = asyncio.get_running_loop()
+        waiting = []
         with suppress(BlockingIOError):
             while True:
-                yield listener.accept()[0]
+                waiting.append(listener.accept()[0])
+        return asyncio.gather(
+            *(loop.connect_accepted_socket(protocol, each, ssl=self.config.ssl) for each in waiting), return_exceptions=True
+        )
+
+    async def _tick(self) -> None:
+        """Reports that the event loop runs, also while the server drains."""
+        while True:
+            if not self._beat(self._state.scheduler.ready):
+                self.should_exit = True
+            await asyncio.sleep(systemd.TICK_S)
+
+    async def _reload(self) -> None:
+        systemd.notify_reloading()
+        self._keys.reload()
+        await self._state.reloader.refresh()
+        systemd.notify("READY=1")
+
+    def _line(self, model: Model) -> str:
+        """Returns the line about a model that is printed at startup; it includes the endpoints whose default it is."""
+        endpoints = ", ".join(f"/{TASKS[task].path}" for task in self._state.registry.default_of(model))
+        answers = f", answers {endpoints}" if endpoints else ""
+        return f"{model.name}: {model.task}, {model.graph.provider}/{model.graph.precision}{answers}"
 
 
-def configure(
-    app: ASGIApp,
-    *,
-    keep_alive_s: int,
-    max_header_bytes: int,
-    header_timeout_s: float,
-    tls: ssl.SSLContext | None = None,
-    proxies: Sequence[str] = (),
-) -> uvicorn.Config:
-    """Returns uvicorn's configuration, with TLS if there is a context; `proxies` may set the client's address."""
+def configure(app: ASGIApp, settings: Settings) -> uvicorn.Config:
+    """Returns uvicorn's configuration."""
+    limits = {"max_header_bytes": settings.max_header_bytes, "header_timeout_s": settings.header_timeout_s}
     return uvicorn.Config(
         app,
         loop="uvloop",
-        http=limited(max_header_bytes, header_timeout_s),
+        http=type("Protocol", (LimitedProtocol,), limits),
         ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=bool(proxies),
-        forwarded_allow_ips=list(proxies),
-        timeout_keep_alive=keep_alive_s,
+        proxy_headers=bool(settings.forwarded_allow_ips),  # which may set the client's address
+        forwarded_allow_ips=list(settings.forwarded_allow_ips),
+        timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=FLUSH_S,
-        ssl_context_factory=None if tls is None else lambda *_: tls,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
     )
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Returns a socket bound to an address; it does not listen yet.
+def application(settings: Settings, state: AppState, keys: Keys, *, sends_request_id: bool = True) -> ASGIApp:
+    """Returns the application for settings, to be served by this process or as a replica in another server.
 
-    Raises:
-        StartError: The address cannot be used.
+    If `sends_request_id` is false, a server around the application adds the header `x-request-id` instead.
     """
-    listener = None
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        if listener is not None:
-            listener.close()
-        raise StartError(f"cannot listen on {host}:{port} ({error.strerror}); choose another --host or --port.") from error
-    return listener
+    from bertserve.service.api.auth import Authenticator
+    from bertserve.service.api.endpoint import Endpoint
+
+    auth = Authenticator(
+        keys.callers,
+        admin_keys=keys.admins,
+        public_health=settings.public_health,
+        public_metrics=settings.public_metrics,
+    )
+    return Endpoint(
+        state,
+        auth=auth,
+        log_access=settings.access_log,
+        log_probes=settings.log_probes,
+        root_path=settings.root_path,
+        cors_origins=settings.cors_origin,
+        sends_request_id=sends_request_id,
+    )

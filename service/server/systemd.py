@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import socket
+import logging
 import time
-from contextlib import suppress
 
-SOCKET, WATCHDOG_TIMEOUT, WATCHDOG_PROCESS = "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"
+from gunicorn.systemd import sd_notify
+
+TICK_S = 0.5  # between two calls of `beat`
+logger = logging.getLogger("bertserve.systemd")
 
 
 def notify(state: str) -> None:
-    """Sends a state such as `READY=1`, as sd_notify(3) does."""
-    address = os.environ.get(SOCKET)
-    if not address:
-        return
-    if address.startswith("@"):  # an abstract socket
-        address = f"\0{address[1:]}"
-    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        sender.connect(address)
-        sender.send(state.encode())
+    """Sends a state such as `READY=1`."""
+    sd_notify(state, logger)
 
 
 def notify_reloading() -> None:
@@ -27,18 +21,8 @@ def notify_reloading() -> None:
     notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
 
-class SystemdWatchdog:
-    """Sends WATCHDOG=1 twice per WatchdogSec= of the unit, as long as `beat` is called."""
-
-    def __init__(self) -> None:
-        """Reads the interval of the unit."""
-        timeout, process = os.environ.get(WATCHDOG_TIMEOUT, ""), os.environ.get(WATCHDOG_PROCESS, "")
-        is_meant = timeout.isdecimal() and process in ("", str(os.getpid()))
-        self._interval_s = int(timeout) / 2e6 if is_meant else None
-        self._next = 0.0
-
-    def beat(self) -> None:
-        """Sends WATCHDOG=1 if it is due."""
-        if self._interval_s is not None and (now := time.monotonic()) >= self._next:
-            self._next = now + self._interval_s
-            notify("WATCHDOG=1")
+def beat(ready: bool) -> bool:
+    """Sends the watchdog's message unless the service is not ready, so that systemd restarts it after a while. Returns True."""
+    if ready:
+        notify("WATCHDOG=1")
+    return True

@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -28,21 +27,18 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from bertserve.service.errors import StartError
 from bertserve.service.metrics import Metrics, ProcessMetrics
-from bertserve.service.server import logs, systemd
-from bertserve.service.server.preparation import SECRET_LOGS, Secrets
+from bertserve.service.server import systemd
+from bertserve.service.server.preparation import Keys
 from bertserve.service.settings import Settings
 
 logger = logging.getLogger("bertserve.workers")
 
-OnReady = Callable[[Any], None]
-
 HUNG_S = 20  # a worker whose event loop has not run for this time is replaced
-CHECK_S = 0.1
-RETRY_S = 5.0  # pause after a failed start
+RETRY_S = 1.0  # pause after a worker that cannot start
 MARGIN_S = 8  # after the shutdown timeout, a worker joins its inference threads and sends the last answers
 
 
-def work_together(settings: Settings, listener: socket.socket, secrets: Secrets, on_ready: OnReady) -> None:
+def work_together(settings: Settings, listener: socket.socket, keys: Keys, on_ready: Callable[[Any], None]) -> None:
     """Serves with several workers until a signal stops them; `on_ready` is called once, when all are ready.
 
     Raises:
@@ -50,14 +46,8 @@ def work_together(settings: Settings, listener: socket.socket, secrets: Secrets,
     """
     # the disk of a container may be slow or read-only
     parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 - the folder is private
-    try:
-        temporary = tempfile.TemporaryDirectory(prefix="bert-serve-", dir=parent)
-    except OSError as error:
-        raise StartError(
-            f"--workers needs a folder for heartbeats and metrics ({error.strerror}); set TMPDIR to a writable folder."
-        ) from error
-    with temporary as folder:
-        arbiter = _Arbiter(settings, listener, secrets, on_ready, Path(folder))
+    with tempfile.TemporaryDirectory(prefix="bert-serve-", dir=parent) as folder:
+        arbiter = _Arbiter(settings, listener, keys, on_ready, Path(folder))
         try:
             arbiter.run()
         except SystemExit as end:
@@ -72,13 +62,13 @@ def work_together(settings: Settings, listener: socket.socket, secrets: Secrets,
 class _Arbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no types
     SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
-    def __init__(self, settings: Settings, listener: socket.socket, secrets: Secrets, on_ready: OnReady, folder: Path) -> None:
-        self.settings, self.listener, self.secrets, self.folder = settings, listener, secrets, folder
+    def __init__(self, settings: Settings, listener: socket.socket, keys: Keys, on_ready: Callable[[Any], None], folder: Path) -> None:
+        self.settings, self.listener, self.keys, self.folder = settings, listener, keys, folder
         self.free = list(range(settings.workers))  # indexes without a worker
         self.process_ids, self.replaced = RawArray("q", settings.workers), RawArray("q", 2)
         self.failure: StartError | None = None
-        self._on_ready: OnReady | None = on_ready
-        self._watchdog = systemd.SystemdWatchdog()
+        self.is_ready = False  # all workers were ready once
+        self._on_ready = on_ready
         self.cfg = Config()
         options = {
             "workers": settings.workers,
@@ -103,45 +93,37 @@ class _Arbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no types
         self.init_signals()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
-    def wait_for_signals(self, timeout: float = CHECK_S) -> list[int]:
+    def wait_for_signals(self, timeout: float = systemd.TICK_S) -> list[int]:
         """Also reads the reports of the workers, because gunicorn calls it in each turn of its loop."""
-        signals: list[int] = super().wait_for_signals(CHECK_S)
-        if self._on_ready is None:  # all workers were ready
-            self._watchdog.beat()
+        signals: list[int] = super().wait_for_signals(systemd.TICK_S)
+        systemd.beat(self.is_ready)
         for worker in self.WORKERS.values():
-            if worker.reports.poll():
-                self._on_report(worker, worker.reports.recv())
+            if worker.report is None and worker.reports.poll():
+                worker.report = worker.reports.recv()
+                if self.is_ready and worker.is_ready:
+                    logger.info("worker %d restarted as process %d", worker.index, worker.pid)
+                elif not self.free and all(each.is_ready for each in self.WORKERS.values()):
+                    self.is_ready = True
+                    self._on_ready(worker.report)
         return signals
-
-    def _on_report(self, worker: _Worker, report: Any) -> None:
-        if isinstance(report, StartError):
-            self._on_failure(report)
-            return
-        worker.is_ready = True
-        if self._on_ready is None:
-            logger.info("worker %d restarted as process %d", worker.index, worker.pid)
-        elif all(other.is_ready for other in self.WORKERS.values()) and not self.free:
-            self._on_ready(report)
-            self._on_ready = None
-
-    def _on_failure(self, error: StartError) -> None:
-        if self._on_ready is not None or not any(worker.is_ready for worker in self.WORKERS.values()):
-            self.failure = error
-            raise StopIteration  # gunicorn stops
-        logger.error("a worker cannot start: %s", error)
 
     def on_exit(self, worker: _Worker) -> None:
         mark_process_dead(worker.index, str(self.folder))  # type: ignore[no-untyped-call]
         self.process_ids[worker.index] = 0
         self.free.append(worker.index)
-        if self.LISTENERS:  # otherwise the service stops
-            self.replaced[worker.aborted] += 1
-            if not worker.is_ready and self._on_ready is not None:
-                self._on_failure(StartError(f"worker {worker.index} ended before it was ready; the log may say why."))
+        if not self.LISTENERS:  # the service stops
+            return
+        self.replaced[worker.aborted] += 1
+        if not worker.is_ready:
+            error = worker.report or StartError(f"worker {worker.index} ended before it was ready; the log may say why.")
+            if not any(each.is_ready for each in self.WORKERS.values()):
+                self.failure = error
+                raise StopIteration  # gunicorn stops
+            logger.error("a worker cannot start: %s", error)
+            time.sleep(RETRY_S)
 
     def handle_hup(self) -> None:
         systemd.notify_reloading()
-        self.secrets.reload()  # for workers that start later
         self.kill_workers(signal.SIGHUP)
         systemd.notify("READY=1")
 
@@ -154,13 +136,17 @@ class _Arbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no types
 
 class _Worker(Worker):  # type: ignore[misc]
     app: _Arbiter
-    is_ready = False
+    report: Any = None  # what `on_ready` takes, or a StartError
 
     def __init__(self, *arguments: Any) -> None:
         """Runs in the arbiter, before the fork."""
         super().__init__(*arguments)
         self.index = self.app.free.pop(0)
         self.reports, self._report = Pipe(duplex=False)
+
+    @property
+    def is_ready(self) -> bool:
+        return isinstance(self.report, tuple)
 
     def init_process(self) -> None:
         """Serves until the worker is stopped. gunicorn's method would load a WSGI application."""
@@ -170,25 +156,20 @@ class _Worker(Worker):  # type: ignore[misc]
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGQUIT, lambda *_: os._exit(0))  # gunicorn sends it to stop at once
         faulthandler.enable()  # for SIGABRT, which gunicorn sends to a worker that hangs
-        os.environ.pop(systemd.SOCKET, None)
+        os.environ.pop("NOTIFY_SOCKET", None)
         arbiter = self.app
-        logs.configure_logging(arbiter.settings.log_format, worker=self.index)
-        for name in SECRET_LOGS:  # the arbiter reads the same files, and logs the result once
-            logging.getLogger(name).disabled = True
         arbiter.process_ids[self.index] = os.getpid()
         metrics = Metrics(arbiter.folder, ProcessMetrics(arbiter.process_ids, arbiter.replaced), index=self.index)
-        from bertserve.service.server.work import work
+        from bertserve.service.server.server import work
 
         try:
-            work(arbiter.settings, arbiter.listener, arbiter.secrets, self._report.send, index=self.index, metrics=metrics, beat=self._beat)
+            work(arbiter.settings, arbiter.listener, arbiter.keys, self._report.send, index=self.index, metrics=metrics, beat=self._beat)
         except StartError as error:
             self._report.send(error)
-            time.sleep(RETRY_S)
-            sys.exit(1)
         if os.getppid() != self.ppid:  # the arbiter was killed and cannot remove it
             shutil.rmtree(arbiter.folder, ignore_errors=True)
 
-    def _beat(self) -> bool:
-        """Tells the arbiter that the event loop runs; returns whether the arbiter is alive."""
+    def _beat(self, ready: bool) -> bool:
+        """Tells the arbiter that the event loop runs; returns whether the worker is of use, and the arbiter is alive."""
         self.notify()
-        return bool(os.getppid() == self.ppid)
+        return ready and os.getppid() == self.ppid

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from uvicorn.server import ServerState
 
 from bertserve.service.server.limits import LimitedProtocol
 from bertserve.service.server.server import configure
+from bertserve.service.settings import Settings
 
 LIMITS = {"keep_alive_s": 5, "header_timeout_s": 10.0, "max_header_bytes": 4096}
 GET = b"GET / HTTP/1.1\r\nhost: test\r\n\r\n"
@@ -37,10 +37,10 @@ class Listening:
 
 
 @asynccontextmanager
-async def listening(app: ASGIApp, tls: ssl.SSLContext | None = None, **limits: Any) -> AsyncIterator[Listening]:
+async def listening(app: ASGIApp, **limits: Any) -> AsyncIterator[Listening]:
     """Serves an application until the block ends."""
     loop = asyncio.get_running_loop()
-    config = configure(app, **LIMITS | limits)
+    config = configure(app, Settings(**LIMITS | limits))
     config.load()
     config.loaded_app = app
     state = ServerState()
@@ -52,7 +52,7 @@ async def listening(app: ASGIApp, tls: ssl.SSLContext | None = None, **limits: A
 
     listener = socket.create_server(("127.0.0.1", 0))
     served.address = listener.getsockname()
-    server = await loop.create_server(protocol, sock=listener, ssl=tls)
+    server = await loop.create_server(protocol, sock=listener)
     try:
         yield served
     finally:

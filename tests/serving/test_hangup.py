@@ -1,11 +1,10 @@
-"""SIGHUP: all workers reload keys, certificate and models while they answer requests; and TLS itself."""
+"""SIGHUP: all workers reload keys and models while they answer requests; and TLS."""
 
 from __future__ import annotations
 
 import shutil
 import signal
 import ssl
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ import trustme
 import tiny
 from bertserve.service.cli import main
 from bertserve.service.errors import SettingsError
-from bertserve.service.server.preparation import Certificate
+from bertserve.service.server.preparation import prepare
+from bertserve.service.settings import Settings
 from conftest import BERT_SERVE, running, wait_until
 
 Serve = Callable[..., Any]
@@ -64,26 +64,6 @@ def test_sighup_reloads_keys_and_models(models: Path, tmp_path: Path, serve: Ser
     assert "Traceback" not in served.log.read_text()
 
 
-@pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.full_grid), "2"])
-def test_a_sighup_logs_each_secret_once(models: Path, tmp_path: Path, serve: Serve, workers: str) -> None:
-    """Also if a file is broken."""
-    (tmp_path / "keys").write_text("one")
-    cert, key = certified(tmp_path)
-    flags = ("--workers", workers, "--threads", workers, "--api-key-file", str(tmp_path / "keys"))
-    with serve(models, *flags, "--tls-cert", str(cert), "--tls-key", str(key)) as served:
-
-        def logged(since: int) -> list[str]:
-            return sorted(line.split(" bertserve.")[1].split(":")[0] for line in served.lines()[since:] if " bertserve." in line)
-
-        for content in ("two", ""):
-            (tmp_path / "keys").write_text(content)
-            since = len(served.lines())
-            served.process.send_signal(signal.SIGHUP)
-            wait_until(lambda since=since: len(logged(since)) == 2)  # type: ignore[misc]
-            time.sleep(0.5)  # of further lines
-            assert ["keys", "tls"] == logged(since)
-
-
 CHANGED = f"""
 from pathlib import Path
 from bertserve.service.server import serve
@@ -91,9 +71,9 @@ from bertserve.service.server import serve
 prepare = serve.prepare
 
 def changed(settings):
-    secrets = prepare(settings)
+    keys = prepare(settings)
     Path(settings.api_key_file).write_text("two")
-    return secrets
+    return keys
 
 serve.prepare = changed
 {BERT_SERVE}
@@ -149,26 +129,6 @@ def test_the_health_command_uses_the_settings_of_the_service(
     assert 1 == main()
 
 
-@pytest.mark.full_grid
-def test_sighup_reloads_the_certificate(models: Path, tmp_path: Path, serve: Serve) -> None:
-    """New connections get the new certificate; an invalid one leaves the old one in use."""
-    chain, key = certified(tmp_path)
-
-    def name() -> str:
-        port = int(served.url.rpartition(":")[2])
-        return ssl.get_server_certificate(("127.0.0.1", port))
-
-    with serve(models, "--tls-cert", str(chain), "--tls-key", str(key)) as served:
-        first = name()
-        key.write_text("no key")
-        served.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: "the current certificate stays" in served.log.read_text())
-        assert first == name()
-        certified(tmp_path, "example.org")
-        served.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: name() != first)
-
-
 def test_an_unusable_certificate_is_refused(tmp_path: Path) -> None:
     chain, key = certified(tmp_path)
     other = tmp_path / "other"
@@ -176,4 +136,4 @@ def test_an_unusable_certificate_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("text")
     for wrong in ((chain, tmp_path / "none"), (tmp_path / "text", key), (chain, certified(other)[1])):
         with pytest.raises(SettingsError, match="--tls-cert"):
-            Certificate(*wrong)
+            prepare(Settings(tls_cert=wrong[0], tls_key=wrong[1]))

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 import tiny
 from application import rejected
 from conftest import Served, without_shutdown
 
 Serve = Callable[..., Any]
+BERT_SERVE = str(Path(sys.executable).with_name("bert-serve"))
 TWO = ("--workers", "2", "--threads", "2")
 
 
@@ -29,20 +29,10 @@ def classify(served: Served, inputs: Any, **headers: str) -> httpx.Response:
     return httpx.post(f"{served.url}/classify", json={"inputs": inputs}, headers=headers, timeout=30, trust_env=False)
 
 
-def start_lines(models: Path, *flags: str) -> list[str]:
-    """Starts a service with two models, stops it, checks that it logged no problem, and returns the lines that it printed."""
-    command = [
-        str(Path(sys.executable).with_name("bert-serve")),
-        "serve",
-        "--models",
-        str(models),
-        "--port",
-        "0",
-        "--default",
-        "classify=tiny",
-        *flags,
-    ]
+def test_a_start_prints_models_address_and_time(models: Path) -> None:
+    """The service prints each model with its default endpoints, the address, and the seconds until it was ready. It logs no problem."""
     tiny.bundle(models, "other")
+    command = [BERT_SERVE, "serve", "--models", str(models), "--port", "0", "--default", "classify=tiny"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -50,34 +40,11 @@ def start_lines(models: Path, *flags: str) -> list[str]:
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
         assert without_shutdown(process.stderr.read()) == []
-    return lines
-
-
-def test_a_start_prints_models_address_and_time(models: Path) -> None:
-    """The service prints each model with its default endpoints, the address, and the seconds until it was ready."""
-    lines = start_lines(models)
     assert lines[:2] == ["  other: text-classification, cpu/fp32\n", "  tiny: text-classification, cpu/fp32, answers /classify\n"]
     assert re.fullmatch(
         r"bertserve \S+ listens on (http://127\.0\.0\.1:\d+), ready after \d+\.\d\d s with \d+ inference threads?; docs at \1/docs\n",
         lines[2],
     )
-
-
-@pytest.mark.full_grid
-def test_the_start_lines_are_json_if_the_log_is(models: Path) -> None:
-    """A collector of stdout and stderr gets only JSON, and the address is a field."""
-    lines = [json.loads(line) for line in start_lines(models, "--log-format", "json")]
-    assert [line["message"].split()[0] for line in lines] == ["other:", "tiny:", "bertserve"]
-    assert lines[2]["address"] in lines[2]["message"]
-    assert all(datetime.fromisoformat(line["time"]).tzinfo for line in lines)
-
-
-@pytest.mark.full_grid
-def test_sigint_stops_the_service_like_sigterm(models: Path, serve: Serve) -> None:
-    with serve(models) as served:
-        served.process.send_signal(signal.SIGINT)
-        served.process.wait(10)
-        assert "Traceback" not in served.log.read_text()
 
 
 def test_the_log_can_be_json(models: Path, serve: Serve) -> None:
@@ -105,8 +72,7 @@ def test_a_key_from_a_file_is_required(models: Path, serve: Serve, tmp_path: Pat
 
 
 def failed(*flags: str) -> subprocess.CompletedProcess[str]:
-    command = [str(Path(sys.executable).with_name("bert-serve")), "serve", *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([BERT_SERVE, "serve", *flags], capture_output=True, text=True, timeout=60, check=False)
 
 
 def failed_with_one_and_two(*flags: str) -> list[subprocess.CompletedProcess[str]]:

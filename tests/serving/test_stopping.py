@@ -7,8 +7,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +19,7 @@ import slow
 import tiny
 from application import rejected
 from closed_loop import Outcome, ask_until_refused
-from conftest import BERT_SERVE, metric, running, wait_until, without_shutdown
+from conftest import BERT_SERVE, metric, running, wait_until
 
 pytestmark = pytest.mark.serial
 
@@ -127,39 +125,6 @@ def test_an_interrupt_during_shutdown_ends_the_service_at_once(tmp_path: Path, s
         with pytest.raises(httpx.TransportError):
             cut.result()
         assert "Traceback" not in served.log.read_text()
-
-
-EARLY = """
-import os, signal, sys
-
-import uvicorn
-
-run, parent, install = uvicorn.Server.run, os.getpid(), signal.signal
-
-def stopped_before_the_loop(self, sockets=None):
-    if WORKERS == 1:
-        signal.raise_signal(signal.SIGTERM)
-    run(self, sockets)
-
-def stopped_at_once(number, handler):
-    before = install(number, handler)
-    if WORKERS > 1 and number == signal.SIGTERM and os.getpid() == parent:
-        signal.raise_signal(signal.SIGTERM)
-    return before
-
-uvicorn.Server.run, signal.signal = stopped_before_the_loop, stopped_at_once
-from bertserve.service.cli import main
-sys.exit(main(["serve", "--port", "0", "--workers", "WORKERS", "--threads", "WORKERS", "--models", sys.argv[1]]))
-"""
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_no_signal_is_lost_while_the_service_starts(models: Path, workers: int) -> None:
-    """A signal right after the first handler is installed, or before uvicorn installs its own, stops the service cleanly."""
-    command = [sys.executable, "-c", EARLY.replace("WORKERS", str(workers)), str(models)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    assert 0 == done.returncode
-    assert [] == without_shutdown(done.stderr)
 
 
 LONG_LOADS = f"""

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from bertserve.service.server.systemd import SystemdWatchdog, notify
-
 pytestmark = pytest.mark.serial
 
 Serve = Callable[..., Any]
@@ -27,7 +25,6 @@ def test_systemd_is_told(models: Path, tmp_path: Path, serve: Serve, monkeypatch
         systemd.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         systemd.bind(f"\0{name}" if abstract else name)
         monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}" if abstract else name)
-        monkeypatch.setenv("WATCHDOG_USEC", "400000")
 
         def heard() -> str:
             message, credentials, _, _ = systemd.recvmsg(200, 100)
@@ -53,22 +50,3 @@ def test_systemd_is_told(models: Path, tmp_path: Path, serve: Serve, monkeypatch
                 pass
             assert message == "STOPPING=1"
     assert "Traceback" not in served.log.read_text()
-
-
-def test_only_the_main_process_of_a_unit_sends_watchdog_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No message is sent for another `WATCHDOG_PID` or without a valid `WATCHDOG_USEC`. A missing socket is not an error."""
-    monkeypatch.setenv("NOTIFY_SOCKET", "/nowhere")
-    notify("READY=1")
-    sent: list[str] = []
-    monkeypatch.setattr("bertserve.service.server.systemd.notify", sent.append)
-    for usec, pid in (("", ""), ("30000000", "1"), ("nonsense", "")):
-        monkeypatch.setenv("WATCHDOG_USEC", usec)
-        monkeypatch.setenv("WATCHDOG_PID", pid)
-        SystemdWatchdog().beat()
-    assert sent == []
-    monkeypatch.setenv("WATCHDOG_USEC", "30000000")
-    monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
-    watchdog = SystemdWatchdog()
-    watchdog.beat()
-    watchdog.beat()
-    assert sent == ["WATCHDOG=1"]
