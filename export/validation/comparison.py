@@ -85,16 +85,12 @@ class Reference:
 
 
 class RelativeError:
-    """Error of a graph's outputs, relative to the reference's standard deviation.
+    """Error of a graph's outputs, relative to the reference's standard deviation, or to that of `other` if it is larger.
 
     It stores only sums, because all rows of fill-mask together would need gigabytes.
-
-    Attributes:
-        rows: Number of added rows.
     """
 
     def __init__(self, other: RelativeError | None = None) -> None:
-        """If the standard deviation of `other` is larger, errors are relative to that one: texts may all have the same label."""
         self.rows = 0
         self._other = other
         # output -> its count of values, sum, sum of squares and sum of squared errors
@@ -102,7 +98,7 @@ class RelativeError:
         self._largest: dict[str, float] = defaultdict(float)
 
     def add(self, expected: Row, actual: Row) -> None:
-        """Adds a row: the outputs by name of the reference, of any shape, and those of the graph, with the same shapes."""
+        """Adds a row of the reference and of the graph, with the same shapes."""
         self.rows += 1
         for name, output in expected.items():
             values = output.astype(np.float64).ravel()
@@ -146,15 +142,8 @@ class _Difference:
 class Comparison:
     """The comparison of one graph with a reference, request by request.
 
-    Attributes:
-        served: The graph.
-        fixed: Number of the fixed samples, which are the first requests; the others are texts.
-        results: Its results.
-        expected: The reference's results; empty without a reference.
-        worst_row_error: The largest difference of a row in a batch from the same row run alone.
-        batch_invariant: Whether all these differences are rounding.
-        attention_error: The largest difference of an attention weight; None if the graph does not return attention.
-        error: Why there is no complete comparison; None if there is no reason.
+    The first `fixed` requests are the samples, the others are texts. `expected` is empty without a reference; `error` says why a request has
+    no answer.
     """
 
     def __init__(self, served: ServedGraph, fixed: int) -> None:
@@ -164,7 +153,7 @@ class Comparison:
         self.attention_error: float | None = None
         self.error: str | None = None
         self._samples = RelativeError()
-        self._texts = RelativeError(self._samples)
+        self._texts = RelativeError(self._samples)  # texts may all have the same label, so their outputs may have no spread
         self._differences = list[_Difference]()  # of each row
 
     def add(self, request: Any, actual: Answer, expected: Answer | None) -> None:
@@ -220,7 +209,7 @@ class Comparison:
             raise ParityError(
                 f"{precision} logits differ by {worst.error:.2e}, over the limit of {MAX_ABS_ERROR[precision]:.0e} or "
                 f"{MAX_REL_ERROR[precision]:.0e} of the row's largest logit, which is {worst.largest:.3g}: "
-                f"{describe(worst.request)}; expected {worst.expected}, got {worst.actual}."
+                f"{_describe(worst.request)}; expected {worst.expected}, got {worst.actual}."
             )
         if precision == "fp32" and self.attention_error is not None and not self.attention_error <= MAX_ATTENTION_ERROR:
             raise ParityError(
@@ -240,7 +229,7 @@ class Comparison:
             if not (rms <= max_rms and error <= largest):  # not `>`, which is false for NaN
                 raise ParityError(
                     f"int8 logits differ by {rms:.2g} of their spread, and at worst by {error:.2g}, over the limits of "
-                    f"{max_rms:.2g} and {largest:.2g}: {describe(worst.request)}; expected {worst.expected:.3g}, got {worst.actual:.3g}. "
+                    f"{max_rms:.2g} and {largest:.2g}: {_describe(worst.request)}; expected {worst.expected:.3g}, got {worst.actual:.3g}. "
                     "Export again with texts of the model's own domain and language in --calibration, or with a lower --max-int8-error, "
                     "which keeps more matrices in float."
                 )
@@ -283,7 +272,7 @@ def _answer(served: ServedGraph, request: Any) -> Answer:
     except EngineError as error:
         reason = (str(error.__cause__ or error).splitlines() or [""])[0]
         raise ParityError(
-            f"the graph fails on a text that its reference answers: {describe(request)}. A traced graph cannot follow code that depends on "
+            f"the graph fails on a text that its reference answers: {_describe(request)}. A traced graph cannot follow code that depends on "
             f"the length or the values of a text; such a model is not supported. {reason[:MAX_REASON]}"
         ) from error
 
@@ -310,10 +299,10 @@ def _errors_by_length(differences: Sequence[_Difference], max_length: int) -> tu
 def _differences(request: Any, actual: Answer, expected: Sequence[Row]) -> list[_Difference]:
     """Returns the largest difference in each row of a request."""
     if len(actual.rows) != len(expected):
-        raise ParityError(f"{len(actual.rows)} windows, but the reference has {len(expected)}: {describe(request)}.")
+        raise ParityError(f"{len(actual.rows)} windows, but the reference has {len(expected)}: {_describe(request)}.")
     shapes = [[{name: value.shape for name, value in row.items()} for row in side] for side in (expected, actual.rows)]
     if shapes[0] != shapes[1]:
-        raise ParityError(f"outputs are {shapes[1]}, but the reference has {shapes[0]}: {describe(request)}.")
+        raise ParityError(f"outputs are {shapes[1]}, but the reference has {shapes[0]}: {_describe(request)}.")
     differences = []
     for encoding, *pair in zip(actual.encodings, expected, actual.rows, strict=True):
         a, b = (np.concatenate([np.zeros(1), *(value.ravel() for value in row.values())]) for row in pair)
@@ -322,7 +311,7 @@ def _differences(request: Any, actual: Answer, expected: Sequence[Row]) -> list[
     return differences
 
 
-def describe(request: Any) -> str:
+def _describe(request: Any) -> str:
     """Returns the beginning of a request's texts, for a message."""
     texts = [getattr(request, name, None) for name in ("text", "text_pair", "question", "context")]
     return " + ".join(f"{text[:60]!r} ({len(text)} characters)" for text in texts if text is not None)
@@ -332,7 +321,7 @@ def measure_agreement(task: ExportTask, config: ModelConfig, expected: Sequence[
     """Returns the agreement of the graph's results `actual` with the reference's; without decisions it has no value."""
     measure, value, worst = task.measure(config), None, None
     if measure == "cosine":
-        cosines = [min(1.0 - cosine_distance(*pair), 1.0) for pair in zip(expected, actual, strict=True)]
+        cosines = [_cosine(*pair) for pair in zip(expected, actual, strict=True)]
         if cosines:
             value, worst = sum(cosines) / len(cosines), min(cosines)
         return Agreement(measure=measure, value=value, decisions=len(cosines), worst=worst)
@@ -354,11 +343,11 @@ def _rounded(scores: Sequence[float]) -> list[float]:
     return [float(f"{score:.5g}") for score in scores]
 
 
-def cosine_distance(a: Any, b: Any) -> float:
-    """Returns 1 - cosine of two vectors; for a text's token vectors, the largest distance of corresponding ones."""
+def _cosine(a: Any, b: Any) -> float:
+    """Returns the cosine of two vectors; for a text's token vectors, the lowest one of corresponding vectors."""
     x, y = (np.atleast_2d(np.asarray(value, dtype=np.float64)) for value in (a, b))
     norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
-    return float(np.max(1 - (x * y).sum(axis=1) / np.maximum(norms, np.finfo(np.float64).tiny)))
+    return min(float(np.min((x * y).sum(axis=1) / np.maximum(norms, np.finfo(np.float64).tiny))), 1.0)
 
 
 def measure_row_errors(engine: Engine, precision: Precision, encodings: Sequence[Encoding], alone: Sequence[Row]) -> tuple[float, bool]:
@@ -366,13 +355,9 @@ def measure_row_errors(engine: Engine, precision: Precision, encodings: Sequence
 
     Returns:
         The largest difference of an output, and whether all differences are rounding, so that the graph is batch-invariant.
-
-    Raises:
-        ValueError: There are fewer than two rows, so there is no batch.
     """
     rows = [pair for pair in zip(encodings, alone, strict=True) if len(pair[0]) <= MAX_TOKENS]
-    if len(rows) < 2:
-        raise ValueError(f"{len(rows)} rows are too few to compare rows in batches; give at least 2.")
+    assert len(rows) > 1, "a batch has several rows"
 
     def errors_of(start: int) -> list[tuple[float, float]]:
         part = rows[start : start + BATCH_ROWS]
@@ -387,7 +372,6 @@ def measure_row_errors(engine: Engine, precision: Precision, encodings: Sequence
 
 
 def _row_errors(row: Row, single: Row) -> tuple[float, float]:
-    """Returns the largest difference of a row's outputs, absolute and relative to the row's largest output."""
     worst = float(np.max([np.abs(row[name] - single[name]).max(initial=0.0) for name in row]))
     largest = float(np.max([np.abs(values).max(initial=0.0) for values in single.values()]))
     return worst, worst / max(largest, TRAINED_LARGEST)

@@ -28,12 +28,9 @@ MAX_CHARS = 10**8  # of a user's text
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of a graph, or of a checkpoint, to a request.
+    """The answer of a graph to a request: the encodings of its first batch, their outputs, and the result that a client gets.
 
-    Attributes:
-        encodings: The encodings of its first batch, which are its windows, choices or texts; empty for a checkpoint.
-        rows: The outputs for each.
-        result: The result that a client gets; None if the outputs are not decoded.
+    The answer of a checkpoint has only outputs.
     """
 
     encodings: Sequence[Encoding]
@@ -58,12 +55,7 @@ class ServedGraph:
         return f"{self.graph.provider}/{self.graph.precision}"
 
     def answer(self, request: Any) -> Answer:
-        """Returns the answer to a request.
-
-        Raises:
-            CallerError: The task cannot answer the request.
-            EngineError: A run fails, or its outputs are not finite.
-        """
+        """Returns the answer; raises CallerError for a request that the task cannot answer, and EngineError if a run fails."""
         batches: list[tuple[Sequence[Encoding], Sequence[Row]]] = []
 
         def execute(encodings: Sequence[Encoding]) -> Sequence[Row]:
@@ -74,11 +66,7 @@ class ServedGraph:
         return Answer(*(batches[0] if batches else ((), ())), result)
 
     def decode(self, request: Any, rows: Sequence[Row]) -> Any:
-        """Returns the result for a checkpoint's outputs of the first batch.
-
-        Raises:
-            EngineError: The task needs more batches.
-        """
+        """Returns the result for a checkpoint's outputs of the first batch; raises EngineError if the task needs more batches."""
         first = [rows]
 
         def execute(_: Sequence[Encoding]) -> Sequence[Row]:

@@ -87,13 +87,9 @@ def verify(spec: VerifySpec) -> Iterator[Check]:
     yield Check("files", True, f"the digests of the tokenizer and {plural(len(manifest.graphs), 'graph')} match the manifest")
     if lines:
         yield _check_lines(lines, ignored, TASKS[manifest.task], needed=spec.min_agreement is None and not spec.has_checkpoint)
-    missing = {*(spec.providers or ())} - {graph.provider for graph in manifest.graphs}
-    if missing:
-        yield Check(
-            "graphs",
-            False,
-            f"the bundle has no graph for {', '.join(sorted(missing))}; it has {', '.join(f'{graph.provider}/{graph.precision}' for graph in manifest.graphs)}",
-        )
+    if missing := {*(spec.providers or ())} - {graph.provider for graph in manifest.graphs}:
+        existing = ", ".join(f"{graph.provider}/{graph.precision}" for graph in manifest.graphs)
+        yield Check("graphs", False, f"the bundle has no graph for {', '.join(sorted(missing))}; it has {existing}")
         return
     usable: list[ServedGraph] = []
     for graph in manifest.graphs:
@@ -108,12 +104,9 @@ def verify(spec: VerifySpec) -> Iterator[Check]:
     for line in lines:
         _compare_line(comparisons, reference, line)
     for comparison in comparisons:
-        if comparison.error is not None:
-            yield Check(f"parity {comparison.served.name}", False, comparison.error)
-            continue
-        if comparison.expected:
+        if comparison.expected or comparison.error is not None:
             yield _check_parity(comparison, reference)
-        if lines:
+        if lines and comparison.error is None:
             yield from _check_agreement(comparison, reference, spec.min_agreement)
             yield from _check_metrics(comparison, lines, reference, spec.min_metrics)
 
@@ -235,20 +228,20 @@ def _compare_line(comparisons: Sequence[Comparison], reference: Reference, line:
 
 def _check_parity(comparison: Comparison, reference: Reference) -> Check:
     """Checks the bounds of the graph's precision, which are those of the export."""
-    served = comparison.served
-    old, name = served.graph.evidence, f"parity {served.name}"
+    old, name = comparison.served.graph.evidence, f"parity {comparison.served.name}"
+    if comparison.error is not None:
+        return Check(name, False, comparison.error)
     try:
         comparison.check()
     except ParityError as error:
         return Check(name, False, str(error))
     updates = comparison.measured()
     report = old.model_copy(update=updates)
+    attention = "" if report.attention_error is None else f", worst error of an attention weight {report.attention_error:.1e}"
     detail = (
         f"worst logit error {report.worst_abs_error:.1e} against {reference.name} (at export {old.worst_abs_error:.1e}), "
-        f"{describe_agreement(report)}, longest row {report.longest} of {served.tokenizer.max_length} tokens"
+        f"{describe_agreement(report)}, longest row {report.longest} of {comparison.served.tokenizer.max_length} tokens{attention}"
     )
-    if report.attention_error is not None:
-        detail += f", worst error of an attention weight {report.attention_error:.1e}"
     return Check(name, True, detail, report.model_dump(mode="json", include=set(updates)))
 
 
@@ -268,50 +261,52 @@ def _check_lines(lines: Sequence[Line], ignored: Counter[str], task: ExportTask,
 
 
 def _check_agreement(comparison: Comparison, reference: Reference, minimum: float | None) -> Iterator[Check]:
-    """Reports a graph's agreement with the reference on the data, with its minimum; what was not measured fails a minimum."""
+    """Reports a graph's agreement with the reference on the data; what was not measured fails a minimum."""
     served = comparison.served
     name, metrics = f"agreement {served.name}", {"inputs": len(comparison.results) - comparison.fixed}
-    required = "" if minimum is None else f"; at least {minimum} is required"
     if comparison.expected:
         agreement = comparison.agreement(comparison.fixed)
-        passed = None if minimum is None else agreement.value is not None and agreement.value >= minimum
+        passed, required = _reach(agreement.value, minimum)
         worst = "" if agreement.worst is None else f", the worst {agreement.worst:.4f}"
         detail = f"against {reference.name}: {summarize_agreement(agreement)}{worst}{required}"
         metrics |= {"reference": reference.name, "agreement": agreement.value} | agreement.model_dump(exclude={"value"})
         yield Check(name, passed, detail, metrics)
     elif not reference.name or served.graph.precision != "fp32":
+        passed, required = _reach(None, minimum)
         detail = f"not compared, because there is no other fp32 graph to compare with; give --checkpoint{required}"
-        yield Check(name, None if minimum is None else False, detail, metrics)
+        yield Check(name, passed, detail, metrics)
 
 
 def _check_metrics(comparison: Comparison, lines: Sequence[Line], reference: Reference, minimums: Mapping[str, float]) -> Iterator[Check]:
-    """Reports a graph's metrics by the correct answers, with their minimums; what was not measured fails a minimum."""
-    served, fixed = comparison.served, comparison.fixed
-    labeled = [place for place, line in enumerate(lines) if line.gold is not None]
-    golds = [lines[place].gold for place in labeled]
+    """Reports a graph's metrics by the correct answers; what was not measured fails a minimum."""
+    served, golds = comparison.served, [line.gold for line in lines if line.gold is not None]
 
     def score(results: Sequence[Any]) -> Mapping[str, Score]:
         if not golds or not results or served.task.score is None:
             return {}
-        return served.task.score(golds, [results[fixed + place] for place in labeled], served.config)
+        labeled = [result for line, result in zip(lines, results[comparison.fixed :], strict=True) if line.gold is not None]
+        return served.task.score(golds, labeled, served.config)
 
     scores, expected = score(comparison.results), score(comparison.expected)
     for metric, (value, remark) in scores.items():
-        minimum, metrics = minimums.get(metric), {"graph": value}
-        detail = f"{value:.4f}"
-        if metric in expected:
-            metrics["reference"] = expected[metric].value
-            detail += f" ({reference.name} {expected[metric].value:.4f})"
-        detail += f" on {len(golds)} labeled inputs" + ("" if minimum is None else f"; at least {minimum} is required")
-        detail += f"; {remark}" if remark else ""
-        yield Check(f"{metric} {served.name}", None if minimum is None else value >= minimum, detail, metrics)
+        passed, required = _reach(value, minimums.get(metric))
+        metrics = {"graph": value} | ({"reference": expected[metric].value} if expected else {})
+        compared = f" ({reference.name} {expected[metric].value:.4f})" if expected else ""
+        detail = f"{value:.4f}{compared} on {len(golds)} labeled inputs{required}" + (f"; {remark}" if remark else "")
+        yield Check(f"{metric} {served.name}", passed, detail, metrics)
     for metric in minimums.keys() - scores.keys():
         reason = f"this model has {', '.join(scores)}" if scores else "no line of the data has a right answer"
-        yield Check(f"{metric} {served.name}", False, f"not measured, but at least {minimums[metric]} is required: {reason}")
+        passed, required = _reach(None, minimums[metric])
+        yield Check(f"{metric} {served.name}", passed, f"not measured: {reason}{required}")
+
+
+def _reach(value: float | None, minimum: float | None) -> tuple[bool | None, str]:
+    """Returns whether a value reaches a minimum, None if there is no minimum, and the minimum as text."""
+    return (None, "") if minimum is None else (value is not None and value >= minimum, f"; at least {minimum} is required")
 
 
 class Line(NamedTuple):
-    """The number of a line in the file, from 1; its request of the service's task; the correct answer as read by the task, or None."""
+    """The number of a line of the data, from 1; its request; the correct answer as read by the task, or None."""
 
     number: int
     request: Any
