@@ -11,7 +11,7 @@ import pytest
 
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.tasks.metrics import Span, result_spans
-from bertserve.export.validation.comparison import RelativeError, measure_agreement, measure_row_errors
+from bertserve.export.validation.comparison import RelativeError, measure_agreement
 from bertserve.service.bundle.graph_spec import Agreement
 from bertserve.service.bundle.manifest import Activation
 from bertserve.service.check import difference
@@ -173,19 +173,6 @@ def test_results_without_a_decision_have_no_agreement(task: str, config: Config,
     assert Agreement(measure=expected, value=None, decisions=0) == measure(task, config, *[(result, result)] * 18)
 
 
-@pytest.mark.parametrize(
-    ("task", "config"),
-    [
-        ("text-classification", Config()),
-        ("feature-extraction", Config(())),
-        ("token-classification", Config()),
-        ("text-classification", SCORE),
-    ],
-)
-def test_agreement_without_inputs_is_none(task: str, config: Config) -> None:
-    assert (None, 0) == (measure(task, config).value, measure(task, config).decisions)
-
-
 def test_a_nan_error_is_not_ignored() -> None:
     """The largest error is NaN if any error is NaN; Python's `max` could ignore it."""
     error = RelativeError()
@@ -194,9 +181,3 @@ def test_a_nan_error_is_not_ignored() -> None:
         error.add({name: np.float32([1, 2, 3])}, {name: values})
 
     assert all(np.isnan(error.measure()))
-
-
-def test_batch_invariance_needs_at_least_two_rows() -> None:
-    """A measurement without batch-mates would always find a batch-invariant graph."""
-    with pytest.raises(ValueError, match="at least 2"):
-        measure_row_errors(None, "fp32", [], [])  # type: ignore[arg-type]

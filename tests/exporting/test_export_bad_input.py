@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import json
-import multiprocessing
 import os
 import pickle
 import shutil
 import signal
-import sys
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 import tiny
-from bertserve.export import cli, trace, workspace
+from bertserve.export import cli, trace
 from bertserve.export.workspace import LOCK_FILE
 from bertserve.service.bundle.files import load_bundle
 from bundles import FAST, Run, contents, left_in
@@ -357,104 +352,46 @@ FULL_DISK = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 @pytest.mark.usefixtures("played_back")
 @pytest.mark.parametrize(
-    ("error", "stage", "overwrite"),
+    ("number", "stage", "overwrite", "fact"),
     [
-        (KeyboardInterrupt(), "trace.trace", True),
-        (KeyboardInterrupt(), "bundle.model_card", False),
-        (FULL_DISK, "int8.quantize.quantize", False),
-        (FULL_DISK, "bundle.model_card", True),
+        (signal.SIGINT, "trace.trace", True, "SIGINT"),
+        (signal.SIGTERM, "bundle.model_card", False, "SIGTERM"),
+        (None, "int8.quantize.quantize", False, "(`{}`)"),
+        (None, "bundle.model_card", True, "(`{}`)"),
     ],
 )
 def test_an_export_that_is_interrupted_in_any_stage_leaves_no_files(
     source: Path,
     output: Path,
     tmp_path: Path,
+    run: Run,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    error: BaseException,
+    number: Any,
     stage: str,
     overwrite: bool,
+    fact: str,
 ) -> None:
-    """There is no new bundle and no temporary folder, and an old bundle is unchanged.
+    """After a signal or on a full disk there is no new bundle and no temporary folder, and an old bundle is unchanged.
 
     The error of a failed write has no file name, so the message names the output folder.
     """
     existing = contents(tiny.bundle(output, "tiny-bert")) if overwrite else {}
 
     def fail(*_: Any, **__: Any) -> Any:
-        raise error
+        if number is None:
+            raise FULL_DISK
+        os.kill(os.getpid(), number)
 
     monkeypatch.setattr(f"bertserve.export.{stage}", fail)
-    flags = ["--overwrite"] if overwrite else []
-    code = cli.main([str(source), "--output", str(output), "--calibration", str(few_texts(tmp_path)), *flags])
+    code, message = run(source, "--calibration", few_texts(tmp_path), *(["--overwrite"] if overwrite else []))
 
-    assert (130 if isinstance(error, KeyboardInterrupt) else 1) == code
+    assert (1 if number is None else 128 + number) == code
+    assert fact.format(output) in message
     assert (["tiny-bert"] if overwrite else []) == left_in(output)
     assert not overwrite or existing == contents(output / "tiny-bert")
-    if isinstance(error, OSError):
-        assert f"(`{output}`)" in capsys.readouterr().err
 
 
-# ---- signals
-
-# The fork server imports torch once; an import in each process would take seconds.
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["checkpoints", "bertserve.export.pipeline"])
-
-
-class Hanging:
-    """An export with `--overwrite`, in its own process, that hangs in a stage."""
-
-    def __init__(self, source: Path, output: Path, stage: str) -> None:
-        self.log = output.with_name("log")
-        self._ready, ready = PROCESSES.Pipe(duplex=False)
-        arguments = [str(source), "--output", str(output), "--overwrite", "--tracer", "torchscript", *FAST]
-        self.process = PROCESSES.Process(target=hang, args=(arguments, stage, self.log, ready))
-        self.process.start()
-        ready.close()
-        assert "hanging" == self._ready.recv()
-
-    def ended_by(self, number: int) -> tuple[int | None, str]:
-        """Sends a signal and returns the exit code and stderr."""
-        assert self.process.pid is not None
-        os.kill(self.process.pid, number)
-        self.process.join(60)
-        self._ready.close()
-        return self.process.exitcode, self.log.read_text()
-
-
-def hang(arguments: list[str], stage: str, log: Path, ready: Connection) -> None:
-    """Runs the command with a stage that reports its start and never ends; stderr goes to a file."""
-    errors = log.open("w")
-    os.dup2(errors.fileno(), sys.stderr.fileno())
-    module, _, function = stage.rpartition(".")
-
-    def stay(*_: Any, **__: Any) -> None:
-        ready.send("hanging")
-        while True:
-            time.sleep(0.01)
-
-    setattr(importlib.import_module(f"bertserve.export.{module}"), function, stay)
-    sys.exit(cli.main(arguments))
-
-
-@pytest.mark.full_grid
-@pytest.mark.parametrize(
-    ("stage", "number"), [("cpu.fuse", signal.SIGINT), ("cpu.fuse", signal.SIGTERM), ("bundle.model_card", signal.SIGTERM)]
-)
-def test_a_signal_stops_a_running_export(source: Path, output: Path, stage: str, number: signal.Signals) -> None:
-    """The exit code is 128 plus the signal, stderr has one error line and no traceback, and only the unchanged old bundle is left."""
-    existing = contents(tiny.bundle(output, "tiny-bert"))
-    export = Hanging(source, output, stage)
-    assert 2 == len(left_in(output))  # the bundle and the hidden work folder
-
-    code, errors = export.ended_by(number)
-    assert 128 + number == code
-    [own] = [line for line in errors.splitlines() if line.startswith("bert-export: ")]
-    assert number.name in own
-    assert "Traceback" not in errors
-    assert existing == contents(output / "tiny-bert")
-    assert ["tiny-bert"] == left_in(output)
+# ---- signals and other exports
 
 
 @pytest.mark.usefixtures("played_back")
@@ -538,20 +475,3 @@ def test_signals_are_deferred_while_the_new_bundle_replaces_the_old_one(
     assert 0 == run(source, *FAST, "--overwrite")[0]
     assert ["tiny-bert"] == left_in(output)
     assert "tiny-bert" == load_bundle(output / "tiny-bert").manifest.source.checkpoint
-
-
-def handlers() -> list[object]:
-    return [signal.getsignal(number) for number in workspace.STOP_SIGNALS]
-
-
-def test_signal_handlers_stay_unchanged_outside_the_main_thread() -> None:
-    seen: list[object] = []
-
-    def work() -> None:
-        with workspace.raise_on_signals(), workspace.ignore_signals():
-            seen.append(handlers())
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert [handlers()] == seen

@@ -1,12 +1,10 @@
-"""The nine tasks of GLUE in their original format: scores match transformers, and `verify` has the metrics that GLUE uses.
+"""The tasks of GLUE in their original format: `verify` has the metrics that GLUE uses.
 
 A multi-label model is also tested. The expected metrics are from scipy and scikit-learn, for the outputs of transformers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -16,8 +14,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from sklearn import metrics
 
-from bertserve.service.tasks import classify
-from bundles import Served, Verify, exported, json_lines
+from bundles import Verify, exported, json_lines
 from checkpoints import PyTorch, bert
 
 pytestmark = pytest.mark.torch
@@ -29,32 +26,15 @@ TEXTS = [f"{a} {b} {c}" for a, b, c in product(("the film", "a book"), ("was ver
 OTHERS = [*TEXTS[5:], *TEXTS[:5]]
 
 
-@dataclass(frozen=True)
-class GlueTask:
-    """A task of GLUE.
-
-    Attributes:
-        columns: Columns of its data, for a text or a pair.
-        labels: Its labels in the order of their ids; a regression has one unnamed label.
-        figures: Metrics that GLUE uses.
-    """
-
-    columns: tuple[str, ...]
-    labels: tuple[str, ...]
-    figures: tuple[str, ...]
-
-
 VALUE = ("LABEL_0",)
+# columns of the data, and labels in the order of their ids; RTE and WNLI have the columns of MRPC
 GLUE = {
-    "CoLA": GlueTask(("sentence",), ("unacceptable", "acceptable"), ("Matthews correlation",)),
-    "SST-2": GlueTask(("sentence",), ("negative", "positive"), ("accuracy",)),
-    "MRPC": GlueTask(("sentence1", "sentence2"), ("not_equivalent", "equivalent"), ("accuracy", "F1")),
-    "QQP": GlueTask(("question1", "question2"), ("not_duplicate", "duplicate"), ("accuracy", "F1")),
-    "STS-B": GlueTask(("sentence1", "sentence2"), VALUE, ("Pearson correlation", "Spearman correlation")),
-    "MNLI": GlueTask(("premise", "hypothesis"), ("entailment", "neutral", "contradiction"), ("accuracy",)),
-    "QNLI": GlueTask(("question", "sentence"), ("entailment", "not_entailment"), ("accuracy",)),
-    "RTE": GlueTask(("sentence1", "sentence2"), ("entailment", "not_entailment"), ("accuracy",)),
-    "WNLI": GlueTask(("sentence1", "sentence2"), ("not_entailment", "entailment"), ("accuracy",)),
+    "CoLA": (("sentence",), ("unacceptable", "acceptable")),
+    "MRPC": (("sentence1", "sentence2"), ("not_equivalent", "equivalent")),
+    "QQP": (("question1", "question2"), ("not_duplicate", "duplicate")),
+    "STS-B": (("sentence1", "sentence2"), VALUE),
+    "MNLI": (("premise", "hypothesis"), ("entailment", "neutral", "contradiction")),
+    "QNLI": (("question", "sentence"), ("entailment", "not_entailment")),
 }
 # `make test` runs these: a pair with a value, and a pair with three labels; the others have two labels
 EACH_FORM = ("STS-B", "MNLI")
@@ -69,41 +49,6 @@ class Exported:
         self.texts: list[tuple[str, ...]] = list(zip(TEXTS, OTHERS, strict=True)) if pair else [(text,) for text in TEXTS]
         model = PyTorch(self.source)
         self.logits = np.stack([model.logits(*texts, max_length=POSITIONS) for texts in self.texts]).astype(np.float64)
-
-    def assert_answers(self, expected: NDArray[np.float64], labels: Sequence[str]) -> None:
-        """Asserts the scores of the service: a row per text, with labels in the order of their ids."""
-        served = Served(self.bundle)
-        actual = []
-        for texts in self.texts:
-            request = classify.ClassifyRequest(*texts)
-            scores = {item["label"]: item["score"] for item in served.decode(request, served.alone(request))}
-            actual.append([scores[label] for label in labels])
-        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("labels", "problem_type", "measure"),
-    [
-        pytest.param(VALUE, "regression", "spearman", marks=pytest.mark.full_grid),
-        (("valence", "arousal"), "regression", "spearman"),
-        (("joy", "anger", "fear"), "multi_label_classification", "set_f1"),
-        pytest.param(("joy", "anger", "fear"), "single_label_classification", "label", marks=pytest.mark.full_grid),
-    ],
-)
-def test_the_validation_uses_the_measure_of_the_head(tmp_path: Path, labels: tuple[str, ...], problem_type: str, measure: str) -> None:
-    """Agreement is 1 with at least one decision. Label agreement is reported only if there is a best label."""
-    [graph] = Exported(tmp_path, labels, problem_type, pair=False).bundle.manifest.graphs
-    validation = graph.evidence
-
-    assert validation.agreement is not None
-    assert (measure, 1.0) == (validation.agreement.measure, pytest.approx(validation.agreement.value))
-    assert 0 < validation.agreement.decisions <= validation.samples
-    assert (1.0 if measure == "label" else None) == validation.label_agreement
-
-
-def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    values = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return values / values.sum(axis=1, keepdims=True)
 
 
 def expected_metrics(gold: NDArray[np.float64], logits: NDArray[np.float64]) -> dict[str, float]:
@@ -124,13 +69,12 @@ def expected_metrics(gold: NDArray[np.float64], logits: NDArray[np.float64]) -> 
 
 
 @pytest.mark.parametrize("name", [name if name in EACH_FORM else pytest.param(name, marks=pytest.mark.full_grid) for name in GLUE])
-def test_scores_and_metrics_of_a_glue_task_match(tmp_path: Path, verify: Verify, name: str) -> None:
+def test_metrics_of_a_glue_task_match(tmp_path: Path, verify: Verify, name: str) -> None:
     """Gold labels are the model's predictions with every third label changed; gold values are the ranks of its outputs, shifted."""
-    task = GLUE[name]
-    regression = task.labels == VALUE
+    columns, labels = GLUE[name]
+    regression = labels == VALUE
     kind = "regression" if regression else "single_label_classification"
-    model = Exported(tmp_path, task.labels, kind, pair=len(task.columns) == 2)
-    model.assert_answers(model.logits if regression else softmax(model.logits), task.labels)
+    model = Exported(tmp_path, labels, kind, pair=len(columns) == 2)
 
     if regression:  # 0 to 5 like human ratings, with ties
         ranks = model.logits[:, 0].argsort().argsort()
@@ -138,30 +82,27 @@ def test_scores_and_metrics_of_a_glue_task_match(tmp_path: Path, verify: Verify,
         assert len(set(gold)) < len(gold)
     else:
         gold = model.logits.argmax(axis=1)
-        gold[::3] = (gold[::3] + 1) % len(task.labels)
+        gold[::3] = (gold[::3] + 1) % len(labels)
     ids = [float(value) if regression else int(value) for value in gold]
     lines = [
-        dict(zip(task.columns, texts, strict=True)) | {"label": id_, "idx": i}
+        dict(zip(columns, texts, strict=True)) | {"label": id_, "idx": i}
         for i, (texts, id_) in enumerate(zip(model.texts, ids, strict=True))
     ]
     code, checks = verify(model.bundle.path, "--data", json_lines(tmp_path / "data.jsonl", *lines))
 
     assert 0 == code
     expected = expected_metrics(gold, model.logits)
-    assert set(task.figures) <= expected.keys()
     for metric, value in expected.items():
         assert -1 < value < 1 or metric == "mean absolute error"
         assert {"graph": pytest.approx(value, abs=1e-5)} == checks[f"{metric} cpu/fp32"]["metrics"]
 
 
 @pytest.mark.full_grid
-def test_scores_and_metrics_of_a_multi_label_model_match(tmp_path: Path, verify: Verify) -> None:
+def test_metrics_of_a_multi_label_model_match(tmp_path: Path, verify: Verify) -> None:
     """Each score is a sigmoid. Accuracy and micro F1 compare the labels with scores of at least 0.5 with the gold labels."""
     labels = ("joy", "anger", "fear", "surprise")
     model = Exported(tmp_path, labels, "multi_label_classification", pair=False)
     scores = 1 / (1 + np.exp(-model.logits))
-    model.assert_answers(scores, labels)
-
     chosen = scores >= 0.5
     gold = chosen.copy()
     gold[::4, 1] ^= True

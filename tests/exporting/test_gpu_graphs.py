@@ -90,31 +90,6 @@ def test_the_bundle_lists_each_graph_with_its_plan(bundle: Bundle) -> None:
     assert graphs[3].file == graphs[4].file == "model.tensorrt.fp32.onnx"
 
 
-def test_reported_errors_of_gpu_graphs_are_within_the_limits(bundle: Bundle) -> None:
-    """The limit depends on the precision of the file, and TensorRT's fp16 uses the float32 file."""
-    for provider, precision in GRAPHS:
-        validation = bundle.graph(provider, precision).evidence  # type: ignore[arg-type]
-
-        assert validation.worst_abs_error <= MAX_ABS_ERROR[precision if provider == "cuda" else "fp32"]
-        assert validation.samples >= 10
-        if precision == "fp32":
-            assert validation.agreement is not None
-            assert 1.0 == validation.agreement.value
-    assert 0 < bundle.graph("cuda", "fp16").evidence.quantization_error < 0.02
-
-
-@pytest.mark.parametrize(("provider", "precision"), GRAPHS)
-def test_logits_match_pytorch(all_: All, provider: Any, precision: Any) -> None:
-    """The texts run alone and in one batch; the longest is truncated. The comparison uses no code of the exporter."""
-    pytorch = PyTorch(all_.source(CLASSIFIES))
-    served = Served(all_.bundle(CLASSIFIES), precision, provider)
-    encodings = served.encodings(*map(classify.ClassifyRequest, TEXTS))
-    expected = [pytorch.logits(text) for text in TEXTS]
-
-    for rows in (served.engine.run(encodings), [served.engine.run([encoding])[0] for encoding in encodings]):
-        np.testing.assert_allclose(expected, [row["logits"] for row in rows], rtol=0, atol=BOUNDS.get((provider, precision), 1e-4))
-
-
 def test_the_cuda_graph_is_fused_and_takes_lengths(bundle: Bundle) -> None:
     graph = bundle.graph("cuda", "fp32")
     model = model_of(bundle, "cuda", "fp32")

@@ -22,8 +22,7 @@ from bertserve.export import cli
 from bertserve.export.graph import onnx_files
 from bertserve.service.bundle import files
 from bertserve.service.errors import BundleError
-from bertserve.service.text.tokenizer import Encoding
-from bundles import engine_of, exported
+from bundles import exported
 from checkpoints import bert, few_texts
 from full_disk import largest_file
 from staged import graph_of
@@ -146,17 +145,8 @@ def large_bundle(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(onnx_files, "WORK_BYTES", 4096)
         patch.setattr(onnx_files, "MAX_BYTES", BETWEEN)
-        return for_every_provider(source, tmp_path_factory.mktemp("large"))
-
-
-@pytest.fixture(name="small", scope="module")
-def small_bundle(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the same bundle exported with the real limit, so that every graph has one file."""
-    return for_every_provider(source, tmp_path_factory.mktemp("small"))
-
-
-def for_every_provider(source: Path, folder: Path) -> Path:
-    return exported(source, folder, precisions=None, providers=("cpu", "cuda", "tensorrt"), calibration=few_texts(folder.parent)).path
+        folder, texts = tmp_path_factory.mktemp("large"), few_texts(source.parent)
+        return exported(source, folder, precisions=None, providers=("cpu", "cuda", "tensorrt"), calibration=texts).path
 
 
 @pytest.fixture(name="damaged")
@@ -164,25 +154,12 @@ def copy_to_damage(large: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(large, tmp_path / large.name))
 
 
-def logits(path: Path, provider: Any = "cpu", precision: Any = "fp32") -> NDArray[np.float32]:
-    """Returns the logits of a bundle's graph for a few tokens, computed on the CPU."""
-    bundle, ids = files.load_bundle(path), np.array([2, 8, 9, 10, 3])
-    return engine_of(bundle, bundle.graph(provider, precision)).run([Encoding(ids, np.zeros_like(ids))])[0]["logits"]
-
-
-@pytest.mark.full_grid
-def test_graphs_over_the_limit_have_one_data_file(large: Path) -> None:
-    """Only fp32 graphs have a data file; the export leaves no other files."""
-    two = {f"model.{provider}.fp32.onnx" for provider in ("cpu", "cuda", "tensorrt")}
-    one = {"model.cpu.int8.onnx", "model.cuda.fp16.onnx"}
-    others = {files.MANIFEST_FILE, files.TOKENIZER_FILE, files.CARD_FILE}
-
-    assert two | one | others | {f"{name}.data" for name in two} == {path.name for path in large.iterdir()}
-    assert [large.name] == [path.name for path in large.parent.iterdir()]
-
-
 @pytest.mark.full_grid
 def test_the_manifest_has_every_file_with_digest_and_size(large: Path) -> None:
+    """Only graphs over the limit have a data file, and the export leaves no other files."""
+    two, one = {f"model.{provider}.fp32.onnx" for provider in ("cpu", "cuda", "tensorrt")}, {"model.cpu.int8.onnx", "model.cuda.fp16.onnx"}
+    others = {files.MANIFEST_FILE, files.TOKENIZER_FILE, files.CARD_FILE}
+    assert two | one | others | {f"{name}.data" for name in two} == {path.name for path in large.iterdir()}
     manifest = files.load_bundle(large).manifest
     listed = {file.file: (file.sha256, file.size_bytes) for graph in manifest.graphs for file in graph.files}
 
@@ -191,26 +168,6 @@ def test_the_manifest_has_every_file_with_digest_and_size(large: Path) -> None:
     assert (int8.sha256, ()) == (int8.identity, int8.data)
     changed = fp32.model_copy(update={"data": (fp32.data[0].model_copy(update={"sha256": "0" * 64}),)})
     assert 3 == len({fp32.identity, fp32.sha256, changed.identity})
-
-
-@pytest.mark.full_grid
-@pytest.mark.parametrize(
-    ("provider", "precision"), [("cpu", "fp32"), ("cpu", "int8"), ("cuda", "fp32"), ("cuda", "fp16"), ("tensorrt", "fp32")]
-)
-def test_a_large_bundle_answers_like_a_small_one(small: Path, large: Path, provider: Any, precision: Any) -> None:
-    assert () == files.load_bundle(small).graph(provider, precision).data
-    assert np.array_equal(logits(small, provider, precision), logits(large, provider, precision))
-
-
-@pytest.mark.full_grid
-def test_an_update_does_not_change_the_graphs(source: Path, damaged: Path) -> None:
-    """`bert-export verify --update` measures again, and only writes the manifest and the card."""
-    before = {path.name: files.digest(path) for path in damaged.iterdir() if path.name.startswith("model.")}
-    listed = [graph.files for graph in files.load_bundle(damaged).manifest.graphs]
-    assert 0 == cli.main(["verify", str(damaged), "--checkpoint", str(source), "--update"])
-
-    assert before == {path.name: files.digest(path) for path in damaged.iterdir() if path.name.startswith("model.")}
-    assert listed == [graph.files for graph in files.load_bundle(damaged).manifest.graphs]
 
 
 def test_the_command_prints_the_total_size_and_the_service_loads_the_bundle(

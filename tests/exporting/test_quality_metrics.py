@@ -44,16 +44,6 @@ def test_answers_are_scored_by_exact_match_and_f1(answer: str, golds: list[str],
     assert (exact, f1) == (metrics.exact_match(answer, golds), pytest.approx(metrics.answer_f1(answer, golds)))
 
 
-def test_entity_f1_is_strict_and_computed_over_all_texts() -> None:
-    """An entity with a wrong boundary or label is wrong. Counts are summed over texts before the ratio is computed."""
-    expected = [{(0, 3, "PER"), (8, 14, "LOC")}, {(0, 5, "ORG")}, set()]
-    found = [{(0, 3, "PER"), (8, 13, "LOC")}, {(0, 5, "PER")}, {(1, 2, "LOC")}]
-
-    assert 2 * 1 / (4 + 3) == pytest.approx(metrics.span_f1(expected, found))
-    # without right entities the score is 0, which reaches no minimum
-    assert 0.0 == metrics.span_f1([set()], [set()]) == metrics.span_f1([set()], [{(0, 1, "PER")}])
-
-
 @pytest.mark.parametrize(
     ("tags", "expected"),
     [

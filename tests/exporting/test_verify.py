@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 import shutil
 import subprocess
 import sys
@@ -130,15 +129,6 @@ def test_a_sound_bundle_passes(tmp_path: Path, verify: Verify, task: str) -> Non
     assert (0, ["files", "validation cpu/fp32", "example cpu/fp32", "batches cpu/fp32"]) == (code, list(checks))
 
 
-def test_the_report_has_one_line_per_check(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without `--json`, the report is text for people. The bundle can be given as `.`."""
-    monkeypatch.chdir(sound(tmp_path))
-    assert 0 == cli.main(["verify", "."])
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-
-    assert [["ok", name] for name in ("files", "validation", "example", "batches")] == [line[:2] for line in lines]
-
-
 def alter(path: Path) -> None:
     (path / FP32).write_bytes(b"x")
 
@@ -226,15 +216,6 @@ def test_a_requested_provider_must_be_available(tmp_path: Path, verify: Verify) 
 
     assert (1, {"files": True, "validation cuda/fp16": True, "engine cuda/fp16": False}) == (code, passed(checks))
     assert "CUDAExecutionProvider" in checks["engine cuda/fp16"]["detail"]
-
-
-@pytest.mark.usefixtures("no_gpu")
-def test_a_graph_that_this_machine_cannot_run_is_left_out(tmp_path: Path, verify: Verify) -> None:
-    """If neither its provider nor the CPU can run a graph, the bundle does not fail, unless it is a graph for the CPU."""
-    code, checks = verify(with_gpu_graph(sound(tmp_path), runnable=False))
-
-    assert (0, GRAPH_PASSED | {"validation cuda/fp16": True, "engine cuda/fp16": None}) == (code, passed(checks))
-    assert "not checked" in checks["engine cuda/fp16"]["detail"]
 
 
 def test_another_precision_can_give_another_example_result(tmp_path: Path, verify: Verify) -> None:
@@ -331,14 +312,16 @@ def test_a_minimum_agreement_needs_a_baseline(tmp_path: Path, verify: Verify) ->
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_a_graph_that_does_not_run_fails_requested_checks(tmp_path: Path, verify: Verify) -> None:
+def test_a_graph_that_does_not_run_fails_only_requested_checks(tmp_path: Path, verify: Verify) -> None:
+    """If neither its provider nor the CPU can run a graph, the bundle does not fail, unless a comparison or a minimum was requested."""
     lines, floor = data(tmp_path, {"text": "good", "label": 0}, {"text": "bad", "label": 1}), ("--min-metric", "accuracy=0.01")
     assert 0 == verify(with_gpu_graph(sound(tmp_path)), "--data", lines, *floor)[0]
     code, checks = verify(with_gpu_graph(sound(tmp_path / "beside"), runnable=False), "--data", lines, *floor)
     assert (1, False, True) == (code, checks["engine cuda/fp16"]["passed"], checks["accuracy cpu/fp32"]["passed"])
 
     path = with_gpu_graph(sound(tmp_path / "only"), runnable=False, only=True)
-    assert 0 == verify(path, "--data", lines)[0]
+    code, checks = verify(path, "--data", lines)
+    assert (0, None) == (code, checks["engine cuda/fp16"]["passed"])
     for flags in (("--data", lines, "--min-agreement", "0.9"), ("--checkpoint", tmp_path)):
         code, checks = verify(path, *flags)
         assert (1, False) == (code, checks["engine cuda/fp16"]["passed"])
@@ -354,14 +337,6 @@ def test_equal_but_empty_results_reach_no_minimum(tmp_path: Path, verify: Verify
     assert (1, False, False) == (code, agreement["passed"], f1["passed"])
     assert (None, 0, 0.0) == (agreement["metrics"]["agreement"], agreement["metrics"]["decisions"], f1["metrics"]["graph"])
     assert "instead" in f1["detail"]
-
-
-def test_a_minimum_for_label_sets_needs_a_label(tmp_path: Path, verify: Verify) -> None:
-    path = store_example(edit_constant(sound(tmp_path, activation="sigmoid"), FP32, "bias", lambda bias: bias - 100))
-    lines = data(tmp_path, *({"text": text, "label": []} for text in TEXTS))
-    code, checks = verify(path, "--data", lines, "--min-metric", "micro-f1=0.5")
-
-    assert (1, {"graph": 0.0}) == (code, checks["micro F1 cpu/fp32"]["metrics"])
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -430,29 +405,6 @@ def test_accuracy_is_the_share_of_right_labels(tmp_path: Path, verify: Verify, f
     assert (0.75, code, code == 0) == (metric(checks, "accuracy"), found, checks["accuracy cpu/fp32"]["passed"])
     assert None is checks["macro F1 cpu/fp32"]["passed"]
     assert all(fact in checks["accuracy cpu/fp32"]["detail"] for fact in ("4 labeled", floor))
-
-
-def test_several_labels_must_all_be_right(tmp_path: Path, verify: Verify) -> None:
-    """Independent labels with a score of at least 0.5 are chosen, and compared as a set."""
-    path = sound(tmp_path, activation="sigmoid")
-    sets = [[item["label"] for item in answer(path, {"inputs": text})[0] if item["score"] >= 0.5] for text in TEXTS]
-    assert any(len(labels) != 1 for labels in sets)
-    code, checks = verify(path, "--data", labeled(tmp_path, [*sets[:-1], [label for label in tiny.LABELS if label not in sets[-1]]]))
-
-    assert (0, pytest.approx(5 / 6)) == (code, metric(checks, "accuracy"))
-
-
-def test_a_regression_is_scored_by_its_values(tmp_path: Path, verify: Verify) -> None:
-    """The metrics are correlations and the error. Spearman's correlation is 1 if the order is right, however wrong the values are."""
-    path = regression(tmp_path)
-    _, checks = verify(path, "--data", labeled(tmp_path, [value + 0.5 for value in values(path)]))
-    assert (pytest.approx(1.0), pytest.approx(0.5, abs=1e-5)) == tuple(
-        metric(checks, name) for name in ("Pearson correlation", "mean absolute error")
-    )
-
-    _, checks = verify(path, "--data", labeled(tmp_path, [math.exp(5 * value) for value in values(path)]))
-    assert pytest.approx(1.0) == metric(checks, "Spearman correlation")
-    assert metric(checks, "Pearson correlation") < 0.99
 
 
 def test_an_undefined_correlation_is_explained(tmp_path: Path, verify: Verify) -> None:
@@ -805,30 +757,21 @@ def test_another_checkpoint_fails(exported: tuple[Path, Path], other_checkpoint:
     assert (False, before) == ("update" in checks, (exported[1] / MANIFEST_FILE).read_bytes())
 
 
-OTHER_SETTINGS: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "labels": ({"labels": ["good", "bad", "so-so"]}, ["`labels` "]),
-    "activation": ({"activation": "sigmoid"}, ["`activation` "]),
-    "tokenizer": (
-        {"tokenizer": {"truncation_side": "left", "max_length": 100}},
-        ["`tokenizer.max_length` ", "`tokenizer.truncation_side` "],
-    ),
-}
-
-
 @pytest.mark.torch
-@pytest.mark.parametrize("kind", OTHER_SETTINGS)
-def test_settings_that_differ_from_the_checkpoints_fail(exported: tuple[Path, Path], tmp_path: Path, verify: Verify, kind: str) -> None:
-    (source, target), (changes, named) = exported, OTHER_SETTINGS[kind]
+def test_settings_that_differ_from_the_checkpoints_fail(exported: tuple[Path, Path], tmp_path: Path, verify: Verify) -> None:
+    """`--update` then writes nothing."""
+    source, target = exported
     path = Path(shutil.copytree(target, tmp_path / target.name))
 
     def change(manifest: dict[str, Any]) -> None:
-        for name, value in changes.items():
-            manifest[name] = manifest[name] | value if isinstance(value, dict) else value
+        manifest |= {"labels": ["good", "bad", "so-so"], "activation": "sigmoid"}
+        manifest["tokenizer"] |= {"truncation_side": "left", "max_length": 100}
 
     before = edit(path, change).joinpath(MANIFEST_FILE).read_bytes()
     code, checks = verify(path, "--checkpoint", source, "--update")
     assert (1, False) == (code, checks["settings"]["passed"])
-    assert named == [difference[: len(name)] for difference, name in zip(checks["settings"]["metrics"]["differences"], named, strict=True)]
+    named = {difference.split("`")[1] for difference in checks["settings"]["metrics"]["differences"]}
+    assert {"labels", "activation", "tokenizer.max_length", "tokenizer.truncation_side"} == named
     assert before == (path / MANIFEST_FILE).read_bytes()
 
 
@@ -879,15 +822,6 @@ def test_update_measures_everything_again(
 
 
 @pytest.mark.torch
-def test_a_checkpoint_that_cannot_be_loaded_gives_exit_code_1(
-    exported: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert 1 == cli.main(["verify", str(exported[1]), "--checkpoint", str(tmp_path)])
-    [own] = capsys.readouterr().err.splitlines()
-    assert "`config.json`" in own
-
-
-@pytest.mark.torch
 @pytest.mark.full_grid
 def test_a_folder_called_verify_can_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from checkpoints import bert
@@ -901,19 +835,15 @@ def test_a_folder_called_verify_can_be_exported(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(("flags", "revision"), [((), None), (("--revision", "v1"), "v1")])
 def test_a_revision_of_the_checkpoint_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], revision: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from bertserve.export.errors import CheckpointError
     from bertserve.export.validation import pytorch
 
-    asked: list[Any] = []
-
-    def load(source: str, **options: Any) -> None:
-        asked.append((source, options["revision"]))
-        raise CheckpointError("not here")
+    def load(source: str, *, revision: str, **_: Any) -> None:
+        raise CheckpointError(f"not here: {source} {revision}")
 
     monkeypatch.setattr(pytorch, "load_checkpoint", load)
-    assert 1 == cli.main(["verify", str(sound(tmp_path)), "--checkpoint", "org/model", *flags])
-    assert [("org/model", revision)] == asked
+    assert 1 == cli.main(["verify", str(sound(tmp_path)), "--checkpoint", "org/model", "--revision", "v1"])
+    assert "org/model v1" in capsys.readouterr().err
