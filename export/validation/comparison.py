@@ -303,12 +303,13 @@ def _differences(request: Any, actual: Answer, expected: Sequence[Row]) -> list[
     shapes = [[{name: value.shape for name, value in row.items()} for row in side] for side in (expected, actual.rows)]
     if shapes[0] != shapes[1]:
         raise ParityError(f"outputs are {shapes[1]}, but the reference has {shapes[0]}: {_describe(request)}.")
-    differences = []
-    for encoding, *pair in zip(actual.encodings, expected, actual.rows, strict=True):
-        a, b = (np.concatenate([np.zeros(1), *(value.ravel() for value in row.values())]) for row in pair)
-        worst = int(np.abs(a - b).argmax())
-        differences.append(_Difference(request, len(encoding), float(a[worst]), float(b[worst]), float(np.abs(a).max())))
-    return differences
+    return [_difference(request, *row) for row in zip(actual.encodings, expected, actual.rows, strict=True)]
+
+
+def _difference(request: Any, encoding: Encoding, expected: Row, actual: Row) -> _Difference:
+    a, b = (np.concatenate([np.zeros(1), *(row[name].ravel() for name in expected)]) for row in (expected, actual))
+    worst = int(np.abs(a - b).argmax())
+    return _Difference(request, len(encoding), float(a[worst]), float(b[worst]), float(np.abs(a).max()))
 
 
 def _describe(request: Any) -> str:
@@ -320,22 +321,20 @@ def _describe(request: Any) -> str:
 def measure_agreement(task: ExportTask, config: ModelConfig, expected: Sequence[Any], actual: Sequence[Any]) -> Agreement:
     """Returns the agreement of the graph's results `actual` with the reference's; without decisions it has no value."""
     measure, value, worst = task.measure(config), None, None
-    if measure == "cosine":
-        cosines = [_cosine(*pair) for pair in zip(expected, actual, strict=True)]
-        if cosines:
-            value, worst = sum(cosines) / len(cosines), min(cosines)
-        return Agreement(measure=measure, value=value, decisions=len(cosines), worst=worst)
     pairs = [(task.decision(first, config), task.decision(second, config)) for first, second in zip(expected, actual, strict=True)]
     if measure == "spearman":
         # the scores of each label, of the reference and of the graph; the lowest correlation of a label counts
         by_label = zip(*(map(_rounded, zip(*scores, strict=True)) for scores in zip(*pairs, strict=True)), strict=True)
         # a reference with equal scores has no order; a graph with equal scores has lost the order, which is 0
         value = min((spearman(first, second) for first, second in by_label if len(set(first)) > 1), default=None)
-    elif measure == "label":
-        value = sum(first == second for first, second in pairs) / len(pairs) if pairs else None
-    elif pairs := [(a, b) for a, b in pairs if a or b]:
+    elif measure == "cosine" and pairs:
+        cosines = [_cosine(*pair) for pair in pairs]
+        value, worst = sum(cosines) / len(cosines), min(cosines)
+    elif measure == "label" and pairs:
+        value = sum(first == second for first, second in pairs) / len(pairs)
+    elif measure in ("set_f1", "span_f1") and (pairs := [(a, b) for a, b in pairs if a or b]):
         value = f1(sum(len(a & b) for a, b in pairs), sum(len(b) for _, b in pairs), sum(len(a) for a, _ in pairs))
-    return Agreement(measure=measure, value=value, decisions=0 if value is None else len(pairs))
+    return Agreement(measure=measure, value=value, decisions=0 if value is None else len(pairs), worst=worst)
 
 
 def _rounded(scores: Sequence[float]) -> list[float]:
@@ -359,19 +358,14 @@ def measure_row_errors(engine: Engine, precision: Precision, encodings: Sequence
     rows = [pair for pair in zip(encodings, alone, strict=True) if len(pair[0]) <= MAX_TOKENS]
     assert len(rows) > 1, "a batch has several rows"
 
-    def errors_of(start: int) -> list[tuple[float, float]]:
+    def differences_of(start: int) -> list[_Difference]:
         part = rows[start : start + BATCH_ROWS]
         together = engine.run([encoding for encoding, _ in part])
-        return [_row_errors(row, single) for row, (_, single) in zip(together, part, strict=True)]
+        return [_difference(None, encoding, single, row) for (encoding, single), row in zip(part, together, strict=True)]
 
-    errors = [error for batch in progress.each(errors_of, range(0, len(rows), BATCH_ROWS)) for error in batch]
+    batches = progress.each(differences_of, range(0, len(rows), BATCH_ROWS))
+    errors = [(d.error, d.error / max(d.largest, TRAINED_LARGEST)) for batch in batches for d in batch]
     worst, scaled = np.max(errors, axis=0).tolist()  # `max` may ignore a NaN
     share = np.mean([not error <= MAX_ROW_ERROR / TRAINED_LARGEST for _, error in errors])
     bound = MAX_ROW_ERROR if precision == "fp32" else MAX_ROW_ERROR_FP16
     return worst, bool(scaled <= bound / TRAINED_LARGEST and (precision != "int8" or share <= MAX_INT8_SHARE))
-
-
-def _row_errors(row: Row, single: Row) -> tuple[float, float]:
-    worst = float(np.max([np.abs(row[name] - single[name]).max(initial=0.0) for name in row]))
-    largest = float(np.max([np.abs(values).max(initial=0.0) for values in single.values()]))
-    return worst, worst / max(largest, TRAINED_LARGEST)

@@ -5,7 +5,6 @@ The Hugging Face tokenizer creates the inputs, with its own truncation and windo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -28,6 +27,7 @@ from bertserve.export.validation.samples import sample_requests, text_requests
 from bertserve.export.validation.served_graph import Answer
 from bertserve.export.validation.verify import VerifySpec
 from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.check import difference
 from bertserve.service.engine.onnx_engine import Row
 from bertserve.service.errors import EngineError
 from bertserve.service.tasks import attention
@@ -36,7 +36,6 @@ NO_TEXTS = Texts()
 
 MAX_TOKENS = 512  # of a text with attention; PyTorch returns the maps of all layers and heads at once
 _ATTENTION_TEXTS = 7  # number of the built-in texts to use; each runs with the weights of all layers and heads
-_SHOWN_CHARS = 200  # of a setting in the report
 
 
 def sample_reference(checkpoint: Checkpoint, texts: Texts = NO_TEXTS) -> Reference:
@@ -53,7 +52,7 @@ def sample_reference(checkpoint: Checkpoint, texts: Texts = NO_TEXTS) -> Referen
     try:
         fixed = sample_requests(checkpoint.task, spec, checkpoint, count)
         requests = [*fixed, *text_requests(checkpoint.task, texts, spec)]
-        answers = answer_all(checkpoint, requests)
+        answers = [Answer((), run(checkpoint, request), None) for request in track(requests, "run PyTorch", unit="samples")]
         maps = _sample_attention(checkpoint) if checkpoint.attention_heads else []
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise ParityError(
@@ -61,11 +60,6 @@ def sample_reference(checkpoint: Checkpoint, texts: Texts = NO_TEXTS) -> Referen
             "kind of model is not supported, or the lengths in its configuration are wrong or too short for its task."
         ) from error
     return Reference("the checkpoint", requests, answers, len(fixed), answer=partial(_answer, checkpoint), maps=maps)
-
-
-def answer_all(checkpoint: Checkpoint, requests: Sequence[Any]) -> list[Answer]:
-    """Returns the outputs of PyTorch for each request, not decoded."""
-    return [Answer((), run(checkpoint, request), None) for request in track(requests, "run PyTorch", unit="samples")]
 
 
 def _answer(checkpoint: Checkpoint, request: Any) -> Answer:
@@ -177,21 +171,14 @@ def load_checkpoint_of(manifest: Manifest, spec: VerifySpec) -> Checkpoint:
     )
 
 
-def compare_settings(manifest: Manifest, checkpoint: Checkpoint) -> list[str]:
-    """Returns the settings of a bundle that differ from its checkpoint, except the choices of the user at the export.
+def compare_settings(manifest: Manifest, checkpoint: Checkpoint) -> str | None:
+    """Returns a setting of a bundle that differs from its checkpoint, except the choices of the user at the export; None if none does.
 
-    The comparison of outputs cannot find them, because it decodes both outputs with the same settings.
+    The comparison of outputs cannot find it, because it decodes both outputs with the same settings.
     """
     chosen = {"embedding": {"layers", "default_layers", "combine"}, "tokenizer": {"sha256"}}
     updates = {name: getattr(checkpoint, name) for name in ("labels", "activation", "embedding")} | {"tokenizer": checkpoint.tokenizer_spec}
-    sides = []
-    for side in (manifest, manifest.model_copy(update=updates)):
-        document = side.model_dump(include={*updates}, exclude=chosen)
-        parts = {name: document.pop(name) or {} for name in chosen}
-        sides.append(document | {f"{name}.{key}": value for name, part in parts.items() for key, value in part.items()})
-    own, other = sides
-    return [
-        f"`{name}` is {value!s:.{_SHOWN_CHARS}}, but {other.get(name)!s:.{_SHOWN_CHARS}} in the checkpoint"
-        for name, value in own.items()
-        if value != other.get(name)
-    ]
+    own, other = (
+        side.model_dump(mode="json", include={*updates}, exclude=chosen) for side in (manifest, manifest.model_copy(update=updates))
+    )
+    return difference(own, other, 0.0)

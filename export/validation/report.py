@@ -50,11 +50,11 @@ def measure_graphs(
 ) -> tuple[list[GraphSpec], list[OmittedGraph]]:
     """Measures the graphs of all providers, and removes the files of graphs that are not kept.
 
-    A graph that cannot be created, loaded or matched with the checkpoint does not stop the others, except a provider's float32 graph, from
-    which its others are created.
+    The graphs of each provider are created by iteration, float32 first. A graph that cannot be created, loaded or matched with the checkpoint
+    does not stop the others, except a provider's float32 graph, from which its others are created.
 
     Args:
-        artifacts: The graphs of each provider, created by iteration; float32 first.
+        artifacts: The graphs of each provider.
         precisions: The precisions to keep; the last one of each provider is its default graph.
         folder: The bundle's folder.
         checkpoint: The checkpoint of the graphs.
@@ -67,7 +67,6 @@ def measure_graphs(
 
     Raises:
         ExportError: The CPU's float32 graph failed, or the float32 graphs of all providers.
-        OSError: A file cannot be written.
     """
     graphs: list[GraphSpec] = []
     omitted: list[OmittedGraph] = []

@@ -56,14 +56,7 @@ class VerifySpec:
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the report.
-
-    Attributes:
-        name: Name of the check.
-        passed: Whether it passed; None for a measurement without a limit.
-        detail: The result as text.
-        metrics: The result as data.
-    """
+    """One line of the report: whether it passed, None for a measurement without a limit, and the result as text and as data."""
 
     name: str
     passed: bool | None
@@ -169,9 +162,9 @@ def _choose_reference(bundle: Bundle, graphs: Sequence[ServedGraph], spec: Verif
         expected, actual = manifest.source.weights_sha256, checkpoint.origin.weights_sha256
         detail = f"sha256 over its weights is {actual[:12]}…, the manifest says {expected[:12]}…"
         yield Check("checkpoint", expected == actual, detail, {"weights_sha256": actual})
-        differences = compare_settings(manifest, checkpoint)
-        detail = "; ".join(differences) or "labels, activation, embedding and tokenizer are those of the checkpoint"
-        yield Check("settings", not differences, detail, {"differences": differences})
+        reason = compare_settings(manifest, checkpoint)
+        detail = f"in the checkpoint {reason}" if reason else "labels, activation, embedding and tokenizer are those of the checkpoint"
+        yield Check("settings", reason is None, detail)
         return sample_reference(checkpoint)
     samples = sample_requests(manifest.task, manifest.tokenizer, manifest)
     fp32 = next((served for served in graphs if served.graph.precision == "fp32"), None)

@@ -26,8 +26,8 @@ from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import ParityError
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.validation.comparison import MAX_ABS_ERROR, MAX_ROW_ERROR, Reference, compare
-from bertserve.export.validation.pytorch import answer_all
-from bertserve.export.validation.served_graph import ServedGraph
+from bertserve.export.validation.pytorch import run
+from bertserve.export.validation.served_graph import Answer, ServedGraph
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, Bundle, digest, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest
@@ -154,7 +154,7 @@ def test_int8_with_one_broken_matrix_is_refused(usual: Usual, tmp_path: Path, ki
     tokenizer = Tokenizer(usual.bundle.tokenizer_path, usual.manifest.tokenizer)
     checkpoint = replace(load_checkpoint(str(usual.source)), inputs=graph.inputs)
     requests = [classify.ClassifyRequest(str(text)) for text in calibration.read_texts(calibration.BUILT_IN)[20:60:3]]
-    reference = Reference("the checkpoint", requests, answer_all(checkpoint, requests), fixed=0)
+    reference = Reference("the checkpoint", requests, [Answer((), run(checkpoint, request), None) for request in requests], fixed=0)
 
     def check(path: Path) -> None:
         engine = engine_of(usual.bundle, graph, path)
