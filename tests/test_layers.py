@@ -19,13 +19,6 @@ def test_no_message_installs_bertserve_from_an_index() -> None:
     assert [] == [str(path) for path in FILES.values() if "bertserve[" in path.read_text(encoding="utf-8")]
 
 
-def test_names_of_test_files_are_unique() -> None:
-    """Pytest imports test files by name, and `make grid` collects all of them. tests/clients runs separately."""
-    names = sorted(path.name for path in (ROOT / "tests").glob("**/test_*.py") if "clients" not in path.parts)
-
-    assert sorted(set(names)) == names
-
-
 def test_the_serving_install_has_no_torch() -> None:
     python = ROOT / ".venv/bin/python"
     assert python.exists(), "run `make unit`, which installs .venv first"

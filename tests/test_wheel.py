@@ -73,15 +73,6 @@ def test_the_wheel_has_one_package(wheel: Path) -> None:
 
 
 @pytest.mark.full_grid
-def test_the_wheel_installs_no_other_top_level_package(run: Run) -> None:
-    code = (
-        "import importlib.util as u; print([n for n in ('bertserve', 'bertserve.service', 'service', 'export', 'bench') if u.find_spec(n)])"
-    )
-
-    assert "['bertserve', 'bertserve.service']\n" == run("python", "-c", code).stdout
-
-
-@pytest.mark.full_grid
 @pytest.mark.parametrize("command", ["bert-serve", "bert-export", "bert-bench"])
 def test_commands_start(command: str, run: Run) -> None:
     assert 0 == run(command, "--help").returncode
@@ -94,17 +85,6 @@ def test_the_embedded_models_answer(run: Run) -> None:
 
     assert 7 == checked.stdout.count(": ok\n"), checked.stderr
     assert 7 == len(json.loads(run("bert-serve", "models", "--json", "--models", str(ROOT / "models")).stdout))
-
-
-@pytest.mark.full_grid
-def test_a_start_without_models_says_where_to_get_models(run: Run) -> None:
-    """The wheel has no models, because they would be a hundred times its size."""
-    started = run("bert-serve", "serve", "--port", "0")
-
-    assert 1 == started.returncode
-    assert 1 == started.stderr.count("\n")
-    assert "--models" in started.stderr
-    assert "--model" in started.stderr
 
 
 @pytest.mark.full_grid

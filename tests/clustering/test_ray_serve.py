@@ -19,7 +19,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from importlib import import_module
 from pathlib import Path
@@ -33,6 +32,7 @@ from pydantic import ValidationError
 
 import slow
 import tiny
+from balanced import load
 from bertserve.service.errors import SettingsError
 from conftest import ROOT, metric, running, variables
 from replica import free_ports, is_ready
@@ -124,7 +124,7 @@ def test_enough_replicas_have_short_queues_and_a_reserve(replica: ModuleType, qu
     assert (enough, {}) == replica.enough_replicas(SimpleNamespace(aggregated_metrics=metrics))
 
 
-BODY = {"inputs": "good film"}
+CLIENTS = 8
 PATIENCE_S = 90.0
 _OK = 200
 _FAILED = 500
@@ -190,10 +190,6 @@ class Cluster:
         except BaseException:
             self.close()
             raise
-
-    def add_node(self, *, cpus: int = 2) -> subprocess.Popen[bytes]:
-        """Starts another node, which joins the head, and returns the process that started it."""
-        return self._start(f"--address=127.0.0.1:{self._gcs}", f"--num-cpus={cpus}")
 
     def put(self, config: dict[str, Any]) -> None:
         """Sends a configuration like `serve deploy`. Retries, because Ray can fail while its HAProxy restarts.
@@ -311,57 +307,6 @@ def _session(pid: int) -> int | None:
         return None
 
 
-@dataclass
-class Load:
-    """Callers that each send a request, wait for the response, pause, and repeat.
-
-    Attributes:
-        url: URL of the service.
-        body: Body of each request.
-        callers: Number of callers.
-        pause_s: Seconds between a response and the next request.
-        statuses: Number of responses by status.
-        broken: Error names of the requests without a response.
-    """
-
-    url: str
-    body: Any = field(default_factory=lambda: BODY)
-    callers: int = 8
-    pause_s: float = 0.02
-    statuses: dict[int, int] = field(default_factory=dict)
-    broken: list[str] = field(default_factory=list)
-    _stop: bool = False
-
-    def __enter__(self) -> Load:
-        self._pool = ThreadPoolExecutor(self.callers)
-        self._futures = [self._pool.submit(self._call) for _ in range(self.callers)]
-        until(lambda: self.statuses.get(200, 0) > self.callers, "the load runs")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop = True
-        for future in self._futures:
-            future.result()
-        self._pool.shutdown()
-
-    @property
-    def failed(self) -> int:
-        """The number of requests without a response, or with a status other than 200."""
-        return len(self.broken) + sum(count for status, count in self.statuses.items() if status != 200)
-
-    def _call(self) -> None:
-        data = json.dumps(self.body).encode()
-        with httpx.Client(timeout=30, trust_env=False) as client:
-            while not self._stop:
-                try:
-                    status = client.post(f"{self.url}/classify", content=data).status_code
-                except httpx.TransportError as error:
-                    self.broken.append(type(error).__name__)
-                    continue
-                self.statuses[status] = self.statuses.get(status, 0) + 1
-                time.sleep(self.pause_s)
-
-
 SHOWN = ("content-type", "x-model", "x-truncated", "x-windows", "x-hf-warning", "retry-after")
 LONG = "good film " * 200
 REQUESTS: dict[str, tuple[str, str, bytes, dict[str, str]]] = {
@@ -420,19 +365,12 @@ def test_replicas_answer_like_one_process(cluster: Cluster, tmp_path: Path) -> N
 
 
 @full
-def test_a_setting_that_ray_controls_fails_the_deployment(cluster: Cluster) -> None:
-    cluster.deploy(wait=False, args={"workers": 2})
-    until(lambda: "num_replicas" in str(cluster.status()["message"]), "it is said")
-    assert 200 == httpx.post(f"{cluster.url}/classify", json={"inputs": "good"}, trust_env=False).status_code
-
-
-@full
 def test_a_rolling_update_fails_no_request(cluster: Cluster) -> None:
     before = cluster.worker_pids()
-    with Load(cluster.url) as load:
+    with load(cluster.url, CLIENTS) as seen:
         cluster.deploy(args={"max_inputs": 100})
         until(lambda: not set(before) & set(cluster.worker_pids()), "both are replaced")
-    assert 0 == load.failed, (load.statuses, load.broken)
+    assert {} == seen.failed
 
 
 @full
@@ -452,11 +390,10 @@ def test_the_number_of_replicas_follows_the_load(cluster: Cluster) -> None:
     quick = {"upscale_delay_s": 1, "downscale_delay_s": 2, "look_back_period_s": 2, "metrics_interval_s": 0.5}
     cluster.deploy(args=_slow(cluster), scaling={"min_replicas": 1, "max_replicas": 2, **quick})
     until(lambda: _model(cluster) == "slow" and cluster.replicas() == 1, "one is there")
-    with Load(cluster.url) as load:
+    with load(cluster.url, CLIENTS) as seen:
         until(lambda: cluster.replicas() == 2, "there is a second one")
-    with Load(cluster.url, callers=1, pause_s=0.5) as little:
-        until(lambda: cluster.replicas() == 1, "one is enough")
-    assert (0, 0) == (load.failed, little.failed), (load, little)
+    until(lambda: cluster.replicas() == 1, "one is enough")
+    assert {} == seen.failed
 
 
 @full

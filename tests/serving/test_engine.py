@@ -33,17 +33,6 @@ def encoding(*ids: int) -> Encoding:
     return Encoding(np.array(ids, dtype=np.int64), np.zeros(len(ids), dtype=np.int64))
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_a_row_in_a_batch_equals_the_row_alone(models: Path, side: str) -> None:
-    made = engine(models / "tiny", padding_side=side)
-    texts = [encoding(2, 5, 3), encoding(2, *range(5, 30), 3), encoding(2, 3), encoding(2, 7, 7, 7, 3)]
-
-    together = made.run(texts)
-
-    for text, row in zip(texts, together, strict=True):
-        assert np.abs(made.run([text])[0]["logits"] - row["logits"]).max() <= 1e-5
-
-
 def test_rows_that_are_not_finite_are_an_error(models: Path) -> None:
     path = models / "tiny"
     file = path / "model.cpu.fp32.onnx"

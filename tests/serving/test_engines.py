@@ -95,20 +95,6 @@ def test_a_changed_bundle_gets_no_second_session(
     assert f"`{bundle}/model.cpu.fp32.onnx`" in caplog.text
 
 
-def test_both_sessions_give_the_same_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny.bundle(tmp_path)
-    monkeypatch.setattr(loading, "min_multi_threaded_tokens", lambda cost, nodes, longest: 1)
-    engines = build(Settings(models=tmp_path, threads=2)).registry.get("tiny").engines
-    encoding = Encoding(np.array([2, 7, 8, 3]), np.zeros(4, dtype=np.int64))
-
-    engines.for_multi_threaded_run(1)
-    wait_for_multi_threaded("tiny")
-    assert engines.for_multi_threaded_run(1) is not engines.single_threaded
-    np.testing.assert_array_equal(
-        *(engine.run([encoding])[0]["logits"] for engine in (engines.single_threaded, engines.for_multi_threaded_run(1)))
-    )
-
-
 def test_a_run_is_multi_threaded_only_with_enough_tokens(tmp_path: Path) -> None:
     loaded = files.load_bundle(tiny.bundle(tmp_path))
     metrics, single, several = Metrics(), FakeEngine(), FakeEngine()

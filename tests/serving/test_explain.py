@@ -115,12 +115,6 @@ def test_importance_is_the_score_minus_the_score_without_the_word(api: Send) -> 
     assert [best] == answered(api, CLASSIFY, TEXT, explain=True, top_k=1)[0]
 
 
-def test_explain_false_gives_the_usual_response(api: Send) -> None:
-    plain = api("POST", CLASSIFY, json={"inputs": TEXT}).content
-    assert b"explanation" not in plain
-    assert plain == ask(api, CLASSIFY, TEXT, explain=False).content
-
-
 def test_independent_labels_are_explained_from_a_score_of_one_half(api: Send) -> None:
     """The best label is always explained."""
     for text in ("good", "a dull book", "the very very good film", "poor , poor !"):
@@ -251,16 +245,6 @@ def test_parameters_without_effect_are_refused(api: Send) -> None:
     assert "needs `explain`" in refused(api, CLASSIFY, "good", offset_unit="utf8")
     assert "needs 3" in refused(api, CLASSIFY, "good film " * 60, explain=True, window="mean")
     assert answered(api, CLASSIFY, TEXT, explain=True) == answered(api, CLASSIFY, TEXT, explain=True, window="max")
-
-
-def test_variants_of_all_texts_share_a_batch(tmp_path: Path) -> None:
-    tiny.bundle(tmp_path)
-    engine = FakeEngine()
-
-    async def check(client: httpx.AsyncClient) -> list[Any]:
-        return [(await client.post(CLASSIFY, json={"inputs": ["a b c", "d"], "parameters": {"explain": True}})).status_code, engine.batches]
-
-    assert [200, [2, 4]] == play(faked(tmp_path, engine), check)
 
 
 def test_admission_counts_the_variants(tmp_path: Path) -> None:

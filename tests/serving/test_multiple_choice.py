@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tiny
-from application import LONG, Send, call_fresh, post, rejected, started
+from application import LONG, Send, post, rejected, started
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.tasks import multiple_choice
@@ -166,14 +166,3 @@ def test_truncation_is_reported_or_refused(api: Send) -> None:
 
 
 # ---- limits and errors
-
-
-def test_the_maximum_number_of_choices_is_answered(api: Send) -> None:
-    """64 choices are accepted, even if all are equal."""
-    assert list(range(64)) == sorted(item["index"] for item in result(api, {"question": "a", "choices": ["good"] * 64}))
-
-
-def test_a_request_larger_than_the_queue_is_refused(folder: Path) -> None:
-    body = {"inputs": {"question": LONG, "choices": ["good"] * 64}}
-
-    assert 413 == call_fresh(folder, "POST", CHOOSE, json=body, settings={"max_queue_tokens": 400, "max_batch_tokens": 400}).status_code

@@ -98,20 +98,14 @@ def test_a_profile_covers_the_plan_for_every_input() -> None:
 
 
 @pytest.mark.parametrize(("precision", "flag"), [("fp32", "0"), ("fp16", "1")])
-def test_tensorrt_uses_the_precision_of_the_graph(tmp_path: Path, precision: str, flag: str) -> None:
-    options = providers.tensorrt_options(graph(tmp_path, precision=precision), None)
-
-    assert flag == options["trt_fp16_enable"]
-    assert "input_ids:4x32,attention_mask:4x32,token_type_ids:4x32" == options["trt_profile_max_shapes"]
-    assert {"0"} == {options["trt_engine_cache_enable"], options["trt_timing_cache_enable"]}
-    assert not any("path" in name for name in options)
-
-
-def test_engines_and_timings_are_cached_in_the_folder(tmp_path: Path) -> None:
-    options = providers.tensorrt_options(graph(tmp_path), tmp_path / "engines")
-
-    assert {"1"} == {options["trt_engine_cache_enable"], options["trt_timing_cache_enable"]}
-    assert {str(tmp_path / "engines")} == {options["trt_engine_cache_path"], options["trt_timing_cache_path"]}
+def test_tensorrt_uses_the_precision_of_the_graph_and_the_folder_of_engines(tmp_path: Path, precision: str, flag: str) -> None:
+    made = graph(tmp_path, precision=precision)
+    for folder, cached, paths in ((None, "0", set()), (tmp_path / "engines", "1", {str(tmp_path / "engines")})):
+        options = providers.tensorrt_options(made, folder)
+        assert flag == options["trt_fp16_enable"]
+        assert "input_ids:4x32,attention_mask:4x32,token_type_ids:4x32" == options["trt_profile_max_shapes"]
+        assert {cached} == {options["trt_engine_cache_enable"], options["trt_timing_cache_enable"]}
+        assert paths == {value for name, value in options.items() if "path" in name}
 
 
 def test_tensorrt_without_a_shape_plan_is_refused(tmp_path: Path) -> None:
@@ -154,34 +148,23 @@ def test_incompatible_engines_have_different_folders(tmp_path: Path, monkeypatch
 # ---- missing parts
 
 
-def missing(load: Callable[[str], Any], available: list[str] = BUILT_WITH) -> str | None:
-    return sessions.missing("cuda", available, load)
+@pytest.mark.parametrize(
+    ("load", "available", "words"),
+    [
+        (loader(driver=Driver()), ["CPUExecutionProvider"], f"{sessions.VERSION} lacks it (it has CPUExecutionProvider)"),
+        (loader(driver=None), BUILT_WITH, "driver (libcuda.so.1: "),
+        (loader(driver=Driver(devices=0)), BUILT_WITH, "`nvidia-smi`"),
+        (loader(driver=Driver(code=100)), BUILT_WITH, "`nvidia-smi`"),
+        (loader(driver=Driver(), missing="libcublasLt.so.12"), BUILT_WITH, "(libcublasLt.so.12: "),
+    ],
+    ids=["wheel", "driver", "GPU", "initialization", "library"],
+)
+def test_what_is_missing_is_named(load: Callable[[str], Any], available: list[str], words: str) -> None:
+    assert words in (sessions.missing("cuda", available, load) or "")
 
 
-def test_a_missing_wheel_is_named() -> None:
-    said = missing(loader(driver=Driver()), ["CPUExecutionProvider"]) or ""
-
-    assert f"{sessions.VERSION} lacks it (it has CPUExecutionProvider)" in said and "[gpu]'" in said
-
-
-def test_a_missing_driver_is_named() -> None:
-    assert "driver (libcuda.so.1: " in (missing(loader(driver=None)) or "")
-
-
-@pytest.mark.parametrize("driver", [Driver(devices=0), Driver(code=100)])
-def test_a_driver_without_a_gpu_is_named(driver: Driver) -> None:
-    assert "`nvidia-smi`" in (missing(loader(driver=driver)) or "")
-
-
-def test_a_missing_library_is_named() -> None:
-    assert "(libcublasLt.so.12: " in (missing(loader(driver=Driver(), missing="libcublasLt.so.12")) or "")
-
-
-def test_nothing_is_missing_on_a_complete_machine() -> None:
-    assert missing(loader(driver=Driver())) is None
-
-
-def test_the_gpu_is_read_from_the_driver() -> None:
+def test_a_complete_machine_lacks_nothing_and_names_its_gpu() -> None:
+    assert sessions.missing("cuda", BUILT_WITH, loader(driver=Driver())) is None
     assert hardware.first_gpu(loader(driver=Driver())) == H100
 
 
@@ -203,13 +186,10 @@ def test_the_version_of_tensorrt_is_read_from_its_library() -> None:
     assert ["trt101401", "trtunknown"] == [providers.tensorrt_version(load), providers.tensorrt_version(none)]
 
 
-@pytest.mark.parametrize(
-    ("info", "name"), [("processor\t: 0\nmodel name\t: AMD EPYC 9V74\nflags : a\nmodel name : other\n", "AMD EPYC 9V74")]
-)
-def test_the_cpu_name_is_read_from_the_system(tmp_path: Path, info: str, name: str) -> None:
-    (tmp_path / "cpuinfo").write_text(info)
+def test_the_cpu_name_is_read_from_the_system(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: AMD EPYC 9V74\nflags : a\nmodel name : other\n")
 
-    assert name == hardware.cpu_name(tmp_path / "cpuinfo")
+    assert "AMD EPYC 9V74" == hardware.cpu_name(tmp_path / "cpuinfo")
     assert hardware.cpu_name(tmp_path / "none")
 
 

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import gc
 import shutil
-import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -275,30 +274,6 @@ def test_a_failed_bundle_does_not_affect_others_in_a_refresh(
     assert str(error) not in caplog.text
     with pytest.raises(InvalidValueError, match=type(error).__name__):
         asyncio.run(state.reloader.load("first"))
-
-
-def test_at_most_one_refresh_waits_for_the_current_one(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten concurrent calls make two refreshes; a later call makes a third."""
-    reloader = build(Settings(models=models)).reloader
-    listed, gate = list[None](), threading.Event()
-
-    def find() -> dict[str, Path]:
-        listed.append(None)
-        gate.wait(20)
-        return {"tiny": models / "tiny"}
-
-    monkeypatch.setattr(reloader, "_find", find)
-
-    async def check() -> None:
-        refreshing = [asyncio.ensure_future(reloader.refresh()) for _ in range(10)]
-        await until(lambda: len(listed) == 1)
-        gate.set()
-        await asyncio.gather(*refreshing)
-        assert len(listed) == 2
-        await reloader.refresh()
-        assert len(listed) == 3
-
-    asyncio.run(check())
 
 
 @pytest.mark.parametrize("what", ["twins", "checkpoint", "nothing", "no folder", "unreadable"])

@@ -109,13 +109,6 @@ def test_a_row_in_a_batch_equals_the_row_alone(served: Served) -> None:
     assert_equal_rows(alone[::-1], served.engine.run(served.encodings[::-1]))
 
 
-def test_a_row_in_a_batch_of_two_equals_the_row_alone(served: Served) -> None:
-    alone = [served.engine.run([encoding])[0] for encoding in served.encodings]
-    for i, first in enumerate(served.encodings):
-        for j, second in enumerate(served.encodings):
-            assert_equal_rows([alone[i], alone[j]], served.engine.run([first, second]))
-
-
 def test_answers_from_a_batch_equal_the_answers_of_single_rows(served: Served) -> None:
     together = served.engine.run(served.encodings)
     for request, batch in zip(served.requests, served.batches, strict=True):

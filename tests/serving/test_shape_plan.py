@@ -141,16 +141,6 @@ def test_each_batch_has_a_planned_shape_within_the_budget(lengths: list[int], bu
     assert all(shape[0] * shape[1] <= budget for shape in shapes if shape)
 
 
-def test_a_batch_grows_to_the_next_planned_row_count() -> None:
-    """A batch-mate joins even if the shape grows; the next one uses a row that the shape then already has."""
-    queue = RequestQueue(max_batch_tokens=64, max_queue_tokens=10_000)
-    for _ in range(6):
-        request = queue.admit(tokens=5, seconds=0.0, deadline=1e6, now=0.0)
-        queue.put(request, "key", [(5, None)], lambda rows, tokens: 1.0 + rows * tokens * 1e-6, 0.0, shape=PLAN.shape)
-
-    assert 6 == len(queue.take(0.0))
-
-
 # ---- the engine
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,10 +73,6 @@ def test_models_with_the_same_tokenizer_share_it(models: Path, tmp_path: Path) -
     assert before == len(_loaded)
 
 
-def test_special_tokens_reduce_the_room_for_text(tokenizer: Tokenizer) -> None:
-    assert (30, 29) == (tokenizer.room(pair=False), tokenizer.room(pair=True))
-
-
 def test_a_broken_tokenizer_file_is_named(models: Path) -> None:
     loaded = files.load_bundle(models / "tiny")
     loaded.tokenizer_path.write_text("{}")
@@ -128,18 +123,6 @@ def test_longest_first_matches_tokenizers(a: int, b: int, room: int) -> None:
     ids = made.encode("a " * a, "b " * b).ids
 
     assert (ids.count(0), ids.count(1)) == truncate_longest_first(a, b, room)
-
-
-@given(st.integers(0, 300), st.integers(1, 40), st.data())
-def test_windows_cover_every_token_and_overlap_by_the_stride(count: int, room: int, data: st.DataObject) -> None:
-    """All windows but the last are full. Neighbors share `stride` tokens, and only the last window has the last token."""
-    stride = data.draw(st.integers(0, room - 1))
-    found = windows(count, room, stride)
-
-    assert list(range(count)) == sorted({i for window in found for i in window})
-    assert all(len(window) == room for window in found[:-1])
-    assert all(left.stop - right.start == stride for left, right in itertools.pairwise(found))
-    assert all(window.stop < count for window in found[:-1])
 
 
 @given(st.integers(1, 200), st.integers(3, 30), st.data())
