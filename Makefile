@@ -79,7 +79,7 @@ clients: dev .venv/.installed .venv-clients/.installed tests/clients/node_module
 
 stress: dev .venv/.installed ## hostile requests, faults and loads, for hours: make stress CASES=N STRESS_SECONDS=600
 	STRESS_CASES=$(CASES) $(PYTEST) -n $(WORKERS) tests/serving/test_hostile.py tests/serving/test_raw_http.py tests/serving/test_description.py
-	$(PYTEST) tests/serving/test_stopping.py tests/serving/test_workers.py tests/serving/test_hang.py \
+	$(PYTEST) tests/serving/test_stopping.py tests/serving/test_workers.py \
 	  tests/serving/test_connections.py tests/serving/test_reload.py tests/serving/test_hangup.py
 	STRESS_SECONDS=$(STRESS_SECONDS) $(PYTEST) -s tests/stress
 

@@ -107,22 +107,20 @@ class Server(uvicorn.Server):
         if aborted := await self._state.scheduler.stop(timeout_s):
             logger.warning("at the shutdown timeout, %s aborted", plural(aborted, "request"))
         assert sockets
-        accepted = self._accept_waiting(sockets[0])
+        late = self._accept_waiting(sockets[0])
         await super().shutdown(sockets)
-        await accepted
+        await asyncio.gather(*late, return_exceptions=True)
         logger.info("shutdown finished after %.1f s", time.monotonic() - began)
 
-    def _accept_waiting(self, listener: socket.socket) -> asyncio.Future[Any]:
-        """Accepts the connections that wait for the listener: the system would reset them when it closes."""
+    def _accept_waiting(self, listener: socket.socket) -> list[asyncio.Task[Any]]:
+        """Serves the connections that wait for the listener: the system would reset them when it closes."""
         protocol = partial(self.config.http_protocol_class, self.config, self.server_state, self.lifespan.state)  # type: ignore[call-arg]
-        loop = asyncio.get_running_loop()
-        waiting = []
+        loop, tasks = asyncio.get_running_loop(), []
         with suppress(BlockingIOError):
             while True:
-                waiting.append(listener.accept()[0])
-        return asyncio.gather(
-            *(loop.connect_accepted_socket(protocol, each, ssl=self.config.ssl) for each in waiting), return_exceptions=True
-        )
+                connection, _ = listener.accept()
+                tasks.append(loop.create_task(loop.connect_accepted_socket(protocol, connection, ssl=self.config.ssl)))
+        return tasks
 
     async def _tick(self) -> None:
         """Reports that the event loop runs, also while the server drains."""

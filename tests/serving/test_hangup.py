@@ -110,18 +110,15 @@ def test_the_service_supports_tls(models: Path, tmp_path: Path, serve: Serve, wo
     assert "Traceback" not in served.log.read_text()
 
 
-@pytest.mark.parametrize("closed", [pytest.param(False, marks=pytest.mark.full_grid), True])
 def test_the_health_command_uses_the_settings_of_the_service(
-    models: Path, tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, closed: bool
+    models: Path, tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It uses TLS and the key from environment variables only, and exits with 1 if nothing answers."""
     chain, key = certified(tmp_path)
-    settings = {"host": "0.0.0.0", "tls_cert": str(chain), "tls_key": str(key)}
-    if closed:
-        (tmp_path / "keys").write_text("swordfish")
-        settings |= {"api_key_file": str(tmp_path / "keys"), "public_health": "false"}
+    (tmp_path / "keys").write_text("swordfish")
+    settings = {"host": "0.0.0.0", "tls_cert": chain, "tls_key": key, "api_key_file": tmp_path / "keys", "public_health": False}
     for name, value in settings.items():
-        monkeypatch.setenv(f"BERT_SERVE_{name.upper()}", value)
+        monkeypatch.setenv(f"BERT_SERVE_{name.upper()}", str(value))
     with serve(models) as served:
         monkeypatch.setenv("BERT_SERVE_PORT", served.url.rpartition(":")[2])
         monkeypatch.setattr("sys.argv", ["bert-serve", "health"])

@@ -69,18 +69,3 @@ async def test_only_the_first_of_several_requests_is_answered(request_: bytes, b
         received = await everything(reader)
     assert 1 == received.count(b"HTTP/1.1 ")
     assert received.endswith(b"\r\n\r\n" + REQUESTS[request_])
-
-
-async def test_a_disconnect_is_reported_to_the_current_request() -> None:
-    entered, told = asyncio.Event(), asyncio.Event()
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await receive()
-        entered.set()
-        if (await receive())["type"] == "http.disconnect":
-            told.set()
-
-    async with listening(app) as served:
-        async with client(served, GET * 3):
-            await entered.wait()
-        await told.wait()

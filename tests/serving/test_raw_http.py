@@ -6,7 +6,6 @@ The tests use a real server process. tests/serving/raw_http.py defines the bytes
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator
 
 import httpx
@@ -88,14 +87,3 @@ def test_hostile_bytes_do_not_affect_other_connections(address: tuple[str, int],
         assert_serves_on(bystander)
 
     check()
-
-
-@pytest.mark.parametrize("path", ["/health", "/classify", "/nope"])
-def test_a_head_request_is_answered_at_once(address: tuple[str, int], path: str) -> None:
-    with socket.create_connection(address, timeout=5) as connection:
-        connection.sendall(f"HEAD {path} HTTP/1.1\r\nhost: t\r\n\r\n".encode())
-        received = b""
-        while b"\r\n\r\n" not in received:
-            received += connection.recv(65536)
-    assert received.startswith(b"HTTP/1.1 ")
-    assert received.endswith(b"\r\n\r\n")

