@@ -162,13 +162,14 @@ def test_models_are_listed(api: Send) -> None:
 
 @pytest.mark.parametrize("path", RERANKS)
 def test_documents_are_ranked_like_the_texts_of_rerank(api: Send, path: str) -> None:
-    """Scores and indexes equal those of `/rerank`, limited to the best `top_n`."""
+    """Scores and indexes equal those of `/rerank`, limited to the best `top_n`. Other texts of a document are returned."""
     texts = ["bad", "good film", "film"]
     expected = posted(api, "/rerank", query="good", texts=texts)[:2]
-    documents = [{"text": "bad"}, {"text": "good film"}, "film"]
+    documents = [{"text": "bad", "id": "7"}, {"text": "good film", "id": "8"}, "film"]
     found = posted(api, path, query="good", documents=documents, top_n=2, return_documents=True, model="ranker")
 
-    results = [{"index": each["index"], "relevance_score": each["score"], "document": {"text": texts[each["index"]]}} for each in expected]
+    shown = [*documents[:2], {"text": "film"}]
+    results = [{"index": each["index"], "relevance_score": each["score"], "document": shown[each["index"]]} for each in expected]
     assert results == found.pop("results")
     tokens = 3 * 4 + 4  # [CLS] good [SEP] and a last [SEP] for each of 3 texts, which have 4 tokens
     assert {
@@ -192,7 +193,7 @@ def test_an_answer_has_the_id_of_its_request(api: Send) -> None:
         ({"query": "good", "documents": ["a"], "top_k": 1}, "did you mean `top_n`?"),
         ({"query": "good", "documents": ["a"], "top_n": 0}, "`top_n` is wrong"),
         ({"query": "good", "documents": [{}]}, "`documents[0].text` is missing"),
-        ({"query": "good", "documents": [{"text": "a", "title": "b"}]}, "`title`"),
+        ({"query": "good", "documents": [{"text": "a", "page": 1}]}, "`documents[0].page` is wrong"),
         ({"query": "good", "documents": "a"}, "`documents` is wrong"),
         ({"query": "good", "documents": ["a", 1]}, "`documents[1]` is wrong"),
         ({"query": "good", "documents": ["a"], "max_tokens_per_doc": 100}, "`max_tokens_per_doc`"),

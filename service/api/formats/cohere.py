@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, Field, Tag
+from pydantic import BaseModel, ConfigDict, Field, Tag
 
 from bertserve.service.api.call import Call, Incoming
 from bertserve.service.api.formats.openai import Usage
 from bertserve.service.models.work import Prediction
 from bertserve.service.tasks import rerank
 from bertserve.service.tasks.batch import ModelConfig
-from bertserve.service.tasks.body import PAIR, STOP, TEXT, Closed, ForeignBody, body_config, one_of
+from bertserve.service.tasks.body import PAIR, STOP, TEXT, ForeignBody, body_config, one_of
 from bertserve.service.tasks.reading import read_as
 
 
-class Document(Closed):
-    """A text as an object."""
+class Document(BaseModel):
+    """A text with other texts, which the answer returns."""
 
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    __pydantic_extra__: dict[str, str] = Field(init=False)
     text: str
 
 
@@ -34,7 +37,9 @@ class DocumentsBody(ForeignBody, rerank.QueryBody):
     counted: ClassVar[str] = "`documents` has {} items"
     subject: ClassVar[str] = "documents"
 
-    documents: Annotated[list[_Document], STOP, Field(description="Texts, or objects with a `text`.")]
+    documents: Annotated[
+        list[_Document], STOP, Field(description="Texts, or objects with a `text`; other texts in them are only returned.")
+    ]
     top_n: Annotated[int | None, Field(ge=1, description="Number of results to return; by default all.")] = None
     return_documents: Annotated[bool | None, Field(description="Include each document in the answer.")] = None
 
@@ -74,9 +79,10 @@ def read_rerank(incoming: Incoming) -> Call:
 
     def answer(answered: Prediction) -> dict[str, Any]:
         (ranked,) = answered.results
+        documents = [{"text": each} if isinstance(each, str) else each.model_dump() for each in body.documents]
         results = [
             {"index": item["index"], "relevance_score": item["score"]}
-            | ({"document": {"text": body.ranked[item["index"]]}} if body.return_documents else {})
+            | ({"document": documents[item["index"]]} if body.return_documents else {})
             for item in ranked[: body.top_n]
         ]
         usage = {"prompt_tokens": answered.tokens, "total_tokens": answered.tokens}
