@@ -78,9 +78,9 @@ def call_fresh(models: Path, method: str, path: str, *, settings: dict[str, Any]
 
 @dataclass(frozen=True)
 class _Service:
-    """The key of a cached service: the files of its bundles, in whatever folder, and its settings as JSON."""
+    """The key of a cached service: what identifies its bundles, and its settings as JSON."""
 
-    contents: tuple[tuple[str, bytes], ...]
+    contents: tuple[Any, ...]
     settings: str
     models: Path = field(compare=False)
 
@@ -131,24 +131,10 @@ def rejected(response: httpx.Response, status: int, error_type: str) -> str:
 
 @contextmanager
 def started(models: Path) -> Iterator[Send]:
-    """Yields a function that sends requests, one at a time, to one started application with the bundles of `models`."""
-    service = build(Settings(models=models, allow_implicit_default=True, max_top_k=1000))
-    with asyncio.Runner() as runner:
-        client = httpx.AsyncClient(transport=httpx.ASGITransport(Endpoint(service)), base_url="http://test", timeout=20)
-
-        async def send(method: str, path: str, **request: Any) -> httpx.Response:
-            return await asyncio.wait_for(client.request(method, path, **request), 20)
-
-        async def start() -> None:
-            service.scheduler.start()
-
-        async def stop() -> None:
-            await client.aclose()
-            await service.scheduler.stop(0)
-
-        runner.run(start())
-        yield lambda *args, **request: runner.run(send(*args, **request))
-        runner.run(stop())
+    """Yields a function that sends requests, one at a time, to one application with the bundles of `models`."""
+    settings = {"max_top_k": 1000}
+    client = _client(_Service((str(models), models), json.dumps(settings), models))
+    yield lambda *args, **request: _loop().run(asyncio.wait_for(client.request(*args, **request), 20))
 
 
 def post(api: Send, body: Any, *, path: str, **options: Any) -> httpx.Response:

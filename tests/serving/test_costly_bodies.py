@@ -136,18 +136,13 @@ def full(head: str, item: str, tail: str = "", count: int = BYTES) -> bytes:
 # bodies that are costly to parse, or whose items are all wrong
 WHOLE_BODIES = {
     "lists": lambda: full("[", "[],", "[]]"),
-    "lists of texts": lambda: full("[", '["a",'),
-    "allowed lists": lambda: full("[", "[],", "[]]", count=2**16 - 2),
     "nested lists": lambda: full('{"inputs": ', "["),
     "allowed texts": lambda: full('{"inputs": [', '"",', "1]}", count=2**18 - 2),
-    "wrong texts": lambda: full('{"inputs": [', "1,", "1]}", count=2**18 - 2),
     "pairs with a wrong one": lambda: full('{"inputs": [', '{"text": "a"},', "1]}", count=2**14),
     "numbers": lambda: full('{"inputs": [', "1.5e-7,", "1]}", count=2**18 - 2),
     "a number": lambda: full('{"inputs": "a", "parameters": {"top_k": ', "1", "}}"),
-    "unknown keys": lambda: full('{"inputs": "a"', ',"k{i}": 1', "}", count=2**16 - 2),
     "unknown parameters": lambda: full('{"inputs": "a", "parameters": {"a": 1', ',"k{i}": 1', "}}", count=2**16 - 4),
     "a key": lambda: full('{"inputs": "a", "', "a", '": 1}'),
-    "escapes": lambda: full('{"inputs": "', '\\"', '"}'),
     "structure within a text": lambda: full('{"inputs": ["', "[1,", '"]}'),
 }
 

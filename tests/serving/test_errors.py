@@ -16,7 +16,6 @@ from bertserve.service.api.errors import response
 from bertserve.service.api.openapi import ErrorBody
 from bertserve.service.errors import (
     ERROR_STATUSES,
-    INTERNAL,
     BertServeError,
     CallerError,
     MethodNotAllowedError,
@@ -44,18 +43,6 @@ def made(kind: type[BertServeError]) -> BertServeError:
 def test_every_error_of_a_request_is_in_the_table() -> None:
     """The table has exactly the leaf classes of CallerError and ServerError."""
     assert set(ERROR_STATUSES) == {*leaves(CallerError), *leaves(ServerError)}
-
-
-def test_caller_errors_are_4xx_and_server_errors_are_5xx_or_429() -> None:
-    for kind in leaves(CallerError):
-        assert 400 <= ERROR_STATUSES[kind][0] < 500
-    for kind in leaves(ServerError):
-        assert 500 <= ERROR_STATUSES[kind][0] < 600 or (kind is RefusedError and ERROR_STATUSES[kind][0] == 429)
-
-
-def test_every_error_class_has_its_own_error_type() -> None:
-    names = [name for _, name in ERROR_STATUSES.values()]
-    assert len({*names, INTERNAL[1]}) == len(names) + 1
 
 
 @pytest.mark.parametrize("kind", sorted(ERROR_STATUSES, key=lambda kind: kind.__name__))
@@ -90,10 +77,7 @@ def test_a_long_unknown_name_is_shortened_in_the_error(models: Path) -> None:
     ("method", "path", "allowed"),
     [
         ("GET", "/classify", {"POST"}),
-        ("PUT", "/classify", {"POST"}),
         ("POST", "/models", {"GET"}),
-        ("POST", "/health", {"GET"}),
-        ("POST", "/metrics", {"GET"}),
         ("DELETE", "/models/tiny", {"GET", "POST"}),
     ],
 )

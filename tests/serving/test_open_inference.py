@@ -226,8 +226,6 @@ def test_texts_and_outputs_can_be_binary(api: Send) -> None:
     [
         (packed("good") + b"\0", [1], 400),
         (packed("good")[:-1], [1], 400),
-        (packed("good")[:2], [1], 400),
-        (b"\xff\xff\xff\xffgood", [1], 400),
         (packed("good"), [2], 422),
         (packed(b"\xff"), [1], 422),
     ],
@@ -244,19 +242,14 @@ def test_an_invalid_length_of_the_json_part_is_refused(api: Send, header: str) -
     assert "`Inference-Header-Content-Length` is" in rejected(response, 400, "malformed")
 
 
-def test_binary_tensors_with_wrong_sizes_are_refused(api: Send) -> None:
-    """Missing bytes, extra bytes, a missing header, and both or neither of `data` and a binary size have different errors."""
-    head = json.dumps({"inputs": [{"name": "inputs", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 9}}]}).encode()
+def test_a_tensor_has_its_texts_in_one_place(api: Send) -> None:
     both = texts("inputs", "good") | {"parameters": {"binary_data_size": 0}}
     neither = {"name": "inputs", "datatype": "BYTES", "shape": [1]}
-    short = api("POST", "/v2/models/tiny/infer", content=head + b"1234", headers={HEADER: str(len(head))})
-    long = api("POST", "/v2/models/tiny/infer", content=head + b"0123456789", headers={HEADER: str(len(head))})
-    without = api("POST", "/v2/models/tiny/infer", content=head)
-
-    for response in (short, long, without):
-        rejected(response, 400, "malformed")
-    assert "`data` and `parameters.binary_data_size`" in refused(infer(api, "tiny", both))
-    assert "`data` and `parameters.binary_data_size`" in refused(infer(api, "tiny", neither))
+    for tensor in (both, neither):
+        assert "`data` and `parameters.binary_data_size`" in refused(infer(api, "tiny", tensor))
+    head = json.dumps({"inputs": [GOOD]}).encode()
+    longer = api("POST", "/v2/models/tiny/infer", content=head + b"0", headers={HEADER: str(len(head))})
+    assert "1 bytes after" in rejected(longer, 400, "malformed")
 
 
 # Refused requests.
@@ -269,31 +262,23 @@ GOOD = texts("inputs", "good")
     [
         ([], "`the body`"),
         ({}, "`inputs`"),
-        ({"inputs": []}, "`inputs`"),
         ({"inputs": [GOOD], "output": []}, "`outputs`"),
-        ({"inputs": [GOOD | {"shpe": 1}]}, "`shape`"),
         ({"inputs": [GOOD | {"parameters": {"shared_memory_region": "a"}}]}, "shared_memory_region"),
         ({"inputs": [GOOD | {"shape": [-1]}]}, "`inputs[0].shape[0]`"),
-        ({"inputs": [GOOD | {"shape": []}]}, "`inputs[0].shape`"),
         ({"inputs": [GOOD | {"shape": [1] * 9}]}, "`inputs[0].shape`"),
         ({"inputs": [GOOD | {"shape": [1, 2]}]}, "[1, 2]"),
         ({"inputs": [GOOD | {"shape": [2]}]}, "[2]"),
         ({"inputs": [GOOD | {"data": [None]}]}, "null"),
-        ({"inputs": [GOOD | {"data": [["a"], "b"]}]}, "a list of 1"),
         ({"inputs": [GOOD | {"datatype": "INT64", "data": [1]}]}, "`inputs[0].datatype`"),
         ({"inputs": [GOOD, GOOD]}, "`inputs` twice"),
-        ({"inputs": [texts("input", "good")]}, "`inputs`"),
         ({"inputs": [texts("text_pair", "good")]}, "`inputs`"),
         ({"inputs": [GOOD, texts("text_pair", "a", "b")]}, "`text_pair`"),
         ({"inputs": [GOOD], "outputs": [{"name": "logit"}]}, "`logit`"),
         ({"inputs": [GOOD], "outputs": [{"name": "json"}, {"name": "json"}]}, "`outputs`"),
         ({"inputs": [GOOD], "outputs": [{"name": "scores", "parameters": {"classification": 1}}]}, "classification"),
         ({"inputs": [GOOD], "parameters": {"topk": 1}}, "`top_k`"),
-        ({"inputs": [GOOD], "parameters": {"top_k": "1"}}, "`parameters.top_k`"),
-        ({"inputs": [GOOD], "parameters": {"priority": 1}}, "`priority`"),
         ({"inputs": [GOOD], "parameters": {"binary_data_output": 1}}, "`parameters.binary_data_output`"),
         ({"inputs": [GOOD], "parameters": {"timeout": 5_000_000}}, "`timeout`"),
-        ({"inputs": [GOOD], "parameters": []}, "`parameters`"),
         ({"inputs": [GOOD], "id": 5}, "`id`"),
     ],
 )
@@ -301,7 +286,7 @@ def test_the_error_names_the_invalid_field(api: Send, body: Any, said: str) -> N
     assert said in refused(api("POST", "/v2/models/tiny/infer", json=body))
 
 
-@pytest.mark.parametrize("shape", [[10**12], [10**12, 1], [2**62], [2**62] * 8, [10**400, 1], [10**4299]])
+@pytest.mark.parametrize("shape", [[10**12, 1], [2**62] * 8, [10**4299]])
 def test_a_huge_shape_is_refused(api: Send, shape: list[int]) -> None:
     response = api("POST", "/v2/models/tiny/infer", content=json.dumps({"inputs": [GOOD | {"shape": shape}]}).encode())
     assert 413 == response.status_code or "shape" in refused(response)
@@ -360,10 +345,8 @@ def test_instances_give_predictions(api: Send) -> None:
     ("body", "said"),
     [
         ({"instances": "good"}, "`instances`"),
-        ([], "`instances`"),
         ({"inputs": ["good"]}, "`instances`"),
         ({"instances": ["good"], "parameter": {}}, "did you mean `parameters`?"),
-        ({"instances": ["good"], "parameters": {"topk": 1}}, "did you mean `top_k`?"),
         ({"instances": [5]}, "is wrong"),
     ],
 )

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import tiny
-from application import Send, call, keys, play, post, posted, rejected, started
+from application import Send, keys, play, post, posted, rejected, started
 from bertserve.service.api.auth import Authenticator
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
@@ -59,23 +59,15 @@ def test_embeddings_equal_those_of_embed(api: Send) -> None:
     assert {"object": "list", "data": data, "model": "vectors", "usage": {"prompt_tokens": 7, "total_tokens": 7}} == found
 
 
-def test_a_single_text_returns_a_list_of_one_embedding(api: Send) -> None:
-    assert posted(api, EMBEDDINGS, input=["good"], model="vectors") == posted(api, EMBEDDINGS, input="good", model="vectors")
-
-
 def test_embeddings_can_be_shortened_and_encoded_as_base64(api: Send) -> None:
     """The base64 text has float32 values. `dimensions` keeps the first ones, with length 1. `user` and null keys have no effect."""
-    first = np.array(posted(api, EMBEDDINGS, input="good", model="vectors")["data"][0]["embedding"][:3])
+    whole = np.array(posted(api, EMBEDDINGS, input="good", model="vectors")["data"][0]["embedding"])
+    assert np.linalg.norm(whole) == pytest.approx(1, abs=1e-6)  # whatever the model's own setting
+    first = whole[:3]
     more = {"user": "me", "encoding_format": "base64", "dimensions": 3, "unknown": None}
     packed = posted(api, EMBEDDINGS, input="good", model="vectors", **more)["data"][0]["embedding"]
 
     assert first / np.linalg.norm(first) == pytest.approx(np.frombuffer(base64.b64decode(packed), "<f4"), abs=1e-6)
-
-
-def test_vectors_have_length_one_whatever_the_models_own_setting(api: Send) -> None:
-    [own] = posted(api, "/embed", inputs="good", model="vectors")
-    assert np.linalg.norm(own) != pytest.approx(1, abs=0.01)
-    assert np.linalg.norm(posted(api, EMBEDDINGS, input="good", model="vectors")["data"][0]["embedding"]) == pytest.approx(1, abs=1e-6)
 
 
 def test_similarity_needs_a_pooling(api: Send) -> None:
@@ -96,13 +88,9 @@ def test_token_ids_are_refused(api: Send, ids: Any) -> None:
     ("body", "message"),
     [
         ({"input": "good", "encodingformat": "float"}, "did you mean `encoding_format`?"),
-        ({"input": "good", "inputs": "bad"}, "did you mean `input`?"),
         ({"input": "good", "parameters": {}}, "`parameters`"),
         ({"inputs": "good"}, "did you mean `input`?"),
         ({"input": "good", "dimensions": 999, "model": "vectors"}, "`dimensions` is 999"),
-        ({"input": "good", "dimensions": 0}, "`dimensions` is wrong"),
-        ({"input": "good", "encoding_format": "int8"}, "`encoding_format` is wrong"),
-        ({"input": 7}, "`input` is wrong"),
         ({"input": ["good", None]}, "`input[1]` is wrong"),
         ({}, "`input` is missing"),
         ({"input": "good", "model": "tokens"}, "/embed"),
@@ -191,10 +179,8 @@ def test_an_answer_has_the_id_of_its_request(api: Send) -> None:
     ("body", "message"),
     [
         ({"query": "good", "documents": ["a"], "top_k": 1}, "did you mean `top_n`?"),
-        ({"query": "good", "documents": ["a"], "top_n": 0}, "`top_n` is wrong"),
         ({"query": "good", "documents": [{}]}, "`documents[0].text` is missing"),
         ({"query": "good", "documents": [{"text": "a", "page": 1}]}, "`documents[0].page` is wrong"),
-        ({"query": "good", "documents": "a"}, "`documents` is wrong"),
         ({"query": "good", "documents": ["a", 1]}, "`documents[1]` is wrong"),
         ({"query": "good", "documents": ["a"], "max_tokens_per_doc": 100}, "`max_tokens_per_doc`"),
         ({"query": "good", "documents": ["a"], "model": "vectors"}, "for feature-extraction"),
@@ -203,20 +189,3 @@ def test_an_answer_has_the_id_of_its_request(api: Send) -> None:
 def test_invalid_rerank_bodies_are_refused(api: Send, body: dict[str, Any], message: str) -> None:
     """The error names the unsupported parameter or the invalid document."""
     assert message in wrong(api, "/v1/rerank", **body)
-
-
-@pytest.mark.parametrize("path", [EMBEDDINGS, *RERANKS])
-def test_input_limits_are_enforced(tmp_path: Path, path: str) -> None:
-    tiny.bundle(tmp_path, "vectors", task="feature-extraction")
-    tiny.bundle(tmp_path, "ranker", labels=("LABEL_0",), activation="none")
-    field = "input" if path == EMBEDDINGS else "documents"
-    query = {} if path == EMBEDDINGS else {"query": "good"}
-
-    def message(texts: list[str]) -> str:
-        answer = call(tmp_path, "POST", path, settings={"max_inputs": 2, "max_chars": 9}, json=query | {field: texts})
-        assert 413 == answer.status_code
-        error = answer.json()["error"]
-        return str(error if isinstance(error, str) else error["message"])
-
-    assert f"`{field}` has 3 items and 2 " in message(["a"] * 3)
-    assert "10 characters and 9 " in message(["a", "b" * 10])

@@ -76,6 +76,7 @@ def test_a_page_of_an_allowed_origin_can_read_responses(models: Path) -> None:
     assert (401, PAGE) == (answer.status_code, answer.headers["access-control-allow-origin"])
     assert "x-request-id" in answer.headers["access-control-expose-headers"]
     assert (200, PAGE) == (preflight.status_code, preflight.headers["access-control-allow-origin"])
+    assert "x-request-id" in preflight.headers
     assert "authorization" in preflight.headers["access-control-allow-headers"].lower()
 
 

@@ -187,9 +187,7 @@ def test_the_trace_of_the_caller_is_continued(models: Path, collector: Collector
     [
         "",
         f"00-{CALLER}-{PARENT}",
-        f"00-{'0' * 32}-{PARENT}-01",
         f"00-{CALLER}-{'0' * 16}-01",
-        f"00-{CALLER[:-1]}-{PARENT}-01",
         f"{TRACEPARENT},{TRACEPARENT}",
         "00-" + "ä" * 32 + f"-{PARENT}-01",
     ],
@@ -208,7 +206,6 @@ def test_a_malformed_traceparent_starts_a_new_trace(collector: Collector, header
     [
         {"baggage": "sesame" * 2000},
         {"baggage": "sesame;sesame,sesame"},
-        {"baggage": ",".join(["s\u00e9same"] * 20)},
         {"traceparent": TRACEPARENT, "tracestate": "Sesame!"},
     ],
 )
@@ -290,21 +287,6 @@ def test_log_lines_have_the_ids_of_the_trace(models: Path, collector: Collector,
     assert [(CALLER, span)] * 2 == [(line.get("trace_id"), line.get("span_id")) for line in lines]
 
 
-def test_standard_variables_set_the_resource_and_the_sampler(models: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
-    """OpenTelemetry's variables set the service name, further resource attributes, the compression and the sampler."""
-    monkeypatch.setenv("OTEL_SERVICE_NAME", "reviews")
-    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
-    ask(models, collector, {"inputs": "good"})
-    [resource] = {tuple(sorted(resource.items())) for resource in collector.resources()}
-    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
-    sent = len(collector.spans)
-    ask(models, collector, {"inputs": "good"})
-    assert {"service.name": "reviews", "deployment.environment.name": "test"}.items() <= dict(resource).items()
-    assert {"service.version", "service.instance.id"} <= dict(resource).keys()
-    assert sent == len(collector.spans)
-
-
 def test_an_unreachable_collector_has_no_effect(models: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests are answered, the shutdown does not wait for the spans, and the log has no text of a caller."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
@@ -322,13 +304,6 @@ def test_an_unreachable_collector_has_no_effect(models: Path, caplog: pytest.Log
     for thread in threading.enumerate():
         if thread.name == "last-spans":
             thread.join(20)
-
-
-def test_without_tracing_a_response_has_no_traceparent(models: Path) -> None:
-    async def check(client: httpx.AsyncClient) -> httpx.Response:
-        return await client.post("/classify", json={"inputs": "good"}, headers={"traceparent": TRACEPARENT})
-
-    assert "traceparent" not in play(build(Settings(models=models)), check).headers["server-timing"]
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
