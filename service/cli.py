@@ -51,8 +51,10 @@ class Serve(Settings):
 class Score(ModelSettings):
     """Score the rows of a file with a model: write a file with a prediction for each row."""
 
-    source: CliPositionalArg[Path] = Field(description="Input file: JSON Lines, CSV, TSV or Parquet; - is stdin.")
-    output: CliPositionalArg[Path] = Field(description="New file: in the format of the input, or JSON Lines.")
+    source: CliPositionalArg[str] = Field(
+        description="Input file: JSON Lines, CSV, TSV or Parquet; - is stdin. With --ray, Parquet files or their folder."
+    )
+    output: CliPositionalArg[str] = Field(description="New file: in the format of the input, or JSON Lines. With --ray, a new folder.")
     input_format: Literal["jsonl", "csv", "tsv", "parquet"] | None = Field(
         None, description="Format of the input (default: from the file name)."
     )
@@ -67,6 +69,9 @@ class Score(ModelSettings):
     prediction_column: str = Field("prediction", min_length=1, description="Column for predictions.")
     warnings_column: str = Field("warnings", min_length=1, description="Column for warnings, such as a truncated text.")
     rejected: Path | None = Field(None, description="New file for rejected rows and their errors (default: OUTPUT.rejected.jsonl).")
+    ray: str | None = Field(
+        None, description="Score on a Ray cluster: its address, `auto` for a running one, or `local` for a new one here."
+    )
 
     def run(self) -> int:
         """Scores the input; returns the exit code."""
@@ -77,16 +82,27 @@ class Score(ModelSettings):
         if self.prediction_column == self.warnings_column:
             raise SettingsError("--prediction-column and --warnings-column are the same; give two names.")
         from bertserve.service.scoring.predictor import RowTask
-        from bertserve.service.scoring.score import score
 
         task = RowTask(self.task, self.columns, self.parameters, (self.prediction_column, self.warnings_column))
-        source = Path("/dev/stdin") if self.source == Path("-") else self.source
+        settings = _with_one_model(self)
+        if self.ray is not None:
+            if self.rejected is not None or self.input_format not in (None, "parquet"):
+                raise SettingsError(
+                    "with --ray, files are Parquet, and their column `error` has the errors; remove --rejected and --input-format."
+                )
+            from bertserve.service.scoring.ray_data import score_on_ray
+
+            return score_on_ray(settings, task, self.source, self.output, self.ray)
+        from bertserve.service.scoring.score import score
+
         rejected = self.rejected or Path(f"{self.output}.rejected.jsonl")
-        return score(_with_one_model(self), task, source, self.output, rejected, self._formats())
+        return score(
+            settings, task, Path("/dev/stdin" if self.source == "-" else self.source), Path(self.output), rejected, self._formats()
+        )
 
     def _formats(self) -> tuple[str, str]:
         """Returns the formats of the input and of the output."""
-        source, output = self.input_format or _FORMATS.get(self.source.suffix.lower()), _FORMATS.get(self.output.suffix.lower())
+        source, output = self.input_format or _FORMATS.get(Path(self.source).suffix.lower()), _FORMATS.get(Path(self.output).suffix.lower())
         if source is None:
             raise SettingsError(f"`{self.source}` ends with none of {', '.join(_FORMATS)}; give --input-format.")
         if output not in (source, *(["jsonl"] if source in ("csv", "tsv") else [])):

@@ -1,18 +1,27 @@
-"""`Scorer` for `map_batches` of Ray Data."""
+"""`Scorer` for `map_batches` of Ray Data, and `bert-serve score --ray`."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import ray
 
+from bertserve.service.bundle import files
+from bertserve.service.errors import SettingsError, StartError, install_command
 from bertserve.service.scoring.parts import merged, with_predictions
 from bertserve.service.scoring.predictor import Predictor, RowTask
 from bertserve.service.scoring.rows import Window, rows_of
 from bertserve.service.settings import ModelSettings
+
+try:
+    import ray
+    import ray.data
+except ImportError as absent:
+    raise SettingsError(f"Ray is not installed; `{install_command('ray')}` adds it.") from absent
 
 
 class Scorer:
@@ -36,3 +45,21 @@ class Scorer:
         table = with_predictions(table, rows, self._names).append_column("error", pa.array(errors, pa.string()))
         self._schema = merged([self._schema, table.schema])
         return table.cast(self._schema)
+
+
+def score_on_ray(settings: ModelSettings, task: RowTask, source: str, output: str, address: str) -> int:
+    """Scores Parquet files to a new folder with as many actors as the cluster has CPUs; returns the exit code."""
+    (bundle,) = files.find_bundles(settings.models)
+    given = {name: getattr(settings, name) for name in settings.model_fields_set & ModelSettings.model_fields.keys()}
+    arguments = {"model": str(bundle.resolve()), **asdict(task)}
+    arguments["settings"] = {name: value for name, value in given.items() if name not in ("config", "models", "model", "threads")}
+    try:
+        if not ray.is_initialized():
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports about the use of Ray
+            ray.init(address=address, logging_level="WARNING")
+        pool = ray.data.ActorPoolStrategy(min_size=1)
+        scored = ray.data.read_parquet(source).map_batches(Scorer, fn_constructor_kwargs=arguments, batch_format="pyarrow", compute=pool)
+        scored.write_parquet(output, mode="error")
+    except (ray.exceptions.RayError, OSError, ValueError, RuntimeError) as error:
+        raise StartError(f"Ray cannot score `{source}`: {str(error).strip().splitlines()[-1]}") from error
+    return 0

@@ -415,7 +415,7 @@ def test_windows_without_an_entity_do_not_decide_the_type_of_predictions(tmp_pat
 @pytest.mark.serial
 @pytest.mark.filterwarnings("ignore")
 def test_ray_data_gives_the_predictions_of_one_machine(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a local cluster, with the public class in a pipeline. A row without an answer has an error."""
+    """On a local cluster, with the public class in a pipeline and with `--ray`. A row without an answer has an error."""
     for name, value in {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": tempfile.mkdtemp(prefix="ray")}.items():
         monkeypatch.setenv(name, value)
     import ray
@@ -434,8 +434,11 @@ def test_ray_data_gives_the_predictions_of_one_machine(models: Path, tmp_path: P
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
         arguments = {"model": str(models / "tiny"), "columns": {"text": "review"}}
         scored = read_parquet(str(tmp_path / "in")).map_batches(Scorer, fn_constructor_kwargs=arguments, concurrency=1).take_all()
+        assert 0 == run(models, tmp_path / "in", tmp_path / "out", "--columns", "text=review", "--ray", "local")
+        assert 1 == run(models, tmp_path / "in", tmp_path / "out", "--columns", "text=review", "--ray", "local")
     finally:
         ray.shutdown()
-    by_id = {row["id"]: row for row in scored}
-    assert {100, 101, 102} == {key for key, row in by_id.items() if row["error"] is not None and row["prediction"] is None}
-    assert rounded(expected) == rounded({key: {name: by_id[key][name] for name in expected[key]} for key in expected})
+    for found in (scored, pq.read_table(tmp_path / "out").to_pylist()):
+        by_id = {row["id"]: row for row in found}
+        assert {100, 101, 102} == {key for key, row in by_id.items() if row["error"] is not None and row["prediction"] is None}
+        assert rounded(expected) == rounded({key: {name: by_id[key][name] for name in expected[key]} for key in expected})
