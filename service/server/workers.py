@@ -9,7 +9,6 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
-import shutil
 import signal
 import socket
 import tempfile
@@ -100,6 +99,7 @@ class _Arbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no types
         for worker in self.WORKERS.values():
             if worker.report is None and worker.reports.poll():
                 worker.report = worker.reports.recv()
+                worker.is_ready = isinstance(worker.report, tuple)
                 if self.is_ready and worker.is_ready:
                     logger.info("worker %d restarted as process %d", worker.index, worker.pid)
                 elif not self.free and all(each.is_ready for each in self.WORKERS.values()):
@@ -137,16 +137,13 @@ class _Arbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no types
 class _Worker(Worker):  # type: ignore[misc]
     app: _Arbiter
     report: Any = None  # what `on_ready` takes, or a StartError
+    is_ready = False
 
     def __init__(self, *arguments: Any) -> None:
         """Runs in the arbiter, before the fork."""
         super().__init__(*arguments)
         self.index = self.app.free.pop(0)
         self.reports, self._report = Pipe(duplex=False)
-
-    @property
-    def is_ready(self) -> bool:
-        return isinstance(self.report, tuple)
 
     def init_process(self) -> None:
         """Serves until the worker is stopped. gunicorn's method would load a WSGI application."""
@@ -166,8 +163,6 @@ class _Worker(Worker):  # type: ignore[misc]
             work(arbiter.settings, arbiter.listener, arbiter.keys, self._report.send, index=self.index, metrics=metrics, beat=self._beat)
         except StartError as error:
             self._report.send(error)
-        if os.getppid() != self.ppid:  # the arbiter was killed and cannot remove it
-            shutil.rmtree(arbiter.folder, ignore_errors=True)
 
     def _beat(self, ready: bool) -> bool:
         """Tells the arbiter that the event loop runs; returns whether the worker is of use, and the arbiter is alive."""

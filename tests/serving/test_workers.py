@@ -233,17 +233,12 @@ def waiting(served: Served) -> float:
 
 
 def test_no_worker_outlives_its_parent_process(models: Path, serve: Serve) -> None:
-    """The last one removes the folder of heartbeats and metrics."""
     with serve(models, *TWO) as served:
-        opened = [os.readlink(path) for path in Path(f"/proc/{served.process.pid}/fd").iterdir()]
-        folder = next(Path(path).parent for path in opened if "/bert-serve-" in path)
-        assert folder.exists()
         served.process.kill()
         reader = threading.Thread(target=served.process.stdout.read)  # ends when the last process has closed its stdout
         reader.start()
         reader.join(15)
         assert not reader.is_alive()
-        assert not folder.exists()
         with pytest.raises(httpx.TransportError):
             httpx.get(served.url, trust_env=False)
 
