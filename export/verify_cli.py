@@ -137,8 +137,7 @@ def _parser() -> argparse.ArgumentParser:
         "--validation",
         metavar="FILE",
         type=Path,
-        help="with --update: texts to validate int8, none of which it was made with (default: the texts of the export, if they are built "
-        "in)",
+        help="with --update: texts to validate int8, none of which it was made with (default: those of the export, if they are built in)",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser

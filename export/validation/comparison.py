@@ -244,7 +244,7 @@ def compare(served: ServedGraph, reference: Reference) -> Comparison:
     """
     count = len(reference.requests) if served.graph.precision == "int8" else reference.fixed
     requests = reference.requests[:count]
-    answers = progress.track(progress.each(partial(_answer, served), requests), "compare answers", unit="samples", total=count)
+    answers = progress.track(progress.each(partial(answer_sample, served), requests), "compare answers", unit="samples", total=count)
     comparison = Comparison(served, reference.fixed)
     encodings, rows = list[Encoding](), list[Row]()
     for i, answer in enumerate(answers):
@@ -266,7 +266,8 @@ def _attention_error(served: ServedGraph, request: attention.AttentionRequest, w
     return float(np.abs(row[attention.OUTPUT] - weights).max())
 
 
-def _answer(served: ServedGraph, request: Any) -> Answer:
+def answer_sample(served: ServedGraph, request: Any) -> Answer:
+    """Returns a graph's answer to a sample; raises ParityError if it has none."""
     try:
         return served.answer(request)
     except EngineError as error:

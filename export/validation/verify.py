@@ -16,7 +16,7 @@ from bertserve.export.errors import DataError, ParityError
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.tasks.metrics import Score
 from bertserve.export.tasks.spec import INPUT_KEYS, Document, ExportTask, read_input
-from bertserve.export.validation.comparison import Comparison, Reference, compare
+from bertserve.export.validation.comparison import Comparison, Reference, answer_sample, compare
 from bertserve.export.validation.samples import sample_requests
 from bertserve.export.validation.served_graph import Answer, ServedGraph, open_graph, read_body
 from bertserve.service.bundle.files import Bundle, load_bundle
@@ -172,10 +172,7 @@ def _choose_reference(bundle: Bundle, graphs: Sequence[ServedGraph], spec: Verif
         return Reference("", samples, [None] * len(samples), len(samples))
     # a CPU runs one precision, so TensorRT's graphs, which share a file, have the same answers
     own = [served for served in graphs if served is fp32 or (served.graph.file == fp32.graph.file and served.provider == "cpu")]
-    try:
-        answers = [fp32.answer(request) for request in samples]
-    except EngineError as error:
-        raise ParityError(f"the fp32 graph has no answer to a sample: {error.message}") from error
+    answers = [answer_sample(fp32, request) for request in samples]
     return Reference("the fp32 graph", samples, answers, len(samples), answer=fp32.answer, own=own)
 
 

@@ -8,11 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
-import onnx
 import pytest
-from onnx import numpy_helper
-from safetensors.torch import load_file
 
 import tiny
 from bertserve.export import cli
@@ -74,20 +70,6 @@ def test_manifest_and_card_contain_the_given_metrics(source: Path, output: Path,
     bundle = load_bundle(output / "tiny-bert")
     assert figures == [metric.model_dump() for metric in bundle.manifest.figures]
     assert "| accuracy, SST-2 | 0.8784 | 0.8784 | 0.8761 |" in (bundle.path / CARD_FILE).read_text(encoding="utf-8")
-
-
-@pytest.mark.full_grid
-def test_int8_keeps_a_small_embedding_in_float(tmp_path: Path, output: Path) -> None:
-    """Without a large embedding, only matrices are quantized."""
-    source = bert(tmp_path, rows=200)
-    flags = ("--precision", "int8", "--max-int8-error", "1", "--calibration", str(few_texts(tmp_path)))
-    assert 0 == cli.main([str(source), "--output", str(output), *flags])
-
-    [graph] = load_bundle(output / "tiny-bert").manifest.graphs
-    assert (10, 0) == (graph.evidence.quantized["MatMulIntegerToFloat"], graph.evidence.quantized["PerRowEmbedding"])
-    tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(str(output / "tiny-bert" / graph.file)).graph.initializer}
-    [table] = [value for name, value in tensors.items() if name.endswith("word_embeddings.weight")]
-    np.testing.assert_array_equal(load_file(source / "model.safetensors")["bert.embeddings.word_embeddings.weight"], table)
 
 
 @pytest.mark.full_grid

@@ -21,7 +21,6 @@ import bertserve.service.cli
 from bertserve.export import cli
 from bertserve.export.graph import onnx_files
 from bertserve.service.bundle import files
-from bertserve.service.errors import BundleError
 from bundles import exported
 from checkpoints import bert, few_texts
 from full_disk import largest_file
@@ -149,11 +148,6 @@ def large_bundle(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
         return exported(source, folder, precisions=None, providers=("cpu", "cuda", "tensorrt"), calibration=texts).path
 
 
-@pytest.fixture(name="damaged")
-def copy_to_damage(large: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(large, tmp_path / large.name))
-
-
 @pytest.mark.full_grid
 def test_the_manifest_has_every_file_with_digest_and_size(large: Path) -> None:
     """Only graphs over the limit have a data file, and the export leaves no other files."""
@@ -173,28 +167,14 @@ def test_the_manifest_has_every_file_with_digest_and_size(large: Path) -> None:
 def test_the_command_prints_the_total_size_and_the_service_loads_the_bundle(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The printed size includes external weights; `bert-serve check` uses them to reproduce the stored result."""
+    """The printed size includes external weights; `bert-serve check` uses them to reproduce the stored result; `verify` checks their digest."""
     monkeypatch.setattr(onnx_files, "MAX_BYTES", BETWEEN)
     assert 0 == cli.main([str(source), "--output", str(tmp_path), "--precision", "fp32"])
 
     size = sum((tmp_path / source.name / name).stat().st_size for name in (FP32, f"{FP32}.data"))
     assert f"{FP32}  {size / 2**20:.1f} MiB" in capsys.readouterr().out
     assert 0 == bertserve.service.cli.main(["check", "--models", str(tmp_path)])
-
-
-@pytest.mark.full_grid
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda data: data.unlink(), r"fp32\.onnx\.data` cannot"),
-        (lambda data: data.write_bytes(data.read_bytes()[:-1]), r"fp32\.onnx\.data` has \d+ bytes"),
-        (lambda data: data.write_bytes(b"\1" + data.read_bytes()[1:]), r"fp32\.onnx\.data` .* sha256 "),
-    ],
-)
-def test_a_bundle_with_damaged_weights_is_refused(damaged: Path, damage: Any, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    damage(damaged / f"{FP32}.data")
-
-    with pytest.raises(BundleError, match=message):
-        files.load_bundle(damaged)
-    assert 1 == cli.main(["verify", str(damaged)])
-    assert "fp32.onnx.data" in capsys.readouterr().out
+    data = tmp_path / source.name / f"{FP32}.data"
+    data.write_bytes(b"\1" + data.read_bytes()[1:])
+    assert 1 == cli.main(["verify", str(data.parent)])
+    assert f"{data.name}`" in capsys.readouterr().out
