@@ -22,12 +22,8 @@ class Artifact:
     """An exported graph.
 
     Attributes:
-        path: Path of the file.
-        provider: Its provider.
-        precision: Its precision; TensorRT's fp16 is built from the float32 file.
+        path: Path of the file; TensorRT's fp16 is built from the float32 file.
         form: A description of its creation, for readers.
-        inputs: Its inputs.
-        shapes: The plan of its shapes, if any.
         fusions: Fused operator -> count.
         quantized: Converted operators, and operators that stay in float -> count.
         error: Error of the outputs caused by the conversion, relative to their standard deviation.

@@ -60,7 +60,7 @@ class GraphBuild:
 
 
 def build_graphs(provider: Provider, build: GraphBuild) -> Iterator[Artifact]:
-    """Creates the graphs of a provider in `BUILDERS` one by one on request; float32 is always first, because others are created from it."""
+    """Creates the graphs of a provider one by one on request; float32 is always first, because others are created from it."""
     checkpoint = build.checkpoint
     has_masks = any(spec.fill == "mask_index" for spec in checkpoint.inputs)
     plan = plan_shapes(checkpoint.tokenizer_spec.max_length, masks=has_masks, rectangle=PROVIDERS[provider].reserves_largest)

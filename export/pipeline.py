@@ -52,31 +52,15 @@ _SHOWN_TAGS = 8  # in a warning
 
 @dataclass(frozen=True)
 class ExportSpec:
-    """The options of an export.
+    """The flags of the command.
 
     Attributes:
-        source: A local checkpoint folder or a hub id.
-        output: The models folder.
-        name: Name of the bundle; None for the source's own name.
-        task: A Hugging Face task name, or `auto`.
-        precisions: Precisions to create; the last one of each provider is its default graph. None for all; int8 is then only the default if
-            it agrees with the checkpoint.
-        providers: Providers to create graphs for; a graph of the first one answers the stored example.
-        revision: Hub revision.
-        overwrite: Whether an existing bundle is replaced.
+        source: A local checkpoint folder, a hub id, or with `module` a trusted `FILE:FACTORY`, whose code is executed.
+        precisions: None for all; int8 is then only the default graph if it agrees with the checkpoint. Otherwise the last one of each
+            provider is its default graph.
+        providers: A graph of the first one answers the stored example.
         metrics: Measured task metrics for manifest and card.
-        calibration: A file of texts or pairs for int8; some are held out to validate it.
-        validation: Another file to validate int8, which shares no text with the first.
         max_int8_error: Maximum error of int8's outputs on held-out texts, relative to their standard deviation.
-        quick: Whether to skip the measurement of which matrices matter most for int8.
-        layers: Outputs of an embedding model's graphs: the last layer, the last four layers in one output, or the layers with these
-            numbers.
-        combine: The default function to combine these layers; None to use the last layer by default.
-        tracer: PyTorch's exporter to trace with; None for the first that works.
-        module: Whether `source` is `FILE:FACTORY`, whose code is trusted and executed.
-        attentions: Whether the graphs return attention maps, which only CPU graphs can.
-        ignored_weights: Patterns of names of weights that the model may leave unused, with `*` for any characters.
-        token_types: The token types that the model was trained with; None to decide by its version of transformers.
     """
 
     source: str

@@ -50,17 +50,10 @@ def measure_graphs(
 ) -> tuple[list[GraphSpec], list[OmittedGraph]]:
     """Measures the graphs of all providers, and removes the files of graphs that are not kept.
 
-    The graphs of each provider are created by iteration, float32 first. A graph that cannot be created, loaded or matched with the checkpoint
+    The artifacts of each provider are created by iteration, float32 first. One that cannot be created, loaded or matched with the checkpoint
     does not stop the others, except a provider's float32 graph, from which its others are created.
 
-    Args:
-        artifacts: The graphs of each provider.
-        precisions: The precisions to keep; the last one of each provider is its default graph.
-        folder: The bundle's folder.
-        checkpoint: The checkpoint of the graphs.
-        tokenizer: The bundle's tokenizer.
-        reference: The checkpoint's own outputs.
-        default_must_agree: Whether float32 is a provider's default if another graph has too low agreement with the checkpoint.
+    The last precision of a provider is its default, unless `default_must_agree` and its agreement with the checkpoint is too low.
 
     Returns:
         The graphs that passed, and the graphs that failed with the reasons.

@@ -27,13 +27,7 @@ TOLERANCE = 0.3  # trained weights differ between machines
 
 @dataclass(frozen=True)
 class Page:
-    """A page whose commands run in an empty folder.
-
-    Attributes:
-        text: The page's text.
-        folder: The folder that the commands run in.
-        port: The port that replaces 8000.
-    """
+    """A page whose commands run in an empty folder, with another port than 8000."""
 
     text: str
     folder: Path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,6 @@ from bertserve.export.validation.comparison import MAX_ABS_ERROR, MAX_ROW_ERROR,
 from bertserve.export.validation.pytorch import run
 from bertserve.export.validation.served_graph import Answer, ServedGraph
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, Bundle, digest, load_bundle
-from bertserve.service.bundle.graph_spec import GraphSpec
-from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.check import check
 from bertserve.service.settings import Settings
 from bertserve.service.tasks import classify
@@ -50,51 +48,32 @@ def words(tokens: int) -> str:
     return " ".join(some[i % len(some)] for i in range(tokens - 2))
 
 
-@dataclass(frozen=True)
-class Usual:
-    """The default test checkpoint and its bundle."""
-
-    source: Path
-    bundle: Bundle
-
-    @property
-    def path(self) -> Path:
-        return self.bundle.path
-
-    @property
-    def manifest(self) -> Manifest:
-        return self.bundle.manifest
-
-    @property
-    def card(self) -> str:
-        return (self.path / CARD_FILE).read_text(encoding="utf-8")
-
-    def graph(self, precision: Any) -> GraphSpec:
-        return self.bundle.graph("cpu", precision)
+@pytest.fixture(name="source", scope="module")
+def default_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bert(tmp_path_factory.mktemp("exported"))
 
 
 @pytest.fixture(name="usual", scope="module")
-def usual_bundle(tmp_path_factory: pytest.TempPathFactory) -> Usual:
-    source = bert(tmp_path_factory.mktemp("exported"))
-    return Usual(source, exported(source, precisions=("fp32", "int8"), calibration=few_texts(source.parent)))
+def usual_bundle(source: Path) -> Bundle:
+    return exported(source, precisions=("fp32", "int8"), calibration=few_texts(source.parent))
 
 
 @pytest.fixture(name="served", scope="module")
-def served_bundle(usual: Usual) -> Served:
-    return Served(usual.bundle)
+def served_bundle(usual: Bundle) -> Served:
+    return Served(usual)
 
 
 @pytest.fixture(name="pytorch", scope="module")
-def pytorch_checkpoint(usual: Usual) -> PyTorch:
-    return PyTorch(usual.source)
+def pytorch_checkpoint(source: Path) -> PyTorch:
+    return PyTorch(source)
 
 
 # ---- the folder and the manifest
 
 
-def test_a_bundle_holds_manifest_tokenizer_card_and_graphs(usual: Usual) -> None:
+def test_a_bundle_holds_manifest_tokenizer_card_and_graphs(source: Path, usual: Bundle) -> None:
     """The output folder has only the bundle. Other users can read it, and no file contains a path of the exporting machine."""
-    secrets = [str(usual.source.parent).encode(), b"site-packages"]
+    secrets = [str(source.parent).encode(), b"site-packages"]
 
     assert {CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, "model.cpu.fp32.onnx", "model.cpu.int8.onnx"} == {
         path.name for path in usual.path.iterdir()
@@ -104,7 +83,7 @@ def test_a_bundle_holds_manifest_tokenizer_card_and_graphs(usual: Usual) -> None
     assert [] == [path.name for path in usual.path.iterdir() for secret in secrets if secret in path.read_bytes()]
 
 
-def test_the_tokenizer_keeps_templates_but_not_truncation_and_padding(usual: Usual) -> None:
+def test_the_tokenizer_keeps_templates_but_not_truncation_and_padding(usual: Bundle) -> None:
     document = json.loads((usual.path / TOKENIZER_FILE).read_text(encoding="utf-8"))
     cls, sep = {"special": "[CLS]", "id": 2, "type_id": 0}, {"special": "[SEP]", "id": 3, "type_id": 0}
     a, b = {"text": "a", "type_id": 0}, {"text": "b", "type_id": 1}
@@ -115,7 +94,7 @@ def test_the_tokenizer_keeps_templates_but_not_truncation_and_padding(usual: Usu
     assert [cls, a, sep, b, {**sep, "type_id": 1}] == [piece.model_dump() for piece in spec.pair]
 
 
-def test_the_manifest_says_where_the_bundle_came_from(usual: Usual) -> None:
+def test_the_manifest_says_where_the_bundle_came_from(usual: Bundle) -> None:
     source = usual.manifest.source
 
     assert ("tiny-bert", None, 64) == (source.checkpoint, source.revision, len(source.weights_sha256))
@@ -125,13 +104,13 @@ def test_the_manifest_says_where_the_bundle_came_from(usual: Usual) -> None:
 
 @pytest.mark.full_grid
 def test_int8_with_low_agreement_is_not_the_default(
-    usual: Usual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    source: Path, usual: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """fp32 is the default instead and answers the stored example; command and card warn about int8."""
-    play_back(monkeypatch, usual.source)
+    play_back(monkeypatch, source)
     monkeypatch.setattr("bertserve.service.bundle.validation_policy.ENOUGH_AGREEMENT", 1.01)
     models = tmp_path / "models"
-    assert 0 == cli.main([str(usual.source), "--output", str(models), "--calibration", str(few_texts(tmp_path))])
+    assert 0 == cli.main([str(source), "--output", str(models), "--calibration", str(few_texts(tmp_path))])
     bundle = load_bundle(models / "tiny-bert")
 
     assert {"fp32": True, "int8": False} == {graph.precision: graph.default for graph in bundle.manifest.graphs}
@@ -148,16 +127,16 @@ BROKEN: dict[str, tuple[int, Callable[[NDArray[Any]], NDArray[Any]]]] = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_int8_with_one_broken_matrix_is_refused(usual: Usual, tmp_path: Path, kind: str) -> None:
+def test_int8_with_one_broken_matrix_is_refused(source: Path, usual: Bundle, tmp_path: Path, kind: str) -> None:
     """Each of the ten matrices is broken in turn. The unbroken graph passes the same comparison."""
-    graph = usual.graph("int8")
-    tokenizer = Tokenizer(usual.bundle.tokenizer_path, usual.manifest.tokenizer)
-    checkpoint = replace(load_checkpoint(str(usual.source)), inputs=graph.inputs)
+    graph = usual.graph("cpu", "int8")
+    tokenizer = Tokenizer(usual.tokenizer_path, usual.manifest.tokenizer)
+    checkpoint = replace(load_checkpoint(str(source)), inputs=graph.inputs)
     requests = [classify.ClassifyRequest(str(text)) for text in calibration.read_texts(calibration.BUILT_IN)[20:60:3]]
     reference = Reference("the checkpoint", requests, [Answer((), run(checkpoint, request), None) for request in requests], fixed=0)
 
     def check(path: Path) -> None:
-        engine = engine_of(usual.bundle, graph, path)
+        engine = engine_of(usual, graph, path)
         compare(ServedGraph(graph, engine, tokenizer, TASKS[checkpoint.task], checkpoint), reference).check()
 
     check(usual.path / graph.file)
@@ -178,11 +157,11 @@ def test_int8_with_one_broken_matrix_is_refused(usual: Usual, tmp_path: Path, ki
 
 @pytest.mark.parametrize("precisions", [("int8", "fp32"), ("int8",)])
 def test_the_last_precision_is_the_default_graph(
-    usual: Usual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precisions: tuple[str, ...]
+    source: Path, usual: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precisions: tuple[str, ...]
 ) -> None:
     """The bundle has only the requested graphs; fp32 is not stored unless it is requested."""
-    play_back(monkeypatch, usual.source)
-    bundle = exported(usual.source, tmp_path, precisions=precisions, calibration=few_texts(tmp_path))
+    play_back(monkeypatch, source)
+    bundle = exported(source, tmp_path, precisions=precisions, calibration=few_texts(tmp_path))
 
     assert {name: name == precisions[-1] for name in precisions} == {graph.precision: graph.default for graph in bundle.manifest.graphs}
     assert {f"model.cpu.{name}.onnx" for name in precisions} == {path.name for path in bundle.path.glob("*.onnx")}
@@ -190,8 +169,8 @@ def test_the_last_precision_is_the_default_graph(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_the_manifest_has_each_graph_with_its_validation(usual: Usual, precision: str) -> None:
-    graph = usual.graph(precision)
+def test_the_manifest_has_each_graph_with_its_validation(usual: Bundle, precision: str) -> None:
+    graph = usual.graph("cpu", precision)
     validation, lengths = graph.evidence, graph.evidence.lengths
     opsets = {opset.domain: opset.version for opset in onnx.load(str(usual.path / graph.file)).opset_import}
 
@@ -221,9 +200,9 @@ def untimed(target: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
-def test_the_same_checkpoint_gives_the_same_files(usual: Usual, tmp_path: Path) -> None:
+def test_the_same_checkpoint_gives_the_same_files(source: Path, usual: Bundle, tmp_path: Path) -> None:
     """A repeated export is byte-identical, except for measured times."""
-    again = exported(usual.source, tmp_path, precisions=("fp32", "int8"), calibration=few_texts(tmp_path)).path
+    again = exported(source, tmp_path, precisions=("fp32", "int8"), calibration=few_texts(tmp_path)).path
     digests = [
         {path.name: path.name in (MANIFEST_FILE, CARD_FILE) or digest(path) for path in folder.iterdir()} for folder in (usual.path, again)
     ]

@@ -377,14 +377,6 @@ def test_a_line_without_a_result_fails_the_data_check(tmp_path: Path, verify: Ve
 # ---- data: metrics
 
 
-def best_labels(path: Path) -> list[str]:
-    return [answer(path, {"inputs": text})[0][0]["label"] for text in TEXTS]
-
-
-def values(path: Path) -> list[float]:
-    return [answer(path, {"inputs": text})[0][0]["score"] for text in TEXTS]
-
-
 def labeled(folder: Path, labels: Sequence[Any]) -> Path:
     return data(folder, *({"text": text, "label": label} for text, label in zip(TEXTS, labels, strict=False)))
 
@@ -397,7 +389,7 @@ def metric(checks: dict[str, Any], name: str) -> Any:
 def test_accuracy_is_the_share_of_right_labels(tmp_path: Path, verify: Verify, floor: str, code: int) -> None:
     """Labels are names or ids; lines without a label only count for agreement. `--min-metric` only affects the given metric."""
     path = sound(tmp_path)
-    best = best_labels(path)
+    best = [answer(path, {"inputs": text})[0][0]["label"] for text in TEXTS]
     wrong = next(label for label in tiny.LABELS if label != best[2])
     lines = labeled(tmp_path, [best[0], tiny.LABELS.index(best[1]), wrong, [best[3]], None, None])
     found, checks = verify(path, "--data", lines, "--min-metric", f"accuracy={floor}")
