@@ -13,13 +13,11 @@ import numpy as np
 import onnx
 import pytest
 import torch
-import transformers
 from huggingface_hub.repocard import metadata_load
 from numpy.typing import NDArray
 from onnx import numpy_helper
 from safetensors.torch import load_file
 
-import tiny
 from bertserve.export import calibration, cli
 from bertserve.export.bundle import model_card
 from bertserve.export.checkpoint.load import load_checkpoint
@@ -242,44 +240,6 @@ def test_a_cross_encoder_uses_its_declared_activation(
         assert expected == load_checkpoint(str(source)).activation
 
 
-@pytest.mark.parametrize(
-    ("labels", "problem_type"),
-    [
-        (("negative", "positive"), None),
-        (("relevance",), None),
-        (("stars",), "regression"),
-        pytest.param(("toxic", "spam", "rude"), "multi_label_classification", marks=pytest.mark.full_grid),
-        pytest.param(("valence", "arousal"), "regression", marks=pytest.mark.full_grid),
-    ],
-)
-def test_scores_match_the_transformers_pipeline(tmp_path: Path, labels: tuple[str, ...], problem_type: str | None) -> None:
-    source = bert(tmp_path, labels=labels, problem_type=problem_type)
-    pipeline = transformers.pipeline("text-classification", model=str(source), top_k=None, device="cpu")
-    [expected] = pipeline(["the film was not very good"])
-    [actual] = Served(exported(source)).answer({"inputs": "the film was not very good", "parameters": {"top_k": len(labels)}})
-
-    assert [item["label"] for item in expected] == [item["label"] for item in actual]
-    assert [item["score"] for item in expected] == pytest.approx([item["score"] for item in actual], abs=1e-5)
-
-
-@pytest.mark.parametrize(("positions", "model_max_length", "expected"), [(160, 140, 140), (160, int(1e30), 160), (16, 512, 16)])
-def test_the_maximum_length_is_the_smaller_of_positions_and_tokenizer_limit(
-    tmp_path: Path, positions: int, model_max_length: int, expected: int
-) -> None:
-    source = bert(tmp_path, positions=positions, model_max_length=model_max_length)
-
-    assert expected == load_checkpoint(str(source)).tokenizer_spec.max_length
-
-
-def test_float16_weights_are_converted_to_float32(tmp_path: Path) -> None:
-    """The graph of a float16 checkpoint gives the same logits as PyTorch with the same weights in float32."""
-    source = bert(tmp_path)
-    transformers.AutoModelForSequenceClassification.from_pretrained(source).half().save_pretrained(source)
-    [actual] = Served(exported(source)).alone(classify.ClassifyRequest("a good film"))
-
-    np.testing.assert_allclose(PyTorch(source).logits("a good film"), actual["logits"], rtol=0, atol=1e-4)
-
-
 def pickle_weights(source: Path, *, shards: int = 1, zipped: bool = True, old_names: bool = False) -> None:
     """Replaces the weights by pickles as older versions of PyTorch and transformers wrote them."""
     tensors = load_file(source / "model.safetensors")
@@ -311,19 +271,6 @@ def test_pickled_weights_are_read_like_safetensors(tmp_path: Path, options: dict
     assert [] == [name for name in tensors if not torch.equal(tensors[name], found[name])]
     assert ("safetensors", "pickle") == (expected.origin.weights_format, actual.origin.weights_format)
     assert expected.origin.weights_sha256 != actual.origin.weights_sha256
-
-
-def test_a_checkpoint_with_only_vocab_txt_gets_the_same_tokenizer(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    play_back(monkeypatch, source := bert(tmp_path))
-    (source / "tokenizer.json").unlink()
-    (source / "vocab.txt").write_text("\n".join(tiny.VOCABULARY) + "\n", encoding="utf-8")
-    bundle = exported(source)
-    expected, actual = (
-        each.encodings(classify.ClassifyRequest("The film wasn't [bad], ünknown 看 words")) for each in (served, Served(bundle))
-    )
-
-    assert served.manifest.tokenizer.pair == bundle.manifest.tokenizer.pair
-    assert expected[0].ids.tolist() == actual[0].ids.tolist()
 
 
 def test_a_given_task_replaces_missing_architectures(tmp_path: Path) -> None:
