@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import InvalidValueError, Sent, TooLargeError
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun, copied
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun, copied, too_long
 from bertserve.service.tasks.body import TaskBody, TaskParameters, body_config
 from bertserve.service.tasks.classify import TextsOrPairs
 from bertserve.service.tasks.cost import NUMBER_BYTES, Cost, text_bytes
@@ -146,11 +146,7 @@ def encode(request: AttentionRequest, tokenizer: Tokenizer) -> tuple[Encoding, l
     parts = tokenizer.tokenize([request.text, request.text_pair] if request.text_pair else [request.text])
     room, total = tokenizer.room(pair=len(parts) > 1), sum(map(len, parts))
     if total > room:
-        raise InvalidValueError(
-            "the text has {total} tokens and the model takes {room}; shorten it, because attention needs the whole text.",
-            total=total,
-            room=room,
-        )
+        raise too_long(total, room, "because attention needs the whole text")
     whole = tokenizer.assemble(*(tokens.ids for tokens in parts))
     maps, length = request.maps, len(whole)
     if (values := len(maps) * length**2) > MAX_VALUES:

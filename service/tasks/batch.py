@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from bertserve.service.bundle.manifest import Activation, Embedding, MaskToken
+from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.cost import NOTHING, Cost
 from bertserve.service.tasks.decoding import Row
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
@@ -118,6 +119,13 @@ PAUSE = Batch([])
 
 TaskRun = Generator[Batch, Sequence[Row], Any]
 TaskFunction = Callable[[Any, TaskModel], TaskRun]
+
+
+def too_long(total: int, room: int, remedy: str) -> InvalidValueError:
+    """Returns the error of a text of `total` tokens in place of at most `room`; `remedy` ends its sentence."""
+    return InvalidValueError(
+        "the text has {total} tokens and the model takes {room}; shorten it, {remedy}.", total=total, room=room, remedy=remedy
+    )
 
 
 def copied(_: int, row: Row) -> Row:

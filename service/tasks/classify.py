@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 from bertserve.service.bundle.manifest import Manifest, Side
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import occlusion
-from bertserve.service.tasks.batch import EMPTY, Batch, ModelConfig, ReadSpan, TaskModel, TaskRun, spans_read
+from bertserve.service.tasks.batch import EMPTY, Batch, ModelConfig, ReadSpan, TaskModel, TaskRun, spans_read, too_long
 from bertserve.service.tasks.body import LIST, PAIR, STOP, TEXT, Closed, Stride, TaskBody, TaskParameters, body_config, lower, one_of
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost, longest_label
 from bertserve.service.tasks.decoding import Floats, Row, activate, best_first
@@ -182,12 +182,7 @@ def _read(request: ClassifyRequest, tokenizer: Tokenizer) -> _Read:
     if request.parameters.window is not None and total > room:
         return _in_windows(request, tokenizer, a, b, room)
     if total > room and not request.parameters.truncation:
-        raise InvalidValueError(
-            "the text has {total} tokens and the model takes {room}; shorten it, or set `truncation` to true or `window` "
-            "to `mean` or `max`.",
-            total=total,
-            room=room,
-        )
+        raise too_long(total, room, "or set `truncation` to true or `window` to `mean` or `max`")
     if total > room:
         side = request.truncation_side or tokenizer.truncation_side
         cuts = list(kept_of_pair(len(a), len(b or ()), room, side))[: len(texts)]

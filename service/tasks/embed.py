@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, Field, Tag
 
 from bertserve.service.bundle.manifest import LAST_FOUR, VECTOR_OUTPUT, Combine, Embedding, Layers, Manifest
 from bertserve.service.errors import InvalidValueError, Sent
-from bertserve.service.tasks.batch import EMPTY, Batch, ModelConfig, TaskModel, TaskRun
+from bertserve.service.tasks.batch import EMPTY, Batch, ModelConfig, TaskModel, TaskRun, too_long
 from bertserve.service.tasks.body import (
     LIST,
     TEXT,
@@ -270,11 +270,7 @@ def encode(request: EmbedRequest, tokenizer: Tokenizer) -> tuple[Encoding, bool]
     (tokens,) = tokenizer.tokenize([request.prompt + request.text])
     room = tokenizer.room(pair=False)
     if len(tokens) > room and request.parameters.truncate is False:
-        raise InvalidValueError(
-            "the text has {tokens_count} tokens and the model takes {room}; shorten it, or set `truncate` to true.",
-            tokens_count=len(tokens),
-            room=room,
-        )
+        raise too_long(len(tokens), room, "or set `truncate` to true")
     cut = kept_tokens(len(tokens), room, request.parameters.truncation_direction or tokenizer.truncation_side)
     return tokenizer.assemble(tokens.ids[cut.start : cut.stop]), len(tokens) > room
 

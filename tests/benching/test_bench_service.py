@@ -81,18 +81,6 @@ def test_compare_measures_service_and_engine_in_each_round(service: Service, tmp
     assert 0 < figures["ratio_lowest"] <= figures["ratio"] <= figures["ratio_highest"]
 
 
-@pytest.mark.parametrize("name", ["vectors", "ranker", "other"])
-def test_compare_refuses_a_bundle_that_is_not_served_at_the_target(
-    service: Service, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Another task, another model of the task, or another version of the same name: a ratio of two models has no meaning."""
-    other = tiny.bundle(tmp_path / "other", "classifier", seed=1) if name == "other" else service.models / name
-    given = ("compare", "--target", f"{service.url}/classify={service.texts}", "--seconds", 0.1, "--bundle", other)
-
-    assert 2 == cli.main([str(flag) for flag in given])
-    assert "the raw loop would run" in capsys.readouterr().err
-
-
 # path, bundle, texts per request, and texts that the model reads per request
 @pytest.mark.parametrize(
     ("path", "name", "texts", "each"),

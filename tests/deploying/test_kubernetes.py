@@ -168,19 +168,6 @@ def test_the_autoscaler_uses_an_existing_metric() -> None:
     assert [] == [name for name in named if not re.search(rf"^# TYPE {re.sub('_sum$', '', name)} ", shown, re.MULTILINE)]
 
 
-def test_keda_scales_like_the_autoscaler() -> None:
-    """Both have the same minimum and maximum of pods, the same targets for queue and CPU, and the same scaling behavior."""
-    scaler = AUTOSCALER["spec"]
-    queue, cpu = SCALED["triggers"]
-    pods, resource = scaler["metrics"]
-
-    assert scaler["scaleTargetRef"] == SCALED["scaleTargetRef"]
-    assert (scaler["minReplicas"], scaler["maxReplicas"]) == (SCALED["minReplicaCount"], SCALED["maxReplicaCount"])
-    assert ("AverageValue", pods["pods"]["target"]["averageValue"]) == (queue["metricType"], queue["metadata"]["threshold"])
-    assert ("Utilization", str(resource["resource"]["target"]["averageUtilization"])) == (cpu["metricType"], cpu["metadata"]["value"])
-    assert scaler["behavior"] == SCALED["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
-
-
 def test_keda_queries_the_metric_that_the_podmonitor_collects() -> None:
     """The query uses the job of the PodMonitor and the common namespace. The polling interval is the scrape interval."""
     monitor = document("components/monitoring/podmonitor.yaml")["spec"]

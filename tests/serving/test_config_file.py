@@ -79,14 +79,18 @@ def test_commands_read_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert ["tiny"] == [model["name"] for model in json.loads(capsys.readouterr().out)]
 
 
-@pytest.mark.parametrize(("key", "near"), [("prot", "port"), ("max-inputs", "max_inputs"), ("Port", "port"), ("modelss", "models")])
-def test_an_unknown_key_is_refused(tmp_path: Path, key: str, near: str) -> None:
-    assert f"`{key}`; did you mean `{near}`?" in refused(tmp_path / "f", f"{key} = 1")
-
-
-@pytest.mark.parametrize("text", ['config = "other.toml"', "[serve]\nport = 1", "json = true", '"" = 1'])
-def test_a_key_without_a_similar_setting_is_refused(tmp_path: Path, text: str) -> None:
-    assert "unknown setting" in refused(tmp_path / "f", text)
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("prot = 1", "`prot`; did you mean `port`?"),
+        ("max-inputs = 1", "`max-inputs`; did you mean `max_inputs`?"),
+        ('config = "other.toml"', "unknown setting"),
+        ("[serve]\nport = 1", "unknown setting"),
+        ("json = true", "unknown setting"),
+    ],
+)
+def test_an_unknown_key_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    assert words in refused(tmp_path / "f", text)
 
 
 @pytest.mark.parametrize(

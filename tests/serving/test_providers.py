@@ -117,32 +117,28 @@ def test_tensorrt_without_a_shape_plan_is_refused(tmp_path: Path) -> None:
 def test_incompatible_engines_have_different_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder depends only on the graph, separate weights, precision, shape profile, GPU, and versions of TensorRT and ONNX Runtime."""
     monkeypatch.setattr(sessions, "VERSION", "1.31.1")
+
+    def folder(gpu: Gpu = H100, compiler: str = "trt101401", **changes: Any) -> Path:
+        return sessions.engine_folder(tmp_path, spec.model_copy(update=changes), gpu, compiler=compiler)
+
     spec = graph(tmp_path)
     narrower = ShapePlan(buckets=(*PLAN.buckets[:2], ShapeBucket(length=32, rows=(1,))))
     fewer = ShapePlan(buckets=tuple(ShapeBucket(length=n, rows=(1, 2)) for n in (8, 16, 32)))
-    compiler = "trt101401"
     folders = [
-        sessions.engine_folder(tmp_path, spec, H100, compiler=compiler),
-        sessions.engine_folder(tmp_path, spec.model_copy(update={"sha256": "f" * 64}), H100, compiler=compiler),
-        sessions.engine_folder(
-            tmp_path, spec.model_copy(update={"data": (GraphFile(file="w", sha256="e" * 64),)}), H100, compiler=compiler
-        ),
-        sessions.engine_folder(
-            tmp_path, spec.model_copy(update={"data": (GraphFile(file="w", sha256="f" * 64),)}), H100, compiler=compiler
-        ),
-        sessions.engine_folder(tmp_path, spec.model_copy(update={"precision": "fp32"}), H100, compiler=compiler),
-        sessions.engine_folder(tmp_path, spec.model_copy(update={"shapes": fewer}), H100, compiler=compiler),
-        sessions.engine_folder(tmp_path, spec, Gpu("NVIDIA H200", "9.0"), compiler=compiler),
-        sessions.engine_folder(tmp_path, spec, H100, compiler="trt101500"),
+        folder(),
+        folder(sha256="f" * 64),
+        *(folder(data=(GraphFile(file="w", sha256=digit * 64),)) for digit in "ef"),
+        folder(precision="fp32"),
+        folder(shapes=fewer),
+        folder(Gpu("NVIDIA H200", "9.0")),
+        folder(compiler="trt101500"),
     ]
 
     assert len(folders) == len(set(folders))
-    assert folders[0] == sessions.engine_folder(tmp_path, graph(tmp_path / "again"), H100, compiler=compiler)
-    # a plan with the same profile has the same folder
-    assert folders[0] == sessions.engine_folder(tmp_path, spec.model_copy(update={"shapes": narrower}), H100, compiler=compiler)
+    assert folders[0] == folder(shapes=narrower)  # a plan with the same profile
     assert folders[0].name.endswith("-NVIDIA-H100-80GB-HBM3-sm9.0-trt101401-ort1.31.1")
     monkeypatch.setattr(sessions, "VERSION", "1.32.0")
-    assert sessions.engine_folder(tmp_path, spec, H100, compiler=compiler) not in folders
+    assert folder() not in folders
 
 
 # ---- missing parts

@@ -98,16 +98,6 @@ def test_a_bundle_without_required_validation_is_refused(models: Path, flags: di
     assert [] == [fact for fact in facts if fact not in error.value.message]
 
 
-def test_a_bundle_below_the_floor_is_refused(tmp_path: Path) -> None:
-    measured(tmp_path, agreement=agreement("label", 0.9444, 18))
-
-    with pytest.raises(BundleError) as error:
-        build(Settings(models=tmp_path, min_agreement=0.99))
-
-    facts = ("bundle `measured`", "0.9444 on 18 of 18 ", "--min-agreement, which is 0.99", "--precision fp32", "--max-int8-error")
-    assert [] == [fact for fact in facts if fact not in error.value.message]
-
-
 EMBEDDED = Path(__file__).parents[2] / "models"
 
 
