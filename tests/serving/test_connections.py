@@ -96,6 +96,16 @@ async def test_a_closed_connection_is_freed(sent: bytes) -> None:
         assert kept() is None
 
 
+async def test_a_refused_connection_has_no_timer() -> None:
+    """It would write a second error behind the end of the stream, while the client can still read the first one."""
+    failures: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+    async with listening(echo, header_timeout_s=0.1) as served, client(served, b"NONSENSE\r\n\r\n") as (reader, _):
+        assert_refused(await everything(reader), 400, "malformed")
+        await asyncio.sleep(0.2)
+    assert [] == failures
+
+
 async def test_a_head_that_arrives_slowly_gets_no_more_time() -> None:
     async with listening(echo, header_timeout_s=0.2) as served, client(served) as (reader, writer):
         received = asyncio.create_task(everything(reader))

@@ -33,12 +33,6 @@ def certified(folder: Path, name: str = "localhost") -> tuple[Path, Path]:
     return folder / "cert.pem", folder / "key.pem"
 
 
-def trusting() -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    AUTHORITY.configure_trust(context)
-    return context
-
-
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.full_grid), 2])
 def test_sighup_reloads_keys_and_models(models: Path, tmp_path: Path, serve: Serve, workers: int) -> None:
     """All workers accept only the new key and the new model, and answer while they reload again."""
@@ -97,10 +91,12 @@ def test_a_key_that_is_removed_during_startup_is_invalid(models: Path, tmp_path:
 def test_the_service_supports_tls(models: Path, tmp_path: Path, serve: Serve, workers: str) -> None:
     """Clients that trust the certificate get answers, also with workers. Other clients and plain HTTP fail."""
     chain, key = certified(tmp_path)
+    context = ssl.create_default_context()
+    AUTHORITY.configure_trust(context)
     flags = ("--workers", workers, "--threads", workers)
     with serve(models, "--tls-cert", str(chain), "--tls-key", str(key), *flags) as served:
         assert served.url.startswith("https://")
-        with httpx.Client(base_url=served.url, verify=trusting(), trust_env=False) as client:
+        with httpx.Client(base_url=served.url, verify=context, trust_env=False) as client:
             assert client.post("/classify", json=BODY).status_code == 200
             assert client.post("/classify", json={"inputs": ["good"] * 400}).status_code == 200
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
@@ -128,9 +124,7 @@ def test_the_health_command_uses_the_settings_of_the_service(
 
 def test_an_unusable_certificate_is_refused(tmp_path: Path) -> None:
     chain, key = certified(tmp_path)
-    other = tmp_path / "other"
-    other.mkdir()
-    (tmp_path / "text").write_text("text")
-    for wrong in ((chain, tmp_path / "none"), (tmp_path / "text", key), (chain, certified(other)[1])):
+    (tmp_path / "other").mkdir()
+    for wrong in ((chain, tmp_path / "none"), (key, key), (chain, certified(tmp_path / "other")[1])):
         with pytest.raises(SettingsError, match="--tls-cert"):
             prepare(Settings(tls_cert=wrong[0], tls_key=wrong[1]))

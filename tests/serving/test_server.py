@@ -48,9 +48,9 @@ def usual_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @contextmanager
-def client_of(served: Any, **headers: str) -> Iterator[httpx.Client]:
+def client_of(served: Served) -> Iterator[httpx.Client]:
     """Yields a client with its own connections to the service."""
-    with httpx.Client(base_url=served.url, timeout=30, headers=headers, trust_env=False) as client:
+    with httpx.Client(base_url=served.url, timeout=30, trust_env=False) as client:
         yield client
 
 
