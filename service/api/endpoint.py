@@ -168,10 +168,11 @@ class Endpoint:
                     "the URL has the query parameter `{name}`, but this path takes none; put it into the body.",
                     name=Sent(next(iter(QueryParams(scope["query_string"])), "")),
                 )
-            if (encoding := request.headers.get(b"content-encoding", b"identity")).lower() != b"identity":
-                raise ContentEncodingError(
-                    "the body's content encoding is `{encoding}`; send it uncompressed.", encoding=Sent(encoding.decode("latin-1"))
-                )
+            for header, plain in ((b"content-encoding", b"identity"), (b"transfer-encoding", b"chunked")):
+                if (encoding := request.headers.get(header, plain)).lower() != plain:
+                    raise ContentEncodingError(
+                        "the body's encoding is `{encoding}`; send it uncompressed.", encoding=Sent(encoding.decode("latin-1"))
+                    )
             value = request.headers.get(_TIMEOUT)
             timeout_s = state.timeout_ms / 1000 if value is None else self._timeout_s(value)
             name = scope["path_params"].get("name")
