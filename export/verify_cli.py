@@ -155,7 +155,3 @@ def _parse_floor(text: str) -> tuple[str, float]:
     if not equals or name.lower() not in names:
         raise argparse.ArgumentTypeError(f"`{text}` is not METRIC=SHARE, such as accuracy=0.9, with one of the metrics {', '.join(names)}")
     return names[name.lower()], flags.parse_positive(share)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

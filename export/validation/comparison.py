@@ -159,9 +159,7 @@ class Comparison:
     def add(self, request: Any, actual: Answer, expected: Answer | None) -> None:
         """Adds the graph's answer to a request, and compares it with the reference's, whose outputs are decoded if it has no result.
 
-        Raises:
-            ParityError: The reference's encodings or outputs have other numbers or shapes.
-            EngineError: The outputs cannot be decoded.
+        It raises ParityError if their numbers or shapes differ, and EngineError if the outputs cannot be decoded.
         """
         if expected is not None:
             self._differences += _differences(request, actual, expected.rows)
@@ -196,11 +194,7 @@ class Comparison:
         }
 
     def check(self) -> None:
-        """Checks the bounds of the graph's precision.
-
-        Raises:
-            ParityError: An error exceeds its bound; the message has the worst case.
-        """
+        """Checks the bounds of the graph's precision; raises ParityError with the worst case if an error exceeds its bound."""
         precision = self.served.graph.precision
         worst = max(self._differences, key=lambda difference: difference.excess(precision), default=None)
         if worst is not None and precision == "int8":
@@ -238,9 +232,7 @@ class Comparison:
 def compare(served: ServedGraph, reference: Reference) -> Comparison:
     """Compares a graph with a reference, for int8 also on ordinary texts; the caller checks the bounds.
 
-    Raises:
-        ParityError: It fails on a request, or has other outputs than the reference.
-        BertServeError: It cannot answer a request.
+    It raises ParityError if the graph fails on a request or has outputs of another shape, and BertServeError if it cannot answer a request.
     """
     count = len(reference.requests) if served.graph.precision == "int8" else reference.fixed
     requests = reference.requests[:count]
@@ -353,8 +345,7 @@ def _cosine(a: Any, b: Any) -> float:
 def measure_row_errors(engine: Engine, precision: Precision, encodings: Sequence[Encoding], alone: Sequence[Row]) -> tuple[float, bool]:
     """Compares rows in batches with the same rows run alone, without those over `MAX_TOKENS`; neighbors share batches.
 
-    Returns:
-        The largest difference of an output, and whether all differences are rounding, so that the graph is batch-invariant.
+    It returns the largest difference of an output, and whether all are rounding, so that the graph is batch-invariant.
     """
     rows = [pair for pair in zip(encodings, alone, strict=True) if len(pair[0]) <= MAX_TOKENS]
     assert len(rows) > 1, "a batch has several rows"

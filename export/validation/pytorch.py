@@ -79,11 +79,7 @@ def run(checkpoint: Checkpoint, request: Any) -> list[Row]:
 
 
 def _windows(checkpoint: Checkpoint, call: TokenizerCall) -> list[dict[str, list[int]]]:
-    """Returns the inputs of each window or choice, with the Hugging Face tokenizer's own truncation.
-
-    Raises:
-        ValueError: The model is too short for windows of the request.
-    """
+    """Returns the inputs of each window or choice, with the Hugging Face tokenizer's own truncation."""
     length = call.length or checkpoint.tokenizer_spec.max_length
     try:
         batch = checkpoint.tokenizer(
@@ -145,9 +141,7 @@ def _sample_attention(checkpoint: Checkpoint) -> list[tuple[attention.AttentionR
 def load_checkpoint_of(manifest: Manifest, spec: VerifySpec) -> Checkpoint:
     """Loads the checkpoint or the trusted module of a verification, for the task and layers of its bundle.
 
-    Raises:
-        CheckpointError: It cannot be loaded, or does not fit the bundle.
-        MissingPackageError: It is a LoRA adapter, and peft is not installed.
+    It raises CheckpointError or MissingPackageError if it cannot be loaded or does not fit the bundle.
     """
     if spec.module is not None:
         checkpoint = load_module(spec.module)

@@ -132,10 +132,8 @@ def _entry(artifact: Artifact, checkpoint: Checkpoint) -> GraphSpec:
 def measure_graph(folder: Path, graph: GraphSpec, checkpoint: Checkpoint, tokenizer: Tokenizer, reference: Reference) -> GraphSpec:
     """Compares a graph with its checkpoint, and times it; returns its manifest entry with a new validation report.
 
-    The facts about the graph's creation in the report, on which the bounds depend, stay the same.
-
-    Raises:
-        ParityError: The graph does not agree with the checkpoint, or cannot be served.
+    The facts about the graph's creation in the report, on which the bounds depend, stay the same. It raises ParityError if the graph does not
+    agree with the checkpoint, or cannot be served.
     """
     spec = checkpoint.tokenizer_spec
     try:
@@ -210,9 +208,7 @@ def _write_again(bundle: Bundle, spec: VerifySpec) -> None:
 def report_texts(manifest: Manifest, validation: Path | None) -> Texts:
     """Returns the texts to validate int8 again, without passages: those of the export if the file has them all, otherwise others.
 
-    Raises:
-        CheckpointError: The file cannot be read.
-        DataError: Some of the texts were used to create int8.
+    It raises CheckpointError if the file cannot be read, and DataError if some of its texts were used to create int8.
     """
     path = validation or calibration.BUILT_IN
     splits = manifest.int8_texts or calibration.read_split(calibration.BUILT_IN).digests()

@@ -102,11 +102,7 @@ def open_graph(
     config: ModelConfig,
     provider: Provider | None = None,
 ) -> ServedGraph:
-    """Opens a graph of a bundle on a provider: by default its own, or the CPU if this machine lacks it.
-
-    Raises:
-        ProviderError: This machine cannot run the graph on the provider; the message says what is missing.
-    """
+    """Opens a graph on a provider, by default its own, or the CPU if this machine lacks it; raises ProviderError if it cannot run there."""
     provider = provider or (graph.provider if why_not(graph.provider) is None else "cpu")
     engine = OnnxEngine(folder / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, provider=provider)
     return ServedGraph(graph, engine, tokenizer, TASKS[task], config, provider)

@@ -67,8 +67,7 @@ class Check:
 def verify(spec: VerifySpec) -> Iterator[Check]:
     """Runs the checks one by one on request; checks that depend on a failed one are left out.
 
-    Raises:
-        ExportError: The data or the checkpoint cannot be read, or a line cannot be answered.
+    It raises ExportError if the data or the checkpoint cannot be read, or the task cannot answer a line.
     """
     try:
         bundle = load_bundle(spec.bundle.resolve())
@@ -192,11 +191,7 @@ def _compare_samples(served: ServedGraph, reference: Reference) -> Generator[Che
 
 
 def _compare_line(comparisons: Sequence[Comparison], reference: Reference, line: Line) -> None:
-    """Adds a line of the data to the comparisons of all graphs, with one answer of the reference.
-
-    Raises:
-        DataError: The task cannot answer the line.
-    """
+    """Adds a line of the data to the comparisons of all graphs, with one answer of the reference."""
     where = f"line {line.number} of the data"
     expected: Answer | None = None
     for comparison in comparisons:
