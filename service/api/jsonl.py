@@ -106,14 +106,16 @@ class LineStream:
 
     async def _cut(self, group: asyncio.TaskGroup) -> None:
         """Starts a request for each line that is not blank."""
-        rest, size = b"", self.state.max_body_bytes + 1  # a line that is too long keeps one byte too many, and is refused
+        line, size = bytearray(), self.state.max_body_bytes + 1  # a line that is too long keeps one byte too many, and is refused
         while (chunk := await self._chunks.get()) is not None:
-            *lines, rest = (rest + chunk).split(b"\n")
-            rest = rest[:size]
-            for line in filter(bytes.strip, lines):
-                await self._start(line[:size], group)
-        if rest.strip():
-            await self._start(rest, group)
+            first, *others = chunk.split(b"\n")
+            line += first[: size - len(line)]
+            if others:
+                for whole in filter(bytes.strip, [bytes(line), *others[:-1]]):
+                    await self._start(whole[:size], group)
+                line = bytearray(others[-1][:size])
+        if line.strip():
+            await self._start(bytes(line), group)
         self._answers.put_nowait((None, 0))
 
     async def _start(self, line: bytes, group: asyncio.TaskGroup) -> None:
