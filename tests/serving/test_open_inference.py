@@ -132,14 +132,6 @@ def test_parameters_of_the_task_are_supported(api: Send) -> None:
     assert_same([result[0]["score"] for result in decoded(found["json"])], found["score"].tolist())
 
 
-@pytest.mark.parametrize(("model", "text"), [("tags", "good film"), ("masks", "a [MASK] film")])
-def test_results_that_fit_no_tensor_are_only_json(api: Send, model: str, text: str) -> None:
-    found = outputs(infer(api, model, texts("inputs", text, text)))
-
-    assert ["json"] == list(found)
-    assert posted(api, f"/models/{model}", inputs=[text, text]) == decoded(found["json"])
-
-
 def test_texts_are_embedded(api: Send) -> None:
     found = outputs(infer(api, "vectors", texts("inputs", *TEXTS), parameters={"normalize": True}))
     ragged = outputs(infer(api, "vectors", texts("inputs", *TEXTS), parameters={"pooling": "none"}))
