@@ -36,7 +36,7 @@ from bertserve.export.checkpoint.signature import (
     model_inputs,
 )
 from bertserve.export.checkpoint.source import SourceFiles, find_source, read_with_transformers
-from bertserve.export.checkpoint.task_head import adapt_head, choose_task, fixed_labels, judges_pairs, read_activation, read_labels
+from bertserve.export.checkpoint.task_head import NEXT_SENTENCE_LABELS, choose_task, judges_pairs, read_activation, read_labels
 from bertserve.export.checkpoint.token_types import TypedTemplates, choose_token_types, type_templates
 from bertserve.export.checkpoint.tokenizer import (
     describe_tokenizer,
@@ -123,7 +123,7 @@ def load_checkpoint(
         if combine is not None and head is not None:
             raise CheckpointError(f"--combine {combine} needs a pooling by `cls`, `mean` or `max` without Dense layers; remove it.")
     model = load_model(files, chosen_task, auto_class, config, ignored_weights)
-    adapt_head(model, chosen_task)
+    TASKS[chosen_task].adapt_model(model)
     if head is not None:
         attach(model, head)
     _check_vocabulary(source, model, vocabulary_size(tokenizer))
@@ -159,7 +159,7 @@ def _describe(
     ignored_weights: Sequence[str],
 ) -> Checkpoint:
     """Checks that model and tokenizer match, and reads the facts that later stages need."""
-    source, fixed, record = files.source, fixed_labels(model), TASKS[task]
+    source, record, pairs_only = files.source, TASKS[task], judges_pairs(model)
     inputs = model_inputs(model, tokenizer, templates.token_types)
     settle_pad_token(source, model, tokenizer, templates.pieces)
     # sentence-transformers replaces the tokenizer's limit by its own
@@ -172,7 +172,7 @@ def _describe(
         )
     padding = _padding(source, model, tokenizer, inputs, max_length)
     mask = read_mask_token(source, tokenizer) if record.fills_masks else None
-    spec = describe_tokenizer(tokenizer, templates, padding, max_length=max_length, mask=mask, pairs_only=judges_pairs(model))
+    spec = describe_tokenizer(tokenizer, templates, padding, max_length=max_length, mask=mask, pairs_only=pairs_only)
     return Checkpoint(
         origin=Source(
             checkpoint=Path(source).name if files.is_local else source,
@@ -189,8 +189,8 @@ def _describe(
         task=task,
         inputs=(*inputs, MASK_INDEX) if record.fills_masks else inputs,
         outputs=graph_outputs(task, embedding),
-        labels=fixed or (read_labels(source, model.config) if record.labeled else ()),
-        activation="softmax" if fixed else record.activation or read_activation(model.config, settings[0].activation_fn),
+        labels=NEXT_SENTENCE_LABELS if pairs_only else read_labels(source, model.config) if record.labeled else (),
+        activation="softmax" if pairs_only else record.activation or read_activation(model.config, settings[0].activation_fn),
         tokenizer=tokenizer,
         tokenizer_json=tokenizer_json(tokenizer, spec),
         tokenizer_spec=spec,

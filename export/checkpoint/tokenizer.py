@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,14 +20,8 @@ from bertserve.export.checkpoint.source import read_with_transformers
 from bertserve.export.checkpoint.token_types import TypedTemplates
 from bertserve.export.checkpoint.vocabulary_files import refusal, replace_steps, use_vocabulary_files
 from bertserve.export.errors import CheckpointError
-from bertserve.export.tasks.spec import NAMES, TEXTS
 from bertserve.service.bundle.files import TOKENIZER_FILE
 from bertserve.service.bundle.manifest import AddedToken, MaskToken, Piece, SpecialPiece, TextPiece, TokenizerSpec
-
-logger = logging.getLogger("bertserve.export")
-
-# the last text shows the most common differences between normalizers and between pre-tokenizers
-_COMPARED_TEXTS = [*TEXTS, ("a", "b"), NAMES, "ﬁne Ⅷ ２０ ÀÉ don't well-known  SOME_word\n中文"]
 
 _TEMPLATE_SETTINGS = {"add_bos_token", "add_eos_token", "src_lang"}  # in tokenizer_config.json
 
@@ -56,6 +49,10 @@ def load_tokenizer(source: str, folder: Path, *, lowercase: bool = False) -> Any
             raise CheckpointError(refusal(source, "its other files are missing, damaged, or not supported for its class")) from error
     if not getattr(tokenizer, "is_fast", False):
         raise CheckpointError(f"`{source}` has no fast tokenizer (`tokenizer.json`); save one with `save_pretrained` and export again.")
+    if tokenizer.split_special_tokens:
+        raise CheckpointError(
+            f"the tokenizer of `{source}` sets `split_special_tokens`, which is not supported; remove it from tokenizer_config.json."
+        )
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         # without a file, transformers 5 creates a tokenizer with only special tokens
         raise CheckpointError(f"`{source}` has no tokenizer: neither `tokenizer.json` nor a vocabulary; save one with `save_pretrained`.")
@@ -98,7 +95,6 @@ def _use_file(source: str, tokenizer: Any, folder: Path) -> None:
     for backend in (loaded, written):
         backend.no_truncation()
         backend.no_padding()
-    written.encode_special_tokens = loaded.encode_special_tokens
     if isinstance(normalizer, BertNormalizer) and tokenizer.model is WordPiece:  # other classes ignore these settings
         normalizer.lowercase, normalizer.strip_accents = tokenizer.do_lower_case, tokenizer.init_kwargs.get("strip_accents")
         normalizer.handle_chinese_chars = tokenizer.init_kwargs.get("tokenize_chinese_chars", True)
@@ -110,18 +106,6 @@ def _use_file(source: str, tokenizer: Any, folder: Path) -> None:
     known = {token.content for token in (*written.get_added_tokens_decoder().values(), *configured)}
     named = [token for _, token in sorted(tokenizer.added_tokens_decoder.items()) if token.content not in known]
     written.add_tokens([*configured, *named])
-    by_class, by_file = (
-        [(encoding.ids, encoding.type_ids) for encoding in _encode(source, backend.encode_batch, _COMPARED_TEXTS)]
-        for backend in (loaded, written)
-    )
-    if by_class != by_file:
-        logger.warning(
-            "%s of transformers %s tokenizes some texts differently from the `%s` of `%s`; the bundle uses the file.",
-            type(tokenizer).__name__,
-            transformers.__version__,
-            TOKENIZER_FILE,
-            source,
-        )
     replace_steps(tokenizer, written)
 
 
@@ -160,7 +144,7 @@ def _read_added_tokens(tokenizer: Any, pieces: Iterable[Piece], pad_id: int) -> 
     return tuple(
         AddedToken(token=token.content, id=id_, special=token.special)
         for id_, token in sorted(tokenizer.added_tokens_decoder.items())
-        if id_ not in inert and not (token.special and tokenizer.split_special_tokens)
+        if id_ not in inert
     )
 
 
@@ -171,15 +155,6 @@ def tokenizer_json(tokenizer: Any, spec: TokenizerSpec) -> str:
     the added ones, and for fill-mask the mask.
     """
     document = json.loads(tokenizer.backend_tokenizer.to_str())
-    if tokenizer.split_special_tokens:
-        # special tokens are then ordinary text, and one that is also a word of the vocabulary keeps its id
-        words = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
-        special_ids = {tokenizer.convert_tokens_to_ids(token) for token in tokenizer.special_tokens_map.values() if isinstance(token, str)}
-        document["added_tokens"] = [
-            token
-            for token in document["added_tokens"]
-            if not token["special"] or token["id"] in special_ids or token["content"] not in words
-        ]
     added_ids = {token.id for token in spec.added_tokens}
     for token in document["added_tokens"]:
         if token["id"] in added_ids:
@@ -201,16 +176,11 @@ def read_templates(source: str, tokenizer: Any, *, second_text_first: bool = Fal
     Raises:
         CheckpointError: The tokenizer cannot encode them.
     """
-    single, pair = (_encode(source, tokenizer, *texts, return_special_tokens_mask=True)[0] for texts in ("a", "ab"))
-    return _read_template(single, "a"), _read_template(pair, "ba" if second_text_first else "ab")
-
-
-def _encode(source: str, encode: Callable[..., Any], *texts: Any, **options: Any) -> Any:
-    """Calls a function that encodes texts, and translates its errors."""
     try:
-        return encode(*texts, **options)
+        single, pair = (tokenizer(*texts, return_special_tokens_mask=True)[0] for texts in ("a", "ab"))
     except Exception as error:  # `tokenizers` raises a plain Exception for every failure
         raise CheckpointError(f"the tokenizer of `{source}` cannot encode texts: {error}; save a complete one and export again.") from error
+    return _read_template(single, "a"), _read_template(pair, "ba" if second_text_first else "ab")
 
 
 def _read_template(encoding: Any, texts: str) -> tuple[Piece, ...]:
@@ -243,10 +213,6 @@ def read_mask_token(source: str, tokenizer: Any) -> MaskToken:
     Raises:
         CheckpointError: The tokenizer has no mask token, or does not recognize it in a text.
     """
-    if getattr(tokenizer, "split_special_tokens", False):
-        raise CheckpointError(
-            f"the tokenizer of `{source}` sets `split_special_tokens`, so no text can have a mask; remove it from tokenizer_config.json."
-        )
     if tokenizer.mask_token is None:
         raise CheckpointError(f"the tokenizer of `{source}` has no mask token; add it to tokenizer_config.json.")
     return MaskToken(token=tokenizer.mask_token, id=tokenizer.mask_token_id)

@@ -69,7 +69,6 @@ def use_vocabulary_files(source: str, tokenizer: Any, folder: Path) -> None:
 def replace_steps(tokenizer: Any, steps: Tokenizer) -> None:
     """Gives a tokenizer of transformers other steps, in place."""
     tokenizer.backend_tokenizer.__setstate__(steps.__getstate__())
-    tokenizer.backend_tokenizer.encode_special_tokens = steps.encode_special_tokens  # not part of the state
 
 
 def refusal(source: str, reason: str) -> str:
@@ -88,7 +87,6 @@ def _convert(tokenizer: Any, folder: Path, extra_tokens: Iterable[str | AddedTok
     steps: Tokenizer = converter.converted()
     for token in _tokens_to_add(tokenizer, steps, extra_tokens):
         steps.add_tokens([token])
-    steps.encode_special_tokens = tokenizer.split_special_tokens
     return steps
 
 

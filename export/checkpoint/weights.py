@@ -132,22 +132,9 @@ def refuse_unexpected_weights(source: str, unexpected: Collection[str], model: P
             f"`{source}` has {plural(len(unknown), 'weight')} that its architecture does not use, such as `{unknown[0]}`. "
             "The model would answer without them. Set the architecture that it was trained with in config.json, "
             "merge or remove the weights, export the module with --module, or, if they do not matter, pass "
-            + " ".join(f"--ignore-weights '{pattern}'" for pattern in dict.fromkeys(_narrow_pattern(name, model) for name in unknown))
+            + " ".join(f"--ignore-weights '{pattern}'" for pattern in dict.fromkeys(map(_without_layer_numbers, unknown)))
             + "."
         )
-
-
-def _narrow_pattern(name: str, model: PreTrainedModel) -> str:
-    """Returns a pattern for the part that a weight belongs to and the model lacks, in all layers; it matches no weight of the model."""
-    prefix = model.base_model_prefix
-    # a checkpoint can have the encoder's prefix if the model has none, and the other way round
-    modules = {prefix} | {
-        variant for name, _ in model.named_modules() for variant in (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}."))
-    }
-    parts = name.split(".")
-    depth = next((depth for depth in range(1, len(parts)) if ".".join(parts[:depth]) not in modules), len(parts))
-    part = _without_layer_numbers(f"{'.'.join(parts[:depth])}.").rstrip(".")
-    return part if depth == len(parts) else f"{part}.*"
 
 
 def _is_harmless(name: str, modules: Collection[str], other_heads: Collection[str]) -> bool:

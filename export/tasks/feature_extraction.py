@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bertserve.export.tasks.spec import Document, ExportTask, TokenizerCall
-from bertserve.service.bundle.graph_spec import OutputSpec
+from bertserve.service.bundle.graph_spec import Measure, OutputSpec
+from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import embed
+from bertserve.service.tasks.batch import ModelConfig
 
-LAST_LAYER = OutputSpec(name="last_hidden_state", kind="per_token")
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bertserve.export.calibration import Texts
 
 
-def _data_parameters(line_parameters: Sequence[Document], golds: Sequence[Any]) -> list[Document]:
-    # vectors are compared as numbers, even if a line requests another encoding
-    return [parameters | {"encoding_format": "float"} for parameters in line_parameters]
+class _FeatureExtraction(ExportTask):
+    served = embed.SPEC
+    head = "Model"
+    outputs = (OutputSpec(name="last_hidden_state", kind="per_token"),)
+    activation = "none"
+
+    def text_request(self, text: str, spec: TokenizerSpec) -> embed.EmbedRequest:
+        return embed.EmbedRequest(text)
+
+    def ordinary_requests(self, texts: Texts, spec: TokenizerSpec) -> list[Any]:
+        return []
+
+    def example(self, spec: TokenizerSpec) -> dict[str, Any]:
+        return {"inputs": "The bridge was built in Porto in 1886.", "parameters": {"dimensions": 2, "normalize": True}}
+
+    def tokenizer_call(self, request: embed.EmbedRequest, spec: TokenizerSpec) -> TokenizerCall:
+        return TokenizerCall((request.prompt + request.text,))
+
+    def measure(self, config: ModelConfig) -> Measure:
+        return "cosine"
+
+    def data_parameters(self, line_parameters: Sequence[Document], golds: Sequence[Any]) -> list[Document]:
+        # vectors are compared as numbers, even if a line requests another encoding
+        return [parameters | {"encoding_format": "float"} for parameters in line_parameters]
 
 
-TASK = ExportTask(
-    served=embed.SPEC,
-    head="Model",
-    outputs=(LAST_LAYER,),
-    activation="none",
-    text_request=lambda text, spec: embed.EmbedRequest(text),
-    ordinary_requests=lambda texts, spec: [],
-    tokenizer_call=lambda request, spec: TokenizerCall((request.prompt + request.text,)),
-    example=lambda spec: {"inputs": "The bridge was built in Porto in 1886.", "parameters": {"dimensions": 2, "normalize": True}},
-    measure=lambda config: "cosine",
-    data_parameters=_data_parameters,
-)
+TASK = _FeatureExtraction()

@@ -25,67 +25,63 @@ def _mask(spec: TokenizerSpec) -> str:
     return spec.mask.token
 
 
-def _fixed_requests(spec: TokenizerSpec) -> list[Any]:
-    mask = _mask(spec)
-    # a token has at least one character, so these texts fit; without its mask, a text would have nothing to compare
-    short = [text[: spec.max_length - 16] for text in TEXTS]
-    sides = [(text[: len(text) // 2], text[len(text) // 2 :]) for text in short]
-    return [
-        *(fill_mask.FillMaskRequest(f"{a} {mask} {b}") for a, b in sides),
-        fill_mask.FillMaskRequest(f"A {mask} film with a {mask} cast."),
-    ]
-
-
-def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
-    """Returns a request for each text, with a mask instead of the word in its middle."""
-    mask = _mask(spec)
-    sides = [halves(text) for text in (*(line[: spec.max_length - 16] for line in texts.lines), *texts.passages)]
-    return [fill_mask.FillMaskRequest(f"{start} {mask} {end.partition(' ')[2]}") for start, end in sides]
-
-
 def _candidates(result: Any) -> list[list[dict[str, Any]]]:
     """Returns the candidates of each mask; for a text with one mask, the result has that mask's candidates directly."""
     return result if isinstance(result[0], list) else [result]
 
 
-def _decision(result: Any, config: ModelConfig) -> Any:
-    return [candidates[0]["token"] for candidates in _candidates(result)]
+class _FillMask(ExportTask):
+    served = fill_mask.SPEC
+    head = "ForMaskedLM"
+    outputs = (OutputSpec(name="logits", kind="per_mask"),)
+    gold_keys = ("target",)
+    metrics = (TOP_1,)
+
+    def text_request(self, text: str, spec: TokenizerSpec) -> fill_mask.FillMaskRequest:
+        return fill_mask.FillMaskRequest(f"{_mask(spec)} {text}")
+
+    def example(self, spec: TokenizerSpec) -> dict[str, Any]:
+        return {"inputs": f"The king of {_mask(spec)} died in 1066.", "parameters": {"top_k": 1}}
+
+    def fixed_requests(self, spec: TokenizerSpec) -> list[Any]:
+        mask = _mask(spec)
+        # a token has at least one character, so these texts fit; without its mask, a text would have nothing to compare
+        short = [text[: spec.max_length - 16] for text in TEXTS]
+        sides = [(text[: len(text) // 2], text[len(text) // 2 :]) for text in short]
+        return [
+            *(fill_mask.FillMaskRequest(f"{a} {mask} {b}") for a, b in sides),
+            fill_mask.FillMaskRequest(f"A {mask} film with a {mask} cast."),
+        ]
+
+    def ordinary_requests(self, texts: Texts, spec: TokenizerSpec) -> list[Any]:
+        """Returns a request for each text, with a mask instead of the word in its middle."""
+        mask = _mask(spec)
+        sides = [halves(text) for text in (*(line[: spec.max_length - 16] for line in texts.lines), *texts.passages)]
+        return [fill_mask.FillMaskRequest(f"{start} {mask} {end.partition(' ')[2]}") for start, end in sides]
+
+    def decision(self, result: Any, config: ModelConfig) -> Any:
+        return [candidates[0]["token"] for candidates in _candidates(result)]
+
+    def read_gold(self, document: Document, config: ModelConfig) -> list[str] | None:
+        """Reads `target`: the word of the mask, or a list with one word per mask."""
+        target = document.get("target")
+        if target is None:
+            return None
+        words = [target] if isinstance(target, str) else target
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise ValueError("`target` must be a word, or a list with one for each mask.")
+        return words
+
+    def score(self, golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, Score]:
+        right = []
+        for gold, result in zip(golds, results, strict=True):
+            best = [candidates[0]["token_str"] for candidates in _candidates(result)]
+            if len(best) != len(gold):
+                raise DataError(
+                    f"a text has {plural(len(best), 'mask')} and {plural(len(gold), 'word')} as its `target`; give one for each mask."
+                )
+            right += [token.strip().casefold() == word.strip().casefold() for token, word in zip(best, gold, strict=True)]
+        return {TOP_1: Score(fmean(right))}
 
 
-def _read_target(document: Document, config: ModelConfig) -> list[str] | None:
-    """Reads `target`: the word of the mask, or a list with one word per mask."""
-    target = document.get("target")
-    if target is None:
-        return None
-    words = [target] if isinstance(target, str) else target
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise ValueError("`target` must be a word, or a list with one for each mask.")
-    return words
-
-
-def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, Score]:
-    right = []
-    for gold, result in zip(golds, results, strict=True):
-        best = [candidates[0]["token_str"] for candidates in _candidates(result)]
-        if len(best) != len(gold):
-            raise DataError(
-                f"a text has {plural(len(best), 'mask')} and {plural(len(gold), 'word')} as its `target`; give one for each mask."
-            )
-        right += [token.strip().casefold() == word.strip().casefold() for token, word in zip(best, gold, strict=True)]
-    return {TOP_1: Score(fmean(right))}
-
-
-TASK = ExportTask(
-    served=fill_mask.SPEC,
-    head="ForMaskedLM",
-    outputs=(OutputSpec(name="logits", kind="per_mask"),),
-    text_request=lambda text, spec: fill_mask.FillMaskRequest(f"{_mask(spec)} {text}"),
-    fixed_requests=_fixed_requests,
-    ordinary_requests=_ordinary_requests,
-    example=lambda spec: {"inputs": f"The king of {_mask(spec)} died in 1066.", "parameters": {"top_k": 1}},
-    decision=_decision,
-    read_gold=_read_target,
-    gold_keys=("target",),
-    metrics=(TOP_1,),
-    score=_score,
-)
+TASK = _FillMask()

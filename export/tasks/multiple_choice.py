@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from bertserve.export.tasks.metrics import ACCURACY, Score
-from bertserve.export.tasks.spec import LONG, NAMES, SENTENCE, TEXTS, Arranged, Document, ExportTask, Pairs, Text, TokenizerCall, read_input
+from bertserve.export.tasks.spec import LONG, NAMES, SENTENCE, TEXTS, Document, ExportTask, TokenizerCall, read_input
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import multiple_choice
@@ -24,96 +24,81 @@ if TYPE_CHECKING:
 _CHOICES = 4  # of a question that is built from ordinary texts
 
 
-def _read_one_choice(model: PreTrainedModel) -> None:
-    """Makes a model take [rows, length], with one choice per row, and return `logits` [rows, 1].
+class _MultipleChoice(ExportTask):
+    served = multiple_choice.SPEC
+    head = "ForMultipleChoice"
+    outputs = (OutputSpec(name="logits", kind="per_text"),)
+    needs_pairs = True
+    gold_keys = ("label",)
+    metrics = (ACCURACY,)
 
-    The model's own code reads [rows, choices, length] and reshapes the choices into rows, which a graph does not need. So the encoder
-    gets the original inputs, and the reshaped ones are not used.
-    """
-    encoder = model.base_model
-    names = list(inspect.signature(encoder.forward).parameters)
-    original_inputs: dict[str, torch.Tensor] = {}
+    def text_request(self, text: str, spec: TokenizerSpec) -> multiple_choice.ChooseRequest:
+        return multiple_choice.ChooseRequest(text, (SENTENCE, text))
 
-    def add_axis(module: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        original_inputs.update(inputs)
-        return args, {name: value[:, None] for name, value in inputs.items()}
+    def example(self, spec: TokenizerSpec) -> dict[str, Any]:
+        choices = ["waited for the water to boil.", "rode it to the railway station."]
+        return {"inputs": {"prompt": "She put the kettle on and", "choices": choices}}
 
-    def restore_inputs(module: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        arguments = {**dict(zip(names, args, strict=False)), **inputs, **original_inputs}
-        original_inputs.clear()
-        return (), arguments
+    def decision(self, result: Any, config: ModelConfig) -> Any:
+        return result[0]["index"]
 
-    model.register_forward_pre_hook(add_axis, with_kwargs=True)
-    encoder.register_forward_pre_hook(restore_inputs, with_kwargs=True)
+    def adapt_model(self, model: PreTrainedModel) -> None:
+        """Makes a model take [rows, length], with one choice per row, and return `logits` [rows, 1].
+
+        The model's own code reads [rows, choices, length] and reshapes the choices into rows, which a graph does not need. So the encoder
+        gets the original inputs, and the reshaped ones are not used.
+        """
+        encoder = model.base_model
+        names = list(inspect.signature(encoder.forward).parameters)
+        original_inputs: dict[str, torch.Tensor] = {}
+
+        def add_axis(module: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            original_inputs.update(inputs)
+            return args, {name: value[:, None] for name, value in inputs.items()}
+
+        def restore_inputs(module: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            arguments = {**dict(zip(names, args, strict=False)), **inputs, **original_inputs}
+            original_inputs.clear()
+            return (), arguments
+
+        model.register_forward_pre_hook(add_axis, with_kwargs=True)
+        encoder.register_forward_pre_hook(restore_inputs, with_kwargs=True)
+
+    def fixed_requests(self, spec: TokenizerSpec) -> list[Any]:
+        few = tuple(TEXTS[:4])
+        return [
+            *(multiple_choice.ChooseRequest(text, few) for text in ["", *TEXTS, LONG * 30]),
+            multiple_choice.ChooseRequest("A man is eating food.", ("Someone eats.", "")),
+            multiple_choice.ChooseRequest("Who met Charles Babbage?", ("Ada Lovelace", "Maria Agnesi", "the Royal Society"), NAMES),
+            multiple_choice.ChooseRequest("What was said?", (LONG * 20, "nothing"), LONG * 8),
+        ]
+
+    def ordinary_requests(self, texts: Texts, spec: TokenizerSpec) -> list[Any]:
+        """Returns requests with each text as a choice once, after the line before the group. A single text would not be a choice."""
+        lines = texts.lines
+        groups = [(i, side[i : i + _CHOICES]) for side in (lines, texts.passages) for i in range(0, len(side) - 1, _CHOICES)]
+        return [multiple_choice.ChooseRequest(lines[(i - 1) % len(lines)], group) for i, group in groups]
+
+    def tokenizer_call(self, request: multiple_choice.ChooseRequest, spec: TokenizerSpec) -> TokenizerCall:
+        # lists, as in `run_swag`, because transformers would omit an empty second text of a single pair
+        return TokenizerCall(([request.first] * len(request.choices), list(request.seconds)))
+
+    def read_gold(self, document: Document, config: ModelConfig) -> int | None:
+        """Reads `label`: the index of the correct choice, or the choice itself."""
+        label, inputs = document.get("label"), read_input(document)
+        if label is None:
+            return None
+        choices = inputs.get("choices") if isinstance(inputs, dict) else None
+        if not isinstance(choices, list):
+            raise ValueError("it has a `label` but no `choices`.")
+        if isinstance(label, str) and choices.count(label) == 1:
+            return choices.index(label)
+        if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < len(choices):
+            raise ValueError(f"`label` is {json.dumps(label)}; it must be one of the {len(choices)} choices, or its index from 0.")
+        return label
+
+    def score(self, golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, Score]:
+        return {ACCURACY: Score(fmean([result[0]["index"] == gold for gold, result in zip(golds, results, strict=True)]))}
 
 
-def _fixed_requests(spec: TokenizerSpec) -> list[Any]:
-    few = tuple(TEXTS[:4])
-    return [
-        *(multiple_choice.ChooseRequest(text, few) for text in ["", *TEXTS, LONG * 30]),
-        multiple_choice.ChooseRequest("A man is eating food.", ("Someone eats.", "")),
-        multiple_choice.ChooseRequest("Who met Charles Babbage?", ("Ada Lovelace", "Maria Agnesi", "the Royal Society"), NAMES),
-        multiple_choice.ChooseRequest("What was said?", (LONG * 20, "nothing"), LONG * 8),
-    ]
-
-
-def _question_index(choice: int, count: int) -> int:
-    """Returns the index of the question for a choice, among `count` texts: the text before its group of choices, or the last text."""
-    return (choice - choice % _CHOICES - 1) % count
-
-
-def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
-    """Returns requests with each text as a choice once, in pairs like the calibration pairs of int8. A single text would not be a choice."""
-    lines = texts.lines
-    groups = [(i, side[i : i + _CHOICES]) for side in (lines, texts.passages) for i in range(0, len(side) - 1, _CHOICES)]
-    return [multiple_choice.ChooseRequest(lines[_question_index(i, len(lines))], group) for i, group in groups]
-
-
-def _arrange(lines: Sequence[Text], passages: Sequence[Text], user_pairs: Pairs[Text], spec: TokenizerSpec) -> Arranged[Text]:
-    return [], [(lines[_question_index(i, len(lines))], text) for side in (lines, passages) for i, text in enumerate(side)]
-
-
-def _tokenizer_call(request: multiple_choice.ChooseRequest, spec: TokenizerSpec) -> TokenizerCall:
-    # lists, as in `run_swag`, because transformers would omit an empty second text of a single pair
-    return TokenizerCall(([request.first] * len(request.choices), list(request.seconds)))
-
-
-def _read_choice(document: Document, config: ModelConfig) -> int | None:
-    """Reads `label`: the index of the correct choice, or the choice itself."""
-    label, inputs = document.get("label"), read_input(document)
-    if label is None:
-        return None
-    choices = inputs.get("choices") if isinstance(inputs, dict) else None
-    if not isinstance(choices, list):
-        raise ValueError("it has a `label` but no `choices`.")
-    if isinstance(label, str) and choices.count(label) == 1:
-        return choices.index(label)
-    if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < len(choices):
-        raise ValueError(f"`label` is {json.dumps(label)}; it must be one of the {len(choices)} choices, or its index from 0.")
-    return label
-
-
-def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, Score]:
-    return {ACCURACY: Score(fmean([result[0]["index"] == gold for gold, result in zip(golds, results, strict=True)]))}
-
-
-TASK = ExportTask(
-    served=multiple_choice.SPEC,
-    head="ForMultipleChoice",
-    outputs=(OutputSpec(name="logits", kind="per_text"),),
-    adapt_model=_read_one_choice,
-    text_request=lambda text, spec: multiple_choice.ChooseRequest(text, (SENTENCE, text)),
-    fixed_requests=_fixed_requests,
-    ordinary_requests=_ordinary_requests,
-    tokenizer_call=_tokenizer_call,
-    example=lambda spec: {
-        "inputs": {"prompt": "She put the kettle on and", "choices": ["waited for the water to boil.", "rode it to the railway station."]}
-    },
-    needs_pairs=True,
-    arrange=_arrange,
-    decision=lambda result, config: result[0]["index"],
-    read_gold=_read_choice,
-    gold_keys=("label",),
-    metrics=(ACCURACY,),
-    score=_score,
-)
+TASK = _MultipleChoice()

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from bertserve.export.tasks.metrics import EXACT_MATCH, F1, Score, answer_f1, exact_match
-from bertserve.export.tasks.spec import LONG, NAMES, TEXTS, Arranged, Document, ExportTask, Pairs, Text, TokenizerCall, halves, neighbors
+from bertserve.export.tasks.spec import LONG, NAMES, TEXTS, Document, ExportTask, TokenizerCall, halves
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import question_answering
@@ -17,41 +17,7 @@ if TYPE_CHECKING:
 
     from bertserve.export.calibration import Texts
 
-_QUESTION = "Who met whom?"
 _QUESTION_CHARS = 200  # of a passage whose beginning becomes the question
-
-
-def _fixed_requests(spec: TokenizerSpec) -> list[Any]:
-    names = ("Who met Charles Babbage?", "Where is the Royal Society?", "Who was invited, and from where?")
-    return [
-        *(question_answering.AnswerRequest("What was said?", text) for text in [*TEXTS, LONG * 30]),
-        *(question_answering.AnswerRequest(question, NAMES) for question in names),
-        question_answering.AnswerRequest(names[0], NAMES * 20, question_answering.AnswerParameters(top_k=3)),
-    ]
-
-
-def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
-    """Returns a request for each text and each passage, with a question about its end, and for each pair."""
-    lines, passages, max_length = texts.lines, texts.passages, spec.max_length
-    sides = [halves(line[: max_length - 16]) for line in lines]
-    # the question is about the text's end, and begins with the answer; another text after it makes the question harder
-    contexts = [f"{start} {end} {lines[(i + 1) % len(lines)]}" for i, (start, end) in enumerate(sides)]
-    sides += [halves(passage[: min(_QUESTION_CHARS, max_length - 16)]) for passage in passages]
-    # a window needs space for the question and the stride; each character of the question may be a token
-    questions = [f"Who or what {(end or start)[: max(1, max_length // 2 - 16)]}?" for start, end in sides]
-    return [question_answering.AnswerRequest(*pair) for pair in (*zip(questions, [*contexts, *passages], strict=True), *texts.pairs)]
-
-
-def _tokenizer_call(request: question_answering.AnswerRequest, spec: TokenizerSpec) -> TokenizerCall:
-    length = min(request.parameters.max_seq_len or question_answering.DEFAULT_SEQ_LEN, spec.max_length)
-    stride = min(length // 2, question_answering.DEFAULT_STRIDE)
-    if spec.second_text_first:
-        return TokenizerCall((request.context, request.question), "only_first", stride, length)
-    return TokenizerCall((request.question, request.context), "only_second", stride, length)
-
-
-def _arrange(lines: Sequence[Text], passages: Sequence[Text], user_pairs: Pairs[Text], spec: TokenizerSpec) -> Arranged[Text]:
-    return [], [*neighbors(lines, passages), *user_pairs]
 
 
 def _best(result: Any) -> dict[str, Any]:
@@ -59,58 +25,75 @@ def _best(result: Any) -> dict[str, Any]:
     return best
 
 
-def _decision(result: Any, config: ModelConfig) -> Any:
-    return {name: _best(result)[name] for name in ("answer", "start", "end")}
+class _QuestionAnswering(ExportTask):
+    served = question_answering.SPEC
+    head = "ForQuestionAnswering"
+    outputs = (OutputSpec(name="start_logits", kind="per_token"), OutputSpec(name="end_logits", kind="per_token"))
+    lora_type = "QUESTION_ANS"
+    takes_pairs = True
+    needs_pairs = True
+    gold_keys = ("answers",)
+    metrics = (EXACT_MATCH, F1)
+
+    def text_request(self, text: str, spec: TokenizerSpec) -> question_answering.AnswerRequest:
+        return question_answering.AnswerRequest("Who met whom?", text, question_answering.AnswerParameters(max_seq_len=spec.max_length))
+
+    def example(self, spec: TokenizerSpec) -> dict[str, Any]:
+        context = "The bridge was built in Porto in 1886 by Eiffel's company."
+        return {"inputs": {"question": "Where was the bridge built?", "context": context}}
+
+    def fixed_requests(self, spec: TokenizerSpec) -> list[Any]:
+        names = ("Who met Charles Babbage?", "Where is the Royal Society?", "Who was invited, and from where?")
+        return [
+            *(question_answering.AnswerRequest("What was said?", text) for text in [*TEXTS, LONG * 30]),
+            *(question_answering.AnswerRequest(question, NAMES) for question in names),
+            question_answering.AnswerRequest(names[0], NAMES * 20, question_answering.AnswerParameters(top_k=3)),
+        ]
+
+    def ordinary_requests(self, texts: Texts, spec: TokenizerSpec) -> list[Any]:
+        """Returns a request for each text and each passage, with a question about its end, and for each pair."""
+        lines, passages, max_length = texts.lines, texts.passages, spec.max_length
+        sides = [halves(line[: max_length - 16]) for line in lines]
+        # the question is about the text's end, and begins with the answer; another text after it makes the question harder
+        contexts = [f"{start} {end} {lines[(i + 1) % len(lines)]}" for i, (start, end) in enumerate(sides)]
+        sides += [halves(passage[: min(_QUESTION_CHARS, max_length - 16)]) for passage in passages]
+        # a window needs space for the question and the stride; each character of the question may be a token
+        questions = [f"Who or what {(end or start)[: max(1, max_length // 2 - 16)]}?" for start, end in sides]
+        return [question_answering.AnswerRequest(*pair) for pair in (*zip(questions, [*contexts, *passages], strict=True), *texts.pairs)]
+
+    def tokenizer_call(self, request: question_answering.AnswerRequest, spec: TokenizerSpec) -> TokenizerCall:
+        length = min(request.parameters.max_seq_len or question_answering.DEFAULT_SEQ_LEN, spec.max_length)
+        stride = min(length // 2, question_answering.DEFAULT_STRIDE)
+        if spec.second_text_first:
+            return TokenizerCall((request.context, request.question), "only_first", stride, length)
+        return TokenizerCall((request.question, request.context), "only_second", stride, length)
+
+    def decision(self, result: Any, config: ModelConfig) -> Any:
+        return {name: _best(result)[name] for name in ("answer", "start", "end")}
+
+    def read_gold(self, document: Document, config: ModelConfig) -> list[str] | None:
+        """Reads `answers`: texts, or as in SQuAD's files `{text: [...], answer_start: [...]}` or a list of `{text}`; empty for no answer."""
+        answers = document.get("answers")
+        if answers is None:
+            return None
+        if isinstance(answers, dict):
+            answers = answers.get("text")
+        texts = [item.get("text") if isinstance(item, dict) else item for item in answers] if isinstance(answers, list) else [None]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("`answers` must be a list of texts, or SQuAD's {text: [...]}; an empty one means that there is no answer.")
+        return [str(text) for text in texts]
+
+    def data_parameters(self, line_parameters: Sequence[Document], golds: Sequence[Any]) -> list[Document]:
+        """Allows "no answer" for all questions if some have no answer, unless a line sets this itself."""
+        defaults = {"handle_impossible_answer": True} if [] in golds else {}
+        return [defaults | parameters for parameters in line_parameters]
+
+    def score(self, golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, Score]:
+        pairs = [(_best(result)["answer"], gold) for gold, result in zip(golds, results, strict=True)]
+        return {
+            EXACT_MATCH: Score(fmean([exact_match(answer, gold) for answer, gold in pairs])),
+            F1: Score(fmean([answer_f1(answer, gold) for answer, gold in pairs])),
+        }
 
 
-def _read_answers(document: Document, config: ModelConfig) -> list[str] | None:
-    """Reads `answers`: texts, or as in SQuAD's files `{text: [...], answer_start: [...]}` or a list of `{text}`; empty for no answer."""
-    answers = document.get("answers")
-    if answers is None:
-        return None
-    if isinstance(answers, dict):
-        answers = answers.get("text")
-    texts = [item.get("text") if isinstance(item, dict) else item for item in answers] if isinstance(answers, list) else [None]
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError("`answers` must be a list of texts, or SQuAD's {text: [...]}; an empty one means that there is no answer.")
-    return [str(text) for text in texts]
-
-
-def _data_parameters(line_parameters: Sequence[Document], golds: Sequence[Any]) -> list[Document]:
-    """Allows "no answer" for all questions if some have no answer, unless a line sets this itself."""
-    defaults = {"handle_impossible_answer": True} if [] in golds else {}
-    return [defaults | parameters for parameters in line_parameters]
-
-
-def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, Score]:
-    pairs = [(_best(result)["answer"], gold) for gold, result in zip(golds, results, strict=True)]
-    return {
-        EXACT_MATCH: Score(fmean([exact_match(answer, gold) for answer, gold in pairs])),
-        F1: Score(fmean([answer_f1(answer, gold) for answer, gold in pairs])),
-    }
-
-
-TASK = ExportTask(
-    served=question_answering.SPEC,
-    head="ForQuestionAnswering",
-    outputs=(OutputSpec(name="start_logits", kind="per_token"), OutputSpec(name="end_logits", kind="per_token")),
-    lora_type="QUESTION_ANS",
-    text_request=lambda text, spec: question_answering.AnswerRequest(
-        _QUESTION, text, question_answering.AnswerParameters(max_seq_len=spec.max_length)
-    ),
-    fixed_requests=_fixed_requests,
-    ordinary_requests=_ordinary_requests,
-    tokenizer_call=_tokenizer_call,
-    example=lambda spec: {
-        "inputs": {"question": "Where was the bridge built?", "context": "The bridge was built in Porto in 1886 by Eiffel's company."}
-    },
-    takes_pairs=True,
-    needs_pairs=True,
-    arrange=_arrange,
-    decision=_decision,
-    read_gold=_read_answers,
-    gold_keys=("answers",),
-    data_parameters=_data_parameters,
-    metrics=(EXACT_MATCH, F1),
-    score=_score,
-)
+TASK = _QuestionAnswering()

@@ -7,7 +7,7 @@ and validate it, as texts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -96,17 +96,6 @@ def halves(text: str) -> tuple[str, str]:
     return " ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])
 
 
-def read_alone(lines: Sequence[Text], passages: Sequence[Text], user_pairs: Pairs[Text], spec: TokenizerSpec) -> Arranged[Text]:
-    """Returns all texts as single texts, and the user's pairs."""
-    return [*lines, *passages], list(user_pairs)
-
-
-def neighbors(lines: Sequence[Text], passages: Sequence[Text]) -> list[tuple[Text, Text]]:
-    """Returns each line with the next one, and then each passage with a line before it."""
-    pairs = [(line, lines[(i + 1) % len(lines)]) for i, line in enumerate(lines)]
-    return [*pairs, *((lines[i % len(lines)], passage) for i, passage in enumerate(passages))]
-
-
 @dataclass(frozen=True)
 class TokenizerCall:
     """The arguments of the Hugging Face tokenizer for a request.
@@ -130,9 +119,8 @@ def window_stride(requested: int | None, spec: TokenizerSpec) -> int:
     return default_stride(spec.max_length - specials) if requested is None else requested
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExportTask:
-    """A task that a bundle can have.
+    """A task that a bundle can have; the methods whose arguments include `spec` get the model's tokenizer.
 
     Attributes:
         served: The service's task, with its name and the types of requests and results.
@@ -141,56 +129,22 @@ class ExportTask:
         labeled: Whether the configuration's labels belong to the task.
         activation: The function from logits to scores; None if the configuration defines it.
         lora_type: peft's name of the task; None if peft has none.
-        adapt_model: Makes a loaded model take rows of [rows, length] and return the outputs of the graphs; None if it does so already.
-
-        text_request: A text -> a request around it, of one window if the model is long enough.
-        fixed_requests: Requests of every kind, on which each graph must agree with the checkpoint; None for one around each built-in text.
-        ordinary_requests: Texts that validate int8 -> a request for each text, passage and pair; None for one around each text.
-        tokenizer_call: A request -> the arguments of the Hugging Face tokenizer.
-        example: The body that a bundle stores with its answer; the answer must be clear, so that rounding on another CPU does not change
-            it.
-        takes_pairs: Whether an input may be a pair of texts, also in the user's texts for int8.
+        takes_pairs: Whether the user's texts for int8 may be pairs.
         needs_pairs: Whether every input is a pair of texts, of which the first is short, and the second one fills the window.
-        arrange: Short texts, long ones (empty without short ones), the user's pairs, and the tokenizer -> the single texts and the pairs that
-            calibrate int8.
-
-        measure: The measure of agreement.
-        decision: A result -> the part that matters to a user: spans or a set of labels to count, numbers to rank, a vector, or a value to
-            compare.
-
-        read_gold: A line of data -> the correct answer, or None if it has none. It raises ValueError for an invalid answer. None if the
-            task has no correct answers.
-        gold_keys: The keys of a line that `read_gold` reads.
-        data_parameters: The parameters of all lines and their correct answers -> the parameters of the requests.
+        gold_keys: The keys of a line of data that `read_gold` reads; empty if the task has no correct answers.
         metrics: The names of the metrics of `score`, without those for which less is better.
-        score: Correct answers and results, at least one -> metric -> score.
     """
 
     served: TaskSpec
     head: str
     outputs: tuple[OutputSpec, ...]
-    labeled: bool = False
+    labeled = False
     activation: Activation | None = "softmax"
     lora_type: str | None = None
-    adapt_model: Callable[[PreTrainedModel], None] | None = None
-
-    text_request: Callable[[str, TokenizerSpec], Any]
-    fixed_requests: Callable[[TokenizerSpec], list[Any]] | None = None
-    ordinary_requests: Callable[[Texts, TokenizerSpec], list[Any]] | None = None
-    tokenizer_call: Callable[[Any, TokenizerSpec], TokenizerCall] = lambda request, spec: TokenizerCall((request.text,))
-    example: Callable[[TokenizerSpec], dict[str, Any]]
-    takes_pairs: bool = False
-    needs_pairs: bool = False
-    arrange: Callable[[Sequence[Any], Sequence[Any], Pairs[Any], TokenizerSpec], Arranged[Any]] = read_alone
-
-    measure: Callable[[ModelConfig], Measure] = lambda config: "label"
-    decision: Callable[[Any, ModelConfig], Any] = lambda result, config: result
-
-    read_gold: Callable[[Document, ModelConfig], Any] | None = None
+    takes_pairs = False
+    needs_pairs = False
     gold_keys: tuple[str, ...] = ()
-    data_parameters: Callable[[Sequence[Document], Sequence[Any]], Sequence[Document]] = lambda parameters, golds: parameters
     metrics: tuple[str, ...] = ()
-    score: Callable[[Sequence[Any], Sequence[Any], ModelConfig], dict[str, Score]] | None = None
 
     @property
     def name(self) -> str:
@@ -211,3 +165,61 @@ class ExportTask:
     def fills_masks(self) -> bool:
         """Whether its graph has an output per mask, so that its models need a mask token."""
         return any(output.kind == "per_mask" for output in self.outputs)
+
+    def adapt_model(self, model: PreTrainedModel) -> None:
+        """Makes a loaded model take rows of [rows, length] and return the outputs of the graphs; most models do so already."""
+
+    def text_request(self, text: str, spec: TokenizerSpec) -> Any:
+        """Returns a request around a text, of one window if the model is long enough."""
+        raise NotImplementedError
+
+    def fixed_requests(self, spec: TokenizerSpec) -> list[Any]:
+        """Returns requests of every kind, on which each graph must agree with the checkpoint."""
+        return [self.text_request(text, spec) for text in ["", *TEXTS, NAMES * 5, LONG * 30]]
+
+    def ordinary_requests(self, texts: Texts, spec: TokenizerSpec) -> list[Any]:
+        """Returns a request for each text, passage and pair that validate int8."""
+        return [self.text_request(text, spec) for text in (*texts.lines, *texts.passages)]
+
+    def arrange(self, lines: Sequence[Text], passages: Sequence[Text], user_pairs: Pairs[Text], spec: TokenizerSpec) -> Arranged[Text]:
+        """Returns the single texts and the pairs that calibrate int8, of short texts, long ones (empty without short ones) and the user's pairs."""
+        if not self.needs_pairs and not spec.pairs_only and (not self.takes_pairs or user_pairs or spec.pair is None):
+            return [*lines, *passages], list(user_pairs)
+        pairs = [(line, lines[(i + 1) % len(lines)]) for i, line in enumerate(lines)]
+        long_pairs = [(lines[i % len(lines)], passage) for i, passage in enumerate(passages)]
+        if self.needs_pairs or spec.pairs_only:
+            return [], [*pairs, *long_pairs, *user_pairs]
+        # it is unknown whether the model is used with pairs, so every second text also forms a pair
+        return [*lines, *passages], [*pairs[1::2], *long_pairs[1::2]]
+
+    def example(self, spec: TokenizerSpec) -> dict[str, Any]:
+        """Returns the body that a bundle stores with its answer, which must be clear, so that rounding on another CPU does not change it."""
+        raise NotImplementedError
+
+    def tokenizer_call(self, request: Any, spec: TokenizerSpec) -> TokenizerCall:
+        """Returns the arguments of the Hugging Face tokenizer for a request."""
+        return TokenizerCall((request.text,))
+
+    def measure(self, config: ModelConfig) -> Measure:
+        """Returns the measure of agreement."""
+        return "label"
+
+    def decision(self, result: Any, config: ModelConfig) -> Any:
+        """Returns what matters to a user: spans or a set of labels to count, numbers to rank, a vector, or a value to compare."""
+        return result
+
+    def read_gold(self, document: Document, config: ModelConfig) -> Any:
+        """Returns the correct answer in a line of data, or None if it has none.
+
+        Raises:
+            ValueError: The answer is invalid.
+        """
+        return None
+
+    def data_parameters(self, line_parameters: Sequence[Document], golds: Sequence[Any]) -> list[Document]:
+        """Returns the parameters of the requests for lines of data, from the lines' own parameters and correct answers."""
+        return list(line_parameters)
+
+    def score(self, golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, Score]:
+        """Returns the metrics of results, at least one, with correct answers."""
+        return {}

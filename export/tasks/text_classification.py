@@ -36,14 +36,9 @@ from bertserve.export.tasks.spec import (
     LONG,
     SENTENCE,
     TEXTS,
-    Arranged,
     Document,
     ExportTask,
-    Pairs,
-    Text,
     TokenizerCall,
-    neighbors,
-    read_alone,
     window_stride,
 )
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
@@ -65,66 +60,9 @@ _SQUASHED = (
 )
 
 
-def _fixed_requests(spec: TokenizerSpec) -> list[Any]:
-    pairs = [
-        classify.ClassifyRequest("A man is eating food.", "Someone eats."),
-        classify.ClassifyRequest("", "only the second text"),
-        classify.ClassifyRequest(LONG * 8, LONG * 20),
-        classify.ClassifyRequest("short question?", LONG * 30),
-    ]
-    if spec.pairs_only:
-        return [*(classify.ClassifyRequest(a, b) for a, b in itertools.pairwise(TEXTS)), *pairs]
-    stride = min(64, spec.max_length // 8)
-    return [
-        *(classify.ClassifyRequest(text) for text in ["", *TEXTS, LONG * 30]),
-        classify.ClassifyRequest(LONG * 30, parameters=classify.ClassifyParameters(window="mean")),
-        classify.ClassifyRequest(LONG * 40, parameters=classify.ClassifyParameters(window="max", stride=stride)),
-        *([] if spec.pair is None else pairs),
-    ]
-
-
-def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
-    singles, pairs = _arrange(texts.lines, texts.passages, texts.pairs, spec)
-    return [*map(classify.ClassifyRequest, singles), *(classify.ClassifyRequest(*pair) for pair in pairs)]
-
-
-def _arrange(lines: Sequence[Text], passages: Sequence[Text], user_pairs: Pairs[Text], spec: TokenizerSpec) -> Arranged[Text]:
-    if spec.pairs_only:
-        return [], [*neighbors(lines, passages), *user_pairs]
-    if user_pairs or spec.pair is None:
-        return read_alone(lines, passages, user_pairs, spec)
-    # it is unknown whether the model is used with pairs, so every second text also forms a pair
-    pairs = neighbors(lines, passages)
-    return [*lines, *passages], [*pairs[1 : len(lines) : 2], *pairs[len(lines) + 1 :: 2]]
-
-
-def _tokenizer_call(request: classify.ClassifyRequest, spec: TokenizerSpec) -> TokenizerCall:
-    texts = (request.text, request.text_pair) if request.text_pair else (request.text,)
-    return TokenizerCall(texts, stride=window_stride(request.parameters.stride, spec) if request.parameters.window else None)
-
-
-def _example(spec: TokenizerSpec) -> dict[str, Any]:
-    if spec.pairs_only:
-        return {"inputs": {"text": "She opened the door of the old house.", "text_pair": "Nobody had been inside for years."}}
-    return {"inputs": "This is a surprisingly touching film, and beautifully acted."}
-
-
 def _is_regression(config: ModelConfig) -> bool:
     """Returns whether the scores are values, one or several, instead of a choice of labels."""
     return len(config.labels) == 1 or config.activation == "none"
-
-
-def _measure(config: ModelConfig) -> Measure:
-    if _is_regression(config):
-        return "spearman"
-    return "set_f1" if config.activation == "sigmoid" else "label"
-
-
-def _decision(result: Any, config: ModelConfig) -> Any:
-    if not _is_regression(config):
-        return _chosen_labels(result, config)
-    scores = {item["label"]: item["score"] for item in result}
-    return tuple(float(scores.get(label, 0.0)) for label in config.labels)  # a request may ask for fewer labels
 
 
 def _chosen_labels(result: Any, config: ModelConfig) -> frozenset[str]:
@@ -132,23 +70,6 @@ def _chosen_labels(result: Any, config: ModelConfig) -> frozenset[str]:
     if config.activation == "sigmoid":
         return frozenset(item["label"] for item in result if item["score"] >= SIGMOID_THRESHOLD)
     return frozenset({result[0]["label"]})
-
-
-def _read_label(document: Document, config: ModelConfig) -> Any:
-    """Reads `label`: a name, an id, a list of these for several labels, or a number for a regression."""
-    value = document.get("label")
-    if value is None:
-        return None
-    if len(config.labels) == 1:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
-            raise ValueError(f"`label` must be a number, because the model has one label; it is {json.dumps(value)}.")
-        return float(value)
-    if _is_regression(config):
-        raise ValueError("`label` is not supported for a model with several values; remove it.")
-    labels = frozenset(_label_name(item, config.labels) for item in (value if isinstance(value, list) else [value]))
-    if len(labels) != 1 and config.activation != "sigmoid":
-        raise ValueError(f"`label` has {len(labels)} labels, but the labels of the model exclude each other; give one.")
-    return labels
 
 
 def _label_name(value: Any, labels: Sequence[str]) -> str:
@@ -162,32 +83,6 @@ def _label_name(value: Any, labels: Sequence[str]) -> str:
     return name
 
 
-def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, Score]:
-    if len(config.labels) == 1:
-        values = [float(result[0]["score"]) for result in results]
-        constant = _constant(golds, values, "value")
-        squashed = "" if config.activation == "none" or all(0 <= gold <= 1 for gold in golds) else _SQUASHED
-        return {
-            PEARSON: Score(pearson(golds, values), constant or squashed),
-            SPEARMAN: Score(spearman(golds, values), constant),
-            ERROR: Score(fmean(abs(value - gold) for value, gold in zip(values, golds, strict=True)), squashed),
-        }
-    predictions = [_chosen_labels(result, config) for result in results]
-    accuracy = {ACCURACY: Score(fmean(a == b for a, b in zip(golds, predictions, strict=True)))}
-    if config.activation == "sigmoid":
-        right = sum(len(a & b) for a, b in zip(golds, predictions, strict=True))
-        remark = "" if any((*golds, *predictions)) else "no input has a label, and none was found; 0 is shown instead"
-        return accuracy | {MICRO_F1: Score(f1(right, sum(map(len, predictions)), sum(map(len, golds))), remark)}
-    expected, predicted = ([label for (label,) in labels] for labels in (golds, predictions))
-    correlation = {MATTHEWS: Score(matthews(expected, predicted), _constant(golds, predictions, "label"))}
-    if len(config.labels) > _TWO:
-        return accuracy | {MACRO_F1: Score(macro_f1(expected, predicted))} | correlation
-    second = config.labels[1]
-    right = sum(a == b == second for a, b in zip(expected, predicted, strict=True))
-    remark = "" if second in (*expected, *predicted) else f"no input has the label {second}, and it was never found; 0 is shown instead"
-    return accuracy | {F1: Score(f1(right, predicted.count(second), expected.count(second)), remark)} | correlation
-
-
 def _constant(golds: Sequence[Any], predictions: Sequence[Any], kind: str) -> str:
     """Returns the reason why two series have no correlation; empty if they have one."""
     for series, name in ((golds, "right answers are"), (predictions, "answers are")):
@@ -196,24 +91,101 @@ def _constant(golds: Sequence[Any], predictions: Sequence[Any], kind: str) -> st
     return ""
 
 
-TASK = ExportTask(
-    served=classify.SPEC,
-    head="ForSequenceClassification",
-    outputs=(OutputSpec(name="logits", kind="per_text"),),
-    labeled=True,
-    activation=None,
-    lora_type="SEQ_CLS",
-    text_request=lambda text, spec: classify.ClassifyRequest(text, SENTENCE if spec.pairs_only else None),
-    fixed_requests=_fixed_requests,
-    ordinary_requests=_ordinary_requests,
-    tokenizer_call=_tokenizer_call,
-    example=_example,
-    takes_pairs=True,
-    arrange=_arrange,
-    measure=_measure,
-    decision=_decision,
-    read_gold=_read_label,
-    gold_keys=("label",),
-    metrics=(ACCURACY, F1, MACRO_F1, MICRO_F1, MATTHEWS, PEARSON, SPEARMAN),
-    score=_score,
-)
+class _TextClassification(ExportTask):
+    served = classify.SPEC
+    head = "ForSequenceClassification"
+    outputs = (OutputSpec(name="logits", kind="per_text"),)
+    labeled = True
+    activation = None  # the configuration defines it
+    lora_type = "SEQ_CLS"
+    takes_pairs = True
+    gold_keys = ("label",)
+    metrics = (ACCURACY, F1, MACRO_F1, MICRO_F1, MATTHEWS, PEARSON, SPEARMAN)
+
+    def text_request(self, text: str, spec: TokenizerSpec) -> classify.ClassifyRequest:
+        return classify.ClassifyRequest(text, SENTENCE if spec.pairs_only else None)
+
+    def fixed_requests(self, spec: TokenizerSpec) -> list[Any]:
+        pairs = [
+            classify.ClassifyRequest("A man is eating food.", "Someone eats."),
+            classify.ClassifyRequest("", "only the second text"),
+            classify.ClassifyRequest(LONG * 8, LONG * 20),
+            classify.ClassifyRequest("short question?", LONG * 30),
+        ]
+        if spec.pairs_only:
+            return [*(classify.ClassifyRequest(a, b) for a, b in itertools.pairwise(TEXTS)), *pairs]
+        stride = min(64, spec.max_length // 8)
+        return [
+            *(classify.ClassifyRequest(text) for text in ["", *TEXTS, LONG * 30]),
+            classify.ClassifyRequest(LONG * 30, parameters=classify.ClassifyParameters(window="mean")),
+            classify.ClassifyRequest(LONG * 40, parameters=classify.ClassifyParameters(window="max", stride=stride)),
+            *([] if spec.pair is None else pairs),
+        ]
+
+    def ordinary_requests(self, texts: Texts, spec: TokenizerSpec) -> list[Any]:
+        singles, pairs = self.arrange(texts.lines, texts.passages, texts.pairs, spec)
+        return [*map(classify.ClassifyRequest, singles), *(classify.ClassifyRequest(*pair) for pair in pairs)]
+
+    def tokenizer_call(self, request: classify.ClassifyRequest, spec: TokenizerSpec) -> TokenizerCall:
+        texts = (request.text, request.text_pair) if request.text_pair else (request.text,)
+        return TokenizerCall(texts, stride=window_stride(request.parameters.stride, spec) if request.parameters.window else None)
+
+    def example(self, spec: TokenizerSpec) -> dict[str, Any]:
+        if spec.pairs_only:
+            return {"inputs": {"text": "She opened the door of the old house.", "text_pair": "Nobody had been inside for years."}}
+        return {"inputs": "This is a surprisingly touching film, and beautifully acted."}
+
+    def measure(self, config: ModelConfig) -> Measure:
+        if _is_regression(config):
+            return "spearman"
+        return "set_f1" if config.activation == "sigmoid" else "label"
+
+    def decision(self, result: Any, config: ModelConfig) -> Any:
+        if not _is_regression(config):
+            return _chosen_labels(result, config)
+        scores = {item["label"]: item["score"] for item in result}
+        return tuple(float(scores.get(label, 0.0)) for label in config.labels)  # a request may ask for fewer labels
+
+    def read_gold(self, document: Document, config: ModelConfig) -> Any:
+        """Reads `label`: a name, an id, a list of these for several labels, or a number for a regression."""
+        value = document.get("label")
+        if value is None:
+            return None
+        if len(config.labels) == 1:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+                raise ValueError(f"`label` must be a number, because the model has one label; it is {json.dumps(value)}.")
+            return float(value)
+        if _is_regression(config):
+            raise ValueError("`label` is not supported for a model with several values; remove it.")
+        labels = frozenset(_label_name(item, config.labels) for item in (value if isinstance(value, list) else [value]))
+        if len(labels) != 1 and config.activation != "sigmoid":
+            raise ValueError(f"`label` has {len(labels)} labels, but the labels of the model exclude each other; give one.")
+        return labels
+
+    def score(self, golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, Score]:
+        if len(config.labels) == 1:
+            values = [float(result[0]["score"]) for result in results]
+            constant = _constant(golds, values, "value")
+            squashed = "" if config.activation == "none" or all(0 <= gold <= 1 for gold in golds) else _SQUASHED
+            return {
+                PEARSON: Score(pearson(golds, values), constant or squashed),
+                SPEARMAN: Score(spearman(golds, values), constant),
+                ERROR: Score(fmean(abs(value - gold) for value, gold in zip(values, golds, strict=True)), squashed),
+            }
+        predictions = [_chosen_labels(result, config) for result in results]
+        accuracy = {ACCURACY: Score(fmean(a == b for a, b in zip(golds, predictions, strict=True)))}
+        if config.activation == "sigmoid":
+            right = sum(len(a & b) for a, b in zip(golds, predictions, strict=True))
+            remark = "" if any((*golds, *predictions)) else "no input has a label, and none was found; 0 is shown instead"
+            return accuracy | {MICRO_F1: Score(f1(right, sum(map(len, predictions)), sum(map(len, golds))), remark)}
+        expected, predicted = ([label for (label,) in labels] for labels in (golds, predictions))
+        correlation = {MATTHEWS: Score(matthews(expected, predicted), _constant(golds, predictions, "label"))}
+        if len(config.labels) > _TWO:
+            return accuracy | {MACRO_F1: Score(macro_f1(expected, predicted))} | correlation
+        second = config.labels[1]
+        right = sum(a == b == second for a, b in zip(expected, predicted, strict=True))
+        remark = "" if second in (*expected, *predicted) else f"no input has the label {second}, and it was never found; 0 is shown instead"
+        return accuracy | {F1: Score(f1(right, predicted.count(second), expected.count(second)), remark)} | correlation
+
+
+TASK = _TextClassification()

@@ -10,7 +10,7 @@ from typing import Any
 from bertserve.export.tasks.metrics import ENTITY_F1, Score, Span, result_spans, span_f1, spans_of_tags, widen_to_words
 from bertserve.export.tasks.spec import NAMES, TEXTS, Document, ExportTask, TokenizerCall, read_input, read_text_list, window_stride
 from bertserve.export.tasks.tags import read_tags
-from bertserve.service.bundle.graph_spec import OutputSpec
+from bertserve.service.bundle.graph_spec import Measure, OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import token_classification
 from bertserve.service.tasks.batch import ModelConfig
@@ -29,39 +29,6 @@ class Entities:
     words: Sequence[tuple[int, int]] = ()
 
 
-def _fixed_requests(spec: TokenizerSpec) -> list[Any]:
-    stride = min(64, spec.max_length // 8)
-    return [
-        *(token_classification.NerRequest(text) for text in [*TEXTS, NAMES * 5]),
-        *(
-            token_classification.NerRequest(NAMES, token_classification.NerParameters(aggregation_strategy=s))
-            for s in ("none", "first", "max", "average")
-        ),
-        token_classification.NerRequest(NAMES * 40),
-        token_classification.NerRequest(NAMES * 40, token_classification.NerParameters(aggregation_strategy="first", stride=stride)),
-    ]
-
-
-def _read_entities(document: Document, config: ModelConfig) -> Entities | None:
-    """Reads `entities`, a list of `{start, end, label}`, or `tags`, one per item of `tokens`."""
-    if document.get("entities") is not None:
-        try:
-            return Entities({(int(e["start"]), int(e["end"]), str(e.get("label", e.get("entity_group")))) for e in document["entities"]})
-        except (TypeError, KeyError, AttributeError, ValueError) as error:
-            raise ValueError("`entities` must be a list of {start, end, label}, offsets in code points, end exclusive.") from error
-    if document.get("tags") is None:
-        return None
-    if "tokens" not in document:
-        raise ValueError("`tags` need `tokens`, the words that they belong to.")
-    tags, words = read_text_list(document, "tags"), read_text_list(document, "tokens")
-    if len(tags) != len(words):
-        raise ValueError(f"the number of `tags` is {len(tags)}, and of `tokens` {len(words)}; give one tag for each token.")
-    offsets = _find_words(words, read_input(document))
-    spellings = tuple(sorted({*config.labels, *tags}))  # those of the data may differ from those of the model
-    tag_of = dict(zip(spellings, read_tags(spellings) or spellings, strict=True))
-    return Entities(spans_of_tags([tag_of[tag] for tag in tags], offsets), offsets)
-
-
 def _find_words(words: Sequence[str], text: Any) -> list[tuple[int, int]]:
     """Returns start and end of each word in a text that contains the words in this order."""
     offsets, end = [], 0
@@ -74,36 +41,75 @@ def _find_words(words: Sequence[str], text: Any) -> list[tuple[int, int]]:
     return offsets
 
 
-def _data_parameters(line_parameters: Sequence[Document], golds: Sequence[Any]) -> list[Document]:
-    """Extends entities to whole words if correct answers are given by word, unless a line sets this itself."""
-    return [
-        parameters if gold is None else {"aggregation_strategy": "first"} | parameters
-        for parameters, gold in zip(line_parameters, golds, strict=True)
-    ]
+class _TokenClassification(ExportTask):
+    served = token_classification.SPEC
+    head = "ForTokenClassification"
+    outputs = (OutputSpec(name="logits", kind="per_token"),)
+    labeled = True
+    lora_type = "TOKEN_CLS"
+    gold_keys = ("entities", "tags")
+    metrics = (ENTITY_F1,)
+
+    def text_request(self, text: str, spec: TokenizerSpec) -> token_classification.NerRequest:
+        return token_classification.NerRequest(text)
+
+    def example(self, spec: TokenizerSpec) -> dict[str, Any]:
+        return {"inputs": "Ada Lovelace wrote to Charles Babbage from London."}
+
+    def tokenizer_call(self, request: token_classification.NerRequest, spec: TokenizerSpec) -> TokenizerCall:
+        return TokenizerCall((request.text,), stride=window_stride(request.parameters.stride, spec))
+
+    def measure(self, config: ModelConfig) -> Measure:
+        return "span_f1"
+
+    def decision(self, result: Any, config: ModelConfig) -> Any:
+        return result_spans(result)
+
+    def fixed_requests(self, spec: TokenizerSpec) -> list[Any]:
+        stride = min(64, spec.max_length // 8)
+        return [
+            *(token_classification.NerRequest(text) for text in [*TEXTS, NAMES * 5]),
+            *(
+                token_classification.NerRequest(NAMES, token_classification.NerParameters(aggregation_strategy=s))
+                for s in ("none", "first", "max", "average")
+            ),
+            token_classification.NerRequest(NAMES * 40),
+            token_classification.NerRequest(NAMES * 40, token_classification.NerParameters(aggregation_strategy="first", stride=stride)),
+        ]
+
+    def read_gold(self, document: Document, config: ModelConfig) -> Entities | None:
+        """Reads `entities`, a list of `{start, end, label}`, or `tags`, one per item of `tokens`."""
+        if document.get("entities") is not None:
+            try:
+                return Entities(
+                    {(int(e["start"]), int(e["end"]), str(e.get("label", e.get("entity_group")))) for e in document["entities"]}
+                )
+            except (TypeError, KeyError, AttributeError, ValueError) as error:
+                raise ValueError("`entities` must be a list of {start, end, label}, offsets in code points, end exclusive.") from error
+        if document.get("tags") is None:
+            return None
+        if "tokens" not in document:
+            raise ValueError("`tags` need `tokens`, the words that they belong to.")
+        tags, words = read_text_list(document, "tags"), read_text_list(document, "tokens")
+        if len(tags) != len(words):
+            raise ValueError(f"the number of `tags` is {len(tags)}, and of `tokens` {len(words)}; give one tag for each token.")
+        offsets = _find_words(words, read_input(document))
+        spellings = tuple(sorted({*config.labels, *tags}))  # those of the data may differ from those of the model
+        tag_of = dict(zip(spellings, read_tags(spellings) or spellings, strict=True))
+        return Entities(spans_of_tags([tag_of[tag] for tag in tags], offsets), offsets)
+
+    def data_parameters(self, line_parameters: Sequence[Document], golds: Sequence[Any]) -> list[Document]:
+        """Extends entities to whole words if correct answers are given by word, unless a line sets this itself."""
+        return [
+            parameters if gold is None else {"aggregation_strategy": "first"} | parameters
+            for parameters, gold in zip(line_parameters, golds, strict=True)
+        ]
+
+    def score(self, golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, Score]:
+        expected = [gold.spans for gold in golds]
+        spans = [widen_to_words(result_spans(result), gold.words) for gold, result in zip(golds, results, strict=True)]
+        remark = "" if any((*expected, *spans)) else "no input has an entity, and none was found; 0 is shown instead"
+        return {ENTITY_F1: Score(span_f1(expected, spans), remark)}
 
 
-def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, Score]:
-    expected = [gold.spans for gold in golds]
-    spans = [widen_to_words(result_spans(result), gold.words) for gold, result in zip(golds, results, strict=True)]
-    remark = "" if any((*expected, *spans)) else "no input has an entity, and none was found; 0 is shown instead"
-    return {ENTITY_F1: Score(span_f1(expected, spans), remark)}
-
-
-TASK = ExportTask(
-    served=token_classification.SPEC,
-    head="ForTokenClassification",
-    outputs=(OutputSpec(name="logits", kind="per_token"),),
-    labeled=True,
-    lora_type="TOKEN_CLS",
-    text_request=lambda text, spec: token_classification.NerRequest(text),
-    fixed_requests=_fixed_requests,
-    tokenizer_call=lambda request, spec: TokenizerCall((request.text,), stride=window_stride(request.parameters.stride, spec)),
-    example=lambda spec: {"inputs": "Ada Lovelace wrote to Charles Babbage from London."},
-    measure=lambda config: "span_f1",
-    decision=lambda result, config: result_spans(result),
-    read_gold=_read_entities,
-    gold_keys=("entities", "tags"),
-    data_parameters=_data_parameters,
-    metrics=(ENTITY_F1,),
-    score=_score,
-)
+TASK = _TokenClassification()

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bertserve.export.tasks.catalog import TASKS
-from bertserve.export.tasks.spec import LONG, NAMES, SENTENCE, TEXTS
+from bertserve.export.tasks.spec import LONG, NAMES, SENTENCE
 from bertserve.service.bundle.manifest import SpecialPiece, Task, TokenizerSpec
 from bertserve.service.tasks import embed
 from bertserve.service.tasks.batch import ModelConfig
@@ -24,11 +24,8 @@ MAX_FULL_LENGTH = 4096  # in tokens; PyTorch needs attention of length x length 
 
 def text_requests(task: Task, texts: Texts, spec: TokenizerSpec) -> list[Any]:
     """Returns a request for each text, passage and pair; none for embeddings, which decide nothing."""
-    record = TASKS[task]
     texts = replace(texts, passages=tuple(passage for passage in texts.passages if passage not in texts.lines))
-    if record.ordinary_requests is not None:
-        return record.ordinary_requests(texts, spec)
-    return [record.text_request(text, spec) for text in (*texts.lines, *texts.passages)]
+    return TASKS[task].ordinary_requests(texts, spec)
 
 
 def sample_requests(task: Task, spec: TokenizerSpec, config: ModelConfig, count: Callable[[str], int] | None = None) -> list[Any]:
@@ -37,10 +34,7 @@ def sample_requests(task: Task, spec: TokenizerSpec, config: ModelConfig, count:
     With `count`, which counts tokens, the last request has the model's maximum length, or about `MAX_FULL_LENGTH` tokens if that is shorter.
     """
     record = TASKS[task]
-    if record.fixed_requests is not None:
-        requests = record.fixed_requests(spec)
-    else:
-        requests = [record.text_request(text, spec) for text in ["", *TEXTS, NAMES * 5, LONG * 30]]
+    requests = record.fixed_requests(spec)
     tokens = [token.token for token in spec.added_tokens][:MAX_ADDED_TOKENS]
     step = max(1, min(_TOKENS_PER_TEXT, spec.max_length // 8))
     for start in range(0, len(tokens), step):

@@ -267,7 +267,7 @@ def _check_metrics(comparison: Comparison, lines: Sequence[Line], reference: Ref
     served, golds = comparison.served, [line.gold for line in lines if line.gold is not None]
 
     def score(results: Sequence[Any]) -> Mapping[str, Score]:
-        if not golds or not results or served.task.score is None:
+        if not golds or not results:
             return {}
         labeled = [result for line, result in zip(lines, results[comparison.fixed :], strict=True) if line.gold is not None]
         return served.task.score(golds, labeled, served.config)
@@ -321,7 +321,7 @@ def read_lines(path: Path, task: ExportTask, config: ModelConfig) -> tuple[list[
     documents = {number: on_line(number, _read_document, text) for number, text in enumerate(texts, start=1) if text.strip()}
     if not documents:
         raise DataError(f"`{path}` has no lines; give one JSON object per line, such as {EXAMPLE}.")
-    golds = [on_line(number, task.read_gold, document, config) if task.read_gold else None for number, document in documents.items()]
+    golds = [on_line(number, task.read_gold, document, config) for number, document in documents.items()]
     parameters = task.data_parameters([document.get("parameters") or {} for document in documents.values()], golds)
     lines = [
         Line(number, on_line(number, _request, task, document, own, config), gold)

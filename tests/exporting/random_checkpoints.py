@@ -258,6 +258,9 @@ FAULTS: dict[str, Change] = {
         lambda case: case.family == "BERT",
     ),
     "own code": Change("`auto_map`", _config(auto_map={"AutoConfig": "code.Config"}, model_type="zorp")),
+    "split special tokens": Change(
+        "split_special_tokens", lambda path: edit_json(path / "tokenizer_config.json", split_special_tokens=True)
+    ),
     "dense module": Change("Dense", _module("Dense"), lambda case: case.task == EMBED),
 }
 # Changes after which the bundle must match PyTorch, or the export must fail with one of the `reasons`.
@@ -276,9 +279,6 @@ QUIRKS: dict[str, Change] = {
         None,
         lambda path: edit_json(path / "tokenizer_config.json", do_lower_case=False, strip_accents=False, tokenize_chinese_chars=False),
         lambda case: case.family in ("BERT", "DistilBERT", "ELECTRA", "MPNet"),
-    ),
-    "split special tokens": Change(
-        "split_special_tokens", lambda path: edit_json(path / "tokenizer_config.json", split_special_tokens=True)
     ),
     "norm epsilon": Change(None, _config(layer_norm_eps=0.1), lambda case: case.family in ("BERT", "RoBERTa", "ELECTRA", "MPNet", "XLNet")),
     "leftover pooler": Change(

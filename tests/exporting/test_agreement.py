@@ -136,7 +136,7 @@ def test_agreement_of_several_values_is_that_of_the_worst_value() -> None:
     assert -1.0 == pytest.approx(measure("text-classification", values, *reversed_).value)
     assert 0.5 == pytest.approx(measure("text-classification", values, *lower).value)
     with pytest.raises(ValueError, match="`label`"):
-        TASKS["text-classification"].read_gold({"label": "a"}, values)  # type: ignore[misc]
+        TASKS["text-classification"].read_gold({"label": "a"}, values)
 
 
 def test_scores_that_differ_by_rounding_have_equal_ranks() -> None:

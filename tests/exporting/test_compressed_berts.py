@@ -16,7 +16,7 @@ from bertserve.service.text.tokenizer import Tokenizer
 from bundles import exported
 from checkpoints import edit_json, edit_weights, prune_heads, silence_heads
 from families import FAMILIES, SIZES
-from grid import fp32_error, grid, rows, worst_error
+from grid import grid, rows, worst_error
 
 pytestmark = pytest.mark.torch
 
@@ -106,10 +106,3 @@ def test_leftover_weights_of_distillation_are_ignored(tmp_path: Path) -> None:
     edit_weights(source, lambda tensors: tensors.update({"fit_dense.weight": torch.ones(48, 24), "fit_dense.bias": torch.ones(48)}))
 
     assert error(exported(source), student) <= 1e-4
-
-
-@FULL
-def test_albert_with_groups_of_shared_layers_is_exported(tmp_path: Path) -> None:
-    for i, fields in enumerate(({"num_hidden_groups": 2, "num_hidden_layers": 4}, {"inner_group_num": 2, "num_hidden_layers": 2})):
-        (tmp_path / str(i)).mkdir()
-        assert fp32_error("ALBERT", CLASSIFIES, tmp_path / str(i), **fields) <= 1e-4

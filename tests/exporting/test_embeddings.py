@@ -21,7 +21,7 @@ import bertserve.service.cli
 import tiny
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.service.bundle.files import Bundle
-from bertserve.service.tasks import embed, rerank, zero_shot
+from bertserve.service.tasks import embed, zero_shot
 from bundles import Served, Verify, exported, json_lines, refused
 from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_json, edit_weights, few_texts, naming, save
 
@@ -342,17 +342,3 @@ def test_zero_shot_labels_match_the_pipeline(inference: tuple[Any, Served], mult
         found = served.answer({"inputs": text, "parameters": parameters}, zero_shot.TASK)
         assert expected["labels"] == [item["label"] for item in found]
         assert pytest.approx(expected["scores"], abs=1e-5) == [item["score"] for item in found]
-
-
-def test_rerank_scores_match_pytorch(tmp_path: Path) -> None:
-    source = bert(tmp_path, "ranker", labels=("LABEL_0",), model_max_length=POSITIONS)
-    tokenizer, served = transformers.AutoTokenizer.from_pretrained(source), Served(exported(source))
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(source, dtype=torch.float32).eval()
-    query = "is the film good ?"
-    feed = tokenizer([query] * len(TEXTS), TEXTS, padding=True, truncation=True, max_length=POSITIONS, return_tensors="pt")
-    with torch.no_grad():
-        logits = model(**feed).logits[:, 0]
-    for raw, expected in ((True, logits), (False, torch.sigmoid(logits))):
-        found = served.answer({"query": query, "texts": TEXTS, "raw_scores": raw}, rerank.TASK)
-        assert torch.argsort(-logits).tolist() == [item["index"] for item in found]
-        assert pytest.approx(sorted(expected.tolist(), reverse=True), abs=1e-4) == [item["score"] for item in found]

@@ -14,7 +14,6 @@ import transformers
 
 import bertserve.service.cli
 import tiny
-from application import call
 from bertserve.export import cli
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.service.bundle.files import Bundle
@@ -91,12 +90,6 @@ def worst_error(model: Any, bundle: Bundle, *, batched: bool = True, precision: 
     return worst
 
 
-@pytest.fixture(scope="module", name="bert")
-def checkpoint_and_bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Bundle]:
-    source = checkpoint("BERT", CLASSIFIES, tmp_path_factory.mktemp("bert"))
-    return source, with_attention(source)
-
-
 @pytest.fixture(scope="module", name="both")
 def checkpoint_and_bundle_with_int8(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Bundle]:
     folder = tmp_path_factory.mktemp("bert")
@@ -143,20 +136,6 @@ def test_a_graph_returns_attention_weights_and_hidden_states(tmp_path: Path) -> 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "BART" else pytest.mark.full_grid) for name in REFUSED])
 def test_a_model_without_full_attention_weights_is_refused(name: str, tmp_path: Path) -> None:
     assert REFUSED[name] in refused(checkpoint(name, CLASSIFIES, tmp_path), attentions=True)
-
-
-@pytest.mark.full_grid
-def test_a_bundle_without_the_flag_has_no_attention_weights(tmp_path: Path) -> None:
-    """The graph is fused, graph and manifest have no attention maps, and the endpoint's error names the flag."""
-    source = checkpoint("BERT", CLASSIFIES, tmp_path)
-    bundle = exported(source)
-    graph = bundle.manifest.graphs[0]
-
-    assert "packed MultiHeadAttention" in graph.form
-    assert ((), None) == (bundle.manifest.attention_heads, graph.evidence.attention_error)
-    assert not {"attention_index", "attentions"} & {spec.name for spec in (*graph.inputs, *graph.outputs)}
-    response = call(tmp_path / "models", "POST", "/attention", json={"inputs": "good", "model": bundle.manifest.name})
-    assert (422, True) == (response.status_code, "`--attentions`" in response.json()["error"])
 
 
 @pytest.mark.full_grid

@@ -14,7 +14,7 @@ from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.service.tasks import embed
 from bundles import Served, exported, refused
 from checkpoints import bert, edit_json, few_texts
-from families import FAMILIES, Family, bert_tokenizer, modernbert_tokenizer, roberta_tokenizer
+from families import Family, bert_tokenizer, modernbert_tokenizer, roberta_tokenizer
 from grid import compared, rows, worst_error
 
 pytestmark = pytest.mark.torch
@@ -60,40 +60,6 @@ def test_outputs_of_an_encoder_outside_the_table_match_pytorch(name: str, tmp_pa
     assert worst_error(expected, [alone, together] if invariant else [alone]) <= 1e-4
 
 
-POOLER = {
-    "directionality": "bidi",
-    "pooler_fc_size": 768,
-    "pooler_num_attention_heads": 12,
-    "pooler_num_fc_layers": 3,
-    "pooler_size_per_head": 128,
-    "pooler_type": "first_token_transform",
-}
-# task, configuration fields other than sizes, and whether the tokenizer is cased
-PUBLISHED: dict[str, tuple[str, dict[str, Any], bool]] = {
-    "SpanBERT": ("question-answering", {**POOLER, "gradient_checkpointing": False, "position_embedding_type": "absolute"}, True),
-    "multilingual BERT": ("fill-mask", {**POOLER, "classifier_dropout": None, "use_cache": True}, True),
-    "MT-DNN": (CLASSIFIES, {"answer_opt": 0, "enable_san": False, "dump_feature": False, "finetuning_task": "mnli"}, False),
-}
-
-
-@pytest.mark.parametrize(
-    "name", ["SpanBERT", *(pytest.param(name, marks=pytest.mark.full_grid) for name in PUBLISHED if name != "SpanBERT")]
-)
-def test_published_variants_of_bert_are_exported(name: str, tmp_path: Path) -> None:
-    """Their configurations have fields that transformers does not use, and most of their tokenizers are cased."""
-    task, fields, cased = PUBLISHED[name]
-    source = FAMILIES["BERT"].save(tmp_path / "checkpoint", task)
-    edit_json(source / "config.json", **fields)
-    edit_json(source / "tokenizer_config.json", do_lower_case=not cased)
-    bundle = exported(source)
-    encodings, expected = compared(source, bundle, task)
-    graph = bundle.manifest.graphs[0]
-
-    assert (task, True) == (bundle.manifest.task, graph.batch_invariant)
-    assert "packed MultiHeadAttention" in graph.form
-    assert worst_error(expected, rows(bundle, "fp32", encodings)) <= 1e-4
-
-
 @pytest.mark.full_grid
 def test_a_model_that_always_calls_its_pooler_gives_vectors(tmp_path: Path) -> None:
     """SqueezeBERT calls its pooler even if it has none; its vectors match those of the whole model."""
@@ -134,29 +100,6 @@ def test_a_model_of_convolutions_gets_no_int8_graph(tmp_path: Path) -> None:
 
     assert [("fp32", True)] == [(graph.precision, graph.default) for graph in manifest.graphs]
     assert all(fact in omitted.reason for fact in ("no matrix", "--precision fp32"))
-
-
-@pytest.mark.full_grid
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # some models use it
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is not supported:DeprecationWarning")
-def test_a_model_with_compiled_branches_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled code keeps its branches in the traced graph, as subgraphs of `If`."""
-
-    def decide(mask: torch.Tensor) -> torch.Tensor:
-        if bool(mask.sum() > 9):
-            return mask * 2
-        return mask
-
-    decide.__annotations__ = {"mask": torch.Tensor, "return": torch.Tensor}
-    compiled, forward = torch.jit.script(decide), transformers.BertForSequenceClassification.forward
-
-    def deciding(self: Any, input_ids: Any, attention_mask: Any = None, **options: Any) -> Any:
-        return forward(self, input_ids, compiled(attention_mask), **options)
-
-    source = bert(tmp_path, "deciding")
-    monkeypatch.setattr(transformers.BertForSequenceClassification, "forward", deciding)
-
-    assert "`If` (" in refused(source)
 
 
 @pytest.mark.full_grid

@@ -13,14 +13,12 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from bertserve.export.calibration import BUILT_IN, read_texts
 from bertserve.export.errors import GraphError
 from bertserve.export.graph import rewrite
 from bertserve.export.graph.cpu_passes import pack_qkv, restrict_to_cls, unfuse
 from bertserve.export.graph.rewrite import CONTRIB
 from bertserve.export.inference import Feed
 from bertserve.export.int8 import graph_edits
-from bertserve.export.int8.activations import observe_tensors
 from bertserve.export.int8.graph_edits import fold_smoothing
 from checkpoints import SIZES
 from families import FAMILIES
@@ -113,31 +111,6 @@ def test_a_graph_with_subgraphs_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(GraphError, match=r"`If` \(`decide`\)"):
         rewrite.load(path)
-
-
-def test_a_constant_gets_a_unique_name_if_its_name_is_taken(tmp_path: Path) -> None:
-    path = handmade(tmp_path / "graph.onnx", [helper.make_node("Add", ["x", "one"], ["y"])], {"one": np.float32([1])})
-    graph = rewrite.load(path).graph
-    known = graph.initializers["one"]
-
-    assert known is rewrite.add_constant(graph, "one", np.float32([1]))
-    added = [rewrite.add_constant(graph, "one", value) for value in (np.float32([2]), np.float32([3]), np.int64([1]), np.float32([2]))]
-    assert ["one_", "one__", "one___", "one_"] == [value.name for value in added]
-    assert [1, 2, 3, 1] == [int(np.asarray(rewrite.constant(value))[0]) for value in (known, *added[:3])]
-
-
-def test_additional_outputs_follow_the_graphs_own(tmp_path: Path) -> None:
-    """They are in the requested order and without duplicates; the model itself is unchanged."""
-    nodes = [helper.make_node("Neg", ["x"], ["a"]), helper.make_node("Abs", ["x"], ["b"]), helper.make_node("Add", ["a", "one"], ["y"])]
-    model = rewrite.load(handmade(tmp_path / "graph.onnx", nodes, {"one": np.float32([1])}))
-    rewrite.save(model, tmp_path / "more.onnx", outputs=["b", "y", "a"])
-    rewrite.save(model, tmp_path / "saved.onnx")
-
-    for expected, actual in zip([1 - X, np.abs(X), -X], run(tmp_path / "more.onnx", {"x": X}), strict=True):
-        np.testing.assert_allclose(expected, actual, rtol=1e-6)
-    names = [[value.name for value in ir.load(tmp_path / f"{name}.onnx").graph.outputs] for name in ("more", "saved")]
-    assert [["y", "b", "a"], ["y"]] == names
-    assert {"Neg": 1, "Add": 1} == operators(tmp_path / "saved.onnx")
 
 
 # ---- unfuse
@@ -277,11 +250,6 @@ def test_a_classifiers_last_layer_is_computed_for_one_token(classifier: Staged, 
     assert [length] * 5 + [1] * 4 == [value.shape[1] for value in run(tmp_path / "more.onnx", feed)[1:]]
 
 
-def test_only_classification_is_restricted(staged: Staged) -> None:
-    assert (staged.nodes_restricted > 0) == (staged.loaded.task == "text-classification")
-    assert (operators(staged.unfused) == operators(staged.cls_only)) == (staged.nodes_restricted == 0)
-
-
 def test_a_model_with_unfused_relative_positions_is_restricted(tmp_path: Path) -> None:
     """MPNet's attention has a bias and is not fused. The nodes after it are restricted, and outputs are unchanged."""
     staged = stage(FAMILIES["MPNet"].save(tmp_path / "mpnet", "text-classification"), tmp_path / "stages")
@@ -409,23 +377,6 @@ def test_products_of_one_tensor_are_packed(tmp_path: Path) -> None:
     assert_same(path, tmp_path / "packed.onnx")
 
 
-def test_equal_constants_are_stored_once(tmp_path: Path) -> None:
-    weight = normal(16, WIDTH * 4).reshape(WIDTH, -1)
-    nodes = [
-        helper.make_node("Neg", ["x"], ["negative"]),
-        helper.make_node("Abs", ["x"], ["positive"]),
-        helper.make_node("MatMul", ["x", "a"], ["ya"]),
-        helper.make_node("MatMul", ["negative", "b"], ["yb"]),
-        helper.make_node("MatMul", ["positive", "c"], ["yc"]),
-    ]
-    constants = {"a": weight, "b": weight.copy(), "c": weight + np.eye(*weight.shape, dtype=np.float32)}
-    path = handmade(tmp_path / "g.onnx", nodes, constants, ["ya", "yb", "yc"])
-    rewritten(pack_qkv, path, tmp_path / "shared.onnx")
-
-    assert ["a", "c"] == [tensor.name for tensor in onnx.load(str(tmp_path / "shared.onnx")).graph.initializer]
-    assert_same(path, tmp_path / "shared.onnx", atol=0)
-
-
 # ---- outliers
 
 
@@ -461,27 +412,6 @@ def test_input_channels_with_the_largest_values_are_split_off(classifier: Staged
     np.testing.assert_array_equal(np.where(largest[:, None], 0, weight), graph_constant(tmp_path / "split.onnx", f"{name}/rest"))
     for feed, mask in batches(classifier):
         assert_equal_outputs(classifier.packed, tmp_path / "split.onnx", feed, mask)
-
-
-def test_all_splits_together_keep_the_outputs(staged: Staged, tmp_path: Path) -> None:
-    """All feed-forward blocks and all products of norm outputs are split by observed values; outputs stay within 1e-5."""
-    model = rewrite.load(staged.packed)
-    blocks = graph_edits.feed_forwards(model.graph)
-    normed = {node.outputs[0].name for node in model.graph if node.op_type == "LayerNormalization"}
-    linears = rewrite.find_linears(model.graph)
-    layers = [layer for x, layer in linears.items() if x in normed and layer.add is not None]
-    tensors = sorted({*(node.outputs[0].name for node in blocks), *(layer.x.name for layer in layers)})
-    path = giving_out(staged.packed, tmp_path / "observed.onnx", tensors)
-    seen = observe_tensors(path, tensors, staged.feeds(read_texts(BUILT_IN)[:10]), tmp_path / "samples")
-    assert len(layers) > 3
-    for node in blocks:
-        graph_edits.split_hidden_units(model.graph, node, seen[node.outputs[0].name].peak)
-    for layer in layers:
-        graph_edits.split_input_channels(model.graph, layer, seen[layer.x.name].peak)
-    rewrite.save(model, tmp_path / "split.onnx")
-
-    for feed, mask in batches(staged):
-        assert_equal_outputs(staged.packed, tmp_path / "split.onnx", feed, mask)
 
 
 # ---- fold smoothing

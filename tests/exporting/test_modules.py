@@ -112,26 +112,6 @@ def test_linear_layers_are_quantized(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.endswith("cpu/int8: ok\n")
 
 
-@FULL
-def test_an_lstm_stays_in_float(tmp_path: Path) -> None:
-    """There is no matrix to quantize, so the bundle only has fp32, and the manifest has the reason."""
-    reference, _ = example(tmp_path, "tagger")
-    manifest = bundle_of(reference, tmp_path, precisions=None).manifest
-
-    assert ["fp32"] == [graph.precision for graph in manifest.graphs]
-    assert "no matrix" in manifest.omitted[0].reason
-
-
-@FULL
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_dynamo_traces_both_examples(tmp_path: Path, name: str) -> None:
-    reference, module = example(tmp_path, name)
-    bundle = bundle_of(reference, tmp_path, tracer="dynamo")
-
-    assert worst_difference(bundle, module) <= 1e-4
-    assert bundle.manifest.graphs[0].form.startswith("dynamo")
-
-
 def test_a_module_that_depends_on_padding_is_not_batch_invariant(tmp_path: Path) -> None:
     reference, _ = example(tmp_path, "tagger")
     path = Path(reference.removesuffix(":make"))

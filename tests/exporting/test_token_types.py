@@ -160,8 +160,8 @@ def in_pytorch(source: Path, task: str, texts: tuple[str, ...], *, typed: bool) 
     model = ALL_HEADS[task][1].from_pretrained(source, dtype=torch.float32).eval()  # type: ignore[attr-defined]
     rows = {name: torch.tensor([values]) for name, values in inputs.items()}
     with torch.no_grad():
-        outputs = model(**{name: value[None] if task == "multiple-choice" else value for name, value in rows.items()})
-    return outputs | ({"logits": outputs["sop_logits"]} if task == "sentence-order" else {})
+        outputs: dict[str, Any] = model(**{name: value[None] if task == "multiple-choice" else value for name, value in rows.items()})
+    return outputs
 
 
 def differences(source: Path, bundle: Bundle, task: str, *, typed: bool) -> list[float]:
@@ -181,7 +181,6 @@ def differences(source: Path, bundle: Bundle, task: str, *, typed: bool) -> list
         ("ALBERT", "text-classification"),
         pytest.param("ALBERT", "question-answering", marks=pytest.mark.full_grid),
         pytest.param("ALBERT", "multiple-choice", marks=pytest.mark.full_grid),
-        pytest.param("ALBERT", "sentence-order", marks=pytest.mark.full_grid),
         pytest.param("XLNet", "text-classification", marks=pytest.mark.full_grid),
     ],
 )
@@ -190,8 +189,7 @@ def test_answers_are_those_of_pytorch_with_the_types_of_training(family: str, ta
     source = saved_by(version, FAMILIES[family].save(tmp_path / "checkpoint", task))
     # a random first type differs little from the second one
     edit_weights(source, lambda tensors: [tensors[name].mul_(5) for name in tensors if "token_type" in name or "seg_embed" in name])
-    flag = {"task": "text-classification"} if task == "sentence-order" else {}
-    bundle, typed = exported(source, **flag), version == OLD
+    bundle, typed = exported(source), version == OLD
 
     assert max(differences(source, bundle, task, typed=typed)) <= 1e-4
     assert max(differences(source, bundle, task, typed=not typed)) > 1e-2
@@ -259,13 +257,6 @@ def test_a_model_with_one_type_refuses_pairs(of_singles: tuple[Path, Bundle], pa
     response = call_fresh(of_singles[1].path.parent, "POST", path, json=body)
 
     assert "pairs" in rejected(response, 422, "invalid_value")
-
-
-@pytest.mark.parametrize("task", ["question-answering", "multiple-choice"])
-def test_a_head_of_pairs_with_one_type_is_refused(task: str, tmp_path: Path) -> None:
-    source = one_type(tmp_path / "checkpoint", task)
-
-    assert "--token-types zero" in refused(source)
 
 
 def test_a_model_with_one_type_reads_pairs_without_types(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ import onnx
 import pytest
 import transformers
 
-from bertserve.export.checkpoint import load, model_patches
+from bertserve.export.checkpoint import load
 from bertserve.export.checkpoint.load import load_checkpoint
 from bundles import refused
 from checkpoints import edit_json
 from families import FAMILIES, LENGTH, SIZES, bert_tokenizer, roberta_tokenizer, save_random
-from grid import fp32_error, save_bundle
+from grid import save_bundle
 
 pytestmark = pytest.mark.torch
 
@@ -111,35 +111,6 @@ def test_a_tokenizer_without_a_limit_gets_the_default_length(tmp_path: Path) -> 
     edit_json(source / "tokenizer_config.json", model_max_length=int(1e30))
 
     assert load.DEFAULT_LENGTH == load_checkpoint(str(source)).tokenizer_spec.max_length
-
-
-@pytest.mark.parametrize(
-    ("family", "replaced"),
-    [("DeBERTa v3", 1), ("MPNet", 2), ("BERT", 1), ("XLNet", 0)],
-)
-def test_model_code_is_only_patched_during_tracing(tmp_path: Path, family: str, replaced: int) -> None:
-    """Functions are found by name, and restored after the block."""
-    model = load_checkpoint(str(FAMILIES[family].save(tmp_path / "made", "text-classification"))).model
-    owners = model_patches._owners(model)
-    before = [dict(vars(owner)) for owner in owners]
-    with model_patches.patch_for_tracing(model, LENGTH):
-        changed = sum(dict(vars(owner)) != was for owner, was in zip(owners, before, strict=True))
-
-    assert replaced == changed
-    assert before == [dict(vars(owner)) for owner in owners]
-
-
-@pytest.mark.full_grid
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_modernbert_pools_as_its_configuration_says(tmp_path: Path, pooling: str) -> None:
-    assert fp32_error("ModernBERT", "text-classification", tmp_path, classifier_pooling=pooling) < 1e-4
-
-
-@pytest.mark.full_grid
-def test_fewer_layers_and_narrower_heads_are_exported(tmp_path: Path) -> None:
-    fields = {"num_hidden_layers": 1, "num_attention_heads": 8, "attention_head_size": 4}
-
-    assert fp32_error("DeBERTa v3", "token-classification", tmp_path, **fields) < 1e-4
 
 
 @pytest.mark.full_grid

@@ -134,7 +134,7 @@ def rewrite(source: Path, **parts: Any) -> tokenizers.Tokenizer:
 
 
 @pytest.mark.parametrize("text", ["ﬁne GOOD ﬁlm", "the (film)...", "ÀÉ"])
-def test_the_normalizer_and_pre_tokenizer_of_the_file_are_used(tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str) -> None:
+def test_the_normalizer_and_pre_tokenizer_of_the_file_are_used(tmp_path: Path, text: str) -> None:
     source = bert(tmp_path)
     written = rewrite(
         source, normalizer=normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()]), pre_tokenizer=pre_tokenizers.Whitespace()
@@ -145,7 +145,6 @@ def test_the_normalizer_and_pre_tokenizer_of_the_file_are_used(tmp_path: Path, c
     assert expected != transformers.AutoTokenizer.from_pretrained(source)(text, add_special_tokens=False)["input_ids"]
     assert expected == checkpoint.tokenizer(text, add_special_tokens=False)["input_ids"]
     assert expected == service_tokenizer(checkpoint, tmp_path).tokenize([text])[0].ids
-    assert ["WARNING"] == [record.levelname for record in caplog.records]
 
 
 def test_the_template_of_pairs_is_read_from_the_file(tmp_path: Path) -> None:
@@ -296,20 +295,6 @@ def test_options_of_the_forward_call_do_not_change_answers(tmp_path: Path, field
     pytorch = PyTorch(source)
     edit_json(source / "config.json", **fields)
     assert_answers(exported(source), {text: pytorch.logits(text) for text in ("good", "good film", "not a bad film")})
-
-
-@pytest.mark.parametrize("special", [True, False])
-def test_split_special_tokens_only_affects_special_tokens(tmp_path: Path, special: bool) -> None:
-    """A special token that is a word gets the word's id. A plain added token is still matched, even within a word."""
-    source = bert(tmp_path)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-    tokenizer.add_tokens(["good", "[E1]"], special_tokens=special)
-    tokenizer.save_pretrained(source)
-    edit_json(source / "tokenizer_config.json", split_special_tokens=True)
-    reference = transformers.AutoTokenizer.from_pretrained(source)
-    text = "a good [E1] goodfilm"
-    [tokens] = service_tokenizer(load_checkpoint(str(source)), tmp_path).tokenize([text])
-    assert reference(text, add_special_tokens=False)["input_ids"] == tokens.ids
 
 
 def second_text_first(source: Path) -> None:

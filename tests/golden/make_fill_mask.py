@@ -25,9 +25,10 @@ from typing import Any
 
 import cases
 import numpy as np
-import torch
 import transformers
 from numpy.typing import NDArray
+
+from reference import Model
 
 Floats = NDArray[np.float32]
 Mask = dict[str, Any]
@@ -38,14 +39,11 @@ BEST = 100
 DEFAULT_TOP_K = 5
 
 
-class Reference:
-    """A checkpoint in PyTorch (float32, eager attention), and the pipeline around it."""
+class Reference(Model):
+    """A checkpoint in PyTorch, and the pipeline around it."""
 
     def __init__(self, checkpoint: Path) -> None:
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
-        model = transformers.AutoModelForMaskedLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager")
-        self.model = model.eval()
-        self.pipeline = transformers.pipeline("fill-mask", model=model, tokenizer=self.tokenizer, device="cpu")
+        super().__init__(checkpoint, transformers.AutoModelForMaskedLM, "fill-mask")
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of all tokens of a text, without special tokens."""
@@ -60,12 +58,6 @@ class Reference:
         vocabulary = self.tokenizer.get_vocab()
         found = [[vocabulary[target]] if target in vocabulary else self.encode(target)[:1] for target in targets]
         return list(dict.fromkeys(token_id for ids in found for token_id in ids))
-
-    @torch.inference_mode()
-    def logits(self, ids: list[int]) -> Floats:
-        """Returns the logits [tokens, vocabulary] of text tokens, which run alone between special tokens."""
-        logits: Floats = self.model(input_ids=torch.tensor([self.enclose(ids)])).logits[0, 1:-1].numpy()
-        return logits
 
     def piped(self, text: str, parameters: dict[str, Any]) -> list[Any]:
         """Returns the pipeline's answer to a text that fits one window."""
@@ -130,7 +122,7 @@ def golden(case: dict[str, Any], reference: Reference) -> dict[str, Any]:
         masks = []
         for place in places:
             span = window(place, len(ids))
-            logits = reference.logits(ids[span.start : span.stop])
+            logits = reference.token_logits(ids[span.start : span.stop])
             masks.append(facts(logits[place - span.start], targets, span, len(ids)))
         computed = answer = fill(ids, places, masks, top_k, reference)
         if len(ids) > ROOM:
@@ -163,5 +155,4 @@ def _short(logit: np.float32) -> float:
 
 if __name__ == "__main__":
     transformers.logging.set_verbosity_error()  # the pipeline warns about each target that is not in the vocabulary
-    torch.set_num_threads(1)
     cases.remake("fill_mask", __doc__, Reference, golden)

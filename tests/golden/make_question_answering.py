@@ -28,6 +28,8 @@ import cases
 import torch
 import transformers
 
+from reference import Model
+
 Answer = dict[str, Any]
 Window = dict[str, Any]
 Parameters = dict[str, Any]
@@ -36,16 +38,13 @@ VERSION = "5.2.0"
 DIGITS = 8
 
 
-class Reference:
-    """A checkpoint in PyTorch (float32, eager attention), and the pipeline around it."""
+class Reference(Model):
+    """A checkpoint in PyTorch, and the pipeline around it."""
 
     def __init__(self, checkpoint: Path) -> None:
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
-        model = transformers.AutoModelForQuestionAnswering.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager")
-        self.model = model.eval()
+        super().__init__(checkpoint, transformers.AutoModelForQuestionAnswering, "question-answering")
         if self.tokenizer.padding_side != "right":
             raise SystemExit("The checkpoint's tokenizer puts the passage before the question, which these files do not know.")
-        self.pipeline = transformers.pipeline("question-answering", model=model, tokenizer=self.tokenizer, device="cpu")
 
     def windows(self, item: dict[str, str], parameters: Parameters) -> list[Window]:
         """Returns the windows of a question and passage, cut as the pipeline does, with their logits."""
@@ -108,5 +107,4 @@ def _plain(entry: Answer) -> Answer:
 if __name__ == "__main__":
     if transformers.__version__ != VERSION:
         raise SystemExit(f"The answers are those of transformers {VERSION}, this is {transformers.__version__}.")
-    torch.set_num_threads(1)
     cases.remake("question_answering", __doc__, Reference, golden, separators=(",", ":"))

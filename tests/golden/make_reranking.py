@@ -21,21 +21,18 @@ import numpy as np
 import torch
 import transformers
 
+from reference import Model
+
 MAX_LENGTH = 512
 
 
-class Reference:
-    """A cross-encoder in PyTorch (float32, eager attention)."""
+class Reference(Model):
+    """A cross-encoder in PyTorch."""
 
     def __init__(self, checkpoint: Path) -> None:
-        """Loads model and tokenizer."""
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
-        model = transformers.AutoModelForSequenceClassification.from_pretrained(
-            checkpoint, dtype=torch.float32, attn_implementation="eager"
-        )
-        if model.config.num_labels != 1:
+        super().__init__(checkpoint, transformers.AutoModelForSequenceClassification)
+        if len(self.labels) != 1:
             raise SystemExit("The checkpoint has several labels; a cross-encoder with one is needed.")
-        self.model = model.eval()
 
     @torch.inference_mode()
     def logit(self, query: str, text: str, truncation_side: str) -> float:
@@ -64,5 +61,4 @@ def golden(case: dict[str, Any], reference: Reference) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     cases.remake("reranking", __doc__, Reference, golden)

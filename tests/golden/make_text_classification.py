@@ -23,6 +23,8 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
+from reference import Model
+
 Floats = NDArray[np.float32]
 Item = str | dict[str, str]
 
@@ -30,20 +32,13 @@ MAX_LENGTH = 512
 DEFAULT_STRIDE = 128
 
 
-class Reference:
-    """A checkpoint in PyTorch (float32, eager attention), and the pipeline around it."""
+class Reference(Model):
+    """A checkpoint in PyTorch, and the pipeline around it."""
 
     def __init__(self, checkpoint: Path) -> None:
-        """Loads model and tokenizer."""
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
-        model = transformers.AutoModelForSequenceClassification.from_pretrained(
-            checkpoint, dtype=torch.float32, attn_implementation="eager"
-        )
-        self.model = model.eval()
-        self.labels = [model.config.id2label[i] for i in range(model.config.num_labels)]
-        if model.config.problem_type != "single_label_classification":
+        super().__init__(checkpoint, transformers.AutoModelForSequenceClassification, "text-classification")
+        if self.model.config.problem_type != "single_label_classification":
             raise SystemExit("The checkpoint is no single-label classifier, whose default activation is softmax.")
-        self.pipeline = transformers.pipeline("text-classification", model=model, tokenizer=self.tokenizer, device="cpu")
 
     def encode(self, item: Item) -> list[dict[str, list[int]]]:
         """Returns the one encoding of a text or pair, truncated as the pipeline does."""
@@ -125,5 +120,4 @@ def _texts(item: Item) -> tuple[str, str | None]:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     cases.remake("text_classification", __doc__, Reference, golden)

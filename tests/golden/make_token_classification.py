@@ -31,9 +31,10 @@ from typing import Any
 
 import cases
 import numpy as np
-import torch
 import transformers
 from aggregation import Entity, Floats, Token, aggregate, softmax
+
+from reference import Model
 
 ROOM = 510  # text tokens per window, without [CLS] and [SEP]
 DEFAULT_STRATEGY = "simple"
@@ -46,15 +47,11 @@ REASONS = {
 }
 
 
-class Reference:
-    """A checkpoint in PyTorch (float32, eager attention) and its pipeline."""
+class Reference(Model):
+    """A checkpoint in PyTorch and its pipeline."""
 
     def __init__(self, checkpoint: Path) -> None:
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
-        model = transformers.AutoModelForTokenClassification.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager")
-        self.model = model.eval()
-        self.labels: list[str] = [model.config.id2label[i] for i in range(model.config.num_labels)]
-        self.pipeline = transformers.pipeline("token-classification", model=model, tokenizer=self.tokenizer, device="cpu")
+        super().__init__(checkpoint, transformers.AutoModelForTokenClassification, "token-classification")
 
     def encode(self, text: str) -> tuple[list[int], list[Token]]:
         """Returns the token ids of a text, without special tokens, and the tokens as the pipeline interprets them."""
@@ -67,13 +64,6 @@ class Reference:
             is_subword = not is_unknown and len(word) != end - start
             tokens.append(Token(text[start:end] if is_unknown else word, start, end, is_subword))
         return ids, tokens
-
-    @torch.inference_mode()
-    def logits(self, ids: list[int]) -> Floats:
-        """Returns the logits of text tokens that run as one row, between special tokens."""
-        row = [self.tokenizer.cls_token_id, *ids, self.tokenizer.sep_token_id]
-        logits: Floats = self.model(input_ids=torch.tensor([row])).logits[0, 1:-1].numpy()
-        return logits
 
     def piped(self, text: str, strategy: str, ignore_labels: Sequence[str]) -> list[Entity]:
         """Returns the pipeline's answer to a text that fits one window."""
@@ -133,7 +123,7 @@ def golden(case: dict[str, Any], reference: Reference) -> dict[str, Any]:
     for number, text in enumerate(inputs if isinstance(inputs, list) else [inputs]):
         ids, tokens = reference.encode(text)
         spans = windows(len(ids), parameters.get("stride", DEFAULT_STRIDE))
-        logits = [seven_digits(reference.logits(ids[span.start : span.stop])) for span in spans]
+        logits = [seven_digits(reference.token_logits(ids[span.start : span.stop])) for span in spans]
         scores = softmax(combine(spans, logits)) if ids else np.empty((0, len(reference.labels)), np.float32)
 
         def answer_with(changed: list[Token], text: str = text, scores: Floats = scores, ignored: Sequence[str] = ignored) -> list[Entity]:
@@ -190,5 +180,4 @@ def _same(ours: list[Entity], theirs: list[Entity]) -> bool:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     cases.remake("token_classification", __doc__, Reference, golden)
