@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,7 +34,7 @@ from bertserve.export.checkpoint.signature import (
     graph_outputs,
     model_inputs,
 )
-from bertserve.export.checkpoint.source import SourceFiles, find_source, read_with_transformers
+from bertserve.export.checkpoint.source import SourceFiles, find_source, read_card, read_with_transformers
 from bertserve.export.checkpoint.task_head import NEXT_SENTENCE_LABELS, choose_task, judges_pairs, read_activation, read_labels
 from bertserve.export.checkpoint.token_types import TypedTemplates, choose_token_types, type_templates
 from bertserve.export.checkpoint.tokenizer import (
@@ -51,7 +50,7 @@ from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks import feature_extraction
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.bundle.graph_spec import InputSpec
-from bertserve.service.bundle.manifest import Combine, Embedding, Layers, Source, Task, TextPiece, TokenTypes
+from bertserve.service.bundle.manifest import Combine, Embedding, Layers, Task, TextPiece, TokenTypes
 from bertserve.service.tasks import question_answering
 
 # fields of config.json, their refused value (None for any), and the reason
@@ -126,10 +125,11 @@ def load_checkpoint(
     TASKS[chosen_task].adapt_model(model)
     if head is not None:
         attach(model, head)
+    if embedding is not None:
+        embedding = _with_layers(embedding, model, tokenizer, layers, combine)
     _check_vocabulary(source, model, vocabulary_size(tokenizer))
     templates = _templates(files, chosen_task, model, tokenizer, attentions=attentions, token_types=token_types)
     checkpoint = _describe(files, chosen_task, model, tokenizer, embedding, (settings, encoder_settings), templates, ignored_weights)
-    checkpoint = _with_layers(checkpoint, layers, combine)
     if not attentions:
         return checkpoint
     inputs, outputs = (*checkpoint.inputs, ATTENTION_INDEX), (*checkpoint.outputs, ATTENTIONS)
@@ -174,17 +174,7 @@ def _describe(
     mask = read_mask_token(source, tokenizer) if record.fills_masks else None
     spec = describe_tokenizer(tokenizer, templates, padding, max_length=max_length, mask=mask, pairs_only=pairs_only)
     return Checkpoint(
-        origin=Source(
-            checkpoint=Path(source).name if files.is_local else source,
-            revision=files.revision,
-            weights_sha256=files.weights_sha256,
-            versions={},
-            commit=files.commit,
-            ignored_weights=tuple(ignored_weights),
-            weights_format=files.weights_format,
-            token_types=templates.token_types,
-            **files.card_metadata,
-        ),
+        origin=files.origin(ignored_weights, templates.token_types),
         model=model,
         task=task,
         inputs=(*inputs, MASK_INDEX) if record.fills_masks else inputs,
@@ -194,7 +184,7 @@ def _describe(
         tokenizer=tokenizer,
         tokenizer_json=tokenizer_json(tokenizer, spec),
         tokenizer_spec=spec,
-        card=files.card,
+        card=read_card(files.folder / "README.md", errors="replace"),
         embedding=embedding,
     )
 
@@ -224,14 +214,11 @@ def _templates(
     return type_templates(source, model, single, pair, chosen, needs_pairs=record.needs_pairs or judges_pairs(model))
 
 
-def _with_layers(checkpoint: Checkpoint, layers: Layers, combine: Combine | None) -> Checkpoint:
-    """Returns an embedding checkpoint whose graph gives the requested layers; others as they are."""
-    if checkpoint.embedding is None:
-        return checkpoint
-    graph_layers, numbers = choose_layers(checkpoint.model, checkpoint.tokenizer, layers)
+def _with_layers(embedding: Embedding, model: PreTrainedModel, tokenizer: Any, layers: Layers, combine: Combine | None) -> Embedding:
+    """Makes the model return the requested layers; returns the settings of vectors with these layers."""
+    graph_layers, numbers = choose_layers(model, tokenizer, layers)
     defaults = {} if combine is None else {"default_layers": numbers, "combine": combine}
-    embedding = checkpoint.embedding.model_copy(update={"layers": graph_layers} | defaults)
-    return replace(checkpoint, embedding=embedding, outputs=graph_outputs(checkpoint.task, embedding))
+    return embedding.model_copy(update={"layers": graph_layers} | defaults)
 
 
 def _check_vocabulary(source: str, model: PreTrainedModel, vocabulary: int) -> None:

@@ -21,9 +21,8 @@ modules after the Transformer.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PositiveInt, ValidationError, ValidationInfo, field_validator
 
@@ -127,14 +126,8 @@ class TransformerSettings(SettingsFile):
         return value
 
 
-@dataclass(frozen=True)
-class ModuleEntry:
-    """One entry of `modules.json`.
-
-    Attributes:
-        kind: Last part of its type: `Transformer`, `Pooling`, `Normalize` or another.
-        folder: Folder of its files, if any.
-    """
+class ModuleEntry(NamedTuple):
+    """One entry of `modules.json`: the last part of its type, such as `Pooling`, and the folder of its files, if any."""
 
     kind: str
     folder: Path

@@ -26,7 +26,7 @@ from bertserve.export.checkpoint.sentence_transformers import DENSE, find_transf
 from bertserve.export.checkpoint.weight_files import SAFETENSORS, find_weights
 from bertserve.export.errors import CheckpointError
 from bertserve.service.bundle.files import is_bundle, is_checkpoint
-from bertserve.service.bundle.manifest import WeightsFormat
+from bertserve.service.bundle.manifest import Source, TokenTypes
 
 logger = logging.getLogger("bertserve.export")
 MAX_CARD_BYTES = 2**20
@@ -127,59 +127,36 @@ class SourceFiles:
     model_folder: Path
 
     @property
-    def is_local(self) -> bool:
-        """Whether the source is a folder instead of a hub id."""
-        return Path(self.source).is_dir()
-
-    @property
-    def commit(self) -> str | None:
-        """The commit on the hub, which is the name of a download's folder, or None for a local folder."""
-        return self.folder.name if not self.is_local and _COMMIT.fullmatch(self.folder.name) else None
-
-    @property
     def tokenizer_folder(self) -> Path:
         """Folder of the tokenizer: an adapter may have its own."""
         has_own = self.adapter is None or (self.trained_folder / "tokenizer_config.json").is_file()
         return self.trained_folder if has_own else self.model_folder
-
-    @property
-    def card(self) -> str | None:
-        """The checkpoint's README.md, if any."""
-        return read_card(self.folder / "README.md", errors="replace")
-
-    @property
-    def card_metadata(self) -> dict[str, Any]:
-        """License, language and data sets in the card."""
-        return read_card_metadata(self.folder / "README.md")
 
     @cached_property
     def weights(self) -> list[Path]:
         """The model's weight files: all are safetensors, or all are pickles."""
         return find_weights(self.source, self.model_folder)
 
-    @cached_property
-    def dense_weights(self) -> list[Path]:
-        """The weight files of Dense modules after the model."""
-        return [path for entry in read_modules(self.folder) if entry.kind == DENSE for path in find_weights(self.source, entry.folder)]
-
-    @property
-    def weights_format(self) -> WeightsFormat:
-        """Format of the loaded weight files; `pickle` if one is a pickle."""
-        return "pickle" if any(path.suffix == ".bin" for path in self.loaded_weights) else "safetensors"
-
-    @property
-    def loaded_weights(self) -> list[Path]:
-        """All loaded weight files: the adapter's, if any, then the model's, then those of Dense modules."""
-        return [*([] if self.adapter is None else [self.adapter.weights]), *self.weights, *self.dense_weights]
-
-    @property
-    def weights_sha256(self) -> str:
-        """Digest over the loaded weight files."""
+    def origin(self, ignored_weights: Sequence[str], token_types: TokenTypes | None) -> Source:
+        """Returns the manifest's entry for the checkpoint, without the versions of packages."""
+        dense = [path for entry in read_modules(self.folder) if entry.kind == DENSE for path in find_weights(self.source, entry.folder)]
+        paths = [*([] if self.adapter is None else [self.adapter.weights]), *self.weights, *dense]
         hasher = hashlib.sha256()
-        for path in self.loaded_weights:
+        for path in paths:
             with path.open("rb") as file:
                 hasher.update(hashlib.file_digest(file, "sha256").digest())
-        return hasher.hexdigest()
+        is_local = Path(self.source).is_dir()
+        return Source(
+            checkpoint=Path(self.source).name if is_local else self.source,
+            revision=self.revision,
+            weights_sha256=hasher.hexdigest(),
+            versions={},
+            commit=self.folder.name if not is_local and _COMMIT.fullmatch(self.folder.name) else None,
+            ignored_weights=tuple(ignored_weights),
+            weights_format="pickle" if any(path.suffix == ".bin" for path in paths) else "safetensors",
+            token_types=token_types,
+            **read_card_metadata(self.folder / "README.md"),
+        )
 
 
 def find_source(source: str, revision: str | None) -> SourceFiles:

@@ -178,6 +178,7 @@ def read_templates(source: str, tokenizer: Any, *, second_text_first: bool = Fal
     """
     try:
         single, pair = (tokenizer(*texts, return_special_tokens_mask=True)[0] for texts in ("a", "ab"))
+        tokenizer("naïve 看 😴")  # without a token for unknown words, a vocabulary fails on these
     except Exception as error:  # `tokenizers` raises a plain Exception for every failure
         raise CheckpointError(f"the tokenizer of `{source}` cannot encode texts: {error}; save a complete one and export again.") from error
     return _read_template(single, "a"), _read_template(pair, "ba" if second_text_first else "ab")

@@ -134,21 +134,16 @@ def _word_pieces() -> tuple[str, ...]:
 
 
 @functools.cache
-def _byte_pairs() -> tuple[tuple[str, ...], list[tuple[str, str]]]:
-    trained = tokenizers.Tokenizer(tokenizers.models.BPE())
-    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trained.train_from_iterator(_texts(), trainers.BpeTrainer(vocab_size=PIECES, initial_alphabet=alphabet, show_progress=False))
-    model = json.loads(trained.to_str())["model"]
-    return tuple(sorted(model["vocab"], key=model["vocab"].get)), [(a, b) for a, b in model["merges"]]
-
-
-@functools.cache
-def _lower_pairs() -> tuple[tuple[str, ...], list[tuple[str, str]]]:
-    """Returns the pieces and merges of lowercase words; the last letter of a word has the suffix `</w>`."""
-    trained = tokenizers.Tokenizer(tokenizers.models.BPE(end_of_word_suffix="</w>"))
-    trained.normalizer, trained.pre_tokenizer = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
-    trained.train_from_iterator(_texts(), trainers.BpeTrainer(vocab_size=PIECES, end_of_word_suffix="</w>", show_progress=False))
+def pairs(*, lower: bool = False) -> tuple[tuple[str, ...], list[tuple[str, str]]]:
+    """Returns the pieces and merges of bytes, or of lowercase words, whose last letter then has the suffix `</w>`."""
+    options: dict[str, Any] = {"end_of_word_suffix": "</w>"} if lower else {}
+    trained = tokenizers.Tokenizer(tokenizers.models.BPE(**options))
+    if lower:
+        trained.normalizer, trained.pre_tokenizer = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+    else:
+        trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        options["initial_alphabet"] = pre_tokenizers.ByteLevel.alphabet()
+    trained.train_from_iterator(_texts(), trainers.BpeTrainer(vocab_size=PIECES, show_progress=False, **options))
     model = json.loads(trained.to_str())["model"]
     return tuple(sorted(model["vocab"], key=model["vocab"].get)), [(a, b) for a, b in model["merges"]]
 
@@ -165,7 +160,7 @@ def word_piece(made_by: Any, specials: Sequence[str]) -> Any:
 
 def byte_pair(made_by: Any, specials: Sequence[str], last: Sequence[str] = ()) -> Any:
     """Returns a byte-level BPE tokenizer; `last` are special tokens with the highest ids."""
-    pieces, merges = _byte_pairs()
+    pieces, merges = pairs()
     return made_by(vocab={piece: i for i, piece in enumerate([*specials, *pieces, *last])}, merges=merges, model_max_length=512)
 
 
@@ -189,92 +184,66 @@ def roberta_tokenizer() -> Any:
     return byte_pair(transformers.RobertaTokenizer, ["<s>", "<pad>", "</s>", "<unk>"], ["<mask>"])
 
 
+def _generic(model: Any, single: str, pair: str, normalizer: Any = None, **options: Any) -> Any:
+    """Returns a tokenizer in the library's generic class: BPE of bytes, or of words with a suffix, and templates of a text and a pair."""
+    made = tokenizers.Tokenizer(model)
+    suffix = model.end_of_word_suffix
+    if normalizer is not None:
+        made.normalizer = normalizer
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer() if suffix else pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.BPEDecoder(suffix=suffix) if suffix else tokenizers.decoders.ByteLevel()
+    specials = [(token, made.token_to_id(token)) for token in dict.fromkeys(single.split()) if token != "$A"]
+    made.post_processor = tokenizers.processors.TemplateProcessing(single=single, pair=pair, special_tokens=specials)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, **{"model_input_names": ["input_ids", "attention_mask"], "model_max_length": LENGTH, **options}
+    )
+
+
+def _bpe(specials: Sequence[str]) -> Any:
+    """Returns a byte-level BPE model; the special tokens have the highest ids."""
+    pieces, merges = pairs()
+    return tokenizers.models.BPE(vocab={piece: i for i, piece in enumerate([*pieces, *specials])}, merges=merges)
+
+
 def modernbert_tokenizer() -> Any:
-    """Returns a byte-level BPE tokenizer in the library's generic class; BERT's special tokens have the highest ids."""
-    pieces, merges = _byte_pairs()
-    specials = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
-    ids = {piece: i for i, piece in enumerate([*pieces, *specials])}
-    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=ids, merges=merges))
-    made.normalizer = normalizers.NFC()
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
-    made.post_processor = tokenizers.processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B [SEP]",
-        special_tokens=[("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])],
-    )
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made,
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        pad_token="[PAD]",
-        mask_token=tokenizers.AddedToken("[MASK]", lstrip=True),
-        model_input_names=["input_ids", "attention_mask"],
-        model_max_length=LENGTH,
+    """Returns a byte-level BPE tokenizer with BERT's special tokens."""
+    names = {name: f"[{name[:3].upper()}]" for name in ("unk_token", "cls_token", "sep_token", "pad_token")}
+    mask = tokenizers.AddedToken("[MASK]", lstrip=True)
+    return _generic(
+        _bpe([*names.values(), "[MASK]"]), "[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", normalizers.NFC(), **names, mask_token=mask
     )
 
 
-def gpt_tokenizer(side: str = "right", pad: str | None = "<unk>") -> Any:
+def gpt_tokenizer() -> Any:
     """Returns GPT's tokenizer, which adds no special tokens to a text."""
-    vocabulary = ["<unk>", *_lower_pairs()[0]]
-    ids = {piece: i for i, piece in enumerate(vocabulary)}
-    return transformers.OpenAIGPTTokenizer(vocab=ids, merges=_lower_pairs()[1], pad_token=pad, padding_side=side, model_max_length=512)
+    pieces, merges = pairs(lower=True)
+    ids = {piece: i for i, piece in enumerate(["<unk>", *pieces])}
+    return transformers.OpenAIGPTTokenizer(vocab=ids, merges=merges, pad_token="<unk>", padding_side="right", model_max_length=512)
 
 
-def gpt2_tokenizer(side: str = "right", pad: str | None = "<|endoftext|>") -> Any:
+def gpt2_tokenizer(pad: str | None = "<|endoftext|>") -> Any:
     """Returns GPT-2's tokenizer, which adds no special tokens to a text; the original has no padding token."""
-    pieces, merges = _byte_pairs()
+    pieces, merges = pairs()
     ids = {piece: i for i, piece in enumerate([*pieces, "<|endoftext|>"])}
-    return transformers.GPT2Tokenizer(vocab=ids, merges=merges, pad_token=pad, padding_side=side, model_max_length=512)
+    return transformers.GPT2Tokenizer(vocab=ids, merges=merges, pad_token=pad, padding_side="right", model_max_length=512)
 
 
-def llama_tokenizer(side: str = "left") -> Any:
+def llama_tokenizer() -> Any:
     """Returns a byte-level BPE tokenizer with Llama 3's special tokens, one before each text."""
-    pieces, merges = _byte_pairs()
-    specials = ["<|begin_of_text|>", "<|end_of_text|>", "<|pad|>"]
-    ids = {piece: i for i, piece in enumerate([*pieces, *specials])}
-    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=ids, merges=merges))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
-    made.post_processor = tokenizers.processors.TemplateProcessing(
-        single=f"{specials[0]} $A",
-        pair=f"{specials[0]} $A {specials[0]} $B",
-        special_tokens=[(specials[0], ids[specials[0]])],
-    )
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made,
-        bos_token=specials[0],
-        eos_token=specials[1],
-        pad_token=specials[2],
-        padding_side=side,
-        model_input_names=["input_ids", "attention_mask"],
-        model_max_length=LENGTH,
-    )
+    names = {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>", "pad_token": "<|pad|>"}
+    begin = names["bos_token"]
+    return _generic(_bpe([*names.values()]), f"{begin} $A", f"{begin} $A {begin} $B", padding_side="left", **names)
 
 
 def xlm_tokenizer() -> Any:
     """Returns a fast equivalent of XLM's Python tokenizer: BPE, with `</s>` at both ends of a text."""
     specials = ["<s>", "</s>", "<pad>", "<unk>", "<special0>", "<special1>"]
-    ids = {piece: i for i, piece in enumerate([*specials, *_lower_pairs()[0]])}
-    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=ids, merges=_lower_pairs()[1], end_of_word_suffix="</w>", unk_token="<unk>"))
-    made.normalizer = normalizers.BertNormalizer(lowercase=True)
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.decoder = tokenizers.decoders.BPEDecoder(suffix="</w>")
-    made.post_processor = tokenizers.processors.TemplateProcessing(
-        single="</s> $A </s>", pair="</s> $A </s> $B </s>", special_tokens=[("</s>", ids["</s>"])]
-    )
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made,
-        bos_token="<s>",
-        cls_token="</s>",
-        sep_token="</s>",
-        pad_token="<pad>",
-        unk_token="<unk>",
-        mask_token="<special1>",
-        model_input_names=["input_ids", "attention_mask"],
-        model_max_length=512,
-    )
+    pieces, merges = pairs(lower=True)
+    ids = {piece: i for i, piece in enumerate([*specials, *pieces])}
+    model = tokenizers.models.BPE(vocab=ids, merges=merges, end_of_word_suffix="</w>", unk_token="<unk>")
+    names = {"bos_token": "<s>", "cls_token": "</s>", "sep_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    normalizer = normalizers.BertNormalizer(lowercase=True)
+    return _generic(model, "</s> $A </s>", "</s> $A </s> $B </s>", normalizer, **names, mask_token="<special1>", model_max_length=512)
 
 
 DEBERTA = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False, "max_relative_positions": -1}

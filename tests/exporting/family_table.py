@@ -1,9 +1,8 @@
-"""Reads the table of families in bench/results/model-families.md for a test, and writes it for `make families`."""
+"""Writes the table of families in bench/results/model-families.md for `make families`."""
 
 from __future__ import annotations
 
 import math
-import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -31,19 +30,6 @@ def rounded_up(error: float) -> float:
 def line(family: str, task: str, measured: Measured) -> str:
     errors = " | ".join(f"{rounded_up(error):.0e}" for error in measured.errors)
     return f"| {family} | {task} | {errors} | {measured.attention} |"
-
-
-def read(document: str) -> dict[tuple[str, str], tuple[list[float], str]]:
-    """Returns the errors and the attention variant in a document's table, by family and head.
-
-    Raises:
-        ValueError: The document has no table between the two comments.
-    """
-    found = re.search(rf"^{re.escape(BEGIN)}\n(.*?)^{re.escape(END)}$", document, re.MULTILINE | re.DOTALL)
-    if found is None:
-        raise ValueError(f"no table between `{BEGIN}` and `{END}`; run `make families`")
-    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in found[1].splitlines() if row not in HEADER and row]
-    return {(family, task): ([*map(float, errors)], form) for family, task, *errors, form in cells}
 
 
 def write(document: str, rows: Sequence[str]) -> str:

@@ -79,14 +79,6 @@ def test_json_lines_hold_pairs_and_texts(tmp_path: Path) -> None:
     assert expected == calibration.read_texts(path)[:5]
 
 
-@pytest.mark.parametrize("line", ["no JSON", '{"label": 1}', '{"text": 1}', '{"question": "Who?", "choices": ["a", "b"]}', '{"text": ""}'])
-def test_json_lines_without_a_text_are_an_error(tmp_path: Path, line: str) -> None:
-    (tmp_path / "pairs.jsonl").write_text('{"text": "good"}\n\n' + line, encoding="utf-8")
-
-    with pytest.raises(CheckpointError, match=r"pairs.jsonl` line 3"):
-        calibration.read_texts(tmp_path / "pairs.jsonl")
-
-
 @pytest.mark.parametrize(("suffix", "delimiter"), [(".csv", ","), (".TSV", "\t")])
 def test_columns_of_a_table_hold_texts_and_pairs(tmp_path: Path, suffix: str, delimiter: str) -> None:
     """Cells can have delimiters, quotes and line ends. An empty second cell makes a single text; other columns are ignored."""
@@ -98,25 +90,6 @@ def test_columns_of_a_table_hold_texts_and_pairs(tmp_path: Path, suffix: str, de
     assert ['He said, "a\tb",\nand left.', ("A man eats.", "It rains.")] == calibration.read_texts(path)[:2]
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ("id;text\n1;good", "`id;text`.* separated by ','"),
-        ("id\ttext\n1\tgood", "separated by ','"),
-        ("id,review\n1,good", "`review`.*`text`"),
-        ("good film\nbad film", "`good film`"),
-        ("", "no header"),
-        ("text,label\ngood, but long,1", "line 2: the row has 3 fields"),
-        ("text,label\n,1", "line 2"),
-        ('text\n"good', "unexpected end"),
-    ],
-)
-def test_a_table_without_texts_is_an_error(tmp_path: Path, content: str, reason: str) -> None:
-    (tmp_path / "texts.csv").write_text(content)
-    with pytest.raises(CheckpointError, match=reason):
-        calibration.read_texts(tmp_path / "texts.csv")
-
-
 def test_pairs_are_refused_for_a_task_of_single_texts(tmp_path: Path) -> None:
     spec = load_bundle(tiny.bundle(tmp_path)).manifest.tokenizer
     with pytest.raises(CheckpointError, match=r"2 pairs, .* fill-mask "):
@@ -125,16 +98,26 @@ def test_pairs_are_refused_for_a_task_of_single_texts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
+    ("name", "content", "reason"),
     [
-        pytest.param(None, "No such file", id="no file"),
-        pytest.param(b"caf\xe9\n" * 20, "utf-8", id="not UTF-8"),
-        pytest.param(b"text\n" * 100, " 1 .* calibration .* 16, ", id="always the same"),
-        pytest.param(b"", " 0 .* calibration .* 16, ", id="empty"),
+        ("texts.txt", None, "No such file"),
+        ("texts.txt", b"caf\xe9\n" * 20, "utf-8"),
+        ("texts.txt", b"text\n" * 100, " 1 .* calibration .* 16, "),
+        ("texts.txt", b"", " 0 .* calibration .* 16, "),
+        *(
+            ("texts.jsonl", b'{"text": "good"}\n\n' + line, "line 3")
+            for line in (b"no JSON", b'{"label": 1}', b'{"text": 1}', b'{"question": "Who?", "choices": ["a", "b"]}', b'{"text": ""}')
+        ),
+        ("texts.csv", b"id;text\n1;good", "`id;text`.* separated by ','"),
+        ("texts.csv", b"id,review\n1,good", "`review`.*`text`"),
+        ("texts.csv", b"", "no header"),
+        ("texts.csv", b"text,label\ngood, but long,1", "line 2: the row has 3 fields"),
+        ("texts.csv", b"text,label\n,1", "line 2"),
+        ("texts.csv", b'text\n"good', "unexpected end"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_an_error(tmp_path: Path, content: bytes | None, reason: str) -> None:
-    path = tmp_path / "texts.txt"
+def test_a_file_that_cannot_be_used_is_an_error(tmp_path: Path, name: str, content: bytes | None, reason: str) -> None:
+    path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 import torch
 import transformers
 from huggingface_hub.utils import filter_repo_objects
-from numpy.typing import NDArray
 from safetensors.torch import load_file
 from transformers import BertConfig
 
@@ -21,24 +19,17 @@ import bertserve.service.cli
 import tiny
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.service.bundle.files import Bundle
-from bertserve.service.tasks import embed, zero_shot
+from bertserve.service.tasks import zero_shot
 from bundles import Served, Verify, exported, json_lines, refused
 from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_json, edit_weights, few_texts, naming, save
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("export_fixtures",)
 
-Floats = NDArray[np.float32]
 LONG = "the film was not very good , but the book is great ! " * 20
 TEXTS = ["good", "the film was not very good", "", "Ünïcödé 看 😴 films, e\u0301x", LONG]
 NLI_LABELS = ("entailment", "neutral", "contradiction")
 PROMPTS = {"query": "the book was ", "passage": ""}
-POOLING = {
-    "word_embedding_dimension": 32,
-    "pooling_mode_cls_token": False,
-    "pooling_mode_mean_tokens": True,
-    "pooling_mode_max_tokens": False,
-}
 STEP = "sentence_transformers.models."
 
 
@@ -52,37 +43,15 @@ def encoder(folder: Path, name: str = "vectors", *, layers: int = 4, architectur
     return save(folder / name, architecture, BertConfig(vocab_size=ROWS, max_position_embeddings=POSITIONS, **sizes, **labels))
 
 
-def sentence_transformers(path: Path, *steps: str, pooling: dict[str, Any] | None = None, max_length: int = 64) -> Path:
+def sentence_transformers(path: Path, *steps: str, max_length: int = 64) -> Path:
     """Adds the files of sentence-transformers to a checkpoint, and returns its path."""
     paths = {"Transformer": "", "Pooling": "1_Pooling"}
     modules = [{"idx": i, "name": str(i), "path": paths.get(s, f"{i}_{s}"), "type": f"{STEP}{s}"} for i, s in enumerate(steps)]
     write(path / "modules.json", modules)
-    write(path / "1_Pooling" / "config.json", POOLING if pooling is None else pooling)
+    write(path / "1_Pooling" / "config.json", {"pooling_mode_mean_tokens": True})
     write(path / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
     write(path / "config_sentence_transformers.json", {"prompts": PROMPTS, "default_prompt_name": None})
     return path
-
-
-class PyTorch:
-    """Runs a checkpoint's encoder in transformers, with explicit pooling over the attention mask of a padded batch."""
-
-    def __init__(self, path: Path, max_length: int) -> None:
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-        self.model = transformers.AutoModel.from_pretrained(path, dtype=torch.float32).eval()
-        self.max_length = max_length
-
-    def vectors(self, texts: Sequence[str], pooling: str, *, layers: int = 1, normalize: bool = True) -> Floats:
-        """Returns the pooled vectors of texts, float32 [texts, values]."""
-        feed = self.tokenizer(list(texts), padding=True, truncation=True, max_length=self.max_length, return_tensors="pt")
-        with torch.no_grad():
-            hidden = self.model(**feed, output_hidden_states=True).hidden_states
-        tokens, mask = torch.cat(hidden[-layers:], dim=-1), feed["attention_mask"].unsqueeze(-1)
-        pooled = {
-            "cls": lambda: tokens[:, 0],
-            "mean": lambda: (tokens * mask).sum(1) / mask.sum(1),
-            "max": lambda: tokens.masked_fill(mask == 0, -torch.inf).max(1).values,
-        }[pooling]()
-        return np.asarray(torch.nn.functional.normalize(pooled, dim=-1) if normalize else pooled)
 
 
 @pytest.fixture(name="source", scope="module")
@@ -93,46 +62,6 @@ def sentence_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(name="bundle", scope="module")
 def exported_encoder(source: Path) -> Bundle:
     return exported(source, precisions=("fp32", "int8"), layers="last_four", calibration=few_texts(source.parent, 40))
-
-
-@pytest.fixture(name="served", scope="module")
-def served_encoder(bundle: Bundle) -> Served:
-    return Served(bundle)
-
-
-@pytest.fixture(name="pytorch", scope="module")
-def encoder_in_pytorch(source: Path) -> PyTorch:
-    return PyTorch(source, 64)
-
-
-def assert_vectors(expected: Any, served: Served, **body: Any) -> None:
-    """Asserts that the service returns these vectors for `TEXTS` in one padded batch."""
-    found = np.array(served.answer({"inputs": TEXTS, **body}, embed.TASK))
-    assert np.array(expected).shape == found.shape
-    np.testing.assert_allclose(expected, found, rtol=0, atol=1e-4)
-
-
-# ---- vectors
-
-
-@pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
-@pytest.mark.parametrize(("layers", "count"), [("last", 1), ("last_four", 4)])
-def test_vectors_match_pytorch(pytorch: PyTorch, served: Served, pooling: str, layers: str, count: int) -> None:
-    """The service pools short, long, empty and Unicode texts like PyTorch, with vectors of length 1 unless `normalize` is false."""
-    raw = pytorch.vectors(TEXTS, pooling, layers=count, normalize=False)
-    assert (len(TEXTS), 32 * count) == raw.shape
-    assert np.abs(np.linalg.norm(raw, axis=1) - 1).min() > 0.1
-
-    assert_vectors(pytorch.vectors(TEXTS, pooling, layers=count), served, pooling=pooling, layers=layers)
-    assert_vectors(raw, served, pooling=pooling, layers=layers, normalize=False)
-
-
-def test_the_bundle_has_the_pooling_of_sentence_transformers(pytorch: PyTorch, served: Served) -> None:
-    assert_vectors(pytorch.vectors(TEXTS, "mean"), served)
-    assert_vectors(pytorch.vectors([PROMPTS["query"] + text for text in TEXTS], "mean"), served, prompt_name="query")
-    spec = {"pooling": "mean", "normalize": True, "dimensions": 32, "layers": "last_four", "prompts": PROMPTS}
-    assert served.manifest.embedding is not None
-    assert (64, spec) == (served.manifest.tokenizer.max_length, served.manifest.embedding.model_dump(exclude_defaults=True))
 
 
 def test_the_bundle_passes_the_check_and_its_card_describes_the_vectors(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,21 +89,23 @@ def test_an_embedding_bundle_is_verified_on_data(source: Path, bundle: Bundle, t
 @pytest.mark.full_grid
 def test_an_encoder_without_pooling_settings_uses_its_first_token(tmp_path: Path) -> None:
     source = encoder(tmp_path, layers=2)
-    served = Served(exported(source))
-    embedding = served.manifest.embedding
+    manifest = exported(source).manifest
+    embedding = manifest.embedding
     assert embedding is not None
-    assert ("feature-extraction", POSITIONS) == (served.manifest.task, served.manifest.tokenizer.max_length)
+    assert ("feature-extraction", POSITIONS) == (manifest.task, manifest.tokenizer.max_length)
     assert ("cls", False, "last") == (embedding.pooling, embedding.normalize, embedding.layers)
-    assert ["last_hidden_state"] == [output.name for output in served.manifest.graphs[0].outputs]
-    assert_vectors(PyTorch(source, POSITIONS).vectors(TEXTS, "cls", normalize=False), served)
+    assert ["last_hidden_state"] == [output.name for output in manifest.graphs[0].outputs]
 
 
 @pytest.mark.parametrize("architecture", [pytest.param("BertForMaskedLM", marks=pytest.mark.full_grid), "BertForSequenceClassification"])
 def test_the_encoder_below_a_head_is_exported(tmp_path: Path, architecture: str) -> None:
     source = encoder(tmp_path, architecture, layers=2, architecture=architecture, **naming(tiny.LABELS))
     edit_weights(source, lambda tensors: [tensors.pop(name) for name in list(tensors) if ".pooler." in name])
-    served = Served(exported(source, task="feature-extraction"))
-    assert_vectors(PyTorch(source, POSITIONS).vectors(TEXTS, "mean"), served, pooling="mean", normalize=True)
+    [vectors] = Served(exported(source, task="feature-extraction")).answer({"inputs": "good", "pooling": "none"})
+    tokenizer, model = transformers.AutoTokenizer.from_pretrained(source), transformers.AutoModel.from_pretrained(source).eval()
+    with torch.no_grad():
+        expected = model(**tokenizer("good", return_tensors="pt")).last_hidden_state[0]
+    np.testing.assert_allclose(expected, vectors, rtol=0, atol=1e-4)
 
 
 def test_an_encoder_that_lacks_weights_is_refused(tmp_path: Path) -> None:
@@ -263,7 +194,6 @@ def test_a_model_in_a_subfolder_is_found(tmp_path: Path, length_file: str) -> No
     assert embedding is not None
     assert ("mean", True, PROMPTS) == (embedding.pooling, embedding.normalize, embedding.prompts)
     assert "What it was trained on." in (bundle.path / "README.md").read_text(encoding="utf-8")
-    assert_vectors(PyTorch(source / "0_Transformer", 48).vectors(TEXTS, "mean"), Served(bundle))
 
 
 @pytest.mark.parametrize("safe", [True, False], ids=["safetensors", "pickle"])

@@ -67,8 +67,9 @@ def test_layers_match_pytorchs_hidden_states(tmp_path: Path, architecture: str) 
         answer(bundle, layers=[2])
 
 
-@pytest.mark.full_grid
-@pytest.mark.parametrize(("layers", "numbers"), [((-3, -2), [-3, -2]), ("last_four", [-4, -3, -2, -1])])
+@pytest.mark.parametrize(
+    ("layers", "numbers"), [pytest.param((-3, -2), [-3, -2], marks=pytest.mark.full_grid), ("last_four", [-4, -3, -2, -1])]
+)
 def test_a_bundle_has_default_layers_that_requests_can_override(tmp_path: Path, layers: Layers, numbers: list[int]) -> None:
     """`--layers` and `--combine` of the export set the defaults for requests."""
     source = encoder(tmp_path)

@@ -171,11 +171,3 @@ def test_a_failed_int8_graph_is_replaced_by_the_verified_fp32_graph(
     assert {CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, "model.cpu.fp32.onnx"} == set(contents(bundle.path))
     assert omitted.reason in (bundle.path / CARD_FILE).read_text(encoding="utf-8")
     assert 0 == asyncio.run(check(Settings(models=(output,))))
-
-
-@pytest.mark.usefixtures("played_back")
-def test_a_bundle_with_int8_omits_nothing(source: Path, output: Path, tmp_path: Path, run: Run) -> None:
-    assert 0 == run(source, "--calibration", few_texts(tmp_path))[0]
-
-    assert () == load_bundle(output / "tiny-bert").manifest.omitted
-    assert "There is no" not in (output / "tiny-bert" / CARD_FILE).read_text(encoding="utf-8")

@@ -35,7 +35,7 @@ FIRST, SECOND = "A man is eating food.", "Someone eats."
 
 
 def herbert_tokenizer() -> Any:
-    pieces, merges = families._lower_pairs()
+    pieces, merges = families.pairs(lower=True)
     ids = {piece: i for i, piece in enumerate(["<s>", "</s>", "<pad>", "<mask>", "<unk>", *pieces])}
     return transformers.HerbertTokenizer(vocab=ids, merges=merges, model_max_length=512)
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 import tiny
 from bertserve.service.bundle.files import load_bundle
-from bertserve.service.tasks import classify, embed, multiple_choice, question_answering, rerank, token_classification, zero_shot
+from bertserve.service.tasks import classify, embed, multiple_choice, rerank, token_classification, zero_shot
 from bertserve.service.tasks.batch import Batch, ReadSpan
 from bertserve.service.text.tokenizer import Tokenizer
 from bundles import exported
@@ -91,15 +91,6 @@ def test_windows_agree_with_transformers(left: Tokenizer, text: str, stride: int
     assert rows(found) == expected(text, stride=stride)
     # the spans are in text order
     assert [span.start for span in found.read] == sorted(span.start for span in found.read)
-
-
-@given(some_text | long_text, st.integers(0, 8))
-def test_windows_of_passages_agree_with_transformers(left: Tokenizer, text: str, stride: int) -> None:
-    request = question_answering.AnswerRequest("a film", text, question_answering.AnswerParameters(doc_stride=stride))
-    assert rows(encode(question_answering, request, left)) == expected("a film", text, truncation="only_second", stride=stride)
-    found = question_answering.windows_of(request, left)
-    assert found.cuts[0].start == 0
-    assert found.cuts[-1].stop == len(found.passage)
 
 
 def test_a_request_overrides_the_truncation_side(left: Tokenizer) -> None:
