@@ -63,8 +63,9 @@ def test_a_padding_token_is_found_if_none_is_declared(tmp_path: Path, configured
     tokenizer = gpt2_tokenizer(pad=None if declared is None else "<|endoftext|>")
     tokenizer.save_pretrained(source)
     edit_json(source / "config.json", pad_token_id=configured, eos_token_id=None, bos_token_id=None)
+    spec = load_checkpoint(str(source)).tokenizer_spec
 
-    assert (EOS if configured is None else configured, "right") == padding_of(source)
+    assert (EOS if configured is None else configured, "right") == (spec.pad_id, spec.padding_side)
 
 
 @pytest.mark.full_grid
