@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import re
 from collections.abc import Iterable, Sequence
@@ -25,6 +26,7 @@ from bertserve.export.checkpoint.module import load_module, module_name
 from bertserve.export.checkpoint.padding import refuse_ordinary_padding
 from bertserve.export.errors import CheckpointError
 from bertserve.export.progress import stage
+from bertserve.export.tasks.tags import unread_labels
 from bertserve.export.validation.pytorch import NO_TEXTS, sample_reference
 from bertserve.export.validation.report import answer_example, measure_graphs
 from bertserve.export.workspace import workspace
@@ -40,7 +42,12 @@ from bertserve.service.bundle.manifest import (
 )
 from bertserve.service.errors import BundleError
 from bertserve.service.providers import Provider
+from bertserve.service.tasks import token_classification
 from bertserve.service.text.tokenizer import Tokenizer
+
+logger = logging.getLogger("bertserve.export")
+
+_SHOWN_TAGS = 8  # in a warning
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,13 @@ def export(spec: ExportSpec) -> tuple[Path, Manifest]:
         texts = calibration.read_split(spec.calibration, spec.validation)  # before the checkpoint is loaded, because the texts may be wrong
         with stage("load", spec.source):
             checkpoint = _load(spec)
+        if checkpoint.task == token_classification.TASK and (names := unread_labels(checkpoint.labels)):
+            logger.warning(
+                "the labels %s of `%s` look like tags, but are read as names, so each is an entity of its own kind; if they are tags, rename "
+                "them in config.json, such as B-PER and I-PER.",
+                ", ".join(f"`{label}`" for label in names[:_SHOWN_TAGS]),
+                checkpoint.origin.checkpoint,
+            )
         calibration.refuse_pairs((texts.calibration, texts.gate, texts.report), checkpoint.task, checkpoint.tokenizer_spec)
         bundle, work = scratch / "bundle", scratch / "work"
         bundle.mkdir()

@@ -35,7 +35,7 @@ from bertserve.export.checkpoint.signature import (
     model_inputs,
 )
 from bertserve.export.checkpoint.source import SourceFiles, find_source, read_card, read_with_transformers
-from bertserve.export.checkpoint.task_head import NEXT_SENTENCE_LABELS, choose_task, judges_pairs, read_activation, read_labels
+from bertserve.export.checkpoint.task_head import adapt_head, choose_task, fixed_labels, judges_pairs, read_activation, read_labels
 from bertserve.export.checkpoint.token_types import TypedTemplates, choose_token_types, type_templates
 from bertserve.export.checkpoint.tokenizer import (
     describe_tokenizer,
@@ -122,7 +122,7 @@ def load_checkpoint(
         if combine is not None and head is not None:
             raise CheckpointError(f"--combine {combine} needs a pooling by `cls`, `mean` or `max` without Dense layers; remove it.")
     model = load_model(files, chosen_task, auto_class, config, ignored_weights)
-    TASKS[chosen_task].adapt_model(model)
+    adapt_head(model, chosen_task)
     if head is not None:
         attach(model, head)
     if embedding is not None:
@@ -159,7 +159,7 @@ def _describe(
     ignored_weights: Sequence[str],
 ) -> Checkpoint:
     """Checks that model and tokenizer match, and reads the facts that later stages need."""
-    source, record, pairs_only = files.source, TASKS[task], judges_pairs(model)
+    source, fixed, record = files.source, fixed_labels(model), TASKS[task]
     inputs = model_inputs(model, tokenizer, templates.token_types)
     settle_pad_token(source, model, tokenizer, templates.pieces)
     # sentence-transformers replaces the tokenizer's limit by its own
@@ -172,15 +172,15 @@ def _describe(
         )
     padding = _padding(source, model, tokenizer, inputs, max_length)
     mask = read_mask_token(source, tokenizer) if record.fills_masks else None
-    spec = describe_tokenizer(tokenizer, templates, padding, max_length=max_length, mask=mask, pairs_only=pairs_only)
+    spec = describe_tokenizer(tokenizer, templates, padding, max_length=max_length, mask=mask, pairs_only=judges_pairs(model))
     return Checkpoint(
         origin=files.origin(ignored_weights, templates.token_types),
         model=model,
         task=task,
         inputs=(*inputs, MASK_INDEX) if record.fills_masks else inputs,
         outputs=graph_outputs(task, embedding),
-        labels=NEXT_SENTENCE_LABELS if pairs_only else read_labels(source, model.config) if record.labeled else (),
-        activation="softmax" if pairs_only else record.activation or read_activation(model.config, settings[0].activation_fn),
+        labels=fixed or (read_labels(source, model.config) if record.labeled else ()),
+        activation="softmax" if fixed else record.activation or read_activation(model.config, settings[0].activation_fn),
         tokenizer=tokenizer,
         tokenizer_json=tokenizer_json(tokenizer, spec),
         tokenizer_spec=spec,

@@ -1,6 +1,11 @@
 """Reads the purpose of a checkpoint: its task, the class that loads it, its labels, and the function from logits to scores.
 
-`export/tasks` has the requirements of each head. Heads of pretraining have classes of their own, and `ForPreTraining` has two heads.
+`adapt_head` gives every head the form that later stages expect: inputs of [rows, length], and outputs with the graph's names.
+`export/tasks` has the requirements of each task. Two classes of pretraining need more. ALBERT's has two heads, and the head for sentence
+order has no separate class. ELECTRA's discriminator has one logit x per token, whose sigmoid is the probability that the token was
+replaced. With a second logit that is always 0 it is an ordinary tagger: the softmax over 0 and x is 1 - sigmoid(x) and sigmoid(x).
+
+Adapters are hooks: the model's own code runs unchanged, in PyTorch and in both exporters.
 """
 
 from __future__ import annotations
@@ -11,9 +16,12 @@ from typing import Any
 import torch
 import transformers
 from transformers import (
+    AlbertForPreTraining,
     AutoModelForMaskedLM,
     AutoModelForNextSentencePrediction,
+    AutoModelForPreTraining,
     AutoModelForTextEncoding,
+    ElectraForPreTraining,
     PreTrainedModel,
 )
 from transformers.models.auto import modeling_auto
@@ -30,16 +38,23 @@ OTHER_HEADS: dict[str, dict[Task, Any]] = {
     # the architecture's name, or its part from "For" on -> the tasks of its heads, the default task first, and the classes that load
     # these heads
     "ForNextSentencePrediction": {"text-classification": AutoModelForNextSentencePrediction},
-    "AlbertForPreTraining": {"fill-mask": AutoModelForMaskedLM},
+    "AlbertForPreTraining": {"fill-mask": AutoModelForMaskedLM, "text-classification": AutoModelForPreTraining},
+    "ElectraForPreTraining": {"token-classification": AutoModelForPreTraining},
     # the classes with only one of the heads have the same modules with the same names
     **{
         f"{family}ForPreTraining": {"fill-mask": AutoModelForMaskedLM, "text-classification": AutoModelForNextSentencePrediction}
         for family in ("Bert", "Ernie", "FNet", "MegatronBert", "MobileBert")
     },
 }
-# transformers' fixed labels of the head for next sentences by id, which config.json cannot change
-NEXT_SENTENCE_LABELS = ("is_next", "not_next")
+PAIR_HEADS = ("ForNextSentencePrediction", "AlbertForPreTraining")
+FIXED_LABELS = {
+    # suffix of the loaded class's name -> transformers' fixed labels of its head by id, which config.json cannot change
+    "ForNextSentencePrediction": ("is_next", "not_next"),
+    "AlbertForPreTraining": ("in_order", "swapped"),
+    "ElectraForPreTraining": ("original", "replaced"),
+}
 _CROSS_ENCODER_FUNCTIONS: dict[str, Activation] = {"Identity": "none", "Sigmoid": "sigmoid"}
+SENTENCE_ORDERS = 2  # labels of ALBERT's head: in order, and swapped
 
 
 def choose_task(config: Any, task: str, adapter: LoraAdapter | None) -> tuple[Task, Any]:
@@ -66,9 +81,14 @@ def choose_task(config: Any, task: str, adapter: LoraAdapter | None) -> tuple[Ta
     return task_name, auto_class
 
 
+def fixed_labels(model: PreTrainedModel) -> tuple[str, ...] | None:
+    """Returns the labels by id of a head with fixed labels, whose scores are a softmax; None for any other head."""
+    return next((labels for suffix, labels in FIXED_LABELS.items() if type(model).__name__.endswith(suffix)), None)
+
+
 def judges_pairs(model: PreTrainedModel) -> bool:
-    """Returns whether a model judges whether a text follows another one, so that a single text has no meaning for it."""
-    return type(model).__name__.endswith("ForNextSentencePrediction")
+    """Returns whether a model scores the relation of two texts, so that a single text has no meaning for it."""
+    return type(model).__name__.endswith(PAIR_HEADS)
 
 
 def read_labels(source: str, config: Any) -> tuple[str, ...]:
@@ -127,6 +147,19 @@ def _cross_encoder_function(config: Any) -> str | None:
     return None if name is None else str(name)
 
 
+def adapt_head(model: PreTrainedModel, task: Task) -> None:
+    """Adapts a loaded model to the inputs and outputs of its task's graphs; most models need no change.
+
+    Raises:
+        CheckpointError: ALBERT's head for sentence order does not have two labels.
+    """
+    TASKS[task].adapt_model(model)
+    if isinstance(model, AlbertForPreTraining):
+        _give_sentence_order(model)
+    elif isinstance(model, ElectraForPreTraining):
+        model.register_forward_hook(_give_both_tags)
+
+
 def _task_of_model(config: Any, task: str) -> tuple[Task, Any]:
     """Returns the task and the auto class that loads it, from the architecture's name or the user's choice."""
     architectures = config.architectures or []
@@ -183,3 +216,26 @@ def _has_head(architecture: str, suffix: str, auto_class: Any) -> bool:
     named = architecture.endswith(suffix) and "HeadModel" not in architecture
     mapped = architecture in class_names(auto_class).values() and "ForConditionalGeneration" not in architecture
     return named or mapped
+
+
+def _give_sentence_order(model: Any) -> None:
+    """Makes ALBERT's pretraining class return the `logits` [rows, 2] of sentence order, and skip its other head."""
+    labels = model.sop_classifier.classifier.out_features
+    if labels != SENTENCE_ORDERS:
+        raise CheckpointError(
+            f"the head for sentence order has {labels} labels in config.json, but {SENTENCE_ORDERS} are supported: in order, and swapped."
+        )
+    model.predictions = torch.nn.Identity()
+
+    def name(module: Any, args: Any, output: Any) -> Any:
+        output["logits"] = output["sop_logits"]
+        return output
+
+    model.register_forward_hook(name)
+
+
+def _give_both_tags(module: Any, args: Any, output: Any) -> Any:
+    """Converts ELECTRA's logits [rows, length] to `logits` [rows, length, 2] for the tags original and replaced."""
+    replaced = output["logits"]
+    output["logits"] = torch.stack([torch.zeros_like(replaced), replaced], dim=-1)
+    return output

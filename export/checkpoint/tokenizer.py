@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,8 +21,14 @@ from bertserve.export.checkpoint.source import read_with_transformers
 from bertserve.export.checkpoint.token_types import TypedTemplates
 from bertserve.export.checkpoint.vocabulary_files import refusal, replace_steps, use_vocabulary_files
 from bertserve.export.errors import CheckpointError
+from bertserve.export.tasks.spec import NAMES, TEXTS
 from bertserve.service.bundle.files import TOKENIZER_FILE
 from bertserve.service.bundle.manifest import AddedToken, MaskToken, Piece, SpecialPiece, TextPiece, TokenizerSpec
+
+logger = logging.getLogger("bertserve.export")
+
+# the last text shows the most common differences between normalizers and between pre-tokenizers
+_COMPARED_TEXTS = [*TEXTS, ("a", "b"), NAMES, "ﬁne Ⅷ ２０ ÀÉ don't well-known  SOME_word\n中文 😴"]
 
 _TEMPLATE_SETTINGS = {"add_bos_token", "add_eos_token", "src_lang"}  # in tokenizer_config.json
 
@@ -106,6 +113,18 @@ def _use_file(source: str, tokenizer: Any, folder: Path) -> None:
     known = {token.content for token in (*written.get_added_tokens_decoder().values(), *configured)}
     named = [token for _, token in sorted(tokenizer.added_tokens_decoder.items()) if token.content not in known]
     written.add_tokens([*configured, *named])
+    by_class, by_file = (
+        [(encoding.ids, encoding.type_ids) for encoding in _encode(source, backend.encode_batch, _COMPARED_TEXTS)]
+        for backend in (loaded, written)
+    )
+    if by_class != by_file:
+        logger.warning(
+            "%s of transformers %s tokenizes some texts differently from the `%s` of `%s`; the bundle uses the file.",
+            type(tokenizer).__name__,
+            transformers.__version__,
+            TOKENIZER_FILE,
+            source,
+        )
     replace_steps(tokenizer, written)
 
 
@@ -176,12 +195,17 @@ def read_templates(source: str, tokenizer: Any, *, second_text_first: bool = Fal
     Raises:
         CheckpointError: The tokenizer cannot encode them.
     """
+    single, pair = (_encode(source, tokenizer, *texts, return_special_tokens_mask=True)[0] for texts in ("a", "ab"))
+    _encode(source, tokenizer, _COMPARED_TEXTS[-1])  # without a token for unknown words, a vocabulary fails on it
+    return _read_template(single, "a"), _read_template(pair, "ba" if second_text_first else "ab")
+
+
+def _encode(source: str, encode: Callable[..., Any], *texts: Any, **options: Any) -> Any:
+    """Calls a function that encodes texts, and translates its errors."""
     try:
-        single, pair = (tokenizer(*texts, return_special_tokens_mask=True)[0] for texts in ("a", "ab"))
-        tokenizer("naïve 看 😴")  # without a token for unknown words, a vocabulary fails on these
+        return encode(*texts, **options)
     except Exception as error:  # `tokenizers` raises a plain Exception for every failure
         raise CheckpointError(f"the tokenizer of `{source}` cannot encode texts: {error}; save a complete one and export again.") from error
-    return _read_template(single, "a"), _read_template(pair, "ba" if second_text_first else "ab")
 
 
 def _read_template(encoding: Any, texts: str) -> tuple[Piece, ...]:

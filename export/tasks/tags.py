@@ -26,6 +26,16 @@ def read_tags(labels: tuple[str, ...]) -> tuple[str, ...]:
     return () if tags == labels else tags
 
 
+def unread_labels(labels: Sequence[str]) -> list[str]:
+    """Returns labels that look like tags but are read as names: `B` and `I` without a type, `b-x` beside names, `X-PER` beside `B-PER`."""
+    read, names = _letters_by_label(labels), _inside(labels)
+    if len(names) > 1 and {name.upper() for name in names} <= _SPELLINGS.keys():
+        return names
+    groups = [group for form in _FORMS for group in _by_type(names, form).values()]
+    similar = [group for group in groups if len(set(group.values())) > 1 or {"B", "I"} & set(group.values())]
+    return [name for name in names if name not in read and any(name in group for group in similar)]
+
+
 def _letters_by_label(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Returns the letter, in its spelling in a tag, and the type of each label of the scheme that reads most labels."""
     readings: list[dict[str, tuple[str, str]]] = []
@@ -40,7 +50,11 @@ def _letters_by_label(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
     # no type has several letters, so the labels must have the usual spelling, or all begin with a letter
     usual = {label: (label[0], label[2:]) for label in labels if re.fullmatch("[BI]-.+", label)}
     of_letters = _within(_by_type(labels, _FORMS[0]), {"B", "I"})
-    return of_letters if len(of_letters) == sum(label.upper() != _OUTSIDE for label in labels) else usual
+    return of_letters if len(of_letters) == len(_inside(labels)) else usual
+
+
+def _inside(labels: Sequence[str]) -> list[str]:
+    return [label for label in labels if label.upper() != _OUTSIDE]
 
 
 def _by_type(labels: Iterable[str], form: re.Pattern[str]) -> dict[str, dict[str, str]]:

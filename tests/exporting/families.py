@@ -35,6 +35,8 @@ HEADS: dict[str, tuple[dict[str, str], type]] = {
 PRETRAINING: dict[str, tuple[dict[str, str], type]] = {
     # pretraining heads, which few families have
     "next-sentence": (modeling_auto.MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING_NAMES, transformers.AutoModelForNextSentencePrediction),
+    "sentence-order": ({"albert": "AlbertForPreTraining"}, transformers.AutoModelForPreTraining),
+    "replaced-tokens": ({"electra": "ElectraForPreTraining"}, transformers.AutoModelForPreTraining),
 }
 ALL_HEADS = HEADS | PRETRAINING
 LABELS = {

@@ -1,4 +1,4 @@
-"""Exports of pretraining heads, compared with transformers: next sentence, and both heads of `ForPreTraining`."""
+"""Exports of pretraining heads, compared with transformers: next sentence, both heads of `ForPreTraining`, and replaced tokens."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 import transformers
+from transformers import AlbertConfig, ElectraConfig
 
 import bertserve.export.cli
 import bertserve.service.cli
@@ -19,7 +21,7 @@ from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import CheckpointError
 from bertserve.service.bundle.files import Bundle
 from bundles import Verify, exported, json_lines
-from checkpoints import POSITIONS, bert, edit_json
+from checkpoints import POSITIONS, SIZES, bert, edit_json, save
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("export_fixtures",)
@@ -27,6 +29,10 @@ pytest_plugins = ("export_fixtures",)
 FOLLOWS = ("is_next", "not_next")
 PAIRS = [("the film was", "not very good"), ("a book", "the film is long and the book is short , but both are great ! " * 30), ("", "good")]
 INPUTS = [{"text": text, "text_pair": pair} for text, pair in PAIRS]
+
+
+def save_bundle(source: Path, folder: Path, task: str = "auto") -> Bundle:
+    return exported(source, folder, task=task, name="bundle")
 
 
 def outputs(source: Path, architecture: str, *texts: str) -> Any:
@@ -43,6 +49,17 @@ def ask(bundle: Bundle, path: str, **body: Any) -> Any:
     return response.json()
 
 
+def refuse(bundle: Bundle, path: str, **body: Any) -> str:
+    message = rejected(call_fresh(bundle.path.parent, "POST", path, json=body), 422, "invalid_value")
+    assert '"text_pair": ' in message
+    return message
+
+
+def in_order(result: list[dict[str, Any]], labels: tuple[str, ...]) -> list[float]:
+    """Returns the scores of a result in the order of the labels."""
+    return [{item["label"]: item["score"] for item in result}[label] for label in labels]
+
+
 # ---- next sentence
 
 
@@ -51,7 +68,7 @@ def next_sentence_bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     """Returns a next-sentence BERT, whose config.json has other labels, and its bundle."""
     folder = tmp_path_factory.mktemp("next")
     source = bert(folder, architecture="BertForNextSentencePrediction", labels=("LABEL_0", "LABEL_1", "LABEL_2"), problem_type="regression")
-    return source, exported(source, folder / "models", name="bundle")
+    return source, save_bundle(source, folder / "models")
 
 
 def test_a_next_sentence_model_is_a_classifier_of_pairs(following: tuple[Path, Bundle]) -> None:
@@ -66,19 +83,16 @@ def test_a_next_sentence_model_is_a_classifier_of_pairs(following: tuple[Path, B
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/classify", {"inputs": [{"text": "a", "text_pair": "b"}, "good"]}),
-        ("/models/bundle", {"inputs": [{"text": "a", "text_pair": "b"}, {"text": "good"}]}),
-        ("/", {"inputs": {"text": "good", "text_pair": ""}}),
-        ("/predict", {"inputs": [["a"]]}),
-        ("/v2/models/bundle/infer", {"inputs": [{"name": "inputs", "shape": [1], "datatype": "BYTES", "data": ["good"]}]}),
-    ],
+    ("path", "alone"), [("/classify", "good"), ("/models/bundle", {"text": "good"}), ("/", {"text": "good", "text_pair": ""})]
 )
-def test_a_text_without_a_pair_is_refused(following: tuple[Path, Bundle], path: str, body: Any) -> None:
-    response = call_fresh(following[1].path.parent, "POST", path, json=body)
+def test_a_text_without_a_pair_is_refused(following: tuple[Path, Bundle], path: str, alone: Any) -> None:
+    assert "inputs[1]" in refuse(following[1], path, inputs=[{"text": "a", "text_pair": "b"}, alone])
 
-    assert '"text_pair": ' in rejected(response, 422, "invalid_value")
+
+def test_predict_and_infer_refuse_a_single_text(following: tuple[Path, Bundle]) -> None:
+    refuse(following[1], "/predict", inputs=[["a"]])
+    refuse(following[1], "/v2/models/bundle/infer", inputs=[{"name": "inputs", "shape": [1], "datatype": "BYTES", "data": ["good"]}])
+    assert ask(following[1], "/predict", inputs=[["a", "b"]])
 
 
 def test_bundles_of_pair_models_pass_check_and_verify(following: tuple[Path, Bundle], tmp_path: Path, verify: Verify) -> None:
@@ -100,28 +114,52 @@ def pretraining_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return bert(tmp_path_factory.mktemp("bert"), architecture="BertForPreTraining", rows=len(tiny.VOCABULARY))
 
 
-def test_a_pretraining_model_fills_masks(pretrained: Path, tmp_path: Path) -> None:
-    bundle, text = exported(pretrained, tmp_path), "the [MASK] was not very good"
-    logits = outputs(pretrained, "BertForPreTraining", text).prediction_logits[0, 2]
+@pytest.fixture(name="albert", scope="module")
+def pretraining_albert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = AlbertConfig(vocab_size=len(tiny.VOCABULARY), max_position_embeddings=POSITIONS, embedding_size=16, **SIZES)
+    return save(tmp_path_factory.mktemp("albert") / "albert", "AlbertForPreTraining", config)
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture"),
+    [("pretrained", "BertForPreTraining"), pytest.param("albert", "AlbertForPreTraining", marks=pytest.mark.full_grid)],
+)
+def test_a_pretraining_model_fills_masks(request: pytest.FixtureRequest, tmp_path: Path, kind: str, architecture: str) -> None:
+    source = request.getfixturevalue(kind)
+    bundle = save_bundle(source, tmp_path)
+    manifest, text = bundle.manifest, "the [MASK] was not very good"
+    logits = outputs(source, architecture, text).prediction_logits[0, 2]
     found = ask(bundle, "/fill-mask", inputs=text, parameters={"top_k": 5})
     best = logits.softmax(-1).topk(5)
 
-    assert ("fill-mask", False) == (bundle.manifest.task, bundle.manifest.tokenizer.pairs_only)
+    assert ("fill-mask", False, 1) == (manifest.task, manifest.tokenizer.pairs_only, manifest.graphs[0].evidence.label_agreement)
     assert best.indices.tolist() == [item["token"] for item in found]
     np.testing.assert_allclose([item["score"] for item in found], best.values, rtol=0, atol=1e-4)
 
 
-def test_a_pretraining_model_classifies_pairs(pretrained: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "architecture", "output", "labels"),
+    [
+        ("pretrained", "BertForPreTraining", "seq_relationship_logits", FOLLOWS),
+        pytest.param("albert", "AlbertForPreTraining", "sop_logits", ("in_order", "swapped"), marks=pytest.mark.full_grid),
+    ],
+)
+def test_a_pretraining_model_classifies_pairs(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, architecture: str, output: str, labels: tuple[str, ...]
+) -> None:
     """`--task text-classification` exports the other head; the linear operation count is the same as for fill-mask."""
-    bundle = exported(pretrained, tmp_path, task="text-classification")
+    source = request.getfixturevalue(kind)
+    bundle = save_bundle(source, tmp_path, "text-classification")
+    manifest = bundle.manifest
+    graph = onnx.load(str(bundle.path / manifest.graphs[0].file)).graph
     answer = ask(bundle, "/classify", inputs=INPUTS, parameters={"function_to_apply": "none"})
 
-    assert (FOLLOWS, "softmax", True) == (bundle.manifest.labels, bundle.manifest.activation, bundle.manifest.tokenizer.pairs_only)
-    for result, pair in zip(answer, PAIRS, strict=True):
-        scores = {item["label"]: item["score"] for item in result}
-        expected = outputs(pretrained, "BertForPreTraining", *pair).seq_relationship_logits[0]
-        np.testing.assert_allclose([scores[label] for label in FOLLOWS], expected, rtol=0, atol=1e-4)
-    assert load_checkpoint(str(pretrained)).flops.linear == bundle.manifest.flops.linear
+    assert (labels, "softmax", True) == (manifest.labels, manifest.activation, manifest.tokenizer.pairs_only)
+    for found, pair in zip(answer, PAIRS, strict=True):
+        np.testing.assert_allclose(in_order(found, labels), outputs(source, architecture, *pair)[output][0], rtol=0, atol=1e-4)
+    refuse(bundle, "/classify", inputs="good")
+    assert ["logits"] == [value.name for value in graph.output]
+    assert load_checkpoint(str(source)).flops.linear == load_checkpoint(str(source), task="text-classification").flops.linear
 
 
 def test_the_error_for_another_task_lists_both_possible_tasks(pretrained: Path) -> None:
@@ -131,8 +169,55 @@ def test_the_error_for_another_task_lists_both_possible_tasks(pretrained: Path) 
     assert "feature-extraction" == load_checkpoint(str(pretrained), task="feature-extraction").task
 
 
-def test_an_unsupported_pretraining_model_is_refused(pretrained: Path, tmp_path: Path) -> None:
+def test_unsupported_pretraining_models_are_refused(pretrained: Path, tmp_path: Path) -> None:
     other = shutil.copytree(pretrained, tmp_path / "other")
     edit_json(other / "config.json", architectures=["RoCBertForPreTraining"])
     with pytest.raises(CheckpointError, match=r"\['RoCBertForPreTraining'\]; give --task"):
         load_checkpoint(str(other))
+    config = AlbertConfig(vocab_size=len(tiny.VOCABULARY), embedding_size=16, num_labels=3, **SIZES)
+    with pytest.raises(CheckpointError, match="3 labels"):
+        load_checkpoint(str(save(tmp_path / "albert", "AlbertForPreTraining", config)), task="text-classification")
+
+
+# ---- replaced tokens
+
+
+@pytest.fixture(name="discriminator", scope="module")
+def replaced_token_bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Bundle]:
+    folder = tmp_path_factory.mktemp("electra")
+    config = ElectraConfig(vocab_size=len(tiny.VOCABULARY), max_position_embeddings=POSITIONS, embedding_size=16, **SIZES)
+    source = save(folder / "electra", "ElectraForPreTraining", config)
+    return source, save_bundle(source, folder / "models")
+
+
+SENTENCE = "the film was not very good , but a book"
+
+
+@pytest.mark.full_grid
+def test_scores_of_replaced_tokens_are_the_sigmoid_of_the_logit(discriminator: tuple[Path, Bundle]) -> None:
+    """Each token gets the more likely label, with the score p for `replaced` or 1 - p for `original`, and its place in the text."""
+    source, bundle = discriminator
+    manifest = bundle.manifest
+    found = ask(bundle, "/ner", inputs=SENTENCE, parameters={"aggregation_strategy": "none"})
+    replaced = outputs(source, "ElectraForPreTraining", SENTENCE).logits[0, 1:-1].sigmoid().numpy()
+
+    assert ("token-classification", ("original", "replaced"), "softmax") == (manifest.task, manifest.labels, manifest.activation)
+    assert ["replaced" if p > 0.5 else "original" for p in replaced] == [item["entity"] for item in found]
+    np.testing.assert_allclose([item["score"] for item in found], np.maximum(replaced, 1 - replaced), rtol=0, atol=1e-4)
+    assert SENTENCE.split() == [SENTENCE[item["start"] : item["end"]] for item in found]
+    assert {"original", "replaced"} == {item["entity"] for item in found}
+
+
+def test_a_discriminator_is_refused_for_fill_mask(discriminator: tuple[Path, Bundle]) -> None:
+    with pytest.raises(CheckpointError, match=r"ElectraForPreTraining, .* token-classification; --task fill-mask"):
+        load_checkpoint(str(discriminator[0]), task="fill-mask")
+
+
+@pytest.mark.full_grid
+@pytest.mark.parametrize(("kind", "task"), [("pretrained", "auto"), ("albert", "text-classification"), ("discriminator", "auto")])
+def test_graphs_of_dynamo_match_pytorch(request: pytest.FixtureRequest, tmp_path: Path, kind: str, task: str) -> None:
+    found = request.getfixturevalue(kind)
+    graph = exported(found[0] if kind == "discriminator" else found, tmp_path, task=task, tracer="dynamo").manifest.graphs[0]
+
+    assert graph.form.startswith("dynamo")
+    assert graph.evidence.worst_abs_error <= 1e-4

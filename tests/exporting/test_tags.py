@@ -1,4 +1,4 @@
-"""The labels of taggers: which are read as tags, and in which spelling."""
+"""The labels of taggers: which are read as tags, in which spelling, and which get a warning."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bertserve.export.tasks import token_classification
-from bertserve.export.tasks.tags import read_tags
+from bertserve.export.tasks.tags import read_tags, unread_labels
 from bundles import Served, exported
 from checkpoints import bert, edit_json
 from fakes import Head
@@ -22,7 +22,7 @@ BIO, BIOES = ("O", "B-PER", "I-PER"), ("O", "B-PER", "I-PER", "E-PER", "S-PER")
 )
 def test_labels_in_the_usual_spelling_are_their_own_tags(labels: str) -> None:
     names = tuple(labels.split())
-    assert () == read_tags(names)
+    assert ((), []) == (read_tags(names), unread_labels(names))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,23 @@ def test_labels_in_the_usual_spelling_are_their_own_tags(labels: str) -> None:
 )
 def test_tags_are_read_in_other_spellings(labels: str, tags: tuple[str, ...]) -> None:
     names = tuple(labels.split())
-    assert tags == read_tags(names)
+    assert (tags, []) == (read_tags(names), unread_labels(names))
+
+
+@pytest.mark.parametrize(
+    ("labels", "unread"),
+    [
+        ("O B I", "B I"),
+        ("b m e s", "b m e s"),
+        ("O B-PER I-PER X-PER", "X-PER"),
+        ("O [PAD] b-per", "b-per"),
+        ("O E-MAIL S-BAHN U-BAHN", "S-BAHN U-BAHN"),
+        ("a b c d e i", ""),  # parts of speech
+        ("LABEL_0 LABEL_1", ""),
+    ],
+)
+def test_labels_that_look_like_tags_but_are_names_are_reported(labels: str, unread: str) -> None:
+    assert unread.split() == unread_labels(tuple(labels.split()))
 
 
 @pytest.fixture(name="usual", scope="module")
@@ -81,8 +97,15 @@ def test_entities_do_not_depend_on_the_spelling(usual: Served, tmp_path: Path, l
     ]
 
 
+@pytest.mark.torch
+def test_an_export_warns_of_labels_that_look_like_tags(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    exported(bert(tmp_path, labels=("O", "B", "I"), architecture="BertForTokenClassification"))
+    assert ["WARNING"] == [record.levelname for record in caplog.records if "`B`, `I`" in record.getMessage()]
+
+
 @pytest.mark.parametrize("names", [("o", "b_per", "m_per", "e_per", "s_per"), ("O", "B-per", "I-per")])
 def test_the_tags_of_data_can_have_the_spelling_of_the_model_or_another(names: tuple[str, ...]) -> None:
     head = Head(labels=names, tags=read_tags(names))
+    assert token_classification.TASK.read_gold is not None
     document = {"text": "a b c d", "tokens": ["a", "b", "c", "d"], "tags": ["b_per", "e_per", "s_per", "o"]}
     assert {(0, 3, "per"), (4, 5, "per")} == token_classification.TASK.read_gold(document, head).spans

@@ -134,7 +134,7 @@ def rewrite(source: Path, **parts: Any) -> tokenizers.Tokenizer:
 
 
 @pytest.mark.parametrize("text", ["ﬁne GOOD ﬁlm", "the (film)...", "ÀÉ"])
-def test_the_normalizer_and_pre_tokenizer_of_the_file_are_used(tmp_path: Path, text: str) -> None:
+def test_the_normalizer_and_pre_tokenizer_of_the_file_are_used(tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str) -> None:
     source = bert(tmp_path)
     written = rewrite(
         source, normalizer=normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()]), pre_tokenizer=pre_tokenizers.Whitespace()
@@ -145,6 +145,7 @@ def test_the_normalizer_and_pre_tokenizer_of_the_file_are_used(tmp_path: Path, t
     assert expected != transformers.AutoTokenizer.from_pretrained(source)(text, add_special_tokens=False)["input_ids"]
     assert expected == checkpoint.tokenizer(text, add_special_tokens=False)["input_ids"]
     assert expected == service_tokenizer(checkpoint, tmp_path).tokenize([text])[0].ids
+    assert ["WARNING"] == [record.levelname for record in caplog.records]
 
 
 def test_the_template_of_pairs_is_read_from_the_file(tmp_path: Path) -> None:
