@@ -75,7 +75,6 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 # from a small model on a warm disk to TensorRT engines that must be built
 LOAD_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
-RATIOS = (0.1, 0.25, 0.5, 0.8, 1.25, 2, 4, 10)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 UNKNOWN = "unknown"
 
@@ -130,11 +129,6 @@ class Metrics:
         self.request_seconds = self._histogram("request_seconds", "Seconds from a request's headers to its answer.")
         self.tokenize_seconds = self._histogram("tokenize_seconds", "Seconds to tokenize a request.")
         self.queue_seconds = self._histogram("queue_seconds", "Seconds until the last item of a request started.")
-        self.wait_prediction_ratio = self._histogram(
-            "wait_prediction_ratio",
-            "Predicted wait divided by actual wait until a request's first item started; counted if either was 10 ms or more.",
-            RATIOS,
-        )
         self.inference_seconds = self._histogram("inference_seconds", "Seconds per run of the graph.")
         self.decode_seconds = self._histogram("decode_seconds", "Seconds to decode a request's outputs.")
         self.batch_rows = self._histogram("batch_rows", "Rows per run of the graph.", ROWS)
@@ -147,7 +141,7 @@ class Metrics:
         self.cancelled = self._counter("cancelled_total", "Requests whose client disconnected while they waited.")
         self.refused = self._counter("refused_total", "Requests refused at admission, by reason.", ("task", "model", "reason"))
         self.key_requests = self._counter("key_requests_total", "Requests by API key name and HTTP status.", ("key", "status"))
-        self.hung_runs = self._counter("hung_runs_total", "Runs that took at least 2 s and 20 times as long as predicted.", ())
+        self.hung_runs = self._counter("hung_runs_total", "Runs that took at least 5 s and 20 times as long as predicted.", ())
 
     def _create_process_metrics(self) -> None:
         """Creates the metrics of the queue, the threads and the models."""
@@ -235,7 +229,6 @@ class ModelMetrics:
         self.request_seconds = metrics.request_seconds.labels(*labels)
         self.tokenize_seconds = metrics.tokenize_seconds.labels(*labels)
         self.queue_seconds = metrics.queue_seconds.labels(*labels)
-        self.wait_prediction_ratio = metrics.wait_prediction_ratio.labels(*labels)
         self.inference_seconds = metrics.inference_seconds.labels(*labels)
         self.decode_seconds = metrics.decode_seconds.labels(*labels)
         self.batch_rows = metrics.batch_rows.labels(*labels)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,27 @@ class ManualClock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class FakeRunner:
+    """A runner of the scheduler with given predictions; its results are its payloads, unless `run` is given."""
+
+    def __init__(
+        self,
+        seconds: Callable[[int, int], float],
+        *,
+        shares_batches: bool = True,
+        shape: Callable[[int, int], tuple[int, int] | None] = lambda rows, length: (rows, length),
+        run: Callable[[Sequence[Any]], Sequence[Any]] = list,
+        run_multi_threaded: Callable[[Sequence[Any]], Sequence[Any]] | None = None,
+    ) -> None:
+        self.seconds = seconds
+        self.shares_batches = shares_batches
+        self.shape = shape
+        self._run = {False: run, True: run_multi_threaded or run}
+
+    def run(self, payloads: Sequence[Any], *, multi_threaded: bool) -> Sequence[Any]:
+        return self._run[multi_threaded](payloads)
 
 
 class FakeEngine:

@@ -18,12 +18,12 @@ OPTIONS = {"reason", "retry_after_s"}  # arguments of errors that are not values
 # An entry is the name of a placeholder and the code of its value, or only one of these if they are equal.
 OWN = """
 a=first[label]; allowed; answer_bytes=self.answer_bytes; b=index; body_bytes=size;
-caller=name; cause=without_folders(error.message, self._folders); chars; column; count; count=self._open;
-counted=body.counted.format(body.count); describe=_describe(embedding); detail=error; estimate=request.tokens; example=example_of(body);
-example=json.dumps(example); expected; field=name; given=received; held=other_tokens;
+caller=name; cause=without_folders(error.message, self._folders); chars; chars=longest; column; count; count=self._open;
+counted=body.counted.format(body.count); describe=_describe(embedding); detail=error; example=example_of(body);
+example=json.dumps(example); expected; field=name; given=received;
 holder; i; instead; kind; kind=type(error).__name__; known=listed(required(body)); known=mask;
 known=prompts or 'none, so remove `prompt_name`'; known=texts; last=count - 1; least=-count; length; limit; limit=self.header_timeout_s;
-limit=max_bytes; limit=self.max_header_bytes; longest; max_batch_tokens; max_body_bytes=state.max_body_bytes;
+limit=max_bytes; limit=self.max_header_bytes; longest; max_batch_tokens=self.max_batch_tokens; max_body_bytes=state.max_body_bytes;
 max_chars=limits.max_chars; max_inputs=limits.max_inputs; max_length=tokenizer.max_length;
 max_queue_tokens; max_queue_tokens=self.max_queue_tokens; max_timeout_ms=self._state.max_timeout_ms;
 max_top_k=limits.max_top_k; message; missing; model=model.name; model=name; models;
@@ -32,8 +32,8 @@ most=max_queue_tokens; most_heads=MAX_VALUES // length ** 2; most_tokens=math.is
 name=spec.name; name=tensor.name; name=twice[0]; name=type(error).__name__; of;
 own_task=model.task; paths; pieces; place; problem; problem=kinds.get(type(value), 'null'); queue_tokens=self.queue_tokens;
 remedy; remedy=_replacement(name, known) or remedy; remedy=_replacement(name, parameters) or remedy; room;
-room=max(room, 0); room=room - 1; rows; setting; span; task; tasks; tensor=name;
-texts=len(slots) ** len(masks); timeout_s; tokens; total; values; wait; watched_s=run.watched_s; what=unit; where; whose=owner;
+room=max(room, 0); room=room - 1; rows; seconds; setting; span; task; tasks; tensor=name;
+texts=len(slots) ** len(masks); timeout_s; tokens; total; values; wait; waiting_chars=self._chars; what=unit; where; whose=owner;
 why; width; words
 """
 

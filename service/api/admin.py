@@ -224,8 +224,8 @@ def _describe(state: AppState, model: Model) -> dict[str, Any]:
             "form": graph.form,
             "threads": state.machine.threads_per_run,
             "multi_threaded_run": None
-            if model.engines.multi_threaded is None
-            else {"threads": model.engines.multi_threaded.threads, "min_tokens": model.engines.multi_threaded.min_tokens},
+            if model.runner.engines.multi_threaded is None
+            else {"threads": model.runner.engines.multi_threaded.threads, "min_tokens": model.runner.engines.multi_threaded.min_tokens},
         },
         "batch_invariant": graph.batch_invariant,
         "limits": {"max_tokens": manifest.tokenizer.max_length, **_limits(state)},

@@ -134,7 +134,18 @@ def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None,
     threads = _share(threads_total, settings.workers, index)
     metrics.describe_build(onnxruntime=sessions.VERSION, provider=provider, workers=settings.workers, threads=threads)
     multi_threads = settings.multi_threads or min(threads, MAX_MULTI_THREADS)
-    scheduler = _make_scheduler(settings, index, threads, multi_threads, metrics)
+    scheduler = Scheduler(
+        RequestQueue(
+            max_batch_tokens=settings.max_batch_tokens,
+            max_queue_tokens=_share(settings.max_queue_tokens, settings.workers, index),
+            threads=threads,
+        ),
+        threads=threads,
+        multi_threads=multi_threads,
+        # a GPU runs texts faster than two threads tokenize them
+        prepare_threads=min(usable_cores(), 2 if provider == "cpu" else 8),
+        on_hang=metrics.hung_runs.inc,
+    )
     options = load_options(settings, requested, provider, multi_threads)
     load = partial(loading.load_model, options=options, scheduler=scheduler, metrics=metrics)
     models = _loaded(load, bundles, skipped, at_once=threads)
@@ -183,16 +194,6 @@ def _share(total: int, workers: int, index: int) -> int:
     """Returns a worker's part of a total of at least `workers`. All parts add up to the total, and differ by at most 1."""
     part, rest = divmod(total, workers)
     return part + (index < rest)
-
-
-def _make_scheduler(settings: Settings, index: int, threads: int, multi_threads: int, metrics: Metrics) -> Scheduler:
-    """Returns the scheduler of a worker, with its share of the queue."""
-    queue = RequestQueue(
-        max_batch_tokens=settings.max_batch_tokens,
-        max_queue_tokens=_share(settings.max_queue_tokens, settings.workers, index),
-        threads=threads,
-    )
-    return Scheduler(queue, threads=threads, multi_threads=multi_threads, on_hang=metrics.hung_runs.inc)
 
 
 def load_options(settings: ModelSettings, requested_provider: Provider, provider: Provider, multi_threads: int = 1) -> LoadOptions:

@@ -1,51 +1,24 @@
-"""Work: the payload of an item; TaskInput and RequestRun: the progress of an input and of a request; Prediction: the answer."""
+"""RequestRun: the inputs of a request on their way from texts to results; Prediction: the answer."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
-from bertserve.service.engine.onnx_engine import Row
-from bertserve.service.tasks.batch import Batch, ReadSpan, TaskModel, TaskRun
+from bertserve.service.errors import BertServeError
+from bertserve.service.scheduling.request_queue import larger_than_queue
+from bertserve.service.tasks.batch import PAUSE, Batch, ReadSpan, TaskModel, TaskRun
 from bertserve.service.tasks.cost import NOTHING, Cost
+from bertserve.service.tasks.decoding import Row
 from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding
 from bertserve.service.tracing.trace import Trace
 
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """The payload of a scheduler item: one encoding of one input.
-
-    Attributes:
-        encoding: The encoding to run.
-        input_index: Index of its input in the request.
-        keep: Selects the outputs that its task needs; None for all outputs.
-        trace: The request's trace, if it is recorded.
-    """
-
-    encoding: Encoding
-    input_index: int
-    keep: Callable[[Row], Any] | None
-    trace: Trace | None
-
-
-@dataclass(slots=True)
-class TaskInput:
-    """One input of a request, with its running task.
-
-    Attributes:
-        run: The task, which receives the rows of its batch.
-        batch: The encodings to run, or those of the last run.
-        result: The task's result, once it is done.
-    """
-
-    run: TaskRun
-    batch: Batch
-    result: Any = None
+# Seconds for which a thread tokenizes one request before other requests get a turn.
+SLICE_S = 0.005
 
 
 @dataclass(slots=True)
@@ -75,7 +48,26 @@ class Prediction:
     read: Sequence[ReadSpan] = ()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Text:
+    """The payload of a scheduler's item: one encoding of one input.
+
+    Attributes:
+        encoding: The encoding to run.
+        run: Its request.
+        index: Index of its input in the request.
+        keep: Selects the outputs that its task needs; None for all outputs.
+        place: Its place in the batch of the input, for `keep`.
+    """
+
+    encoding: Encoding
+    run: RequestRun
+    index: int
+    keep: Callable[[int, Row], Row] | None
+    place: int
+
+
+@dataclass(slots=True, eq=False)
 class RequestRun:
     """The progress of one request. Only one thread at a time continues it.
 
@@ -83,53 +75,116 @@ class RequestRun:
         requests: Its inputs.
         spec: The task of the inputs.
         model: The parts of the model.
+        max_tokens: Maximum tokens of the request, with the reserve for later batches and decoding.
         trace: Records the stages, if the request is traced.
-        inputs: The inputs whose task has yielded its first batch.
-        paused_task: The task of the next input, if it has paused before its first batch.
+        tasks: The tasks of the inputs that have started.
+        batches: The last batch of each input that is tokenized.
+        open: Indices of the inputs whose batches are to run.
+        held_tokens: The tokens of the queue that it needs.
         cost: Cost of the batches so far in addition to their tokens.
         prediction: The prediction so far.
-        open: Indices of the inputs that have a batch to run.
-        ready: Indices of inputs whose task can continue, with their rows.
-        reserved_tokens: Maximum tokens of the batches after the current ones.
+        started: Time at which the first run started, or None; in seconds of `time.perf_counter`, as all times here.
+        ended: Time at which the last run ended.
     """
 
     requests: Sequence[Any]
     spec: TaskSpec
     model: TaskModel
-    trace: Trace | None
-    inputs: list[TaskInput] = field(default_factory=list)
-    paused_task: TaskRun | None = None
+    max_tokens: int
+    trace: Trace | None = None
+    tasks: list[TaskRun] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
+    open: list[int] = field(default_factory=list)
+    held_tokens: int = 0
     cost: Cost = NOTHING
     prediction: Prediction = field(default_factory=Prediction)
-    open: list[int] = field(default_factory=list)
-    ready: deque[tuple[int, Sequence[Row]]] = field(default_factory=deque)
-    reserved_tokens: int = 0
+    started: float | None = None
+    ended: float = 0.0
 
+    def tokenize(self, slice_s: float = SLICE_S) -> bool:
+        """Tokenizes inputs for about `slice_s` seconds; returns whether all are tokenized.
 
-def trace_run(
-    traces: Sequence[Trace],
-    model: Mapping[str, str],
-    lengths: Sequence[int],
-    padded: int,
-    *,
-    start: float,
-    multi_threaded: bool,
-    error: Exception | None = None,
-) -> None:
-    """Records a span of a run that ends now, for the traced requests in it.
+        Raises:
+            TooLargeError: The request is larger than the queue, or its cost exceeds a limit.
+            InvalidValueError: An input cannot be encoded; `input_index` is its index.
+        """
+        start = end = time.perf_counter()
+        while len(self.batches) < len(self.requests) and end - start <= slice_s:
+            index = len(self.batches)
+            if index == len(self.tasks):
+                self.tasks.append(self.spec.run(self.requests[index], self.model))
+            try:
+                batch = next(self.tasks[index])
+                if batch is not PAUSE:
+                    self._add(index, batch)
+            except BertServeError as error:
+                error.input_index = index
+                raise
+            end = time.perf_counter()
+        self.prediction.tokenize_s += end - start
+        if self.trace is not None:
+            self.trace.note("tokenize", start, end, waits=True)
+        return len(self.batches) == len(self.requests)
 
-    Args:
-        traces: The traces of the run's items, at least one; a request with several items occurs once per item.
-        model: Attributes of the model and its graph.
-        lengths: Tokens of each row.
-        padded: Tokens of the run, padding included.
-        start: Start time in seconds of `time.perf_counter`.
-        multi_threaded: Whether the run had several threads.
-        error: The error of the run, if it failed.
-    """
-    traces = list(dict.fromkeys(traces))
-    real = sum(lengths)
-    batch = {"rows": len(lengths), "tokens": real, "padded_tokens": padded - real, "multi_threaded": multi_threaded}
-    attributes = {f"bertserve.{name}": value for name, value in model.items()} | {f"bertserve.batch.{name}": n for name, n in batch.items()}
-    kind = None if error is None else type(error).__name__
-    traces[0].tracer.batch(traces, f"batch {model['model']}", start, time.perf_counter(), attributes=attributes, error=kind)
+    def _add(self, index: int, batch: Batch) -> None:
+        """Adds the first batch of an input."""
+        prediction = self.prediction
+        self.batches.append(batch)
+        self.open.append(index)
+        prediction.results.append(None)
+        prediction.tokens += batch.tokens
+        prediction.warnings += [(index, warning) for warning in batch.warnings]
+        if batch.truncated:
+            prediction.truncated.append(index)
+        prediction.read = batch.read if index == 0 else ()
+        self.cost = batch.cost if index == 0 else self.cost + batch.cost
+        self.held_tokens = prediction.tokens + self.cost.queue_tokens
+        # checked after each input, because the windows of one text may have a thousand times as many tokens as the text
+        if self.held_tokens > self.max_tokens:
+            raise larger_than_queue(self.held_tokens, self.max_tokens)
+        self.cost.check()
+
+    def work(self) -> list[tuple[int, Text]]:
+        """Returns the encodings of the open inputs, each with its tokens."""
+        return [
+            (encoding.cost_tokens, Text(encoding, self, index, self.batches[index].keep, place))
+            for index in self.open
+            for place, encoding in enumerate(self.batches[index].encodings)
+        ]
+
+    def proceed(self, rows: Sequence[Row]) -> list[tuple[int, Text]]:
+        """Continues the open inputs with a row for each of their encodings; returns the next encodings, or none if it is done.
+
+        Raises:
+            InvalidValueError: An input cannot be decoded; `input_index` is its index.
+            TooLargeError: Its cost exceeds a limit.
+        """
+        start = self.ended = time.perf_counter()
+        remaining, ready, self.open = iter(rows), self.open, []
+        for index in ready:
+            try:
+                self._continue(index, list(islice(remaining, len(self.batches[index].encodings))))
+            except BertServeError as error:
+                error.input_index = index
+                raise
+        end = time.perf_counter()
+        self.prediction.decode_s += end - start
+        if self.trace is not None:
+            self.trace.note("decode", start, end, waits=bool(self.open))
+        return self.work() if self.open else []
+
+    def _continue(self, index: int, rows: Sequence[Row]) -> None:
+        """Continues an input until it has another batch to run, or a result."""
+        try:
+            while not (batch := self.tasks[index].send(rows)).encodings:
+                self.cost += batch.cost
+                self.cost.check()
+                rows = []
+        except StopIteration as ended:
+            self.prediction.results[index] = ended.value
+            return
+        self.cost += batch.cost
+        self.cost.check()
+        self.batches[index] = batch
+        self.open.append(index)
+        self.prediction.tokens += batch.tokens

@@ -21,7 +21,7 @@ from bertserve.service.tasks.classify import TextsOrPairs
 from bertserve.service.tasks.cost import NUMBER_BYTES, Cost, text_bytes
 from bertserve.service.tasks.decoding import Floats
 from bertserve.service.tasks.spec import Derivation, TaskSpec, inputs_body
-from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
+from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 
 TASK = "attention"
 NEEDS = "attention in its graphs; export it with `--attentions`"
@@ -97,13 +97,6 @@ def _numbers(name: str, choice: Sequence[int] | None, count: int, owner: str) ->
     if len(set(numbers)) < len(numbers):
         raise InvalidValueError("`{field}` has a duplicate: {given}; name each once.", field=name, given=Sent(list(indices)))
     return numbers
-
-
-def estimate(request: AttentionRequest, max_length: int) -> int:
-    """Returns a cheap estimate of the tokens of a request, including its weights."""
-    second = estimate_tokens(request.text_pair) if request.text_pair else 0
-    tokens = min(estimate_tokens(request.text) + second, max_length)
-    return tokens + len(request.maps) * tokens**2 // WEIGHTS_PER_TOKEN
 
 
 def show_attention(request: AttentionRequest, model: TaskModel) -> TaskRun:
@@ -208,7 +201,6 @@ SPEC = TaskSpec(
     title="Return attention weights",
     body=AttentionBody,
     answer=Attention | list[Attention],
-    estimate=estimate,
     run=show_attention,
     derivation=Derivation(
         base=None, compatible=lambda config: bool(config.attention_heads), needs=NEEDS, discriminator=("parameters", "output_attentions")

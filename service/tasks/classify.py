@@ -23,8 +23,8 @@ from bertserve.service.tasks.cost import SCORE_BYTES, Cost, longest_label
 from bertserve.service.tasks.decoding import Floats, Row, activate, best_first
 from bertserve.service.tasks.occlusion import ReadText, WordImportance
 from bertserve.service.tasks.spec import TaskSpec
-from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
-from bertserve.service.text.windows import default_stride, kept_of_pair, windows
+from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
+from bertserve.service.text.windows import kept_of_pair, windows
 from bertserve.service.text.words import Unit, words_of
 
 TASK = "text-classification"
@@ -90,20 +90,6 @@ class ClassifyRequest:
     def chars(self) -> int:
         """Characters to tokenize."""
         return len(self.text) + len(self.text_pair or "")
-
-
-def estimate(request: ClassifyRequest, max_length: int) -> int:
-    """Returns a cheap estimate of the tokens of a request, for admission."""
-    parameters = request.parameters
-    first, last = (request.text, request.text_pair) if request.text_pair else ("", request.text)
-    first_tokens, tokens = estimate_tokens(first) if first else 0, estimate_tokens(last)
-    read_tokens = min(first_tokens + tokens, max_length)
-    if parameters.window is not None:
-        room = max_length - 2 - first_tokens
-        stride = default_stride(max(room, 0)) if parameters.stride is None else parameters.stride
-        if tokens > room > stride:  # otherwise `classify` raises an error with more detail
-            read_tokens = tokens * max_length // (room - stride)
-    return read_tokens + (occlusion.estimate(read_tokens, min(read_tokens, max_length)) if parameters.explain else 0)
 
 
 def classify(request: ClassifyRequest, model: TaskModel) -> TaskRun:
@@ -295,7 +281,6 @@ SPEC = TaskSpec(
     title="Classify texts or pairs of texts",
     body=ClassifyBody,
     answer=list[list[ClassifiedLabel]],
-    estimate=estimate,
     run=classify,
     requires=require_labels,
     widths=logit_widths,

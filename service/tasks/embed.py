@@ -31,7 +31,7 @@ from bertserve.service.tasks.body import (
 from bertserve.service.tasks.cost import NUMBER_BYTES, Cost
 from bertserve.service.tasks.decoding import Floats, Row
 from bertserve.service.tasks.spec import TaskSpec
-from bertserve.service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
+from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.windows import kept_tokens
 
 _MOST_SHOWN = 32
@@ -226,11 +226,6 @@ def resolve(parameters: EmbedParameters, embedding: Embedding) -> EmbedRequest:
     return EmbedRequest("", parameters, "" if name is None else embedding.prompts[name], width, layers)
 
 
-def estimate(request: EmbedRequest, max_length: int) -> int:
-    """Returns a cheap estimate of the tokens of a request."""
-    return min(estimate_tokens(request.prompt) + estimate_tokens(request.text), max_length)
-
-
 def _vector_bytes(request: EmbedRequest) -> int:
     width = request.values
     # base64 needs four bytes for three
@@ -360,7 +355,6 @@ SPEC = TaskSpec(
     title="Embed texts as vectors",
     body=EmbedBody,
     answer=list[list[Annotated[float, Field(examples=[0.0412])]]] | list[list[list[float]]] | list[str] | list[list[str]],
-    estimate=estimate,
     run=embed,
     answer_bytes=_answer_bytes,
     requires=_missing,

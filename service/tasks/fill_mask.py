@@ -21,12 +21,11 @@ from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import InvalidValueError, Sent
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import MAX_TOP_K, TaskBody, TaskParameters, TextOrTexts, body_config
-from bertserve.service.tasks.cost import SCORE_BYTES, STEPS_PER_TOKEN, TEXT_CHARS, Cost, text_bytes
+from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import Row, activate, best_tokens
 from bertserve.service.tasks.joint_masks import (
     DEFAULT_BEAM,
     MAX_BEAM,
-    MAX_JOINT_MASKS,
     MAX_PATTERNS,
     Pieces,
     Slot,
@@ -35,7 +34,7 @@ from bertserve.service.tasks.joint_masks import (
     slots_of,
 )
 from bertserve.service.tasks.spec import TaskSpec
-from bertserve.service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
+from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 TASK = "fill-mask"
 MAX_MASKS = 64
@@ -46,7 +45,6 @@ MAX_TARGETS_CHARS = 2**14
 # Bytes of a candidate in the answer, without its `sequence`, and additional bytes of its token.
 CANDIDATE_BYTES, PIECE_BYTES = 56 + SCORE_BYTES, 48
 CANDIDATE_STEPS = 4  # of a candidate, without the tokens of its `sequence`
-_VOCABULARY = 2**15  # tokens of a typical vocabulary, for the estimate at admission
 # Spellings of masks of other models, and common typing errors.
 _LOOKS_LIKE_A_MASK = re.compile(r"[\[<({]{1,2}\s*mask\s*[\])}>]{1,2}|_{3,}", re.IGNORECASE)
 
@@ -141,19 +139,6 @@ class FillMaskRequest:
             return len(self.text)
         # targets of different lengths make a joint search of many texts, whose number is known only after tokenizing
         return len(self.text) + targets.chars_each + (MAX_PATTERNS * TEXT_CHARS if self.parameters.joint else 0)
-
-
-def estimate(request: FillMaskRequest, max_length: int) -> int:
-    """Returns a cheap estimate of the tokens of a request."""
-    whole = estimate_tokens(request.text)
-    tokens, masks = min(whole, max_length), request.text.count(request.mask) if request.mask else 1
-    if not request.parameters.joint:
-        choices = _VOCABULARY if request.parameters.targets is None else len(request.parameters.targets)
-        return tokens + _steps(whole, min(masks, MAX_MASKS) * min(request.parameters.top_k, choices)) // STEPS_PER_TOKEN
-    # one token per target, as for words of the vocabulary; if a target has more, tokenizing finds that before anything runs
-    masks = min(masks, MAX_JOINT_MASKS)
-    wide = request.beam if request.parameters.targets is None else min(request.beam, len(request.parameters.targets))
-    return tokens * (1 + max(masks - 1, 0) * wide)
 
 
 def _steps(tokens: int, candidates: int) -> int:
@@ -334,7 +319,6 @@ SPEC = TaskSpec(
     title="Fill masked words",
     body=FillMaskBody,
     answer=list[Filled] | list[list[Filled]] | list[list[list[Filled]]] | list[JointlyFilled] | list[list[JointlyFilled]],
-    estimate=estimate,
     run=fill_masks,
     requires=_missing,
     load_workload="mask",

@@ -22,7 +22,6 @@ from bertserve.service.tasks.body import LIST, PAIR, STOP, Closed, TaskBody, Tas
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
 from bertserve.service.tasks.spec import TaskSpec
-from bertserve.service.text.tokenizer import estimate_tokens
 
 TASK = "multiple-choice"
 MIN_CHOICES, MAX_CHOICES = 2, 64
@@ -69,12 +68,6 @@ class ChooseRequest:
         """Characters to tokenize; each choice counts `TEXT_CHARS` more. With a context, the question is tokenized again with each choice."""
         repeated = TEXT_CHARS + (0 if self.context is None else len(self.question) + 1)
         return len(self.first) + repeated * len(self.choices) + sum(map(len, self.choices))
-
-
-def estimate(request: ChooseRequest, max_length: int) -> int:
-    """Returns a cheap estimate of the tokens of all pairs."""
-    shared = estimate_tokens(request.first) + (0 if request.context is None else estimate_tokens(request.question))
-    return sum(min(shared + estimate_tokens(choice), max_length) for choice in request.choices)
 
 
 def choose(request: ChooseRequest, model: TaskModel) -> TaskRun:
@@ -186,7 +179,6 @@ SPEC = TaskSpec(
     title="Choose the best answer or continuation",
     body=ChooseBody,
     answer=list[Chosen] | list[list[Chosen]],
-    estimate=estimate,
     run=choose,
     widths=lambda manifest: {"logits": 1},
     load_body=_load_body,

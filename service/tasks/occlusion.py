@@ -72,11 +72,6 @@ def check_count(words: int, of: str, instead: str) -> None:
         )
 
 
-def estimate(tokens: int, length: int) -> int:
-    """Returns a cheap estimate of the tokens of all variants of `length` tokens each, for texts with `tokens` tokens."""
-    return min(tokens, MAX_WORDS) * length
-
-
 def cost(words: int, length: int, texts: Sequence[str], *, explained: int = 1) -> Cost:
     """Returns the cost of an explanation: one run of `length` tokens per word, and the words in the answer for each explained score."""
     return Cost(

@@ -30,11 +30,11 @@ from bertserve.service.tasks.body import (
     lower,
     one_of,
 )
-from bertserve.service.tasks.cost import SCORE_BYTES, STEPS_PER_TOKEN, Cost, text_bytes
+from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes
 from bertserve.service.tasks.decoding import BestAnswers, Floats, Row, SpanTexts, SummedAnswers, activate, score_spans
 from bertserve.service.tasks.occlusion import ReadText, WordImportance
 from bertserve.service.tasks.spec import TaskSpec
-from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
+from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 from bertserve.service.text.windows import windows
 from bertserve.service.text.words import Word, most_within, rebase, words_of
 
@@ -108,23 +108,6 @@ class PassageWindows:
     cuts: Sequence[range]
     encodings: Sequence[Encoding]
     cls_index: int | None
-
-
-def estimate(request: AnswerRequest, max_length: int) -> int:
-    """Returns a cheap estimate of the tokens of a request, for all windows and the variants of one."""
-    tokens = _estimate_whole(request, max_length)
-    window = min(tokens, request.parameters.max_seq_len or DEFAULT_SEQ_LEN, max_length)
-    return tokens + (occlusion.estimate(window, window) if request.parameters.explain else 0)
-
-
-def _estimate_whole(request: AnswerRequest, max_length: int) -> int:
-    question, passage = estimate_tokens(request.question), estimate_tokens(request.context)
-    length = min(request.parameters.max_seq_len or DEFAULT_SEQ_LEN, max_length)
-    stride = min(length // 2, DEFAULT_STRIDE) if request.parameters.doc_stride is None else request.parameters.doc_stride
-    room = length - 3 - question
-    # otherwise `windows_of` raises an error with more detail
-    runs = min(question + passage, length) if passage <= room or room <= stride else (passage // (room - stride) + 1) * length
-    return runs + runs * request.parameters.max_answer_len // SPANS_PER_STEP // STEPS_PER_TOKEN
 
 
 def answer_question(request: AnswerRequest, model: TaskModel) -> TaskRun:
@@ -333,7 +316,6 @@ SPEC = TaskSpec(
     title="Answer questions from passages of any length",
     body=AnswerBody,
     answer=Answer | list[Answer] | list[list[Answer]],
-    estimate=estimate,
     run=answer_question,
     load_workload="qa",
 )

@@ -23,7 +23,6 @@ from bertserve.service.tasks.body import STOP, TaskBody, TaskParameters, Truncat
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
 from bertserve.service.tasks.spec import Derivation, TaskSpec
-from bertserve.service.text.tokenizer import estimate_tokens
 
 TASK = "text-ranking"
 RELEVANT = "relevant"
@@ -83,12 +82,6 @@ def relevant(labels: Sequence[str]) -> int | None:
 def compatible(config: ModelConfig) -> bool:
     """Returns whether a text classification model is a cross-encoder."""
     return relevant(config.labels) is not None
-
-
-def estimate(request: RerankRequest, max_length: int) -> int:
-    """Returns a cheap estimate of the tokens of all pairs of query and text."""
-    query = estimate_tokens(request.query)
-    return sum(min(query + estimate_tokens(text), max_length) for text in request.texts)
 
 
 def rerank(request: RerankRequest, model: TaskModel) -> TaskRun:
@@ -203,7 +196,6 @@ SPEC = TaskSpec(
     title="Rank texts by a query",
     body=RerankBody,
     answer=list[Ranked],
-    estimate=estimate,
     run=rerank,
     derivation=Derivation(base=classify.TASK, compatible=compatible, needs=NEEDS, discriminator=("texts",)),
     load_body=_load_body,

@@ -16,7 +16,6 @@ from bertserve.service.tasks.body import STOP, Closed, TaskBody, TaskParameters,
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost
 from bertserve.service.tasks.decoding import Floats
 from bertserve.service.tasks.spec import Derivation, TaskSpec
-from bertserve.service.text.tokenizer import estimate_tokens
 
 TASK = "sentence-similarity"
 
@@ -38,12 +37,6 @@ class SimilarityRequest:
     def texts(self) -> tuple[str, ...]:
         """The sentence and the others, in this order; empty if there is nothing to compare."""
         return (self.source_sentence, *self.sentences) if self.sentences else ()
-
-
-def estimate(request: SimilarityRequest, max_length: int) -> int:
-    """Returns a cheap estimate of the tokens of a request."""
-    prompt = estimate_tokens(request.like.prompt)
-    return sum(min(prompt + estimate_tokens(text), max_length) for text in request.texts)
 
 
 def compare(request: SimilarityRequest, model: TaskModel) -> TaskRun:
@@ -153,7 +146,6 @@ SPEC = TaskSpec(
     title="Compare a sentence with others",
     body=SimilarityBody,
     answer=list[Annotated[float, Field(examples=[0.83])]],
-    estimate=estimate,
     run=compare,
     derivation=Derivation(
         base=embed.TASK, compatible=lambda config: config.embedding is not None, needs="", discriminator=("inputs", "source_sentence")

@@ -63,8 +63,6 @@ class TaskSpec:
         title: A short description for OpenAPI.
         body: The body of a request. Its `parameters_type` declares the parameters, with limits and texts.
         answer: Type of the response's body, for OpenAPI.
-        estimate: Request and the model's maximum length -> estimate of its tokens for admission, including all windows and decoding. It
-            must be cheap, so nothing is tokenized.
         run: The task's generator function, which yields encodings and returns the result.
         derivation: Set if bundles of other tasks answer the task.
         requires: Returns the fields that a manifest of this task lacks, as text, or None.
@@ -81,7 +79,6 @@ class TaskSpec:
     title: str
     body: type[TaskBody]
     answer: Any
-    estimate: Callable[[Any, int], int]
     run: TaskFunction
     derivation: Derivation | None = None
     requires: Callable[[Manifest], str | None] = lambda manifest: None

@@ -18,11 +18,11 @@ from pydantic import BaseModel, BeforeValidator, Field
 from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun, copied, spans_read
 from bertserve.service.tasks.body import OffsetUnit, Stride, TaskBody, TaskParameters, TextOrTexts, body_config, lower
 from bertserve.service.tasks.classify import logit_widths, require_labels
-from bertserve.service.tasks.cost import SCORE_BYTES, STEPS_PER_TOKEN, Cost, longest_label, text_bytes
+from bertserve.service.tasks.cost import SCORE_BYTES, Cost, longest_label, text_bytes
 from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.tasks.spec import TaskSpec
-from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
-from bertserve.service.text.windows import default_stride, windows
+from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
+from bertserve.service.text.windows import windows
 from bertserve.service.text.words import rebase, trimmed
 
 # First letters of tags; those that begin an entity, and those that end one.
@@ -83,16 +83,6 @@ class _Token:
     score: np.float32
     start: int
     end: int
-
-
-def estimate(request: NerRequest, max_length: int) -> int:
-    """Returns a cheap estimate of the tokens of a request, including the overlap of windows."""
-    tokens = estimate_tokens(request.text)
-    stride = default_stride(max_length) if request.parameters.stride is None else request.parameters.stride
-    room = max_length - 2
-    # otherwise `label_tokens` raises an error with more detail
-    runs = min(tokens, max_length) if tokens <= room or room <= stride else tokens * max_length // (room - stride)
-    return runs + TOKEN_STEPS * tokens // STEPS_PER_TOKEN
 
 
 def label_tokens(request: NerRequest, model: TaskModel) -> TaskRun:
@@ -275,7 +265,6 @@ SPEC = TaskSpec(
     title="Find named entities, or label tokens",
     body=NerBody,
     answer=list[Entity] | list[list[Entity]],
-    estimate=estimate,
     run=label_tokens,
     requires=require_labels,
     widths=logit_widths,

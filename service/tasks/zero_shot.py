@@ -23,7 +23,7 @@ from bertserve.service.tasks.classify import LABEL_BYTES, LabelScore
 from bertserve.service.tasks.cost import TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import Row, activate
 from bertserve.service.tasks.spec import Derivation, TaskSpec, inputs_body
-from bertserve.service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
+from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.windows import kept_tokens
 
 TASK = "zero-shot-classification"
@@ -102,12 +102,6 @@ def entailment(labels: Sequence[str]) -> int | None:
 def compatible(config: ModelConfig) -> bool:
     """Returns whether a text classification model is a model of natural language inference."""
     return entailment(config.labels) is not None
-
-
-def estimate(request: ZeroShotRequest, max_length: int) -> int:
-    """Returns a cheap estimate of the tokens of all pairs of text and hypothesis."""
-    shared = estimate_tokens(request.text) + estimate_tokens(request.parameters.hypothesis_template)
-    return sum(min(shared + estimate_tokens(label), max_length) for label in request.parameters.candidate_labels)
 
 
 def classify_zero_shot(request: ZeroShotRequest, model: TaskModel) -> TaskRun:
@@ -190,7 +184,6 @@ SPEC = TaskSpec(
     title="Classify texts by your own labels",
     body=ZeroShotBody,
     answer=list[LabelScore] | list[list[LabelScore]],
-    estimate=estimate,
     run=classify_zero_shot,
     derivation=Derivation(base=classify.TASK, compatible=compatible, needs=NEEDS, discriminator=("parameters", "candidate_labels")),
     has_one_label=lambda parameters, config: not parameters.get("multi_label"),

@@ -350,8 +350,3 @@ class _Template:
                 positions[piece.text] = place
                 place += lengths[piece.text]
         return [positions[text] for text in sorted(positions)]
-
-
-def estimate_tokens(text: str) -> int:
-    """Returns a cheap estimate of a text's tokens: 4 characters per token in ASCII, otherwise 1.5 (CJK has about 1)."""
-    return len(text) // 4 + 1 if text.isascii() else int(len(text) / 1.5) + 1

@@ -214,15 +214,15 @@ def test_a_batch_of_many_weights_runs_in_parts(folder: Path, monkeypatch: pytest
     """No run of several texts exceeds the limit of weights, padding included. The results are the same as without the limit."""
     service = build(Settings(models=folder, allow_implicit_default=True, threads=1))
     model = service.registry.get("classifier")
-    engine = RecordingEngine(model.engines.single_threaded)
-    model.engines = Engines(engine)
+    engine = RecordingEngine(model.runner.engines.single_threaded)
+    model.runner.engines = Engines(engine)
     body = {"inputs": ["good " * count for count in (3, 9, 28, 5, 5, 14, 5, 5)], "model": "classifier"}
 
     async def check(client: httpx.AsyncClient) -> None:
         whole = (await client.post(ATTENTION, json=body)).json()
         assert max(map(len, engine.runs)) > 1, "no batch was made"
         engine.runs.clear()
-        monkeypatch.setattr("bertserve.service.models.model.MAX_WEIGHTS", 2 * 5 * 11**2)
+        monkeypatch.setattr("bertserve.service.models.runner.MAX_WEIGHTS", 2 * 5 * 11**2)
         parts = (await client.post(ATTENTION, json=body)).json()
         runs = [(len(run), max(map(len, run))) for run in engine.runs]
         assert [] == [(rows, length) for rows, length in runs if rows > 1 and rows * 5 * length**2 > 2 * 5 * 11**2]

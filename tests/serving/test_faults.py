@@ -30,7 +30,7 @@ FAULTS = {
 def test_only_the_request_that_causes_a_graph_fault_fails(models: Path, fault: str, value: str) -> None:
     """Its batch-mates get their usual scores, the service stays ready, and the inference thread continues."""
     service = build(Settings(models=models, threads=1))
-    engine = service.registry.get("tiny").engines.single_threaded
+    engine = service.registry.get("tiny").runner.engines.single_threaded
     session = FaultySession(engine._session, tiny.VOCABULARY.index(GUILTY), fault)  # type: ignore[attr-defined]
 
     async def check(client: httpx.AsyncClient) -> None:

@@ -25,8 +25,8 @@ def test_a_batch_of_many_masks_runs_in_parts(tmp_path: Path, monkeypatch: pytest
     tiny.bundle(tmp_path, "masks", task="fill-mask")
     service = build(Settings(models=tmp_path, threads=1))
     model = service.registry.get("masks")
-    engine = RecordingEngine(model.engines.single_threaded)
-    model.engines = Engines(engine)
+    engine = RecordingEngine(model.runner.engines.single_threaded)
+    model.runner.engines = Engines(engine)
     texts = [" ".join(["[MASK] good"] * count) for count in MASKS]
 
     async def check(client: httpx.AsyncClient) -> None:
@@ -39,7 +39,7 @@ def test_a_batch_of_many_masks_runs_in_parts(tmp_path: Path, monkeypatch: pytest
         whole = await ask()
         assert max(masks_of(engine)) > 5, "no batch was cut"
         engine.runs.clear()
-        monkeypatch.setattr("bertserve.service.models.model.MAX_LOGITS", 4 * len(tiny.VOCABULARY))
+        monkeypatch.setattr("bertserve.service.models.runner.MAX_LOGITS", 4 * len(tiny.VOCABULARY))
         assert whole == await ask()
         assert (sum(MASKS), 5) == (sum(masks_of(engine)), max(masks_of(engine)))
         assert [5] == [masks for masks in masks_of(engine) if masks > 4]

@@ -72,8 +72,8 @@ def test_a_full_queue_refuses_at_once(models: Path) -> None:
     service = faked(models, engine, max_queue_tokens=64)
 
     async def check(client: httpx.AsyncClient) -> tuple[httpx.Response, str]:
-        waiting = asyncio.ensure_future(client.post("/classify", json={"inputs": ["bad"] * 18}))  # 54 tokens
-        await queued(service, 18)
+        waiting = asyncio.ensure_future(client.post("/classify", json={"inputs": ["bad"] * 17}))  # 51 tokens
+        await queued(service, 17)
         response = await client.post("/classify", json={"inputs": ["bad"] * 12})
         engine.gate.set()
         assert (await waiting).status_code == 200

@@ -87,7 +87,7 @@ def test_models_loaded_at_the_start_are_freed_without_a_collection(models: Path,
     tiny.bundle(models, "other")
     state = build(Settings(models=models, allow_implicit_default=True))
     models_of_start = [state.registry.get(name) for name in ("tiny", "other")]
-    sessions = [model.engines.single_threaded._session for model in models_of_start]  # type: ignore[attr-defined]
+    sessions = [model.runner.engines.single_threaded._session for model in models_of_start]  # type: ignore[attr-defined]
     old = [weakref.ref(part) for part in [*models_of_start, *sessions]]
     del models_of_start, sessions
 

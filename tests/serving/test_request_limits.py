@@ -59,7 +59,7 @@ def test_a_request_with_more_tokens_than_the_queue_is_refused_before_it_runs(mod
     engine = FakeEngine()
     service = faked(models, engine, max_queue_tokens=256)
     message = rejected(
-        play(service, lambda client: client.post("/classify", json={"inputs": ["?" * 64] * 12})),  # estimate by characters: 17 tokens each
+        play(service, lambda client: client.post("/classify", json={"inputs": ["?" * 64] * 12})),
         413,
         "too_large",
     )

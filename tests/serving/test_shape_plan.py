@@ -25,8 +25,10 @@ from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.models.build import build
 from bertserve.service.scheduling.request_queue import RequestQueue
+from bertserve.service.scheduling.scheduled_request import ScheduledRequest
 from bertserve.service.settings import Settings
 from bertserve.service.text.tokenizer import Encoding
+from fakes import FakeRunner
 
 PLAN = ShapePlan(
     buckets=(
@@ -122,14 +124,20 @@ def test_a_plan_that_does_not_fit_the_model_is_refused(tmp_path: Path, changes: 
 # ---- the queue
 
 
+def queue_of(lengths: Sequence[int], plan: ShapePlan, budget: int) -> RequestQueue:
+    """Returns a queue with a text of each length."""
+    queue = RequestQueue(max_batch_tokens=budget, max_queue_tokens=10_000)
+    runner = FakeRunner(lambda rows, tokens: 1.0 + rows * tokens * 1e-6, shape=plan.shape)
+    for length in lengths:
+        queue.put(ScheduledRequest(runner, lambda results: (), 0.0, 1e6), [(length, None)], length, 1e6)
+    return queue
+
+
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=40), st.integers(32, 64))
 def test_each_batch_has_a_planned_shape_within_the_budget(lengths: list[int], budget: int) -> None:
     """No item is left over. Plans end at 32 tokens; an item of 40 stands for 32 tokens and 8 masks."""
     plan = PLAN.within(budget)
-    queue = RequestQueue(max_batch_tokens=budget, max_queue_tokens=10_000)
-    for length in lengths:
-        request = queue.admit(tokens=length, seconds=0.0, deadline=1e6, now=0.0)
-        queue.put(request, "key", [(length, None)], lambda rows, tokens: 1.0 + rows * tokens * 1e-6, 0.0, shape=plan.shape)
+    queue = queue_of(lengths, plan, budget)
     batches = []
     while batch := queue.take(0.0):
         batches.append([item.tokens for item in batch])
@@ -231,7 +239,7 @@ def answers(models: Path, budget: int) -> tuple[Any, set[tuple[int, ...]], set[t
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OnnxEngine, "time_runs", note)
         service = build(Settings(models=models, max_batch_tokens=budget, threads=1))
-    seen = Seen(service.registry.models["tiny"].engines.single_threaded)  # type: ignore[arg-type]
+    seen = Seen(service.registry.models["tiny"].runner.engines.single_threaded)  # type: ignore[arg-type]
 
     async def send(client: httpx.AsyncClient) -> Any:
         response = await client.post("/classify", json={"inputs": TEXTS})

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,34 +16,37 @@ from bertserve.service.engine.cost import CostModel
 from bertserve.service.errors import RefusedError
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest
+from fakes import FakeRunner
 
 COST = CostModel(Flops(linear=2e7, quadratic=9e3), fixed_s=2e-3, rate=5e10).seconds
 TIMEOUT_S = 5.0
-TOKENIZED_ON_A_THREAD = 150
 
 
 @dataclass
 class Simulation:
-    """Inference threads in virtual time.
+    """Inference threads in virtual time. No request gets all of them, as in the scheduler while there are several callers.
 
     Attributes:
         threads: Number of inference threads.
-        key: Key of texts that can share a batch; None if each text runs alone.
+        runner: Predicts runs; real ones take `slower` times as long, with random noise.
         max_queue_tokens: The queue's limit.
         seed: Seed of the random arrivals.
         waits: Predicted and real seconds until the first text started, by admitted request.
         refusals: `Retry-After` seconds of the refused requests.
+        answered: Called with each answered request.
     """
 
     threads: int
-    key: str | None
+    runner: FakeRunner = field(default_factory=lambda: FakeRunner(COST))
     max_queue_tokens: int = 10**6
     seed: int = 7
+    slower: float = 1.0
     now: float = 0.0
     waits: dict[ScheduledRequest, list[float]] = field(default_factory=dict)
     refusals: list[float] = field(default_factory=list)
-    runs: dict[int, tuple[float, float]] = field(default_factory=dict)
+    ends: dict[int, float] = field(default_factory=dict)
     events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    answered: Callable[[ScheduledRequest], None] = lambda request: None
 
     def __post_init__(self) -> None:
         self.queue = RequestQueue(max_batch_tokens=4096, max_queue_tokens=self.max_queue_tokens, threads=self.threads)
@@ -53,25 +57,20 @@ class Simulation:
         self.made += 1
         heapq.heappush(self.events, (time, self.made, what))
 
-    def busy_s(self) -> float:
-        return sum(max(end - self.now, 0.0) for _, end in self.runs.values()) if len(self.runs) == self.threads else 0.0
-
-    def arrive(self, *lengths: int) -> None:
-        """Admits or refuses a request whose texts have these numbers of tokens."""
-        estimate, busy_s = sum(COST(1, length) for length in lengths), self.busy_s()
+    def arrive(self, *lengths: int) -> ScheduledRequest | None:
+        """Admits a request whose texts have these numbers of tokens, or returns None."""
+        busy_s = sum(max(end - self.now, 0.0) for end in self.ends.values()) if len(self.ends) == self.threads else 0.0
+        request = ScheduledRequest(self.runner, lambda results: (), self.now, self.now + TIMEOUT_S)
+        wait = self.queue.wait_s(busy_s)
         try:
-            request = self.queue.admit(
-                tokens=sum(lengths), seconds=estimate, deadline=self.now + TIMEOUT_S, now=self.now, busy_s=busy_s, items=len(lengths)
-            )
+            self.queue.check(TIMEOUT_S, busy_s, is_long=len(lengths) > 1)
+            self.queue.put(request, [(length, None) for length in lengths], sum(lengths), TIMEOUT_S, busy_s)
         except RefusedError as error:
             self.refusals.append(error.retry_after_s)
-            return
-        self.waits[request] = [request.predicted_wait_s]
-        if sum(lengths) > TOKENIZED_ON_A_THREAD:
-            self.queue.put(request, None, [(0, lengths)], lambda rows, length: 0.0, self.now, keep_estimate=True)
-        else:
-            self._put(request, lengths)
+            return None
+        self.waits[request] = [wait]
         self._start()
+        return request
 
     def play(self, until: float = float("inf")) -> None:
         while self.events and self.events[0][0] <= until:
@@ -85,40 +84,32 @@ class Simulation:
         time = 0.0
         while time < seconds:
             time += self.random.expovariate(2 * self.threads / mean)
-            self.at(time, lambda: self.arrive(*texts(self.random)))
+            self.at(time, lambda: self.arrive(*texts(self.random)) and None)
         self.play()
 
     def share(self, holds: Callable[[float, float], bool]) -> float:
         """Returns the share of requests after the queue has filled whose predicted and real wait meet a condition."""
-        waits = self._known_waits()
-        return sum(holds(predicted, real) for predicted, real in waits) / len(waits)
-
-    def _known_waits(self) -> list[tuple[float, float]]:
         waits = [(wait[0], wait[1]) for request, wait in self.waits.items() if len(wait) == 2 and request.arrived > TIMEOUT_S]
         assert len(waits) > 200
-        return waits
-
-    def _put(self, request: ScheduledRequest, lengths: tuple[int, ...]) -> None:
-        self.queue.put(request, self.key, [(length, None) for length in lengths], COST, self.now)
+        return sum(holds(predicted, real) for predicted, real in waits) / len(waits)
 
     def _start(self) -> None:
-        self.queue.expire(self.now)
-        while len(self.runs) < self.threads and (batch := self.queue.take(self.now)):
+        while len(self.ends) < self.threads:
+            if not (batch := self.queue.take(self.now, last_thread=len(self.ends) == self.threads - 1 > 0)):
+                return
             for item in batch:
-                if item.payload is None and len(self.waits[item.request]) == 1:
+                if len(self.waits[item.request]) == 1:
                     self.waits[item.request].append(self.now - item.request.arrived)
-            run, seconds = self.made, batch[0].cost(len(batch), max(item.length for item in batch))
-            self.runs[run] = (self.now, self.now + seconds)
-            self.at(self.now + seconds * self.random.lognormvariate(0, 0.1), lambda run=run, batch=batch: self._end(run, batch))  # type: ignore[misc]
+            run, seconds = self.made, self.runner.seconds(len(batch), max(item.length for item in batch)) * self.slower
+            self.ends[run] = self.now + seconds
+            self.at(self.now + seconds * self.random.lognormvariate(0, 0.1), partial(self._end, run, batch))
 
-    def _end(self, run: int, batch: list[Item]) -> None:
-        del self.runs[run]
+    def _end(self, run: int, batch: Sequence[Item]) -> None:
+        del self.ends[run]
         for item in batch:
             if self.queue.finish(item, None):
-                if item.payload is not None:
-                    self._put(item.request, item.payload)
-                else:
-                    self.queue.close(item.request)
+                self.queue.close(item.request)
+                self.answered(item.request)
         self._start()
 
 
@@ -140,21 +131,21 @@ def within_twice(predicted: float, real: float) -> bool:
 @pytest.mark.parametrize("texts", [short_and_long, with_documents])
 def test_the_predicted_wait_is_within_a_factor_of_two(threads: int, texts: Any) -> None:
     """At twice the capacity, this holds for at least nine in ten of the admitted requests."""
-    simulation = Simulation(threads, "model")
+    simulation = Simulation(threads)
     simulation.overload(60.0, texts)
 
     assert simulation.refusals
     assert simulation.share(within_twice) >= 0.9
 
 
-@pytest.mark.parametrize("key", [pytest.param(None, marks=pytest.mark.full_grid), "model"])
+@pytest.mark.parametrize("shares", [pytest.param(False, marks=pytest.mark.full_grid), True])
 @pytest.mark.parametrize("max_queue_tokens", [5_000, 10**6], ids=["queue_full", "deadline"])
-def test_a_retry_after_the_announced_time_is_admitted(key: str | None, max_queue_tokens: int) -> None:
+def test_a_retry_after_the_announced_time_is_admitted(shares: bool, max_queue_tokens: int) -> None:
     """Without other clients, nine in ten are admitted at the announced time, and 95 % if they wait a tenth longer."""
     refused_again = {1.0: 0, 1.1: 0}
     for seed in range(20):
         for factor in refused_again:
-            simulation = Simulation(2, key, max_queue_tokens, seed)
+            simulation = Simulation(2, FakeRunner(COST, shares_batches=shares), max_queue_tokens, seed)
             while not simulation.refusals:
                 simulation.play(simulation.now + 0.005)
                 last = short_and_long(simulation.random)

@@ -74,7 +74,6 @@ SPEC = TaskSpec(
     title="Count the tokens of two texts",
     body=ToyBody,
     answer=dict[str, int] | list[dict[str, int]],
-    estimate=lambda request, max_length: 8,
     run=count,
     widths=lambda manifest: {"logits": len(manifest.labels)},
 )
