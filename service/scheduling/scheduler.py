@@ -79,6 +79,11 @@ class Scheduler:
         return self._accepts and not self._withdrawn
 
     @property
+    def is_broken(self) -> bool:
+        """Whether a thread has died, or as many runs hang as it has threads: only another process helps."""
+        return self._dead
+
+    @property
     def _accepts(self) -> bool:
         return bool(self._threads) and not self._stopping and not self._dead
 

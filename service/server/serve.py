@@ -53,12 +53,13 @@ def serve(settings: Settings, with_sources: Callable[[Settings], Settings]) -> N
             from bertserve.service.server.workers import work_together
 
             work_together(settings, listener, keys, on_ready)
+            code = 0
         else:
             from bertserve.service.server.server import work
 
-            work(settings, listener, keys, on_ready)
+            code = work(settings, listener, keys, on_ready)
     sys.stdout.flush()
-    os._exit(0)  # native code of a daemon thread that returns to a finished interpreter would abort the process
+    os._exit(code)  # native code of a daemon thread that returns to a finished interpreter would abort the process
 
 
 def _announce(settings: Settings, listener: socket.socket, start: float, started: tuple[list[str], int]) -> None:

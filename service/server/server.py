@@ -48,11 +48,11 @@ def work(
     index: int = 0,
     metrics: Metrics | None = None,
     beat: Beat = systemd.beat,
-) -> None:
+) -> int:
     """Loads the models and serves them on a bound socket until it is stopped; `on_ready` is called when the server accepts connections.
 
     SIGHUP reads the keys and the models again. One of several workers has an index, metrics and its own `beat`, which is called twice per
-    second while the event loop runs.
+    second while the event loop runs. Returns the exit code: 1 if the inference threads have failed.
     """
     tracer = tracer_to(settings.otlp_endpoint)
     # importing FastAPI takes about 0.17 s; models can load at the same time, because their runs need no interpreter
@@ -63,6 +63,9 @@ def work(
         Server(settings, state, keys, on_ready, beat).run([listener])
         if tracer is not None:
             tracer.close()
+        if state.scheduler.is_broken:
+            logger.critical("the service ends, because its inference threads hang, or one has died")
+    return int(state.scheduler.is_broken)
 
 
 class Server(uvicorn.Server):
@@ -125,7 +128,7 @@ class Server(uvicorn.Server):
     async def _tick(self) -> None:
         """Reports that the event loop runs, also while the server drains."""
         while True:
-            if not self._beat(self._state.scheduler.ready):
+            if not self._beat(self._state.scheduler.ready) or self._state.scheduler.is_broken:
                 self.should_exit = True
             await asyncio.sleep(systemd.TICK_S)
 
