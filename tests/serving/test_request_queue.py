@@ -217,6 +217,40 @@ def order(queue: RequestQueue, names: dict[ScheduledRequest, str], now: float) -
     return " ".join("".join(names[item.request] for item in batch) for batch in drain(queue, now))
 
 
+SECOND, TENTH = alone(1.0), alone(0.1)
+# Requests as (name, arrival, texts, runner), and what starts until the time; a digit is the time at which one thread is free.
+# A reader of docs/explanation/scheduling.md answered these questions.
+QUESTIONS = {
+    "the first of two texts": ([("A", 0.0, 1, TENTH), ("B", 0.1, 1, TENTH)], {1.0: "A"}),
+    "a text before the next window, which is due later": ([("D", 0.0, 10, SECOND), ("T", 0.5, 1, TENTH)], {0.0: "D", 1.0: "T"}),
+    "a text after a window, although the next one is due": ([("D", 0.0, 10, SECOND), ("T", 1.6, 1, TENTH)], {0.0: "D", 1.0: "D", 2.0: "T"}),
+    "another text, because texts have had less time": (
+        [("D", 0.0, 10, SECOND), ("T", 1.6, 1, TENTH), ("U", 1.7, 1, TENTH)],
+        {0.0: "D", 1.0: "D", 2.0: "T", 2.1: "U"},
+    ),
+    "a late window, because texts have had as much time": (
+        [("D", 0.0, 9, SECOND), ("E", 0.2, 9, SECOND), ("T", 3.5, 1, SECOND), ("U", 3.6, 1, TENTH)],
+        {0.0: "D", 1.0: "E", 2.0: "D", 3.0: "E", 4.0: "T", 5.0: "D"},
+    ),
+    "the next window, if no text waits": ([("D", 0.0, 10, SECOND), ("T", 1.5, 1, TENTH)], {0.0: "D", 1.0: "D"}),
+    "the first window of a second document": ([("D", 0.0, 10, SECOND), ("E", 0.2, 10, SECOND)], {0.0: "D", 1.0: "E", 2.0: "D"}),
+    "texts of similar length together": ([("A", 0.0, 1, MODEL), ("B", 0.0, 1, MODEL), ("C", 0.0, 1, MODEL)], {0.0: "ABC"}),
+    "a short list is not long": ([("L", 0.0, 2, alone(0.02)), ("T", 0.02, 1, alone(0.02))], {0.0: "L", 0.02: "T", 0.04: "L"}),
+    "a text that came before the next item of a list": ([("L", 0.0, 3, SECOND), ("T", 1.4, 1, TENTH)], {0.0: "L", 1.4: "T", 1.5: "L"}),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_the_page_about_scheduling_predicts_what_runs_next(question: str) -> None:
+    arrivals, starts = QUESTIONS[question]
+    queue, names = new_queue(), {}
+    for now, expected in starts.items():
+        for name, arrival, texts, runner in arrivals:
+            if arrival <= now and name not in names.values():
+                names[add(queue, *[8] * texts, now=arrival, runner=runner)] = name
+        assert expected == "".join(names[item.request] for item in queue.take(now))
+
+
 def test_short_texts_start_between_the_windows_of_a_long_document() -> None:
     """After a window, a text starts if one waits."""
     queue = new_queue()
