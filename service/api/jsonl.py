@@ -7,6 +7,7 @@ that TCP slows the sender down.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ from bertserve.service.tasks.json_text import to_json
 
 MEDIA_TYPE = "application/x-ndjson"
 MEDIA_TYPES = frozenset({MEDIA_TYPE.encode(), b"application/jsonl", b"application/jsonlines", b"application/x-jsonlines"})
+LINE_ENDS = re.compile(rb"\n\s*")  # with the blank lines that follow, of which a chunk can have 65,536
 # Limit of the weights of the lines in progress, unless there is only one line. The weight of a line is its number of bytes, a 64th of the
 # bytes of the last answer, or 64 KiB / `max_stream_requests`, whichever is the largest. So a stream whose client does not read holds few
 # large answers, and its lines do not wait for each other.
@@ -108,7 +110,7 @@ class LineStream:
         """Starts a request for each line that is not blank."""
         line, size = bytearray(), self.state.max_body_bytes + 1  # a line that is too long keeps one byte too many, and is refused
         while (chunk := await self._chunks.get()) is not None:
-            first, *others = chunk.split(b"\n")
+            first, *others = LINE_ENDS.split(chunk)
             line += first[: size - len(line)]
             if others:
                 for whole in filter(bytes.strip, [bytes(line), *others[:-1]]):
