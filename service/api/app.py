@@ -85,4 +85,8 @@ async def _translate(request: Request, error: Exception) -> Response:
             allowed=allowed,
         )
     tasks = ", ".join(f"/{spec.path}" for spec in TASKS.values())
-    raise NotFoundError("there is no path `{path}`; send a POST to {tasks} or /models/NAME, see /docs.", path=Sent(path), tasks=tasks)
+    raise NotFoundError(
+        "there is no path `{path}`; send a POST to {tasks} or /models/NAME, without a slash at the end; see /docs.",
+        path=Sent(path),
+        tasks=tasks,
+    )

@@ -53,11 +53,10 @@ def test_the_error_for_an_unknown_path_lists_paths(api: Send) -> None:
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize("path", ["/classify", "/v1/embeddings", "/models/names", "/health"])
-def test_the_error_for_a_slash_at_the_end_has_the_path_without_it(api: Send, method: str, path: str) -> None:
+def test_the_error_for_a_slash_at_the_end_says_how_a_path_ends(api: Send, method: str, path: str) -> None:
     for slashes in ("/", "//"):
         response = api(method, path + slashes)
-        assert (404, True) == (response.status_code, f"`{path}`" in response.text)
-    assert "slash" not in rejected(api(method, "/nothing/"), 404, "not_found")
+        assert (404, True) == (response.status_code, "without a slash at the end" in response.text)
 
 
 @pytest.mark.parametrize("path", ["/classify", "/models/classifier", "/attention"])
