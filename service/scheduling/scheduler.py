@@ -224,6 +224,8 @@ class Scheduler:
     def _serve_one(self, thread: InferenceThread) -> bool:
         """Waits for a batch and runs it; returns whether to continue. Each call drops its references to the batch."""
         with self._lock:
+            if thread.batch:
+                thread.batch, thread.busy_s = (), thread.busy_s + self.clock() - thread.since
             while True:
                 if self._stopped or thread.hung:
                     return False
@@ -239,8 +241,6 @@ class Scheduler:
             running = sum(bool(each.batch) for each in self._threads)
             peak = self._concurrency.record(running + self._queue.queue_items, now)
         self._execute(thread, batch, multi_threaded=peak == 1 or peak * self._multi_threads <= self._thread_count)
-        with self._lock:
-            thread.batch, thread.busy_s = (), thread.busy_s + self.clock() - thread.since
         return True
 
     def _wake(self, count: int = 1) -> None:
