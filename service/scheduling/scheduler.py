@@ -270,6 +270,7 @@ class Scheduler:
                     self._execute(thread, open_items)
             return
         for item, result in zip(batch, results, strict=True):
+            thread.ticks = 0  # a batch can have the last items of many requests, and decoding each can take a second
             self._deliver(item, result)
 
     def _deliver(self, item: Item, result: Any) -> None:

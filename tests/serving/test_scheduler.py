@@ -507,6 +507,21 @@ async def test_a_long_run_hangs_after_twenty_times_its_prediction(bench: Hanging
         await task
 
 
+@on_loop(Hanging, manual=True, hung_floor_s=10.0)
+async def test_decoding_many_requests_after_one_run_is_no_hang(bench: Hanging) -> None:
+    def decode(results: Sequence[Any]) -> list[Any]:
+        bench.look(9)
+        return list(results)
+
+    blocker = await bench.blocked()
+    tasks = [bench.submit(payload, finish=decode) for payload in "abc"]
+    await asyncio.sleep(0)
+    bench.work.gate.set()
+    assert [["a"], ["b"], ["c"]] == await asyncio.gather(*tasks)
+    assert (0, 2) == (bench.hangs, len(bench.work.batches))
+    await blocker
+
+
 @on_loop(manual=True, hung_floor_s=0.05)
 async def test_the_watchdog_ticks_by_itself_while_there_is_work(bench: Bench) -> None:
     bench.work.gate.clear()
