@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from bertserve.service.errors import RefusedError
+from bertserve.service.errors import RefusedError, UnavailableError
 
 # Characters of the requests in the pool: about five seconds of work on one thread.
 MAX_CHARS_IN_POOL = 2**24
@@ -19,6 +19,7 @@ class PreparePool:
         """Creates a pool; its threads start with the first requests."""
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
         self._chars = 0
+        self._closed = False
 
     async def run(self, step: Callable[[], bool], chars: int) -> None:
         """Calls a step on a thread until it returns true; other requests have turns between two steps.
@@ -27,6 +28,7 @@ class PreparePool:
 
         Raises:
             RefusedError: The requests in the pool have too many characters.
+            UnavailableError: The pool was closed before the last step.
         """
         if self._chars and self._chars + chars > MAX_CHARS_IN_POOL:
             raise RefusedError(
@@ -39,11 +41,14 @@ class PreparePool:
         loop = asyncio.get_running_loop()
         self._chars += chars
         try:
-            while not await loop.run_in_executor(self._pool, step):
+            while not self._closed and not await loop.run_in_executor(self._pool, lambda: self._closed or step()):
                 pass
         finally:
             self._chars -= chars
+        if self._closed:
+            raise UnavailableError("the service is stopping; send the request to another instance, or try again later.")
 
     def close(self) -> None:
-        """Ends the threads after their steps."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Ends the threads after their steps; steps that wait do not start."""
+        self._closed = True
+        self._pool.shutdown(wait=False)  # cancelled futures would look like clients that have left

@@ -530,6 +530,24 @@ async def test_the_watchdog_ticks_by_itself_while_there_is_work(bench: Bench) ->
     assert not bench.scheduler.ready
 
 
+@on_loop()
+async def test_requests_that_are_tokenized_during_the_stop_are_refused(bench: Bench) -> None:
+    started, gate = threading.Event(), threading.Event()
+
+    def step() -> bool:
+        started.set()
+        assert gate.wait(20)
+        return False
+
+    running, waiting = (asyncio.ensure_future(bench.scheduler.prepare.run(step, 1000)) for _ in range(2))
+    await asyncio.to_thread(started.wait)
+    await bench.scheduler.stop(0.0)
+    gate.set()
+    for task in (running, waiting):
+        with pytest.raises(UnavailableError, match="stopping"):
+            await task
+
+
 @on_loop(threads=2, max_queue_tokens=100_000)
 async def test_a_result_is_never_set_twice(bench: Bench) -> None:
     """Each request ends exactly once while cancellation, expiry, failure and completion race; the threads continue."""
