@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 access_log = logging.getLogger("bertserve.access")
 
 _TIMEOUT = TIMEOUT_HEADER.encode()
+_SINGLE = {b"content-type", b"content-encoding", _TIMEOUT}
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _INTERNAL, _ = INTERNAL
 _UNAUTHORIZED = 401
@@ -157,8 +158,9 @@ class Endpoint:
         request.key = self._auth.check(route.access, scope["headers"])
         self._open += 1
         try:
-            if sum(name == b"content-type" for name, _ in scope["headers"]) > 1:  # a proxy may have read the other one
-                raise MalformedRequestError("the request has several `Content-Type` headers; send one.")
+            single = [name for name, _ in scope["headers"] if name in _SINGLE]
+            if len(single) > len(set(single)):  # a proxy may have read the other one
+                raise MalformedRequestError("the request has a header of its type, encoding or deadline twice; send one of each.")
             content_type = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
             is_stream = route.wire.streams and content_type in MEDIA_TYPES
             if not is_stream:  # otherwise each line counts as a request

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from starlette.types import Receive, Send
 
 from bertserve.service.api import errors
 from bertserve.service.api.call import Call, Incoming
-from bertserve.service.api.errors import ErrorLog
 from bertserve.service.api.request import Request
 from bertserve.service.api.routes import Route
 from bertserve.service.api_keys import Access
@@ -33,7 +33,7 @@ LINE_ENDS = re.compile(rb"\n\s*")  # with the blank lines that follow, of which 
 # large answers, and its lines do not wait for each other.
 MAX_WEIGHT, ANSWER_SHARE = 2**16, 64
 FIRST_ANSWER_BYTES = 2**20  # size of an answer until one is known
-READ_AHEAD = 8  # chunks of up to 64 KiB; only reading detects a client that has left
+READ_AHEAD = 8  # chunks of up to 64 KiB
 RETRY_S = 0.1  # seconds until a refused line asks again
 _OK, _CLIENT_GONE, _SERVER_ERROR = 200, 499, 500
 
@@ -56,11 +56,12 @@ class LineStream:
     request: Request
     name: str | None
     timeout_s: float
-    error_log: ErrorLog
+    error_log: errors.ErrorLog
 
     def __post_init__(self) -> None:
         """Begins without lines."""
-        self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue(READ_AHEAD)
+        self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._taken = asyncio.Event()
         self._answers: asyncio.Queue[tuple[asyncio.Task[bytes] | None, int]] = asyncio.Queue()
         self._lines = self._weight = 0  # lines so far; weight of those in progress
         self._last_answer_bytes = FIRST_ANSWER_BYTES
@@ -102,14 +103,19 @@ class LineStream:
             if message["type"] == "http.disconnect":
                 raise ClientGoneError("the client closed the connection before its stream was answered.")
             if more:
-                await self._chunks.put(message.get("body", b""))
+                self._chunks.put_nowait(message.get("body", b""))
                 if not (more := message.get("more_body", False)):
-                    await self._chunks.put(None)
+                    self._chunks.put_nowait(None)
+                if (ahead := self._chunks.qsize() - READ_AHEAD) >= 0:
+                    self._taken.clear()
+                    with suppress(TimeoutError):  # only reading detects a client that has left, so it goes on, ever more slowly
+                        await asyncio.wait_for(self._taken.wait(), 1 + ahead)
 
     async def _cut(self, group: asyncio.TaskGroup) -> None:
         """Starts a request for each line that is not blank."""
         line, size = bytearray(), self.state.max_body_bytes + 1  # a line that is too long keeps one byte too many, and is refused
         while (chunk := await self._chunks.get()) is not None:
+            self._taken.set()
             first, *others = LINE_ENDS.split(chunk)
             line += first[: size - len(line)]
             if others:

@@ -107,13 +107,7 @@ class Request:
 
 
 async def read_body(receive: Receive, headers: Mapping[bytes, bytes], *, limit: int, timeout_s: float) -> bytes:
-    """Reads the body, and stops as soon as it exceeds the limit.
-
-    Args:
-        receive: The request's ASGI channel.
-        headers: The request's headers, by name in lower case.
-        limit: Maximum size of a body in bytes.
-        timeout_s: Seconds in which the body must be complete.
+    """Reads a body within `timeout_s` seconds, and stops as soon as it exceeds `limit` bytes; `headers` have names in lower case.
 
     Raises:
         TooLargeError: The body exceeds the limit.

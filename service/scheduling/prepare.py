@@ -21,6 +21,11 @@ class PreparePool:
         self._chars = 0
         self._closed = False
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is in the pool."""
+        return self._chars > 0
+
     async def run(self, step: Callable[[], bool], chars: int) -> None:
         """Calls a step on a thread until it returns true; other requests have turns between two steps.
 

@@ -26,6 +26,7 @@ logger = logging.getLogger("bertserve.scheduler")
 # Seconds until a thread that waits for the GIL asks for it. A request needs the GIL several times, and with Python's 5e-3 it would wait that
 # long each time. With less than 1e-4, threads take the GIL from each other so often that short texts take 4 % longer.
 SWITCH_S = 1e-4
+STOP_TICK_S = 0.02
 _EXPIRED = "the request's deadline passed while it waited; allow more time with `x-request-timeout-ms`, or send less at once."
 
 
@@ -178,11 +179,10 @@ class Scheduler:
         Returns:
             The number of requests that were failed.
         """
-        with self._lock:
-            self._stopping = True
-            pending = [request.future for request in self._open if request.future is not None]
-        if pending and not self._dead:
-            await asyncio.wait(pending, timeout=shutdown_timeout_s)
+        self._stopping = True
+        end = self._loop.time() + shutdown_timeout_s
+        while (self._open or self.prepare.is_busy) and not self._dead and self._loop.time() < end:
+            await asyncio.sleep(STOP_TICK_S)
         with self._lock:
             self._stopped = True
             aborted = len(self._open)

@@ -156,6 +156,9 @@ CORPUS: dict[str, tuple[bytes, list[int]]] = {
     "10,000 headers": (get(*[b"a: b"] * 10_000), [431]),
     "a header of a megabyte": (get(b"x: " + b"y" * 1_000_000), [431]),
     "two hosts": (get(b"host: u"), [200]),
+    "two types": (post(b"content-type: application/json", b"content-type: application/x-ndjson"), [400]),
+    "two encodings": (post(b"content-encoding: gzip", b"content-encoding: identity"), [400]),
+    "two deadlines": (post(b"x-request-timeout-ms: 1", b"x-request-timeout-ms: 1000"), [400]),
     # request line
     "HTTP/0.9": (b"GET /health\r\n\r\n", [400]),
     "HTTP/0.9, its line alone": (b"GET /health\r\n", []),

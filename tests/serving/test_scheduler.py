@@ -100,8 +100,12 @@ class Bench:
         runner: FakeRunner | None = None,
         finish: Callable[[Sequence[Any]], Any] = list,
         then: Sequence[Any] = (),
+        step: Callable[[], bool] | None = None,
     ) -> Any:
-        """Runs a request with an item per payload, and then one with each of `then`; returns the result of `finish`."""
+        """Runs a request with an item per payload, and then one with each of `then`, after a step of the prepare pool.
+
+        Returns the result of `finish`.
+        """
         answers: list[Any] = []
         rest = list(then)
 
@@ -110,6 +114,8 @@ class Bench:
             return [(tokens, rest.pop(0))] if rest else []
 
         self.scheduler.check(timeout_s)
+        if step is not None:
+            await self.scheduler.prepare.run(step, 1000)
         now = self.scheduler.clock()
         request = ScheduledRequest(runner or self.runner, proceed, now, now + timeout_s)
         await self.scheduler.run(request, [(tokens, payload) for payload in payloads], tokens * len(payloads))
@@ -528,6 +534,18 @@ async def test_the_watchdog_ticks_by_itself_while_there_is_work(bench: Bench) ->
     with pytest.raises(EngineError, match="has hung"):
         await bench.run("x")
     assert not bench.scheduler.ready
+
+
+@on_loop()
+async def test_stop_waits_for_requests_that_are_tokenized(bench: Bench) -> None:
+    gate = threading.Event()
+    tokenized = bench.submit("x", step=lambda: gate.wait(20))
+    await asyncio.sleep(0)
+    stopping = asyncio.ensure_future(bench.scheduler.stop(10))
+    await asyncio.sleep(0)
+    gate.set()
+    assert ["x"] == await tokenized
+    await stopping
 
 
 @on_loop()

@@ -132,7 +132,7 @@ class Client:
 
     async def receive(self) -> Any:
         """Returns the next chunk; after the last chunk, waits until the client disconnects."""
-        if self.taken == len(self.chunks):
+        if self.taken == len(self.chunks) or self.gone.is_set():
             await self.gone.wait()
             return {"type": "http.disconnect"}
         self.taken += 1
@@ -220,15 +220,16 @@ async def test_long_lines_are_in_progress_one_by_one(models: Path) -> None:
     assert (10, 1) == (len(client.answers), echo.most)
 
 
-def test_a_disconnect_cancels_the_waiting_requests(models: Path) -> None:
-    """The requests in progress leave the queue and count as cancelled. No further line starts."""
+@pytest.mark.parametrize("chunks", [1, 50])
+def test_a_disconnect_cancels_the_waiting_requests(models: Path, chunks: int) -> None:
+    """The requests in progress leave the queue and count as cancelled. No further line starts, although many chunks wait."""
     engine = FakeEngine()
     service = faked(models, engine)
     client_lines = written(*({"inputs": "good"} for _ in range(200)))
 
     async def check() -> None:
         service.scheduler.start()
-        app, client = Endpoint(service), Client([client_lines])
+        app, client = Endpoint(service), Client([client_lines] * chunks)
         engine.gate.clear()
         scope = {
             "type": "http",
