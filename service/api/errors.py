@@ -18,6 +18,11 @@ from bertserve.service import errors
 from bertserve.service.errors import INTERNAL, BertServeError, classify
 from bertserve.service.tasks.json_text import to_json
 
+logger = logging.getLogger("bertserve.errors")
+
+INTERVAL_S = 1.0
+# Log lines per kind of error within the interval; further errors are only counted, so that a caller cannot fill the log.
+MAX_LINES = 20
 _OPENAI = "/v1/"  # paths below it are OpenAI's, and their clients expect errors of that shape
 _PREDICT = ":predict"  # paths with it are KServe's
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -61,13 +66,6 @@ def printable(message: str) -> str:
     if message.isprintable():
         return message
     return "".join(char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode("ascii") for char in message)
-
-
-logger = logging.getLogger("bertserve.errors")
-
-INTERVAL_S = 1.0
-# Log lines per kind of error within the interval; further errors are only counted, so that a caller cannot fill the log.
-MAX_LINES = 20
 
 
 class ErrorLog:
