@@ -79,6 +79,8 @@ def most_of_int8(task: str) -> float:
 
 def task_flag(name: str, task: str) -> str:
     """Returns the value of `--task`; for some architectures, `auto` does not select the head of the task."""
+    if task == "sentence-order":
+        return "text-classification"  # its class has a second head
     # a text generation model is exported only for an explicit task
     return task if "ForConditionalGeneration" in str(FAMILIES[name].architecture(task)) else "auto"
 
@@ -109,7 +111,7 @@ def worst_error(expected: Sequence[Row], found: Sequence[Sequence[Row]]) -> floa
 def grid(tokenizer: Tokenizer, task: str) -> list[Encoding]:
     """Returns encodings of every length of the grid, cut from one long text; for fill-mask, the first and last tokens are masked."""
     (whole,) = tokenizer.tokenize([" ".join(BUILT_IN.read_text(encoding="utf-8").splitlines()[:20])])
-    pair = task in ("question-answering", "multiple-choice", "next-sentence")
+    pair = task in ("question-answering", "multiple-choice", "next-sentence", "sentence-order")
     made = []
     for count in (*COUNTS, tokenizer.room(pair=pair)):
         ids = list(whole.ids[7 : 7 + count])
@@ -136,6 +138,10 @@ def reference(source: Path, task: str, bundle: Bundle, encodings: Sequence[Encod
             # for multiple choice, a question with one choice
             inputs = {spec.name: torch.tensor(values[spec.fill])[None] for spec in taken}
             outputs = model(**{name: value[None] if task == "multiple-choice" else value for name, value in inputs.items()})
+        if task == "sentence-order":
+            outputs["logits"] = outputs["sop_logits"]
+        if task == "replaced-tokens":
+            outputs["logits"] = torch.stack([torch.zeros_like(outputs["logits"]), outputs["logits"]], dim=-1)
         row = {spec.name: outputs[spec.name][0].numpy() for spec in bundle.manifest.graphs[0].outputs}
         made.append({key: value[list(encoding.masks)] for key, value in row.items()} if encoding.masks else row)
     return made

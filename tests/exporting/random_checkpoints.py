@@ -270,7 +270,7 @@ QUIRKS: dict[str, Change] = {
     "tuples": Change(None, _config(return_dict=False)),
     "all outputs": Change(None, _config(output_hidden_states=True, output_attentions=True)),
     "no padding token": Change(
-        None, _config(pad_token_id=None), lambda case: case.family in ("BERT", "DistilBERT", "ALBERT", "ELECTRA", "GPT-2")
+        "no padding token", _config(pad_token_id=None), lambda case: case.family in ("BERT", "DistilBERT", "ALBERT", "ELECTRA", "GPT-2")
     ),
     "another padding token": Change(
         None, _config(pad_token_id=7), lambda case: case.family in ("BERT", "DistilBERT", "ALBERT", "ELECTRA", "GPT-2")
