@@ -108,7 +108,7 @@ class LineStream:
                     self._chunks.put_nowait(None)
                 if (ahead := self._chunks.qsize() - READ_AHEAD) >= 0:
                     self._taken.clear()
-                    with suppress(TimeoutError):  # only reading detects a client that has left, so it goes on, ever more slowly
+                    with suppress(TimeoutError):  # only reading detects a client that has left, so it continues slowly
                         await asyncio.wait_for(self._taken.wait(), 1 + ahead)
 
     async def _cut(self, group: asyncio.TaskGroup) -> None:

@@ -69,7 +69,7 @@ class Scheduler:
         self._callers = PeakConcurrency()
         self._open: set[ScheduledRequest] = set()
         self._threads: list[InferenceThread] = []
-        self._watchdog = Watchdog(self._threads, self._replace, hung_floor_s)
+        self._watchdog = Watchdog(self._threads, self._open, self._replace, hung_floor_s)
         self._hangs = 0
         self._on_hang = on_hang
         self._withdrawn = self._stopping = self._stopped = self._dead = False
@@ -225,7 +225,7 @@ class Scheduler:
         """Waits for a batch and runs it; returns whether to continue. Each call drops its references to the batch."""
         with self._lock:
             if thread.batch:
-                thread.batch, thread.busy_s = (), thread.busy_s + self.clock() - thread.since
+                thread.batch, thread.ticks, thread.busy_s = (), 0, thread.busy_s + self.clock() - thread.since
             while True:
                 if self._stopped or thread.hung:
                     return False
@@ -322,13 +322,15 @@ class Scheduler:
 
     def _replace(self, thread: InferenceThread, seconds: float) -> None:
         """Fails the requests of a run that hangs, and starts another thread. With as many hangs as threads, the service must be restarted."""
-        logger.error("%s hangs: a run has taken %.0f s, and the prediction was %.3f s", thread.handle.name, seconds, thread.predicted_s)
-        self._on_hang()
         with self._lock:
+            if not thread.ticks:  # the run has ended since the watchdog looked
+                return
             thread.hung = True
             hung = {item.request for item in thread.batch}
             self._hangs += 1
             self._dead = self._dead or self._hangs >= self._thread_count
+        logger.error("%s hangs: a run has taken %.0f s, and the prediction was %.3f s", thread.handle.name, seconds, thread.predicted_s)
+        self._on_hang()
         for request in hung:
             error = EngineError(
                 "a model run with this request has hung for {seconds:.0f} s; try again with other texts, and tell the operator.",

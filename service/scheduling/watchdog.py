@@ -26,7 +26,7 @@ class InferenceThread:
         predicted_s: Predicted seconds of the run.
         since: Start time of the run.
         busy_s: Seconds of all earlier runs.
-        ticks: Ticks of the watchdog during the run.
+        ticks: Ticks of the watchdog since the run, or the decoding of one of its items, began.
         hung: Whether its run hangs: another thread has taken its place, and it ends after the run.
     """
 
@@ -45,16 +45,26 @@ class Watchdog:
     It counts ticks instead of reading a clock: if the process was suspended, no ticks occurred, so no run counts as hung when it continues.
     """
 
-    def __init__(self, threads: Collection[InferenceThread], on_hang: Callable[[InferenceThread, float], None], floor_s: float) -> None:
-        """Creates an inactive watchdog; `on_hang` gets a thread whose run hangs, and for how many seconds."""
+    def __init__(
+        self,
+        threads: Collection[InferenceThread],
+        pending: Collection[object],
+        on_hang: Callable[[InferenceThread, float], None],
+        floor_s: float,
+    ) -> None:
+        """Creates an inactive watchdog for threads and the requests that they may take; both collections are always current.
+
+        `on_hang` gets a thread whose run hangs, and for how many seconds.
+        """
         self._threads = threads
+        self._pending = pending
         self._on_hang = on_hang
         self._floor_s = floor_s
         self._tick_s = floor_s / TICKS_OF_FLOOR
         self._timer: asyncio.TimerHandle | None = None
 
     def wake(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Starts ticking, until no thread runs."""
+        """Starts ticking, until no request is open and no thread runs."""
         if self._timer is None:
             self._timer = loop.call_later(self._tick_s, self._tick, loop)
 
@@ -66,7 +76,7 @@ class Watchdog:
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
-        if any(thread.batch and not thread.hung for thread in self._threads):
+        if self._pending or any(thread.batch and not thread.hung for thread in self._threads):
             self.wake(loop)
         self.look()
 

@@ -536,6 +536,32 @@ async def test_the_watchdog_ticks_by_itself_while_there_is_work(bench: Bench) ->
     assert not bench.scheduler.ready
 
 
+class SlowToStart(RequestQueue):
+    """A queue whose first batch is taken only after several ticks of the watchdog."""
+
+    def take(self, now: float, *, last_thread: bool = False) -> list[Item]:
+        if self.queue_items:
+            time.sleep(0.04)
+        return super().take(now, last_thread=last_thread)
+
+
+@on_loop(queue=SlowToStart, hung_floor_s=0.05)
+async def test_the_watchdog_ticks_until_a_request_has_started(bench: Bench) -> None:
+    bench.work.gate.clear()
+    with pytest.raises(EngineError, match="has hung"):
+        await bench.run("x")
+
+
+@on_loop(Hanging, manual=True, hung_floor_s=10.0)
+async def test_a_run_that_has_just_begun_does_not_hang(bench: Hanging) -> None:
+    """The one before it may have ended after the watchdog looked."""
+    blocker = await bench.blocked()
+    bench.scheduler._replace(bench.scheduler._threads[0], 10.0)
+    assert (0, True) == (bench.hangs, bench.scheduler.ready)
+    bench.work.gate.set()
+    assert ["blocker"] == await blocker
+
+
 @on_loop()
 async def test_stop_waits_for_requests_that_are_tokenized(bench: Bench) -> None:
     gate = threading.Event()
