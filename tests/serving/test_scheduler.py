@@ -462,19 +462,24 @@ class Hanging(Bench):
         for _ in range(ticks):
             self.scheduler._watchdog.look()
 
+    async def one_runs(self) -> None:
+        """Returns when all other threads wait; a thread that has delivered a result needs some time until it does."""
+        while 1 != sum(bool(thread.batch) for thread in self.scheduler._threads if not thread.hung):
+            await asyncio.sleep(0.001)
+
 
 def test_a_thread_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     """Its requests fail, also those of a batch that runs again in halves. After as many hangs as threads, the service is not ready."""
 
     async def check(bench: Hanging) -> None:
-        blocker = await bench.blocked()
+        blockers = [await bench.blocked(), await bench.blocked()]
         bench.work.guilty = {"bad"}
-        await bench.blocked()
         good, bad = bench.submit("good"), bench.submit("bad")
         await asyncio.sleep(0)
         await bench.work.let_one_pass()  # the blockers end, and the two share a run
         await bench.work.let_one_pass()  # the batch has failed, and its first half hangs
-        await blocker
+        await asyncio.gather(*blockers)
+        await bench.one_runs()
         bench.look(9)
         assert (0, True) == (bench.hangs, bench.scheduler.ready)
         bench.look(1)
@@ -486,6 +491,7 @@ def test_a_thread_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> No
         assert (1, True) == (bench.hangs, bench.scheduler.ready)
         assert [["a"], ["b"]] == await asyncio.gather(bench.submit("a"), bench.submit("b"))
         last, waiting = await bench.blocked(), bench.submit("waiting", runner=bench.runs(seconds=takes(2.0)))
+        await bench.one_runs()
         bench.look(10)
         assert (2, False) == (bench.hangs, bench.scheduler.ready)
         with pytest.raises(EngineError, match="hung for 10 s"):
