@@ -20,7 +20,7 @@ from bertserve.service.scheduling.scheduled_request import ScheduledRequest
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.tasks.batch import TaskModel
 from bertserve.service.tasks.catalog import TASKS, tasks_of
-from bertserve.service.tasks.cost import MAX_CHARS, TEXT_CHARS
+from bertserve.service.tasks.cost import LARGE_ANSWER_BYTES, MAX_CHARS, TEXT_CHARS
 from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
 from bertserve.service.tracing.trace import Trace
 
@@ -149,6 +149,9 @@ class Model:
         if work:
             request = ScheduledRequest(self.runner, run.proceed, arrived, arrived + timeout_s)
             await scheduler.run(request, work, run.held_tokens)
+            if run.cost.answer_bytes > LARGE_ANSWER_BYTES:
+                async with scheduler.turn:
+                    await asyncio.sleep(0)
 
 
 def _chars(requests: Sequence[Any]) -> int:

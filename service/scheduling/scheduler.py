@@ -31,7 +31,14 @@ _EXPIRED = "the request's deadline passed while it waited; allow more time with 
 
 
 class Scheduler:
-    """Runs requests on a fixed number of threads. It must be started in an event loop, and used from that loop only."""
+    """Runs requests on a fixed number of threads. It must be started in an event loop, and used from that loop only.
+
+    Attributes:
+        max_queue_tokens: Maximum tokens of open requests.
+        prepare: The threads that tokenize long texts.
+        turn: Held by the request that is next to write a large answer.
+        clock: Returns monotonic seconds.
+    """
 
     def __init__(
         self,
@@ -59,6 +66,7 @@ class Scheduler:
         self._queue = queue
         self.max_queue_tokens = queue.max_queue_tokens
         self.prepare = PreparePool(prepare_threads)
+        self.turn = asyncio.Lock()
         self.clock = clock
         self._thread_count = threads
         self._multi_threads = multi_threads

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import socket
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -15,11 +16,13 @@ import httpx
 import pytest
 
 import slow
+import tiny
 from application import assert_same, call, faked, play, rejected
 from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.models.build import AppState, build
 from bertserve.service.models.work import Prediction
 from bertserve.service.settings import Settings
+from bertserve.service.tasks.cost import LARGE_ANSWER_BYTES
 from fakes import FakeEngine
 
 LINES = {"content-type": "application/x-ndjson"}
@@ -218,6 +221,43 @@ async def test_long_lines_are_in_progress_one_by_one(models: Path) -> None:
     client, echo = Client([written({"inputs": "x" * 40_000})] * 10), Echo(models)
     await echo.stream(client)
     assert (10, 1) == (len(client.answers), echo.most)
+
+
+@pytest.mark.parametrize("content_type", [b"application/json", b"application/x-ndjson"])
+async def test_the_event_loop_writes_one_large_answer_per_turn(tmp_path: Path, content_type: bytes) -> None:
+    """Many requests can end at the same time. Probes are answered between their answers."""
+    tiny.bundle(tmp_path, "vectors", task="feature-extraction", max_length=512)
+    service = build(Settings(models=tmp_path, threads=1, allow_implicit_default=True))
+    runner, gate = service.registry.get("vectors").runner, threading.Event()
+    run = runner.run
+    runner.run = lambda *arguments, **options: gate.wait(20) and run(*arguments, **options)  # type: ignore[method-assign]
+    scope = {"type": "http", "method": "POST", "path": "/embed", "query_string": b"", "headers": [(b"content-type", content_type)]}
+    clients = [Client([written({"inputs": ["good " * 500] * 4, "parameters": {"pooling": "none"}})]) for _ in range(8)]
+    turns, written_in = 0, []
+
+    async def ask(client: Client) -> None:
+        await Endpoint(service)(dict(scope), client.receive, client.send)
+        assert len(client.answers[0]) > LARGE_ANSWER_BYTES
+        written_in.append(turns)
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    service.scheduler.start()
+    counting, asking = asyncio.create_task(count()), [asyncio.create_task(ask(client)) for client in clients]
+    async with asyncio.timeout(20):
+        while service.scheduler.queued[1] < len(clients) * 4 * 500:
+            await asyncio.sleep(0.001)
+        gate.set()
+        while service.scheduler.queued[1]:
+            time.sleep(0.001)  # the event loop is busy until all requests have ended
+        await asyncio.gather(*asking)
+    counting.cancel()
+    await service.scheduler.stop(5)
+    assert len(clients) == len(set(written_in))
 
 
 @pytest.mark.parametrize("chunks", [1, 50])
