@@ -13,7 +13,7 @@ from bertserve.service.models.work import Prediction
 from bertserve.service.tasks.body import Limits, TaskBody
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Incoming:
     """A request whose body has not been read.
 
@@ -41,7 +41,7 @@ class BinaryAnswer(NamedTuple):
     tail: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """A request to a model.
 

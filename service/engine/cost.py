@@ -63,25 +63,23 @@ class CostModel:
         self._solve(self._warm_up)
         self._first = self.fixed_s, self.rate
 
-    def observe(self, rows: int, length: int, seconds: float, busy_s: float | None = None) -> None:
+    def observe(self, rows: int, length: int, seconds: float) -> None:
         """Learns from a run during service. A single stall has little effect, because a run counts at most MOST_RATIO times its prediction.
 
         Args:
             rows: Rows of the run.
             length: Tokens per row, with padding.
             seconds: Duration of the run; 0, from a coarse clock, is ignored.
-            busy_s: Processor seconds of the run, if they include all its work: time that other threads take does not belong to its cost.
         """
         if seconds <= 0:
             return
         # if threads do this at the same time, one of the runs is lost, which does not matter
         work = rows * self._work(length)
         predicted = self.slowdown * (self.fixed_s + work / self.rate)
-        least, most = LEAST_RATIO * predicted, MOST_RATIO * predicted
-        slowdown = self.slowdown * (1 + (min(seconds, most) / predicted - 1) / SLOWDOWN_RUNS)
+        seconds = max(LEAST_RATIO * predicted, min(seconds, MOST_RATIO * predicted))
+        slowdown = self.slowdown * (1 + (seconds / predicted - 1) / SLOWDOWN_RUNS)
         self.slowdown = min(max(slowdown, LEAST_SLOWDOWN), MOST_SLOWDOWN)
-        busy = max(least, min(seconds if busy_s is None else busy_s, most))
-        run = _sums(work, busy, 1 / predicted**2)
+        run = _sums(work, seconds, 1 / predicted**2)
         self._runs = [(1 - 1 / PROPORTION_RUNS) * earlier + value for earlier, value in zip(self._runs, run, strict=True)]
         # scales the warm-up to the speed of these runs, so that a slower machine does not look like a higher fixed cost
         fixed_s, rate = self._first

@@ -76,7 +76,7 @@ class ModelRunner:
         rows, length = self._graph.shape(len(payloads), max(lengths)) or (len(payloads), max(lengths))
         single = self.engines.single_threaded
         engine = self.engines.for_multi_threaded_run(rows * length) if multi_threaded else single
-        start, start_busy = time.perf_counter(), time.thread_time()
+        start = time.perf_counter()
         for text in payloads:
             if text.run.started is None:
                 text.run.started = start
@@ -89,12 +89,11 @@ class ModelRunner:
                 error.input_index = payloads[0].index
             raise
         finally:
-            if traces := {text.run.trace: None for text in payloads if text.run.trace is not None}:
-                self._trace(list(traces), lengths, rows * length, start, multi_threaded=engine is not single, error=error)
-        seconds, busy_s = time.perf_counter() - start, time.thread_time() - start_busy
+            if traces := [text.run.trace for text in payloads if text.run.trace is not None]:
+                self._trace(list(dict.fromkeys(traces)), lengths, rows * length, start, multi_threaded=engine is not single, error=error)
+        seconds = time.perf_counter() - start
         if engine is single:
-            # on the CPU the inference thread does all the work of its run; for another device it waits
-            self._cost.observe(rows, length, seconds, busy_s if self._graph.provider == "cpu" else None)
+            self._cost.observe(rows, length, seconds)
         else:
             self._metrics.multi_threaded_runs.inc()
         self._metrics.inference_seconds.observe(seconds)

@@ -48,7 +48,7 @@ class Prediction:
     read: Sequence[ReadSpan] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Text:
     """The payload of a scheduler's item: one encoding of one input.
 

@@ -80,7 +80,8 @@ class RequestQueue:
         """
         if self.queue_tokens >= self.max_queue_tokens:
             raise self._full(1, self.max_queue_tokens, busy_s)
-        self._check_wait(self.wait_s(busy_s, is_long=is_long), 0.0, time_left_s)
+        if wait := self.wait_s(busy_s, is_long=is_long):
+            self._check_wait(wait, 0.0, time_left_s)
 
     def put(self, request: ScheduledRequest, work: Work, tokens: int, time_left_s: float, busy_s: float = 0.0) -> None:
         """Admits a new request with its first items.
@@ -130,16 +131,16 @@ class RequestQueue:
             last_thread: Whether no other thread is free and other requests may arrive. Then only requests without running items may start,
                 so that no request has all inference threads.
         """
-        head = self._first(last_thread)
+        head = self._first(last_thread) if self.queue_items else None
         if head is None:
             return []
         batch = [head]
         # items that have waited less than two thirds as long as the head must wait, so that waits are predictable
         last_priority = head.priority + max((now - head.priority) / 3, OVERTAKEN_S)
-        self._start(head)
+        self._forget(head)
         while self.queue_items and (batch_mate := self._batch_mate(batch, last_priority, last_thread)):
             batch.append(batch_mate)
-            self._start(batch_mate)
+            self._forget(batch_mate)
         if head.request.is_long:
             self._owed_s = head.request.runner.seconds(len(batch), max(item.length for item in batch))
         else:
@@ -162,9 +163,7 @@ class RequestQueue:
         request.is_open = False
         self.queue_tokens -= request.tokens
         request.results = []
-        waiting = list(request.waiting.values())
-        request.waiting.clear()
-        for item in waiting:
+        for item in list(request.waiting.values()):
             self._forget(item)
             item.payload = None  # it may stay in a heap, behind an item that waits
         return True
@@ -227,21 +226,21 @@ class RequestQueue:
             by_length.push(item, next(self._tie))
         heapq.heappush(self._requests[request.is_long], (items[0].priority, next(self._tie), request))
 
-    def _start(self, item: Item) -> None:
-        del item.request.waiting[item.index]
-        self._forget(item)
-
     def _forget(self, item: Item) -> None:
-        """Stops counting an item that has started, or whose request has ended."""
+        """Removes an item that has started, or whose request has ended."""
+        del item.request.waiting[item.index]
+        item.waits = False
         self.queue_items -= 1
-        if self.queue_items:
-            self._seconds[item.request.is_long] -= item.seconds
-        else:
-            self._seconds = {False: 0.0, True: 0.0}  # sums of floats drift
-        if by_length := self._items.get(item.request.runner):
-            by_length.first(item.tokens)
-            if not by_length.lengths:
-                del self._items[item.request.runner]
+        if not self.queue_items:  # sums of floats drift, and heaps have items that no longer wait
+            self._seconds = {False: 0.0, True: 0.0}
+            self._requests = {False: [], True: []}
+            self._items.clear()
+            return
+        self._seconds[item.request.is_long] -= item.seconds
+        by_length = self._items[item.request.runner]
+        by_length.first(item.tokens)
+        if not by_length.lengths:
+            del self._items[item.request.runner]
 
     def _first(self, last_thread: bool) -> Item | None:
         """Returns the item that starts next: the first by priority, but after a long request, short ones that wait get as many seconds."""

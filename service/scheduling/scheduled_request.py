@@ -83,6 +83,7 @@ class Item:
         length: Tokens to which it is padded if it runs alone.
         seconds: Predicted seconds of an inference thread: its part of a full batch.
         priority: Virtual start time in seconds; the lowest starts first.
+        waits: Whether it can still start.
     """
 
     request: ScheduledRequest
@@ -92,8 +93,4 @@ class Item:
     length: int
     seconds: float
     priority: float
-
-    @property
-    def waits(self) -> bool:
-        """Whether it can still start."""
-        return self.index in self.request.waiting and self.request.waiting[self.index] is self
+    waits: bool = True

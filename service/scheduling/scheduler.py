@@ -80,21 +80,17 @@ class Scheduler:
         self._watchdog = Watchdog(self._threads, self._open, self._replace, hung_floor_s)
         self._hangs = 0
         self._on_hang = on_hang
-        self._withdrawn = self._stopping = self._stopped = self._dead = False
+        self._accepts = self._withdrawn = self._stopped = self._dead = False
 
     @property
     def ready(self) -> bool:
         """Whether it accepts work: it has started, is not about to stop, no thread has died, and fewer runs hang than it has threads."""
-        return self._accepts and not self._withdrawn
+        return self._accepts and not self._withdrawn and not self._dead
 
     @property
     def is_broken(self) -> bool:
         """Whether a thread has died, or as many runs hang as it has threads: only another process helps."""
         return self._dead
-
-    @property
-    def _accepts(self) -> bool:
-        return bool(self._threads) and not self._stopping and not self._dead
 
     @property
     def queued(self) -> tuple[int, int]:
@@ -126,6 +122,7 @@ class Scheduler:
         self._completions = CompletionQueue(self._loop)
         for _ in range(self._thread_count):
             self._start_thread()
+        self._accepts = True
 
     def check(self, timeout_s: float, *, is_long: bool = False) -> None:
         """Checks whether a request that arrives now would be admitted, before its texts are tokenized.
@@ -135,7 +132,7 @@ class Scheduler:
             UnavailableError: The scheduler is stopping, an inference thread has died, or too many hang.
         """
         with self._lock:
-            if not self._accepts:
+            if not self._accepts or self._dead:
                 raise self._unavailable()
             self._callers.record(1 + len(self._open), self.clock())
             self._queue.check(timeout_s, self._busy_s(), is_long=is_long)
@@ -171,15 +168,9 @@ class Scheduler:
             await request.future
         finally:
             timer.cancel()
-            if request.is_open:
-                self.close(request)
+            if request.is_open:  # the caller was cancelled
+                self._end(request)
             request.future = None  # an error in it refers to this frame; without this cycle, texts and tokens are freed at once
-
-    def close(self, request: ScheduledRequest) -> bool:
-        """Ends a request; returns true if it was open. Its current runs continue, and their results are dropped."""
-        with self._lock:
-            self._open.discard(request)
-            return self._queue.close(request)
 
     async def stop(self, shutdown_timeout_s: float) -> int:
         """Refuses new requests, lets others finish for `shutdown_timeout_s` seconds, fails the rest and ends the inference threads.
@@ -187,7 +178,7 @@ class Scheduler:
         Returns:
             The number of requests that were failed.
         """
-        self._stopping = True
+        self._accepts = False
         end = self._loop.time() + shutdown_timeout_s
         while (self._open or self.prepare.is_busy) and not self._dead and self._loop.time() < end:
             await asyncio.sleep(STOP_TICK_S)
@@ -303,9 +294,11 @@ class Scheduler:
             self._end(request)
 
     def _end(self, request: ScheduledRequest, error: Exception | None = None) -> None:
-        """Ends a request with an error, or with success, unless it has ended; called from any thread."""
-        if self.close(request) and request.future is not None:
-            self._completions.post(request.future, error)
+        """Ends a request with an error, or with success, unless it has ended; called from any thread. Its current runs continue."""
+        with self._lock:
+            self._open.discard(request)
+            if self._queue.close(request) and request.future is not None:
+                self._completions.post(request.future, error)
 
     def _expire(self, request: ScheduledRequest) -> None:
         """Ends a request whose deadline has passed while items wait."""

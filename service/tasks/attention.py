@@ -45,7 +45,7 @@ class AttentionParameters(TaskParameters):
     heads: Annotated[_Numbers | None, Field(description="Heads of each layer to return, in this order. By default all.")] = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AttentionRequest:
     """One text or pair of texts.
 

@@ -20,7 +20,7 @@ from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 MAX_SPANS = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReadSpan:
     """A part of an input that the model reads in one encoding.
 
@@ -44,7 +44,7 @@ def spans_read(tokens: Tokens, cuts: Sequence[range], field: str = "") -> tuple[
 EMPTY = ("empty; the text is empty, so its answer has no meaning",)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Batch:
     """Encodings of one input that run before its task continues.
 

@@ -77,7 +77,7 @@ class ClassifyParameters(TaskParameters):
 DEFAULTS = ClassifyParameters()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ClassifyRequest:
     """One text or pair of texts to classify; `truncation_side` is None for the model's own."""
 
@@ -135,7 +135,7 @@ def classify(request: ClassifyRequest, model: TaskModel) -> TaskRun:
     return scored
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Read:
     """The parts of a request that the model reads.
 

@@ -41,7 +41,8 @@ def activate(logits: Floats, activation: Activation) -> Floats:
 
 def best_first(scores: Floats, top_k: int | None = None) -> list[int]:
     """Returns the indices of a one-dimensional array by falling score, then by rising index; at most `top_k`."""
-    return [int(i) for i in np.argsort(-scores, kind="stable")[:top_k]]
+    # not `np.argsort`, which releases the GIL: with busy threads it takes long to get it back
+    return sorted(range(len(scores)), key=(-scores).tolist().__getitem__)[:top_k]
 
 
 def best_tokens(scores: NDArray[Any], count: int, among: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
@@ -64,7 +65,7 @@ def best_tokens(scores: NDArray[Any], count: int, among: NDArray[np.int64] | Non
 ANSWER_STEPS, CHARS_PER_STEP = 4, 256
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Spans:
     """Scored token spans of one window, end inclusive, with indices in the whole passage; `cut` has the window's tokens."""
 

@@ -166,7 +166,7 @@ class EmbedParameters(EmbedOptions, TaskParameters):
 DEFAULTS = EmbedParameters(pooling="cls", normalize=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EmbedRequest:
     """One text to embed.
 

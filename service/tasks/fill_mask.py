@@ -106,7 +106,7 @@ class Targets:
         self.chars_each = sum(len(word) + TEXT_CHARS for word in words) // texts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FillMaskRequest:
     """One text with masks.
 

@@ -37,7 +37,7 @@ class ChooseParameters(TaskParameters):
 DEFAULTS = ChooseParameters()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ChooseRequest:
     """One question with its choices.
 

@@ -33,7 +33,7 @@ class WordImportance(TypedDict):
     field: NotRequired[Annotated[str, Field(description="The text that has the word, if the input has two texts.")]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReadText:
     """One text of an input, as the model reads it.
 
@@ -80,7 +80,7 @@ def cost(words: int, length: int, texts: Sequence[str], *, explained: int = 1) -
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Variant:
     """An input without one word: the text with the word, the word, and the encoding of the rest of the input."""
 

@@ -77,7 +77,7 @@ class AnswerParameters(TaskParameters):
 DEFAULTS = AnswerParameters()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AnswerRequest:
     """One question about a passage, the `context`."""
 
@@ -91,7 +91,7 @@ class AnswerRequest:
         return len(self.question) + len(self.context)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PassageWindows:
     """A question, and the windows of its passage.
 

@@ -47,7 +47,7 @@ class RerankOptions(BaseModel):
 DEFAULTS = RerankOptions()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RerankRequest:
     """A query and the texts to be ranked.
 

@@ -20,7 +20,7 @@ from bertserve.service.tasks.spec import Derivation, TaskSpec
 TASK = "sentence-similarity"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SimilarityRequest:
     """A sentence, and the sentences to compare it with; `like` is the embedding request to copy for each, and its text is ignored."""
 

@@ -62,7 +62,7 @@ class NerParameters(TaskParameters):
 DEFAULTS = NerParameters()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NerRequest:
     """One text whose entities are searched."""
 
@@ -75,7 +75,7 @@ class NerRequest:
         return len(self.text)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Token:
     """A token or a word with its tag, before it becomes part of an entity."""
 

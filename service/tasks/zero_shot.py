@@ -76,7 +76,7 @@ class ZeroShotParameters(TaskParameters):
     multi_label: Annotated[bool, Field(description="Score each label by itself; otherwise the scores add up to 1.")] = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ZeroShotRequest:
     """One text and its possible labels, which are distinct; there is at least one label."""
 

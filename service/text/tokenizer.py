@@ -80,7 +80,7 @@ class Tokens:
         return word_ids
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Encoding:
     """The data of one row of a batch, including special tokens, without padding.
 

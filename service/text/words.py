@@ -24,7 +24,7 @@ Unit = Literal["code_points", "utf16", "utf8"]
 _CODECS = {"utf16": ("utf-16-le", 2), "utf8": ("utf-8", 1)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Word:
     """A word of a text, with its start and end in code points, end exclusive, and the indices of its tokens."""
 
