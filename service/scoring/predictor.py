@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import orjson
@@ -18,9 +20,10 @@ from bertserve.service.engine.hardware import usable_cores
 from bertserve.service.errors import SHOWN_CHARS, BertServeError, EngineError, InvalidValueError, Sent, SettingsError, did_you_mean
 from bertserve.service.models import loading
 from bertserve.service.models.build import load_options
-from bertserve.service.scoring.rows import Row, Window
+from bertserve.service.models.work import RequestRun, Text
+from bertserve.service.scoring.rows import Row, Window, rejecting
 from bertserve.service.settings import ModelSettings
-from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun, first_batch
+from bertserve.service.tasks.batch import TaskModel
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS, tasks_of
 from bertserve.service.tasks.reading import requested_task, validate_as
@@ -99,20 +102,21 @@ class Columns:
         """Returns the request of a row, given its values by column, or raises a `BertServeError`."""
         inputs: dict[str, Any] = {}
         for name, column in self.by_field.items():
-            value, is_list = values.get(column), name in self._lists
-            if name in self._required and column not in values:
-                raise InvalidValueError(
-                    "the row has no column `{column}`; it has {columns}.", column=column, columns=Sent(listed(list(values)[:20]))
-                )
-            if is_list and isinstance(value, str):
+            value, type_ = values.get(column), list if name in self._lists else str
+            if type_ is list and isinstance(value, str):
                 with suppress(orjson.JSONDecodeError):
                     value = orjson.loads(value)
             # the endpoint would read a list of texts as several inputs
-            if not isinstance(value, list if is_list else str) and (name in self._needed or value is not None):
-                kind = 'a JSON list of texts, such as ["a", "b"]' if is_list else "a text"
-                raise InvalidValueError("the column `{column}` must be {kind}.", column=column, kind=kind)
-            if name in self._needed or value not in (None, ""):
+            if isinstance(value, type_) and (value != "" or name in self._needed):
                 inputs[name] = value
+            elif value not in (None, "") or name in self._needed or (name in self._required and column not in values):
+                kind = 'a JSON list of texts, such as ["a", "b"]' if type_ is list else "a text"
+                raise InvalidValueError(
+                    "the column `{column}` must be {kind}; the row has {columns}.",
+                    column=column,
+                    kind=kind,
+                    columns=Sent(listed(list(values)[:20])),
+                )
         if self._body_keys == ["inputs"]:
             inputs = {"inputs": inputs[TEXT] if list(inputs) == [TEXT] else inputs}
         (request,) = validate_as(self.spec.body, inputs | self._parameters, self._limits).requests(self._manifest)
@@ -157,64 +161,55 @@ class Predictor:
     def _start(self, rows: Sequence[Row]) -> Sequence[Future[None]]:
         """Starts to answer rows, by length in chunks."""
         for row in rows:
-            try:
+            with rejecting(row):
                 row.request = self.columns.request(row.values) if row.error is None else None
-            except BertServeError as error:
-                row.error = error
-        chunks: list[list[Row]] = []
-        chars = 0
-        for row in sorted((row for row in rows if row.error is None), key=lambda row: -row.request.chars):
-            chars += row.request.chars
-            if not chunks or len(chunks[-1]) == CHUNK_ROWS or chars > CHUNK_CHARS:
-                chunks.append([])
-                chars = row.request.chars
-            chunks[-1].append(row)
-        return [self._pool.submit(self._answer, chunk) for chunk in chunks]
+        remaining = sorted((row for row in rows if row.error is None), key=lambda row: -row.request.chars)
+        futures = []
+        while remaining:
+            count = max(1, min(CHUNK_ROWS, CHUNK_CHARS // max(1, remaining[0].request.chars)))
+            futures.append(self._pool.submit(self._answer, remaining[:count]))
+            remaining = remaining[count:]
+        return futures
 
     def _answer(self, chunk: Sequence[Row]) -> None:
         """Answers a chunk. A row that cannot be encoded or decoded, or that the graph cannot score, gets an error alone."""
-        started: list[tuple[Row, TaskRun, Batch]] = []
+        model = TaskModel(self._model.tokenizer, self.manifest)
+        started: list[tuple[Row, RequestRun, Sequence[Text]]] = []
         for row in chunk:
-            run = self.columns.spec.run(row.request, TaskModel(self._model.tokenizer, self.manifest))
-            try:
-                batch = first_batch(run)
-                batch.cost.check()
-            except BertServeError as error:
-                row.error = error
-                continue
-            cut = [f"truncation; cut to the model's {self.manifest.tokenizer.max_length} tokens"] if batch.truncated else []
-            row.warnings = [*batch.warnings, *cut]
-            started.append((row, run, batch))
+            run = RequestRun([row.request], self.columns.spec, model, max_tokens=sys.maxsize)
+            with rejecting(row):
+                run.tokenize(math.inf)
+                started.append((row, run, [text for _, text in run.work()]))
+                cut = [f"truncation; cut to the model's {self.manifest.tokenizer.max_length} tokens"] if run.prediction.truncated else []
+                row.warnings = [*(warning for _, warning in run.prediction.warnings), *cut]
         while started:  # the current batches of all together
-            answered, started = zip(started, self._outputs([batch for _, _, batch in started]), strict=True), []
-            for (row, run, _), outputs in answered:
-                try:
-                    if errors := [output for output in outputs if isinstance(output, EngineError)]:
+            outputs = iter(self._outputs([text for _, _, texts in started for text in texts]))
+            answered, started = started, []
+            for row, run, texts in answered:
+                rows = list(islice(outputs, len(texts)))
+                with rejecting(row):
+                    if errors := [output for output in rows if isinstance(output, EngineError)]:
                         raise errors[0]
-                    started.append((row, run, run.send(outputs)))
-                except StopIteration as end:
-                    row.prediction = end.value
-                except BertServeError as error:
-                    row.error = error
+                    if batch := run.proceed(rows):
+                        started.append((row, run, [text for _, text in batch]))
+                    (row.prediction,) = run.prediction.results
 
-    def _outputs(self, batches: Sequence[Batch]) -> list[list[Any]]:
-        """Returns the outputs of the encodings of each batch, or errors; encodings of similar length run together."""
-        outputs: list[list[Any]] = [[None] * len(batch.encodings) for batch in batches]
-        items = [(encoding, index, place) for index, batch in enumerate(batches) for place, encoding in enumerate(batch.encodings)]
-        items.sort(key=lambda item: -len(item[0]))
-        while items:
-            count, length = 1, len(items[0][0])
-            while self._shares_batches and count < len(items):
+    def _outputs(self, texts: Sequence[Text]) -> list[Any]:
+        """Returns the outputs of each encoding that its task keeps, or an error; encodings of similar length run together."""
+        outputs: list[Any] = [None] * len(texts)
+        places = sorted(range(len(texts)), key=lambda place: -len(texts[place].encoding))
+        while places:
+            count, length = 1, len(texts[places[0]].encoding)
+            while self._shares_batches and count < len(places):
                 shape = self.graph.shape(count + 1, length)
                 if shape is None or shape[0] * shape[1] > self.batch_tokens:
                     break
                 count += 1
-            rows = self._run([encoding for encoding, _, _ in items[:count]])
-            for (_, index, place), row in zip(items[:count], rows, strict=True):
-                # at once, because the outputs of a run can be far larger than what their task keeps
-                keep = None if isinstance(row, EngineError) else batches[index].keep
-                outputs[index][place] = row if keep is None else keep(place, row)
-            items = items[count:]
+            batch, places = places[:count], places[count:]
+            for place, row in zip(batch, self._run([texts[place].encoding for place in batch]), strict=True):
+                keep = None if isinstance(row, EngineError) else texts[place].keep
+                # before the next run, because the outputs of a run can be far larger than what their task keeps
+                outputs[place] = row if keep is None else keep(texts[place].place, row)
         return outputs
 
     def _run(self, encodings: Sequence[Encoding]) -> Sequence[Any]:

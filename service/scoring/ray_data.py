@@ -50,9 +50,8 @@ class Scorer:
 def score_on_ray(settings: ModelSettings, task: RowTask, source: str, output: str, address: str) -> int:
     """Scores Parquet files to a new folder with as many actors as the cluster has CPUs; returns the exit code."""
     (bundle,) = files.find_bundles(settings.models)
-    given = {name: getattr(settings, name) for name in settings.model_fields_set & ModelSettings.model_fields.keys()}
-    arguments = {"model": str(bundle.resolve()), **asdict(task)}
-    arguments["settings"] = {name: value for name, value in given.items() if name not in ("config", "models", "model", "threads")}
+    shared = ModelSettings.model_fields.keys() - {"config", "models", "model", "threads"}
+    arguments = {"model": str(bundle.resolve()), "settings": settings.model_dump(include=shared, exclude_unset=True), **asdict(task)}
     try:
         if not ray.is_initialized():
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports about the use of Ray

@@ -38,6 +38,15 @@ class Row:
     request: Any = None
 
 
+@contextmanager
+def rejecting(row: Row) -> Iterator[None]:
+    """Makes an error of the block the reason why the row has no answer."""
+    try:
+        yield
+    except BertServeError as error:
+        row.error = error
+
+
 @dataclass(slots=True)
 class Window:
     """Rows in the order of the file."""
@@ -69,10 +78,8 @@ def read_json_lines(path: Path, added: Sequence[str]) -> Iterator[Row]:
             if raw := line.removeprefix(BOM_UTF8).strip():
                 number += 1
                 row = Row(number, len(line), line_number, raw)
-                try:
+                with rejecting(row):
                     row.values = _parsed(raw, added)
-                except BertServeError as error:
-                    row.error = error
                 yield row
 
 

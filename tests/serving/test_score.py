@@ -245,7 +245,7 @@ def test_a_truncated_or_empty_text_gets_a_warning(models: Path, tmp_path: Path, 
 BAD = [
     ("nope", "valid JSON"),
     ("[1]", "not an object"),
-    ({"txt": "good"}, "`text`; it has `txt`"),
+    ({"txt": "good"}, "`text` must be a text; the row has `txt`"),
     ({"text": 5}, "must be a text"),
     ({"text": ["good", "bad"]}, "`text` must be a text"),
     ({"text": ["good"]}, "`text` must be a text"),
