@@ -50,8 +50,7 @@ def main(argv: Sequence[str]) -> int:
             print(f"{STATUS[check.passed]:<8}{check.name:<24} {check.detail}", flush=True)
 
     try:
-        for check in verify(spec):
-            report(check)
+        verify(spec, report)
     except ExportError as error:
         print(f"bert-export: {error}", file=sys.stderr)
         return error.exit_code

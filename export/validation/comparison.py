@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -84,53 +84,29 @@ class Reference:
     maps: Sequence[tuple[attention.AttentionRequest, NDArray[np.float32]]] = ()
 
 
-class RelativeError:
-    """Error of a graph's outputs, relative to the reference's standard deviation, or to that of `other` if it is larger.
-
-    It stores only sums, because all rows of fill-mask together would need gigabytes.
-    """
-
-    def __init__(self, other: RelativeError | None = None) -> None:
-        self.rows = 0
-        self._other = other
-        # output -> its count of values, sum, sum of squares and sum of squared errors
-        self._sums: dict[str, NDArray[np.float64]] = defaultdict(lambda: np.zeros(4))
-        self._largest: dict[str, float] = defaultdict(float)
-
-    def add(self, expected: Row, actual: Row) -> None:
-        """Adds a row of the reference and of the graph, with the same shapes."""
-        self.rows += 1
-        for name, output in expected.items():
-            values = output.astype(np.float64).ravel()
-            errors = actual[name].astype(np.float64).ravel() - values
-            self._sums[name] += [values.size, values.sum(), values @ values, errors @ errors]
-            self._largest[name] = float(np.maximum(self._largest[name], np.abs(errors).max(initial=0.0)))  # max() may ignore a NaN
-
-    def measure(self) -> tuple[float, float]:
-        """Returns the root mean square and the largest error, relative to the standard deviation, of the worst output; 0 without rows."""
-        used = {name: sums for name, sums in self._sums.items() if sums[0]}
-        rms = [math.sqrt(sums[3] / sums[0]) / self._spread(name) for name, sums in used.items()]
-        largest = [self._largest[name] / self._spread(name) for name in used]
-        return float(np.max(rms, initial=0.0)), float(np.max(largest, initial=0.0))
-
-    def _spread(self, name: str) -> float:
-        count, total, squares, _ = self._sums[name].tolist()
-        own = math.sqrt(max(squares / count - (total / count) ** 2, 0.0)) if count else 0.0
-        return max(own, 1e-12 if self._other is None else self._other._spread(name))
-
-
 @dataclass(frozen=True)
-class _Difference:
-    """The output value of a row with the largest difference, and the reference's largest magnitude in that row."""
+class RowError:
+    """The difference of a row of outputs from the reference's; sums replace the outputs, which would need gigabytes for fill-mask.
+
+    Attributes:
+        request: The request of the row; None for a row in a batch.
+        tokens: Number of tokens.
+        expected: The reference's value with the largest difference.
+        actual: The graph's value there.
+        largest: The reference's largest magnitude.
+        sums: Output -> number of the reference's values, their sum, sum of squares, sum of squared differences, largest difference.
+    """
 
     request: Any
     tokens: int
     expected: float
     actual: float
     largest: float
+    sums: Mapping[str, NDArray[np.float64]]
 
     @property
     def error(self) -> float:
+        """The largest difference."""
         return abs(self.actual - self.expected)
 
     def excess(self, precision: Precision) -> float:
@@ -139,34 +115,50 @@ class _Difference:
         return excess if math.isfinite(excess) else math.inf
 
 
-class Comparison:
-    """The comparison of one graph with a reference, request by request.
+def relative_errors(rows: Sequence[RowError], others: Sequence[RowError] = ()) -> tuple[float, float]:
+    """Returns the root mean square and the largest error of the worst output; 0 without values, and NaN if an error is NaN.
 
-    The first `fixed` requests are the samples, the others are texts. `expected` is empty without a reference; `error` says why a request has
-    no answer.
+    They are relative to the standard deviation of the reference's outputs for `rows`, or for `others` if it is larger.
+    """
+    errors = [(0.0, 0.0)]
+    for name in rows[0].sums if rows else ():
+        spread = max(_spread(rows, name), _spread(others, name), 1e-12)
+        count, squares, largest = np.array([row.sums[name][[0, 3, 4]] for row in rows]).T
+        errors.append((math.sqrt(squares.sum() / max(count.sum(), 1)) / spread, largest.max() / spread))
+    rms, worst = np.max(errors, axis=0).tolist()  # Python's `max` may ignore a NaN
+    return rms, worst
+
+
+def _spread(rows: Sequence[RowError], name: str) -> float:
+    """Returns the standard deviation of an output of the reference."""
+    count, total, squares = np.sum([row.sums[name][:3] for row in rows], axis=0).tolist() if rows else (0, 0, 0)
+    return math.sqrt(max(squares / count - (total / count) ** 2, 0.0)) if count else 0.0
+
+
+class Comparison:
+    """The comparison of one graph with a reference, request by request: the samples first, then texts.
+
+    `expected` is empty without a reference, and for the reference's own graph; `error` says why a request has no answer.
     """
 
-    def __init__(self, served: ServedGraph, fixed: int) -> None:
-        self.served, self.fixed = served, fixed
+    def __init__(self, served: ServedGraph, reference: Reference) -> None:
+        self.served, self.reference = served, reference
+        self.is_own = served in reference.own
         self.results, self.expected = list[Any](), list[Any]()
         self.worst_row_error, self.batch_invariant = 0.0, False
         self.attention_error: float | None = None
         self.error: str | None = None
-        self._samples = RelativeError()
-        self._texts = RelativeError(self._samples)  # texts may all have the same label, so their outputs may have no spread
-        self._differences = list[_Difference]()  # of each row
+        self._samples, self._texts = list[RowError](), list[RowError]()
 
     def add(self, request: Any, actual: Answer, expected: Answer | None) -> None:
         """Adds the graph's answer to a request, and compares it with the reference's, whose outputs are decoded if it has no result.
 
         It raises ParityError if their numbers or shapes differ, and EngineError if the outputs cannot be decoded.
         """
-        if expected is not None:
-            self._differences += _differences(request, actual, expected.rows)
+        if expected is not None and not self.is_own:
+            rows = self._samples if len(self.results) < self.reference.fixed else self._texts
+            rows += _row_errors(request, actual, expected.rows)
             self.expected.append(self.served.decode(request, expected.rows) if expected.result is None else expected.result)
-            errors = self._samples if len(self.results) < self.fixed else self._texts
-            for row, own in zip(expected.rows, actual.rows, strict=True):
-                errors.add(row, own)
         self.results.append(actual.result)
 
     def agreement(self, start: int = 0) -> Agreement:
@@ -177,7 +169,8 @@ class Comparison:
         """Returns the fields of a `ValidationReport` that this comparison measures."""
         agreement = self.agreement()
         spans = [[result_spans(result) for result in side] for side in (self.expected, self.results)]
-        lengths = _errors_by_length(self._differences, self.served.tokenizer.max_length)
+        rows = self._samples + self._texts
+        lengths = _errors_by_length(rows, self.served.tokenizer.max_length)
         return {
             "samples": len(self.results),
             "worst_abs_error": max((entry.worst_abs_error for entry in lengths), default=0.0),
@@ -188,7 +181,7 @@ class Comparison:
             "spans": sum(map(len, spans[0])),
             "span_agreement": span_f1(*spans) if any(map(any, spans)) else None,
             "lengths": lengths,
-            "longest": max((difference.tokens for difference in self._differences), default=0),
+            "longest": max((row.tokens for row in rows), default=0),
             "attention_error": self.attention_error,
             "provider": self.served.provider,
         }
@@ -196,7 +189,7 @@ class Comparison:
     def check(self) -> None:
         """Checks the bounds of the graph's precision; raises ParityError with the worst case if an error exceeds its bound."""
         precision = self.served.graph.precision
-        worst = max(self._differences, key=lambda difference: difference.excess(precision), default=None)
+        worst = max(self._samples + self._texts, key=lambda row: row.excess(precision), default=None)
         if worst is not None and precision == "int8":
             self._check_int8(worst)
         elif worst is not None and worst.excess(precision) > 1:
@@ -211,15 +204,16 @@ class Comparison:
                 "without --attentions."
             )
 
-    def _check_int8(self, worst: _Difference) -> None:
+    def _check_int8(self, worst: RowError) -> None:
         """Refuses an int8 graph that differs from the reference by more than the gate's error explains."""
         report = self.served.graph.evidence
         limit = max(MAX_INT8_RMS, INT8_SLACK * report.quantization_error, report.quantization_limit)
         largest = limit * MAX_INT8_WORST / MAX_INT8_RMS
         # a root mean square of few texts is not reliable
-        max_text_rms = limit if self._texts.rows >= self._samples.rows else math.inf
-        for errors, max_rms in ((self._samples, FIXED_SAMPLES_FACTOR * limit), (self._texts, max_text_rms)):
-            rms, error = errors.measure()
+        max_text_rms = limit if len(self._texts) >= len(self._samples) else math.inf
+        # texts may all have the same label, so their outputs may have no spread
+        of_texts = relative_errors(self._texts, self._samples)
+        for (rms, error), max_rms in ((relative_errors(self._samples), FIXED_SAMPLES_FACTOR * limit), (of_texts, max_text_rms)):
             if not (rms <= max_rms and error <= largest):  # not `>`, which is false for NaN
                 raise ParityError(
                     f"int8 logits differ by {rms:.2g} of their spread, and at worst by {error:.2g}, over the limits of "
@@ -237,10 +231,10 @@ def compare(served: ServedGraph, reference: Reference) -> Comparison:
     count = len(reference.requests) if served.graph.precision == "int8" else reference.fixed
     requests = reference.requests[:count]
     answers = progress.track(progress.each(partial(answer_sample, served), requests), "compare answers", unit="samples", total=count)
-    comparison = Comparison(served, reference.fixed)
+    comparison = Comparison(served, reference)
     encodings, rows = list[Encoding](), list[Row]()
-    for i, answer in enumerate(answers):
-        comparison.add(requests[i], answer, None if served in reference.own else reference.answers[i])
+    for answer, request, expected in zip(answers, requests, reference.answers, strict=False):
+        comparison.add(request, answer, expected)
         encodings += answer.encodings
         rows += answer.rows
     comparison.worst_row_error, comparison.batch_invariant = measure_row_errors(served.engine, served.graph.precision, encodings, rows)
@@ -270,39 +264,45 @@ def answer_sample(served: ServedGraph, request: Any) -> Answer:
         ) from error
 
 
-def _errors_by_length(differences: Sequence[_Difference], max_length: int) -> tuple[LengthParity, ...]:
+def _errors_by_length(rows: Sequence[RowError], max_length: int) -> tuple[LengthParity, ...]:
     """Returns the largest absolute and relative errors of rows by their length in tokens."""
-    ranges = defaultdict[int, list[_Difference]](list)
-    for difference in differences:
+    ranges = defaultdict[int, list[RowError]](list)
+    for row in rows:
         up_to = SHORTEST_RANGE
-        while up_to < difference.tokens:
+        while up_to < row.tokens:
             up_to *= 2
-        ranges[min(up_to, max_length)].append(difference)
+        ranges[min(up_to, max_length)].append(row)
     return tuple(
         LengthParity(
             up_to=up_to,
             rows=len(group),
-            worst_abs_error=max(difference.error for difference in group),
-            worst_rel_error=max(difference.error / (difference.largest or 1.0) for difference in group),
+            worst_abs_error=max(row.error for row in group),
+            worst_rel_error=max(row.error / (row.largest or 1.0) for row in group),
         )
         for up_to, group in sorted(ranges.items())
     )
 
 
-def _differences(request: Any, actual: Answer, expected: Sequence[Row]) -> list[_Difference]:
-    """Returns the largest difference in each row of a request."""
+def _row_errors(request: Any, actual: Answer, expected: Sequence[Row]) -> list[RowError]:
+    """Returns the differences of the rows of a request."""
     if len(actual.rows) != len(expected):
         raise ParityError(f"{len(actual.rows)} windows, but the reference has {len(expected)}: {_describe(request)}.")
     shapes = [[{name: value.shape for name, value in row.items()} for row in side] for side in (expected, actual.rows)]
     if shapes[0] != shapes[1]:
         raise ParityError(f"outputs are {shapes[1]}, but the reference has {shapes[0]}: {_describe(request)}.")
-    return [_difference(request, *row) for row in zip(actual.encodings, expected, actual.rows, strict=True)]
+    return [row_error(request, *row) for row in zip(actual.encodings, expected, actual.rows, strict=True)]
 
 
-def _difference(request: Any, encoding: Encoding, expected: Row, actual: Row) -> _Difference:
+def row_error(request: Any, encoding: Encoding, expected: Row, actual: Row) -> RowError:
+    """Returns the difference of a row from the reference's, which has the same shapes."""
+    sums = {}
+    for name, output in expected.items():
+        values = output.astype(np.float64).ravel()
+        errors = actual[name].astype(np.float64).ravel() - values
+        sums[name] = np.array([values.size, values.sum(), values @ values, errors @ errors, np.abs(errors).max(initial=0.0)])
     a, b = (np.concatenate([np.zeros(1), *(row[name].ravel() for name in expected)]) for row in (expected, actual))
     worst = int(np.abs(a - b).argmax())
-    return _Difference(request, len(encoding), float(a[worst]), float(b[worst]), float(np.abs(a).max()))
+    return RowError(request, len(encoding), float(a[worst]), float(b[worst]), float(np.abs(a).max()), sums)
 
 
 def _describe(request: Any) -> str:
@@ -350,13 +350,13 @@ def measure_row_errors(engine: Engine, precision: Precision, encodings: Sequence
     rows = [pair for pair in zip(encodings, alone, strict=True) if len(pair[0]) <= MAX_TOKENS]
     assert len(rows) > 1, "a batch has several rows"
 
-    def differences_of(start: int) -> list[_Difference]:
+    def run_batch(start: int) -> list[RowError]:
         part = rows[start : start + BATCH_ROWS]
         together = engine.run([encoding for encoding, _ in part])
-        return [_difference(None, encoding, single, row) for (encoding, single), row in zip(part, together, strict=True)]
+        return [row_error(None, encoding, single, row) for (encoding, single), row in zip(part, together, strict=True)]
 
-    batches = progress.each(differences_of, range(0, len(rows), BATCH_ROWS))
-    errors = [(d.error, d.error / max(d.largest, TRAINED_LARGEST)) for batch in batches for d in batch]
+    batches = progress.each(run_batch, range(0, len(rows), BATCH_ROWS))
+    errors = [(row.error, row.error / max(row.largest, TRAINED_LARGEST)) for batch in batches for row in batch]
     worst, scaled = np.max(errors, axis=0).tolist()  # `max` may ignore a NaN
     share = np.mean([not error <= MAX_ROW_ERROR / TRAINED_LARGEST for _, error in errors])
     bound = MAX_ROW_ERROR if precision == "fp32" else MAX_ROW_ERROR_FP16

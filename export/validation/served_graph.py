@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from bertserve.service.tasks import multiple_choice
 from bertserve.service.tasks.batch import ModelConfig, TaskModel, run_all
 from bertserve.service.tasks.body import Limits, TaskBody
 from bertserve.service.tasks.json_text import to_plain
-from bertserve.service.tasks.reading import read_as
+from bertserve.service.tasks.reading import validate_as
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 MAX_CHARS = 10**8  # of a user's text
@@ -89,8 +88,7 @@ class ServedGraph:
 
 def read_body(task: ExportTask, document: Mapping[str, Any]) -> TaskBody:
     """Returns a request body as the service reads it, without a limit on its length."""
-    limits = Limits(max_inputs=multiple_choice.MAX_CHOICES, max_chars=MAX_CHARS)
-    return read_as(task.served.body, json.dumps(document).encode(), limits)
+    return validate_as(task.served.body, document, Limits(max_inputs=multiple_choice.MAX_CHOICES, max_chars=MAX_CHARS))
 
 
 def open_graph(

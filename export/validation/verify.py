@@ -5,9 +5,8 @@ The reference is the checkpoint, or with data the float32 graph. Without a check
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,11 +26,11 @@ from bertserve.service.check import CHECK_TOLERANCE, difference
 from bertserve.service.engine.sessions import why_not
 from bertserve.service.errors import SHOWN_CHARS, BertServeError, CallerError, EngineError, plural
 from bertserve.service.providers import Provider
+from bertserve.service.scoring.rows import Row, read_json_lines
 from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.text.tokenizer import Tokenizer
 
 _SHOWN_KEYS = 10  # maximum number of ignored keys in the report
-EXAMPLE = json.dumps({"inputs": "a text"})
 
 
 @dataclass(frozen=True)
@@ -64,59 +63,57 @@ class Check:
     metrics: dict[str, Any] = field(default_factory=dict)
 
 
-def verify(spec: VerifySpec) -> Iterator[Check]:
-    """Runs the checks one by one on request; checks that depend on a failed one are left out.
+Report = Callable[[Check], None]
+
+
+def verify(spec: VerifySpec, report: Report) -> None:
+    """Reports each check when it is done; checks that depend on a failed one are left out.
 
     It raises ExportError if the data or the checkpoint cannot be read, or the task cannot answer a line.
     """
     try:
         bundle = load_bundle(spec.bundle.resolve())
     except BertServeError as error:
-        yield Check("files", False, error.message)
+        report(Check("files", False, error.message))
         return
-    manifest = bundle.manifest
-    lines, ignored = ([], Counter[str]()) if spec.data is None else read_lines(spec.data, TASKS[manifest.task], manifest)
-    yield Check("files", True, f"the digests of the tokenizer and {plural(len(manifest.graphs), 'graph')} match the manifest")
+    manifest, task = bundle.manifest, TASKS[bundle.manifest.task]
+    lines, ignored = ([], Counter[str]()) if spec.data is None else read_lines(spec.data, task, manifest)
+    report(Check("files", True, f"the digests of the tokenizer and {plural(len(manifest.graphs), 'graph')} match the manifest"))
     if lines:
-        yield _check_lines(lines, ignored, TASKS[manifest.task], needed=spec.min_agreement is None and not spec.has_checkpoint)
+        report(_check_lines(lines, ignored, task, needed=spec.min_agreement is None and not spec.has_checkpoint))
     if missing := {*(spec.providers or ())} - {graph.provider for graph in manifest.graphs}:
         existing = ", ".join(f"{graph.provider}/{graph.precision}" for graph in manifest.graphs)
-        yield Check("graphs", False, f"the bundle has no graph for {', '.join(sorted(missing))}; it has {existing}")
+        report(Check("graphs", False, f"the bundle has no graph for {', '.join(sorted(missing))}; it has {existing}"))
         return
-    usable: list[ServedGraph] = []
-    for graph in manifest.graphs:
-        if spec.providers is None or graph.provider in spec.providers:
-            usable += yield from _open(bundle, graph, spec)
+    chosen = [graph for graph in manifest.graphs if spec.providers is None or graph.provider in spec.providers]
+    usable = [served for graph in chosen if (served := _open(bundle, graph, spec, report)) is not None]
     if not usable:
         return
-    reference = yield from _choose_reference(bundle, usable, spec)
-    comparisons: list[Comparison] = []
-    for served in usable:
-        comparisons += yield from _compare_samples(served, reference)
+    reference = _choose_reference(bundle, usable, spec, report)
+    comparisons = [comparison for served in usable if (comparison := _compare_samples(served, reference, report)) is not None]
     for line in lines:
         _compare_line(comparisons, reference, line)
     for comparison in comparisons:
         if comparison.expected or comparison.error is not None:
-            yield _check_parity(comparison, reference)
+            report(_check_parity(comparison))
         if lines and comparison.error is None:
-            yield from _check_agreement(comparison, reference, spec.min_agreement)
-            yield from _check_metrics(comparison, lines, reference, spec.min_metrics)
+            _check_agreement(comparison, spec.min_agreement, report)
+            _check_metrics(comparison, lines, spec.min_metrics, report)
 
 
-def _open(bundle: Bundle, graph: GraphSpec, spec: VerifySpec) -> Generator[Check, None, list[ServedGraph]]:
+def _open(bundle: Bundle, graph: GraphSpec, spec: VerifySpec, report: Report) -> ServedGraph | None:
     """Checks a graph's validation report and stored example; returns the graph if this machine can run it.
 
     As at export, the CPU replaces a provider that is not available, unless it was requested by name.
     """
-    name, report, manifest = f"{graph.provider}/{graph.precision}", graph.evidence, bundle.manifest
-    if report.samples:
-        error = (
-            f", its precision changes the outputs by {report.quantization_error:.3f} of their spread" if report.quantization_error else ""
-        )
-        detail = f"at export on {report.provider}: worst logit error {report.worst_abs_error:.1e}, {describe_agreement(report)}{error}"
-        yield Check(f"validation {name}", True, detail, report.model_dump(mode="json"))
+    name, validation, manifest = f"{graph.provider}/{graph.precision}", graph.evidence, bundle.manifest
+    if validation.samples:
+        error = f", its precision changes the outputs by {validation.quantization_error:.3f} of their spread"
+        detail = f"at export on {validation.provider}: worst logit error {validation.worst_abs_error:.1e}, {describe_agreement(validation)}"
+        detail += error if validation.quantization_error else ""
     else:
-        yield Check(f"validation {name}", False, f"the manifest has none for {graph.file}; export the bundle again")
+        detail = f"the manifest has none for {graph.file}; export the bundle again"
+    report(Check(f"validation {name}", validation.samples > 0, detail, validation.model_dump(mode="json")))
     missing = None if spec.providers is not None else why_not(graph.provider)
     provider = graph.provider if missing is None else "cpu"
     try:
@@ -126,12 +123,12 @@ def _open(bundle: Bundle, graph: GraphSpec, spec: VerifySpec) -> Generator[Check
         reason = error.message if missing is None else f"not checked: {missing} The CPU cannot run it either: {error.message}"
         # a comparison or a minimum that was requested needs all graphs
         needed = missing is None or spec.has_checkpoint or spec.min_agreement is not None or spec.min_metrics
-        yield Check(f"engine {name}", False if needed else None, reason)
-        return []
+        report(Check(f"engine {name}", False if needed else None, reason))
+        return None
     if missing is not None:
-        yield Check(f"engine {name}", None, f"checked on the CPU, because {graph.provider} is not available ({missing})")
-    yield _check_example(served, manifest)
-    return [served]
+        report(Check(f"engine {name}", None, f"checked on the CPU, because {graph.provider} is not available ({missing})"))
+    report(_check_example(served, manifest))
+    return served
 
 
 def _check_example(served: ServedGraph, manifest: Manifest) -> Check:
@@ -150,7 +147,7 @@ def _check_example(served: ServedGraph, manifest: Manifest) -> Check:
     return Check(name, False, reason)
 
 
-def _choose_reference(bundle: Bundle, graphs: Sequence[ServedGraph], spec: VerifySpec) -> Generator[Check, None, Reference]:
+def _choose_reference(bundle: Bundle, graphs: Sequence[ServedGraph], spec: VerifySpec, report: Report) -> Reference:
     """Returns the checkpoint, or for data the float32 graph unless it is the only graph; a reference without a name is none."""
     manifest = bundle.manifest
     if spec.has_checkpoint:
@@ -160,10 +157,10 @@ def _choose_reference(bundle: Bundle, graphs: Sequence[ServedGraph], spec: Verif
         checkpoint = load_checkpoint_of(manifest, spec)
         expected, actual = manifest.source.weights_sha256, checkpoint.origin.weights_sha256
         detail = f"sha256 over its weights is {actual[:12]}…, the manifest says {expected[:12]}…"
-        yield Check("checkpoint", expected == actual, detail, {"weights_sha256": actual})
+        report(Check("checkpoint", expected == actual, detail, {"weights_sha256": actual}))
         reason = compare_settings(manifest, checkpoint)
         detail = f"in the checkpoint {reason}" if reason else "labels, activation, embedding and tokenizer are those of the checkpoint"
-        yield Check("settings", reason is None, detail)
+        report(Check("settings", reason is None, detail))
         return sample_reference(checkpoint)
     samples = sample_requests(manifest.task, manifest.tokenizer, manifest)
     fp32 = next((served for served in graphs if served.graph.precision == "fp32"), None)
@@ -175,19 +172,19 @@ def _choose_reference(bundle: Bundle, graphs: Sequence[ServedGraph], spec: Verif
     return Reference("the fp32 graph", samples, answers, len(samples), answer=fp32.answer, own=own)
 
 
-def _compare_samples(served: ServedGraph, reference: Reference) -> Generator[Check, None, list[Comparison]]:
+def _compare_samples(served: ServedGraph, reference: Reference, report: Report) -> Comparison | None:
     """Compares a graph with the reference on samples, and samples in a batch with the same samples run alone."""
     name, graph = f"batches {served.name}", served.graph
     try:
         comparison = compare(served, reference)
     except (BertServeError, ParityError) as error:
-        yield Check(name, False, str(error))
-        return []
+        report(Check(name, False, str(error)))
+        return None
     worst, claim = comparison.worst_row_error, "batch-invariant" if graph.batch_invariant else "not batch-invariant"
     detail = f"a row in a batch differs from the row alone by {worst:.1e} at most; the manifest says {claim}"
     metrics = {"worst_row_error": worst, "batch_invariant": graph.batch_invariant}
-    yield Check(name, comparison.batch_invariant or not graph.batch_invariant, detail, metrics)
-    return [comparison]
+    report(Check(name, comparison.batch_invariant or not graph.batch_invariant, detail, metrics))
+    return comparison
 
 
 def _compare_line(comparisons: Sequence[Comparison], reference: Reference, line: Line) -> None:
@@ -197,37 +194,35 @@ def _compare_line(comparisons: Sequence[Comparison], reference: Reference, line:
     for comparison in comparisons:
         if comparison.error is not None:
             continue
-        served, failing = comparison.served, reference.name
+        failing = reference.name
         try:
             expected = expected or reference.answer(line.request)
-            failing = served.name
-            if served in reference.own and expected is not None:
-                comparison.add(line.request, expected, None)
-            else:
-                comparison.add(line.request, served.answer(line.request), expected)
+            failing = comparison.served.name
+            actual = expected if expected is not None and comparison.is_own else comparison.served.answer(line.request)
+            comparison.add(line.request, actual, expected)
         except CallerError as error:
             raise DataError(f"{where} cannot be answered: {error}") from error
         except (EngineError, ParityError) as error:
             comparison.error = f"{failing} has no answer to {where}: {error}"
 
 
-def _check_parity(comparison: Comparison, reference: Reference) -> Check:
+def _check_parity(comparison: Comparison) -> Check:
     """Checks the bounds of the graph's precision, which are those of the export."""
-    old, name = comparison.served.graph.evidence, f"parity {comparison.served.name}"
+    served, name = comparison.served, f"parity {comparison.served.name}"
     if comparison.error is not None:
         return Check(name, False, comparison.error)
     try:
         comparison.check()
     except ParityError as error:
         return Check(name, False, str(error))
-    updates = comparison.measured()
-    report = old.model_copy(update=updates)
-    attention = "" if report.attention_error is None else f", worst error of an attention weight {report.attention_error:.1e}"
+    updates, old = comparison.measured(), served.graph.evidence
+    new = old.model_copy(update=updates)
+    attention = "" if new.attention_error is None else f", worst error of an attention weight {new.attention_error:.1e}"
     detail = (
-        f"worst logit error {report.worst_abs_error:.1e} against {reference.name} (at export {old.worst_abs_error:.1e}), "
-        f"{describe_agreement(report)}, longest row {report.longest} of {comparison.served.tokenizer.max_length} tokens{attention}"
+        f"worst logit error {new.worst_abs_error:.1e} against {comparison.reference.name} (at export {old.worst_abs_error:.1e}), "
+        f"{describe_agreement(new)}, longest row {new.longest} of {served.tokenizer.max_length} tokens{attention}"
     )
-    return Check(name, True, detail, report.model_dump(mode="json", include=set(updates)))
+    return Check(name, True, detail, new.model_dump(mode="json", include=set(updates)))
 
 
 def _check_lines(lines: Sequence[Line], ignored: Counter[str], task: ExportTask, *, needed: bool) -> Check:
@@ -239,37 +234,38 @@ def _check_lines(lines: Sequence[Line], ignored: Counter[str], task: ExportTask,
         detail += f", {labeled} with a right answer ({' or '.join(f'`{key}`' for key in task.gold_keys)})"
     if ignored:
         keys = [f"`{key[:SHOWN_CHARS]}` ({plural(count, 'line')})" for key, count in ignored.most_common(_SHOWN_KEYS)]
-        detail += f"; ignored keys: {', '.join(keys)}" + (", ..." if len(ignored) > _SHOWN_KEYS else "")
+        detail += f"; ignored keys: {', '.join(keys)}"
     if is_missing:
         detail += "; add right answers, or give --min-agreement to compare only the graphs"
     return Check("data", False if is_missing else None, detail, {"inputs": len(lines), "labeled": labeled, "ignored_keys": dict(ignored)})
 
 
-def _check_agreement(comparison: Comparison, reference: Reference, minimum: float | None) -> Iterator[Check]:
+def _check_agreement(comparison: Comparison, minimum: float | None, report: Report) -> None:
     """Reports a graph's agreement with the reference on the data; what was not measured fails a minimum."""
-    served = comparison.served
-    name, metrics = f"agreement {served.name}", {"inputs": len(comparison.results) - comparison.fixed}
+    served, reference = comparison.served, comparison.reference
+    name, metrics = f"agreement {served.name}", {"inputs": len(comparison.results) - reference.fixed}
     if comparison.expected:
-        agreement = comparison.agreement(comparison.fixed)
+        agreement = comparison.agreement(reference.fixed)
         passed, required = _reach(agreement.value, minimum)
         worst = "" if agreement.worst is None else f", the worst {agreement.worst:.4f}"
         detail = f"against {reference.name}: {summarize_agreement(agreement)}{worst}{required}"
         metrics |= {"reference": reference.name, "agreement": agreement.value} | agreement.model_dump(exclude={"value"})
-        yield Check(name, passed, detail, metrics)
+        report(Check(name, passed, detail, metrics))
     elif not reference.name or served.graph.precision != "fp32":
         passed, required = _reach(None, minimum)
         detail = f"not compared, because there is no other fp32 graph to compare with; give --checkpoint{required}"
-        yield Check(name, passed, detail, metrics)
+        report(Check(name, passed, detail, metrics))
 
 
-def _check_metrics(comparison: Comparison, lines: Sequence[Line], reference: Reference, minimums: Mapping[str, float]) -> Iterator[Check]:
+def _check_metrics(comparison: Comparison, lines: Sequence[Line], minimums: Mapping[str, float], report: Report) -> None:
     """Reports a graph's metrics by the correct answers; what was not measured fails a minimum."""
-    served, golds = comparison.served, [line.gold for line in lines if line.gold is not None]
+    served, reference = comparison.served, comparison.reference
+    golds = [line.gold for line in lines if line.gold is not None]
 
     def score(results: Sequence[Any]) -> Mapping[str, Score]:
         if not golds or not results:
             return {}
-        labeled = [result for line, result in zip(lines, results[comparison.fixed :], strict=True) if line.gold is not None]
+        labeled = [result for line, result in zip(lines, results[reference.fixed :], strict=True) if line.gold is not None]
         return served.task.score(golds, labeled, served.config)
 
     scores, expected = score(comparison.results), score(comparison.expected)
@@ -278,11 +274,11 @@ def _check_metrics(comparison: Comparison, lines: Sequence[Line], reference: Ref
         metrics = {"graph": value} | ({"reference": expected[metric].value} if expected else {})
         compared = f" ({reference.name} {expected[metric].value:.4f})" if expected else ""
         detail = f"{value:.4f}{compared} on {len(golds)} labeled inputs{required}" + (f"; {remark}" if remark else "")
-        yield Check(f"{metric} {served.name}", passed, detail, metrics)
+        report(Check(f"{metric} {served.name}", passed, detail, metrics))
     for metric in minimums.keys() - scores.keys():
         reason = f"this model has {', '.join(scores)}" if scores else "no line of the data has a right answer"
         passed, required = _reach(None, minimums[metric])
-        yield Check(f"{metric} {served.name}", passed, f"not measured: {reason}{required}")
+        report(Check(f"{metric} {served.name}", passed, f"not measured: {reason}{required}"))
 
 
 def _reach(value: float | None, minimum: float | None) -> tuple[bool | None, str]:
@@ -299,7 +295,7 @@ class Line(NamedTuple):
 
 
 def read_lines(path: Path, task: ExportTask, config: ModelConfig) -> tuple[list[Line], Counter[str]]:
-    """Reads JSONL: `{"inputs": ..., "parameters"?: ...}` as for the service, or the fields of one input, with the correct answer.
+    """Reads JSON Lines: `{"inputs": ..., "parameters"?: ...}` as for the service, or the fields of one input, with the correct answer.
 
     Returns:
         The lines that are not empty, and the keys that are neither an input nor a correct answer of the task.
@@ -307,39 +303,36 @@ def read_lines(path: Path, task: ExportTask, config: ModelConfig) -> tuple[list[
     Raises:
         DataError: The file cannot be read, or a line is invalid; the message has its number.
     """
-    try:
-        texts = path.read_text(encoding="utf-8").split("\n")  # a text may contain other line ends
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"`{path}` cannot be read: {error}.") from error
 
-    def on_line(number: int, read: Callable[..., Any], *arguments: Any) -> Any:
+    def on_line(row: Row, read: Callable[..., Any], *arguments: Any) -> Any:
         try:
+            if row.error is not None:
+                raise row.error
             return read(*arguments)
         except (BertServeError, ValueError) as error:
-            raise DataError(f"`{path}` line {number}: {error}") from error
+            raise DataError(f"`{path}` line {row.line}: {error}") from error
 
-    documents = {number: on_line(number, _read_document, text) for number, text in enumerate(texts, start=1) if text.strip()}
-    if not documents:
-        raise DataError(f"`{path}` has no lines; give one JSON object per line, such as {EXAMPLE}.")
-    golds = [on_line(number, task.read_gold, document, config) for number, document in documents.items()]
-    parameters = task.data_parameters([document.get("parameters") or {} for document in documents.values()], golds)
-    lines = [
-        Line(number, on_line(number, _request, task, document, own, config), gold)
-        for (number, document), gold, own in zip(documents.items(), golds, parameters, strict=True)
-    ]
-    return lines, Counter(key for document in documents.values() for key in document if key not in {*INPUT_KEYS, *task.gold_keys})
-
-
-def _read_document(text: str) -> Document:
     try:
-        document = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"it is not JSON: {error}; give one JSON object per line, not CSV.") from error
-    if not isinstance(document, dict):
-        raise ValueError(f"it is not a JSON object; give one such as {EXAMPLE}.")
-    if not isinstance(document.get("parameters") or {}, dict):
+        rows = list(read_json_lines(path, ()))
+    except OSError as error:
+        raise DataError(f"`{path}` cannot be read: {error}.") from error
+    if not rows:
+        raise DataError(f'`{path}` has no lines; give one JSON object per line, such as {{"inputs": "a text"}}.')
+    own = [on_line(row, _parameters, row.values) for row in rows]
+    golds = [on_line(row, task.read_gold, row.values, config) for row in rows]
+    requests = [
+        on_line(row, _request, task, row.values, parameters, config)
+        for row, parameters in zip(rows, task.data_parameters(own, golds), strict=True)
+    ]
+    lines = [Line(row.line or 0, request, gold) for row, request, gold in zip(rows, requests, golds, strict=True)]
+    return lines, Counter(key for row in rows for key in row.values if key not in {*INPUT_KEYS, *task.gold_keys})
+
+
+def _parameters(document: Document) -> Document:
+    parameters = document.get("parameters") or {}
+    if not isinstance(parameters, dict):
         raise ValueError("`parameters` must be an object.")
-    return document
+    return parameters
 
 
 def _request(task: ExportTask, document: Document, parameters: Document, config: ModelConfig) -> Any:

@@ -506,8 +506,8 @@ def test_a_right_choice_is_given_by_index_or_text(tmp_path: Path, verify: Verify
     ("task", "line", "reason"),
     [
         ("text-classification", "", "no lines"),
-        ("text-classification", "{\n", "line 1: it is not JSON"),
-        ("text-classification", "[1]\n", "line 1: it is not a JSON object"),
+        ("text-classification", "{\n", "line 1: the line is not valid JSON"),
+        ("text-classification", "[1]\n", "line 1: the line is JSON, but not an object"),
         ("text-classification", {"label": "positive"}, "no input"),
         ("text-classification", {"inputs": ["a", "b"]}, "is a list"),
         ("text-classification", {"inputs": 5}, "`inputs`"),
