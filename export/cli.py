@@ -247,11 +247,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="JSON list of measured metrics for the card: [{name, checkpoint, graphs: {cpu/int8: value}}]",
     )
-    _add_graph_flags(parser)
+    _add_int8_flags(parser)
+    _add_model_flags(parser)
     return parser
 
 
-def _add_graph_flags(parser: argparse.ArgumentParser) -> None:
+def _add_int8_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calibration",
         type=Path,
@@ -270,6 +271,16 @@ def _add_graph_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="make int8 without measuring the sensitivity of each matrix: faster, but less accurate",
     )
+    parser.add_argument(
+        "--max-int8-error",
+        type=flags.parse_positive,
+        metavar="SHARE",
+        help="maximum error of int8 on held-out texts, as a share of the outputs' standard deviation (default: 0.1); the most sensitive "
+        "matrices stay in float until it holds, otherwise the bundle has no int8",
+    )
+
+
+def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layers",
         type=flags.parse_layers,
@@ -301,13 +312,6 @@ def _add_graph_flags(parser: argparse.ArgumentParser) -> None:
         choices=get_args(TokenTypes),
         help="token types (segment ids) that the model was trained with: those of its tokenizer's template, or zero (default: those that the "
         "tokenizer gave in the version of transformers in config.json)",
-    )
-    parser.add_argument(
-        "--max-int8-error",
-        type=flags.parse_positive,
-        metavar="SHARE",
-        help="maximum error of int8 on held-out texts, as a share of the outputs' standard deviation (default: 0.1); the most sensitive "
-        "matrices stay in float until it holds, otherwise the bundle has no int8",
     )
     parser.add_argument(
         "--tracer",

@@ -92,18 +92,10 @@ def load_checkpoint(
     transformers.utils.logging.set_verbosity_error()
     files = find_source(source, revision)
     config = _read_config(files)
-    if task == "auto" and any(entry.kind == POOLING for entry in read_modules(files.folder)):
-        # modules.json decides; all-mpnet-base-v2, for example, names the class in which its base was trained
-        task = feature_extraction.TASK.name
     config.return_dict = True
     if getattr(config, "chunk_size_feed_forward", 0):
         config.chunk_size_feed_forward = 0  # a traced graph would keep the number of chunks of the example
-    chosen_task, auto_class = choose_task(config, task, files.adapter)
-    if auto_class.__name__ in (getattr(config, "auto_map", None) or {}):
-        raise CheckpointError(
-            f"the config.json of `{source}` names a class of its own for {auto_class.__name__} in `auto_map`, whose code is never run; if "
-            "transformers' class gives the right answers, remove the entry, otherwise export the model with --module."
-        )
+    chosen_task, auto_class = _find_task(files, config, task)
     embeds = TASKS[chosen_task].embeds
     if layers != "last" and not embeds:
         text = layers if isinstance(layers, str) else ",".join(map(str, layers))
@@ -146,6 +138,20 @@ def _read_config(files: SourceFiles) -> Any:
         if value is not None and refused in (None, value):
             raise CheckpointError(f"the config.json of `{files.source}` has `{field}` = {value!r}; {reason}.")
     return config
+
+
+def _find_task(files: SourceFiles, config: Any, task: str) -> tuple[Task, Any]:
+    """Returns the task and the auto class that loads it."""
+    if task == "auto" and any(entry.kind == POOLING for entry in read_modules(files.folder)):
+        # modules.json decides; all-mpnet-base-v2, for example, names the class in which its base was trained
+        task = feature_extraction.TASK.name
+    chosen_task, auto_class = choose_task(config, task, files.adapter)
+    if auto_class.__name__ in (getattr(config, "auto_map", None) or {}):
+        raise CheckpointError(
+            f"the config.json of `{files.source}` names a class of its own for {auto_class.__name__} in `auto_map`, whose code is never run; if "
+            "transformers' class gives the right answers, remove the entry, otherwise export the model with --module."
+        )
+    return chosen_task, auto_class
 
 
 def _describe(

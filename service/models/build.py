@@ -134,18 +134,7 @@ def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None,
     threads = _share(threads_total, settings.workers, index)
     metrics.describe_build(onnxruntime=sessions.VERSION, provider=provider, workers=settings.workers, threads=threads)
     multi_threads = settings.multi_threads or min(threads, MAX_MULTI_THREADS)
-    scheduler = Scheduler(
-        RequestQueue(
-            max_batch_tokens=settings.max_batch_tokens,
-            max_queue_tokens=_share(settings.max_queue_tokens, settings.workers, index),
-            threads=threads,
-        ),
-        threads=threads,
-        multi_threads=multi_threads,
-        # a GPU runs texts faster than two threads tokenize them
-        prepare_threads=min(usable_cores(), 2 if provider == "cpu" else 8),
-        on_hang=metrics.hung_runs.inc,
-    )
+    scheduler = _scheduler(settings, provider, threads, multi_threads, index=index, metrics=metrics)
     options = load_options(settings, requested, provider, multi_threads)
     load = partial(loading.load_model, options=options, scheduler=scheduler, metrics=metrics)
     models = _loaded(load, bundles, skipped, at_once=threads)
@@ -182,6 +171,22 @@ def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None,
         totals={"max_batch_tokens": settings.max_batch_tokens, "max_queue_tokens": settings.max_queue_tokens, "threads": threads_total},
         worker=WorkerShare(index, settings.workers, os.getpid(), scheduler.max_queue_tokens, threads),
         machine=Machine(cpu_name(), sessions.VERSION, requested, provider, sessions.THREADS),
+    )
+
+
+def _scheduler(settings: Settings, provider: Provider, threads: int, multi_threads: int, *, index: int, metrics: Metrics) -> Scheduler:
+    """Returns the scheduler of a worker, with its share of the queue."""
+    return Scheduler(
+        RequestQueue(
+            max_batch_tokens=settings.max_batch_tokens,
+            max_queue_tokens=_share(settings.max_queue_tokens, settings.workers, index),
+            threads=threads,
+        ),
+        threads=threads,
+        multi_threads=multi_threads,
+        # a GPU runs texts faster than two threads tokenize them
+        prepare_threads=min(usable_cores(), 2 if provider == "cpu" else 8),
+        on_hang=metrics.hung_runs.inc,
     )
 
 
