@@ -30,7 +30,7 @@ from bertserve.service.text.tokenizer import Tokenizer
 
 PADDED_TEXTS, PADDING = 8, 3  # texts that are also measured with padding, and the number of padding tokens
 MAX_TOKENS = 16384  # of a batch: enough for the largest GPUs (8 to 16 thousand tokens per launch)
-_LEAST_ROWS = 8  # minimum rows of the longest texts, in a rectangular plan
+_MIN_LONGEST_ROWS = 8  # minimum rows of the longest texts, in a rectangular plan
 _LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
@@ -111,14 +111,14 @@ def plan_shapes(max_length: int, *, masks: bool, rectangle: bool) -> ShapePlan:
     same numbers of rows, for a provider that reserves memory for the longest text in the largest batch.
     """
     lengths = [*(length for length in _LENGTHS if length < max_length), max_length]
-    last = max(MAX_TOKENS // max_length, _LEAST_ROWS)
+    last = max(MAX_TOKENS // max_length, _MIN_LONGEST_ROWS)
     buckets = tuple(
         ShapeBucket(length=n, rows=tuple(r for r in _ROWS if r == 1 or (r <= last if rectangle else r * n <= MAX_TOKENS))) for n in lengths
     )
     tokens = max(bucket.length * bucket.rows[-1] for bucket in buckets)
     # a mask counts as another token, so a batch has at most half as many masks as tokens; a single text may have any number
-    most = max(tokens // 2, max_length)
-    return ShapePlan(buckets=buckets, masks=tuple(2**i for i in range((most - 1).bit_length() + 1)) if masks else ())
+    max_masks = max(tokens // 2, max_length)
+    return ShapePlan(buckets=buckets, masks=tuple(2**i for i in range((max_masks - 1).bit_length() + 1)) if masks else ())
 
 
 def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> Artifact:

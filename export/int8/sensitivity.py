@@ -24,13 +24,14 @@ from bertserve.export.int8.gptq import column_blocks
 from bertserve.export.int8.smoothquant import QuantParams
 from bertserve.export.progress import track
 
-# A model run per layer takes long. Therefore texts are short: the shortest with at least MIN_TOKENS tokens from each of several parts
-# of the texts, because single texts precede pairs. A layer that is far from all limits after FEW texts is not measured on the others.
-FEW, MIN_TOKENS, PARTS = 8, 16, 8
-FAR = 4
+# A model run per layer takes long. Therefore texts are short: the shortest with at least MIN_TOKENS tokens from each of TEXT_GROUPS groups
+# of neighbors, because single texts precede pairs.
+MIN_TOKENS, TEXT_GROUPS = 16, 8
+# A layer whose error after FIRST_TEXTS texts differs from each limit by more than this factor is not measured on the others.
+FIRST_TEXTS, LIMIT_FACTOR = 8, 4
 # Maximum operations of all runs, multiplications plus additions, within these numbers of texts.
-FLOPS = 2e12
-LEAST, MOST = 16, 64
+MAX_FLOPS = 2e12
+MIN_TEXTS, MAX_TEXTS = 16, 64
 
 
 def measure(
@@ -43,13 +44,13 @@ def measure(
     `limits` are the values to which the results will be compared.
     """
     layers = rewrite.find_linears(model.graph).values()
-    texts = _short(feeds, FLOPS / len(params) / (2 * sum(math.prod(layer.shape) for layer in layers)))
+    texts = choose_texts(feeds, MAX_FLOPS / len(params) / (2 * sum(math.prod(layer.shape) for layer in layers)))
     graph = _ShiftedGraph(model, path)
-    errors = _measure(graph, params, texts[:FEW])
+    errors = _measure(graph, params, texts[:FIRST_TEXTS])
     average = max(sum(errors.values()) / len(errors), 1e-12)
-    near = [x for x, error in errors.items() if any(1 / FAR < error / average / limit < FAR for limit in limits)]
-    later_errors = _measure(graph, {x: params[x] for x in near}, texts[FEW:]) if texts[FEW:] else {}
-    errors |= {x: (errors[x] * FEW + error * (len(texts) - FEW)) / len(texts) for x, error in later_errors.items()}
+    near = [x for x, error in errors.items() if any(1 / LIMIT_FACTOR < error / average / limit < LIMIT_FACTOR for limit in limits)]
+    later_errors = _measure(graph, {x: params[x] for x in near}, texts[FIRST_TEXTS:]) if texts[FIRST_TEXTS:] else {}
+    errors |= {x: (errors[x] * FIRST_TEXTS + error * (len(texts) - FIRST_TEXTS)) / len(texts) for x, error in later_errors.items()}
     average = max(sum(errors.values()) / len(errors), 1e-12)
     return {x: error / average for x, error in errors.items()}
 
@@ -111,14 +112,14 @@ def _changes(layer: Linear, quant: QuantParams, inputs: Sequence[Floats]) -> lis
     return [part.reshape(*x.shape[:-1], -1) for x, part in zip(inputs, np.split(change, ends[:-1]), strict=True)]
 
 
-def _short(feeds: Sequence[Feed], tokens: float) -> list[Feed]:
-    """Returns the texts for the measurement in random order: about `tokens` tokens, but at least `LEAST` and at most `MOST` texts."""
-    enough = [feed for feed in feeds if inference.tokens(feed) >= MIN_TOKENS] or sorted(feeds, key=inference.tokens)[::-1]
-    bounds = [i * len(enough) // PARTS for i in range(PARTS + 1)]
-    parts = [sorted(enough[start:end], key=inference.tokens) for start, end in itertools.pairwise(bounds)]
-    short = [feed for row in itertools.zip_longest(*parts) for feed in row if feed is not None]
-    count = int(np.clip(tokens / np.mean([inference.tokens(feed) for feed in short[:PARTS]]), LEAST, MOST))
-    return [short[:count][i] for i in np.random.default_rng(0).permutation(min(count, len(short)))]
+def choose_texts(feeds: Sequence[Feed], tokens: float) -> list[Feed]:
+    """Returns the texts for the measurement in random order: about `tokens` tokens, but at least `MIN_TEXTS` and at most `MAX_TEXTS` texts."""
+    candidates = [feed for feed in feeds if inference.tokens(feed) >= MIN_TOKENS] or sorted(feeds, key=inference.tokens)[::-1]
+    bounds = [i * len(candidates) // TEXT_GROUPS for i in range(TEXT_GROUPS + 1)]
+    groups = [sorted(candidates[start:end], key=inference.tokens) for start, end in itertools.pairwise(bounds)]
+    shortest = [feed for row in itertools.zip_longest(*groups) for feed in row if feed is not None]
+    count = int(np.clip(tokens / np.mean([inference.tokens(feed) for feed in shortest[:TEXT_GROUPS]]), MIN_TEXTS, MAX_TEXTS))
+    return [shortest[:count][i] for i in np.random.default_rng(0).permutation(min(count, len(shortest)))]
 
 
 def _shift(x: str) -> str:

@@ -65,9 +65,9 @@ class _MultipleChoice(ExportTask):
         encoder.register_forward_pre_hook(restore_inputs, with_kwargs=True)
 
     def fixed_requests(self, spec: TokenizerSpec) -> list[Any]:
-        few = tuple(TEXTS[:4])
+        choices = tuple(TEXTS[:4])
         return [
-            *(multiple_choice.ChooseRequest(text, few) for text in ["", *TEXTS, LONG * 30]),
+            *(multiple_choice.ChooseRequest(text, choices) for text in ["", *TEXTS, LONG * 30]),
             multiple_choice.ChooseRequest("A man is eating food.", ("Someone eats.", "")),
             multiple_choice.ChooseRequest("Who met Charles Babbage?", ("Ada Lovelace", "Maria Agnesi", "the Royal Society"), NAMES),
             multiple_choice.ChooseRequest("What was said?", (LONG * 20, "nothing"), LONG * 8),

@@ -177,9 +177,9 @@ def bert_tokenizer() -> Any:
 
 
 def distilbert_tokenizer() -> Any:
-    made = bert_tokenizer()
-    made.model_input_names = ["input_ids", "attention_mask"]
-    return made
+    tokenizer = bert_tokenizer()
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    return tokenizer
 
 
 def roberta_tokenizer() -> Any:
@@ -188,16 +188,16 @@ def roberta_tokenizer() -> Any:
 
 def _generic(model: Any, single: str, pair: str, normalizer: Any = None, **options: Any) -> Any:
     """Returns a tokenizer in the library's generic class: BPE of bytes, or of words with a suffix, and templates of a text and a pair."""
-    made = tokenizers.Tokenizer(model)
+    tokenizer = tokenizers.Tokenizer(model)
     suffix = model.end_of_word_suffix
     if normalizer is not None:
-        made.normalizer = normalizer
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer() if suffix else pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = tokenizers.decoders.BPEDecoder(suffix=suffix) if suffix else tokenizers.decoders.ByteLevel()
-    specials = [(token, made.token_to_id(token)) for token in dict.fromkeys(single.split()) if token != "$A"]
-    made.post_processor = tokenizers.processors.TemplateProcessing(single=single, pair=pair, special_tokens=specials)
+        tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer() if suffix else pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.BPEDecoder(suffix=suffix) if suffix else tokenizers.decoders.ByteLevel()
+    specials = [(token, tokenizer.token_to_id(token)) for token in dict.fromkeys(single.split()) if token != "$A"]
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single=single, pair=pair, special_tokens=specials)
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made, **{"model_input_names": ["input_ids", "attention_mask"], "model_max_length": LENGTH, **options}
+        tokenizer_object=tokenizer, **{"model_input_names": ["input_ids", "attention_mask"], "model_max_length": LENGTH, **options}
     )
 
 

@@ -112,26 +112,26 @@ def grid(tokenizer: Tokenizer, task: str) -> list[Encoding]:
     """Returns encodings of every length of the grid, cut from one long text; for fill-mask, the first and last tokens are masked."""
     (whole,) = tokenizer.tokenize([" ".join(BUILT_IN.read_text(encoding="utf-8").splitlines()[:20])])
     pair = task in ("question-answering", "multiple-choice", "next-sentence", "sentence-order")
-    made = []
+    encodings = []
     for count in (*COUNTS, tokenizer.room(pair=pair)):
         ids = list(whole.ids[7 : 7 + count])
         if tokenizer.mask is not None and task == "fill-mask":
             masks = sorted({0, count - 1}) if count else []
             for mask in masks:
                 ids[mask] = tokenizer.mask.id
-            made += [tokenizer.assemble(ids, masks=masks)] if masks else []
+            encodings += [tokenizer.assemble(ids, masks=masks)] if masks else []
         else:
             if count or tokenizer.room(pair=pair) < tokenizer.max_length:  # without special tokens, an empty text has no tokens
-                made.append(tokenizer.assemble(ids[: count // 3], ids[count // 3 :]) if pair else tokenizer.assemble(ids))
-    assert len(made[-1]) == tokenizer.max_length
-    return made
+                encodings.append(tokenizer.assemble(ids[: count // 3], ids[count // 3 :]) if pair else tokenizer.assemble(ids))
+    assert len(encodings[-1]) == tokenizer.max_length
+    return encodings
 
 
 def reference(source: Path, task: str, bundle: Bundle, encodings: Sequence[Encoding]) -> list[Row]:
     """Returns the checkpoint's outputs in transformers with its default attention implementation, one text at a time."""
     model = ALL_HEADS[task][1].from_pretrained(source, dtype=torch.float32).eval()  # type: ignore[attr-defined]
     taken = [spec for spec in bundle.manifest.graphs[0].inputs if spec.fill != "mask_index"]
-    made = []
+    rows = []
     for encoding in encodings:
         values = {"token_ids": encoding.ids, "attention_mask": np.ones_like(encoding.ids), "type_ids": encoding.type_ids}
         with torch.no_grad():
@@ -143,8 +143,8 @@ def reference(source: Path, task: str, bundle: Bundle, encodings: Sequence[Encod
         if task == "replaced-tokens":
             outputs["logits"] = torch.stack([torch.zeros_like(outputs["logits"]), outputs["logits"]], dim=-1)
         row = {spec.name: outputs[spec.name][0].numpy() for spec in bundle.manifest.graphs[0].outputs}
-        made.append({key: value[list(encoding.masks)] for key, value in row.items()} if encoding.masks else row)
-    return made
+        rows.append({key: value[list(encoding.masks)] for key, value in row.items()} if encoding.masks else row)
+    return rows
 
 
 def rows(bundle: Bundle, precision: Precision, encodings: Sequence[Encoding]) -> tuple[list[Row], list[Row]]:

@@ -56,21 +56,21 @@ def write(case: Case, folder: Path) -> Path:
 
 def tokenizer_of(case: Case) -> Any:
     """Returns the family's tokenizer with the settings of a case."""
-    made = FAMILIES[case.family].tokenizer()
-    made.model_max_length, made.truncation_side = case.model_max_length, case.truncation_side
-    made.padding_side = case.padding_side or made.padding_side
-    first, last = made.cls_token or made.bos_token or made.eos_token, made.sep_token or made.eos_token
+    tokenizer = FAMILIES[case.family].tokenizer()
+    tokenizer.model_max_length, tokenizer.truncation_side = case.model_max_length, case.truncation_side
+    tokenizer.padding_side = case.padding_side or tokenizer.padding_side
+    first, last = tokenizer.cls_token or tokenizer.bos_token or tokenizer.eos_token, tokenizer.sep_token or tokenizer.eos_token
     if case.template:
         names = {"C": first, "S": last}
         single, pair = (" ".join(names.get(piece[0], piece[0]) + piece[1:] for piece in text.split()) for text in TEMPLATES[case.template])
-        ids = {(token, made.convert_tokens_to_ids(token)) for token in names.values()}
-        made.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        ids = {(token, tokenizer.convert_tokens_to_ids(token)) for token in names.values()}
+        tokenizer.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
             single=single, pair=pair, special_tokens=sorted(ids)
         )
     for token in case.added:
         options = {name: getattr(token, name) for name in ("special", "lstrip", "rstrip", "single_word", "normalized")}
-        made.add_tokens([tokenizers.AddedToken(token.content, **options)], special_tokens=token.special)
-    return made
+        tokenizer.add_tokens([tokenizers.AddedToken(token.content, **options)], special_tokens=token.special)
+    return tokenizer
 
 
 def _shard(path: Path, count: int) -> None:

@@ -87,7 +87,7 @@ def graph_of(
     kind: int = TensorProto.FLOAT,
 ) -> onnx.ModelProto:
     """Returns a model of these nodes in order, with constants and input shapes by name; `kind` is the type of the inputs."""
-    made = helper.make_graph(
+    graph = helper.make_graph(
         list(nodes),
         "handmade",
         [helper.make_tensor_value_info(name, kind, shape) for name, shape in inputs.items()],
@@ -95,7 +95,7 @@ def graph_of(
         [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid(CONTRIB, 1)]
-    return helper.make_model(made, opset_imports=opsets, ir_version=9)
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
 
 
 def padded(feeds: Sequence[Feed], length: int) -> Feed:

@@ -169,10 +169,10 @@ def test_a_bundle_can_be_exported_for_only_a_gpu(all_: All, tmp_path: Path) -> N
 def test_unfused_attention_keeps_its_mask(all_: All, tmp_path: Path) -> None:
     """Lengths cannot describe padding on the left, so attention stays unfused; in fp16, its mask stays in float32."""
     bundle = all_.bundle(CLASSIFIES)
-    made = stage(all_.source(CLASSIFIES), tmp_path / "stages")
-    left = replace(made.loaded, tokenizer_spec=made.loaded.tokenizer_spec.model_copy(update={"padding_side": "left"}))
+    stages = stage(all_.source(CLASSIFIES), tmp_path / "stages")
+    left = replace(stages.loaded, tokenizer_spec=stages.loaded.tokenizer_spec.model_copy(update={"padding_side": "left"}))
     fused = gpu.fuse(tmp_path / "stages/raw.onnx", tmp_path / "partly.onnx", left)
-    feeds = calibration.make_feeds(calibration.Texts(tuple(TEXTS[:3] * 5)), left, made.tokenizer, fused.inputs)
+    feeds = calibration.make_feeds(calibration.Texts(tuple(TEXTS[:3] * 5)), left, stages.tokenizer, fused.inputs)
     padded = [calibration.pad(feed, fused.inputs, pad_id=0, tokens=2) for feed in feeds[:3]]
     halved, _ = gpu.convert_to_fp16(tmp_path / "partly.onnx", tmp_path / "half.onnx", tmp_path, feeds, padded)
     unpadded, _ = gpu.convert_to_fp16(tmp_path / "partly.onnx", tmp_path / "blind.onnx", tmp_path, feeds, [])

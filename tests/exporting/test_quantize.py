@@ -79,14 +79,14 @@ def quantized_graphs(tmp_path_factory: pytest.TempPathFactory) -> QuantizedOf:
     folder = tmp_path_factory.mktemp("quantized")
 
     @functools.cache
-    def made(task: str) -> Quantized:
+    def quantized_of(task: str) -> Quantized:
         source = checkpoint_of(folder, task)
         edit_weights(source, plant_outliers)
         staged = stage(source, folder / f"stages-{task}")
         target = folder / f"{task}.onnx"
         return Quantized(staged, target, int8(staged, target)[0])
 
-    return made
+    return quantized_of
 
 
 @pytest.fixture(

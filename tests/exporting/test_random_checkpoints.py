@@ -34,7 +34,7 @@ pytestmark = pytest.mark.torch
 EXAMPLES, SEEDS = 20, 16
 DYNAMO = 5  # one of this many seeds uses the slower tracer
 ABSOLUTE, RELATIVE = 1e-4, 2e-5
-PARTS = ("good", " ", " film", "the", "CO2", "[E1]", "<url>", "ing", "new york", "é", "e\u0301", "🤖", "看", "שלום", "مرحبا", "\u202e", "\x00", "\x07",
+TEXT_PIECES = ("good", " ", " film", "the", "CO2", "[E1]", "<url>", "ing", "new york", "é", "e\u0301", "🤖", "看", "שלום", "مرحبا", "\u202e", "\x00", "\x07",
          "\t\n", "\u00a0", "\u200b", "\ufeff", "ﬁ", "İ", "ß", "x" * 120, "!?", "\U0010ffff", "Film", "FILM", "##ing", "\u2581")  # fmt: skip
 FIXED = ("", "   ", "A warm, funny and engaging film.", "the film was not very good, but the book is great! " * 12)
 
@@ -57,25 +57,29 @@ class User:
     def windows(self, *texts: Any, **options: Any) -> list[dict[str, list[int]]]:
         """Returns the inputs of a text or a pair: truncated, or as windows in text order if `options` have a stride."""
         backwards = "stride" in options and self.tokenizer.truncation_side == "left"
-        made = self.tokenizer(
+        encoding = self.tokenizer(
             *texts, truncation=options.pop("truncation", True), max_length=options.pop("max_length", self.case.limit), **options
         )
-        made.pop("overflow_to_sample_mapping", None)
-        nested = any(isinstance(values, list) for values in made["input_ids"])
-        if self.case.template == "one type" and nested and "token_type_ids" in made:
+        encoding.pop("overflow_to_sample_mapping", None)
+        nested = any(isinstance(values, list) for values in encoding["input_ids"])
+        if self.case.template == "one type" and nested and "token_type_ids" in encoding:
             # the library gives other types than the template's from the second window on
-            made["token_type_ids"] = [[0] * len(ids) for ids in made["input_ids"]]
-        found = [{name: values[i] for name, values in made.items()} for i in range(len(made["input_ids"]))] if nested else [dict(made)]
-        return found[::-1] if backwards else found
+            encoding["token_type_ids"] = [[0] * len(ids) for ids in encoding["input_ids"]]
+        windows = (
+            [{name: values[i] for name, values in encoding.items()} for i in range(len(encoding["input_ids"]))]
+            if nested
+            else [dict(encoding)]
+        )
+        return windows[::-1] if backwards else windows
 
     def spelled(self) -> tuple[str, list[int]]:
         """Returns a text that spells the reserved special tokens, and its ids without a template: they are read as text, or as unknown."""
-        made = self.tokenizer
-        reserved = {*made("")["input_ids"], *made("", "")["input_ids"], made.pad_token_id, made.unk_token_id}
-        reserved |= set() if self.case.task == "fill-mask" else {made.mask_token_id}
-        text = " good ".join(made.convert_ids_to_tokens(sorted(reserved - {None})))
-        ids = made(text, split_special_tokens=True, add_special_tokens=False)["input_ids"]
-        return text, [made.unk_token_id if id_ in reserved else id_ for id_ in ids]
+        tokenizer = self.tokenizer
+        reserved = {*tokenizer("")["input_ids"], *tokenizer("", "")["input_ids"], tokenizer.pad_token_id, tokenizer.unk_token_id}
+        reserved |= set() if self.case.task == "fill-mask" else {tokenizer.mask_token_id}
+        text = " good ".join(tokenizer.convert_ids_to_tokens(sorted(reserved - {None})))
+        ids = tokenizer(text, split_special_tokens=True, add_special_tokens=False)["input_ids"]
+        return text, [tokenizer.unk_token_id if id_ in reserved else id_ for id_ in ids]
 
     def run(self, window: dict[str, list[int]]) -> dict[str, NDArray[np.float32]]:
         """Returns the outputs of one window by name, float32, without the batch axis."""
@@ -113,7 +117,7 @@ def test_a_random_checkpoint_answers_like_pytorch_or_is_refused(number: int, mon
     @settings(max_examples=EXAMPLES, database=None, suppress_health_check=list(HealthCheck), report_multiple_bugs=False)
     @given(
         cases(),
-        st.lists(st.lists(st.sampled_from(PARTS), max_size=12).map("".join), min_size=2, max_size=2),
+        st.lists(st.lists(st.sampled_from(TEXT_PIECES), max_size=12).map("".join), min_size=2, max_size=2),
     )
     def check(case: Case, texts: list[str]) -> None:
         folder = Path(tempfile.mkdtemp())

@@ -38,11 +38,13 @@ def test_a_measured_effect_equals_the_effect_of_one_int8_layer(
 ) -> None:
     staged = all_staged[task]
     texts = staged.feeds(read_texts(BUILT_IN)[:20])
-    monkeypatch.setattr(sensitivity, "FAR", 1e9)  # all layers are measured on all texts
-    monkeypatch.setattr(sensitivity, "_short", lambda feeds, tokens: list(texts))
+    monkeypatch.setattr(sensitivity, "LIMIT_FACTOR", 1e9)  # all layers are measured on all texts
+    monkeypatch.setattr(sensitivity, "choose_texts", lambda feeds, tokens: list(texts))
     params = quantized(staged, tmp_path)
     found = sensitivity.measure(rewrite.load(staged.packed), params, tmp_path / "shifted.onnx", texts, limits=[1.0])
-    parts = [(part, inference.outputs(staged.packed, part)) for part in (texts[: sensitivity.FEW], texts[sensitivity.FEW :])]
+    parts = [
+        (part, inference.outputs(staged.packed, part)) for part in (texts[: sensitivity.FIRST_TEXTS], texts[sensitivity.FIRST_TEXTS :])
+    ]
     alone = {}
     for x, quant in params.items():
         model = rewrite.load(staged.packed)

@@ -77,8 +77,8 @@ def types_of(source: Path, **options: Any) -> list[int] | None:
 
 def template_of(source: Path) -> list[int]:
     """Returns the token types of a pair by tokenizer.json."""
-    made = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
-    return list(made.encode("a", "a").type_ids)
+    tokenizer = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
+    return list(tokenizer.encode("a", "a").type_ids)
 
 
 @pytest.mark.parametrize("generic", [False, True], ids=["own class", "generic class"])

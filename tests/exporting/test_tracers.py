@@ -66,8 +66,8 @@ def test_both_graphs_have_the_same_form(both: dict[Tracer, Graphs]) -> None:
     """Each operator occurs equally often, for the CPU and for CUDA; the form names the tracer."""
     script, program = both["torchscript"], both["dynamo"]
     counts = [
-        [Counter(node.op_type for node in rewrite.load(path).graph) for path in (made.cpu.path, made.raw.with_name("cuda.onnx"))]
-        for made in both.values()
+        [Counter(node.op_type for node in rewrite.load(path).graph) for path in (traced.cpu.path, traced.raw.with_name("cuda.onnx"))]
+        for traced in both.values()
     ]
 
     assert counts[0] == counts[1]
@@ -130,8 +130,8 @@ def test_every_family_has_the_same_form_with_both_tracers(family: str, task: str
             graphs(checkpoint, tmp_path, "dynamo")
         return
     script, program = (graphs(checkpoint, tmp_path, tracer) for tracer in ("torchscript", "dynamo"))
-    nodes = [len(ir.load(made.cpu.path).graph) for made in (program, script)]
-    layers = [len(find_linears(rewrite.load(made.cpu.path).graph)) for made in (program, script)]
+    nodes = [len(ir.load(traced.cpu.path).graph) for traced in (program, script)]
+    layers = [len(find_linears(rewrite.load(traced.cpu.path).graph)) for traced in (program, script)]
 
     assert sum(script.cpu.fusions.values()) == sum(program.cpu.fusions.values())
     assert (script.cpu.fusions == program.cpu.fusions) == (family not in FIRST_NORM)

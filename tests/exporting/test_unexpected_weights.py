@@ -16,8 +16,8 @@ from bertserve.export.errors import CheckpointError
 @functools.cache
 def model(architecture: str) -> transformers.PreTrainedModel:
     sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 16}
-    made: transformers.PreTrainedModel = getattr(transformers, architecture)(transformers.BertConfig(**sizes))
-    return made
+    created: transformers.PreTrainedModel = getattr(transformers, architecture)(transformers.BertConfig(**sizes))
+    return created
 
 
 def refuse(*names: str, architecture: str = "BertForSequenceClassification", ignored: tuple[str, ...] = ()) -> None:

@@ -126,11 +126,11 @@ def assert_answers(bundle: Bundle, logits: dict[str, Any]) -> None:
 def rewrite(source: Path, **parts: Any) -> tokenizers.Tokenizer:
     """Replaces parts of a checkpoint's `tokenizer.json`; returns the tokenizer as the tokenizers library reads it, without truncation."""
     edit_json(source / "tokenizer.json", truncation=None, padding=None)
-    made = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
+    tokenizer = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
     for name, part in parts.items():
-        setattr(made, name, part)
-    made.save(str(source / "tokenizer.json"))
-    return made
+        setattr(tokenizer, name, part)
+    tokenizer.save(str(source / "tokenizer.json"))
+    return tokenizer
 
 
 @pytest.mark.parametrize("text", ["ﬁne GOOD ﬁlm", "the (film)...", "ÀÉ"])
