@@ -134,7 +134,7 @@ class Check(Settings):
     def run(self) -> int:
         """Checks all models; returns the exit code."""
         from bertserve.service.check import check  # a slow import, which wrong flags do not need
-        from bertserve.service.server.preparation import prepare
+        from bertserve.service.server.serve import prepare
 
         prepare(self)
         return asyncio.run(check(with_sources(self)))

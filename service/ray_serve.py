@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from bertserve.service.models.build import build
 from bertserve.service.server.logs import configure_logging
-from bertserve.service.server.preparation import prepare
+from bertserve.service.server.serve import prepare
 from bertserve.service.server.server import application
 from bertserve.service.settings import PREFIX, Settings, check_environment
 from bertserve.service.sources import with_sources

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from bertserve.service.models.build import build
-from bertserve.service.server.preparation import prepare
+from bertserve.service.server.serve import prepare
 from bertserve.service.server.server import application
 from bertserve.service.settings import Settings
 from served_socket import client, listening, play

@@ -13,9 +13,9 @@ from starlette.routing import Match
 from bertserve.service import __version__
 from bertserve.service.api import errors, playground
 from bertserve.service.api.admin import routers as admin_routers
-from bertserve.service.api.auth import check_declared
 from bertserve.service.api.openapi import TAGS, add_description, docs_router, inference_routes
 from bertserve.service.api.request import REQUEST
+from bertserve.service.api.routes import check_declared
 from bertserve.service.errors import MethodNotAllowedError, NotFoundError, Sent
 from bertserve.service.models.build import AppState
 from bertserve.service.tasks.catalog import TASKS

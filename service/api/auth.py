@@ -1,18 +1,9 @@
-"""Authentication: each route declares its access, and checks the caller before it runs.
-
-The router matches a request to one route, and this route checks its own access. So there is no second list of paths that
-decides about access. The service does not start if a route declares no access.
-"""
+"""Authenticator: admits callers by their keys and by the access that a route declares."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fastapi.routing import APIRoute
-from starlette.routing import BaseRoute
-from starlette.types import Receive, Scope, Send
-
-from bertserve.service.api.request import REQUEST, Request
 from bertserve.service.api_keys import Access, ApiKeys
 from bertserve.service.errors import ForbiddenError, UnauthorizedError
 
@@ -42,6 +33,12 @@ class Authenticator:
         self.admin_keys = admin_keys
         # other accesses always need a key
         self._open = {Access.PUBLIC: True, Access.PROBE: public_health, Access.METRICS: public_metrics}
+
+    def reload(self) -> None:
+        """Reads the files of keys again; after an error in a file, it logs the error and keeps the old keys."""
+        for keys in (self.keys, self.admin_keys):
+            if keys is not None:
+                keys.reload()
 
     def check(self, access: Access, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
         """Admits a request; header names are in lower case.
@@ -83,28 +80,3 @@ class Authenticator:
             if name is not None:
                 return name, admin
         raise UnauthorizedError("unknown API key; check it, or ask the operator for one.")
-
-
-class GuardedRoute(APIRoute):
-    """A route of FastAPI that checks its access before it runs. `openapi.endpoints` makes a subclass for each access."""
-
-    access: Access
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves a request that the router has matched to this route; a wrong method gets status 405."""
-        assert self.methods is not None, "FastAPI gives every route methods"
-        if scope["method"] in self.methods:
-            request: Request = scope[REQUEST]
-            request.key = request.auth.check(self.access, scope["headers"])
-        await super().handle(scope, receive, send)
-
-
-def check_declared(routes: Iterable[BaseRoute]) -> None:
-    """Checks at startup that all routes declare their access.
-
-    Raises:
-        TypeError: A route does not.
-    """
-    for route in routes:
-        if not (isinstance(route, GuardedRoute) and isinstance(getattr(route, "access", None), Access)):
-            raise TypeError(f"the route {getattr(route, 'path', route)!r} declares no access; use `endpoints` of service/api/openapi.py.")

@@ -18,10 +18,9 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 
-from bertserve.service.api.auth import GuardedRoute
 from bertserve.service.api.jsonl import MEDIA_TYPE
 from bertserve.service.api.request import TIMEOUT_HEADER
-from bertserve.service.api.routes import INFERENCE, OTHER_CLIENTS, InferenceRoute, Route, all_routes
+from bertserve.service.api.routes import INFERENCE, OTHER_CLIENTS, GuardedRoute, InferenceRoute, Route, all_routes
 from bertserve.service.api_keys import Access
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import to_json

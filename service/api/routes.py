@@ -1,21 +1,28 @@
-"""The routes that run models, each with the wire format of its bodies. A new route needs one record here."""
+"""The routes that run models, each with the wire format of its bodies. A new route needs one record here.
+
+The router matches a request to one route, and this route checks its own access. So there is no second list of paths that
+decides about access. The service does not start if a route declares no access.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from starlette.routing import BaseRoute
+from starlette.types import Receive, Scope, Send
 
-from bertserve.service.api.auth import GuardedRoute
 from bertserve.service.api.call import Call, Incoming
 from bertserve.service.api.formats.cohere import DocumentsBody, RankedList, read_rerank
 from bertserve.service.api.formats.hugging_face import PredictBody, Predictions, read_at_base, read_for_model, read_for_task, read_predict
 from bertserve.service.api.formats.open_inference import InferAnswer, InferBody, read_infer
 from bertserve.service.api.formats.openai import EmbeddingList, EmbeddingsBody, read_embeddings
 from bertserve.service.api.formats.tei import EmbedAllBody, SequencesBody, read_foreign
+from bertserve.service.api.request import REQUEST, Request
 from bertserve.service.api_keys import Access
 from bertserve.service.tasks import classify, embed, rerank
 from bertserve.service.tasks.catalog import TASKS
@@ -48,6 +55,20 @@ class Route:
     task: str | None = None
     streams: bool = False
     tag: str = OTHER_CLIENTS
+
+
+class GuardedRoute(APIRoute):
+    """A route of FastAPI that checks its access before it runs. `openapi.endpoints` makes a subclass for each access."""
+
+    access: Access
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves a request that the router has matched to this route; a wrong method gets status 405."""
+        assert self.methods is not None, "FastAPI gives every route methods"
+        if scope["method"] in self.methods:
+            request: Request = scope[REQUEST]
+            request.key = request.auth.check(self.access, scope["headers"])
+        await super().handle(scope, receive, send)
 
 
 class InferenceRoute(GuardedRoute):
@@ -121,3 +142,14 @@ def _of_task(spec: TaskSpec) -> Route:
 def _of_any_task(path: str, read: Callable[[Incoming], Call], summary: str, tag: str = OTHER_CLIENTS) -> Route:
     bodies = tuple(spec.body for spec in TASKS.values())
     return Route(path, read, summary, bodies, tuple(spec.answer for spec in TASKS.values()), streams=True, tag=tag)
+
+
+def check_declared(routes: Iterable[BaseRoute]) -> None:
+    """Checks at startup that all routes declare their access.
+
+    Raises:
+        TypeError: A route does not.
+    """
+    for route in routes:
+        if not (isinstance(route, GuardedRoute) and isinstance(getattr(route, "access", None), Access)):
+            raise TypeError(f"the route {getattr(route, 'path', route)!r} declares no access; use `endpoints` of service/api/openapi.py.")

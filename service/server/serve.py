@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
 
 from bertserve.service import __version__
-from bertserve.service.errors import StartError, plural
+from bertserve.service.api.auth import Authenticator
+from bertserve.service.api_keys import ApiKeys
+from bertserve.service.errors import SettingsError, StartError, plural
 from bertserve.service.server import logs, systemd
-from bertserve.service.server.preparation import prepare
 from bertserve.service.settings import Settings
+from bertserve.service.tracing.trace import tracer_class
 
 logger = logging.getLogger("bertserve")
 
@@ -33,8 +37,8 @@ def serve(settings: Settings, with_sources: Callable[[Settings], Settings]) -> N
     start = time.perf_counter()
     logs.configure_logging(settings.log_format)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # it waits until models are loaded
-    keys = prepare(settings)
-    if keys.callers is None and settings.host not in ("127.0.0.1", "::1", "localhost"):
+    auth = prepare(settings)
+    if auth.keys is None and settings.host not in ("127.0.0.1", "::1", "localhost"):
         logger.warning(
             "LISTENING ON %s WITHOUT AN API KEY: anyone who reaches this address can use the service. "
             "Set --api-key-file, or listen on 127.0.0.1 behind a proxy.",
@@ -52,14 +56,41 @@ def serve(settings: Settings, with_sources: Callable[[Settings], Settings]) -> N
         if settings.workers > 1:
             from bertserve.service.server.workers import work_together
 
-            work_together(settings, listener, keys, on_ready)
+            work_together(settings, listener, auth, on_ready)
             code = 0
         else:
             from bertserve.service.server.server import work
 
-            code = work(settings, listener, keys, on_ready)
+            code = work(settings, listener, auth, on_ready)
     sys.stdout.flush()
     os._exit(code)  # native code of a daemon thread that returns to a finished interpreter would abort the process
+
+
+def prepare(settings: Settings) -> Authenticator:
+    """Makes all checks that are possible before models are loaded, and reads the keys.
+
+    Raises:
+        SettingsError: The service cannot start with these settings.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65536)), hard))
+    if settings.otlp_endpoint is not None:
+        tracer_class()
+    if settings.tls_cert is not None:
+        try:
+            # without a password, OpenSSL would ask for one at the terminal
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key, password="")
+        except OSError as error:  # SSLError is a subclass
+            raise SettingsError(
+                f"--tls-cert `{settings.tls_cert}` and --tls-key `{settings.tls_key}` cannot be used ({error.strerror}); both must be PEM "
+                "files, and the key must belong to the certificate and have no password."
+            ) from error
+    return Authenticator(
+        None if settings.api_key_file is None else ApiKeys(settings.api_key_file),
+        admin_keys=None if settings.admin_key_file is None else ApiKeys(settings.admin_key_file, flag="--admin-key-file"),
+        public_health=settings.public_health,
+        public_metrics=settings.public_metrics,
+    )
 
 
 def _announce(settings: Settings, listener: socket.socket, start: float, started: tuple[list[str], int]) -> None:

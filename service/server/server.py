@@ -20,6 +20,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from bertserve.service.api.auth import Authenticator
 from bertserve.service.errors import plural
 from bertserve.service.metrics import Metrics
 from bertserve.service.models.build import AppState, build
@@ -27,7 +28,6 @@ from bertserve.service.models.model import Model
 from bertserve.service.server import systemd
 from bertserve.service.server.limits import LimitedProtocol
 from bertserve.service.server.logs import background_logging
-from bertserve.service.server.preparation import Keys
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tracing.trace import tracer_to
@@ -36,18 +36,17 @@ logger = logging.getLogger("bertserve.server")
 
 FLUSH_S = 5  # for clients to read their answers, after the scheduler has stopped
 OnReady = Callable[[tuple[list[str], int]], None]  # takes a line for each model, and the inference threads of all workers
-Beat = Callable[[bool], bool]  # takes whether the service is ready, and returns whether it should go on
 
 
 def work(
     settings: Settings,
     listener: socket.socket,
-    keys: Keys,
+    auth: Authenticator,
     on_ready: OnReady,
     *,
     index: int = 0,
     metrics: Metrics | None = None,
-    beat: Beat = systemd.beat,
+    beat: Callable[[], None] = systemd.beat,
 ) -> int:
     """Loads the models and serves them on a bound socket until it is stopped; `on_ready` is called when the server accepts connections.
 
@@ -60,7 +59,7 @@ def work(
         pool.submit(import_module, "bertserve.service.api.endpoint")
         state = build(settings, index=index, metrics=metrics, tracer=tracer)
     with background_logging():
-        Server(settings, state, keys, on_ready, beat).run([listener])
+        Server(settings, state, auth, on_ready, beat).run([listener])
         if tracer is not None:
             tracer.close()
         if state.scheduler.is_broken:
@@ -71,10 +70,10 @@ def work(
 class Server(uvicorn.Server):
     """uvicorn with an orderly shutdown: each admitted request gets its answer or an error of this service before its connection closes."""
 
-    def __init__(self, settings: Settings, state: AppState, keys: Keys, on_ready: OnReady, beat: Beat) -> None:
+    def __init__(self, settings: Settings, state: AppState, auth: Authenticator, on_ready: OnReady, beat: Callable[[], None]) -> None:
         """Configures uvicorn; `work` describes the arguments."""
-        super().__init__(configure(application(settings, state, keys), settings))
-        self._settings, self._state, self._keys, self._on_ready, self._beat = settings, state, keys, on_ready, beat
+        super().__init__(configure(application(settings, state, auth), settings))
+        self._settings, self._state, self._auth, self._on_ready, self._beat = settings, state, auth, on_ready, beat
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stops the server. A second SIGINT ends the process at once, for an impatient user; SIGTERM may come twice by accident."""
@@ -88,7 +87,7 @@ class Server(uvicorn.Server):
         gc.freeze()  # the loaded objects stay, so later collections need not visit them
         await super().startup(sockets)
         self._ticking = asyncio.create_task(self._tick())
-        self._keys.reload()  # a key may have been removed while the models were loaded
+        self._auth.reload()  # a key may have been removed while the models were loaded
         self._on_ready(([self._line(model) for model in self._state.registry.models.values()], self._state.totals["threads"]))
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, lambda: loop.create_task(self._reload()))
@@ -128,13 +127,13 @@ class Server(uvicorn.Server):
     async def _tick(self) -> None:
         """Reports that the event loop runs, also while the server drains."""
         while True:
-            if not self._beat(self._state.scheduler.ready) or self._state.scheduler.is_broken:
-                self.should_exit = True
+            self._beat()
+            self.should_exit |= self._state.scheduler.is_broken
             await asyncio.sleep(systemd.TICK_S)
 
     async def _reload(self) -> None:
         systemd.notify_reloading()
-        self._keys.reload()
+        self._auth.reload()
         await self._state.reloader.refresh()
         systemd.notify("READY=1")
 
@@ -165,20 +164,13 @@ def configure(app: ASGIApp, settings: Settings) -> uvicorn.Config:
     )
 
 
-def application(settings: Settings, state: AppState, keys: Keys, *, sends_request_id: bool = True) -> ASGIApp:
+def application(settings: Settings, state: AppState, auth: Authenticator, *, sends_request_id: bool = True) -> ASGIApp:
     """Returns the application for settings, to be served by this process or as a replica in another server.
 
     If `sends_request_id` is false, a server around the application adds the header `x-request-id` instead.
     """
-    from bertserve.service.api.auth import Authenticator
     from bertserve.service.api.endpoint import Endpoint
 
-    auth = Authenticator(
-        keys.callers,
-        admin_keys=keys.admins,
-        public_health=settings.public_health,
-        public_metrics=settings.public_metrics,
-    )
     return Endpoint(
         state,
         auth=auth,

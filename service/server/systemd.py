@@ -21,8 +21,6 @@ def notify_reloading() -> None:
     notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
 
-def beat(ready: bool) -> bool:
-    """Sends the watchdog's message unless the service is not ready, so that systemd restarts it after a while. Returns True."""
-    if ready:
-        notify("WATCHDOG=1")
-    return True
+def beat() -> None:
+    """Resets systemd's watchdog."""
+    notify("WATCHDOG=1")

@@ -24,10 +24,10 @@ from gunicorn.config import Config
 from gunicorn.workers.base import Worker
 from prometheus_client.multiprocess import mark_process_dead
 
+from bertserve.service.api.auth import Authenticator
 from bertserve.service.errors import StartError
 from bertserve.service.metrics import Metrics, ProcessMetrics
 from bertserve.service.server import systemd
-from bertserve.service.server.preparation import Keys
 from bertserve.service.settings import Settings
 
 logger = logging.getLogger("bertserve.workers")
@@ -37,7 +37,7 @@ RETRY_S = 1.0  # pause after a worker that cannot start
 MARGIN_S = 8  # after the shutdown timeout, a worker joins its inference threads and sends the last answers
 
 
-def work_together(settings: Settings, listener: socket.socket, keys: Keys, on_ready: Callable[[Any], None]) -> None:
+def work_together(settings: Settings, listener: socket.socket, auth: Authenticator, on_ready: Callable[[Any], None]) -> None:
     """Serves with several workers until a signal stops them; `on_ready` is called once, when all are ready.
 
     Raises:
@@ -46,7 +46,7 @@ def work_together(settings: Settings, listener: socket.socket, keys: Keys, on_re
     # the disk of a container may be slow or read-only
     parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 - the folder is private
     with tempfile.TemporaryDirectory(prefix="bert-serve-", dir=parent) as folder:
-        arbiter = _Arbiter(settings, listener, keys, on_ready, Path(folder))
+        arbiter = _Arbiter(settings, listener, auth, on_ready, Path(folder))
         try:
             arbiter.run()
         except SystemExit as end:
@@ -61,26 +61,24 @@ def work_together(settings: Settings, listener: socket.socket, keys: Keys, on_re
 class _Arbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no types
     SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
-    def __init__(self, settings: Settings, listener: socket.socket, keys: Keys, on_ready: Callable[[Any], None], folder: Path) -> None:
-        self.settings, self.listener, self.keys, self.folder = settings, listener, keys, folder
+    def __init__(
+        self, settings: Settings, listener: socket.socket, auth: Authenticator, on_ready: Callable[[Any], None], folder: Path
+    ) -> None:
+        self.settings, self.listener, self.auth, self.folder = settings, listener, auth, folder
         self.free = list(range(settings.workers))  # indexes without a worker
         self.process_ids, self.replaced = RawArray("q", settings.workers), RawArray("q", 2)
         self.failure: StartError | None = None
         self.is_ready = False  # all workers were ready once
         self._on_ready = on_ready
         self.cfg = Config()
-        options = {
-            "workers": settings.workers,
-            "worker_class": _Worker,
-            "worker_tmp_dir": str(folder),
-            "timeout": HUNG_S,
-            "graceful_timeout": int(settings.pre_stop_delay_s + settings.shutdown_timeout_s) + MARGIN_S,
-            "child_exit": _Arbiter.on_exit,
-            "control_socket_disable": True,
-            "loglevel": "warning",
-        }
-        for name, value in options.items():
-            self.cfg.set(name, value)
+        self.cfg.set("workers", settings.workers)
+        self.cfg.set("worker_class", _Worker)
+        self.cfg.set("worker_tmp_dir", str(folder))
+        self.cfg.set("timeout", HUNG_S)
+        self.cfg.set("graceful_timeout", int(settings.pre_stop_delay_s + settings.shutdown_timeout_s) + MARGIN_S)
+        self.cfg.set("child_exit", _Arbiter.on_exit)
+        self.cfg.set("control_socket_disable", True)
+        self.cfg.set("loglevel", "warning")
         super().__init__(self)  # it is also gunicorn's application, so that the workers can use it
         self.LISTENERS = [listener]
         self.log.error_log.handlers.clear()
@@ -95,7 +93,7 @@ class _Arbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no types
     def wait_for_signals(self, timeout: float = systemd.TICK_S) -> list[int]:
         """Also reads the reports of the workers, because gunicorn calls it in each turn of its loop."""
         signals: list[int] = super().wait_for_signals(systemd.TICK_S)
-        systemd.beat(self.is_ready)
+        systemd.beat()
         for worker in self.WORKERS.values():
             if worker.report is None and worker.reports.poll():
                 worker.report = worker.reports.recv()
@@ -160,11 +158,12 @@ class _Worker(Worker):  # type: ignore[misc]
         from bertserve.service.server.server import work
 
         try:
-            work(arbiter.settings, arbiter.listener, arbiter.keys, self._report.send, index=self.index, metrics=metrics, beat=self._beat)
+            work(arbiter.settings, arbiter.listener, arbiter.auth, self._report.send, index=self.index, metrics=metrics, beat=self._beat)
         except StartError as error:
             self._report.send(error)
 
-    def _beat(self, ready: bool) -> bool:
-        """Tells the arbiter that the event loop runs; returns whether the worker is of use, and the arbiter is alive."""
+    def _beat(self) -> None:
+        """Tells the arbiter that the event loop runs; without an arbiter, the worker stops."""
         self.notify()
-        return ready and os.getppid() == self.ppid
+        if os.getppid() != self.ppid:
+            signal.raise_signal(signal.SIGTERM)

@@ -16,7 +16,7 @@ import trustme
 import tiny
 from bertserve.service.cli import main
 from bertserve.service.errors import SettingsError
-from bertserve.service.server.preparation import prepare
+from bertserve.service.server.serve import prepare
 from bertserve.service.settings import Settings
 from conftest import BERT_SERVE, running, wait_until
 
@@ -65,9 +65,9 @@ from bertserve.service.server import serve
 prepare = serve.prepare
 
 def changed(settings):
-    keys = prepare(settings)
+    auth = prepare(settings)
     Path(settings.api_key_file).write_text("two")
-    return keys
+    return auth
 
 serve.prepare = changed
 {BERT_SERVE}
