@@ -101,10 +101,10 @@ avx2: dev ## the embedded bundles' agreement with fp32 on a CPU with only AVX2
 
 export: dev $(EMBED) ## rebuild the embedded bundles: make export CHECKPOINTS=DIR (ONLY=NAME for one)
 	@test -n "$(CHECKPOINTS)" || { echo "give CHECKPOINTS=DIR, a folder with one checkpoint folder per model" >&2; exit 2; }
-	@set -e; for figures in models/$(or $(ONLY),*).figures.json; do \
-	  name=$$(basename $$figures .figures.json); \
+	@set -e; for metrics in models/$(or $(ONLY),*).metrics.json; do \
+	  name=$$(basename $$metrics .metrics.json); \
 	  case $$name in embed) source="$(EMBED) $(EMBED_FLAGS)" ;; *) source=$(CHECKPOINTS)/$$name ;; esac; \
-	  $(EXPORT) --name $$name --metrics-file $$figures $$source; done
+	  $(EXPORT) --name $$name --metrics-file $$metrics $$source; done
 
 families: dev ## export every family with every head and rewrite the table in bench/results/model-families.md
 	PYTHONPATH=tests .venv-dev/bin/python tests/exporting/family_table.py

@@ -133,5 +133,5 @@ def probe_target(text: str, headers: Mapping[str, str], *, texts: int, seed: int
     if status < 200 or (300 <= status < 500 and status != 429):
         raise BenchError(f"{url} answered {status} to a first request: {value.get('error') if isinstance(value, dict) else value}")
     # `endpoint` of a model is that of its own task, and the rest is long
-    shown = {key: value for key, value in (model or {}).items() if key not in ("evidence", "figures")}
+    shown = {key: value for key, value in (model or {}).items() if key not in ("validation", "metrics")}
     return target, shown | {"endpoint": f"{address.path} {workload}"} if model else None

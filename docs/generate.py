@@ -93,7 +93,7 @@ def metrics_table() -> str:
 def quality_sentence() -> str:
     """Returns the first metric of two included models, of the int8 graph and of the checkpoint."""
     metrics = [
-        json.loads((ROOT / f"models/{name}/manifest.json").read_text(encoding="utf-8"))["figures"][0] for name in ("sentiment", "rerank")
+        json.loads((ROOT / f"models/{name}/manifest.json").read_text(encoding="utf-8"))["metrics"][0] for name in ("sentiment", "rerank")
     ]
     (accuracy, its_checkpoint), (rank, other_checkpoint) = ((metric["graphs"]["cpu/int8"], metric["checkpoint"]) for metric in metrics)
     return (

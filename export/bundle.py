@@ -105,7 +105,7 @@ def model_card(manifest: Manifest, folder: Path, card: str | None) -> str:
         _attention(manifest),
         ["## Graphs and validation", "", *_graph_table(manifest, folder)],
         [
-            f"**Warning:** graph {_name(graph)}: {describe_agreement(graph.evidence)}. Measure it on your own texts before you use it."
+            f"**Warning:** graph {_name(graph)}: {describe_agreement(graph.validation)}. Measure it on your own texts before you use it."
             for graph in manifest.graphs
             if is_low(graph)
         ],
@@ -165,7 +165,9 @@ def _attention(manifest: Manifest) -> list[str]:
     if not manifest.attention_heads:
         return []
     errors = [
-        f"{_name(graph)} {graph.evidence.attention_error:.1e}" for graph in manifest.graphs if graph.evidence.attention_error is not None
+        f"{_name(graph)} {graph.validation.attention_error:.1e}"
+        for graph in manifest.graphs
+        if graph.validation.attention_error is not None
     ]
     return [
         f"`POST /attention` returns the attention of {sum(manifest.attention_heads)} heads in {len(manifest.attention_heads)} layers. The largest "
@@ -182,9 +184,9 @@ def _graph_table(manifest: Manifest, folder: Path) -> list[str]:
             graph.precision,
             f"{graph_mib(graph, folder):.1f}",
             "yes" if graph.batch_invariant else "no",
-            f"{graph.evidence.worst_abs_error:.1e}",
-            summarize_agreement(graph.evidence.agreement),
-            f"{graph.evidence.worst_row_error:.1e}",
+            f"{graph.validation.worst_abs_error:.1e}",
+            summarize_agreement(graph.validation.agreement),
+            f"{graph.validation.worst_row_error:.1e}",
         ]
         for graph in manifest.graphs
     ]
@@ -205,7 +207,7 @@ def graph_mib(graph: GraphSpec, folder: Path) -> float:
 
 
 def _how_made(graph: GraphSpec) -> str:
-    validation = graph.evidence
+    validation = graph.validation
     quantized = f"; quantized {describe_quantization(validation)}" if validation.quantized else ""
     return f"{_name(graph)}: {graph.form}; {validation.nodes} nodes; fused {describe_counts(validation.fusions)}{quantized}."
 
@@ -229,19 +231,19 @@ def describe_counts(counts: dict[str, int]) -> str:
 
 def _span_agreement(graphs: Sequence[GraphSpec]) -> list[str]:
     agreements = [
-        f"{_name(graph)} {graph.evidence.span_agreement:.4f} of {graph.evidence.spans}"
+        f"{_name(graph)} {graph.validation.span_agreement:.4f} of {graph.validation.spans}"
         for graph in graphs
-        if graph.evidence.span_agreement is not None
+        if graph.validation.span_agreement is not None
     ]
     return [f"F1 of the spans, which must have the place and label of the checkpoint's: {'; '.join(agreements)}."] if agreements else []
 
 
 def _error_table(graphs: Sequence[GraphSpec], max_length: int) -> list[str]:
     """Returns the parity table by length, with the largest absolute and relative errors."""
-    with_table = [graph for graph in graphs if graph.evidence.lengths]
+    with_table = [graph for graph in graphs if graph.validation.lengths]
     if not with_table:
         return []
-    entries = {(_name(graph), entry.up_to): entry for graph in with_table for entry in graph.evidence.lengths}
+    entries = {(_name(graph), entry.up_to): entry for graph in with_table for entry in graph.validation.lengths}
     # int8 is compared on more texts than other precisions
     rows_at = {up_to: ", ".join(dict.fromkeys(str(e.rows) for (_, at), e in entries.items() if at == up_to)) for _, up_to in entries}
     names = [_name(graph) for graph in with_table]
@@ -262,12 +264,12 @@ def _error_table(graphs: Sequence[GraphSpec], max_length: int) -> list[str]:
 
 def _longest(graphs: Sequence[GraphSpec], max_length: int) -> str:
     """Returns a sentence about the longest compared rows; empty if they were not recorded."""
-    longest = max(graph.evidence.longest or 0 for graph in graphs)
+    longest = max(graph.validation.longest or 0 for graph in graphs)
     return f" The longest row that was compared has {longest} tokens, and the model takes {max_length}." if longest else ""
 
 
 def _speed_table(graphs: Sequence[GraphSpec]) -> list[str]:
-    speeds = [(_name(graph), graph.evidence.speed) for graph in graphs if graph.evidence.speed]
+    speeds = [(_name(graph), graph.validation.speed) for graph in graphs if graph.validation.speed]
     if len(speeds) < 2:  # times of other exports are from other machines and loads
         return []
     (_, first), *_ = speeds
@@ -287,12 +289,12 @@ def _speed_table(graphs: Sequence[GraphSpec]) -> list[str]:
 
 
 def _metric_table(manifest: Manifest) -> list[str]:
-    if not manifest.figures:
+    if not manifest.metrics:
         return []
-    names = sorted({name for metric in manifest.figures for name in metric.graphs})
+    names = sorted({name for metric in manifest.metrics for name in metric.graphs})
     rows = [
         [metric.name, f"{metric.checkpoint:.4f}", *(f"{metric.graphs[n]:.4f}" if n in metric.graphs else "" for n in names)]
-        for metric in manifest.figures
+        for metric in manifest.metrics
     ]
     return ["## Metrics", "", *_table(["metric", "checkpoint (PyTorch, fp32)", *names], rows)]
 
@@ -305,7 +307,7 @@ def _origin(manifest: Manifest) -> list[str]:
     facts.append(f"sha256 over its weights `{source.weights_sha256}`")
     if source.weights_format == "pickle":
         facts.append("which were pickled and read with `torch.load(weights_only=True)`")
-    opsets = {graph.evidence.opset for graph in manifest.graphs} - {None}
+    opsets = {graph.validation.opset for graph in manifest.graphs} - {None}
     versions = [f"{name} {version}" for name, version in source.versions.items()]
     return [
         "## Origin",

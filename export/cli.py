@@ -137,7 +137,7 @@ def low_agreement(graph: GraphSpec) -> str:
     """Returns a warning about a graph with low agreement with its checkpoint."""
     role = "it is the default graph, as requested" if graph.default else "it is not the default graph"
     return (
-        f"graph {graph.provider}/{graph.precision}: {describe_agreement(graph.evidence)}, but at least {ENOUGH_AGREEMENT:.0%} "
+        f"graph {graph.provider}/{graph.precision}: {describe_agreement(graph.validation)}, but at least {ENOUGH_AGREEMENT:.0%} "
         f"is expected; {role}. Measure it on texts of your own (`bert-export verify --data`), and try a "
         "lower --max-int8-error or --calibration texts of your own."
     )
@@ -163,11 +163,11 @@ def _print_validation_reports(target: Path, manifest: Manifest, *, verbose: bool
     for graph in manifest.graphs:
         print(
             f"  {graph.file}  {graph_mib(graph, target):.1f} MiB{'  default' if graph.default else ''}  agreement with the checkpoint: "
-            f"{summarize_agreement(graph.evidence.agreement)}; at least {ENOUGH_AGREEMENT:.0%} is expected"
+            f"{summarize_agreement(graph.validation.agreement)}; at least {ENOUGH_AGREEMENT:.0%} is expected"
             + (
                 ""
-                if graph.evidence.provider == graph.provider
-                else f"; measured on {graph.evidence.provider}, because {graph.provider} was not available"
+                if graph.validation.provider == graph.provider
+                else f"; measured on {graph.validation.provider}, because {graph.provider} was not available"
             )
         )
         if verbose:
@@ -175,7 +175,7 @@ def _print_validation_reports(target: Path, manifest: Manifest, *, verbose: bool
 
 
 def _print_details(graph: GraphSpec, manifest: Manifest) -> None:
-    validation = graph.evidence
+    validation = graph.validation
     print(
         f"    worst error of an output to PyTorch {validation.worst_abs_error:.1e}, {describe_agreement(validation)}, row in batch against row alone {validation.worst_row_error:.1e}"
         f" ({'batch-invariant' if graph.batch_invariant else 'not batch-invariant'})\n"

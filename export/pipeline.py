@@ -190,7 +190,7 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Split, bu
         graphs=tuple(graphs),
         # the default graph of the first provider
         example=answer_example(next(graph for graph in graphs if graph.default), bundle, checkpoint, tokenizer),
-        figures=tuple(spec.metrics),
+        metrics=tuple(spec.metrics),
         omitted=tuple(omitted),
         attention_heads=checkpoint.attention_heads,
         int8_texts=lines.digests() if has_int8 else None,

@@ -44,7 +44,7 @@ def as_table(listed: Sequence[dict[str, Any]]) -> str:
 
 
 def _graph_facts(path: Path, graph: GraphSpec) -> dict[str, Any]:
-    agreement = graph.evidence.agreement
+    agreement = graph.validation.agreement
     return {
         "file": graph.file,
         "provider": graph.provider,
@@ -52,11 +52,11 @@ def _graph_facts(path: Path, graph: GraphSpec) -> dict[str, Any]:
         "default": graph.default,
         "batch_invariant": graph.batch_invariant,
         "size_bytes": sum((path / file.file).stat().st_size for file in graph.files),
-        "samples": graph.evidence.samples,
+        "samples": graph.validation.samples,
         "measure": None if agreement is None else agreement.measure,
         "agreement": None if agreement is None else agreement.value,
         "decisions": None if agreement is None else agreement.decisions,
-        "measured_on": graph.evidence.provider,
+        "measured_on": graph.validation.provider,
     }
 
 

@@ -186,7 +186,7 @@ def graph_fields(file: Path, task: str, *, with_attention: bool, batch_invariant
             *([{"name": "attention_index", "fill": "attention_index"}] if with_attention else []),
         ],
         "outputs": [*OUTPUTS[task], *([{"name": "attentions", "kind": "per_map"}] if with_attention else [])],
-        "evidence": {
+        "validation": {
             "samples": 0,
             "worst_abs_error": 0.0,
             "label_agreement": 1.0,
@@ -236,7 +236,7 @@ def bundle(
         "flops": {"linear": 2.0 * HIDDEN * HIDDEN, "quadratic": 0.0},
         "graphs": [graph_fields(file, task, with_attention=bool(attention), batch_invariant=changes.pop("batch_invariant", True))],
         "example": {"request": {"inputs": EXAMPLES.get(task, "a good film")}, "result": None},
-        "figures": [],
+        "metrics": [],
         "source": {"checkpoint": "tiny", "revision": None, "weights_sha256": "", "versions": {"bertserve": "0"}},
     }
     manifest = Manifest.model_validate(fields | changes)

@@ -206,7 +206,7 @@ class Comparison:
 
     def _check_int8(self, worst: RowError) -> None:
         """Refuses an int8 graph that differs from the reference by more than the gate's error explains."""
-        report = self.served.graph.evidence
+        report = self.served.graph.validation
         limit = max(MAX_INT8_RMS, INT8_SLACK * report.quantization_error, report.quantization_limit)
         largest = limit * MAX_INT8_WORST / MAX_INT8_RMS
         # a root mean square of few texts is not reliable

@@ -124,7 +124,7 @@ def _entry(artifact: Artifact, checkpoint: Checkpoint) -> GraphSpec:
         batch_invariant=False,
         inputs=artifact.inputs,
         outputs=checkpoint.outputs,
-        evidence=report,
+        validation=report,
         shapes=artifact.shapes,
     )
 
@@ -150,8 +150,8 @@ def measure_graph(folder: Path, graph: GraphSpec, checkpoint: Checkpoint, tokeni
         "opset": model.graph.opset_imports.get(""),
         "speed": measure_latency(served.engine, max_length=spec.max_length, pad_id=spec.pad_id),
     }
-    report = graph.evidence.model_copy(update=updates)
-    return graph.model_copy(update={"evidence": report, "batch_invariant": comparison.batch_invariant})
+    report = graph.validation.model_copy(update=updates)
+    return graph.model_copy(update={"validation": report, "batch_invariant": comparison.batch_invariant})
 
 
 def measure_latency(engine: Engine, *, max_length: int, pad_id: int) -> Speed:
@@ -180,7 +180,7 @@ def update(spec: VerifySpec) -> Check:
         _write_again(load_bundle(spec.bundle.resolve()), spec)
     except (ExportError, OSError) as error:
         return Check("update", False, f"nothing was written: {error}")
-    return Check("update", True, "evidence and flops of the manifest, and the card, are those measured now")
+    return Check("update", True, "validation reports and flops of the manifest, and the card, are those measured now")
 
 
 def _write_again(bundle: Bundle, spec: VerifySpec) -> None:

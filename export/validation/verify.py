@@ -106,7 +106,7 @@ def _open(bundle: Bundle, graph: GraphSpec, spec: VerifySpec, report: Report) ->
 
     As at export, the CPU replaces a provider that is not available, unless it was requested by name.
     """
-    name, validation, manifest = f"{graph.provider}/{graph.precision}", graph.evidence, bundle.manifest
+    name, validation, manifest = f"{graph.provider}/{graph.precision}", graph.validation, bundle.manifest
     if validation.samples:
         error = f", its precision changes the outputs by {validation.quantization_error:.3f} of their spread"
         detail = f"at export on {validation.provider}: worst logit error {validation.worst_abs_error:.1e}, {describe_agreement(validation)}"
@@ -215,7 +215,7 @@ def _check_parity(comparison: Comparison) -> Check:
         comparison.check()
     except ParityError as error:
         return Check(name, False, str(error))
-    updates, old = comparison.measured(), served.graph.evidence
+    updates, old = comparison.measured(), served.graph.validation
     new = old.model_copy(update=updates)
     attention = "" if new.attention_error is None else f", worst error of an attention weight {new.attention_error:.1e}"
     detail = (

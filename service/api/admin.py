@@ -229,8 +229,8 @@ def _describe(state: AppState, model: Model) -> dict[str, Any]:
         },
         "batch_invariant": graph.batch_invariant,
         "limits": {"max_tokens": manifest.tokenizer.max_length, **_limits(state)},
-        "figures": [metric.model_dump() for metric in manifest.figures],
-        "evidence": graph.evidence.model_dump(),
+        "metrics": [metric.model_dump() for metric in manifest.metrics],
+        "validation": graph.validation.model_dump(),
         "source": manifest.source.model_dump(),
     }
 

@@ -253,7 +253,7 @@ class GraphSpec(Record):
     batch_invariant: bool
     inputs: Annotated[tuple[InputSpec, ...], Field(strict=False, min_length=1)]
     outputs: Annotated[tuple[OutputSpec, ...], Field(strict=False, min_length=1)]
-    evidence: ValidationReport
+    validation: ValidationReport
     shapes: ShapePlan | None = None
     size_bytes: int | None = None
     data: Annotated[tuple[GraphFile, ...], Field(strict=False)] = ()
@@ -261,7 +261,7 @@ class GraphSpec(Record):
     @property
     def measured_as(self) -> tuple[Provider, Precision]:
         """Provider and precision of the measurements; a CPU computes fp16 graphs in fp32."""
-        on = self.evidence.provider
+        on = self.validation.provider
         return on, "fp32" if on == "cpu" and self.precision == "fp16" else self.precision
 
     @property

@@ -285,7 +285,7 @@ class Manifest(Record):
     flops: Flops
     graphs: Annotated[tuple[GraphSpec, ...], Field(strict=False, min_length=1)]
     example: Example
-    figures: Annotated[tuple[Metric, ...], Field(strict=False)]
+    metrics: Annotated[tuple[Metric, ...], Field(strict=False)]
     source: Source
     omitted: Annotated[tuple[OmittedGraph, ...], Field(strict=False)] = ()
     int8_texts: TextSplits | None = None  # null if there is no int8 graph, or if not recorded

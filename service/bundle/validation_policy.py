@@ -48,7 +48,7 @@ def is_low(graph: GraphSpec) -> bool:
 
     An int8 graph is also low if no sample has a decision, because only the agreement can show that quantization does no harm.
     """
-    agreement = graph.evidence.agreement
+    agreement = graph.validation.agreement
     if agreement is None:
         return False
     if agreement.value is None:
@@ -57,7 +57,7 @@ def is_low(graph: GraphSpec) -> bool:
 
 
 def is_measured_near(metrics: Sequence[Metric], graph: str) -> bool:
-    """Returns whether metrics on labeled data, which are stronger evidence than agreement, show a graph as good as its checkpoint.
+    """Returns whether metrics on labeled data, which prove more than agreement, show a graph as good as its checkpoint.
 
     The graph is named as `provider/precision`.
     """
@@ -70,7 +70,7 @@ def is_of_other_kernels(graph: GraphSpec, instructions: Sequence[str]) -> bool:
 
     `instructions` has this CPU's instruction sets, as in `Speed.instructions`.
     """
-    speed = graph.evidence.speed
+    speed = graph.validation.speed
     if graph.precision != "int8" or speed is None or not speed.instructions or not instructions:
         return False
     return _EXACT_INT8.isdisjoint(speed.instructions) != _EXACT_INT8.isdisjoint(instructions)
@@ -151,7 +151,7 @@ class ValidationPolicy:
         """
         if not self.asks:
             return
-        which, validation = f"bundle `{name}`, graph {graph.provider}/{graph.precision}", graph.evidence
+        which, validation = f"bundle `{name}`, graph {graph.provider}/{graph.precision}", graph.validation
         flag = "--require-validation is set" if self.required else f"--min-agreement is {self.min_agreement}"
         if not validation.samples:
             raise BundleError(
@@ -175,7 +175,7 @@ def _check_agreement(which: str, graph: GraphSpec, floor: float) -> None:
     Raises:
         BundleError: It is refused.
     """
-    agreement = graph.evidence.agreement
+    agreement = graph.validation.agreement
     if agreement is None:
         raise BundleError(
             f"{which}: its manifest has no agreement that can be compared with --min-agreement {floor}; {_MEASURE_AGAIN}, "
@@ -192,7 +192,7 @@ def _check_agreement(which: str, graph: GraphSpec, floor: float) -> None:
     if not agreement.value >= floor:  # not `<`, which is false for NaN
         raise BundleError(
             f"{which}: its agreement with the checkpoint ({measure}) is {agreement.value:.4f} on {agreement.decisions} "
-            f"of {graph.evidence.samples} parity inputs, below --min-agreement, which is {floor}; choose a closer "
+            f"of {graph.validation.samples} parity inputs, below --min-agreement, which is {floor}; choose a closer "
             "graph (--precision fp32), export again with a lower `bert-export --max-int8-error` or with --calibration "
             "texts of your own, or lower the floor."
         )

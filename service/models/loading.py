@@ -174,12 +174,12 @@ def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: M
 def _warn(manifest: Manifest, graph: GraphSpec, policy: ValidationPolicy) -> None:
     """Logs warnings about the graph that is served."""
     which = f"{graph.provider}/{graph.precision}"
-    if is_low(graph) and not is_measured_near(manifest.figures, which):
+    if is_low(graph) and not is_measured_near(manifest.metrics, which):
         logger.warning(
             "the model %s may answer differently from its checkpoint: graph %s: %s. %s",
             manifest.name,
             which,
-            describe_agreement(graph.evidence),
+            describe_agreement(graph.validation),
             "Measure it on your own texts with `bert-export verify --data`, or serve --precision fp32.",
         )
     if policy.asks and is_of_other_kernels(graph, own := cpu_instructions()):
@@ -188,7 +188,7 @@ def _warn(manifest: Manifest, graph: GraphSpec, policy: ValidationPolicy) -> Non
             "Measure it here with `bert-export verify --data`.",
             manifest.name,
             which,
-            ", ".join(graph.evidence.speed.instructions) if graph.evidence.speed else "unknown instruction sets",
+            ", ".join(graph.validation.speed.instructions) if graph.validation.speed else "unknown instruction sets",
             ", ".join(own),
         )
     for omitted in manifest.omitted:
@@ -240,7 +240,7 @@ def _multi_threaded_engine(
 ) -> MultiThreadedEngine | None:
     """Returns the creator of a second session with more threads, if it is configured and some text would run faster with it."""
     longest = bundle.manifest.tokenizer.max_length
-    tokens = min_multi_threaded_tokens(cost, nodes=graph.evidence.nodes, longest=longest)
+    tokens = min_multi_threaded_tokens(cost, nodes=graph.validation.nodes, longest=longest)
     if options.multi_threads == 1 or graph.provider != "cpu" or tokens is None:
         return None
 

@@ -49,7 +49,7 @@ class Measured:
     @property
     def errors(self) -> tuple[float, float, float]:
         """Errors in the table: fp32, int8 on the validation texts, and int8 on the texts of the grid."""
-        return self.error, self.int8_graph.evidence.quantization_error, self.int8
+        return self.error, self.int8_graph.validation.quantization_error, self.int8
 
     @property
     def attention(self) -> str:

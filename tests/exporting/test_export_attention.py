@@ -105,9 +105,9 @@ def test_attention_weights_match_pytorch(name: str, tmp_path: Path) -> None:
     graph = bundle.manifest.graphs[0]
 
     assert worst_error(in_pytorch(source), bundle, batched=name not in NOT_INVARIANT) <= 1e-4
-    assert graph.evidence.attention_error is not None
-    assert graph.evidence.attention_error <= 1e-4
-    assert graph.evidence.worst_abs_error <= 1e-4
+    assert graph.validation.attention_error is not None
+    assert graph.validation.attention_error <= 1e-4
+    assert graph.validation.worst_abs_error <= 1e-4
     assert SIZES["num_attention_heads"] // (2 if name == "ConvBERT" else 1) == bundle.manifest.attention_heads[0]
     assert "given out" in graph.form
 
@@ -142,7 +142,7 @@ def test_a_model_without_full_attention_weights_is_refused(name: str, tmp_path: 
 def test_the_attention_error_of_int8_is_small_and_reported(both: tuple[Path, Bundle], capsys: pytest.CaptureFixture[str]) -> None:
     """The card has the errors of both graphs, `verify` measures them again, and the bundle passes the service's check."""
     source, bundle = both
-    fp32, int8 = (graph.evidence for graph in bundle.manifest.graphs)
+    fp32, int8 = (graph.validation for graph in bundle.manifest.graphs)
 
     assert 1e-4 < worst_error(in_pytorch(source), bundle, precision="int8") < 0.5
     assert int8.quantized["MatMulIntegerToFloat"] >= 1

@@ -169,7 +169,7 @@ def test_the_last_precision_is_the_default_graph(
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_the_manifest_has_each_graph_with_its_validation(usual: Bundle, precision: str) -> None:
     graph = usual.graph("cpu", precision)
-    validation, lengths = graph.evidence, graph.evidence.lengths
+    validation, lengths = graph.validation, graph.validation.lengths
     opsets = {opset.domain: opset.version for opset in onnx.load(str(usual.path / graph.file)).opset_import}
 
     fills = {"input_ids": "token_ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
@@ -194,7 +194,7 @@ def untimed(target: Path) -> dict[str, Any]:
     """Returns the manifest of a bundle without the timings of its graphs."""
     manifest = json.loads((target / MANIFEST_FILE).read_text(encoding="utf-8"))
     for graph in manifest["graphs"]:
-        del graph["evidence"]["speed"]["timings"]
+        del graph["validation"]["speed"]["timings"]
     return dict(manifest)
 
 

@@ -62,13 +62,13 @@ def test_the_bundle_is_named_after_its_source_or_by_the_name_flag(
 @pytest.mark.usefixtures("played_back")
 def test_manifest_and_card_contain_the_given_metrics(source: Path, output: Path, run: Run, tmp_path: Path) -> None:
     """Metrics from a file are stored and shown unchanged. A README.md that is not UTF-8 does not stop the export."""
-    figures = [{"name": "accuracy, SST-2", "checkpoint": 0.8784, "graphs": {"cpu/fp32": 0.8784, "cpu/int8": 0.8761}}]
-    (tmp_path / "figures.json").write_text(json.dumps(figures))
+    metrics = [{"name": "accuracy, SST-2", "checkpoint": 0.8784, "graphs": {"cpu/fp32": 0.8784, "cpu/int8": 0.8761}}]
+    (tmp_path / "metrics.json").write_text(json.dumps(metrics))
     (source / "README.md").write_bytes("# Café".encode("latin-1"))
 
-    assert 0 == run(source, *FAST, "--metrics-file", tmp_path / "figures.json")[0]
+    assert 0 == run(source, *FAST, "--metrics-file", tmp_path / "metrics.json")[0]
     bundle = load_bundle(output / "tiny-bert")
-    assert figures == [metric.model_dump() for metric in bundle.manifest.figures]
+    assert metrics == [metric.model_dump() for metric in bundle.manifest.metrics]
     assert "| accuracy, SST-2 | 0.8784 | 0.8784 | 0.8761 |" in (bundle.path / CARD_FILE).read_text(encoding="utf-8")
 
 
@@ -123,9 +123,9 @@ def test_a_wrong_flag_is_a_usage_error(
 def test_malformed_metrics_are_a_usage_error(
     source: Path, output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str
 ) -> None:
-    (tmp_path / "figures.json").write_text(document)
+    (tmp_path / "metrics.json").write_text(document)
 
-    assert "metrics" in usage_error(capsys, source, "--output", output, *FAST, "--metrics-file", tmp_path / "figures.json")
+    assert "metrics" in usage_error(capsys, source, "--output", output, *FAST, "--metrics-file", tmp_path / "metrics.json")
 
 
 @pytest.mark.parametrize("module", ["torch", "onnxruntime"])

@@ -35,7 +35,7 @@ def test_fp32_outputs_match_pytorch(measured: tuple[str, str, Measured]) -> None
     The maximum length is the size of the position table, or the tokenizer's limit if positions are relative.
     """
     found = measured[2]
-    validation = found.fp32_graph.evidence
+    validation = found.fp32_graph.validation
 
     assert found.error <= MAX_ABS_ERROR["fp32"]
     assert validation.worst_abs_error <= MAX_ABS_ERROR["fp32"]
@@ -48,7 +48,7 @@ def test_fp32_outputs_match_pytorch(measured: tuple[str, str, Measured]) -> None
 def test_int8_errors_are_within_the_limit(measured: tuple[str, str, Measured]) -> None:
     """Matrix products run in int8; the error relative to the outputs' standard deviation is limited, also on other texts."""
     found, most = measured[2], most_of_int8(measured[1])
-    validation = found.int8_graph.evidence
+    validation = found.int8_graph.validation
 
     assert validation.quantized["MatMulIntegerToFloat"] >= 1 + (measured[1] != "multiple-choice")
     assert 0 < validation.quantization_error < most

@@ -77,8 +77,8 @@ class Stages:
     ) -> ValidationReport:
         """Compares the fp32 graph, or the given engine, with the checkpoint."""
         graph = self.bundle.graph("cpu")
-        report = graph.evidence.model_copy(update={"quantization_limit": quantization_limit})
-        graph = graph.model_copy(update={"precision": precision, "evidence": report})
+        report = graph.validation.model_copy(update={"quantization_limit": quantization_limit})
+        graph = graph.model_copy(update={"precision": precision, "validation": report})
         served = ServedGraph(graph, engine or self.engine(), tokenizer or self.tokenizer(), TASKS[self.loaded.task], self.loaded)
         comparison = compare(served, reference or self.reference)
         comparison.check()

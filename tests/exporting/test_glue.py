@@ -61,11 +61,11 @@ def expected_metrics(gold: NDArray[np.float64], logits: NDArray[np.float64]) -> 
             "mean absolute error": metrics.mean_absolute_error(gold, values),
         }
     chosen = logits.argmax(axis=1)
-    figures = {"accuracy": metrics.accuracy_score(gold, chosen), "Matthews correlation": metrics.matthews_corrcoef(gold, chosen)}
+    scores = {"accuracy": metrics.accuracy_score(gold, chosen), "Matthews correlation": metrics.matthews_corrcoef(gold, chosen)}
     of_labels = (
         {"F1": metrics.f1_score(gold, chosen)} if logits.shape[1] == 2 else {"macro F1": metrics.f1_score(gold, chosen, average="macro")}
     )
-    return figures | of_labels
+    return scores | of_labels
 
 
 @pytest.mark.parametrize("name", [name if name in EACH_FORM else pytest.param(name, marks=pytest.mark.full_grid) for name in GLUE])

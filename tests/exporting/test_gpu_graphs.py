@@ -85,7 +85,7 @@ def test_the_bundle_lists_each_graph_with_its_plan(bundle: Bundle) -> None:
     for graph in graphs[1:]:
         assert graph.shapes == gpu.plan_shapes(POSITIONS, masks=masks, rectangle=graph.provider == "tensorrt")
         assert graph.batch_invariant
-        assert "cpu" == graph.evidence.provider
+        assert "cpu" == graph.validation.provider
     # TensorRT converts to fp16 itself, so both precisions share a file
     assert graphs[3].file == graphs[4].file == "model.tensorrt.fp32.onnx"
 
@@ -123,15 +123,15 @@ def test_fp16_weights_are_stored_in_half_precision(bundle: Bundle) -> None:
     assert {TensorProto.FLOAT16} == large
     assert {TensorProto.FLOAT} == {value.type.tensor_type.elem_type for value in model.graph.output}
     assert sizes[1] < 0.6 * sizes[0]
-    assert "KeptFloat" not in bundle.graph("cuda", "fp16").evidence.quantized
-    assert bundle.graph("cuda", "fp16").evidence.quantized["Float16"] > 5 * LAYERS
+    assert "KeptFloat" not in bundle.graph("cuda", "fp16").validation.quantized
+    assert bundle.graph("cuda", "fp16").validation.quantized["Float16"] > 5 * LAYERS
 
 
 def test_the_tensorrt_graph_has_only_standard_operators(bundle: Bundle) -> None:
     model = model_of(bundle, "tensorrt", "fp16")
 
     assert {""} == {node.domain for node in model.graph.node} == {entry.domain for entry in model.opset_import}
-    assert {} == bundle.graph("tensorrt", "fp32").evidence.fusions
+    assert {} == bundle.graph("tensorrt", "fp32").validation.fusions
 
 
 INPUTS = {
@@ -212,8 +212,8 @@ def test_operators_that_overflow_fp16_stay_in_float32(tmp_path: Path) -> None:
     bundle = save_bundle(source, tmp_path / "models", providers=("cuda",))
     graph = bundle.graph("cuda", "fp16")
 
-    assert 3 <= graph.evidence.quantized["KeptFloat"] < graph.evidence.quantized["Float16"]
-    assert graph.evidence.worst_abs_error < MAX_ABS_ERROR["fp16"]
+    assert 3 <= graph.validation.quantized["KeptFloat"] < graph.validation.quantized["Float16"]
+    assert graph.validation.worst_abs_error < MAX_ABS_ERROR["fp16"]
     [row] = Served(bundle, "fp16", "cuda").alone(classify.ClassifyRequest(TEXTS[1]))
     np.testing.assert_allclose(PyTorch(source).logits(TEXTS[1]), row["logits"], rtol=0, atol=0.05)
 

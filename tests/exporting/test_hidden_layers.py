@@ -57,7 +57,7 @@ def test_layers_match_pytorchs_hidden_states(tmp_path: Path, architecture: str) 
     assert bundle.manifest.embedding is not None
     assert (0, 1, 3, 4) == bundle.manifest.embedding.layers
     assert ["last_hidden_state", "hidden_states_0_1_3_4"] == [spec.name for spec in bundle.manifest.graphs[0].outputs]
-    assert bundle.manifest.graphs[0].evidence.worst_abs_error < 1e-4
+    assert bundle.manifest.graphs[0].validation.worst_abs_error < 1e-4
     for layers in ([0], [-2, 1], [4, -2, 0, -4]):
         for combine in ("concat", "sum", "mean"):
             found = answer(bundle, layers=layers, combine=combine, pooling="mean")

@@ -106,7 +106,7 @@ def test_linear_layers_are_quantized(tmp_path: Path, capsys: pytest.CaptureFixtu
     reference, module = example(tmp_path, "recurrent")
     bundle = bundle_of(reference, tmp_path, precisions=("fp32", "int8"))
 
-    assert bundle.manifest.graphs[1].evidence.quantized["MatMulIntegerToFloat"] >= 2
+    assert bundle.manifest.graphs[1].validation.quantized["MatMulIntegerToFloat"] >= 2
     assert worst_difference(bundle, module, "int8") <= 0.5
     assert 0 == bertserve.service.cli.main(["check", "--models", str(bundle.path.parent)])
     assert capsys.readouterr().out.endswith("cpu/int8: ok\n")

@@ -63,8 +63,8 @@ def exported_models(source: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def test_the_validation_report_was_measured_on_the_gpu(models: Path, provider: Any, precision: Any) -> None:
     graph = files.load_bundle(models / "tiny-bert").graph(provider, precision)
 
-    assert provider == graph.evidence.provider
-    assert graph.evidence.worst_abs_error <= BOUNDS[precision]
+    assert provider == graph.validation.provider
+    assert graph.validation.worst_abs_error <= BOUNDS[precision]
     assert graph.batch_invariant
 
 

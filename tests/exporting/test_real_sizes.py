@@ -23,7 +23,7 @@ pytestmark = [
 @pytest.mark.parametrize("name", ["sentiment", "ner", "qa", "fill-mask", "nli", "rerank"])
 def test_a_real_checkpoint_answers_like_pytorch(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """For every sample, the fp32 logits are within the bound and the labels are PyTorch's. The validation report is printed."""
-    validation = exported(Path(os.environ[CHECKPOINTS]) / name, tmp_path).manifest.graphs[0].evidence
+    validation = exported(Path(os.environ[CHECKPOINTS]) / name, tmp_path).manifest.graphs[0].validation
     with capsys.disabled():
         print(f"\n{name}: {validation.model_dump_json()}")
 
@@ -40,5 +40,5 @@ def test_weights_of_more_than_two_gibibytes_are_in_a_file_of_their_own(tmp_path:
 
     assert 2 == len(graph.files)
     assert sum(file.size_bytes or 0 for file in graph.files) > 2**31
-    assert graph.evidence.worst_abs_error <= MAX_ABS_ERROR["fp32"]
-    assert 1 == graph.evidence.label_agreement
+    assert graph.validation.worst_abs_error <= MAX_ABS_ERROR["fp32"]
+    assert 1 == graph.validation.label_agreement

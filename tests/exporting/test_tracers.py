@@ -153,7 +153,7 @@ def test_every_family_is_exported_with_the_default_tracer(family: str, task: str
 
     assert ("torchscript" if family in SCALAR_FIRST else "dynamo") == found.fp32_graph.form.partition(" ")[0]
     assert found.error <= 1e-4
-    agreement = found.fp32_graph.evidence.agreement
+    agreement = found.fp32_graph.validation.agreement
     assert agreement is not None
     assert pytest.approx(1, abs=1e-3) == agreement.value
     assert all(graph.batch_invariant for graph in found.bundle.manifest.graphs)

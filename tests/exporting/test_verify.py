@@ -66,14 +66,14 @@ def sound(folder: Path, task: str = "text-classification", *, other_seed: int | 
 
     def complete(manifest: dict[str, Any]) -> None:
         [graph] = manifest["graphs"]
-        graph["evidence"]["samples"] = 18
+        graph["validation"]["samples"] = 18
         if other_seed is not None:
             (path / FP32).rename(path / "model.cpu.int8.onnx")
             onnx.save(tiny.graph(task, labels=len(manifest["labels"]), seed=other_seed), str(path / FP32))
             other = graph | {"default": False, "sha256": digest(path / FP32)}
             # its bounds allow any difference
-            evidence = graph["evidence"] | {"quantization_limit": 1000.0}
-            manifest["graphs"] = [graph | {"file": "model.cpu.int8.onnx", "precision": "int8", "evidence": evidence}, other]
+            validation = graph["validation"] | {"quantization_limit": 1000.0}
+            manifest["graphs"] = [graph | {"file": "model.cpu.int8.onnx", "precision": "int8", "validation": validation}, other]
 
     return store_example(edit(path, complete))
 
@@ -99,7 +99,7 @@ def with_gpu_graph(path: Path, *, runnable: bool = True, only: bool = False) -> 
     def add(manifest: dict[str, Any]) -> None:
         [graph] = manifest["graphs"]
         other = {"file": file.name, "sha256": digest(file), "provider": "cuda", "precision": "fp16"}
-        other["evidence"] = graph["evidence"] | {"worst_abs_error": 0.25}
+        other["validation"] = graph["validation"] | {"worst_abs_error": 0.25}
         manifest["graphs"] = [*([] if only else [graph]), graph | other]
 
     return edit(path, add)
@@ -148,7 +148,7 @@ GRAPH_PASSED = {"files": True, "validation cpu/fp32": True, "example cpu/fp32": 
             id="no graph",
         ),
         pytest.param(
-            lambda path: edit(path, lambda manifest: manifest["graphs"][0]["evidence"].update(samples=0)),
+            lambda path: edit(path, lambda manifest: manifest["graphs"][0]["validation"].update(samples=0)),
             GRAPH_PASSED | {"validation cpu/fp32": False},
             "",
             id="no validation",
@@ -270,7 +270,7 @@ def test_a_minimum_agreement_applies_to_the_measure_of_the_task(
 @pytest.mark.parametrize(("limit", "code"), [(1000.0, 0), (0.0, 1)])
 def test_data_has_the_bounds_of_the_export(tmp_path: Path, verify: Verify, limit: float, code: int) -> None:
     """An int8 graph that is far from the fp32 graph fails, unless the export allowed such an error."""
-    path = edit(sound(tmp_path, other_seed=1), lambda manifest: manifest["graphs"][0]["evidence"].update(quantization_limit=limit))
+    path = edit(sound(tmp_path, other_seed=1), lambda manifest: manifest["graphs"][0]["validation"].update(quantization_limit=limit))
     found, checks = verify(path, "--data", data(tmp_path, *({"text": text, "label": 0} for text in TEXTS)))
 
     assert (code, code == 0) == (found, checks["parity cpu/int8"]["passed"])
@@ -278,7 +278,7 @@ def test_data_has_the_bounds_of_the_export(tmp_path: Path, verify: Verify, limit
 
 def test_texts_of_one_kind_do_not_fail_the_bounds(tmp_path: Path, verify: Verify) -> None:
     """Outputs of equal texts have no spread, so their errors are relative to the spread of the samples."""
-    path = edit(sound(tmp_path, other_seed=0), lambda manifest: manifest["graphs"][0]["evidence"].update(quantization_limit=0.0))
+    path = edit(sound(tmp_path, other_seed=0), lambda manifest: manifest["graphs"][0]["validation"].update(quantization_limit=0.0))
     shifted = store_example(edit_constant(path, "model.cpu.int8.onnx", "bias", lambda bias: bias + 1e-4))
     code, checks = verify(shifted, "--data", data(tmp_path, *[{"text": "good", "label": 0}] * 100))
 
@@ -689,8 +689,8 @@ def test_a_bundle_passes_against_its_checkpoint(exported: tuple[Path, Path], ver
     _, without_data = verify(target, "--checkpoint", source)
     for graph in load_bundle(target).manifest.graphs:
         metrics = without_data[f"parity cpu/{graph.precision}"]["metrics"]
-        assert pytest.approx(graph.evidence.worst_abs_error, rel=0.05, abs=1e-6) == metrics["worst_abs_error"]
-        assert [entry.up_to for entry in graph.evidence.lengths] == [entry["up_to"] for entry in metrics["lengths"]]
+        assert pytest.approx(graph.validation.worst_abs_error, rel=0.05, abs=1e-6) == metrics["worst_abs_error"]
+        assert [entry.up_to for entry in graph.validation.lengths] == [entry["up_to"] for entry in metrics["lengths"]]
     assert "the checkpoint" == checks["agreement cpu/int8"]["metrics"]["reference"]
     assert checks["agreement cpu/int8"]["metrics"]["agreement"] >= 6 / 7
     assert 1.0 == checks["agreement cpu/fp32"]["metrics"]["agreement"]
@@ -712,9 +712,9 @@ def test_verify_accepts_an_int8_error_that_the_export_accepted(
     bundle = exported(source, precisions=("int8",), calibration=few_texts(tmp_path), max_int8_error=1.0, quick=True)
     lines = [flag for name in flags for flag in (name, data(tmp_path, *({"text": text} for text in TEXTS * 4)))]
 
-    assert 1.0 == bundle.manifest.graphs[0].evidence.quantization_limit
+    assert 1.0 == bundle.manifest.graphs[0].validation.quantization_limit
     assert 0 == verify(bundle.path, "--checkpoint", source, *lines)[0]
-    edit(bundle.path, lambda manifest: manifest["graphs"][0]["evidence"].update(quantization_limit=0.0))
+    edit(bundle.path, lambda manifest: manifest["graphs"][0]["validation"].update(quantization_limit=0.0))
     code, checks = verify(bundle.path, "--checkpoint", source, *lines)
     assert (1, False) == (code, checks["parity cpu/int8"]["passed"])
 
@@ -802,7 +802,7 @@ def test_update_measures_everything_again(
         manifest["flops"]["linear"] = 1.0
         manifest["source"]["license"] = ["mit"]  # the card's license at the time of the export
         for graph in manifest["graphs"]:
-            graph["evidence"] |= {"lengths": [], "speed": None, "label_agreement": 0.6}
+            graph["validation"] |= {"lengths": [], "speed": None, "label_agreement": 0.6}
 
     edit(path, age)
     monkeypatch.setattr("bertserve.export.calibration.BUILT_IN", source.parent / "texts.txt")  # the texts of the export
@@ -812,7 +812,7 @@ def test_update_measures_everything_again(
     new, renewed = (json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8")) for folder in (target, path))
     for manifest in (new, renewed):
         for graph in manifest["graphs"]:
-            assert [160] == [entry.pop("length") for entry in graph["evidence"]["speed"].pop("timings")][-1:]
+            assert [160] == [entry.pop("length") for entry in graph["validation"]["speed"].pop("timings")][-1:]
     assert new == renewed
     assert sorted(file.name for file in target.iterdir()) == sorted(file.name for file in path.iterdir())
     assert "median milliseconds" in (path / "README.md").read_text(encoding="utf-8")

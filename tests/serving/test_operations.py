@@ -26,7 +26,7 @@ def test_a_model_is_described(models: Path, path: str) -> None:
     assert (page["name"], page["task"], page["labels"]) == ("tiny", "text-classification", list(tiny.LABELS))
     assert (page["provider"], page["precision"]) == ("cpu", "fp32")
     assert page["limits"]["max_tokens"] == 32
-    assert page["evidence"]["label_agreement"] == 1.0
+    assert page["validation"]["label_agreement"] == 1.0
 
 
 def test_the_page_of_a_fill_mask_model_has_its_mask_token(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_all_models_are_listed(tmp_path: Path) -> None:
     assert listed.json() == [{name: page[name] for name in listed.json()[0]} for page in pages]
     short = {"name", "task", "endpoints", "default_of", "version", "provider", "precision", "max_tokens"}
     assert [short, short] == [set(model) for model in listed.json()]
-    assert {"evidence", "figures", "source", "labels"} < set(pages[0])
+    assert {"validation", "metrics", "source", "labels"} < set(pages[0])
 
 
 @pytest.mark.parametrize("path", ["/models/tinny", "/models/tinny/info"])

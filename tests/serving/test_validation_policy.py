@@ -21,12 +21,12 @@ def agreement(measure: Any, value: float | None, decisions: int, worst: float | 
     return Agreement(measure=measure, value=value, decisions=decisions, worst=worst)
 
 
-def measured(folder: Path, name: str = "measured", *, bundle: dict[str, Any] | None = None, **evidence: Any) -> Path:
+def measured(folder: Path, name: str = "measured", *, bundle: dict[str, Any] | None = None, **validation: Any) -> Path:
     """Writes a tiny bundle whose graph has this validation report, and returns its path; `bundle` has options of `tiny.bundle`."""
     path = tiny.bundle(folder, name, **bundle or {})
     manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
-    as_json = {key: value.model_dump() if isinstance(value, Agreement) else value for key, value in evidence.items()}
-    manifest["graphs"][0]["evidence"] |= {"samples": 18} | as_json
+    as_json = {key: value.model_dump() if isinstance(value, Agreement) else value for key, value in validation.items()}
+    manifest["graphs"][0]["validation"] |= {"samples": 18} | as_json
     (path / MANIFEST_FILE).write_text(json.dumps(manifest), encoding="utf-8")
     return path
 
@@ -40,7 +40,7 @@ def test_a_bundle_with_enough_validation_is_served(tmp_path: Path, flags: dict[s
 
 
 @pytest.mark.parametrize(
-    ("evidence", "figures", "warned"),
+    ("validation", "metrics", "warned"),
     [
         ({"agreement": agreement("label", 0.97, 18)}, [], True),
         ({"agreement": agreement("label", 0.98, 18)}, [], False),
@@ -54,12 +54,12 @@ def test_a_bundle_with_enough_validation_is_served(tmp_path: Path, flags: dict[s
     ],
 )
 def test_a_graph_with_low_agreement_is_logged(
-    tmp_path: Path, evidence: dict[str, Any], figures: list[Any], warned: bool, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, validation: dict[str, Any], metrics: list[Any], warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The start logs an agreement below 98 % of the task's measure, unless metrics on labeled data are near the checkpoint's."""
-    path = measured(tmp_path, **evidence)
+    path = measured(tmp_path, **validation)
     manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
-    (path / MANIFEST_FILE).write_text(json.dumps(manifest | {"figures": figures}), encoding="utf-8")
+    (path / MANIFEST_FILE).write_text(json.dumps(manifest | {"metrics": metrics}), encoding="utf-8")
     build(Settings(models=(tmp_path,)))
 
     assert warned == (": graph cpu/fp32: " in caplog.text)
@@ -107,8 +107,8 @@ def test_the_embedded_bundles_have_validation_with_the_agreement_of_their_task()
     for name, bundle in bundles.items():
         for graph in bundle.manifest.graphs:
             ValidationPolicy(required=True).check(name, graph)
-            assert graph.evidence.agreement is not None
-            assert {"embed": "cosine", "ner": "span_f1", "rerank": "spearman"}.get(name, "label") == graph.evidence.agreement.measure
+            assert graph.validation.agreement is not None
+            assert {"embed": "cosine", "ner": "span_f1", "rerank": "spearman"}.get(name, "label") == graph.validation.agreement.measure
 
 
 def test_a_floor_refuses_a_report_without_an_agreement(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_an_agreement_without_decisions_is_refused(tmp_path: Path) -> None:
 def test_a_floor_applies_to_the_measure_of_the_task(tmp_path: Path, found: Agreement, floor: float, served: bool) -> None:
     """One flag serves all tasks. The message has the value of the measure and the number of decisions."""
     [graph] = load_bundle(measured(tmp_path)).manifest.graphs
-    graph = graph.model_copy(update={"evidence": graph.evidence.model_copy(update={"agreement": found})})
+    graph = graph.model_copy(update={"validation": graph.validation.model_copy(update={"agreement": found})})
     try:
         ValidationPolicy(min_agreement=floor).check("measured", graph)
     except BundleError as error:
@@ -165,9 +165,9 @@ def test_int8_without_decisions_has_a_low_agreement(precision: str, low: bool) -
     assert low is is_low(spec("cpu", precision, "cpu", agreement=agreement("span_f1", None, 0)))
 
 
-def spec(provider: str, precision: str, measured_on: str, **evidence: Any) -> GraphSpec:
+def spec(provider: str, precision: str, measured_on: str, **validation: Any) -> GraphSpec:
     """Returns a graph with a validation report of full agreement that was measured on a provider."""
-    known = {"label_agreement": 1.0, "agreement": agreement("label", 1.0, 18), "provider": measured_on} | evidence
+    known = {"label_agreement": 1.0, "agreement": agreement("label", 1.0, 18), "provider": measured_on} | validation
     return GraphSpec.model_validate(
         {
             "file": "model.onnx",
@@ -179,7 +179,8 @@ def spec(provider: str, precision: str, measured_on: str, **evidence: Any) -> Gr
             "batch_invariant": True,
             "inputs": [{"name": "input_ids", "fill": "token_ids"}],
             "outputs": [{"name": "logits", "kind": "per_text"}],
-            "evidence": {"samples": 18, "worst_abs_error": 0.0, "worst_row_error": 0.0, "nodes": 1, "fusions": {}, "quantized": {}} | known,
+            "validation": {"samples": 18, "worst_abs_error": 0.0, "worst_row_error": 0.0, "nodes": 1, "fusions": {}, "quantized": {}}
+            | known,
         }
     )
 
