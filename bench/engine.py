@@ -29,7 +29,7 @@ from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.reading import parse_json, requested_task, validate_as
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
-_WARMUP_SHARE = 0.1  # relative to the measured time
+WARM_UP_SHARE = 0.1  # relative to the measured time
 # inputs of other exporters' graphs, by name -> their content
 _STOCK_INPUTS = {"input_ids": "token_ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
@@ -107,7 +107,7 @@ class OnnxLoop:
             BenchError: A run failed, or none ended in time.
         """
         next_index = itertools.count().__next__
-        start = time.perf_counter() + seconds * _WARMUP_SHARE
+        start = time.perf_counter() + seconds * WARM_UP_SHARE
         end = start + seconds
         finished: list[tuple[EngineRun, float]] = []  # with the time of its end; appends of several threads are atomic
 

@@ -2,7 +2,8 @@
 
 In each round, both services run one after the other and get the same loads from this tree's load generator. Each has the code and the
 bundles of its own tree, and both use the virtual environment of this tree. Only the ratio within a round is meaningful, because the speed
-of a shared machine changes from minute to minute. The processor time per request depends less on other work.
+of a shared machine changes from minute to minute. The processor time per request depends less on other work. For short texts, the graph
+then runs alone in batches of the same size, which gives the factor between the service's processor time and that of its graph.
 """
 
 from __future__ import annotations
@@ -15,33 +16,42 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from bertserve.bench import BenchError
-from bertserve.bench.bodies import build_bodies
+from bertserve.bench.bodies import Body, build_bodies
+from bertserve.bench.engine import WARM_UP_SHARE, EngineRun, OnnxLoop
 from bertserve.bench.generator import Durations, run_load
 from bertserve.bench.target import OK, build_target, parse_url
 from replica import Replica, free_ports
 
 TREE = Path(__file__).resolve().parents[1]
+GRAPH = "sentiment"  # the bundle that answers /classify
 
 
 class Load(NamedTuple):
-    """A closed loop: its name, its workload or a file of bodies, and its number of connections."""
+    """A closed loop: its name, its workload or a file of bodies, its number of connections, and whether the graph then runs alone."""
 
     name: str
     workload: str
     connections: int
+    graph_alone: bool = False
 
 
 class Result(NamedTuple):
-    """Requests per second with status 200, and the processor time of the service per request in milliseconds."""
+    """Requests per second with status 200, and per request the processor time in milliseconds: of all threads, and of the graph alone."""
 
     rps: float
     cpu_ms: float
+    graph_ms: float | None = None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             empty.write_text('{"inputs": []}\n', encoding="utf-8")
             workloads = [
                 Load("[]", str(empty), 8),
-                *(Load(name, name, 16) for name in ("short", "mixed", "long")),
+                *(Load(name, name, 16, graph_alone=name == "short") for name in ("short", "mixed", "long")),
                 Load("short", "short", 1),
             ]
             rounds: list[dict[str, list[Result]]] = []
@@ -104,27 +114,61 @@ def _measure_all(tree: Path, log: Path, loads: Sequence[Load], seconds: float) -
     replica.spawn()
     try:
         replica.wait_until_it_listens()
-        return [_measure(replica, load, seconds) for load in loads]
+        return [_measure(replica, load, seconds, TREE / "models" / GRAPH if load.graph_alone else None) for load in loads]
     finally:
         replica.kill()
 
 
-def _measure(replica: Replica, load: Load, seconds: float) -> Result:
-    target = build_target(parse_url(f"{replica.url}/classify"), build_bodies(load.workload, path="/classify"), {})
-    before = _cpu_s(replica.process.pid)
+def _measure(replica: Replica, load: Load, seconds: float, bundle: Path | None) -> Result:
+    bodies = build_bodies(load.workload, path="/classify")
+    target = build_target(parse_url(f"{replica.url}/classify"), bodies, {})
+    before = _cpu_s(replica.process.pid), _batch_rows(replica)
     result = run_load(target, Durations(seconds, 0.5, 30), connections=load.connections, stop=threading.Event())
-    cpu_s = _cpu_s(replica.process.pid) - before
+    after = _cpu_s(replica.process.pid), _batch_rows(replica)
     answered = [record for record in result.records if record.outcome == OK]
     start, end = result.measured
     if not answered:
         raise BenchError(f"no request of `{load.name}` was answered; the log of the service: {replica.log.read_text()}")
-    return Result(sum(start <= record.ended < end for record in answered) / (end - start), 1000 * cpu_s / len(answered))
+    rows, runs = (new - old for old, new in zip(before[1], after[1], strict=True))
+    graph_ms = None if bundle is None else 1000 * _graph_s(bundle, bodies, rows / runs, seconds)
+    rps = sum(start <= record.ended < end for record in answered) / (end - start)
+    return Result(rps, 1000 * (after[0] - before[0]) / len(answered), graph_ms)
 
 
 def _cpu_s(pid: int) -> float:
-    """Returns the processor seconds of a process with all its threads. Linux counts them in ticks of usually 10 ms."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Returns the processor seconds of all threads of a process."""
+    return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+
+
+def _batch_rows(replica: Replica) -> tuple[float, float]:
+    """Returns the rows of all runs so far, and the number of runs."""
+    with urllib.request.urlopen(f"{replica.url}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    rows, runs = (
+        sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"bertserve_batch_rows_{name}"))
+        for name in ("sum", "count")
+    )
+    return rows, runs
+
+
+def _graph_s(bundle: Path, bodies: Sequence[Body], rows: float, seconds: float) -> float:
+    """Returns the processor seconds per text of a bundle's graph alone, on a thread per core, in batches of `rows` texts on average."""
+    loop = OnnxLoop(bundle)
+    texts = [run.feed for run in loop.encode(bodies)]
+    ends = [round(i * rows) for i in range(1, int(len(texts) / rows) + 1)]
+    batches = [_batch(texts[start:end]) for start, end in zip([0, *ends], ends, strict=False) if end > start]
+    began = time.process_time()
+    texts_per_s = loop.run_loop(batches, threads=os.cpu_count() or 1, seconds=seconds, stop=threading.Event())
+    return (time.process_time() - began) / (texts_per_s * seconds * (1 + WARM_UP_SHARE))
+
+
+def _batch(feeds: Sequence[dict[str, NDArray[Any]]]) -> EngineRun:
+    """Returns one run of several texts, padded to the longest one."""
+    longest = max(values.shape[1] for feed in feeds for values in feed.values())
+    padded = {
+        name: np.concatenate([np.pad(feed[name], ((0, 0), (0, longest - feed[name].shape[1]))) for feed in feeds]) for name in feeds[0]
+    }
+    return EngineRun(padded, len(feeds))
 
 
 def table(base: str, loads: Sequence[Load], rounds: Sequence[dict[str, list[Result]]]) -> Iterator[str]:
@@ -142,6 +186,10 @@ def table(base: str, loads: Sequence[Load], rounds: Sequence[dict[str, list[Resu
             f"| {load.name} | {load.connections} | {old_rps:.1f} | {new_rps:.1f} | {statistics.median(speeds):.3f} | "
             f"{min(speeds):.3f} to {max(speeds):.3f} | {old_ms:.3f} | {new_ms:.3f} | {cpu:.3f} |"
         )
+        if load.graph_alone:
+            factors = (statistics.median(result.cpu_ms / (result.graph_ms or 1) for result in results) for results in (old, new))
+            alone = "processor time of {} over that of the graph alone: {:.2f} and {:.2f}".format(load.name, *factors)
+    yield f"\n{alone}"
 
 
 if __name__ == "__main__":
