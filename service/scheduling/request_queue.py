@@ -8,7 +8,7 @@ others leave, and no item waits forever, because later requests have later prior
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import count
 from math import inf
 
@@ -134,15 +134,16 @@ class RequestQueue:
         head = self._first(last_thread) if self.queue_items else None
         if head is None:
             return []
-        batch = [head]
+        batch, length = [head], head.length
         # items that have waited less than two thirds as long as the head must wait, so that waits are predictable
         last_priority = head.priority + max((now - head.priority) / 3, OVERTAKEN_S)
         self._forget(head)
-        while self.queue_items and (batch_mate := self._batch_mate(batch, last_priority, last_thread)):
+        while self.queue_items and (batch_mate := self._batch_mate(head, len(batch), length, last_priority, last_thread)):
             batch.append(batch_mate)
+            length = max(length, batch_mate.length)
             self._forget(batch_mate)
         if head.request.is_long:
-            self._owed_s = head.request.runner.seconds(len(batch), max(item.length for item in batch))
+            self._owed_s = head.request.runner.seconds(len(batch), length)
         else:
             self._owed_s -= sum(item.seconds for item in batch if not item.request.is_long)
         return batch
@@ -267,19 +268,19 @@ class RequestQueue:
             heapq.heappush(heap, node)
         return first
 
-    def _batch_mate(self, batch: Sequence[Item], last_priority: float, last_thread: bool) -> Item | None:
-        """Returns the best item to add to a batch, or None if no item is worth it.
+    def _batch_mate(self, head: Item, rows: int, length: int, last_priority: float, last_thread: bool) -> Item | None:
+        """Returns the best item to add to a batch of `rows` items padded to `length`, or None if no item is worth it.
 
         It is worth it if the batch stays within its limit, and if the time that it saves for all waiting items exceeds the delay that it
         causes to the batch. An item of a long request must save more than it delays a short one.
         """
-        head, rows, length = batch[0].request, len(batch), max(item.length for item in batch)
-        runner = head.runner
+        request = head.request
+        runner = request.runner
         by_length = self._items.get(runner) if runner.shares_batches else None
         if by_length is None:
             return None
         for item in by_length.nearest(length, last_priority):
-            if last_thread and item.request.is_running and item.request is not head:
+            if last_thread and item.request.is_running and item.request is not request:
                 continue
             longer = max(length, item.length)
             shape = runner.shape(rows + 1, longer)
@@ -289,7 +290,7 @@ class RequestQueue:
             run_s = runner.seconds(rows + 1, longer)
             delay = run_s - runner.seconds(rows, length)
             saved = runner.seconds(1, item.length) - delay
-            favors_long = item.request.is_long and not head.is_long
+            favors_long = item.request.is_long and not request.is_long
             if saved * self.queue_items > delay * rows and saved >= max(LEAST_GAIN * run_s, delay if favors_long else 0.0):
                 return item
         return None

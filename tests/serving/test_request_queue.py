@@ -385,6 +385,35 @@ class Time(float):
     __hash__ = float.__hash__
 
 
+class Length(int):
+    """Tokens that count their comparisons as steps."""
+
+    steps: Steps
+
+    def __new__(cls, tokens: int, steps: Steps) -> Length:
+        made = super().__new__(cls, tokens)
+        made.steps = steps
+        return made
+
+    def __gt__(self, other: int) -> bool:
+        self.steps.count += 1
+        return int(self) > int(other)
+
+
+def test_a_batch_takes_time_in_proportion_to_its_items() -> None:
+    """A batch of short texts has thousands, and the event loop waits for the lock of the thread that takes it."""
+
+    def taken(rows: int) -> int:
+        queue, steps = new_queue(max_batch_tokens=10**6), Steps()
+        add(queue, *[3] * rows, runner=FakeRunner(expensive_start, shape=lambda rows, tokens: (rows, Length(tokens, steps))))
+        batch: list[Item] = []
+        count = steps.of(lambda: batch.extend(queue.take(0.0)))
+        assert rows == len(batch)
+        return count
+
+    assert 0 < taken(1000) <= 11 * taken(100)
+
+
 def test_every_operation_takes_logarithmic_time() -> None:
     def taken(waiting: int) -> dict[str, int]:
         queue, steps = new_queue(max_queue_tokens=10**9), Steps()
