@@ -1,0 +1,161 @@
+"""Simulation: a request queue whose inference threads run in virtual time, with run times that were recorded on a CPU."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from bertserve.service.bundle.manifest import Flops
+from bertserve.service.engine.cost import CostModel
+from bertserve.service.errors import RefusedError
+from bertserve.service.scheduling.request_queue import RequestQueue
+from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest
+from fakes import FakeRunner
+
+# Processor seconds of a text by its tokens: the model `sentiment` (6 layers, hidden size 384, int8) on one thread of an AMD EPYC (Zen 4).
+RECORDED_S = {
+    1: 0.0009,
+    8: 0.00121,
+    16: 0.00132,
+    23: 0.00149,
+    32: 0.00169,
+    64: 0.00299,
+    128: 0.00676,
+    256: 0.0166,
+    384: 0.0315,
+    512: 0.0466,
+}
+_LENGTHS = list(RECORDED_S)
+_COST = CostModel(Flops(linear=21233664, quadratic=9216))
+_COST.fit([(1, length, seconds) for length, seconds in RECORDED_S.items()])
+predicted_s = _COST.seconds
+
+TIMEOUT_S = 5.0
+
+
+def recorded_s(rows: int, length: int) -> float:
+    """Returns the seconds of a run; between the recorded lengths it interpolates. Texts that share a run share its fixed cost."""
+    place = max(bisect_left(_LENGTHS, length), 1)
+    below, above = _LENGTHS[place - 1], _LENGTHS[place]
+    text_s = RECORDED_S[below] + (RECORDED_S[above] - RECORDED_S[below]) * (length - below) / (above - below)
+    return text_s + (rows - 1) * (text_s - _COST.fixed_s)
+
+
+@dataclass(slots=True)
+class Progress:
+    """What happened to an admitted request, as seconds after its arrival.
+
+    Attributes:
+        predicted_s: The prediction at its arrival for the start of its first item.
+        waiting: Items that have not started.
+        first_s: Start of its first item.
+        last_s: Start of its last item.
+        answered_s: The end.
+    """
+
+    predicted_s: float
+    waiting: int
+    first_s: float | None = None
+    last_s: float | None = None
+    answered_s: float | None = None
+
+
+@dataclass
+class Simulation:
+    """Inference threads in virtual time. No request gets all of them, as in the scheduler while there are several callers.
+
+    Attributes:
+        threads: Number of inference threads.
+        runner: Predicts runs; real ones take the recorded times, times `slower`, with random noise.
+        max_queue_tokens: The queue's limit.
+        seed: Seed of the random arrivals.
+        queue: The queue; None for the service's own.
+        leaves_last_thread: Whether a request that already runs leaves the last free thread to others.
+        admitted: The admitted requests.
+        refusals: `Retry-After` seconds of the refused requests.
+        ended: Called with each request that is answered or expires.
+    """
+
+    threads: int
+    runner: FakeRunner = field(default_factory=lambda: FakeRunner(predicted_s))
+    max_queue_tokens: int = 10**6
+    seed: int = 7
+    slower: float = 1.0
+    queue: Any = None
+    leaves_last_thread: bool = True
+    now: float = 0.0
+    admitted: dict[ScheduledRequest, Progress] = field(default_factory=dict)
+    refusals: list[float] = field(default_factory=list)
+    ended: Callable[[ScheduledRequest], None] = lambda request: None
+
+    def __post_init__(self) -> None:
+        self.queue = self.queue or RequestQueue(max_batch_tokens=8192, max_queue_tokens=self.max_queue_tokens, threads=self.threads)
+        self.random = random.Random(self.seed)
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._made = 0
+        self._ends: dict[int, float] = {}  # predicted ends of the current runs
+
+    def at(self, time: float, what: Callable[[], None]) -> None:
+        self._made += 1
+        heapq.heappush(self._events, (time, self._made, what))
+
+    def arrive(self, *lengths: int, always: bool = False) -> ScheduledRequest | None:
+        """Admits a request whose texts have these numbers of tokens, or returns None; `always` admits it in any case."""
+        busy_s = sum(max(end - self.now, 0.0) for end in self._ends.values()) if len(self._ends) == self.threads else 0.0
+        request = ScheduledRequest(self.runner, lambda results: (), self.now, self.now + TIMEOUT_S)
+        wait, time_left_s = self.queue.wait_s(busy_s), float("inf") if always else TIMEOUT_S
+        try:
+            self.queue.check(time_left_s, busy_s, is_long=len(lengths) > 1)
+            self.queue.put(request, [(length, None) for length in lengths], sum(lengths), time_left_s, busy_s)
+        except RefusedError as error:
+            self.refusals.append(error.retry_after_s)
+            return None
+        self.admitted[request] = Progress(wait, len(lengths))
+        self.at(request.deadline, partial(self._expire, request))
+        self._start()
+        return request
+
+    def play(self, until: float = float("inf"), *, stop: Callable[[], bool] = lambda: False) -> None:
+        """Plays events until a time, or until `stop` returns true after an event."""
+        while self._events and self._events[0][0] <= until:
+            self.now, _, what = heapq.heappop(self._events)
+            what()
+            if stop():
+                return
+        self.now = max(self.now, until) if until < float("inf") else self.now
+
+    def _expire(self, request: ScheduledRequest) -> None:
+        if self.admitted[request].waiting and self.queue.close(request):
+            self.ended(request)
+
+    def _start(self) -> None:
+        while len(self._ends) < self.threads:
+            last_thread = self.leaves_last_thread and len(self._ends) == self.threads - 1 > 0
+            if not (batch := self.queue.take(self.now, last_thread=last_thread)):
+                return
+            self.run(batch)
+
+    def run(self, batch: Sequence[Item], slower: float = 1.0) -> None:
+        """Starts a batch on a free thread."""
+        for item in batch:
+            progress, seconds = self.admitted[item.request], self.now - item.request.arrived
+            progress.waiting -= 1
+            progress.first_s = seconds if progress.first_s is None else progress.first_s
+            progress.last_s = seconds if progress.waiting == 0 else None
+        rows, longest = len(batch), max(item.length for item in batch)
+        seconds = recorded_s(rows, longest) * self.slower * slower * self.random.lognormvariate(0, 0.1)
+        self._ends[self._made] = self.now + self.runner.seconds(rows, longest) * self.slower
+        self.at(self.now + seconds, partial(self._end, self._made, batch))
+
+    def _end(self, run: int, batch: Sequence[Item]) -> None:
+        del self._ends[run]
+        for item in batch:
+            if self.queue.finish(item, None) and self.queue.close(item.request):
+                self.admitted[item.request].answered_s = self.now - item.request.arrived
+                self.ended(item.request)
+        self._start()
