@@ -54,7 +54,7 @@ class Score(ModelSettings):
     source: CliPositionalArg[str] = Field(
         description="Input file: JSON Lines, CSV, TSV or Parquet; - is stdin. With --ray, Parquet files or their folder."
     )
-    output: CliPositionalArg[str] = Field(description="New file: in the format of the input, or JSON Lines. With --ray, a new folder.")
+    output: CliPositionalArg[str] = Field(description="New file, whose name ends with its format; - is stdout. With --ray, a new folder.")
     input_format: Literal["jsonl", "csv", "tsv", "parquet"] | None = Field(
         None, description="Format of the input (default: from the file name)."
     )
@@ -105,8 +105,14 @@ class Score(ModelSettings):
         source, output = self.input_format or _FORMATS.get(Path(self.source).suffix.lower()), _FORMATS.get(Path(self.output).suffix.lower())
         if source is None:
             raise SettingsError(f"`{self.source}` ends with none of {', '.join(_FORMATS)}; give --input-format.")
-        if output not in (source, *(["jsonl"] if source in ("csv", "tsv") else [])):
-            raise SettingsError(f"the output `{self.output}` has another format than the input ({source}); rename it.")
+        if self.output == "-":
+            if self.rejected is not None:
+                raise SettingsError("the output is stdout, so the reasons of rejected rows go to stderr; remove --rejected.")
+            output = "jsonl" if source == "parquet" else source
+        if output is None:
+            raise SettingsError(f"the output `{self.output}` ends with none of {', '.join(_FORMATS)}; rename it.")
+        if source == "jsonl" != output:
+            raise SettingsError(f"JSON Lines cannot become {output}, because their rows can have different fields; write JSON Lines.")
         return source, output
 
 

@@ -12,6 +12,7 @@ import io
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -57,8 +58,8 @@ def json_line(row: Row, names: Sequence[str]) -> bytes:
 
 
 def delimited_line(values: Iterable[Any], delimiter: str) -> bytes:
-    """Returns a line of CSV or TSV; values other than texts become JSON."""
-    cells = [value if isinstance(value, str) else to_json(value).decode() for value in values]
+    """Returns a line of CSV or TSV; null becomes an empty cell, and values other than texts JSON."""
+    cells = [value if isinstance(value, str) else "" if value is None else to_json(value).decode().strip('"') for value in values]
     # the module csv would not quote a carriage return before a line feed
     quoted = ['"' + cell.replace('"', '""') + '"' if _QUOTED.search(cell) else cell for cell in cells]
     return (delimiter.join(quoted) + "\n").encode()
@@ -83,17 +84,21 @@ def merged(schemas: Sequence[Any]) -> Any:
 
 
 class ParquetWriter:
-    """Writes Parquet; `schema` is that of the input, and `names` are the columns for predictions and warnings."""
+    """Writes Parquet; `schema` is that of the input or its columns of texts, and `names` are the columns for predictions and warnings."""
 
     def __init__(self, schema: Any, names: Sequence[str]) -> None:
-        self._names, self._empty = names, with_predictions(schema.empty_table(), [], names).schema
+        self._schema = schema if isinstance(schema, pa.Schema) else pa.schema([(column, pa.string()) for column in schema])
+        self._names, self._empty = names, with_predictions(self._schema.empty_table(), [], names).schema
 
     def write(self, window: Window) -> bytes:
         """Returns the rows that have an answer, as a file."""
         rows = [row for row in window.rows if row.error is None]
-        table = with_predictions(window.table.filter(pa.array([row.error is None for row in window.rows])), rows, self._names)
+        if window.table is None:
+            table = pa.Table.from_pylist([dict(row.values) for row in rows], self._schema)
+        else:
+            table = window.table.filter(pa.array([row.error is None for row in window.rows]))
         data = io.BytesIO()
-        pq.write_table(table, data)
+        pq.write_table(with_predictions(table, rows, self._names), data)
         return data.getvalue()
 
     def join(self, parts: Sequence[Path], path: Path) -> None:
@@ -130,12 +135,7 @@ class Parts:
     def write(self, index: int, window: Window) -> None:
         """Writes the part of a window."""
         self._folder.mkdir(exist_ok=True)
-        reasons = [
-            to_json({"row": row.number, "line": row.line, "error": row.error.message, "error_type": classify(row.error)[1]}) + b"\n"
-            for row in window.rows
-            if row.error is not None
-        ]
-        for kind, content in (("rejected", b"".join(reasons)), ("part", self._writer.write(window))):
+        for kind, content in (("rejected", _reasons(window)), ("part", self._writer.write(window))):
             made = self._made(kind)
             made.write_bytes(content)
             _move(made, self._path(kind, index))
@@ -156,6 +156,42 @@ class Parts:
 
     def _made(self, name: str) -> Path:
         return self._folder / f".{name}-{os.getpid()}"  # not that of another run
+
+
+class Stream:
+    """Stdout as the output, and stderr for the reasons of rows without an answer. Such a run has no parts, and cannot continue."""
+
+    rejected = "see above"
+
+    def __init__(self, writer: LineWriter) -> None:
+        """Writes the bytes before the first row."""
+        self._writer, self._rejected = writer, 0
+        sys.stdout.buffer.write(writer.head)
+
+    def mark_written(self, windows: Iterable[Window]) -> Iterator[Window]:
+        """Yields windows."""
+        yield from windows
+
+    def write(self, index: int, window: Window) -> None:
+        """Writes a window, and the reasons of its rows without an answer."""
+        reasons = _reasons(window)
+        self._rejected += reasons.count(b"\n")
+        sys.stderr.write(reasons.decode())
+        sys.stdout.buffer.write(self._writer.write(window))
+        sys.stdout.buffer.flush()
+
+    def finish(self, count: int) -> int:
+        """Returns the number of rows without an answer."""
+        return self._rejected
+
+
+def _reasons(window: Window) -> bytes:
+    """Returns a line for each row without an answer."""
+    return b"".join(
+        to_json({"row": row.number, "line": row.line, "error": row.error.message, "error_type": classify(row.error)[1]}) + b"\n"
+        for row in window.rows
+        if row.error is not None
+    )
 
 
 def _check_new(path: Path) -> None:

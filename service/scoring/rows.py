@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import csv
+import re
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, StartError, install_command
+from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, StartError
 
 with suppress(ImportError):  # the extra `parquet`
     import pyarrow as pa
@@ -21,6 +21,7 @@ with suppress(ImportError):  # the extra `parquet`
 
 # Maximum bytes of a window's rows in the file, so that long rows need no more memory than short ones.
 WINDOW_BYTES = 2**24
+_NOT_TEXT = re.compile("decimal|binary|duration|map<")  # types of Arrow that have no usual form in JSON and CSV
 
 
 @dataclass(slots=True)
@@ -147,13 +148,15 @@ def explained(problem: str, remedy: str = "write JSON Lines, because a Parquet c
         raise StartError(f"{problem} ({error}); {remedy}.") from error
 
 
-def read_parquet(path: Path, inputs: Iterable[str], max_rows: int) -> tuple[Any, Iterator[Window]]:
-    """Returns the schema and the windows of a file; rows have the `inputs` among its columns."""
-    if find_spec("pyarrow") is None:
-        raise SettingsError(f"Parquet needs pyarrow, which is not installed; `{install_command('parquet')}` adds it.")
+def read_parquet(path: Path, inputs: Collection[str] | None, max_rows: int) -> tuple[Any, Iterator[Window]]:
+    """Returns the schema and the windows of a file; rows have the `inputs` among its columns, or all columns if it is None, for text."""
     with explained(f"the input `{path}` cannot be read as Parquet", "check its format"):
         # INT96 has days and nanoseconds: as 64-bit nanoseconds, times outside 1677 to 2262 would become other times
         file = pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
+    if inputs is None and (others := [column for column in file.schema_arrow if _NOT_TEXT.search(str(column.type))]):
+        raise SettingsError(
+            f"the column `{others[0].name}` has the type {others[0].type}, which JSON and CSV lack; remove it, or write Parquet."
+        )
 
     def windows() -> Iterator[Window]:
         total, size, position = file.metadata.num_rows, path.stat().st_size, 0
@@ -167,11 +170,15 @@ def read_parquet(path: Path, inputs: Iterable[str], max_rows: int) -> tuple[Any,
     return file.schema_arrow, windows()
 
 
-def rows_of(table: Any, inputs: Iterable[str], before: int = 0) -> list[Row]:
-    """Returns the rows of a table with the `inputs` among its columns; `before` rows precede it in the file."""
+def rows_of(table: Any, inputs: Collection[str] | None, before: int = 0) -> list[Row]:
+    """Returns the rows of a table with the `inputs` among its columns, or all if it is None; `before` rows precede it in the file."""
     columns = {}
-    for name in set(inputs) & set(table.column_names):
-        with explained(f"the column `{name}` has a value that is not a text", "convert it to UTF-8"):
-            columns[name] = table.column(name).to_pylist()
+    for name in table.column_names:
+        if inputs is None or name in inputs:
+            column = table.column(name)
+            if pa.types.is_timestamp(column.type):  # Python has no nanoseconds
+                column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
+            with explained(f"the column `{name}` has a value that is not a text", "convert it to UTF-8"):
+                columns[name] = column.to_pylist()
     rows = zip(*columns.values(), strict=True)
     return [Row(number, values=dict(zip(columns, row, strict=True))) for number, row in enumerate(rows, before + 1)]

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 from tqdm import tqdm
@@ -16,18 +17,19 @@ from tqdm import tqdm
 from bertserve.service import __version__
 from bertserve.service.engine import sessions
 from bertserve.service.engine.hardware import cpu_name
-from bertserve.service.errors import StartError, plural
+from bertserve.service.errors import SettingsError, StartError, install_command, plural
 from bertserve.service.scoring import parts, rows
 from bertserve.service.scoring.predictor import Predictor, RowTask
 from bertserve.service.settings import ModelSettings
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
+STDOUT = Path("-")
 
 
 def score(settings: ModelSettings, task: RowTask, source: Path, output: Path, rejected: Path, formats: tuple[str, str]) -> int:
     """Scores the rows of `source`, and writes those with an answer and the reasons why others have none; returns the exit code.
 
-    `formats` are those of the input, `jsonl`, `csv`, `tsv` or `parquet`; and of the output, the same or `jsonl`.
+    `formats` are those of the input and of the output: `jsonl`, `csv`, `tsv` or `parquet`.
     """
     try:
         with closing(Predictor(settings, task)) as predictor:
@@ -41,10 +43,14 @@ def score(settings: ModelSettings, task: RowTask, source: Path, output: Path, re
                 (predictor.version, predictor.graph.file, predictor.graph.provider, predictor.batch_tokens, predictor.window_rows),
                 (__version__, sessions.VERSION, cpu_name()),
             )
+            if isinstance(writer, parts.LineWriter) and output == STDOUT:
+                return _run(source, predictor, windows, parts.Stream(writer))
             return _run(source, predictor, windows, parts.Parts(output, rejected, writer, facts))
     except KeyboardInterrupt:
         print("stopped; run the same command again to continue.", file=sys.stderr)
         return 128 + signal.SIGINT
+    except BrokenPipeError:
+        raise
     except OSError as error:
         name = f"`{error.filename}`" if error.filename else "a file"
         raise StartError(f"{name} cannot be read or written ({error.strerror}); fix that, and run the same command again.") from error
@@ -54,17 +60,23 @@ def _open(
     source: Path, formats: tuple[str, str], predictor: Predictor, names: Sequence[str]
 ) -> tuple[Iterable[rows.Window], parts.LineWriter | parts.ParquetWriter]:
     """Returns the windows of the input, and the writer of the output, which adds the columns `names`."""
+    if "parquet" in formats and find_spec("pyarrow") is None:
+        raise SettingsError(f"Parquet needs pyarrow, which is not installed; `{install_command('parquet')}` adds it.")
     columns: Sequence[str] = ()
     if formats[0] == "parquet":
-        schema, windows = rows.read_parquet(source, predictor.columns.by_field.values(), predictor.window_rows)
-        predictor.columns.check(schema.names, names)
-        return windows, parts.ParquetWriter(schema, names)
-    if formats[0] == "jsonl":
-        lines = rows.read_json_lines(source, names)
+        inputs = predictor.columns.by_field.values() if formats[1] == "parquet" else None
+        schema, windows = rows.read_parquet(source, inputs, predictor.window_rows)
+        columns = schema.names
     else:
-        columns, lines = rows.read_delimited(source, DELIMITERS[formats[0]])
+        if formats[0] == "jsonl":
+            lines = rows.read_json_lines(source, names)
+        else:
+            columns, lines = rows.read_delimited(source, DELIMITERS[formats[0]])
+        schema, windows = columns, rows.windows_of(lines, predictor.window_rows)
+    if formats[0] != "jsonl":
         predictor.columns.check(columns, names)
-    windows = rows.windows_of(lines, predictor.window_rows)
+    if formats[1] == "parquet":
+        return windows, parts.ParquetWriter(schema, names)
     if formats[1] == "jsonl":
         return windows, parts.LineWriter(lambda row: parts.json_line(row, names), head=b"")
     encoded = partial(parts.delimited_line, delimiter=DELIMITERS[formats[1]])
@@ -76,7 +88,7 @@ def _open(
     return windows, parts.LineWriter(line, head=encoded([*columns, *names]))
 
 
-def _run(source: Path, predictor: Predictor, windows: Iterable[rows.Window], run: parts.Parts) -> int:
+def _run(source: Path, predictor: Predictor, windows: Iterable[rows.Window], run: parts.Parts | parts.Stream) -> int:
     """Scores all windows, and returns the exit code, which is 3 if rows were rejected."""
     totals, start = Counter[str](), time.perf_counter()
     with tqdm(total=source.stat().st_size or None, unit="B", unit_scale=True, leave=False, disable=None) as bar:

@@ -363,21 +363,55 @@ def test_a_column_of_parquet_that_is_not_utf8_ends_the_run(
 
 
 @pytest.mark.parametrize("column", [pa.array([Decimal("1.5")]), pa.array([1]), pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64()))])
-def test_a_column_of_parquet_without_texts_is_copied_or_named(models: Path, tmp_path: Path, column: Any) -> None:
+def test_a_column_of_parquet_without_texts_is_copied_or_named(
+    models: Path, tmp_path: Path, column: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     table = pa.table({"text": ["good"], "odd": column})
     pq.write_table(table, tmp_path / "in.parquet")
     assert 0 == run(models, tmp_path / "in.parquet", tmp_path / "out.parquet")
     assert pq.read_table(tmp_path / "out.parquet").select(["text", "odd"]).equals(table)
     assert 3 == run(models, tmp_path / "in.parquet", tmp_path / "2.parquet", "--columns", "text=odd")
     assert "the column `odd` must be a text" in read_lines(tmp_path / "2.parquet.rejected.jsonl")[0]["error"]
+    is_number = column.type == pa.int64()
+    assert (0 if is_number else 2) == run(models, tmp_path / "in.parquet", tmp_path / "out.jsonl")
+    assert is_number or "the column `odd` has the type" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("output", ["out.parquet", "out.tsv", "out.txt"])
-def test_the_output_has_the_format_of_the_input_or_is_json_lines(models: Path, tmp_path: Path, output: str) -> None:
-    (tmp_path / "in.csv").write_text("id,text\n1,good\n")
-    assert 2 == run(models, tmp_path / "in.csv", tmp_path / output)
-    assert 0 == run(models, tmp_path / "in.csv", tmp_path / "out.jsonl")
-    assert {"id", "text", "prediction", "warnings"} == read_lines(tmp_path / "out.jsonl")[0].keys()
+@pytest.mark.parametrize("source", ["csv", "parquet"])
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
+def test_a_table_becomes_each_format(models: Path, tmp_path: Path, source: str, suffix: str) -> None:
+    when, path, output = "2026-11-29T01:02:03", tmp_path / f"in.{source}", tmp_path / f"out.{suffix}"
+    if source == "csv":
+        path.write_text(f"when,text,more\n{when},good,\n")
+    else:
+        times = pa.array([datetime.fromisoformat(when)], pa.timestamp("ns"))
+        pq.write_table(pa.table({"when": times, "text": ["good"], "more": pa.array([None], pa.string())}), path)
+    assert 0 == run(models, path, output)
+    if suffix == "parquet":
+        (row,) = pq.read_table(output).to_pylist()
+    elif suffix == "jsonl":
+        (row,) = read_lines(output)
+    else:
+        (row,) = csv.DictReader(output.read_text().splitlines(), delimiter="," if suffix == "csv" else "\t")
+    assert (when, "good", "") == (str(row["when"]).replace(" ", "T"), row["text"], row["more"] or "")
+    assert {"prediction", "prediction_label"} & row.keys()
+
+
+@pytest.mark.parametrize("output", ["out.csv", "out.parquet", "out.txt"])
+def test_rows_with_different_fields_become_only_json_lines(models: Path, tmp_path: Path, output: str) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}])
+    assert 2 == run(models, source, tmp_path / output)
+
+
+def test_stdout_gets_the_rows_and_stderr_the_reasons(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, output = write_lines(tmp_path / "in.jsonl", [*({"text": text} for text in TEXTS), "nope"]), tmp_path / "out.jsonl"
+    assert 3 == run(models, source, output)
+    capsys.readouterr()
+    assert 3 == run(models, source, Path("-"))
+    out, err = capsys.readouterr()
+    assert output.read_text() == out
+    assert f'"row":{len(TEXTS) + 1}' in err and "1 rejected" in err
+    assert 2 == run(models, source, Path("-"), "--rejected", str(tmp_path / "rejected.jsonl"))
 
 
 def test_old_timestamps_of_parquet_keep_their_year(models: Path, tmp_path: Path) -> None:
