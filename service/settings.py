@@ -375,7 +375,10 @@ def parse(command: type[_Command], args: Sequence[str]) -> _Command:
         if name not in Settings.model_fields:
             flag = f"{_flag(name)} is `{first['input']}`: " if len(first["loc"]) > 1 and first["type"] != "missing" else ""
             raise SettingsError(f"{flag}{message}.") from error
-        raise SettingsError(f"{_flag(name)} (or {PREFIX}{name.upper()}) is `{first['input']}`: {message}.") from error
+        variable = f"{PREFIX}{name.upper()}"
+        is_in_file = variable not in os.environ and all(word.partition("=")[0] != _flag(name) for word in args)
+        where = f"`{name}` in the file of --config" if is_in_file else f"{_flag(name)} (or {variable})"
+        raise SettingsError(f"{where} is `{first['input']}`: {message}.") from error
 
 
 def _check_words(command: type[BaseSettings], args: Sequence[str]) -> None:

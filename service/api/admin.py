@@ -167,6 +167,7 @@ def _add_operations(probes: APIRouter, models: APIRouter, state: AppState) -> No
             }
         )
 
+    @models.get("/v2/", include_in_schema=False)
     @models.get("/v2", summary="Name and version of the service", tags=["open inference"])
     async def server() -> Response:
         return _json({"name": "bertserve", "version": __version__, "extensions": ["binary_tensor_data"]})

@@ -293,7 +293,7 @@ def test_too_many_tensors_or_texts_are_refused(api: Send) -> None:
 
 
 def test_server_metadata_and_health_are_served(api: Send) -> None:
-    assert "bertserve" == api("GET", "/v2").json()["name"]
+    assert "bertserve" == api("GET", "/v2").json()["name"] == api("GET", "/v2/").json()["name"]
     assert {"live": True} == api("GET", "/v2/health/live").json()
     assert {"ready": True, "live": True} == api("GET", "/v2/health/ready").json()
     assert 200 == api("GET", "/v2/models/nli/ready").status_code

@@ -150,10 +150,10 @@ def test_models_are_listed(api: Send) -> None:
 
 @pytest.mark.parametrize("path", RERANKS)
 def test_documents_are_ranked_like_the_texts_of_rerank(api: Send, path: str) -> None:
-    """Scores and indexes equal those of `/rerank`, limited to the best `top_n`. Other texts of a document are returned."""
+    """Scores and indexes equal those of `/rerank`, limited to the best `top_n`. Other fields of a document are returned."""
     texts = ["bad", "good film", "film"]
     expected = posted(api, "/rerank", query="good", texts=texts)[:2]
-    documents = [{"text": "bad", "id": "7"}, {"text": "good film", "id": "8"}, "film"]
+    documents = [{"text": "bad", "id": "7"}, {"text": "good film", "page": 8, "more": {"tags": [None, 0.5]}}, "film"]
     found = posted(api, path, query="good", documents=documents, top_n=2, return_documents=True, model="ranker")
 
     shown = [*documents[:2], {"text": "film"}]
@@ -180,7 +180,7 @@ def test_an_answer_has_the_id_of_its_request(api: Send) -> None:
     [
         ({"query": "good", "documents": ["a"], "top_k": 1}, "did you mean `top_n`?"),
         ({"query": "good", "documents": [{}]}, "`documents[0].text` is missing"),
-        ({"query": "good", "documents": [{"text": "a", "page": 1}]}, "`documents[0].page` is wrong"),
+        ({"query": "good", "documents": [{"text": "a", "page": 2**64}], "return_documents": True}, "more than 64 bits"),
         ({"query": "good", "documents": ["a", 1]}, "`documents[1]` is wrong"),
         ({"query": "good", "documents": ["a"], "max_tokens_per_doc": 100}, "`max_tokens_per_doc`"),
         ({"query": "good", "documents": ["a"], "model": "vectors"}, "for feature-extraction"),

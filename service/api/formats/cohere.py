@@ -8,19 +8,20 @@ from pydantic import BaseModel, ConfigDict, Field, Tag
 
 from bertserve.service.api.call import Call, Incoming
 from bertserve.service.api.formats.openai import Usage
+from bertserve.service.errors import InvalidValueError
 from bertserve.service.models.work import Prediction
 from bertserve.service.tasks import rerank
 from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.tasks.body import PAIR, STOP, TEXT, ForeignBody, body_config, one_of
+from bertserve.service.tasks.json_text import to_json
 from bertserve.service.tasks.reading import read_as
 
 
 class Document(BaseModel):
-    """A text with other texts, which the answer returns."""
+    """A text with other fields, which the answer returns."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    __pydantic_extra__: dict[str, str] = Field(init=False)
     text: str
 
 
@@ -37,9 +38,7 @@ class DocumentsBody(ForeignBody, rerank.QueryBody):
     counted: ClassVar[str] = "`documents` has {} items"
     subject: ClassVar[str] = "documents"
 
-    documents: Annotated[
-        list[_Document], STOP, Field(description="Texts, or objects with a `text`; other texts in them are only returned.")
-    ]
+    documents: Annotated[list[_Document], STOP, Field(description="Texts, or objects with a `text`; other keys are only returned.")]
     top_n: Annotated[int | None, Field(ge=1, description="Number of results to return; by default all.")] = None
     return_documents: Annotated[bool | None, Field(description="Include each document in the answer.")] = None
 
@@ -76,13 +75,18 @@ def read_rerank(incoming: Incoming) -> Call:
     body = read_as(DocumentsBody, incoming.raw, incoming.limits)
     model = incoming.models.for_task(rerank.TASK, body.model)
     request_id = incoming.request_id  # not `incoming`, which has the body's bytes
+    documents = [{"text": each} if isinstance(each, str) else each.model_dump() for each in body.documents if body.return_documents]
+    try:
+        to_json(documents)
+    except TypeError as error:
+        raise InvalidValueError(
+            "`documents` has a number of more than 64 bits, which cannot be returned; send it as a text, or remove `return_documents`."
+        ) from error
 
     def answer(answered: Prediction) -> dict[str, Any]:
         (ranked,) = answered.results
-        documents = [{"text": each} if isinstance(each, str) else each.model_dump() for each in body.documents]
         results = [
-            {"index": item["index"], "relevance_score": item["score"]}
-            | ({"document": documents[item["index"]]} if body.return_documents else {})
+            {"index": item["index"], "relevance_score": item["score"]} | ({"document": documents[item["index"]]} if documents else {})
             for item in ranked[: body.top_n]
         ]
         usage = {"prompt_tokens": answered.tokens, "total_tokens": answered.tokens}
