@@ -113,7 +113,6 @@ def model_card(manifest: Manifest, folder: Path, card: str | None) -> str:
             f"**There is no graph {graph.provider}/{graph.precision}.** The export tried to make it: {graph.reason}"
             for graph in manifest.omitted
         ],
-        _span_agreement(manifest.graphs),
         _error_table(manifest.graphs, manifest.tokenizer.max_length),
         _speed_table(manifest.graphs),
         _metric_table(manifest),
@@ -227,15 +226,6 @@ def describe_quantization(validation: ValidationReport) -> str:
 def describe_counts(counts: dict[str, int]) -> str:
     """Returns names with their counts, as text."""
     return ", ".join(f"{name} {count}" for name, count in counts.items()) or "nothing"
-
-
-def _span_agreement(graphs: Sequence[GraphSpec]) -> list[str]:
-    agreements = [
-        f"{_name(graph)} {graph.validation.span_agreement:.4f} of {graph.validation.spans}"
-        for graph in graphs
-        if graph.validation.span_agreement is not None
-    ]
-    return [f"F1 of the spans, which must have the place and label of the checkpoint's: {'; '.join(agreements)}."] if agreements else []
 
 
 def _error_table(graphs: Sequence[GraphSpec], max_length: int) -> list[str]:

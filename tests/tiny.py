@@ -189,7 +189,6 @@ def graph_fields(file: Path, task: str, *, with_attention: bool, batch_invariant
         "validation": {
             "samples": 0,
             "worst_abs_error": 0.0,
-            "label_agreement": 1.0,
             "worst_row_error": 0.0,
             "nodes": 10,
             "fusions": {},

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from bertserve.export import progress
 from bertserve.export.errors import ParityError
-from bertserve.export.tasks.metrics import f1, result_spans, span_f1, spearman
+from bertserve.export.tasks.metrics import f1, spearman
 from bertserve.export.tasks.spec import ExportTask
 from bertserve.export.validation.served_graph import Answer, ServedGraph
 from bertserve.service.bundle.graph_spec import Agreement, LengthParity, Precision
@@ -167,8 +167,6 @@ class Comparison:
 
     def measured(self) -> dict[str, Any]:
         """Returns the fields of a `ValidationReport` that this comparison measures."""
-        agreement = self.agreement()
-        spans = [[result_spans(result) for result in side] for side in (self.expected, self.results)]
         rows = self._samples + self._texts
         lengths = _errors_by_length(rows, self.served.tokenizer.max_length)
         return {
@@ -176,10 +174,7 @@ class Comparison:
             "worst_abs_error": max((entry.worst_abs_error for entry in lengths), default=0.0),
             "worst_rel_error": max((entry.worst_rel_error for entry in lengths), default=0.0),
             "worst_row_error": self.worst_row_error,
-            "label_agreement": agreement.value if agreement.measure == "label" else None,
-            "agreement": agreement,
-            "spans": sum(map(len, spans[0])),
-            "span_agreement": span_f1(*spans) if any(map(any, spans)) else None,
+            "agreement": self.agreement(),
             "lengths": lengths,
             "longest": max((row.tokens for row in rows), default=0),
             "attention_error": self.attention_error,

@@ -103,7 +103,6 @@ def _entry(artifact: Artifact, checkpoint: Checkpoint) -> GraphSpec:
     report = ValidationReport(
         samples=0,
         worst_abs_error=0.0,
-        label_agreement=None,
         worst_row_error=0.0,
         nodes=0,
         fusions=artifact.fusions,

@@ -173,8 +173,6 @@ class ValidationReport(Record):
     Attributes:
         samples: Number of parity inputs.
         worst_abs_error: Largest absolute difference of a logit from the checkpoint in PyTorch, float32.
-        label_agreement: Share of parity inputs whose best label, answer, choice or tokens are the checkpoint's; null if the agreement
-            has another measure.
         worst_row_error: Largest absolute difference of a logit between a text in a batch and the same text alone.
         nodes: Number of nodes of the graph.
         fusions: Fused operator -> count, as reported by ONNX Runtime's optimizer.
@@ -185,8 +183,6 @@ class ValidationReport(Record):
         provider: Execution provider of the measurements: the CPU if the graph's own provider was not available.
         opset: Version of ONNX's own operators; null if not recorded.
         worst_rel_error: Largest difference of a row's logits, relative to the row's largest logit; null if not recorded.
-        spans: Number of the checkpoint's entities or answers on the parity inputs; 0 for tasks without spans.
-        span_agreement: F1 of the graph's spans, compared with the checkpoint's by position and label; null for tasks without spans.
         lengths: The largest errors by length; empty if not recorded.
         longest: Tokens of the longest parity row; null if not recorded.
         speed: Durations of runs; null if not timed.
@@ -197,7 +193,6 @@ class ValidationReport(Record):
 
     samples: int
     worst_abs_error: float
-    label_agreement: float | None
     worst_row_error: float
     nodes: int
     fusions: dict[str, int]
@@ -207,8 +202,6 @@ class ValidationReport(Record):
     provider: Provider = "cpu"
     opset: int | None = None
     worst_rel_error: float | None = None
-    spans: int = 0
-    span_agreement: float | None = None
     lengths: Annotated[tuple[LengthParity, ...], Field(strict=False)] = ()
     longest: int | None = None
     speed: Speed | None = None

@@ -100,14 +100,10 @@ def describe_agreement(validation: ValidationReport) -> str:
         return f"the agreement was not measured ({MEASURES[agreement.measure]}: {NOT_MEASURED[agreement.measure]})"
     if agreement.measure != "label":
         worst = "" if agreement.worst is None else f", the worst {agreement.worst:.4f}"
-        spans = f" with {validation.spans} spans" if agreement.measure == "span_f1" else ""
-        return (
-            f"{MEASURES[agreement.measure]} is {agreement.value:.4f} on {agreement.decisions} of {validation.samples} samples{spans}{worst}"
-        )
+        return f"{MEASURES[agreement.measure]} is {agreement.value:.4f} on {agreement.decisions} of {validation.samples} samples{worst}"
     low, high = agreement_range(agreement.value, agreement.decisions)
     sure = f" (95% confidence: {low:.1%} to {high:.1%})" if validation.quantized else ""
-    spans = "" if validation.span_agreement is None else f", {validation.spans} spans with an F1 of {validation.span_agreement:.4f}"
-    return f"answers agree on {agreement.value:.1%} of {agreement.decisions} samples{sure}{spans}"
+    return f"answers agree on {agreement.value:.1%} of {agreement.decisions} samples{sure}"
 
 
 def summarize_agreement(agreement: Agreement | None) -> str:

@@ -177,7 +177,7 @@ def test_the_manifest_has_each_graph_with_its_validation(usual: Bundle, precisio
     assert [("logits", "per_text")] == [(spec.name, spec.kind) for spec in graph.outputs]
     assert (True, True) == (graph.batch_invariant, validation.worst_row_error <= MAX_ROW_ERROR)
     if precision == "fp32":
-        assert (1.0, 2, {}) == (validation.label_agreement, validation.fusions["Attention"], validation.quantized)
+        assert (1.0, 2, {}) == (validation.agreement.value, validation.fusions["Attention"], validation.quantized)
         assert validation.worst_abs_error <= MAX_ABS_ERROR["fp32"]
     assert opsets[""] == validation.opset
     # length ranges double up to the model's length and contain all rows; the worst range has the overall worst error

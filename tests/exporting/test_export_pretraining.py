@@ -78,7 +78,8 @@ def test_a_next_sentence_model_is_a_classifier_of_pairs(following: tuple[Path, B
     assert ("text-classification", FOLLOWS, "softmax") == (manifest.task, manifest.labels, manifest.activation)
     assert manifest.tokenizer.pairs_only
     assert {"text", "text_pair"} == set(manifest.example.request["inputs"])
-    assert 1 == manifest.graphs[0].validation.label_agreement
+    assert manifest.graphs[0].validation.agreement is not None
+    assert 1 == manifest.graphs[0].validation.agreement.value
     assert manifest.graphs[0].validation.samples >= 10
 
 
@@ -132,7 +133,7 @@ def test_a_pretraining_model_fills_masks(request: pytest.FixtureRequest, tmp_pat
     found = ask(bundle, "/fill-mask", inputs=text, parameters={"top_k": 5})
     best = logits.softmax(-1).topk(5)
 
-    assert ("fill-mask", False, 1) == (manifest.task, manifest.tokenizer.pairs_only, manifest.graphs[0].validation.label_agreement)
+    assert ("fill-mask", False, 1) == (manifest.task, manifest.tokenizer.pairs_only, manifest.graphs[0].validation.agreement.value)
     assert best.indices.tolist() == [item["token"] for item in found]
     np.testing.assert_allclose([item["score"] for item in found], best.values, rtol=0, atol=1e-4)
 

@@ -41,4 +41,4 @@ def test_weights_of_more_than_two_gibibytes_are_in_a_file_of_their_own(tmp_path:
     assert 2 == len(graph.files)
     assert sum(file.size_bytes or 0 for file in graph.files) > 2**31
     assert graph.validation.worst_abs_error <= MAX_ABS_ERROR["fp32"]
-    assert 1 == graph.validation.label_agreement
+    assert 1 == graph.validation.agreement.value

@@ -802,7 +802,7 @@ def test_update_measures_everything_again(
         manifest["flops"]["linear"] = 1.0
         manifest["source"]["license"] = ["mit"]  # the card's license at the time of the export
         for graph in manifest["graphs"]:
-            graph["validation"] |= {"lengths": [], "speed": None, "label_agreement": 0.6}
+            graph["validation"] |= {"lengths": [], "speed": None, "agreement": None}
 
     edit(path, age)
     monkeypatch.setattr("bertserve.export.calibration.BUILT_IN", source.parent / "texts.txt")  # the texts of the export

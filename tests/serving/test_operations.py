@@ -26,7 +26,7 @@ def test_a_model_is_described(models: Path, path: str) -> None:
     assert (page["name"], page["task"], page["labels"]) == ("tiny", "text-classification", list(tiny.LABELS))
     assert (page["provider"], page["precision"]) == ("cpu", "fp32")
     assert page["limits"]["max_tokens"] == 32
-    assert page["validation"]["label_agreement"] == 1.0
+    assert page["validation"]["worst_abs_error"] == 0.0
 
 
 def test_the_page_of_a_fill_mask_model_has_its_mask_token(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_a_bundle_with_enough_validation_is_served(tmp_path: Path, flags: dict[s
     [
         ({"agreement": agreement("label", 0.97, 18)}, [], True),
         ({"agreement": agreement("label", 0.98, 18)}, [], False),
-        ({"label_agreement": 0.9}, [], False),
+        ({"agreement": None}, [], False),
         ({"agreement": agreement("span_f1", 0.99, 18)}, [], False),
         ({"agreement": agreement("span_f1", 0.9, 18)}, [], True),
         ({"agreement": agreement("label", float("nan"), 18)}, [], True),
@@ -112,8 +112,7 @@ def test_the_embedded_bundles_have_validation_with_the_agreement_of_their_task()
 
 
 def test_a_floor_refuses_a_report_without_an_agreement(tmp_path: Path) -> None:
-    """The share of equal labels does not replace it, because it is always 1 for some heads."""
-    measured(tmp_path, label_agreement=1.0)
+    measured(tmp_path, agreement=None)
 
     with pytest.raises(BundleError, match=r"graph cpu/fp32: .* no agreement .* verify BUNDLE --checkpoint DIR --update"):
         build(Settings(models=tmp_path, min_agreement=0.5))
@@ -167,7 +166,7 @@ def test_int8_without_decisions_has_a_low_agreement(precision: str, low: bool) -
 
 def spec(provider: str, precision: str, measured_on: str, **validation: Any) -> GraphSpec:
     """Returns a graph with a validation report of full agreement that was measured on a provider."""
-    known = {"label_agreement": 1.0, "agreement": agreement("label", 1.0, 18), "provider": measured_on} | validation
+    known = {"agreement": agreement("label", 1.0, 18), "provider": measured_on} | validation
     return GraphSpec.model_validate(
         {
             "file": "model.onnx",
