@@ -114,7 +114,7 @@ def test_the_health_check_uses_the_readiness_path() -> None:
 def test_errors_of_the_proxies_have_the_format_of_the_service() -> None:
     documents = re.findall(r"lf-string '([^']+)'", HAPROXY)
     documents += [f'{{"error":{text},"request_id":""}}' for text in re.findall(r"^ +\S+ '(\"[^']+)';$", NGINX, re.MULTILINE)]
-    assert 12 + 9 == len(documents)
+    assert 12 + 10 == len(documents)
     for document in map(json.loads, documents):
         assert ["error", "error_type", "request_id"] == list(document)
         assert document["error"].endswith(".")
@@ -230,6 +230,21 @@ def test_a_request_without_a_valid_head_is_refused(service: Balanced, content_ty
         answer = HTTPResponse(connection)
         answer.begin()
         assert json.loads(answer.read())["error_type"] in kinds
+
+
+@needs_proxies
+@pytest.mark.serial
+def test_an_encoded_body_is_refused(service: Balanced) -> None:
+    """HAProxy's parser answers with a page of its own."""
+    url = httpx.URL(service.proxy.url)
+    with socket.create_connection((url.host, url.port or 0), timeout=20) as connection:
+        connection.sendall(b"POST /classify HTTP/1.1\r\nhost: t\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n")
+        answer = HTTPResponse(connection)
+        answer.begin()
+        if isinstance(service.proxy, HAProxy):
+            assert 422 == answer.status
+        else:
+            assert (415, "content_encoding") == (answer.status, json.loads(answer.read())["error_type"])
 
 
 @needs_proxies
