@@ -127,7 +127,9 @@ def read_manifest(path: Path) -> tuple[Manifest, str]:
                 f"`{path / MANIFEST_FILE}` has format {first['input']}, but this version reads format 1; update bertserve, "
                 "or export the bundle again with this version."
             ) from error
-        raise BundleError(f"`{path / MANIFEST_FILE}` is not a version 1 manifest: {fault(first)}.") from error
+        raise BundleError(
+            f"`{path / MANIFEST_FILE}` is not a manifest of this version: {fault(first)}; export the bundle again."
+        ) from error
     if manifest.name != path.name:
         raise BundleError(f"the manifest of bundle `{path}` has the name `{manifest.name}`; give the folder the same name.")
     return manifest, hashlib.sha256(raw).hexdigest()[:12]
