@@ -23,9 +23,9 @@ counted=body.counted.format(body.count); describe=_describe(embedding); detail=e
 example=json.dumps(example); expected; field=name; given=received;
 holder; i; instead; kind; kind=type(error).__name__; known=listed(required(body)); known=mask;
 known=prompts or 'none, so remove `prompt_name`'; known=texts; last=count - 1; least=-count; length; limit; limit=self.header_timeout_s;
-limit=max_bytes; limit=self.max_header_bytes; longest; max_batch_tokens=self.max_batch_tokens; max_body_bytes=state.max_body_bytes;
+limit=max_bytes; limit=self.max_header_bytes; longest; max_batch_tokens=self.max_batch_tokens; max_body_bytes=state.settings.max_body_bytes;
 max_chars=limits.max_chars; max_inputs=limits.max_inputs; max_length=tokenizer.max_length;
-max_queue_tokens; max_queue_tokens=self.max_queue_tokens; max_timeout_ms=self._state.max_timeout_ms;
+max_queue_tokens; max_queue_tokens=self.max_queue_tokens; max_timeout_ms=self._state.settings.max_timeout_ms;
 max_top_k=limits.max_top_k; message; missing; model=model.name; model=name; models;
 models=', '.join((f'`{model_name}`' for model_name in able)); models=', '.join(self.models) or 'none'; models=able; models=near; most=limit;
 most=max_queue_tokens; most_heads=MAX_VALUES // length ** 2; most_tokens=math.isqrt(MAX_VALUES // len(maps));

@@ -33,6 +33,17 @@ from bertserve.service.tasks.spec import TaskSpec
 T = TypeVar("T")
 audit_log = logging.getLogger("bertserve.audit")
 _NAMED = "/models/{name}"
+# the settings that a caller must know
+_LIMITS = [
+    "max_inputs",
+    "max_chars",
+    "max_top_k",
+    "max_body_bytes",
+    "max_stream_requests",
+    "max_concurrent",
+    "timeout_ms",
+    "max_timeout_ms",
+]
 
 
 def routers(state: AppState) -> list[APIRouter]:
@@ -182,16 +193,7 @@ def _add_metrics(routes: APIRouter, state: AppState) -> None:
 
 
 def _limits(state: AppState) -> dict[str, int]:
-    return {
-        "max_inputs": state.limits.max_inputs,
-        "max_chars": state.limits.max_chars,
-        "max_top_k": state.limits.max_top_k,
-        "max_body_bytes": state.max_body_bytes,
-        "max_stream_requests": state.max_stream_requests,
-        "max_concurrent": state.max_concurrent,
-        "timeout_ms": state.timeout_ms,
-        "max_timeout_ms": state.max_timeout_ms,
-    }
+    return {name: getattr(state.settings, name) for name in _LIMITS}
 
 
 def _summary(state: AppState, model: Model) -> dict[str, Any]:

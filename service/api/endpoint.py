@@ -151,7 +151,7 @@ class Endpoint:
     async def _serve(self, route: InferenceRoute, request: Request, receive: Receive, send: Send) -> None:
         """Answers a request that runs models, if there is room for it and its caller may use it."""
         state, scope = self._state, request.scope
-        if self._open >= state.max_concurrent:
+        if self._open >= state.settings.max_concurrent:
             raise UnavailableError(
                 "{count} requests are open, and --max-concurrent allows no more; send it again, or to another replica.", count=self._open
             )
@@ -176,7 +176,7 @@ class Endpoint:
                         "the body's encoding is `{encoding}`; send it uncompressed.", encoding=Sent(encoding.decode("latin-1"))
                     )
             value = request.headers.get(_TIMEOUT)
-            timeout_s = state.timeout_ms / 1000 if value is None else self._timeout_s(value)
+            timeout_s = state.settings.timeout_ms / 1000 if value is None else self._timeout_s(value)
             name = scope["path_params"].get("name")
             named = None if name is None else state.registry.get(name)
             if is_stream:
@@ -184,7 +184,7 @@ class Endpoint:
                 return
             if named is not None:
                 request.task, request.model = named.task, named.name
-            raw = await read_body(receive, request.headers, limit=state.max_body_bytes, timeout_s=state.body_timeout_s)
+            raw = await read_body(receive, request.headers, limit=state.settings.max_body_bytes, timeout_s=state.settings.body_timeout_s)
             call = route.wire.read(Incoming(raw, request.headers, named, state.registry, state.limits, request.id))
             del raw  # the body is not needed during inference
             request.task, request.model = call.task, call.model.name
@@ -200,12 +200,12 @@ class Endpoint:
 
     def _timeout_s(self, value: bytes) -> float:
         """Returns the seconds of the header with the deadline, after a check."""
-        if not (re.fullmatch(b"[0-9]{1,9}", value) and 1 <= int(value) <= self._state.max_timeout_ms):
+        if not (re.fullmatch(b"[0-9]{1,9}", value) and 1 <= int(value) <= self._state.settings.max_timeout_ms):
             raise InvalidValueError(
                 "the header `{timeout_header}` is `{value}`; it must be a whole number from 1 to {max_timeout_ms}.",
                 timeout_header=TIMEOUT_HEADER,
                 value=Sent(value.decode("latin-1")),
-                max_timeout_ms=self._state.max_timeout_ms,
+                max_timeout_ms=self._state.settings.max_timeout_ms,
             )
         return int(value) / 1000
 

@@ -88,7 +88,7 @@ class LineStream:
 
     async def _read(self, receive: Receive) -> None:
         """Reads chunks ahead of the one that is being cut, because only reading detects a disconnected client."""
-        more, timeout_s = True, self.state.body_timeout_s
+        more, timeout_s = True, self.state.settings.body_timeout_s
         while True:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -113,7 +113,7 @@ class LineStream:
 
     async def _cut(self, group: asyncio.TaskGroup) -> None:
         """Starts a request for each line that is not blank."""
-        line, size = bytearray(), self.state.max_body_bytes + 1  # a line that is too long keeps one byte too many, and is refused
+        line, size = bytearray(), self.state.settings.max_body_bytes + 1  # a line that is too long keeps one byte too many, and is refused
         while (chunk := await self._chunks.get()) is not None:
             self._taken.set()
             first, *others = LINE_ENDS.split(chunk)
@@ -128,7 +128,7 @@ class LineStream:
 
     async def _start(self, line: bytes, group: asyncio.TaskGroup) -> None:
         """Starts the request of a line when there is room for it."""
-        least = MAX_WEIGHT // self.state.max_stream_requests
+        least = MAX_WEIGHT // self.state.settings.max_stream_requests
         while self._weight + (weight := max(least, len(line), self._last_answer_bytes // ANSWER_SHARE)) > MAX_WEIGHT and self._weight:
             self._sent.clear()
             await self._sent.wait()
@@ -155,10 +155,10 @@ class LineStream:
         labels, status = (self.route.task or UNKNOWN, UNKNOWN), _CLIENT_GONE
         try:
             request.auth.check(Access.KEY, request.scope["headers"])  # again, because a stream may have no end
-            if len(line) > state.max_body_bytes:
+            if len(line) > state.settings.max_body_bytes:
                 raise TooLargeError(
                     "the line has more than {max_body_bytes} bytes; send less in one line; the operator can raise --max-body-bytes.",
-                    max_body_bytes=state.max_body_bytes,
+                    max_body_bytes=state.settings.max_body_bytes,
                 )
             # the model is looked up for each line, because it can be reloaded during the stream
             named = None if self.name is None else state.registry.get(self.name)

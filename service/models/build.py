@@ -80,13 +80,8 @@ class AppState:
         scheduler: The inference threads.
         metrics: All metrics.
         utilization: Measures how busy the threads are.
-        limits: The limits of a request.
-        max_body_bytes: Maximum size of a body in bytes.
-        timeout_ms: Deadline of a request that sets none.
-        max_timeout_ms: Longest deadline that a request may set.
-        max_stream_requests: Lines of one stream that may run at the same time.
-        max_concurrent: Requests to models that may be open at the same time.
-        body_timeout_s: Seconds in which a body must be complete.
+        settings: All settings.
+        limits: The limits of a body.
         reloader: Changes the models.
         totals: The limits of all workers together.
         worker: This worker and its share.
@@ -99,13 +94,8 @@ class AppState:
     scheduler: Scheduler
     metrics: Metrics
     utilization: Utilization
+    settings: Settings
     limits: Limits
-    max_body_bytes: int
-    timeout_ms: int
-    max_timeout_ms: int
-    max_stream_requests: int
-    max_concurrent: int
-    body_timeout_s: float
     reloader: Reloader
     totals: dict[str, int]
     worker: WorkerShare
@@ -161,13 +151,8 @@ def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None,
         metrics=metrics,
         utilization=Utilization(scheduler, metrics),
         tracer=tracer,
+        settings=settings,
         limits=Limits(settings.max_inputs, settings.max_chars, settings.max_top_k),
-        max_body_bytes=settings.max_body_bytes,
-        timeout_ms=settings.timeout_ms,
-        max_timeout_ms=settings.max_timeout_ms,
-        max_stream_requests=settings.max_stream_requests,
-        max_concurrent=settings.max_concurrent,
-        body_timeout_s=settings.body_timeout_s,
         totals={"max_batch_tokens": settings.max_batch_tokens, "max_queue_tokens": settings.max_queue_tokens, "threads": threads_total},
         worker=WorkerShare(index, settings.workers, os.getpid(), scheduler.max_queue_tokens, threads),
         machine=Machine(cpu_name(), sessions.VERSION, requested, provider, sessions.THREADS),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from served_socket import until
 
 def test_more_open_requests_than_allowed_get_503_and_probes_are_answered(models: Path) -> None:
     engine = FakeEngine()
-    service = replace(faked(models, engine), max_concurrent=2)
+    service = faked(models, engine, max_concurrent=2)
 
     async def check(client: httpx.AsyncClient) -> None:
         engine.gate.clear()
@@ -36,7 +35,7 @@ def test_more_open_requests_than_allowed_get_503_and_probes_are_answered(models:
 
 async def test_a_body_that_is_not_complete_in_time_gets_408(models: Path) -> None:
     """The connection closes, because the rest of the body may never come."""
-    service = replace(faked(models, FakeEngine()), body_timeout_s=0.05)
+    service = faked(models, FakeEngine(), body_timeout_s=0.05)
     parts = iter([{"type": "http.request", "body": b"{", "more_body": True}])
     sent: list[Any] = []
 
