@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -158,7 +159,11 @@ def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: M
     graph, engine = opened.graph, opened.engine
     cost = CostModel(manifest.flops)
     shapes = [(rows, min(length, manifest.tokenizer.max_length)) for rows, length in WARM_UP_SHAPES]
-    cost.fit(engine.time_runs(shapes if graph.shapes is None else graph.shapes.shapes, repeats=WARM_UP_REPEATS))
+    shapes = shapes if graph.shapes is None else graph.shapes.shapes
+    cost.fit(engine.time_runs(shapes, repeats=WARM_UP_REPEATS))
+    if graph.provider != "cpu":
+        # cuDNN builds a plan per thread and shape, which takes up to 0.1 s
+        scheduler.on_each_thread([partial(engine.time_runs, [shape], repeats=1) for shape in shapes])
     return Model(
         bundle,
         graph,

@@ -77,6 +77,7 @@ class Scheduler:
         self._callers = PeakConcurrency()
         self._open: set[ScheduledRequest] = set()
         self._threads: list[InferenceThread] = []
+        self._first_steps: list[Callable[[], object]] = []
         self._watchdog = Watchdog(self._threads, self._open, self._replace, hung_floor_s)
         self._hangs = 0
         self._on_hang = on_hang
@@ -122,7 +123,24 @@ class Scheduler:
         self._completions = CompletionQueue(self._loop)
         for _ in range(self._thread_count):
             self._start_thread()
+        self.on_each_thread(self._first_steps)
+        self._first_steps = []
         self._accepts = True
+
+    def on_each_thread(self, steps: Sequence[Callable[[], object]]) -> None:
+        """Calls functions on each inference thread, to prepare what libraries keep per thread; it returns after the calls.
+
+        One thread after the other does so, one call between two batches. Before the start, it returns at once, and `start` makes the calls.
+        """
+        if not self._threads:
+            self._first_steps += steps
+        for thread in list(self._threads) if steps else ():
+            done = threading.Event()
+            with self._lock:
+                thread.steps += (*steps, done.set)
+                self._wake(self._free)
+            while not (done.wait(STOP_TICK_S) or thread.hung or self._stopped or self._dead):
+                pass
 
     def check(self, timeout_s: float, *, is_long: bool = False) -> None:
         """Checks whether a request that arrives now would be admitted, before its texts are tokenized.
@@ -230,7 +248,8 @@ class Scheduler:
                     return False
                 now = self.clock()
                 # if no other thread is free, and other requests came recently, a request that already runs leaves this thread to them
-                if batch := self._queue.take(now, last_thread=not self._free and self._callers.record(0, now) > 1):
+                batch = self._queue.take(now, last_thread=not self._free and self._callers.record(0, now) > 1)
+                if batch or thread.steps:
                     break
                 self._free += 1
                 self._work.wait()
@@ -239,7 +258,13 @@ class Scheduler:
             thread.batch, thread.since, thread.ticks = batch, now, 0
             running = sum(bool(each.batch) for each in self._threads)
             peak = self._concurrency.record(running + self._queue.queue_items, now)
-        self._execute(thread, batch, multi_threaded=peak == 1 or peak * self._multi_threads <= self._thread_count)
+        if batch:
+            self._execute(thread, batch, multi_threaded=peak == 1 or peak * self._multi_threads <= self._thread_count)
+        if thread.steps:
+            try:
+                thread.steps.popleft()()
+            except Exception as error:  # noqa: BLE001 - the boundary of a step: without it, the first batches are slower
+                logger.warning("%s: a run of the warm-up failed with %s", thread.handle.name, type(error).__name__)
         return True
 
     def _wake(self, count: int = 1) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -28,6 +29,7 @@ class InferenceThread:
         busy_s: Seconds of all earlier runs.
         ticks: Ticks of the watchdog since the run, or the decoding of one of its items, began.
         hung: Whether its run hangs: another thread has taken its place, and it ends after the run.
+        steps: Functions that it calls before or after its next batches, one at a time.
     """
 
     handle: threading.Thread = field(init=False)
@@ -37,6 +39,7 @@ class InferenceThread:
     busy_s: float = 0.0
     ticks: int = 0
     hung: bool = False
+    steps: deque[Callable[[], object]] = field(default_factory=deque)
 
 
 class Watchdog:

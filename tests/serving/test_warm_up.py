@@ -1,0 +1,122 @@
+"""Models on a GPU are warmed up on each inference thread, because cuDNN builds its plans per thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from bertserve.service.bundle import files
+from bertserve.service.bundle.graph_spec import ShapeBucket, ShapePlan
+from bertserve.service.engine import onnx_engine
+from bertserve.service.engine.sessions import open_session
+from bertserve.service.metrics import Metrics
+from bertserve.service.models.build import load_options
+from bertserve.service.models.loading import load_model
+from bertserve.service.scheduling.request_queue import RequestQueue
+from bertserve.service.scheduling.scheduled_request import ScheduledRequest
+from bertserve.service.scheduling.scheduler import Scheduler
+from bertserve.service.settings import ModelSettings
+from fakes import FakeRunner
+
+THREADS = {"inference-0", "inference-1"}
+PLAN = ShapePlan(buckets=(ShapeBucket(length=16, rows=(1, 4)), ShapeBucket(length=32, rows=(1,))))
+SHAPES = {(1, 16), (4, 16), (1, 32)}
+
+
+def new_scheduler() -> Scheduler:
+    return Scheduler(RequestQueue(max_batch_tokens=64, max_queue_tokens=1000, threads=2), threads=2)
+
+
+async def run(scheduler: Scheduler, runner: FakeRunner, texts: int = 1) -> None:
+    now = scheduler.clock()
+    await scheduler.run(ScheduledRequest(runner, lambda results: (), now, now + 20), [(8, None)] * texts, 8 * texts)
+
+
+class Session:
+    """Records the thread and the shape of each run of a session."""
+
+    def __init__(self, session: Any, runs: set[tuple[str, tuple[int, int]]]) -> None:
+        self._session = session
+        self._runs = runs
+
+    def run(self, names: Sequence[str], feed: dict[str, Any]) -> Any:
+        self._runs.add((threading.current_thread().name, feed["input_ids"].shape))
+        return self._session.run(names, feed)
+
+
+@pytest.mark.parametrize("provider", ["cuda", "cpu"])
+def test_a_model_on_a_gpu_runs_its_planned_shapes_on_each_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: Any) -> None:
+    """This applies at the start and after a reload. On a CPU, the runs that are timed at the load suffice."""
+    runs: set[tuple[str, tuple[int, int]]] = set()
+
+    def opened(path: Path, graph: Any, **options: Any) -> Session:
+        return Session(open_session(path, graph, **options | {"provider": "cpu"}), runs)
+
+    monkeypatch.setattr(onnx_engine, "open_session", opened)
+    bundle = files.load_bundle(tiny.bundle(tmp_path))
+    graph = bundle.manifest.graphs[0].model_copy(update={"provider": provider, "shapes": PLAN})
+    bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"graphs": (graph,)}))
+    options = load_options(ModelSettings(), provider, provider)
+
+    async def check() -> list[set[tuple[str, tuple[int, int]]]]:
+        scheduler, metrics, found = new_scheduler(), Metrics(), []
+        load_model(bundle, options=options, scheduler=scheduler, metrics=metrics)
+        scheduler.start()
+        found.append({(name, shape) for name, shape in runs if name in THREADS})
+        runs.clear()
+        await asyncio.to_thread(load_model, bundle, options=options, scheduler=scheduler, metrics=metrics)
+        found.append({(name, shape) for name, shape in runs if name in THREADS})
+        await scheduler.stop(0)
+        return found
+
+    expected = {(name, shape) for name in THREADS for shape in SHAPES} if provider != "cpu" else set()
+    assert [expected, expected] == asyncio.run(check())
+
+
+def test_requests_are_answered_between_the_steps_of_a_warm_up() -> None:
+    """A warm-up after a reload takes seconds, and the requests of other models must not wait for all of it."""
+    gates = [threading.Event() for _ in range(3)]
+
+    async def check() -> None:
+        scheduler = new_scheduler()
+        scheduler.start()
+        warm_up = asyncio.ensure_future(asyncio.to_thread(scheduler.on_each_thread, [lambda gate=gate: gate.wait(20) for gate in gates]))
+        for gate in gates:
+            await asyncio.wait_for(run(scheduler, FakeRunner(lambda rows, length: 0.001)), 20)
+            gate.set()
+        await asyncio.wait_for(warm_up, 20)
+        await scheduler.stop(0)
+
+    asyncio.run(check())
+
+
+def test_a_step_that_fails_ends_no_thread() -> None:
+    async def check() -> None:
+        scheduler = new_scheduler()
+        scheduler.on_each_thread([lambda: 1 // 0])
+        scheduler.start()
+        await asyncio.wait_for(run(scheduler, FakeRunner(lambda rows, length: 0.001), texts=4), 20)
+        assert scheduler.ready
+        await scheduler.stop(0)
+
+    asyncio.run(check())
+
+
+def test_a_warm_up_ends_when_the_service_stops() -> None:
+    async def check() -> None:
+        scheduler, entered, gate = new_scheduler(), threading.Event(), threading.Event()
+        scheduler.start()
+        warm_up = asyncio.ensure_future(asyncio.to_thread(scheduler.on_each_thread, [lambda: (entered.set(), gate.wait(20))]))
+        await asyncio.to_thread(entered.wait, 20)
+        await scheduler.stop(0)
+        await asyncio.wait_for(warm_up, 10)
+        gate.set()
+
+    asyncio.run(check())
