@@ -31,8 +31,16 @@ RECORDED_S = {
     512: 0.0466,
 }
 _LENGTHS = list(RECORDED_S)
-_COST = CostModel(Flops(linear=21233664, quadratic=9216))
-_COST.fit([(1, length, seconds) for length, seconds in RECORDED_S.items()])
+
+
+def cost_model() -> CostModel:
+    """Returns a model that is fitted to the recorded times."""
+    cost = CostModel(Flops(linear=21233664, quadratic=9216))
+    cost.fit([(1, length, seconds) for length, seconds in RECORDED_S.items()])
+    return cost
+
+
+_COST = cost_model()
 predicted_s = _COST.seconds
 
 TIMEOUT_S = 5.0
@@ -75,6 +83,7 @@ class Simulation:
         max_queue_tokens: The queue's limit.
         seed: Seed of the random arrivals.
         queue: The queue; None for the service's own.
+        learns: Learns from the time of each run, as the service's cost model does; None to predict as at the start.
         leaves_last_thread: Whether a request that already runs leaves the last free thread to others.
         admitted: The admitted requests.
         refusals: `Retry-After` seconds of the refused requests.
@@ -87,6 +96,7 @@ class Simulation:
     seed: int = 7
     slower: float = 1.0
     queue: Any = None
+    learns: Callable[[int, int, float], None] | None = None
     leaves_last_thread: bool = True
     now: float = 0.0
     admitted: dict[ScheduledRequest, Progress] = field(default_factory=dict)
@@ -150,6 +160,8 @@ class Simulation:
         rows, longest = len(batch), max(item.length for item in batch)
         seconds = recorded_s(rows, longest) * self.slower * slower * self.random.lognormvariate(0, 0.1)
         self._ends[self._made] = self.now + self.runner.seconds(rows, longest) * self.slower
+        if self.learns is not None:
+            self.learns(rows, longest, seconds)
         self.at(self.now + seconds, partial(self._end, self._made, batch))
 
     def _end(self, run: int, batch: Sequence[Item]) -> None:
