@@ -99,7 +99,7 @@ class RecordingEngine:
 class FaultySession:
     """An ONNX Runtime session that fails for each batch with a certain token, and waits while `gate` is cleared.
 
-    Faults: `raise` and `allocation` (errors of onnxruntime), `panic` (SystemExit), `memory` (MemoryError), `nan` (scores),
+    Faults: `raise`, `allocation` and `bad_alloc` (errors of onnxruntime), `panic` (SystemExit), `memory` (MemoryError), `nan` (scores),
     and `short` (one row is missing).
     """
 
@@ -132,5 +132,6 @@ class FaultySession:
                 "panic": SystemExit(3),
                 "memory": MemoryError(),
                 "allocation": RuntimeError("[E:onnxruntime] bfc_arena.cc Failed to allocate memory for requested buffer of size 4096"),
+                "bad_alloc": RuntimeError("[E] Non-zero status code: std::bad_alloc"),
             }[self.fault]
         return outputs

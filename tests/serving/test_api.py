@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import tiny
@@ -46,13 +45,6 @@ def test_the_activation_is_read_in_any_case(models: Path, name: str | None) -> N
     assert results(models, "good", function_to_apply=name) == results(models, "good")
 
 
-def test_sigmoid_and_none_replace_the_activation(models: Path) -> None:
-    """`none` returns the logits; `sigmoid` transforms each logit independently."""
-    logits = {item["label"]: item["score"] for item in results(models, "good", function_to_apply="None")[0]}
-    for item in results(models, "good", function_to_apply="sigmoid")[0]:
-        assert item["score"] == pytest.approx(1 / (1 + np.exp(-logits[item["label"]])), abs=1e-6)
-
-
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "application/json; charset=utf-8", ""])
 def test_the_content_type_does_not_matter(models: Path, content_type: str) -> None:
     """The body is parsed as JSON with any content type: `curl -d` sends that of a form."""
@@ -82,14 +74,6 @@ def test_a_body_that_is_not_json_is_malformed(models: Path, raw: bytes) -> None:
 @pytest.mark.parametrize(("path", "named"), [("/classify", {"model": "tinny"}), ("/models/tinny", {})])
 def test_an_unknown_model_is_not_found_and_the_nearest_name_suggested(models: Path, path: str, named: dict[str, str]) -> None:
     assert "did you mean `tiny`?" in rejected(classify(models, {"inputs": "good", **named}, path=path), 404, "not_found")
-
-
-def test_a_model_that_contradicts_the_path_is_refused(tmp_path: Path) -> None:
-    tiny.bundle(tmp_path, "a")
-    tiny.bundle(tmp_path, "b")
-    message = rejected(classify(tmp_path, {"inputs": "good", "model": "a"}, path="/models/b"), 422, "invalid_value")
-    assert "`a`" in message
-    assert "`b`" in message
 
 
 def test_exactly_the_documented_inference_paths_are_served(models: Path) -> None:

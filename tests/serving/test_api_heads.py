@@ -12,10 +12,7 @@ import numpy as np
 import pytest
 
 import tiny
-from application import LONG, Send, answered, ask, assert_same, call, post, refused, rejected, result, started, wrong
-from bertserve.service.tasks import embed
-from bertserve.service.tasks.cost import NUMBER_BYTES
-from bertserve.service.tasks.json_text import to_json, to_plain
+from application import LONG, Send, answered, assert_same, call, post, refused, result, started, wrong
 
 EMBED, SIMILARITY, RERANK, ZERO_SHOT = "/embed", "/similarity", "/rerank", "/zero-shot"
 LABELS = {"candidate_labels": ["good", "bad", "a very dull book"]}
@@ -100,30 +97,6 @@ def test_a_text_that_must_not_be_cut_is_refused(api: Send) -> None:
     """With `truncate: false`, a text over the limit is an error that names the text."""
     assert wrong(api, EMBED, {"inputs": ["good", LONG], "truncate": False}).startswith("inputs[1]: ")
     assert "`texts[1]` have 61 tokens" in wrong(api, RERANK, {"query": "good", "texts": ["good", LONG], "truncate": False})
-
-
-def test_an_answer_of_too_many_numbers_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit applies to token vectors and pooled vectors; base64 vectors need fewer bytes."""
-    vector = tiny.HIDDEN * NUMBER_BYTES + embed.VECTOR_BYTES
-    monkeypatch.setattr("bertserve.service.tasks.cost.MAX_ANSWER_BYTES", 5 * vector)
-    assert 1 == len(answered(api, EMBED, ["a good film"], pooling="none"))
-    assert f"{8 * vector} bytes and {5 * vector} " in rejected(ask(api, EMBED, ["a good film", "x"], pooling="none"), 413, "too_large")
-    assert 5 == len(answered(api, EMBED, ["a good film"] * 5))
-    rejected(ask(api, EMBED, ["a good film"] * 6), 413, "too_large")
-    assert 6 == len(answered(api, EMBED, ["a good film"] * 6, encoding_format="base64"))
-    rejected(ask(api, EMBED, ["a good film"] * 5, layers=[-1, -2]), 413, "too_large")
-    assert 5 == len(answered(api, EMBED, ["a good film"] * 5, layers=[-1, -2], combine="mean"))
-
-
-def test_arrays_are_written_as_json_lists() -> None:
-    """float32 arrays are written with as many digits as they need, at any depth; all other values are plain JSON."""
-    values = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
-    value = {"a": [values, values[0]], "b": [1, 0.1, "x\n", None, True, []]}
-    read = json.loads(to_json(value))
-
-    assert value["b"] == read["b"] == to_plain(value)["b"]
-    for expected, actual in zip(value["a"], read["a"], strict=True):
-        assert np.array_equal(expected, np.array(actual, dtype=np.float32))
 
 
 # /similarity

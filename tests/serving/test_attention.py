@@ -27,8 +27,7 @@ from bertserve.service.errors import SettingsError
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from bertserve.service.tasks import attention
-from bertserve.service.tasks.cost import NUMBER_BYTES
-from bertserve.service.text.tokenizer import Encoding, Tokenizer
+from bertserve.service.text.tokenizer import Tokenizer
 from fakes import RecordingEngine
 
 ATTENTION = "/attention"
@@ -59,12 +58,6 @@ def folder_of_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def started_service(folder: Path) -> Iterator[Send]:
     with started(folder) as send:
         yield send
-
-
-@pytest.fixture(scope="module", name="engine")
-def tiny_engine(folder: Path) -> OnnxEngine:
-    graph = load_bundle(folder / "classifier").manifest.graphs[0]
-    return OnnxEngine(folder / "classifier" / graph.file, graph, pad_id=0, padding_side="right")
 
 
 def result(api: Send, inputs: Any, path: str = ATTENTION, model: str | None = "classifier", **parameters: Any) -> Any:
@@ -157,8 +150,11 @@ def test_a_list_has_the_same_results_as_its_items(api: Send) -> None:
     assert [alone[0]] == result(api, [TEXT])
 
 
-def test_rows_with_different_maps_share_a_batch(engine: OnnxEngine, tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_rows_with_different_maps_share_a_batch(folder: Path, tokenizer: Tokenizer, side: Any) -> None:
     """Each row gets its own maps in order of layer and head. A row without maps has no such output, and its logits do not change."""
+    graph = load_bundle(folder / "classifier").manifest.graphs[0]
+    engine = OnnxEngine(folder / "classifier" / graph.file, graph, pad_id=0, padding_side=side)
     whole = [tokenizer.assemble(ids) for ids in ([5, 6, 7], [8], [9, 10], [5])]
     wanted: list[tuple[tuple[int, int], ...]] = [((0, 1), (1, 2)), (), ((0, 0), (0, 1), (1, 0)), ((1, 1),)]
     rows = engine.run([replace(encoding, maps=maps) for encoding, maps in zip(whole, wanted, strict=True)])
@@ -173,16 +169,6 @@ def test_rows_with_different_maps_share_a_batch(engine: OnnxEngine, tokenizer: T
         np.testing.assert_allclose(alone["logits"], row["logits"], rtol=0, atol=1e-6)
 
 
-def test_padding_can_be_on_the_left(folder: Path) -> None:
-    graph = load_bundle(folder / "classifier").manifest.graphs[0]
-    engine = OnnxEngine(folder / "classifier" / graph.file, graph, pad_id=0, padding_side="left")
-    ids = [np.array(ids) for ids in ([2, 5, 6, 7, 3], [2, 8, 3])]
-    encodings = [Encoding(row, np.zeros_like(row), maps=((0, 0), (1, 2))) for row in ids]
-
-    for encoding, row in zip(encodings, engine.run(encodings), strict=True):
-        np.testing.assert_allclose(engine.run([encoding])[0]["attentions"], row["attentions"], rtol=0, atol=1e-6)
-
-
 # ---- limits
 
 
@@ -195,13 +181,6 @@ def test_a_text_with_too_many_weights_is_refused_with_the_numbers(api: Send, mon
     assert ["5", "5", "2", "125", "60", "3", "2"] == re.findall(r"\d+", message)
     assert 2 == len(result(api, TEXT, heads=[0])["attentions"])
     assert "inputs[1]: " in rejected(post(api, body | {"inputs": ["", TEXT]}, path=ATTENTION), 413, "too_large")
-
-
-def test_all_texts_of_a_request_count_together(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertserve.service.tasks.cost.MAX_ANSWER_BYTES", 250 * NUMBER_BYTES)
-    body = {"inputs": [TEXT, TEXT], "model": "classifier"}
-
-    assert f"bytes and {250 * NUMBER_BYTES} " in rejected(post(api, body, path=ATTENTION), 413, "too_large")
 
 
 def test_a_text_over_the_models_length_is_refused(api: Send) -> None:

@@ -12,13 +12,13 @@ import numpy as np
 import onnx
 import pytest
 import tokenizers
-from onnx import TensorProto, external_data_helper, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 import tiny
-from application import call, play, rejected
+from application import play, rejected
 from bertserve.service.bundle.files import MANIFEST_FILE, TOKENIZER_FILE, Bundle, digest
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.errors import BundleError, ProviderError, StartError
+from bertserve.service.errors import BundleError, StartError
 from bertserve.service.models import loading
 from bertserve.service.models.build import build
 from bertserve.service.models.model import Model
@@ -109,17 +109,6 @@ def another_domain(path: Path) -> None:
     rewritten(path, model)
 
 
-def data_outside(path: Path) -> None:
-    """Makes the graph read its weights from a file outside the bundle's folder."""
-    model = tiny.graph()
-    (path.parent.parent / "outside.data").write_bytes(b"\0" * 4096)
-    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == "dense")
-    external_data_helper.set_external_data(tensor, location="../../outside.data", offset=0, length=len(tensor.raw_data))
-    tensor.data_location = TensorProto.EXTERNAL
-    tensor.ClearField("raw_data")
-    rewritten(path, model)
-
-
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -127,7 +116,6 @@ def data_outside(path: Path) -> None:
         (larger_vocabulary, "32 tokens"),
         (lambda path: rewritten(path, tiny.graph(labels=5)), "5 values as `logits`"),
         (another_domain, "com.example"),
-        (data_outside, "outside.data"),
         (lambda path: rewritten(path, b"\x08\x07 no graph"), "cannot load"),
     ],
 )
@@ -182,13 +170,6 @@ def test_models_of_several_folders_are_served(tmp_path: Path) -> None:
     tiny.bundle(second, "b")
     with pytest.raises(BundleError, match="`b`"):
         build(Settings(models=(first, second)))
-
-
-def test_a_rewritten_bundle_without_damage_is_served(models: Path) -> None:
-    rewritten(models / "tiny", tiny.graph())
-    assert call(models, "POST", "/classify", json={"inputs": "good"}).status_code == 200
-    with pytest.raises(ProviderError):
-        build(Settings(models=models, provider="cuda"))
 
 
 def test_models_are_loaded_in_parallel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from application import Send, answered, ask, post, rejected
-from bertserve.service.tasks import question_answering
-from bertserve.service.tasks.cost import text_bytes
-from bertserve.service.tasks.json_text import to_json
-
-HUGE = 2**64
 
 
 @pytest.fixture(name="allowed")
@@ -22,14 +16,6 @@ def allowed_bytes(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def too_large(api: Send, path: str, **body: Any) -> str:
     return rejected(post(api, body, path=path), 413, "too_large")
-
-
-# ---- Cost
-
-
-@pytest.mark.parametrize("text", ["", "good", 'a "good" film\\', "Größe", "日本", "\x00\n\x1f", "\U0001f600é"])
-def test_text_bytes_is_the_size_in_json(text: str) -> None:
-    assert len(to_json(text)) == text_bytes(text)
 
 
 # ---- response bytes
@@ -53,6 +39,9 @@ def test_text_bytes_is_the_size_in_json(text: str) -> None:
         ("/rerank", {"query": "good", "texts": ["film"] * 20}),
         ("/similarity", {"inputs": {"source_sentence": "good", "sentences": ["film"] * 50}}),
         ("/embed", {"inputs": ["film"] * 10}),
+        ("/embed", {"inputs": ["film"] * 10, "encoding_format": "base64"}),
+        ("/embed", {"inputs": "a good film", "pooling": "none", "layers": "last_four"}),
+        ("/attention", {"inputs": ["a good film"] * 4}),
         ("/v1/embeddings", {"input": ["film"] * 10}),
         ("/embed_all", {"inputs": "film " * 20}),
         ("/v2/models/nli/infer", {"inputs": [{"name": "inputs", "shape": [64], "datatype": "BYTES", "data": ["good"] * 64}]}),
@@ -98,21 +87,6 @@ def test_the_answers_of_all_inputs_count_together(api: Send, allowed: Any) -> No
     parameters = {"ignore_labels": []}
     assert 200 == ask(api, "/ner", ["good film " * 20], **parameters).status_code
     assert "bytes and" in too_large(api, "/ner", inputs=["good film " * 20] * 4, parameters=parameters)
-
-
-def test_the_best_summed_answers_equal_a_full_sort() -> None:
-    random = np.random.default_rng(3)
-    start, end = (random.integers(1, 5, 40).astype(np.float32) for _ in range(2))
-    spans = question_answering.score_spans(start, end, range(40), 9)
-    order = np.lexsort((spans.ends, spans.starts, -spans.scores))[:30]
-    texts = question_answering.SpanTexts("abcdefghij" * 4, [(i, i + 1) for i in range(40)], None)
-    found = question_answering.SummedAnswers(texts, limit=30)
-    found.add(spans)
-    sums: dict[str, float] = {}
-    for i in order.tolist():
-        text = texts.answer(int(spans.starts[i]), int(spans.ends[i]), 0.0, spans.cut)["answer"]
-        sums[text] = sums.get(text, 0.0) + float(spans.scores[i])
-    assert sums == {each["answer"]: each["score"] for each in found.answers()}
 
 
 # ---- characters and memory

@@ -74,12 +74,6 @@ def test_a_bundle_must_have_the_fields_of_its_task(tmp_path: Path, task: str, ch
         catalog.spec_of(files.load_bundle(path))
 
 
-def test_precision_auto_selects_the_default_graph(models: Path) -> None:
-    loaded = files.load_bundle(models / "tiny")
-
-    assert loaded.manifest.graphs[0] == loaded.graph("cpu") == loaded.graph("cpu", "fp32")
-
-
 def test_bundles_are_found_in_order_of_their_names(tmp_path: Path) -> None:
     for name in ("b", "a", ".a.tmp"):
         (tmp_path / name).mkdir()

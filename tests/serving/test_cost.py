@@ -9,21 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertserve.service.bundle.manifest import Flops
-from bertserve.service.engine.cost import MOST_RATIO, CostModel
+from bertserve.service.engine.cost import CostModel
 
 
 def model() -> CostModel:
     """Returns a cost model whose fixed cost is a third of the cost of a short run."""
     return CostModel(Flops(linear=2_000_000, quadratic=10_000), fixed_s=1e-3, rate=1e10)
-
-
-def test_predictions_adapt_to_slower_runs() -> None:
-    """After a few hundred runs of twice the predicted time, the predictions for all shapes are doubled."""
-    cost, fresh = model(), model()
-    for i in range(600):
-        rows, length = 1 + i % 3, 10 + 7 * (i % 11)
-        cost.observe(rows, length, 2 * fresh.seconds(rows, length))
-    assert pytest.approx(2 * fresh.seconds(5, 77), rel=0.01) == cost.seconds(5, 77)
 
 
 def test_predictions_adapt_when_runs_are_fast_again() -> None:
@@ -35,11 +26,11 @@ def test_predictions_adapt_when_runs_are_fast_again() -> None:
 
 
 def test_one_stall_has_little_effect() -> None:
-    """One run of any length changes predictions by less than 5 %, and does not change the proportion of the fixed cost."""
+    """One run of any length changes the predictions of all shapes by less than 5 %."""
     cost, fresh = model(), model()
     cost.observe(1, 20, 1000.0)
     for rows, length in ((1, 20), (8, 20), (1, 500)):
-        assert pytest.approx(fresh.seconds(rows, length) * (1 + (MOST_RATIO - 1) / 64)) == cost.seconds(rows, length)
+        assert 1 < cost.seconds(rows, length) / fresh.seconds(rows, length) < 1.05
 
 
 def test_the_fixed_cost_is_learned_from_runs_in_service() -> None:
@@ -51,13 +42,6 @@ def test_the_fixed_cost_is_learned_from_runs_in_service() -> None:
     for rows, length in ((1, 8), (1, 80), (8, 20)):
         assert pytest.approx(true.seconds(rows, length), rel=0.02) == cost.seconds(rows, length)
     assert pytest.approx(true.fixed_s, rel=0.05) == cost.slowdown * cost.fixed_s
-
-
-def test_a_run_of_zero_seconds_has_no_effect() -> None:
-    """A run that took no time by its clock changes no prediction."""
-    cost, fresh = model(), model()
-    cost.observe(1, 20, 0.0)
-    assert fresh.seconds(3, 50) == cost.seconds(3, 50)
 
 
 @given(
@@ -72,9 +56,22 @@ def test_predictions_stay_finite_for_any_measured_time(runs: list[tuple[int, int
     assert all(isfinite(cost.seconds(*shape)) and cost.seconds(*shape) > 0 for shape in ((1, 1), (64, 512)))
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1e-9])
-def test_a_warm_up_of_almost_no_time_can_be_fitted(seconds: float) -> None:
-    cost = model()
-    cost.fit([(1, 8, seconds), (1, 128, seconds)])
-    cost.observe(1, 8, 1e-3)
-    assert cost.seconds(1, 8) > 0
+@given(st.floats(1e-6, 1e-1), st.floats(1e6, 1e13))
+def test_the_fit_finds_the_fixed_cost_and_the_rate(fixed_s: float, rate: float) -> None:
+    flops = Flops(linear=2e7, quadratic=9e3)
+    true = CostModel(flops, fixed_s=fixed_s, rate=rate)
+    fitted = CostModel(flops)
+    fitted.fit([(rows, length, true.seconds(rows, length)) for rows, length in ((1, 8), (1, 32), (1, 128))])
+
+    for rows, length in ((1, 8), (1, 512), (32, 128)):
+        assert pytest.approx(true.seconds(rows, length), rel=1e-3) == fitted.seconds(rows, length)
+
+
+@pytest.mark.parametrize("seconds", [(3e-3, 2e-3, 1e-3), (1e-3, 1e-3, 1e-3), (1e-9, 1e-3, 1.0), (0.0, 0.0, 0.0)])
+def test_noisy_timings_give_a_plausible_cost(seconds: tuple[float, ...]) -> None:
+    """The cost is positive, and a longer run never costs less."""
+    cost = CostModel(Flops(linear=2e7, quadratic=9e3))
+    cost.fit(zip((1, 1, 1), (8, 32, 128), seconds, strict=True))
+
+    assert cost.fixed_s >= 0
+    assert 0 < cost.seconds(1, 8) <= cost.seconds(1, 128) <= cost.seconds(2, 128)

@@ -16,7 +16,6 @@ from bertserve.service.cli import main
 from bertserve.service.errors import NotFoundError, SettingsError, StartError
 from bertserve.service.models.build import AppState, build
 from bertserve.service.models.registry import DEFAULTS_FILE
-from bertserve.service.server import logs
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS
 from embedded import ROOT
@@ -97,12 +96,10 @@ def test_a_broken_model_is_not_a_candidate(tmp_path: Path, stored: str) -> None:
     assert {"text-classification": "b"} == used(state_of(folder, skip_broken=True))
 
 
+@pytest.mark.usefixtures("logging_of_pytest")
 @pytest.mark.parametrize("command", ["check", "serve"])
-def test_check_and_serve_refuse_the_same_settings(
-    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_and_serve_refuse_the_same_settings(tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Both exit with the same code and message: no default, unreadable keys."""
-    monkeypatch.setattr(logs, "configure_logging", lambda _: None)  # keeps the log handlers of the test run
     folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
     for flags, word in (
         ((), "--default classify=NAME"),

@@ -11,7 +11,6 @@ import pytest
 
 import hostile
 from application import Send, call
-from bertserve.service.errors import InvalidValueError, MethodNotAllowedError, RefusedError, Sent
 from bertserve.service.tasks.catalog import TASKS
 
 SECRET = "hunter2"
@@ -142,24 +141,3 @@ def test_an_error_line_has_the_fields_of_its_request(models: Path, caplog: pytes
     assert ("r-1", "POST", "/models/tiny", "127.0.0.1", "text-classification", "tiny", 422, "invalid_value") == tuple(
         record.__dict__[name] for name in names
     )
-
-
-@pytest.mark.parametrize(
-    ("error", "message", "logged"),
-    [
-        (InvalidValueError('send {"a": 1}'), 'send {"a": 1}', 'send {"a": 1}'),
-        (
-            InvalidValueError("é `{text}` is {size:>3}, {more:>3}", text=Sent(SECRET), size=7, more=Sent(8)),
-            f"é `{SECRET}` is   7,   8",
-            "é `{text}` is   7, {more}",
-        ),
-        (MethodNotAllowedError("not {method}, {allowed}", method=Sent(SECRET), allowed="GET"), f"not {SECRET}, GET", "not {method}, GET"),
-        (
-            RefusedError("{tokens} of {limit} for {model}", reason="queue_full", retry_after_s=1.0, tokens=9, limit=5, model="a"),
-            "9 of 5 for a",
-            "9 of 5 for a",
-        ),
-    ],
-)
-def test_a_log_message_lacks_only_the_values_of_the_caller(error: Any, message: str, logged: str) -> None:
-    assert (message, logged) == (error.message, error.for_log)

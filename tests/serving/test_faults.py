@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 import tiny
-from application import play, rejected
+from application import play, queued, rejected
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from fakes import FaultySession
@@ -21,6 +21,7 @@ FAULTS = {
     "panic": "SystemExit",
     "memory": "1 x 3 tokens",
     "allocation": "1 x 3 tokens",
+    "bad_alloc": "1 x 3 tokens",
     "nan": "`logits` is not finite",
     "short": "`logits` has 0 rows",
 }
@@ -43,8 +44,7 @@ def test_only_the_request_that_causes_a_graph_fault_fails(models: Path, fault: s
         blocker = ask("book")
         await asyncio.to_thread(session.entered.acquire)
         together = [ask(text) for text in (*INNOCENT, GUILTY)]
-        while service.scheduler._queue.queue_items < len(together):
-            await asyncio.sleep(0)
+        await queued(service, len(together))
         session.gate.set()
         *innocent, guilty = await asyncio.gather(*together)
         assert value in rejected(guilty, 500, "engine")

@@ -11,15 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import tiny
 from bertserve.service.bundle.manifest import Activation, Embedding
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import embed, rerank, token_classification, zero_shot
 from bertserve.service.tasks.embed import LAST_LAYER, LayerChoice, choose
 from bertserve.service.text.tokenizer import Tokenizer
-from bertserve.service.text.words import rebase
 from fakes import Head
-from task_runs import decode, encode
+from task_runs import decode
 
 Floats = NDArray[np.float32]
 NLI = Head(labels=("contradiction", "neutral", "entailment"))
@@ -82,38 +80,7 @@ def test_an_nli_model_is_recognized_by_its_labels(labels: tuple[str, ...], place
     assert zero_shot.compatible(Head(labels=labels)) is (place is not None)
 
 
-def test_a_hypothesis_that_leaves_no_token_for_the_text_is_refused(tokenizer: Tokenizer) -> None:
-    """The error names the label. With an empty text, the label can use all tokens."""
-    label = " ".join(["good"] * 29)
-    with pytest.raises(InvalidValueError, match=r"`good good .*` has 29 tokens .* 28 "):
-        encode(
-            zero_shot,
-            zero_shot.ZeroShotRequest("film", zero_shot.ZeroShotParameters(candidate_labels=[label], hypothesis_template="{}")),
-            tokenizer,
-        )
-    assert [32] == [
-        len(e)
-        for e in encode(
-            zero_shot,
-            zero_shot.ZeroShotRequest("", zero_shot.ZeroShotParameters(candidate_labels=[label], hypothesis_template="{}")),
-            tokenizer,
-        ).encodings
-    ]
-
-
 # ---- reranking
-
-
-def test_texts_are_ranked_by_sigmoid_or_logit() -> None:
-    rows = logits((-1.0,), (2.0,), (-1.0,), (100.0,))
-    request = rerank.RerankRequest("query", ("a", "b", "c", "d"), rerank.RerankOptions(return_text=True))
-    found = decode(rerank, request, rows, Head(labels=("LABEL_0",)))
-    assert [(3, "d"), (1, "b"), (0, "a"), (2, "c")] == [(item["index"], item["text"]) for item in found]
-    assert pytest.approx([1.0, 1 / (1 + np.exp(-2)), 1 / (1 + np.e), 1 / (1 + np.e)], abs=1e-6) == [item["score"] for item in found]
-    raw = decode(
-        rerank, rerank.RerankRequest("query", ("a", "b", "c", "d"), rerank.RerankOptions(raw_scores=True)), rows, Head(labels=("LABEL_0",))
-    )
-    assert [{"index": 3, "score": 100.0}, {"index": 1, "score": 2.0}] == raw[:2]
 
 
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=8), st.sampled_from([0, 1]))
@@ -160,37 +127,10 @@ def test_a_cross_encoder_is_recognized_by_its_labels(labels: tuple[str, ...], pl
     assert rerank.compatible(Head(labels=labels)) is (place is not None)
 
 
-def test_query_and_empty_text_are_encoded_as_a_pair(tokenizer: Tokenizer) -> None:
-    encoded = encode(rerank, rerank.RerankRequest("good", ("bad film", "")), tokenizer)
-    good, bad, film = (tiny.VOCABULARY.index(word) for word in ("good", "bad", "film"))
-    assert [[2, good, 3, bad, film, 3], [2, good, 3, 3]] == [encoding.ids.tolist() for encoding in encoded.encodings]
-    assert not encoded.truncated
-
-
 # ---- embeddings
-
-ROW = {
-    "last_hidden_state": np.random.default_rng(0).normal(size=(5, 8)).astype(np.float32),
-    "last_four_hidden_states": np.random.default_rng(1).normal(size=(5, 32)).astype(np.float32),
-}
 
 
 FOUR = LayerChoice("last_four_hidden_states", 4, (0, 1, 2, 3))
-
-
-@pytest.mark.parametrize("layers", [LAST_LAYER, FOUR])
-@pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("dimensions", [None, 3])
-@pytest.mark.parametrize("pooling", ["none", "cls", "mean", "max"])
-def test_vectors_are_pooled_cut_and_normalized(layers: Any, normalize: bool, dimensions: int | None, pooling: Any) -> None:
-    """Special tokens count too; a vector is normalized after it is cut to `dimensions`."""
-    parameters = embed.EmbedParameters(pooling=pooling, normalize=normalize, dimensions=dimensions)
-    request = embed.EmbedRequest("text", parameters, layers=layers)
-    tokens = ROW[layers.output].astype(np.float64)
-    expected = {"none": tokens, "cls": tokens[0], "mean": sum(tokens) / 5, "max": np.max(tokens, axis=0)}[pooling][..., :dimensions]
-    if normalize:
-        expected = expected / np.linalg.norm(expected, axis=-1, keepdims=True)
-    np.testing.assert_allclose(expected, decode(embed, request, [ROW]), rtol=0, atol=1e-6)
 
 
 def spec(layers: Any, **fields: Any) -> Embedding:
@@ -259,9 +199,6 @@ def test_the_bundle_has_the_defaults_of_a_request() -> None:
     assert left_open == embed.resolve(embed.EmbedParameters(), given)
     chosen = embed.EmbedParameters(pooling="cls", normalize=False, prompt_name="", layers="last_four", dimensions=32)
     assert embed.EmbedRequest("", chosen, prompt="x", width=32, layers=FOUR) == embed.resolve(chosen, given)
-
-
-# ---- tasks of a bundle
 
 
 # ---- tags
@@ -338,17 +275,3 @@ def test_a_models_own_spelling_of_o_is_ignored_like_o(tokenizer: Tokenizer, stra
     head = Head(labels=("o", "b-per"), tags=("O", "B-per"))
     request = token_classification.NerRequest("film film", parameters)
     assert left == len(decode(token_classification, request, [{"logits": logits}], head, tokenizer))
-
-
-# ---- offset units
-
-
-@given(st.text(max_size=40), st.data())
-def test_offsets_index_the_text_in_their_unit(text: str, data: st.DataObject) -> None:
-    places = st.integers(0, len(text))
-    bounds = [tuple(sorted(pair)) for pair in data.draw(st.lists(st.tuples(places, places), max_size=6))]
-    for unit, codec, size in (("utf16", "utf-16-le", 2), ("utf8", "utf-8", 1)):
-        spans: list[dict[str, Any]] = [{"start": start, "end": end} for start, end in bounds]
-        rebase(spans, text, unit)  # type: ignore[arg-type]
-        encoded = text.encode(codec)
-        assert [text[a:b] for a, b in bounds] == [encoded[s["start"] * size : s["end"] * size].decode(codec) for s in spans]

@@ -17,14 +17,11 @@ from bertserve.service.bundle.files import load_bundle
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import fill_mask
-from bertserve.service.tasks.batch import Batch, TaskRun
-from bertserve.service.tasks.cost import Cost
-from bertserve.service.tasks.joint_masks import prepare, search, slots_of
+from bertserve.service.tasks.batch import Batch
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from task_runs import Begun, begin, send
 
 LONG = "good " * 40
-WORDS = ["good", "bad", "fine", "dull", "great"]
 
 
 class Runs:
@@ -182,23 +179,6 @@ def test_fillings_with_equal_scores_are_ordered_by_token_id(monkeypatch: pytest.
     assert [[0, 0], [0, 1], [0, 2], [0, 3]] == [item["tokens"] for item in found]
 
 
-def test_probabilities_that_underflow_keep_their_order(monkeypatch: pytest.MonkeyPatch, runs: Runs) -> None:
-    logits = np.full((1, runs.tokenizer.vocabulary_size), 3e4, dtype=np.float32)
-    logits[0, :2] = [-1, 0]
-    monkeypatch.setattr(runs, "of", lambda encoding: {"logits": logits})
-    slots = slots_of({(0,): "worse", (1,): "better"})
-    patterns, tokens, _ = prepare([4, 4, 4], [0, 1, 2], slots, beam=8, tokenizer=runs.tokenizer)
-
-    def searched() -> TaskRun:
-        yield Batch([], Cost(reserved_tokens=tokens))
-        return (yield from search(patterns, beam=8, top_k=8, tokenizer=runs.tokenizer))
-
-    run = searched()
-    found = runs.drive(Begun(run, next(run)))
-    assert [0.0] * 8 == [item["score"] for item in found]
-    assert (["better"] * 3, ["worse"] * 3) == (found[0]["targets"], found[-1]["targets"])
-
-
 # ---- the endpoint
 
 
@@ -257,12 +237,3 @@ def test_a_search_larger_than_the_queue_is_refused(tmp_path: Path) -> None:
     few, many = (ask(partial(call, tmp_path, settings=settings), "good " * 6 + "[MASK] [MASK] [MASK]", beam=beam) for beam in (4, 64))
     assert 5 == len(few)
     assert (413, True) == (many[0], "holds 600" in many[1]), many
-
-
-def test_a_finished_search_leaves_no_tokens_in_the_queue(tmp_path: Path) -> None:
-    tiny.bundle(tmp_path, task="fill-mask")
-    with started(tmp_path) as send:
-        ask(send, ["[MASK] [MASK]"] * 5)
-        ask(send, ["[MASK]" * 20])
-        page = send("GET", "/metrics").text
-    assert "bertserve_queue_tokens 0.0" in page or "queue_tokens 0.0" in page

@@ -23,8 +23,6 @@ from bertserve.service.models.utilization import INTERVAL_S
 from bertserve.service.settings import Settings
 from fakes import FakeEngine
 
-TINY = {"task": "text-classification", "model": "tiny"}
-
 
 def families(models: Path, *requests: tuple[str, Any]) -> dict[str, Metric]:
     """Returns the metric families by name after POST requests of (path, body)."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -17,7 +16,7 @@ from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from fakes import FakeEngine
 
-OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/classify/health", "/models/tiny/health", "/metrics")
+PROBES = ("/health", "/health/live", "/health/ready", "/classify/health", "/models/tiny/health", "/ping")
 
 
 @pytest.mark.parametrize("path", ["/models/tiny", "/models/tiny/info", "/classify/info"])
@@ -55,8 +54,8 @@ def test_a_model_that_is_not_loaded_has_no_pages(models: Path, path: str) -> Non
     assert "`tiny`" in rejected(call(models, "GET", path), 404, "not_found")
 
 
-@pytest.mark.parametrize("path", [path for path in OPEN_PATHS if "health" in path])
-def test_health_paths_return_200_while_requests_are_answered(models: Path, path: str) -> None:
+@pytest.mark.parametrize("path", PROBES)
+def test_probes_return_200_while_requests_are_answered(models: Path, path: str) -> None:
     response = call(models, "GET", path)
     assert response.status_code == 200
     assert response.json()["live"] is True
@@ -96,51 +95,18 @@ def test_the_docs_work_offline(models: Path) -> None:
     assert not any(file.startswith(("http:", "https:", "//", "/")) for file in files)
 
 
-def references(node: Any) -> list[str]:
-    if isinstance(node, list):
-        return [found for item in node for found in references(item)]
-    if isinstance(node, dict):
-        own = [node["$ref"]] if "$ref" in node else []
-        return own + [found for item in node.values() for found in references(item)]
-    return []
-
-
 def test_openapi_has_every_route(models: Path) -> None:
     """The document has every path with its methods. Paths below `/v2` are not tested here."""
     paths = call(models, "GET", "/openapi.json").json()["paths"]
     tasks = ("/classify", "/ner", "/answer", "/fill-mask", "/choose", "/embed", "/similarity", "/rerank", "/zero-shot", "/attention")
     below = {f"{base}/{leaf}" for base in (*tasks, "/models/{name}") for leaf in ("info", "health")}
-    get = ({*OPEN_PATHS, "/info", "/models", "/ping", "/v1/models", "/v1/models/{name}"} | below) - {"/models/tiny/health"}
+    get = ({*PROBES, "/metrics", "/info", "/models", "/v1/models", "/v1/models/{name}"} | below) - {"/models/tiny/health"}
     others = ("/v1/embeddings", "/v1/rerank", "/v1/models/{name}:predict", "/predict", "/embed_all", "/invocations")
     admin = [f"/models/{{name}}/{what}" for what in ("load", "reload", "unload")]
     expected = (
         {path: {"get"} for path in get} | {path: {"post"} for path in ("/", *tasks, *others, *admin)} | {"/models/{name}": {"get", "post"}}
     )
     assert {path: set(methods) for path, methods in paths.items() if not path.startswith("/v2")} == expected
-
-
-def test_openapi_is_consistent(models: Path) -> None:
-    """Every reference resolves, operation ids are unique, and each path variable is a declared parameter."""
-    document = call(models, "GET", "/openapi.json").json()
-    for reference in references(document):
-        node = document
-        for part in reference.removeprefix("#/").split("/"):
-            assert part in node, reference
-            node = node[part]
-    operations = [(path, operation) for path, methods in document["paths"].items() for operation in methods.values()]
-    assert len({operation["operationId"] for _, operation in operations}) == len(operations)
-    for path, operation in operations:
-        declared = {parameter["name"] for parameter in operation.get("parameters", []) if parameter["in"] == "path"}
-        assert declared == set(re.findall(r"{(\w+)}", path))
-
-
-def test_openapi_documents_the_errors_of_each_path(models: Path) -> None:
-    document = call(models, "GET", "/openapi.json").json()
-    for path, methods in document["paths"].items():
-        for operation in methods.values():
-            for status, response in operation["responses"].items():
-                if status != "200":
-                    assert references(response) == ["#/components/schemas/ErrorBody"], f"{path} {status}"
 
 
 @pytest.mark.parametrize("given", ["a", "A-1._z", "x" * 128])
@@ -164,7 +130,7 @@ def test_every_answer_has_a_request_id(models: Path, path: str) -> None:
 
 @pytest.mark.parametrize("log_probes", [False, True])
 def test_the_access_log_has_probes_only_on_request(models: Path, caplog: pytest.LogCaptureFixture, log_probes: bool) -> None:
-    probes = [*OPEN_PATHS, "/ping", "/v2/models/tiny/ready"]
+    probes = [*PROBES, "/metrics", "/v2/models/tiny/ready"]
 
     async def check(client: httpx.AsyncClient) -> list[int]:
         return [(await client.get(path)).status_code for path in (*probes, "/info")]
@@ -186,6 +152,7 @@ def test_operation_ids_are_derived_from_the_paths(models: Path) -> None:
         (method, path): operation["operationId"] for path, methods in document["paths"].items() for method, operation in methods.items()
     }
 
+    assert len(names) == len(set(names.values()))
     assert ("classify", "fill_mask") == (names["post", "/classify"], names["post", "/fill-mask"])
     assert ("models_by_name", "get_models_by_name") == (names["post", "/models/{name}"], names["get", "/models/{name}"])
     assert [] == [name for name in names.values() if not re.fullmatch("[a-z][a-z0-9_]*", name)]

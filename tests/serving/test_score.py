@@ -21,7 +21,6 @@ from application import LONG, play
 from bertserve.service.cli import main
 from bertserve.service.models.build import build
 from bertserve.service.scoring import predictor, rows
-from bertserve.service.server import logs
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS
 from scored import TEXTS, read_lines, run, write_lines
@@ -41,10 +40,7 @@ def served(models: Path, path: str, body: dict[str, Any]) -> Any:
     return play(build(Settings(models=models)), ask)
 
 
-def test_an_unknown_bundle_is_not_searched_on_the_hub(
-    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logs, "configure_logging", lambda _: None)  # keeps the log handlers of the test run
+def test_an_unknown_bundle_is_not_searched_on_the_hub(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "in.csv"
     source.write_text("text\ngood\n")
     for folder, name, hint in ((tmp_path / "none", "tiny", "--models"), (models, "tinny", "did you mean `tiny`?")):

@@ -12,15 +12,13 @@ from bertserve.service.engine.hardware import usable_cores
 from bertserve.service.errors import SettingsError
 from bertserve.service.settings import Settings, parse
 
-FIELDS = list(Settings.model_fields)
-
 
 def test_every_setting_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         parse(Settings, ["--help"])
     assert stopped.value.code == 0
     page = capsys.readouterr().out
-    assert [name for name in FIELDS if f"--{name.replace('_', '-')}" not in page] == []
+    assert [name for name in Settings.model_fields if f"--{name.replace('_', '-')}" not in page] == []
     assert [python for python in ("tuple[", "Path(", "None", "()", " str]", " int]") if python in page] == []
 
 
@@ -47,13 +45,6 @@ def test_a_switch_is_a_flag_without_a_value(name: str, monkeypatch: pytest.Monke
     assert getattr(parse(Settings, [f"--{flag}"]), name) is True
     monkeypatch.setenv(f"BERT_SERVE_{name.upper()}", "true")
     assert getattr(parse(Settings, [f"--no-{flag}"]), name) is False
-
-
-def test_a_flag_overrides_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BERT_SERVE_PORT", "1111")
-    monkeypatch.setenv("BERT_SERVE_THREADS", "2")
-    read = parse(Settings, ["--port", "2222"])
-    assert (read.port, read.threads) == (2222, 2)
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,3 @@ def test_a_graph_with_wrong_output_widths_is_refused(tmp_path: Path, monkeypatch
     tiny.bundle(tmp_path, "toy", task=toy_task.TASK)
     with pytest.raises(BundleError, match="2 values as `logits`"), started(tmp_path):
         pass
-
-
-# A task that is answered by models of another task
