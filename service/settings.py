@@ -11,7 +11,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -35,8 +35,6 @@ _SERVICE_LINK = re.compile("SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_[0-9]+_(TCP|UDP
 _SERVICE_ADDRESS = re.compile("(tcp|udp|sctp)://")
 _POSITIONAL = get_args(CliPositionalArg[str])[1]  # marks a field that is not a flag
 _SUBCOMMAND = get_args(CliSubCommand[BaseSettings])[1]  # type: ignore[misc]
-_ROOT_PATH = r"^(/[A-Za-z0-9._~\-]+)*$"
-_OTLP_ENDPOINT = r"^https?://([A-Za-z0-9.\-_]+|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?(/[A-Za-z0-9._~/\-]*)?$"
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-]+(:[0-9]{1,5})?|https?://\[[0-9a-fA-F:]+\](:[0-9]{1,5})?")
 
 
@@ -79,6 +77,20 @@ def _addresses(value: Any) -> Any:
         except ValueError:
             raise ValueError(f"must be addresses or networks such as 10.0.0.0/8, and `{address[:64]}` is neither") from None
     return addresses
+
+
+def _prefix(value: str) -> str:
+    """Checks a path prefix."""
+    if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", value):
+        raise ValueError("must be a path such as /bert, without a slash at its end")
+    return value
+
+
+def _collector(value: str | None) -> str | None:
+    """Checks the URL of a collector."""
+    if value is not None and not re.fullmatch(r"https?://([A-Za-z0-9._-]+|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?(/[A-Za-z0-9._~/-]*)?", value):
+        raise ValueError("must be a URL such as http://localhost:4318, without a user and a query")
+    return value
 
 
 def _list(value: Any) -> Any:
@@ -285,18 +297,16 @@ class Settings(ModelSettings, AddressSettings):
         None, description="File with API keys that can load, reload and unload models; without it model management is disabled."
     )
     public_metrics: bool = Field(True, description="Answer /metrics without an API key.")
-    root_path: str = Field(
+    root_path: Annotated[str, AfterValidator(_prefix)] = Field(
         "",
-        pattern=_ROOT_PATH,
         description="Path prefix under which a proxy exposes the service, such as /bert; requests work with and without it.",
     )
     forwarded_allow_ips: Addresses = Field(
         (), description="Addresses or networks of proxies, separated by commas, whose X-Forwarded-For is used in the log."
     )
     cors_origin: Origins = Field((), description="Origins, separated by commas, or *, whose pages can read answers in a browser.")
-    otlp_endpoint: str | None = Field(
+    otlp_endpoint: Annotated[str | None, AfterValidator(_collector)] = Field(
         None,
-        pattern=_OTLP_ENDPOINT,
         description="URL of an OpenTelemetry collector, such as http://localhost:4318, that gets a trace of each request by OTLP over "
         "HTTP. Needs the extra `otel`; OTEL_* variables configure the rest.",
     )

@@ -315,7 +315,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("address", ["localhost:4318", "grpc://localhost:4317", "http://", "http://user:secret@host", "http://host/?key=1"])
 def test_an_invalid_collector_address_is_refused(address: str) -> None:
-    with pytest.raises(SettingsError, match=r"--otlp-endpoint .* must match"):
+    with pytest.raises(SettingsError, match=r"--otlp-endpoint .* must be a URL"):
         parse(Settings, ["--otlp-endpoint", address])
 
 
