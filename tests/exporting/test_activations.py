@@ -9,7 +9,7 @@ import pytest
 
 from bertserve.export.graph import rewrite
 from bertserve.export.int8 import activations
-from bertserve.export.int8.activations import Activations, observe, observe_tensors
+from bertserve.export.int8.activations import observe, observe_tensors
 from staged import Staged, run
 
 pytestmark = pytest.mark.torch
@@ -73,20 +73,3 @@ def test_a_large_model_is_observed_on_fewer_texts(all_staged: dict[str, Staged],
     name = max(whole, key=lambda x: whole[x].width)
 
     assert 2 * part[name].width < len(part[name].rows()) < len(whole[name].rows())
-
-
-def test_channels_can_be_scaled_and_selected(tmp_path: Path) -> None:
-    """Rows, bounds and peak match those of the changed rows, in either order of the two operations."""
-    rows = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
-    rows.tofile(tmp_path / "sample")
-    seen = Activations(tmp_path / "sample", rows.shape[1], rows.max(axis=0), rows.min(axis=0))
-    factors, channels = np.float32([1, 2, 0.5, 3, 1]), np.array([0, 3, 4])
-    expected = (rows * factors)[:, channels]
-
-    for changed in (seen.scaled(factors).restricted(channels), seen.restricted(channels).scaled(factors[channels])):
-        np.testing.assert_allclose(expected, changed.rows())
-        np.testing.assert_allclose(expected.max(axis=0), changed.high)
-        np.testing.assert_allclose(expected.min(axis=0), changed.low)
-        np.testing.assert_allclose(np.abs(expected).max(axis=0), changed.peak)
-    np.testing.assert_allclose((rows * factors)[::4], seen.scaled(factors).rows(2))
-    np.testing.assert_allclose(rows * factors * factors, seen.scaled(factors).scaled(factors).rows())

@@ -30,6 +30,7 @@ def counted(path: Path, family: str, task: str) -> tuple[Checkpoint, float, floa
         ("BERT", "text-classification", LAYERS * LINEAR, LAYERS * QUADRATIC),
         ("BERT", "token-classification", LAYERS * LINEAR + 2 * HIDDEN * 5, LAYERS * QUADRATIC),
         ("BERT", "question-answering", LAYERS * LINEAR + 2 * HIDDEN * 2, LAYERS * QUADRATIC),
+        ("BERT", "multiple-choice", LAYERS * LINEAR, LAYERS * QUADRATIC),
         # the projection to the vocabulary does not grow either, because it runs only for masks
         ("BERT", "fill-mask", LAYERS * LINEAR, LAYERS * QUADRATIC),
         # one layer runs three times, after a factorized embedding

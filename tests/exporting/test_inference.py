@@ -29,11 +29,3 @@ def test_a_batch_has_texts_of_one_length(staged: Staged, monkeypatch: pytest.Mon
         expected = [alone[row.tobytes()] for row in batch["input_ids"]]
         for place, together in enumerate(run(staged.packed, batch)):
             np.testing.assert_allclose(np.concatenate([outputs[place] for outputs in expected]), together, rtol=0, atol=1e-5)
-
-
-def test_the_error_is_that_of_the_worst_output() -> None:
-    expected = [np.float32([1, -1, 1, -1]), np.float32([10, -10, 10, -10])]
-    actual = [expected[0] + np.float32(0.5), expected[1] + np.float32(1)]
-
-    assert pytest.approx(0.5) == inference.relative_error(expected, actual)
-    assert 0 == inference.relative_error(expected, expected)

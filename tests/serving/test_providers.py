@@ -182,11 +182,23 @@ def test_the_version_of_tensorrt_is_read_from_its_library() -> None:
     assert ["trt101401", "trtunknown"] == [providers.tensorrt_version(load), providers.tensorrt_version(none)]
 
 
-def test_the_cpu_name_is_read_from_the_system(tmp_path: Path) -> None:
-    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: AMD EPYC 9V74\nflags : a\nmodel name : other\n")
+INTEL = (
+    "processor\t: 0\nmodel name\t: Some(R) CPU\nflags\t\t: fpu sse2 fma avx2 avx512f avx512_vnni\n\nprocessor\t: 1\nmodel name\t: Other\n"
+)
+ARM = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm\n"
 
-    assert "AMD EPYC 9V74" == hardware.cpu_name(tmp_path / "cpuinfo")
-    assert hardware.cpu_name(tmp_path / "none")
+
+@pytest.mark.parametrize(
+    ("text", "name", "instructions"),
+    [(INTEL, "Some(R) CPU", ("avx2", "fma", "avx512f", "avx512_vnni")), (ARM, None, ("asimd", "asimddp", "i8mm")), ("", None, ())],
+)
+def test_the_cpu_is_reported_with_its_instruction_sets(tmp_path: Path, text: str, name: str | None, instructions: tuple[str, ...]) -> None:
+    """The name is the first CPU's, or of its architecture; only instruction sets for matrix products are listed."""
+    path = tmp_path / "cpuinfo"
+    path.write_text(text)
+
+    assert instructions == hardware.cpu_instructions(path)
+    assert hardware.cpu_name(path) in (name, hardware.cpu_name(tmp_path / "none"))
 
 
 # ---- start
