@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +243,26 @@ def bundle(
     manifest = Manifest.model_validate(fields | changes)
     (path / MANIFEST_FILE).write_text(manifest.model_dump_json(), encoding="utf-8")
     return path
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
+    """Changes the fields of a bundle's manifest, and returns the bundle's path."""
+    fields = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
+    change(fields)
+    (path / MANIFEST_FILE).write_text(json.dumps(fields), encoding="utf-8")
+    return path
+
+
+def replace_graph(path: Path, model: onnx.ModelProto | bytes, **changes: Any) -> Path:
+    """Replaces a bundle's graph and fields of its entry, updates the digests of graph and tokenizer, and returns the bundle's path."""
+    file = path / "model.cpu.fp32.onnx"
+    file.write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
+
+    def update(fields: dict[str, Any]) -> None:
+        fields["graphs"][0] |= {"sha256": digest(file), "size_bytes": file.stat().st_size} | changes
+        fields["tokenizer"] |= {"sha256": digest(path / TOKENIZER_FILE)}
+
+    return edit(path, update)
 
 
 def every_kind(folder: Path, *, max_length: int = 32) -> Path:

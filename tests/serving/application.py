@@ -117,6 +117,11 @@ def results(models: Path, inputs: Any, **parameters: Any) -> Any:
     return response.json()
 
 
+def posting(path: str = "/classify", *headers: tuple[bytes, bytes]) -> dict[str, Any]:
+    """Returns the ASGI scope of a POST."""
+    return {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": list(headers)}
+
+
 def rejected(response: httpx.Response, status: int, error_type: str) -> str:
     """Checks the status and the exact shape of an error, and returns its message."""
     assert response.status_code == status, response.text

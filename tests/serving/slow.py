@@ -13,8 +13,6 @@ import onnx
 from onnx import helper, numpy_helper
 
 import tiny
-from bertserve.service.bundle.files import MANIFEST_FILE, digest
-from bertserve.service.bundle.manifest import Manifest
 
 SIDE = 1000  # 2 GFLOP: tens of milliseconds on one core
 
@@ -25,22 +23,13 @@ HOURS = 10**13
 
 def bundle(folder: Path, name: str = "slow") -> Path:
     """Writes the slow bundle to `folder/name` and returns its path."""
-    return _with_graph(folder, name, _graph(), batch_invariant=False)
+    return tiny.replace_graph(tiny.bundle(folder, name, max_length=512, batch_invariant=False), _graph())
 
 
 def hanging_bundle(folder: Path, name: str = "hanging", word: str = "dull", *, turns: int = HOURS, **changes: Any) -> Path:
     """Writes a bundle to `folder/name` whose runs take this many loop turns if a text contains the word; returns its path."""
-    return _with_graph(folder, name, _hanging_graph(tiny.VOCABULARY.index(word), turns), **changes)
-
-
-def _with_graph(folder: Path, name: str, graph: onnx.ModelProto, **changes: Any) -> Path:
     path = tiny.bundle(folder, name, max_length=512, **changes)
-    manifest = Manifest.model_validate_json((path / MANIFEST_FILE).read_bytes())
-    file = path / manifest.graphs[0].file
-    onnx.save(graph, str(file))
-    graphs = (manifest.graphs[0].model_copy(update={"sha256": digest(file)}),)
-    (path / MANIFEST_FILE).write_text(manifest.model_copy(update={"graphs": graphs}).model_dump_json())
-    return path
+    return tiny.replace_graph(path, _hanging_graph(tiny.VOCABULARY.index(word), turns))
 
 
 def _hanging_graph(token: int, turns: int) -> onnx.ModelProto:

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from application import Check, T, faked, keys, play, rejected
+from application import Check, T, faked, keys, play, posting, rejected
 from bertserve.service import cli
 from bertserve.service.api.auth import Authenticator
 from bertserve.service.api.endpoint import Endpoint
@@ -105,9 +105,12 @@ def test_the_line_of_a_new_key_has_only_its_digest(tmp_path: Path) -> None:
 
 
 def test_each_line_is_one_key(tmp_path: Path) -> None:
+    """Only a newline ends a line."""
     (tmp_path / "keys").write_bytes(b"\r\none\r\n\r\n# three\r\n two \r\n")
     made = ApiKeys(tmp_path / "keys")
     assert [made.holder(given) for given in (b"one", b"two", b"three", b"one\r\n\r\n two")] == ["line-2", "line-5", None, None]
+    for character in ("\u2028", "\u0085", "\x0c"):
+        assert keys(tmp_path, f"# made by{character}alice", "one").holder(b"alice") is None
 
 
 @pytest.mark.parametrize(
@@ -171,18 +174,12 @@ async def test_a_removed_key_answers_no_more_lines_of_its_stream(models: Path) -
         if message.get("body"):
             answers.append(json.loads(message["body"]))
 
-    headers = [(b"content-type", b"application/jsonl"), (b"authorization", b"Bearer swordfish")]
-    scope = {"type": "http", "method": "POST", "path": "/classify", "query_string": b"", "headers": headers}
+    scope = posting("/classify", (b"content-type", b"application/jsonl"), (b"authorization", b"Bearer swordfish"))
     state.scheduler.start()
     await Endpoint(state, auth=Authenticator(known))(scope, receive, send)
     await state.scheduler.stop(0)
     first, second, third = answers
     assert [list, list, "unauthorized"] == [type(first), type(second), third["error_type"]]
-
-
-@pytest.mark.parametrize("character", ["\u2028", "\u0085", "\x0c"])
-def test_only_a_newline_ends_a_line_of_the_key_file(tmp_path: Path, character: str) -> None:
-    assert keys(tmp_path, f"# made by{character}alice", "one").holder(b"alice") is None
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a" * 65, "ä", "a\nb"])

@@ -18,11 +18,7 @@ QUESTION = {"question": "good?", "context": "a good film"}
 
 def bare(folder: Path, task: str) -> Path:
     """Writes a bundle whose templates have no special tokens, and returns the models folder."""
-    path = tiny.bundle(folder / "models", task=task)
-    manifest = load_bundle(path).manifest
-    changed = manifest.model_copy(update={"tokenizer": manifest.tokenizer.model_validate(manifest.tokenizer.model_dump() | BARE)})
-    (path / "manifest.json").write_text(changed.model_dump_json(), encoding="utf-8")
-    return folder / "models"
+    return tiny.edit(tiny.bundle(folder / "models", task=task), lambda fields: fields["tokenizer"].update(BARE)).parent
 
 
 @pytest.mark.parametrize(

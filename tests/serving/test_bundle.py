@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,8 @@ from bertserve.service.errors import BundleError
 from bertserve.service.tasks import catalog
 
 
-def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
-    """Returns a function that edits a bundle's manifest."""
-
-    def apply(path: Path) -> None:
-        manifest = json.loads((path / "manifest.json").read_text())
-        change(manifest)
-        (path / "manifest.json").write_text(json.dumps(manifest))
-
-    return apply
+def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
+    return lambda path: tiny.edit(path, change)
 
 
 @pytest.mark.parametrize(
@@ -65,10 +57,8 @@ def test_a_broken_bundle_is_named_with_its_fault(models: Path, damage: Callable[
 def test_a_bundle_must_have_the_fields_of_its_task(tmp_path: Path, task: str, change: dict[str, Any], named: str) -> None:
     """An unsupported task, or a bundle without a field of its task, is refused before a session is opened."""
     path = tiny.bundle(tmp_path / "models", task=task)
-    manifest = json.loads((path / "manifest.json").read_text())
     for name, value in change.items():
-        manifest[name] = manifest[name] | value if isinstance(value, dict) else value
-    (path / "manifest.json").write_text(json.dumps(manifest))
+        tiny.edit(path, lambda m, name=name, value=value: m.update({name: m[name] | value if isinstance(value, dict) else value}))  # type: ignore[misc]
 
     with pytest.raises(BundleError, match=named):
         catalog.spec_of(files.load_bundle(path))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from pathlib import Path
@@ -100,10 +99,10 @@ def test_check_uses_the_tolerance_of_the_graph_that_stored_the_result(
     stored[0][0]["score"] += 0.01
     path = tiny.bundle(tmp_path / "checked", "a", example={"request": REQUEST, "result": stored})
     shutil.copy(path / "model.cpu.fp32.onnx", path / "model.cpu.int8.onnx")
-    manifest = json.loads((path / "manifest.json").read_text())
-    [graph] = manifest["graphs"]
-    manifest["graphs"] = [graph | {"default": False}, graph | {"file": "model.cpu.int8.onnx", "precision": "int8"}]
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    int8 = {"default": True, "file": "model.cpu.int8.onnx", "precision": "int8"}
+    tiny.edit(
+        path, lambda fields: fields.update(graphs=[graph | {"default": False} | more for graph in fields["graphs"] for more in ({}, int8)])
+    )
 
     assert main(["check", "--models", str(tmp_path / "checked"), "--precision", "fp32"]) == 0
     assert capsys.readouterr().out == "a: text-classification, cpu/fp32: ok\n"

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from application import call, faked, play, rejected
+from application import call, faked, play, posting, rejected
 from bertserve.service.api.endpoint import Endpoint
 from fakes import FakeEngine
 from served_socket import until
@@ -47,8 +47,7 @@ async def test_a_body_that_is_not_complete_in_time_gets_408(models: Path) -> Non
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": "/classify", "query_string": b"", "headers": []}
-    await Endpoint(service)(scope, receive, send)
+    await Endpoint(service)(posting(), receive, send)
     await until(lambda: len(sent) == 2)
     assert 408 == sent[0]["status"]
     assert (b"connection", b"close") in sent[0]["headers"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from starlette.types import Message
 
-from application import call, rejected
+from application import call, posting, rejected
 from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.api.errors import response
 from bertserve.service.api.openapi import ErrorBody
@@ -100,8 +100,7 @@ def test_a_status_is_counted_only_when_it_is_sent(models: Path) -> None:
     async def receive() -> Message:
         return {"type": "http.request", "body": b'{"inputs": []}'}
 
-    scope = {"type": "http", "method": "POST", "path": "/classify", "query_string": b"", "headers": []}
-    asyncio.run(Endpoint(state)(scope, receive, send))  # type: ignore[arg-type]
+    asyncio.run(Endpoint(state)(posting(), receive, send))  # type: ignore[arg-type]
     assert [message.get("status") for message in sent] == [500, None]
     page = state.metrics.page().decode()
     assert 'requests_total{model="tiny",status="500",task="text-classification"} 1.0' in page

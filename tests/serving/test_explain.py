@@ -65,8 +65,19 @@ def _named(send: Send, method: str, path: str, **request: Any) -> httpx.Response
     return send(method, f"/models/{'labels' if path == CLASSIFY else path.strip('/').replace('answer', 'passages')}", **request)
 
 
-def without(text: str, start: int, end: int) -> str:
-    return text[:start] + text[end:]
+def without(inputs: Any, word: dict[str, Any]) -> Any:
+    """Returns the inputs without an explained word."""
+    text = inputs[word["field"]] if "field" in word else inputs
+    rest = text[: word["start"]] + text[word["end"] :]
+    return inputs | {word["field"]: rest} if "field" in word else rest
+
+
+def assert_explained(api: Send, path: str, inputs: Any, item: dict[str, Any]) -> None:
+    """Asserts that the importance of each word is the score of the label minus its score without the word."""
+    for word in item["explanation"]:
+        (scores,) = answered(api, path, without(inputs, word))
+        score = next(each["score"] for each in scores if each["label"] == item["label"])
+        assert pytest.approx(item["score"] - score, abs=1e-5) == word["importance"]
 
 
 # ---- words
@@ -100,50 +111,40 @@ def test_a_word_at_the_edge_of_a_window_has_only_its_part_inside() -> None:
 # ---- classification
 
 
-def test_importance_is_the_score_minus_the_score_without_the_word(api: Send) -> None:
-    """Only the best label is explained, in text order, whatever `top_k` is."""
+def test_the_best_label_is_explained_by_its_score_without_each_word(api: Send) -> None:
+    """Words are in text order, whatever `top_k` is."""
     (found,) = answered(api, CLASSIFY, TEXT, explain=True)
     (plain,) = answered(api, CLASSIFY, TEXT)
     best = found[0]
-    for item in best["explanation"]:
-        (scores,) = answered(api, CLASSIFY, without(TEXT, item["start"], item["end"]))
-        score = next(each["score"] for each in scores if each["label"] == best["label"])
-        assert pytest.approx(best["score"] - score, abs=1e-6) == item["importance"]
-        assert TEXT[item["start"] : item["end"]] == item["word"]
-    assert TEXT.split() == [item["word"] for item in best["explanation"]]
+    assert_explained(api, CLASSIFY, TEXT, best)
+    assert TEXT.split() == [item["word"] for item in best["explanation"]] == [TEXT[i["start"] : i["end"]] for i in best["explanation"]]
     assert plain == [{key: value for key, value in item.items() if key != "explanation"} for item in found]
     assert [best] == answered(api, CLASSIFY, TEXT, explain=True, top_k=1)[0]
 
 
-def test_independent_labels_are_explained_from_a_score_of_one_half(api: Send) -> None:
+@pytest.mark.parametrize("text", ["good", "a dull book", "the very very good film", "poor , poor !"])
+def test_independent_labels_are_explained_from_a_score_of_one_half(api: Send, text: str) -> None:
     """The best label is always explained."""
-    for text in ("good", "a dull book", "the very very good film", "poor , poor !"):
-        (found,) = answered(api, "/several", text, explain=True)
-        expected = [True, *(item["score"] >= 0.5 for item in found[1:])]
-        assert expected == ["explanation" in item for item in found]
-        for item in found:
-            for word in item.get("explanation", []):
-                (scores,) = answered(api, "/several", without(text, word["start"], word["end"]))
-                score = next(each["score"] for each in scores if each["label"] == item["label"])
-                assert pytest.approx(item["score"] - score, abs=1e-6) == word["importance"]
+    (found,) = answered(api, "/several", text, explain=True)
+    explained = [item for item in found if "explanation" in item]
+    assert [found[0], *(item for item in found[1:] if item["score"] >= 0.5)] == explained
+    for item in explained:
+        assert_explained(api, "/several", text, item)
 
 
 def test_the_value_of_a_regression_is_explained(api: Send) -> None:
-    (((value,), (less,)),) = (answered(api, "/value", ["good film", "film"], explain=True),)
-    assert pytest.approx(value["score"] - less["score"], abs=1e-5) == value["explanation"][0]["importance"]
+    ((value,),) = answered(api, "/value", "good film", explain=True)
+    assert ["good", "film"] == [item["word"] for item in value["explanation"]]
+    assert_explained(api, "/value", "good film", value)
 
 
 def test_words_of_a_pair_name_their_text(api: Send) -> None:
     pair = {"text": "a good film", "text_pair": "the film is good"}
     ((best, *_),) = answered(api, CLASSIFY, pair, explain=True)
-    assert [("text", word) for word in pair["text"].split()] + [("text_pair", word) for word in pair["text_pair"].split()] == [
+    assert [(field, word) for field, text in pair.items() for word in text.split()] == [
         (item["field"], item["word"]) for item in best["explanation"]
     ]
-    for item in best["explanation"]:
-        lacking = pair | {item["field"]: without(pair[item["field"]], item["start"], item["end"])}
-        (scores,) = answered(api, CLASSIFY, lacking)
-        score = next(each["score"] for each in scores if each["label"] == best["label"])
-        assert pytest.approx(best["score"] - score, abs=1e-6) == item["importance"]
+    assert_explained(api, CLASSIFY, pair, best)
 
 
 def test_each_of_several_texts_is_explained(api: Send) -> None:
@@ -187,7 +188,7 @@ def test_importance_for_an_answer_uses_the_score_of_its_span(tmp_path: Path, api
         item["word"] for item in best["explanation"]
     ]
     for item in best["explanation"]:
-        lacking = inputs | {item["field"]: without(inputs[item["field"]], item["start"], item["end"])}
+        lacking = without(inputs, item)
         shift = item["field"] == "context" and item["start"] < best["start"]
         score = graph.span_score(lacking["question"], lacking["context"], span.start - shift, span.stop - 1 - shift)
         assert pytest.approx(best["score"] - score, abs=1e-6) == item["importance"]
@@ -205,8 +206,7 @@ def test_an_empty_answer_is_explained(tmp_path: Path, api: Send) -> None:
     for text, each in nothing.items():
         assert 2 + len(text.split()) == len(each["explanation"])
         for item in each["explanation"]:
-            texts = {"question": "not ?", "context": text}
-            texts[item["field"]] = without(texts[item["field"]], item["start"], item["end"])
+            texts = without({"question": "not ?", "context": text}, item)
             assert pytest.approx(each["score"] - graph.span_score(**texts, first=-1, last=-1), abs=1e-6) == item["importance"]
 
 

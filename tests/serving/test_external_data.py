@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
-import onnx
 import pytest
 from onnx import TensorProto, external_data_helper
 
 import tiny
 from application import classify
-from bertserve.service.bundle.files import MANIFEST_FILE, digest, load_bundle
-from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.bundle.files import digest, load_bundle
 from bertserve.service.errors import BundleError
 
 GRAPH, DATA = "model.cpu.fp32.onnx", "weights.data"
@@ -28,11 +25,8 @@ def moved_weights(path: Path, location: str = DATA, *, listed: bool = True, outs
     external_data_helper.set_external_data(tensor, location=location, offset=0, length=len(tensor.raw_data))
     tensor.data_location = TensorProto.EXTERNAL
     tensor.ClearField("raw_data")
-    (path / GRAPH).write_bytes(model.SerializeToString())
-    manifest = Manifest.model_validate_json((path / MANIFEST_FILE).read_bytes()).model_dump(mode="json")
-    manifest["graphs"][0] |= {"sha256": digest(path / GRAPH), "size_bytes": (path / GRAPH).stat().st_size}
-    manifest["graphs"][0]["data"] = [{"file": DATA, "sha256": digest(file), "size_bytes": file.stat().st_size}] if listed else []
-    (path / MANIFEST_FILE).write_text(Manifest.model_validate(manifest).model_dump_json())
+    data = [{"file": DATA, "sha256": digest(file), "size_bytes": file.stat().st_size}] if listed else []
+    tiny.replace_graph(path, model, data=data)
 
 
 def test_a_listed_file_is_loaded(models: Path) -> None:
@@ -46,13 +40,8 @@ def hidden(path: Path) -> None:
     moved_weights(path, listed=False)
     content = (path / GRAPH).read_bytes()
     key, entry = b"\x0a\x08location\x12" + bytes([len(DATA)]), b"\x0a\x88\x00location\x12" + bytes([len(DATA)])
-    model = onnx.ModelProto.FromString(content)
     assert key in content
-    (path / GRAPH).write_bytes(content.replace(key, entry))
-    manifest = json.loads((path / MANIFEST_FILE).read_bytes())
-    manifest["graphs"][0] |= {"sha256": digest(path / GRAPH), "size_bytes": (path / GRAPH).stat().st_size}
-    (path / MANIFEST_FILE).write_text(json.dumps(manifest))
-    assert model.graph.name
+    tiny.replace_graph(path, content.replace(key, entry))
 
 
 def linked(path: Path) -> None:
@@ -86,8 +75,6 @@ def test_an_unlisted_or_unsafe_file_is_refused(models: Path, damage: Callable[[P
 def test_the_format_of_onnxruntime_is_refused(models: Path) -> None:
     path = models / "tiny"
     (path / GRAPH).rename(path / "model.ORT")
-    manifest = json.loads((path / MANIFEST_FILE).read_bytes())
-    manifest["graphs"][0]["file"] = "model.ORT"
-    (path / MANIFEST_FILE).write_text(json.dumps(manifest))
+    tiny.edit(path, lambda fields: fields["graphs"][0].update(file="model.ORT"))
     with pytest.raises(BundleError, match="own format"):
         load_bundle(path)

@@ -15,19 +15,13 @@ from bertserve.service.tasks.catalog import TASKS
     ("raw", "place"),
     [(b'{"inputs": {"a": 1}, "b": {', "at column 27;"), (b"good", "at column 1;"), (b'{"inputs": "a"}\n{}', "at line 2 column 1;")],
 )
-def test_the_error_for_invalid_json_has_the_place_and_an_example(api: Send, raw: bytes, place: str) -> None:
-    classify = rejected(api("POST", "/classify", content=raw), 400, "malformed")
-    answer = rejected(api("POST", "/models/passages", content=raw), 400, "malformed")
-
-    assert place in classify and '{"inputs": "A warm, funny and thoroughly engaging film.", "parameters": {"top_k": 1}}' in classify
-    assert place in answer and '"question": "Where was the bridge built?"' in answer
-
-
-def test_the_example_in_an_error_is_that_of_openapi(api: Send) -> None:
-    """tests/serving/test_operations.py sends the examples of OpenAPI, so this example is valid."""
-    message = rejected(api("POST", "/answer", content=b""), 400, "malformed")
-    example = json.loads(message.partition("such as ")[2].removesuffix("."))
-    assert [example] == TASKS["question-answering"].body.model_json_schema()["examples"]
+def test_the_error_for_invalid_json_has_the_place_and_the_example_of_openapi(api: Send, raw: bytes, place: str) -> None:
+    """tests/serving/test_operations.py sends the examples of OpenAPI, so they are valid."""
+    for path, task in (("/classify", "text-classification"), ("/models/passages", "question-answering")):
+        message = rejected(api("POST", path, content=raw), 400, "malformed")
+        assert place in message
+        example = json.loads(message.partition("such as ")[2].removesuffix("."))
+        assert [example] == TASKS[task].body.model_json_schema()["examples"]
 
 
 @pytest.mark.parametrize(

@@ -103,10 +103,7 @@ def test_a_plan_that_contradicts_itself_is_refused(fields: dict[str, Any], reaso
 
 def edited(path: Path, **changes: Any) -> Path:
     """Changes fields of the graph's entry in a bundle's manifest and returns the bundle's path."""
-    fields = json.loads((path / MANIFEST_FILE).read_text())
-    fields["graphs"][0] |= changes
-    (path / MANIFEST_FILE).write_text(json.dumps(fields))
-    return path
+    return tiny.edit(path, lambda fields: fields["graphs"][0].update(changes))
 
 
 @pytest.mark.parametrize(

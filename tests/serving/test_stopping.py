@@ -64,10 +64,10 @@ def test_sigterm_under_load_loses_nothing(models: Path, tmp_path: Path, workers:
 
 
 def test_readiness_fails_while_requests_are_still_answered(models: Path, serve: Serve) -> None:
-    """During `--pre-stop-delay-s` readiness fails, but requests over new connections are answered. No request is refused."""
+    """During `--pre-stop-delay-s` readiness fails, but requests over new connections are answered. An interrupt ends the delay."""
     new_connections = {"connection": "close"}
     with (
-        serve(models, "--pre-stop-delay-s", "3") as served,
+        serve(models, "--pre-stop-delay-s", "60") as served,
         httpx.Client(base_url=served.url, headers=new_connections, trust_env=False, timeout=30) as client,
     ):
         served.process.send_signal(signal.SIGTERM)
@@ -75,6 +75,7 @@ def test_readiness_fails_while_requests_are_still_answered(models: Path, serve: 
         assert 200 == client.post("/classify", json={"inputs": "good"}).status_code
         assert "1" == client.get("/health/ready").headers["retry-after"]
         assert 200 == client.get("/health/live").status_code
+        served.process.send_signal(signal.SIGINT)
         assert 0 == served.process.wait(20)
 
 

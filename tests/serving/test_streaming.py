@@ -17,7 +17,7 @@ import pytest
 
 import slow
 import tiny
-from application import assert_same, call, faked, play, rejected
+from application import assert_same, call, faked, play, posting, rejected
 from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.models.build import AppState, build
 from bertserve.service.models.work import Prediction
@@ -147,6 +147,11 @@ class Client:
             self.answers.append(message["body"])
 
 
+def stream(state: AppState, client: Client, path: str = "/classify", kind: bytes = b"application/x-ndjson") -> Coroutine[Any, Any, None]:
+    """Sends the client's chunks to a service."""
+    return Endpoint(state)(posting(path, (b"content-type", kind)), client.receive, client.send)  # type: ignore[return-value]
+
+
 async def settle() -> None:
     for _ in range(50):
         await asyncio.sleep(0)
@@ -174,10 +179,7 @@ class Echo:
         return Prediction(results=[[{"label": self.label or text[:10], "score": 1.0}]])
 
     def stream(self, client: Client) -> Coroutine[Any, Any, None]:
-        """Sends the client's chunks to `/classify`."""
-        headers = [(b"content-type", b"application/x-ndjson")]
-        scope = {"type": "http", "method": "POST", "path": "/classify", "query_string": b"", "headers": headers}
-        return Endpoint(self.state)(scope, client.receive, client.send)  # type: ignore[return-value]
+        return stream(self.state, client)
 
 
 async def test_an_answer_waits_for_those_before_it(models: Path) -> None:
@@ -231,12 +233,11 @@ async def test_the_event_loop_writes_one_large_answer_per_turn(tmp_path: Path, c
     runner, gate = service.registry.get("vectors").runner, threading.Event()
     run = runner.run
     runner.run = lambda *arguments, **options: gate.wait(20) and run(*arguments, **options)  # type: ignore[method-assign]
-    scope = {"type": "http", "method": "POST", "path": "/embed", "query_string": b"", "headers": [(b"content-type", content_type)]}
     clients = [Client([written({"inputs": ["good " * 500] * 4, "parameters": {"pooling": "none"}})]) for _ in range(8)]
     turns, written_in = 0, []
 
     async def ask(client: Client) -> None:
-        await Endpoint(service)(dict(scope), client.receive, client.send)
+        await stream(service, client, "/embed", content_type)
         assert len(client.answers[0]) > LARGE_ANSWER_BYTES
         written_in.append(turns)
 
@@ -269,16 +270,9 @@ def test_a_disconnect_cancels_the_waiting_requests(models: Path, chunks: int) ->
 
     async def check() -> None:
         service.scheduler.start()
-        app, client = Endpoint(service), Client([client_lines] * chunks)
+        client = Client([client_lines] * chunks)
         engine.gate.clear()
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/classify",
-            "query_string": b"",
-            "headers": [(b"content-type", b"application/x-ndjson")],
-        }
-        running = asyncio.create_task(app(scope, client.receive, client.send))
+        running = asyncio.create_task(stream(service, client))
         await asyncio.to_thread(engine.entered.acquire, timeout=20)
         await settle()
         client.gone.set()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tiny
-from bertserve.service.bundle.files import MANIFEST_FILE, load_bundle
+from bertserve.service.bundle.files import load_bundle
 from bertserve.service.bundle.graph_spec import Agreement, GraphSpec
 from bertserve.service.bundle.validation_policy import ValidationPolicy, is_low, is_of_other_kernels
 from bertserve.service.errors import BundleError
@@ -24,11 +23,8 @@ def agreement(measure: Any, value: float | None, decisions: int, worst: float | 
 def measured(folder: Path, name: str = "measured", *, bundle: dict[str, Any] | None = None, **validation: Any) -> Path:
     """Writes a tiny bundle whose graph has this validation report, and returns its path; `bundle` has options of `tiny.bundle`."""
     path = tiny.bundle(folder, name, **bundle or {})
-    manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
     as_json = {key: value.model_dump() if isinstance(value, Agreement) else value for key, value in validation.items()}
-    manifest["graphs"][0]["validation"] |= {"samples": 18} | as_json
-    (path / MANIFEST_FILE).write_text(json.dumps(manifest), encoding="utf-8")
-    return path
+    return tiny.edit(path, lambda fields: fields["graphs"][0]["validation"].update({"samples": 18} | as_json))
 
 
 @pytest.mark.parametrize("flags", [{}, {"require_validation": True}, {"min_agreement": 0.9}, {"min_agreement": 0.95}])
@@ -57,9 +53,7 @@ def test_a_graph_with_low_agreement_is_logged(
     tmp_path: Path, validation: dict[str, Any], metrics: list[Any], warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The start logs an agreement below 98 % of the task's measure, unless metrics on labeled data are near the checkpoint's."""
-    path = measured(tmp_path, **validation)
-    manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
-    (path / MANIFEST_FILE).write_text(json.dumps(manifest | {"metrics": metrics}), encoding="utf-8")
+    tiny.edit(measured(tmp_path, **validation), lambda fields: fields.update(metrics=metrics))
     build(Settings(models=(tmp_path,)))
 
     assert warned == (": graph cpu/fp32: " in caplog.text)
@@ -70,9 +64,8 @@ def test_a_graph_that_the_export_omitted_is_logged(tmp_path: Path, caplog: pytes
     path = measured(tmp_path)
     build(Settings(models=(tmp_path,)))
     assert "was tried" not in caplog.text
-    manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
     omitted = [{"provider": "cpu", "precision": "int8", "reason": "it moves the outputs by 0.5."}]
-    (path / MANIFEST_FILE).write_text(json.dumps(manifest | {"omitted": omitted}), encoding="utf-8")
+    tiny.edit(path, lambda fields: fields.update(omitted=omitted))
     build(Settings(models=(tmp_path,)))
 
     assert "cpu/fp32: int8 " in caplog.text and "it moves the outputs by 0.5." in caplog.text
