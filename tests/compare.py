@@ -175,6 +175,7 @@ def table(base: str, loads: Sequence[Load], rounds: Sequence[dict[str, list[Resu
     """Yields the lines of a Markdown table: medians over the rounds, and the lowest and highest ratio of a round."""
     yield f"| texts | connections | {base} requests/s | new requests/s | speed | lowest to highest | {base} CPU ms | new CPU ms | CPU |"
     yield "|---|---|---|---|---|---|---|---|---|"
+    alone = []
     for i, load in enumerate(loads):
         old, new = ([results[name][i] for results in rounds] for name in ("base", "new"))
         speeds = [mine.rps / its.rps for its, mine in zip(old, new, strict=True)]
@@ -188,8 +189,8 @@ def table(base: str, loads: Sequence[Load], rounds: Sequence[dict[str, list[Resu
         )
         if load.graph_alone:
             factors = (statistics.median(result.cpu_ms / (result.graph_ms or 1) for result in results) for results in (old, new))
-            alone = "processor time of {} over that of the graph alone: {:.2f} and {:.2f}".format(load.name, *factors)
-    yield f"\n{alone}"
+            alone.append("\nprocessor time of {} over that of the graph alone: {:.2f} and {:.2f}".format(load.name, *factors))
+    yield from alone
 
 
 if __name__ == "__main__":

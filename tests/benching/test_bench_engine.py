@@ -34,15 +34,6 @@ def test_workloads_have_the_expected_token_counts(sentiment: OnnxLoop, workload:
     assert workload != "mixed" or median(tokens) < 40
 
 
-def test_passages_take_about_five_windows() -> None:
-    """Windows have 384 tokens and overlap by 128, as in the service."""
-    made = bodies.build_bodies("qa")
-    runs = OnnxLoop(ROOT / "models/qa").encode(made)
-
-    assert 5 == pytest.approx(len(runs) / len(made), abs=0.2)
-    assert sum(body.texts for body in made) == pytest.approx(sum(run.texts for run in runs))
-
-
 def test_zero_shot_and_rerank_bodies_run_on_classifiers(tmp_path: Path) -> None:
     tiny.bundle(tmp_path, "nli", labels=("contradiction", "entailment"))
     tiny.bundle(tmp_path, "ranker", labels=("LABEL_0",))

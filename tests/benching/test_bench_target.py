@@ -37,7 +37,7 @@ def test_texts_contain_the_mask_token_of_the_target_model(model: dict[str, str] 
 
     asked: list[str] = []
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         target, _ = probe_target(f"http://127.0.0.1:{server.server_port}/fill-mask=mask", {}, texts=1, seed=0)
         server.shutdown()
 

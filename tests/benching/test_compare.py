@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 import compare
-from bertserve.bench import BenchError
 from compare import Load, Result
-from replica import Replica, free_ports
 
 
 def test_the_speed_is_the_median_of_the_ratios_within_rounds() -> None:
@@ -18,8 +12,3 @@ def test_the_speed_is_the_median_of_the_ratios_within_rounds() -> None:
     [_, _, row] = compare.table("abc", [Load("short", "short", 16)], rounds)
 
     assert ["short", "16", "200.0", "220.0", "1.000", "0.900 to 1.100", "2.000", "1.000", "0.500"] == row.strip("| ").split(" | ")
-
-
-def test_a_replica_that_does_not_start_says_why(tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match="nowhere"):
-        Replica(tmp_path / "nowhere", free_ports(1)[0], tmp_path / "log").start()
