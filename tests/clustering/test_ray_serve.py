@@ -19,7 +19,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPConnection
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -55,11 +54,6 @@ def test_a_setting_that_ray_controls_is_refused(replica: ModuleType, name: str) 
         assert f"`{name}` has no effect" in str(caught.value) and replica.LEFT_TO_RAY[name] in str(caught.value)
 
 
-def test_every_setting_left_to_ray_exists(replica: ModuleType) -> None:
-    """An unknown name in the list would have no effect."""
-    assert set(replica.LEFT_TO_RAY) <= set(replica.ReplicaSettings.model_fields)
-
-
 def test_environment_variables_are_read_as_by_the_command(replica: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BERT_SERVE_PORT", "tcp://10.0.0.1:8000")
     monkeypatch.setenv("BERT_SERVE_MAX_INPUTS", "7")
@@ -84,30 +78,6 @@ def test_the_variables_of_the_image_are_ignored(replica: ModuleType, monkeypatch
         replica.ReplicaSettings.model_validate({"models": "."})
 
 
-def test_a_replica_uses_each_setting_that_it_accepts(replica: ModuleType, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A setting without an effect belongs in `LEFT_TO_RAY`. A deleted replica closes its tracer."""
-    context = SimpleNamespace(get_assigned_resources=lambda: {"CPU": 1.0})
-    monkeypatch.setattr(replica.ray, "get_runtime_context", lambda: context)
-    monkeypatch.setattr(replica, "configure_logging", lambda _: None)
-    used: set[str] = set()
-
-    class Watched(replica.ReplicaSettings):  # type: ignore[misc, name-defined]
-        def __getattribute__(self, name: str) -> Any:
-            used.add(name)
-            return super().__getattribute__(name)
-
-    settings = Watched.model_validate({"models": models, "otlp_endpoint": "http://127.0.0.1:9"})
-    used.clear()
-    made = replica.Replica.func_or_class.__mro__[1](settings)  # our class, which Ray's class inherits from
-    made.__serve_build_asgi_app__()
-    # `config` is read with the settings, and `cache_dir` is only for the models in `model`
-    assert {"config", "cache_dir"} == set(replica.ReplicaSettings.model_fields) - used - set(replica.LEFT_TO_RAY)
-    closed: list[str] = []
-    monkeypatch.setattr(type(made._state.tracer), "close", lambda _: closed.append("closed"))
-    made.__del__()
-    assert ["closed"] == closed
-
-
 @pytest.mark.parametrize(
     ("queue_s", "busy", "enough"),
     [
@@ -126,43 +96,25 @@ def test_enough_replicas_have_short_queues_and_a_reserve(replica: ModuleType, qu
 
 CLIENTS = 8
 PATIENCE_S = 90.0
-_OK = 200
-_FAILED = 500
-_TRIES = 3
 
 
 def until(check: Callable[[], bool], what: str) -> None:
-    """Waits until a condition is true.
-
-    Raises:
-        AssertionError: The condition is not true within 90 seconds.
-    """
     end = time.monotonic() + PATIENCE_S
     while not check():
-        if time.monotonic() > end:
-            raise AssertionError(f"timed out while waiting until {what}.")
+        assert time.monotonic() < end, f"timed out while waiting until {what}"
         time.sleep(0.1)
 
 
 class Cluster:
-    """A Ray cluster of this machine, on loopback only, that serves a folder of models. Each node has its own process session.
-
-    Attributes:
-        models: The folder of models.
-        folder: Folder with the files of the nodes.
-        url: Address of HAProxy, once an application runs.
-        replica_port: First port of the replicas.
-        nodes: The processes that started the nodes.
-    """
+    """A Ray node of this machine, on loopback only, that serves a folder of models. Its processes are one session."""
 
     def __init__(self, models: Path) -> None:
-        """Starts the head node."""
         self.models = models
         self.folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
-        self.http, self._gcs, self._dashboard, self._client, stats, metrics, self.replica_port = free_ports(7)
+        self.http, gcs, self._dashboard, client, stats, metrics, replica = free_ports(7)
         self.url = f"http://127.0.0.1:{self.http}"
         haproxy = self.folder / "haproxy"
-        self._environment = {
+        environment = {
             **{name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"},
             **variables(ROOT / "deploy/ray/ray.env"),
             "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
@@ -172,82 +124,55 @@ class Cluster:
             "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(haproxy / "server-state"),
             "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
             "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
-            "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(self.replica_port),
-            "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(self.replica_port + 100),
+            "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(replica),
+            "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(replica + 100),
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",  # the default of 30 seconds is for external load balancers
             "RAY_AUTH_MODE": "disabled",  # a token would be written to the home folder
         }
-        self.nodes: list[subprocess.Popen[bytes]] = []
-        try:
-            self._start(
-                "--head",
-                f"--port={self._gcs}",
-                f"--dashboard-port={self._dashboard}",
-                f"--ray-client-server-port={self._client}",
-                f"--temp-dir={self.folder / 'ray'}",
-                "--num-cpus=2",
+        program = Path(sys.executable).with_name("ray")
+        ports = [f"--port={gcs}", f"--dashboard-port={self._dashboard}", f"--ray-client-server-port={client}"]
+        command = [program, "start", "--block", "--head", *ports, f"--temp-dir={self.folder / 'ray'}", "--num-cpus=2"]
+        log = self.folder / "node.log"
+        with log.open("wb") as file:
+            self.node = subprocess.Popen(
+                [*map(str, command), "--node-ip-address=127.0.0.1", "--disable-usage-stats"],
+                stdout=file,
+                stderr=file,
+                env=environment,
+                start_new_session=True,
             )
+        try:
+            until(lambda: b"Ray runtime started" in log.read_bytes(), "the node runs")
         except BaseException:
             self.close()
             raise
 
-    def put(self, config: dict[str, Any]) -> None:
-        """Sends a configuration like `serve deploy`. Retries, because Ray can fail while its HAProxy restarts.
-
-        Raises:
-            AssertionError: Ray does not accept the configuration.
-        """
-        for _ in range(_TRIES):
-            status, said = self._ask("PUT", json.dumps(config))
-            if status < _FAILED:
-                break
-        if status != _OK:
-            raise AssertionError(f"Ray Serve does not accept the configuration: {said[-1000:]}")
-
     def status(self) -> Any:
         """Returns the entry of the application `bertserve` in `serve status`."""
-        applications = json.loads(self._ask("GET")[1])["applications"]
-        return applications.get("bertserve", {"status": "NOT_STARTED"})
-
-    def wait(self, route_prefix: str = "/") -> None:
-        """Waits until the application runs and answers requests.
-
-        Raises:
-            AssertionError: It does not answer in time.
-        """
-        until(lambda: self.status()["status"] == "RUNNING", "the application runs")
-        until(lambda: is_ready(self.url, f"{route_prefix.rstrip('/')}/health/ready"), "it answers")
+        return self._ask("GET").json()["applications"].get("bertserve", {"status": "NOT_STARTED"})
 
     def deploy(
-        self,
-        *,
-        wait: bool = True,
-        route_prefix: str = "/",
-        args: dict[str, Any] | None = None,
-        scaling: dict[str, Any] | None = None,
-        **deployment: Any,
+        self, *, route_prefix: str = "/", args: dict[str, Any] | None = None, scaling: dict[str, Any] | None = None, **deployment: Any
     ) -> None:
         """Deploys or updates the application of deploy/ray/serve.yaml, with fixed replicas or, with `scaling`, changed autoscaling."""
         config = yaml.safe_load((ROOT / "deploy/ray/serve.yaml").read_text(encoding="utf-8"))
         config["http_options"] |= {"port": self.http}
         (application,) = config["applications"]
-        application |= {
-            "import_path": application["import_path"].removeprefix("bertserve."),
-            "route_prefix": route_prefix,
-            "args": {"models": str(self.models)} | (args or {}),
-        }
+        application |= {"route_prefix": route_prefix, "args": {"models": str(self.models)} | (args or {})}
         (deployed,) = application["deployments"]
         if scaling is None:
             del deployed["autoscaling_config"]
             deployed["num_replicas"] = 2
         else:
-            scaled = deployed["autoscaling_config"]
-            scaled |= scaling
-            scaled["policy"]["policy_function"] = scaled["policy"]["policy_function"].removeprefix("bertserve.")
+            deployed["autoscaling_config"] |= scaling
         deployed |= {"graceful_shutdown_wait_loop_s": 0.2} | deployment  # instead of 2 s, which each stopping replica waits at least
-        self.put(config)
-        if wait:
-            self.wait(route_prefix)
+        for _ in range(3):  # Ray can fail while its HAProxy restarts
+            answer = self._ask("PUT", json=config)
+            if answer.status_code < 500:
+                break
+        assert 200 == answer.status_code, answer.text[-1000:]
+        until(lambda: self.status()["status"] == "RUNNING", "the application runs")
+        until(lambda: is_ready(self.url, f"{route_prefix.rstrip('/')}/health/ready"), "it answers")
 
     def replicas(self) -> int:
         states = [replica["state"] for replica in self.status()["deployments"]["bertserve"]["replicas"]]
@@ -255,56 +180,20 @@ class Cluster:
 
     def worker_pids(self) -> list[int]:
         """Returns the process ids of the replicas that answer forty requests."""
-        found: list[int] = []
-        for _ in range(40):
-            with httpx.Client(trust_env=False) as client:
-                pid = client.get(f"{self.url}/info").json()["worker"]["pid"]
-            if pid not in found:
-                found.append(pid)
-        return found
-
-    def kill(self, node: subprocess.Popen[bytes]) -> None:
-        """Kills all processes of a node."""
-        for pid in _processes():
-            if _session(pid) == node.pid:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        return list({httpx.get(f"{self.url}/info", trust_env=False).json()["worker"]["pid"] for _ in range(40)})
 
     def close(self) -> None:
-        """Kills all processes that were started, with their children, because Ray's own shutdown takes about 15 seconds."""
-        for node in self.nodes:
-            self.kill(node)
-            node.wait()
+        """Kills all processes of the node's session, because Ray's own shutdown takes about 15 seconds."""
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(ProcessLookupError, ValueError):
+                if os.getsid(int(entry.name)) == self.node.pid:
+                    os.kill(int(entry.name), signal.SIGKILL)
+        self.node.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _start(self, *flags: str) -> subprocess.Popen[bytes]:
-        program = Path(sys.executable).with_name("ray")
-        command = [str(program), "start", "--block", *flags, "--node-ip-address=127.0.0.1", "--disable-usage-stats"]
-        path = self.folder / f"node-{len(self.nodes)}"
-        with path.open("wb") as log:
-            node = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment, start_new_session=True)
-        self.nodes.append(node)
-        until(lambda: b"Ray runtime started" in path.read_bytes(), "a node runs")
-        return node
-
-    def _ask(self, method: str, body: str | None = None) -> tuple[int, str]:
-        connection = HTTPConnection("127.0.0.1", self._dashboard, timeout=PATIENCE_S)
-        with contextlib.closing(connection):
-            connection.request(method, "/api/serve/applications/", body, {"content-type": "application/json"})
-            response = connection.getresponse()
-            return response.status, response.read().decode()
-
-
-def _processes() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def _session(pid: int) -> int | None:
-    """Returns the session of a process; Ray's processes stay in the session of the command that started them."""
-    try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return None
+    def _ask(self, method: str, **options: Any) -> httpx.Response:
+        url = f"http://127.0.0.1:{self._dashboard}/api/serve/applications/"
+        return httpx.request(method, url, timeout=PATIENCE_S, trust_env=False, **options)
 
 
 SHOWN = ("content-type", "x-model", "x-truncated", "x-windows", "x-hf-warning", "retry-after")

@@ -65,13 +65,6 @@ def measure(name: str, task: str, folder: Path, **fields: Any) -> Measured:
     return Measured(bundle, worst_error(expected, rows(bundle, "fp32", encodings)), inference.relative_error(*flat))
 
 
-def fp32_error(name: str, task: str, folder: Path, **fields: Any) -> float:
-    """Creates a checkpoint, exports it in fp32 only, and returns the largest difference from PyTorch's logits, over the grid."""
-    source, bundle = save_bundle(name, task, folder, precisions=("fp32",), **fields)
-    encodings, expected = compared(source, bundle, task)
-    return worst_error(expected, rows(bundle, "fp32", encodings))
-
-
 def most_of_int8(task: str) -> float:
     """Returns the maximum int8 error of random weights, relative to the spread of the outputs; a single logit has little spread."""
     return 1.5 if task == "multiple-choice" else 0.5  # random logits have no margins; the embedded models are at 0.006 to 0.033

@@ -210,24 +210,6 @@ def test_the_context_of_a_question_is_the_next_text(all_staged: dict[str, Staged
     assert staged.loaded.tokenizer_spec.max_length == feeds[1]["input_ids"].shape[1]
 
 
-def segments(feed: Feed) -> set[int]:
-    """Returns the distinct type ids of a feed."""
-    return set(feed["token_type_ids"][0].tolist())
-
-
-def test_a_classifier_also_gets_half_of_the_texts_as_pairs(all_staged: dict[str, Staged]) -> None:
-    """Single texts come first, then every second text paired with the next. Every second passage is also paired with a text."""
-    staged = all_staged["text-classification"]
-    lines = [f"a good film {i}" for i in range(4)]
-    feeds = calibration.make_feeds(Texts(tuple(lines), ("long " * 150, "long " * 140)), staged.loaded, staged.tokenizer)
-    inputs = [*((line,) for line in lines), (lines[1], lines[2]), (lines[3], lines[0]), (lines[1], "long " * 140)]
-    expected = [staged.loaded.tokenizer(*texts, return_tensors="np") for texts in inputs]
-    assert [130 + 22, 130 + 12] == [feeds.pop(4)["input_ids"].shape[1] for _ in range(2)]
-
-    assert [{0}] * 4 + [{0, 1}] * 3 == [segments(feed) for feed in feeds]
-    assert_encoded(expected, feeds)
-
-
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_short_text_also_has_a_mask(all_staged: dict[str, Staged], place: int) -> None:
     """A text of one token or none also gives the projection an input, at any place among the texts."""

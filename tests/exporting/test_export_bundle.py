@@ -56,16 +56,6 @@ def usual_bundle(source: Path) -> Bundle:
     return exported(source, precisions=("fp32", "int8"), calibration=few_texts(source.parent))
 
 
-@pytest.fixture(name="served", scope="module")
-def served_bundle(usual: Bundle) -> Served:
-    return Served(usual)
-
-
-@pytest.fixture(name="pytorch", scope="module")
-def pytorch_checkpoint(source: Path) -> PyTorch:
-    return PyTorch(source)
-
-
 # ---- the folder and the manifest
 
 
@@ -218,9 +208,6 @@ IDENTITY, SIGMOID, TANH = "torch.nn.modules.linear.Identity", "torch.nn.modules.
 @pytest.mark.parametrize(
     ("labels", "fields", "expected"),
     [
-        (("value",), {"sbert_ce_default_activation_function": IDENTITY}, "none"),
-        (("value",), {"sbert_ce_default_activation_function": SIGMOID}, "sigmoid"),
-        (("value",), {"sentence_transformers": {"activation_fn": IDENTITY, "version": "5"}}, "none"),
         (("value",), {"sentence_transformers": {"activation_fn": IDENTITY}, "sbert_ce_default_activation_function": SIGMOID}, "none"),
         (("a", "b"), {"sbert_ce_default_activation_function": SIGMOID}, "sigmoid"),
         (("value",), {"sbert_ce_default_activation_function": TANH, "problem_type": "regression"}, None),
@@ -305,13 +292,10 @@ INPUTS: list[tuple[str, str | None]] = [
 ]
 
 
-def requests_of(inputs: list[tuple[str, str | None]]) -> list[classify.ClassifyRequest]:
-    return [classify.ClassifyRequest(*texts) for texts in inputs]
-
-
-def test_logits_of_texts_and_pairs_match_pytorch(served: Served, pytorch: PyTorch) -> None:
+def test_logits_of_texts_and_pairs_match_pytorch(source: Path, usual: Bundle) -> None:
     """Inputs include empty, unknown, Unicode and truncated texts. Each runs alone, and in a padded batch in both orders."""
-    encodings = served.encodings(*requests_of(INPUTS))
+    served, pytorch = Served(usual), PyTorch(source)
+    encodings = served.encodings(*(classify.ClassifyRequest(*texts) for texts in INPUTS))
     expected = [pytorch.logits(*texts) for texts in INPUTS]
     alone = [served.engine.run([encoding])[0]["logits"] for encoding in encodings]
 

@@ -212,13 +212,3 @@ def test_scores_of_replaced_tokens_are_the_sigmoid_of_the_logit(discriminator: t
 def test_a_discriminator_is_refused_for_fill_mask(discriminator: tuple[Path, Bundle]) -> None:
     with pytest.raises(CheckpointError, match=r"ElectraForPreTraining, .* token-classification; --task fill-mask"):
         load_checkpoint(str(discriminator[0]), task="fill-mask")
-
-
-@pytest.mark.full_grid
-@pytest.mark.parametrize(("kind", "task"), [("pretrained", "auto"), ("albert", "text-classification"), ("discriminator", "auto")])
-def test_graphs_of_dynamo_match_pytorch(request: pytest.FixtureRequest, tmp_path: Path, kind: str, task: str) -> None:
-    found = request.getfixturevalue(kind)
-    graph = exported(found[0] if kind == "discriminator" else found, tmp_path, task=task, tracer="dynamo").manifest.graphs[0]
-
-    assert graph.form.startswith("dynamo")
-    assert graph.validation.worst_abs_error <= 1e-4

@@ -67,19 +67,6 @@ def assert_computes(path: Path) -> None:
     np.testing.assert_allclose(CONSTANTS["matrix"] + CONSTANTS["bias"], run(path), atol=1e-6)
 
 
-@pytest.mark.parametrize("max_bytes", [0, 10**6])
-def test_a_saved_graph_is_loaded_unchanged(tmp_path: Path, max_bytes: int) -> None:
-    onnx_files.save(product(), tmp_path / "a.onnx", max_bytes=max_bytes)
-
-    assert ["a.onnx", "a.onnx.data"][: 1 + (max_bytes == 0)] == [path.name for path in onnx_files.files(tmp_path / "a.onnx")]
-    read = ir.load(tmp_path / "a.onnx")
-    values = constants(read)
-    assert ["MatMul", "Add", "Reshape"] == [node.op_type for node in read.graph]
-    assert [*CONSTANTS] == [*values]
-    assert all(np.array_equal(CONSTANTS[name], values[name]) and CONSTANTS[name].dtype == values[name].dtype for name in CONSTANTS)
-    assert_computes(tmp_path / "a.onnx")
-
-
 def test_mapped_weights_stay_valid_when_their_file_is_replaced(tmp_path: Path) -> None:
     """A weight that is mapped from a file keeps its values when another stage replaces the file."""
     path = tmp_path / "a.onnx"

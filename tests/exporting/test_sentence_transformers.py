@@ -13,7 +13,6 @@ from transformers import T5Config
 
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
-from bertserve.export.checkpoint.sentence_head import POOLINGS, SentenceHead
 from bertserve.export.tasks import feature_extraction
 from bertserve.export.validation.pytorch import run
 from bertserve.service.errors import InvalidValueError
@@ -101,17 +100,6 @@ def test_the_similarity_is_the_one_of_the_model(name: str, tmp_path: Path) -> No
     assert close(line["similarity"]) == served.answer({"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}}, similarity.TASK)
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_changes_no_pooled_vector(side: str) -> None:
-    head = SentenceHead(list(POOLINGS), [], 0)
-    tokens = torch.randn(1, 5, 3)
-    alone = head(tokens, torch.ones(1, 5, dtype=torch.int64))
-    pads = (2, 0) if side == "left" else (0, 2)
-    mask = torch.nn.functional.pad(torch.ones(1, 5, dtype=torch.int64), pads)
-    padded = head(torch.nn.functional.pad(tokens, (0, 0, *pads), value=9.0), mask)
-    torch.testing.assert_close(alone, padded)
-
-
 def test_t5_encoders_with_a_dense_layer_are_exported(tmp_path: Path) -> None:
     """sentence-t5 and GTR are such checkpoints; newer versions of transformers save them as encoders without a decoder."""
     sizes = {"d_model": 12, "d_kv": 4, "d_ff": 16, "num_layers": 2, "num_heads": 3}
@@ -171,23 +159,22 @@ def test_settings_that_are_not_supported_are_refused(tmp_path: Path, name: str, 
     assert named in refused(written(tmp_path, f"6.2.0/{name}", **{file: changes}))
 
 
-@pytest.mark.parametrize("kinds", [("Pooling", "LayerNorm"), ("Dense", "Pooling"), ("Pooling", "Pooling"), ("Normalize",)])
-def test_steps_that_are_not_supported_are_refused(tmp_path: Path, kinds: tuple[str, ...]) -> None:
-    path = written(tmp_path, "6.2.0/dense")
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        *(("dense", kinds) for kinds in (("Pooling", "LayerNorm"), ("Dense", "Pooling"), ("Pooling", "Pooling"), ("Normalize",))),
+        ("identity", ("Dense",)),
+    ],
+)
+def test_steps_that_are_not_supported_are_refused(tmp_path: Path, name: str, kinds: tuple[str, ...]) -> None:
+    """`identity` is a cross-encoder, which has no further steps."""
+    path = written(tmp_path, f"6.2.0/{name}")
     steps = [
         {"type": f"sentence_transformers.models.{kind}", "path": f"{i}_{kind}" if i else ""}
         for i, kind in enumerate(("Transformer", *kinds))
     ]
     (path / "modules.json").write_text(json.dumps(steps), encoding="utf-8")
     assert kinds[-1] in refused(path)
-
-
-def test_a_cross_encoder_with_further_steps_is_refused(tmp_path: Path) -> None:
-    path = written(tmp_path, "6.2.0/identity")
-    steps = json.loads((path / "modules.json").read_text(encoding="utf-8"))
-    steps.append({"type": "sentence_transformers.models.Dense", "path": "1_Dense"})
-    (path / "modules.json").write_text(json.dumps(steps), encoding="utf-8")
-    assert "`Dense`" in refused(path)
 
 
 @pytest.mark.parametrize(

@@ -25,12 +25,11 @@ from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.checkpoint.tokenizer import load_tokenizer
 from bertserve.export.errors import CheckpointError
-from bertserve.export.validation.samples import sample_requests
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.tasks import classify, question_answering
 from bertserve.service.tasks.question_answering import windows_of
 from bertserve.service.text.tokenizer import Tokenizer
-from bundles import FAST, Run, Served, exported, refused
+from bundles import FAST, Run, Served, exported
 from checkpoints import PyTorch, bert, edit_json, edit_weights
 from families import FAMILIES, roberta_tokenizer
 from test_embeddings import encoder, sentence_transformers
@@ -90,15 +89,6 @@ def test_tokens_of_the_template_stay_text(loaded: Checkpoint, tokenizer: Tokeniz
     [tokens] = tokenizer.tokenize([f"[E1] {text}"])
     assert marker == tokens.ids[0]
     assert set(reserved).isdisjoint(tokens.ids)
-
-
-def test_the_manifest_and_the_samples_have_each_added_token(loaded: Checkpoint) -> None:
-    spec = loaded.tokenizer_spec.model_copy(update={"sha256": "0" * 64})
-    texts = " ".join(
-        request.text for request in sample_requests("text-classification", spec, loaded) if isinstance(request, classify.ClassifyRequest)
-    )
-    assert {(token, token != "CO2") for token in MARKERS} == {(token.token, token.special) for token in spec.added_tokens}
-    assert [] == [token for token in MARKERS if token not in texts]
 
 
 def test_decoding_can_skip_special_added_tokens(marked: Path, tokenizer: Tokenizer) -> None:
@@ -289,15 +279,6 @@ def test_the_digest_covers_only_the_loaded_files(tmp_path: Path) -> None:
 # ---- found with random checkpoints (test_random_checkpoints.py)
 
 
-@pytest.mark.parametrize("fields", [{"return_dict": False}, {"chunk_size_feed_forward": 2}], ids=str)
-def test_options_of_the_forward_call_do_not_change_answers(tmp_path: Path, fields: dict[str, Any]) -> None:
-    """Chunked layers and outputs without names give the same logits, for texts of each length."""
-    source = bert(tmp_path)
-    pytorch = PyTorch(source)
-    edit_json(source / "config.json", **fields)
-    assert_answers(exported(source), {text: pytorch.logits(text) for text in ("good", "good film", "not a bad film")})
-
-
 def second_text_first(source: Path) -> None:
     document = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
     document["post_processor"]["pair"].reverse()
@@ -321,16 +302,6 @@ def test_a_tokenizer_that_the_task_cannot_use_is_refused(
     change(source)
     with pytest.raises(CheckpointError, match=cause):
         load_checkpoint(str(source))
-
-
-@pytest.mark.parametrize(
-    ("length", "fact"),
-    [({"model_max_length": 40}, "window of 40 tokens"), ({"positions": 24}, "up to 24 tokens")],
-)
-def test_a_model_too_short_for_questions_is_refused(tmp_path: Path, length: dict[str, int], fact: str) -> None:
-    """The library panics if a window is too short for its overlap or for a question and a passage. The error has one line."""
-    source = bert(tmp_path, architecture="BertForQuestionAnswering", labels=("LABEL_0", "LABEL_1"), **length)
-    assert fact in refused(source)
 
 
 # ---- once failed with an unrelated error
