@@ -56,12 +56,7 @@ def balanced(models: Path, folder: Path, *flags: str, count: int = 2, proxy: str
 
 @dataclass
 class Seen:
-    """The results of the clients of a load.
-
-    Attributes:
-        outcomes: Number of requests by status, or by kind of failure for requests without a response.
-        waits: Duration of each request in seconds.
-    """
+    """The results of the clients of a load: requests by status or by kind of failure, and their durations in seconds."""
 
     outcomes: Counter[int | str] = field(default_factory=Counter)
     waits: list[float] = field(default_factory=list)

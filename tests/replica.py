@@ -38,32 +38,12 @@ MANY_REQUESTS = 10**6
 
 
 class Replica:
-    """A `bert-serve` on a fixed port. Its process can be restarted.
+    """A `bert-serve` on a fixed port of loopback. Its process can be restarted; all append their stderr to `log`.
 
-    Attributes:
-        port: Its port on loopback.
-        log: File to which its processes append their stderr.
-        process: The most recently started process.
+    `tree` is another checkout, whose code it runs.
     """
 
-    def __init__(
-        self,
-        models: Path,
-        port: int,
-        log: Path,
-        flags: Sequence[str] = (),
-        *,
-        tree: Path | None = None,
-    ) -> None:
-        """Stores the arguments of the process.
-
-        Args:
-            models: Folder of bundles.
-            port: A free port.
-            log: File to which its processes append their stderr.
-            flags: Additional flags of `bert-serve serve`.
-            tree: Another checkout, whose code it runs.
-        """
+    def __init__(self, models: Path, port: int, log: Path, flags: Sequence[str] = (), *, tree: Path | None = None) -> None:
         self.port = port
         program, self._env = [str(Path(sys.executable).with_name("bert-serve"))], None
         if tree is not None:
@@ -77,29 +57,19 @@ class Replica:
 
     @property
     def url(self) -> str:
-        """Address of the replica."""
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Starts a process, and returns once it listens.
-
-        Raises:
-            BenchError: The process ended before that.
-        """
+        """Starts a process, and returns once it listens."""
         self.spawn()
         self.wait_until_it_listens()
 
     def spawn(self) -> None:
-        """Starts a process."""
         with self.log.open("a") as log:
             self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=log, text=True, env=self._env)
 
     def wait_until_it_listens(self) -> None:
-        """Waits until the process accepts connections.
-
-        Raises:
-            BenchError: The process ended before that.
-        """
+        """Waits until the process accepts connections. If it ends before that, the error is a BenchError."""
         assert self.process.stdout is not None
         if not any(" listens on " in line for line in self.process.stdout):
             self.wait()
@@ -126,11 +96,7 @@ class Replica:
 
 @contextmanager
 def replicas(models: Path, count: int, folder: Path, flags: Sequence[str] = ()) -> Iterator[list[Replica]]:
-    """Runs replicas of the same models on free ports until the block ends. They start in parallel, and write logs to a folder.
-
-    Raises:
-        BenchError: A replica did not start.
-    """
+    """Runs replicas of the same models on free ports until the block ends. They start in parallel, and write logs to a folder."""
     made = [Replica(models, port, folder / f"replica-{port}.log", flags) for port in free_ports(count)]
     with ExitStack() as stack:
         for each in made:
@@ -142,10 +108,7 @@ def replicas(models: Path, count: int, folder: Path, flags: Sequence[str] = ()) 
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns distinct free ports on loopback.
-
-    They are below the ports that the system assigns. Therefore Ray or a client cannot get one of them before a server binds it.
-    """
+    """Returns distinct free ports on loopback, below those that the system assigns, so that no other process gets them before a server."""
     with ExitStack() as stack:
         found: list[int] = []
         for port in random.sample(PORTS, len(PORTS)):
@@ -159,13 +122,7 @@ def free_ports(count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Proxy:
-    """A running proxy.
-
-    Attributes:
-        url: Address for requests.
-        process: Its process.
-        log: File with its output: failures, and state changes of replicas.
-    """
+    """A running proxy. Its log has failures and state changes of replicas."""
 
     url: str
     process: subprocess.Popen[bytes]
@@ -174,11 +131,7 @@ class Proxy:
 
 @dataclass(frozen=True)
 class HAProxy(Proxy):
-    """A running HAProxy.
-
-    Attributes:
-        stats_url: Address of its status page.
-    """
+    """A running HAProxy, with the address of its status page."""
 
     stats_url: str
 
@@ -209,11 +162,7 @@ def nginx_configuration(port: int, replica_ports: Sequence[int], folder: Path, r
 
 @contextmanager
 def haproxy(replica_ports: Sequence[int], folder: Path, rate: int = MANY_REQUESTS) -> Iterator[HAProxy]:
-    """Runs HAProxy in front of running replicas until the block ends. Its files are in the folder.
-
-    Raises:
-        BenchError: HAProxy is not installed, or did not start.
-    """
+    """Runs HAProxy in front of running replicas until the block ends. Its files are in the folder."""
     port, stats_port = free_ports(2)
     file = folder / f"haproxy-{port}.cfg"
     file.write_text(haproxy_configuration(stats_port, replica_ports, rate), encoding="utf-8")
@@ -223,11 +172,7 @@ def haproxy(replica_ports: Sequence[int], folder: Path, rate: int = MANY_REQUEST
 
 @contextmanager
 def nginx(replica_ports: Sequence[int], folder: Path, rate: int = MANY_REQUESTS) -> Iterator[Proxy]:
-    """Runs nginx in front of running replicas until the block ends. Its files are in the folder.
-
-    Raises:
-        BenchError: nginx is not installed, or did not start.
-    """
+    """Runs nginx in front of running replicas until the block ends. Its files are in the folder."""
     [port] = free_ports(1)
     files = folder / f"nginx-{port}"
     files.mkdir()

@@ -73,14 +73,7 @@ def send(run: TaskRun, batch: Batch, rows: Sequence[Row]) -> Any:
 
 
 def begin(task: Any, request: Any, tokenizer: Any = None, config: ModelConfig | None = None) -> Begun:
-    """Starts a task.
-
-    Args:
-        task: A module with a `SPEC`, or a `TaskSpec`.
-        request: A request of the task.
-        tokenizer: The model's tokenizer; None for `OneToken`.
-        config: The model's labels and activation; None for `Head()`.
-    """
+    """Starts a task, which is a module with a `SPEC` or a `TaskSpec`, with `OneToken` and `Head()` by default."""
     spec = getattr(task, "SPEC", task)
     run = spec.run(request, TaskModel(tokenizer or OneToken(), config or Head()))
     return Begun(run, first_batch(run))

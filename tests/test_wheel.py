@@ -24,20 +24,8 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 def built_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Builds the wheel of this repository and returns its path."""
     folder = tmp_path_factory.mktemp("wheel")
-    build = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-        "--wheel-dir",
-        folder,
-        ROOT,
-    ]
-    subprocess.run(build, check=True)
+    build = "-m pip wheel --quiet --no-deps --no-build-isolation --no-index --wheel-dir"
+    subprocess.run([sys.executable, *build.split(), folder, ROOT], check=True)
     [wheel] = folder.glob("*.whl")
     return wheel
 

@@ -202,16 +202,7 @@ def graph_fields(file: Path, task: str, *, with_attention: bool, batch_invariant
 def bundle(
     folder: Path, name: str = "tiny", *, task: str = "text-classification", max_length: int = 32, seed: int = 0, **changes: Any
 ) -> Path:
-    """Writes a bundle to `folder/name` and returns its path.
-
-    Args:
-        folder: The models folder.
-        name: The bundle's name.
-        task: The bundle's task.
-        max_length: Usable length in tokens.
-        seed: Seed of the random weights.
-        changes: Fields of the manifest to replace; `batch_invariant` replaces the field of the graph.
-    """
+    """Writes a bundle to `folder/name` and returns its path. `changes` are fields of the manifest, and `batch_invariant` of its graph."""
     path = folder / name
     path.mkdir(parents=True)
     made = tokenizer()

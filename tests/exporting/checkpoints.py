@@ -38,18 +38,7 @@ def bert(
     rows: int = ROWS,
     **config: Any,
 ) -> Path:
-    """Writes a BERT checkpoint to `folder/name` and returns its path.
-
-    Args:
-        folder: Parent of the checkpoint's folder.
-        name: Name of the checkpoint's folder.
-        labels: Label names by id.
-        positions: Rows of the position table.
-        model_max_length: Maximum length in the tokenizer's configuration.
-        architecture: Name of the model's class in transformers.
-        rows: Rows of the word embedding.
-        config: Other fields of the configuration, such as `problem_type`.
-    """
+    """Writes a BERT checkpoint with these rows of the position table and of the word embedding to `folder/name`, and returns its path."""
     return save(
         folder / name,
         architecture,
@@ -123,13 +112,7 @@ def edit_weights(path: Path, edit: Callable[[dict[str, torch.Tensor]], object]) 
 
 
 def prune_heads(path: Path, pruned: Mapping[int, Sequence[int]], *, heads: int) -> None:
-    """Removes heads from a checkpoint in place, in the format of transformers 4.
-
-    Args:
-        path: The checkpoint.
-        pruned: Heads to remove, by layer.
-        heads: Number of heads per layer before pruning.
-    """
+    """Removes heads, by layer, from a checkpoint with `heads` per layer in place, in the format of transformers 4."""
     tensors = load_file(path / "model.safetensors")
     for layer, gone in pruned.items():
         prefix = f"bert.encoder.layer.{layer}.attention"

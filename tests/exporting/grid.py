@@ -26,17 +26,11 @@ COUNTS = (0, 1, 2, 5, 13, 31, 64)
 
 @dataclass(frozen=True)
 class Measured:
-    """Measurements of a family with a task's head.
+    """Measurements of a family with a task's head, over the grid."""
 
-    Attributes:
-        bundle: The bundle, in fp32 and int8.
-        error: Largest difference between an fp32 logit and PyTorch's, over the grid.
-        int8: Root mean square difference between the int8 logits and PyTorch's over the grid, divided by the spread of PyTorch's.
-    """
-
-    bundle: Bundle
-    error: float
-    int8: float
+    bundle: Bundle  # in fp32 and int8
+    error: float  # largest difference between an fp32 logit and PyTorch's
+    int8: float  # root mean square difference between the int8 logits and PyTorch's, divided by the spread of PyTorch's
 
     @property
     def fp32_graph(self) -> GraphSpec:

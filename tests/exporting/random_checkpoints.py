@@ -174,15 +174,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Change:
-    """A change of a written checkpoint.
+    """A change of a written checkpoint, and the cases that it applies to."""
 
-    Attributes:
-        word: Word in the error message of the export; None if the checkpoint must be exported.
-        make: Function that changes the files.
-        fits: Whether the change applies to a case.
-    """
-
-    word: str | None
+    word: str | None  # in the error message of the export; None if the checkpoint must be exported
     make: Callable[[Path], object]
     fits: Callable[[Case], bool] = lambda case: True
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bertserve.export import inference
 from bertserve.export.graph import rewrite
 from bertserve.export.int8 import activations
 from bertserve.export.int8.activations import observe, observe_tensors
@@ -43,25 +44,6 @@ def test_bounds_cover_all_rows(all_staged: dict[str, Staged], tmp_path: Path) ->
         np.testing.assert_array_equal(np.maximum(seen[name].high, -seen[name].low), seen[name].peak)
 
 
-def test_the_sample_has_rows_of_each_text(all_staged: dict[str, Staged], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of rows is proportional to the tokens. The first and last rows and all rows of small tensors are in the sample."""
-    staged, path = all_staged["token-classification"], tmp_path / "more.onnx"
-    name = giving_out(staged, path, "Gelu")[0]
-    feeds = staged.feeds(TEXTS[2:4])
-    short, long = (run(path, feed)[1][0] for feed in feeds)
-    every = observe_tensors(path, [name], feeds, tmp_path / "every")[name].rows()
-    monkeypatch.setattr(activations, "MIN_ROWS", len(long) // 2)
-    monkeypatch.setattr(activations, "ROWS_PER_CHANNEL", 0)
-    sample = observe_tensors(path, [name], feeds, tmp_path / "sample")[name].rows()
-
-    np.testing.assert_array_equal(np.concatenate([long, short]), every)
-    np.testing.assert_array_equal(short[[0, -1]], sample[-2:])
-    assert pytest.approx(len(long) / 2, abs=2) == len(sample) - 2
-    assert [] == [row for row in sample[:-2].tolist() if row not in long.tolist()]
-    np.testing.assert_array_equal(long[[0, -1]], sample[[0, -3]])
-    np.testing.assert_array_equal(sample, observe_tensors(path, [name], feeds, tmp_path / "again")[name].rows())
-
-
 def test_a_large_model_is_observed_on_fewer_texts(all_staged: dict[str, Staged], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`FLOPS` limits the texts, but the widest matrix still gets the rows that GPTQ needs."""
     staged = all_staged["text-classification"]
@@ -73,3 +55,20 @@ def test_a_large_model_is_observed_on_fewer_texts(all_staged: dict[str, Staged],
     name = max(whole, key=lambda x: whole[x].width)
 
     assert 2 * part[name].width < len(part[name].rows()) < len(whole[name].rows())
+
+
+def test_a_batch_has_texts_of_one_length(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest texts come first, batches have limited sizes, and outputs equal those of each text alone."""
+    monkeypatch.setattr(inference, "BATCH_SIZE", 2)
+    feeds = staged.feeds(TEXTS)
+    batches = inference.batches(feeds)
+    sizes = [(len(batch["input_ids"]), inference.tokens(batch)) for batch in batches]
+    alone = {feed["input_ids"].tobytes(): run(staged.packed, feed) for feed in feeds}
+
+    assert sorted(sizes, key=lambda size: -size[1]) == sizes
+    assert len(feeds) == sum(count for count, _ in sizes)
+    assert 2 == max(count for count, _ in sizes) > min(count for count, _ in sizes)
+    for batch in batches:
+        expected = [alone[row.tobytes()] for row in batch["input_ids"]]
+        for place, together in enumerate(run(staged.packed, batch)):
+            np.testing.assert_allclose(np.concatenate([outputs[place] for outputs in expected]), together, rtol=0, atol=1e-5)

@@ -97,12 +97,3 @@ def test_a_checkpoint_with_dropped_layers_is_exported(tmp_path: Path) -> None:
     whole.save_pretrained(source)
 
     assert error(exported(source), whole) <= 1e-4
-
-
-@FULL
-def test_leftover_weights_of_distillation_are_ignored(tmp_path: Path) -> None:
-    """TinyBERT's checkpoints still contain the matrices that compared its layers with the teacher's."""
-    source, student = bert(tmp_path, hidden_size=24, num_hidden_layers=1, num_attention_heads=3, intermediate_size=40)
-    edit_weights(source, lambda tensors: tensors.update({"fit_dense.weight": torch.ones(48, 24), "fit_dense.bias": torch.ones(48)}))
-
-    assert error(exported(source), student) <= 1e-4

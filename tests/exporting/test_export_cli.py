@@ -98,6 +98,7 @@ def test_a_checkpoint_is_exported_once_and_served(tmp_path: Path) -> None:
         *((("--precision", value), f"--precision: `{value}`") for value in ("", "fp32,fp32")),
         *((("--name", value), f"--name: `{value}`") for value in ("../up", ".hidden", "a" * 65)),
         (("--task", "translation"), "'translation'"),
+        *(((f"--layers={value}",), f"--layers: `{value}`") for value in ("first", "1,x", "")),
         (("--metrics-file", "no/such/file.json"), "`no/such/file.json`"),
         (("--precison", "fp32"), "--precision?"),
         *((("--max-int8-error", value), f"--max-int8-error: `{value}`") for value in ("0", "1.5", "nan", "little")),

@@ -96,10 +96,3 @@ def test_layers_that_a_model_does_not_have_are_refused(
     assert 1 == cli.main([str(encoder(tmp_path)), "--output", str(tmp_path / "models"), "--precision", "fp32", *arguments])
     assert message in capsys.readouterr().err
     assert not list((tmp_path / "models").glob("*"))
-
-
-def test_malformed_layers_are_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for given in ("first", "1,x", ""):
-        with pytest.raises(SystemExit, match="2"):
-            cli.main([str(tmp_path), "--output", str(tmp_path), f"--layers={given}"])
-        assert f"--layers: `{given}`" in capsys.readouterr().err

@@ -30,6 +30,7 @@ def refuse(*names: str, architecture: str = "BertForSequenceClassification", ign
         ("BertForSequenceClassification", "cls.seq_relationship.weight"),
         ("BertForSequenceClassification", "cls.predictions.transform.dense.weight"),
         ("BertForSequenceClassification", "qa_outputs.bias"),
+        ("BertForSequenceClassification", "fit_dense.weight"),  # of TinyBERT's distillation
         ("BertForMaskedLM", "cls.seq_relationship.weight"),
         ("BertForTokenClassification", "bert.pooler.dense.weight"),
         ("BertModel", "classifier.weight"),
