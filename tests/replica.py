@@ -50,7 +50,8 @@ class Replica:
             # until November 2026, a checkout had no package `bertserve`
             package = "bertserve.service" if (tree / "bertserve").exists() else "service"
             program = [sys.executable, "-c", f"import sys; from {package}.cli import main; sys.exit(main())"]
-            self._env = {**os.environ, "PYTHONPATH": str(tree)}
+            # without the current folder, which would come first, and may be this checkout
+            self._env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
         self._command = [*program, "serve", "--models", str(models), "--port", str(port), *flags]
         self.log = log
         self.process: subprocess.Popen[str]
