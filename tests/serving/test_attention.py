@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import onnx
 import pytest
@@ -18,17 +17,15 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 import tiny
-from application import Send, call, call_fresh, play, post, rejected, started
+from application import Send, call, call_fresh, post, rejected, started
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.engine.engines import Engines
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import SettingsError
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from bertserve.service.tasks import attention
 from bertserve.service.text.tokenizer import Tokenizer
-from fakes import RecordingEngine
 
 ATTENTION = "/attention"
 HEADS = (2, 3)  # heads of each layer; unequal, as after head pruning
@@ -187,30 +184,6 @@ def test_a_text_over_the_models_length_is_refused(api: Send) -> None:
     assert ["31", "30"] == re.findall(r"\d+", wrong(api, "good " * 31))
     assert ["31", "29"] == re.findall(r"\d+", wrong(api, {"text": "good " * 30, "text_pair": "bad"}))
     assert 32 == len(result(api, "good " * 30)["tokens"])
-
-
-def test_a_batch_of_many_weights_runs_in_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No run of several texts exceeds the limit of weights, padding included. The results are the same as without the limit."""
-    service = build(Settings(models=folder, allow_implicit_default=True, threads=1))
-    model = service.registry.get("classifier")
-    engine = RecordingEngine(model.runner.engines.single_threaded)
-    model.runner.engines = Engines(engine)
-    body = {"inputs": ["good " * count for count in (3, 9, 28, 5, 5, 14, 5, 5)], "model": "classifier"}
-
-    async def check(client: httpx.AsyncClient) -> None:
-        whole = (await client.post(ATTENTION, json=body)).json()
-        assert max(map(len, engine.runs)) > 1, "no batch was made"
-        engine.runs.clear()
-        monkeypatch.setattr("bertserve.service.models.runner.MAX_WEIGHTS", 2 * 5 * 11**2)
-        parts = (await client.post(ATTENTION, json=body)).json()
-        runs = [(len(run), max(map(len, run))) for run in engine.runs]
-        assert [] == [(rows, length) for rows, length in runs if rows > 1 and rows * 5 * length**2 > 2 * 5 * 11**2]
-        assert {30, 16} < {length for rows, length in runs if rows == 1}
-        for one, other in zip(whole, parts, strict=True):
-            for left, right in zip(one["attentions"], other["attentions"], strict=True):
-                np.testing.assert_allclose(left, right, rtol=0, atol=1e-6)
-
-    play(service, check)
 
 
 # ---- invalid requests

@@ -38,13 +38,6 @@ def decoded(request: token_classification.NerRequest, windows: list[dict[str, An
     return list(decode(token_classification, request, rows, NER.manifest, NER.tokenizer))
 
 
-def test_there_are_enough_cases() -> None:
-    """There are at least 200 requests, at least 10 with several windows, and both kinds of known mistakes of the reference."""
-    assert len(CASES) >= 200
-    assert len([case for case in CASES if any(len(windows) > 1 for windows in case["windows"])]) >= 10
-    assert {"words", "marks"} == {case["deviation"].split(":")[0] for case in CASES if "deviation" in case}
-
-
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
 def test_stored_logits_decode_to_the_reference_entities(case: dict[str, Any]) -> None:
     """Labels, offsets and order are equal, and scores agree to 1e-6; `word` is the text between the offsets."""

@@ -13,6 +13,7 @@ import pytest
 
 import tiny
 from application import LONG, call, classify, rejected, results
+from bertserve.service.text.tokenizer import SHORT_CHARS
 
 ROOM = 30  # text tokens that fit a tiny bundle; 29 for a pair
 
@@ -90,7 +91,7 @@ def test_truncation_of_a_pair_shortens_the_longer_text(models: Path) -> None:
     assert response.headers["x-truncated"] == "1"
 
 
-@pytest.mark.parametrize(("inputs", "name"), [(LONG, "inputs"), ([LONG], "inputs[0]"), (["good", "bad", LONG], "inputs[2]")])
+@pytest.mark.parametrize(("inputs", "name"), [(LONG, "inputs"), ([LONG], "inputs[0]"), (["good" + " " * SHORT_CHARS, LONG], "inputs[1]")])
 def test_without_truncation_a_long_text_is_an_error(models: Path, inputs: Any, name: str) -> None:
     """With `truncation: false`, the error names the input that is too long."""
     message = rejected(classify(models, {"inputs": inputs, "parameters": {"truncation": False}}), 422, "invalid_value")

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
-import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from prometheus_client import Metric
-from prometheus_client.parser import text_string_to_metric_families
 
 import tiny
 from application import blocked, faked, keys, play
 from bertserve.service.api.auth import Authenticator
 from bertserve.service.metrics import ProcessMetrics
+from bertserve.service.models import utilization
 from bertserve.service.models.build import build
-from bertserve.service.models.utilization import INTERVAL_S
 from bertserve.service.settings import Settings
+from conftest import metric
 from fakes import FakeEngine
+from served_socket import until
 
 
-def families(models: Path, *requests: tuple[str, Any]) -> dict[str, Metric]:
-    """Returns the metric families by name after POST requests of (path, body)."""
+def page_after(models: Path, *requests: tuple[str, Any]) -> str:
+    """Returns the metrics after POST requests of (path, body) to a service with a broken model."""
 
     async def check(client: httpx.AsyncClient) -> httpx.Response:
         for path, body in requests:
@@ -35,13 +33,7 @@ def families(models: Path, *requests: tuple[str, Any]) -> dict[str, Metric]:
     (tiny.bundle(models, "broken") / "tokenizer.json").write_text("{}")
     page = play(build(Settings(models=models, skip_broken=True)), check, auth=Authenticator(keys(models.parent, "swordfish")))
     assert page.headers["content-type"].startswith("text/plain")
-    return {family.name: family for family in text_string_to_metric_families(page.text)}
-
-
-def value(found: dict[str, Metric], sample: str, **labels: str) -> float:
-    """Returns the sum of the samples with this name and these labels, or 0."""
-    samples = [item for family in found.values() for item in family.samples]
-    return sum(item.value for item in samples if item.name == f"bertserve_{sample}" and labels.items() <= item.labels.items())
+    return page.text
 
 
 @pytest.mark.parametrize(
@@ -50,10 +42,9 @@ def value(found: dict[str, Metric], sample: str, **labels: str) -> float:
 )
 def test_a_model_that_is_not_loaded_is_labeled_unknown(models: Path, path: str, body: Any, task: str) -> None:
     """An arbitrary name from a client never becomes a label value."""
-    found = families(models, (path, body))
-    assert value(found, "requests_total", task=task, model="unknown", status="404") == 1
-    labels = [sample.labels.get("model") for family in found.values() for sample in family.samples]
-    assert "nope" not in labels
+    page = page_after(models, (path, body))
+    assert metric(page, "requests_total", task=task, model="unknown", status="404") == 1
+    assert "nope" not in page
 
 
 def test_all_http_requests_are_counted_by_status(tmp_path: Path) -> None:
@@ -78,11 +69,11 @@ def test_all_http_requests_are_counted_by_status(tmp_path: Path) -> None:
 
 def test_loads_are_counted_by_outcome(models: Path) -> None:
     """At the start, each bundle is verified and loaded once. A broken bundle fails at the step that finds the error."""
-    found = families(models)
-    assert value(found, "model_load_seconds_count", model="tiny", step="verify", outcome="ok") == 1
-    assert value(found, "model_load_seconds_count", model="tiny", step="load", outcome="ok") == 1
-    assert value(found, "model_load_seconds_count", model="broken", outcome="failed") == 1
-    assert value(found, "model_load_seconds_count", model="broken", outcome="ok") == 0
+    page = page_after(models)
+    assert metric(page, "model_load_seconds_count", model="tiny", step="verify", outcome="ok") == 1
+    assert metric(page, "model_load_seconds_count", model="tiny", step="load", outcome="ok") == 1
+    assert metric(page, "model_load_seconds_count", model="broken", outcome="failed") == 1
+    assert metric(page, "model_load_seconds_count", model="broken", outcome="ok") == 0
 
 
 def test_a_reload_is_counted_as_another_load(models: Path) -> None:
@@ -96,47 +87,31 @@ def test_a_reload_is_counted_as_another_load(models: Path) -> None:
         return (await client.get("/metrics")).text
 
     page = play(build(Settings(models=models)), check, auth=Authenticator(admin_keys=admin))
-    found = {family.name: family for family in text_string_to_metric_families(page)}
-    assert value(found, "model_load_seconds_count", model="tiny", step="load", outcome="ok") == 2
-    assert value(found, "model_load_seconds_count", model="tiny", step="verify", outcome="failed") == 1
+    assert metric(page, "model_load_seconds_count", model="tiny", step="load", outcome="ok") == 2
+    assert metric(page, "model_load_seconds_count", model="tiny", step="verify", outcome="failed") == 1
 
 
 def test_the_busy_seconds_of_threads_match_the_scheduler(models: Path) -> None:
     """A running batch counts up to the time of the scrape, and no part of it counts twice."""
     engine = FakeEngine()
     service = faked(models, engine)
-    seen = []
 
-    async def scrape(client: httpx.AsyncClient) -> None:
-        page = (await client.get("/metrics")).text
-        found = {family.name: family for family in text_string_to_metric_families(page)}
-        seen.append(value(found, "thread_busy_seconds_total"))
+    async def check(client: httpx.AsyncClient) -> list[float]:
+        return [metric((await client.get("/metrics")).text, "thread_busy_seconds_total") for _ in range(2)]
 
-    async def check(client: httpx.AsyncClient) -> None:
-        await scrape(client)
-        await scrape(client)
-
-    blocked(service, engine, check)
-    first, second = seen
+    first, second = blocked(service, engine, check)
     assert 0 < first < second <= service.scheduler.busy_s
 
 
-def test_the_event_loop_is_measured_from_its_start(models: Path) -> None:
+async def test_the_event_loop_is_measured_from_its_start(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(utilization, "INTERVAL_S", 0.01)
     service = build(Settings(models=models))
-
-    async def run() -> None:
-        service.utilization.start()
-        sum(range(2_000_000))
-        service.utilization.measure()
-        await asyncio.sleep(1.2 * INTERVAL_S)
-        service.utilization.stop()
-
-    start = time.monotonic()
-    asyncio.run(run())
-    intervals = (time.monotonic() - start) / INTERVAL_S
-    found = {family.name: family for family in text_string_to_metric_families(service.metrics.page().decode())}
-    assert value(found, "event_loop_cpu_seconds_total") > 0
-    assert 1 <= value(found, "event_loop_lag_seconds_count") <= intervals  # one interval, unless the machine stalled
+    service.utilization.start()
+    sum(range(2_000_000))
+    service.utilization.measure()
+    assert metric(service.metrics.page().decode(), "event_loop_cpu_seconds_total") > 0
+    await until(lambda: metric(service.metrics.page().decode(), "event_loop_lag_seconds_count") > 0)
+    service.utilization.stop()
 
 
 @pytest.mark.parametrize("gone", [False, True])

@@ -1,10 +1,11 @@
-"""Refusals of /classify: sizes, encodings, deadlines, a full queue, a stopping service and a failing engine."""
+"""Refusals: sizes, encodings, deadlines, a full queue, too many open requests, a stopping service and a failing engine."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,15 @@ import httpx
 import pytest
 
 import tiny
-from application import blocked, call, classify, faked, play, queued, rejected
+from application import Send, blocked, call, classify, faked, play, posting, queued, refused, rejected
+from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.api.formats import hugging_face
+from bertserve.service.models.build import build
+from bertserve.service.settings import Settings
+from bertserve.service.tasks import fill_mask
+from bertserve.service.text.tokenizer import Tokenizer
 from fakes import FakeEngine
+from served_socket import until
 
 SECRET = "hunter2secret"
 
@@ -114,3 +121,93 @@ def test_an_unexpected_error_reveals_nothing(models: Path, monkeypatch: pytest.M
     assert SECRET not in caplog.text
     [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert "RuntimeError r-1 POST /classify: fail (test_refusals.py:" in record.getMessage()
+
+
+def test_more_open_requests_than_allowed_get_503_and_probes_are_answered(models: Path) -> None:
+    engine = FakeEngine()
+    service = faked(models, engine, max_concurrent=2)
+
+    async def check(client: httpx.AsyncClient) -> None:
+        engine.gate.clear()
+        running = [asyncio.ensure_future(client.post("/classify", json={"inputs": "good"})) for _ in range(2)]
+        await asyncio.to_thread(engine.entered.acquire, timeout=20)
+        refused = await client.post("/classify", json={"inputs": "good"})
+        rejected(refused, 503, "unavailable")
+        assert "1" == refused.headers["retry-after"]
+        assert 200 == (await client.get("/health/ready")).status_code
+        engine.gate.set()
+        assert [200, 200] == [answer.status_code for answer in await asyncio.gather(*running)]
+        assert 200 == (await client.post("/classify", json={"inputs": "good"})).status_code
+
+    play(service, check)
+
+
+async def test_a_body_that_is_not_complete_in_time_gets_408(models: Path) -> None:
+    """The connection closes, because the rest of the body may never come."""
+    service = faked(models, FakeEngine(), body_timeout_s=0.05)
+    parts = iter([{"type": "http.request", "body": b"{", "more_body": True}])
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        if (part := next(parts, None)) is not None:
+            return part
+        return await asyncio.Future()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await Endpoint(service)(posting(), receive, send)
+    await until(lambda: len(sent) == 2)
+    assert 408 == sent[0]["status"]
+    assert (b"connection", b"close") in sent[0]["headers"]
+
+
+def test_two_content_types_are_refused(models: Path) -> None:
+    """A proxy that limits streams may read the other one."""
+    headers = [("content-type", "application/json"), ("content-type", "application/x-ndjson")]
+    answer = call(models, "POST", "/classify", content=b'{"inputs": "good"}', headers=headers)
+    rejected(answer, 400, "malformed")
+
+
+def test_many_targets_do_not_delay_other_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the maximum number of targets is tokenized, health probes and another short request are answered."""
+    tiny.bundle(tmp_path, task="fill-mask")
+    looked_up, go_on = threading.Event(), threading.Event()
+    tokenize = Tokenizer.tokenize
+
+    def slow(self: Tokenizer, texts: Sequence[str]) -> Any:
+        if len(texts) > 1:
+            looked_up.set()
+            assert go_on.wait(10)
+        return tokenize(self, texts)
+
+    monkeypatch.setattr(Tokenizer, "tokenize", slow)
+    many = {"inputs": "a [MASK] film", "parameters": {"targets": [f"x{number:03}{'x' * 12}" for number in range(fill_mask.MAX_TARGETS)]}}
+
+    async def check(client: httpx.AsyncClient) -> list[int]:
+        busy = asyncio.create_task(client.post("/fill-mask", json=many))
+        assert await asyncio.to_thread(looked_up.wait, 10)
+        others = [await client.get("/health/live"), await client.post("/fill-mask", json={"inputs": "a [MASK] film"})]
+        assert not busy.done()
+        go_on.set()
+        return [answer.status_code for answer in (*others, await busy)]
+
+    assert [200, 200, 200] == play(build(Settings(models=tmp_path, threads=2)), check)
+
+
+def test_all_targets_together_have_a_limit_of_characters(api: Send) -> None:
+    assert "16384 characters" in refused(api, "/fill-mask", "a [MASK]", targets=["x" * 256] * 65)
+
+
+def test_a_request_with_more_tokens_than_the_queue_is_refused_before_it_runs(models: Path) -> None:
+    engine = FakeEngine()
+    service = faked(models, engine, max_queue_tokens=256)
+    message = rejected(
+        play(service, lambda client: client.post("/classify", json={"inputs": ["?" * 64] * 12})),
+        413,
+        "too_large",
+    )
+
+    assert "queue holds 256" in message
+    assert [] == engine.batches
+    assert 0 == service.scheduler.queued[1]

@@ -16,7 +16,7 @@ import tiny
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import TextPiece
 from bertserve.service.errors import BundleError, EngineError
-from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer, _loaded
+from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
 from bertserve.service.text.windows import truncate_longest_first, windows
 
 
@@ -52,25 +52,6 @@ def test_truncation_and_padding_of_the_tokenizer_file_are_ignored(models: Path) 
     made.save(str(loaded.tokenizer_path))
 
     assert 20 == len(Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer).tokenize(["good " * 20])[0])
-
-
-def test_models_with_the_same_tokenizer_share_it(models: Path, tmp_path: Path) -> None:
-    """Files with the same content are loaded once and freed after their last use. Each model keeps its own maximum length."""
-    loaded = files.load_bundle(models / "tiny")
-    copy = tmp_path / "copy.json"
-    copy.write_bytes(loaded.tokenizer_path.read_bytes())
-    other = tmp_path / "other.json"
-    tiny.tokenizer().save(str(other), pretty=False)
-    before = len(_loaded)
-
-    one = Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
-    two = Tokenizer(copy, loaded.manifest.tokenizer.model_copy(update={"max_length": 9}))
-    three = Tokenizer(other, loaded.manifest.tokenizer)
-    assert one._tokenizer is two._tokenizer
-    assert one._tokenizer is not three._tokenizer
-    assert (32, 9) == (one.max_length, two.max_length)
-    del one, two, three
-    assert before == len(_loaded)
 
 
 def test_a_broken_tokenizer_file_is_named(models: Path) -> None:
