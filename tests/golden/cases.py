@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
+MIN_CASES = 70
 # JSON allows these characters unescaped, but str.splitlines() ends a line at them.
 LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\u0085\u2028\u2029"})
 
 
 def read(task: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (FOLDER / f"{task}.jsonl").read_text(encoding="utf-8").split("\n") if line]
+    """Returns the cases of a file. Each has an `id` of its own; fewer cases than these would be an incomplete file."""
+    found = [json.loads(line) for line in (FOLDER / f"{task}.jsonl").read_text(encoding="utf-8").split("\n") if line]
+    assert MIN_CASES <= len(found) == len({case["id"] for case in found}), task
+    return found
 
 
 def remake(

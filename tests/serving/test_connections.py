@@ -100,9 +100,9 @@ async def test_a_refused_connection_has_no_timer() -> None:
     """It would write a second error behind the end of the stream, while the client can still read the first one."""
     failures: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
-    async with listening(echo, header_timeout_s=0.1) as served, client(served, b"NONSENSE\r\n\r\n") as (reader, _):
+    async with listening(echo, header_timeout_s=0.5) as served, client(served, b"NONSENSE\r\n\r\n") as (reader, _):
         assert_refused(await everything(reader), 400, "malformed")
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.6)
     assert [] == failures
 
 
@@ -230,14 +230,14 @@ async def test_a_lost_connection_cancels_its_request(end: str) -> None:
 
 async def test_each_head_has_its_own_time() -> None:
     """An idle connection stays open for the keep-alive time, and then closes without further bytes. Half a second head is refused."""
-    async with listening(echo, header_timeout_s=0.1, keep_alive_s=1) as served, client(served, GET) as idle, client(served, GET) as half:
+    async with listening(echo, header_timeout_s=0.4, keep_alive_s=2) as served, client(served, GET) as idle, client(served, GET) as half:
         for reader, _ in (idle, half):
             await reader.readuntil(b"/ \n")
-        await asyncio.sleep(0.3)
-        half[1].write(GET[:20])
-        assert_refused(await everything(half[0]), 408, "too_slow")
+        await asyncio.sleep(0.5)
         idle[1].write(GET)
+        half[1].write(GET[:20])
         await idle[0].readuntil(b"/ \n")
+        assert_refused(await everything(half[0]), 408, "too_slow")
         assert b"" == await everything(idle[0])
         idle[1].close()
         await until(lambda: not served.connections)

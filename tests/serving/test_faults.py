@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 import tiny
 from application import play, queued, rejected
+from bertserve.service.engine import onnx_engine
+from bertserve.service.engine.sessions import open_session
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from fakes import FaultySession
+from served_socket import until
 
 GUILTY = "poor"
 INNOCENT = ("good", "bad", "fine", "dull", "great")
@@ -28,21 +32,26 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("fault", "value"), FAULTS.items())
-def test_only_the_request_that_causes_a_graph_fault_fails(models: Path, fault: str, value: str) -> None:
+def test_only_the_request_that_causes_a_graph_fault_fails(models: Path, monkeypatch: pytest.MonkeyPatch, fault: str, value: str) -> None:
     """Its batch-mates get their usual scores, the service stays ready, and the inference thread continues."""
+    sessions: list[FaultySession] = []
+
+    def opened(*arguments: Any, **options: Any) -> FaultySession:
+        sessions.append(FaultySession(open_session(*arguments, **options), tiny.VOCABULARY.index(GUILTY), fault))
+        return sessions[-1]
+
+    monkeypatch.setattr(onnx_engine, "open_session", opened)
     service = build(Settings(models=models, threads=1))
-    engine = service.registry.get("tiny").runner.engines.single_threaded
-    session = FaultySession(engine._session, tiny.VOCABULARY.index(GUILTY), fault)  # type: ignore[attr-defined]
+    [session] = sessions
 
     async def check(client: httpx.AsyncClient) -> None:
         def ask(text: str) -> asyncio.Task[httpx.Response]:
             return asyncio.ensure_future(client.post("/classify", json={"inputs": text}))
 
         before = [(await ask(text)).json() for text in INNOCENT]
-        engine._session = session  # type: ignore[attr-defined]
         session.gate.clear()
-        blocker = ask("book")
-        await asyncio.to_thread(session.entered.acquire)
+        blocker, runs = ask("book"), len(session.batches)
+        await until(lambda: len(session.batches) > runs)
         together = [ask(text) for text in (*INNOCENT, GUILTY)]
         await queued(service, len(together))
         session.gate.set()

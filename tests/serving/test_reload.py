@@ -19,6 +19,7 @@ from bertserve.service.api.auth import Authenticator
 from bertserve.service.api_keys import ApiKeys
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.errors import InvalidValueError
+from bertserve.service.models import loading
 from bertserve.service.models.build import AppState, build
 from bertserve.service.models.model import Model
 from bertserve.service.settings import Settings
@@ -234,19 +235,19 @@ def test_a_failed_bundle_does_not_affect_others_in_a_refresh(
     models: Path, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """This includes unexpected errors. The log has the error's type and location, but not its text."""
+    load = loading.load_model
+
+    def exhausted(bundle: Bundle, **options: Any) -> Model:
+        if bundle.path.name == "first":
+            raise error
+        return load(bundle, **options)
+
+    monkeypatch.setattr(loading, "load_model", exhausted)
     tiny.bundle(models, "gone")
     state = build(Settings(models=models, default={"classify": "tiny"}))
     for name in ("first", "second"):
         tiny.bundle(models, name)
     shutil.rmtree(models / "gone")
-    load = state.reloader._load
-
-    def exhausted(bundle: Bundle) -> Model:
-        if bundle.path.name == "first":
-            raise error
-        return load(bundle)
-
-    monkeypatch.setattr(state.reloader, "_load", exhausted)
     asyncio.run(state.reloader.refresh())
     assert (["second", "tiny"], ["first"]) == (list(state.registry.models), list(state.broken))
     assert 1 == metric(state.metrics.page().decode(), "broken_models", model="first")
