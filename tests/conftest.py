@@ -61,20 +61,15 @@ def no_settings_from_outside() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def exports_stay_offline(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Sets export tests offline, so that they download nothing. Other tests use the official client on loopback."""
+def exports_stay_offline_and_trace_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Makes export tests download nothing, and use TorchScript (0.2 s per tiny model) instead of dynamo (3 s).
+
+    tests/exporting/test_tracers.py tests both. Other tests use the official client on loopback.
+    """
     with pytest.MonkeyPatch.context() as patch:
         if "exporting" in request.path.parts:
             # the variable HF_HUB_OFFLINE is only read at the first import
             patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="module")
-def exports_trace_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Makes export tests use TorchScript (0.2 s per tiny model) instead of dynamo (3 s); tests/exporting/test_tracers.py tests both."""
-    with pytest.MonkeyPatch.context() as patch:
-        if "exporting" in request.path.parts:
             patch.setattr("bertserve.export.trace.TRACERS", ("torchscript",))
         yield
 

@@ -5,23 +5,21 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 
 from bertserve.service.check import difference
+from conftest import ROOT, wait_until
+from replica import free_ports, is_ready
 
 pytestmark = [pytest.mark.torch, pytest.mark.full_grid]
 
-ROOT = Path(__file__).parents[2]
 TOLERANCE = 0.3  # trained weights differ between machines
 
 
@@ -35,9 +33,7 @@ class Page:
 
     @classmethod
     def read(cls, name: str, folder: Path) -> Page:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = str(taken.getsockname()[1])
-        return cls((ROOT / name).read_text(encoding="utf-8"), folder, port)
+        return cls((ROOT / name).read_text(encoding="utf-8"), folder, str(free_ports(1)[0]))
 
     @property
     def commands(self) -> list[str]:
@@ -61,7 +57,7 @@ class Page:
             f"exec {command} --port {self.port}", shell=True, cwd=self.folder, env=environment(), stdout=subprocess.PIPE
         ) as service:
             try:
-                wait_for(f"http://127.0.0.1:{self.port}/health/ready")
+                wait_until(lambda: is_ready(f"http://127.0.0.1:{self.port}"))
                 yield
             finally:
                 service.terminate()
@@ -116,16 +112,3 @@ def test_the_commands_of_the_tutorial_work(tmp_path: Path) -> None:
         assert "did you mean `top_k`?" in page.run(ask_wrong)
     page.run(export_again)
     assert_accuracy(trained, page.run(verify))
-
-
-def wait_for(address: str) -> None:
-    """Waits until a service is ready, and fails after a minute."""
-    end = time.monotonic() + 60
-    while True:
-        try:
-            if 200 == httpx.get(address, trust_env=False).status_code:
-                return
-        except httpx.TransportError:
-            pass
-        assert time.monotonic() < end
-        time.sleep(0.1)

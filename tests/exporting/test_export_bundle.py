@@ -170,14 +170,11 @@ def test_the_manifest_has_each_graph_with_its_validation(usual: Bundle, precisio
         assert (1.0, 2, {}) == (validation.agreement.value, validation.fusions["Attention"], validation.quantized)
         assert validation.worst_abs_error <= MAX_ABS_ERROR["fp32"]
     assert opsets[""] == validation.opset
-    # length ranges double up to the model's length and contain all rows; the worst range has the overall worst error
+    # length ranges double up to the model's length; the worst range has the overall worst error
     assert [16, 32, 64, 128, 160] == [entry.up_to for entry in lengths]
-    assert sum(entry.rows for entry in lengths) > validation.samples  # some samples have several windows
     assert validation.worst_abs_error == max(entry.worst_abs_error for entry in lengths)
     assert validation.speed is not None
     assert [16, 64, 128, POSITIONS] == [timing.length for timing in validation.speed.timings]
-    assert all(timing.median_ms > 0 for timing in validation.speed.timings)
-    assert (True, 1) == (validation.speed.cpu != "", validation.speed.threads)
 
 
 def untimed(target: Path) -> dict[str, Any]:

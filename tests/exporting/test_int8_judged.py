@@ -87,7 +87,6 @@ def spec(folder: Path, max_length: int = 512) -> TokenizerSpec:
 
 
 LINES = ("a good film", "Who wrote the book?", "The bridge was built in Porto in 1886 and opened by the queen.")
-PASSAGE = " ".join(LINES[2:] * 12)
 
 
 def test_a_classifier_is_also_judged_on_pairs(tmp_path: Path) -> None:
@@ -100,20 +99,6 @@ def test_a_classifier_is_also_judged_on_pairs(tmp_path: Path) -> None:
     assert [classify.ClassifyRequest(LINES[0]), classify.ClassifyRequest(LINES[1]), classify.ClassifyRequest(LINES[1], LINES[0])] == mixed
     assert [classify.ClassifyRequest("alone"), classify.ClassifyRequest("a", "b")] == own
     assert [question_answering.AnswerRequest("Who?", "He.")] == questions
-
-
-@pytest.mark.parametrize("task", ["token-classification", "question-answering", "fill-mask"])
-def test_each_text_and_each_passage_gives_one_request(tmp_path: Path, task: str) -> None:
-    """A passage that is also a text gives no second request. Embeddings, which decide nothing, give no requests."""
-    bert = spec(tmp_path)
-    requests = text_requests(task, Texts(LINES, (PASSAGE, LINES[2])), bert)
-    texts = [getattr(request, "context", None) or request.text for request in requests]
-
-    assert 4 == len(requests)
-    assert PASSAGE[:60] == texts[3][:60]
-    assert abs(len(texts[3]) - len(PASSAGE)) < 20
-    assert [task == "fill-mask"] * 4 == ["[MASK]" in text for text in texts]
-    assert [] == text_requests("feature-extraction", Texts(LINES), bert)
 
 
 def test_the_quick_flag_is_passed_on_and_reported(source: Path, output: Path, tmp_path: Path, run: Run, play: Played) -> None:

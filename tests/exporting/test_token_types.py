@@ -21,7 +21,7 @@ from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.service.bundle.files import CARD_FILE, Bundle, load_bundle
 from bertserve.service.tasks import classify, multiple_choice, question_answering
 from bundles import FAST, Run, Served, Verify, exported, json_lines, refused
-from checkpoints import edit_json, edit_weights, few_texts
+from checkpoints import edit_json, edit_weights
 from families import ALL_HEADS, FAMILIES, Family
 
 pytestmark = pytest.mark.torch
@@ -225,20 +225,15 @@ def one_type(path: Path, task: str = "text-classification", **settings: Any) -> 
 
 
 @pytest.fixture(name="of_singles", scope="module")
-def model_of_single_texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Bundle]:
-    folder = tmp_path_factory.mktemp("one")
-    source = one_type(folder / "checkpoint")
+def models_of_single_texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder with the bundle of a model with one type."""
+    source = one_type(tmp_path_factory.mktemp("one") / "checkpoint")
     edit_json(source / "config.json", id2label={"0": "entailment", "1": "neutral", "2": "contradiction"})
-    options: dict[str, Any] = {"calibration": few_texts(folder), "max_int8_error": 1.0, "quick": True, "attentions": True}
-    return source, exported(source, precisions=("fp32", "int8"), **options)
-
-
-def test_single_texts_of_a_model_with_one_type_are_those_of_pytorch(of_singles: tuple[Path, Bundle]) -> None:
-    source, bundle = of_singles
+    bundle = exported(source, attentions=True)
     [row] = Served(bundle).alone(classify.ClassifyRequest(FIRST))
     expected = in_pytorch(source, "text-classification", (FIRST,), typed=True)["logits"][0].numpy()
-
     assert float(np.abs(row["logits"] - expected).max()) <= 1e-4
+    return bundle.path.parent
 
 
 PAIR = {"text": FIRST, "text_pair": SECOND}
@@ -253,8 +248,8 @@ PAIR = {"text": FIRST, "text_pair": SECOND}
         ("/attention", {"inputs": PAIR}),
     ],
 )
-def test_a_model_with_one_type_refuses_pairs(of_singles: tuple[Path, Bundle], path: str, body: Any) -> None:
-    response = call_fresh(of_singles[1].path.parent, "POST", path, json=body)
+def test_a_model_with_one_type_refuses_pairs(of_singles: Path, path: str, body: Any) -> None:
+    response = call_fresh(of_singles, "POST", path, json=body)
 
     assert "pairs" in rejected(response, 422, "invalid_value")
 

@@ -18,19 +18,12 @@ Entity = dict[str, Any]
 
 @dataclass(frozen=True)
 class Token:
-    """One token of a text.
+    """One token of a text."""
 
-    Attributes:
-        word: The token in the vocabulary, or its text if it is unknown.
-        start: Start index of its text.
-        end: End index of its text.
-        is_subword: Whether it continues the word of the previous token.
-    """
-
-    word: str
+    word: str  # in the vocabulary, or its text if it is unknown
     start: int
     end: int
-    is_subword: bool
+    is_subword: bool  # it continues the word of the previous token
 
 
 @dataclass(frozen=True)

@@ -31,15 +31,7 @@ def remake(
     golden: Callable[[dict[str, Any], Any], dict[str, Any]],
     separators: tuple[str, str] | None = None,
 ) -> None:
-    """Replaces the golden file of a task.
-
-    Args:
-        task: Name of the file.
-        description: Description of the command for its help.
-        load: Loads the reference from that folder.
-        golden: Returns the line of a case, given the case and the reference.
-        separators: The separators of the JSON.
-    """
+    """Replaces the golden file of a task: `golden` returns the line of a case, given the case and the reference of a checkpoint."""
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT_DIR", help="folder of the fine-tuned model")
     reference = load(parser.parse_args().checkpoint)

@@ -86,15 +86,7 @@ def facts(logits: Floats, targets: list[int] | None, span: range, count: int) ->
 
 
 def fill(ids: list[int], places: list[int], masks: list[Mask], top_k: int, reference: Reference) -> list[Any]:
-    """Returns the answer to a text: the best candidates for each mask, each with the filled text.
-
-    Args:
-        ids: All tokens of the text.
-        places: Indices of the masks in `ids`.
-        masks: Stored values of each mask.
-        top_k: Number of candidates for each mask.
-        reference: Decodes tokens.
-    """
+    """Returns the answer to a text: the best candidates for each mask, whose index in `ids` is in `places`, with the filled text."""
     tokenizer = reference.tokenizer
     lists = []
     for place, mask in zip(places, masks, strict=True):
