@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ import tiny
 from bertserve.export import calibration
 from bertserve.export.calibration import Texts
 from bertserve.export.errors import CheckpointError
-from bertserve.export.inference import Feed
 from bertserve.service.bundle.files import load_bundle
 from bundles import json_lines
 from staged import Staged
@@ -29,12 +27,6 @@ def numbered(count: int, path: Path) -> Path:
     """Writes a file of `count` short texts and returns its path."""
     path.write_bytes(b"".join(b"text %d\n" % i for i in range(count)))
     return path
-
-
-def assert_encoded(expected: list[Any], feeds: list[Feed]) -> None:
-    for encoded, feed in zip(expected, feeds, strict=True):
-        for name in feed:
-            np.testing.assert_array_equal(encoded[name], feed[name])
 
 
 # ---- texts
@@ -191,7 +183,9 @@ def test_a_text_is_fed_as_the_checkpoints_tokenizer_encodes_it(all_staged: dict[
     assert [spec.name for spec in staged.loaded.inputs] == list(feeds[0])
     assert [1, 1, 1, 1] == [len(feed["input_ids"]) for feed in feeds]
     assert 130 == feeds[3]["input_ids"].shape[1]
-    assert_encoded(expected, feeds)
+    for encoded, feed in zip(expected, feeds, strict=True):
+        for name in feed:
+            np.testing.assert_array_equal(encoded[name], feed[name])
 
 
 def test_the_context_of_a_question_is_the_next_text(all_staged: dict[str, Staged]) -> None:

@@ -16,7 +16,6 @@ from bertserve.service.bundle.files import CARD_FILE, Bundle, load_bundle
 from bertserve.service.errors import BundleError
 from bundles import FAST, Run, left_in
 from checkpoints import few_texts
-from playback import play_back
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("export_fixtures",)
@@ -30,14 +29,14 @@ class Fault:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._patch = patch
 
-    def build(self, module: Any, name: str, error: Exception) -> None:
+    def build(self, name: str, error: Exception) -> None:
         """Makes a function that creates a graph write half a file and fail."""
 
         def fail(_: Path, path: Path, *__: Any) -> None:
             path.write_bytes(b"half a graph")
             raise error
 
-        self._patch.setattr(module, name, fail)
+        self._patch.setattr(gpu, name, fail)
 
     def agree(self, key: Key, *, loads: bool = True) -> None:
         """Makes the comparison of a graph with the checkpoint fail, or already its session."""
@@ -53,8 +52,7 @@ class Fault:
 
 
 @pytest.fixture(name="fault")
-def a_fault(monkeypatch: pytest.MonkeyPatch, source: Path) -> Fault:
-    play_back(monkeypatch, source)
+def a_fault(monkeypatch: pytest.MonkeyPatch, played_back: None) -> Fault:
     return Fault(monkeypatch)
 
 
@@ -86,7 +84,7 @@ def test_a_failed_fp16_graph_is_omitted_and_the_others_are_kept(export: Export, 
     if stage in ("load", "agree"):
         fault.agree(("cuda", "fp16"), loads=stage == "agree")
     else:
-        fault.build(gpu, "convert_to_fp16", GraphError("it overflows.") if stage == "build" else RuntimeError("bad node\nof many"))
+        fault.build("convert_to_fp16", GraphError("it overflows.") if stage == "build" else RuntimeError("bad node\nof many"))
     code, message, bundle = export(*ALL)
     [omitted] = bundle.manifest.omitted
 
@@ -111,7 +109,7 @@ def test_a_failed_fp16_graph_is_replaced_by_fp32_if_it_is_the_only_one(export: E
 
 def test_a_failed_provider_does_not_affect_the_others(export: Export, fault: Fault) -> None:
     """All graphs of a provider need its fp32 graph. The error for the missing provider has the reason."""
-    fault.build(gpu, "fuse", RuntimeError("an operator is missing"))
+    fault.build("fuse", RuntimeError("an operator is missing"))
     code, message, bundle = export(*ALL)
 
     assert 4 == code
@@ -132,13 +130,13 @@ def test_a_failed_required_fp32_graph_leaves_no_bundle(source: Path, output: Pat
 
 
 def test_an_export_fails_if_all_providers_fail(source: Path, output: Path, run: Run, fault: Fault) -> None:
-    fault.build(gpu, "fuse", GraphError("no CUDA."))
+    fault.build("fuse", GraphError("no CUDA."))
     fault.agree(("tensorrt", "fp32"))
     assert ((1, "bert-export: its logits are off by 3.0."), []) == (run(source, "--provider", "cuda,tensorrt", *FAST), left_in(output))
 
 
 def test_a_full_disk_ends_the_export(source: Path, output: Path, run: Run, fault: Fault) -> None:
     """The graph is not omitted, because the other files could not be written either."""
-    fault.build(gpu, "convert_to_fp16", OSError(28, "No space left on device"))
+    fault.build("convert_to_fp16", OSError(28, "No space left on device"))
     code, message = run(source, *ALL)
     assert (1, [], True) == (code, left_in(output), "No space left on device" in message)

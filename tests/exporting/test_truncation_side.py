@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,8 +17,7 @@ from bertserve.service.tasks.batch import Batch, ReadSpan
 from bertserve.service.text.tokenizer import Tokenizer
 from bundles import exported
 from checkpoints import bert, edit_json
-from fakes import Head
-from task_runs import begin, encode, send
+from task_runs import encode
 
 pytestmark = pytest.mark.torch
 
@@ -111,14 +109,6 @@ def test_the_end_of_a_long_text_is_read(left: Tokenizer) -> None:
     assert [span.field for span in pair.read] == ["text", "text_pair"]
     assert (pair.read[0].start, pair.read[1].end) == (0, len(text))
     assert "bad" not in text[pair.read[1].start :]
-    explained = begin(
-        classify, classify.ClassifyRequest(text, parameters=classify.ClassifyParameters(explain=True)), left, Head(("a", "b"))
-    )
-    variants = explained.advance([{"logits": np.array([0, 1], dtype=np.float32)}])
-    assert len(variants.encodings) == LENGTH - 2
-    assert {len(encoding) for encoding in variants.encodings} == {LENGTH - 1}
-    result = send(explained.run, variants, [{"logits": np.array([0, 1], dtype=np.float32)}] * (LENGTH - 2))
-    assert {text[word["start"] : word["end"]] for word in result[0]["explanation"]} == {"good"}
 
 
 def cut_at_the_beginning(folder: Path, **options: Any) -> Path:
