@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 import tiny
-from application import classify, rejected, results, started
-from bertserve.service.api.routes import all_routes
-from bertserve.service.tasks.catalog import TASKS
+from application import classify, rejected, results
 
 HUGE_NUMBER = b"9" * 5000
 
@@ -74,16 +72,3 @@ def test_a_body_that_is_not_json_is_malformed(models: Path, raw: bytes) -> None:
 @pytest.mark.parametrize(("path", "named"), [("/classify", {"model": "tinny"}), ("/models/tinny", {})])
 def test_an_unknown_model_is_not_found_and_the_nearest_name_suggested(models: Path, path: str, named: dict[str, str]) -> None:
     assert "did you mean `tiny`?" in rejected(classify(models, {"inputs": "good", **named}, path=path), 404, "not_found")
-
-
-def test_exactly_the_documented_inference_paths_are_served(models: Path) -> None:
-    """The router in front of FastAPI serves each documented POST; FastAPI's own copies of these routes never run."""
-    with started(models) as send:
-        documented = send("GET", "/openapi.json").json()["paths"]
-        posts = {path: operations.get("post", {}).get("tags", ()) for path, operations in documented.items()}
-        paths = [path for path, tags in posts.items() if {"inference", "other clients"} & set(tags)]
-        answers = {path: send("POST", path.replace("{name}", "tiny"), content=b"") for path in paths}
-
-    assert {f"/{spec.path}" for spec in TASKS.values()} | {"/models/{name}"} < set(paths)
-    assert {route.path for route in all_routes()} == set(paths)
-    assert dict.fromkeys(paths, "malformed") == {path: answer.json()["error_type"] for path, answer in answers.items()}

@@ -21,10 +21,9 @@ from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import fill_mask, question_answering, token_classification
 from bertserve.service.tasks.batch import TaskModel, run_all
 from bertserve.service.tasks.decoding import Floats, activate
-from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
+from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.windows import windows
 from fakes import Head
-from golden.aggregation import Token, aggregate
 from task_runs import decode, encode
 
 MANY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -194,49 +193,10 @@ def test_joint_targets_with_unknown_tokens_get_a_warning(tmp_path: Path) -> None
 # ---- entities
 
 
-def hugging_face(request: token_classification.NerRequest, text_tokens: Tokens, logits: Floats) -> list[dict[str, Any]]:
-    """Returns entities by the rules of the transformers pipeline, without two mistakes of the pipeline.
-
-    The prefix `##` decides which pieces form a word, and a word includes its combining marks.
-    """
-    text, offsets, pieces = request.text, text_tokens.offsets, text_tokens.pieces
-    tokens = []
-    for i, (start, end) in enumerate(offsets):
-        following = offsets[i + 1][0] if i + 1 < len(offsets) else len(text)
-        while end < following and unicodedata.category(text[end]).startswith("M"):
-            end += 1  # noqa: PLW2901 - a combining mark belongs to the character before it
-        word = text[start:end] if pieces[i] == "[UNK]" else pieces[i]
-        tokens.append(Token(word, start, end, pieces[i].startswith("##")))
-    parameters = request.parameters
-    return aggregate(text, tokens, activate(logits, "softmax"), list(LABELS), parameters.aggregation_strategy, parameters.ignore_labels)
-
-
 def assert_same(expected: list[dict[str, Any]], actual: list[dict[str, Any]]) -> None:
     """Asserts that results are equal, except for rounding of the scores."""
     assert [{**item, "score": None} for item in expected] == [{**item, "score": None} for item in actual]
     assert pytest.approx([item["score"] for item in expected], abs=1e-6) == [item["score"] for item in actual]
-
-
-@MANY
-@given(
-    TEXTS,
-    st.sampled_from(["none", "simple", "first", "average", "max"]),
-    st.lists(st.sampled_from([*LABELS, "LOC", "Y-Z"]), max_size=3),
-    SEEDS,
-    st.booleans(),
-)
-def test_aggregation_equals_the_pipeline(text: str, strategy: Any, ignored: list[str], seed: int, coarse: bool) -> None:
-    """Every strategy, label format and ignored label gives the pipeline's entities, scores, offsets and order."""
-    request = token_classification.NerRequest(
-        text, token_classification.NerParameters(aggregation_strategy=strategy, ignore_labels=list(ignored))
-    )
-    tokenizer = tokenizer_of(token_classification.TASK, 4096)
-    encodings = encode(token_classification, request, tokenizer).encodings
-    rows = [{"logits": random_logits(seed, len(encoding), len(LABELS), coarse=coarse)} for encoding in encodings]
-    expected = hugging_face(request, tokenizer.tokenize([text])[0], rows[0]["logits"][1:-1]) if rows else []
-
-    expected = [{**item, "word": text[item["start"] : item["end"]]} for item in expected]
-    assert_same(expected, decode(token_classification, request, rows, Head(LABELS), tokenizer))
 
 
 @MANY

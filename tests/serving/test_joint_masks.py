@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import tiny
-from application import Send, call, started
+from application import Send, call
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import InvalidValueError
@@ -180,14 +180,6 @@ def test_fillings_with_equal_scores_are_ordered_by_token_id(monkeypatch: pytest.
 
 
 # ---- the endpoint
-
-
-@pytest.fixture(name="api", scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
-    folder = tmp_path_factory.mktemp("served")
-    tiny.bundle(folder, task="fill-mask")
-    with started(folder) as send:
-        yield send
 
 
 def ask(api: Send, inputs: Any, **parameters: Any) -> Any:

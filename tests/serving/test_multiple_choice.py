@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +12,13 @@ import onnxruntime
 import pytest
 
 import tiny
-from application import LONG, Send, post, rejected, started
+from application import LONG, Send, post, rejected
 from bertserve.service.tasks import multiple_choice
 from bertserve.service.text.tokenizer import Tokenizer
 from task_runs import encode
 
 CHOOSE = "/choose"
 QUESTION: dict[str, Any] = {"question": "which one is good ?", "choices": ["a film", "the very dull book", "not the film"]}
-
-
-@pytest.fixture(scope="module", name="folder")
-def folder_of_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("choices")
-    tiny.bundle(folder, "choices", task=multiple_choice.TASK)
-    return folder
-
-
-@pytest.fixture(scope="module", name="api")
-def started_service(folder: Path) -> Iterator[Send]:
-    with started(folder) as send:
-        yield send
 
 
 def result(api: Send, inputs: Any, path: str = CHOOSE, **more: Any) -> Any:
@@ -45,9 +31,9 @@ def told(api: Send, inputs: Any, **more: Any) -> str:
     return rejected(post(api, {"inputs": inputs, **more}, path=CHOOSE), 422, "invalid_value")
 
 
-def plain_logits(folder: Path, pairs: list[tuple[str, str]]) -> list[float]:
+def plain_logits(path: Path, pairs: list[tuple[str, str]]) -> list[float]:
     """Returns the graph's logit for each pair; every pair is encoded and run separately."""
-    session = onnxruntime.InferenceSession(str(folder / "choices/model.cpu.fp32.onnx"))
+    session = onnxruntime.InferenceSession(str(path / "model.cpu.fp32.onnx"))
     tokenizer, found = tiny.tokenizer(), []
     for pair in pairs:
         encoded = tokenizer.encode(*pair)
@@ -76,9 +62,9 @@ def ranked(logits: list[float], choices: list[str]) -> list[dict[str, Any]]:
         ({"context": None}, [("which one is good ?", choice) for choice in QUESTION["choices"]]),
     ],
 )
-def test_choices_are_scored_as_pairs(api: Send, folder: Path, more: dict[str, Any], pairs: list[tuple[str, str]]) -> None:
+def test_choices_are_scored_as_pairs(api: Send, tmp_path: Path, more: dict[str, Any], pairs: list[tuple[str, str]]) -> None:
     """A pair is the question and a choice, or the context and both. The softmax covers one question's choices; the best is first."""
-    expected = ranked(plain_logits(folder, pairs), QUESTION["choices"])
+    expected = ranked(plain_logits(tiny.bundle(tmp_path, task=multiple_choice.TASK), pairs), QUESTION["choices"])
 
     assert expected == result(api, QUESTION | more)
     assert 1 == pytest.approx(sum(item["score"] for item in result(api, QUESTION | more)))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -13,36 +12,11 @@ import numpy as np
 import pytest
 
 import tiny
-from application import Send, assert_same, posted, rejected, started
+from application import Send, assert_same, posted, rejected
 
 TEXTS = ["good film", "a very bad book"]
 QUESTION, CONTEXT = "good ?", "a good film , not a bad book"
-TASKS = {
-    "tiny": "text-classification",
-    "tags": "token-classification",
-    "spans": "question-answering",
-    "masks": "fill-mask",
-    "choices": "multiple-choice",
-    "vectors": "feature-extraction",
-}
 HEADER = "inference-header-content-length"
-
-
-@pytest.fixture(name="folder", scope="module")
-def folder_of_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a models folder with a bundle for each task, a cross-encoder and a model for natural language inference."""
-    folder = tmp_path_factory.mktemp("models")
-    for name, task in TASKS.items():
-        tiny.bundle(folder, name, task=task)
-    tiny.bundle(folder, "cross", labels=["relevance"], activation="sigmoid")
-    tiny.bundle(folder, "nli", labels=["contradiction", "neutral", "entailment"])
-    return folder
-
-
-@pytest.fixture(name="api", scope="module")
-def started_application(folder: Path) -> Iterator[Send]:
-    with started(folder) as send:
-        yield send
 
 
 def texts(name: str, *values: str) -> dict[str, Any]:
@@ -77,8 +51,8 @@ def in_order(result: list[dict[str, Any]], labels: Sequence[str]) -> list[float]
 
 def test_texts_are_classified(api: Send) -> None:
     """The outputs are the best label, its score, all scores in the order of the labels, and the JSON result for each text."""
-    response = infer(api, "tiny", texts("inputs", *TEXTS), id="7")
-    found, expected = outputs(response), posted(api, "/models/tiny", inputs=TEXTS)
+    response = infer(api, "classifier", texts("inputs", *TEXTS), id="7")
+    found, expected = outputs(response), posted(api, "/models/classifier", inputs=TEXTS)
 
     assert ["label", "score", "scores", "json"] == list(found)
     assert [result[0]["label"] for result in expected] == found["label"].tolist()
@@ -86,22 +60,22 @@ def test_texts_are_classified(api: Send) -> None:
     assert_same([in_order(result, tiny.LABELS) for result in expected], found["scores"].tolist())
     assert_same([result[0]["score"] for result in expected], found["score"].tolist())
     body = response.json()
-    assert ("tiny", "7") == (body["model_name"], body["id"])
+    assert ("classifier", "7") == (body["model_name"], body["id"])
     assert ["BYTES", "FP32", "FP32", "BYTES"] == [output["datatype"] for output in body["outputs"]]
-    assert "tiny" == response.headers["x-model"]
+    assert "classifier" == response.headers["x-model"]
 
 
 def test_equivalent_shapes_of_texts_give_the_same_scores(api: Send) -> None:
     """A flat list, a flat column and a nested column give the same scores."""
     column = {"name": "inputs", "shape": [2, 1], "datatype": "BYTES"}
-    expected = outputs(infer(api, "tiny", texts("inputs", *TEXTS)))["scores"].tolist()
+    expected = outputs(infer(api, "classifier", texts("inputs", *TEXTS)))["scores"].tolist()
 
-    assert expected == outputs(infer(api, "tiny", {**column, "data": TEXTS}))["scores"].tolist()
-    assert expected == outputs(infer(api, "tiny", {**column, "data": [[text] for text in TEXTS]}))["scores"].tolist()
+    assert expected == outputs(infer(api, "classifier", {**column, "data": TEXTS}))["scores"].tolist()
+    assert expected == outputs(infer(api, "classifier", {**column, "data": [[text] for text in TEXTS]}))["scores"].tolist()
 
 
 def test_an_empty_tensor_gives_empty_outputs(api: Send) -> None:
-    found = outputs(infer(api, "tiny", texts("inputs")))
+    found = outputs(infer(api, "classifier", texts("inputs")))
 
     assert {"label": (0,), "score": (0,), "scores": (0, 3), "json": (0,)} == {name: value.shape for name, value in found.items()}
 
@@ -110,25 +84,25 @@ def test_null_is_the_same_as_no_value(api: Send) -> None:
     """Clients that write all fields of the protocol, such as those of MLServer, send null for those that are not set."""
     nulls = {"id": None, "parameters": None, "outputs": [{"name": "label", "parameters": None}]}
     tensor = texts("inputs", *TEXTS) | {"parameters": None}
-    expected = outputs(infer(api, "tiny", texts("inputs", *TEXTS)))["label"]
-    assert expected.tolist() == outputs(infer(api, "tiny", tensor, **nulls))["label"].tolist()
-    assert "label" in outputs(infer(api, "tiny", tensor, outputs=None))
+    expected = outputs(infer(api, "classifier", texts("inputs", *TEXTS)))["label"]
+    assert expected.tolist() == outputs(infer(api, "classifier", tensor, **nulls))["label"].tolist()
+    assert "label" in outputs(infer(api, "classifier", tensor, outputs=None))
 
 
 def test_pairs_are_classified(api: Send) -> None:
     pairs = [{"text": "good", "text_pair": "film"}, {"text": "bad", "text_pair": "book"}]
-    found = outputs(infer(api, "tiny", texts("inputs", "good", "bad"), texts("text_pair", "film", "book")))
+    found = outputs(infer(api, "classifier", texts("inputs", "good", "bad"), texts("text_pair", "film", "book")))
 
-    assert posted(api, "/models/tiny", inputs=pairs) == decoded(found["json"])
+    assert posted(api, "/models/classifier", inputs=pairs) == decoded(found["json"])
 
 
 def test_parameters_of_the_task_are_supported(api: Send) -> None:
     """Parameters work as on other paths. With `top_k` there are no `scores` of all labels."""
     parameters = {"top_k": 1, "function_to_apply": "none"}
-    found = outputs(infer(api, "tiny", texts("inputs", *TEXTS), parameters=parameters))
+    found = outputs(infer(api, "classifier", texts("inputs", *TEXTS), parameters=parameters))
 
     assert ["label", "score", "json"] == list(found)
-    assert posted(api, "/models/tiny", inputs=TEXTS, parameters=parameters) == decoded(found["json"])
+    assert posted(api, "/models/classifier", inputs=TEXTS, parameters=parameters) == decoded(found["json"])
     assert_same([result[0]["score"] for result in decoded(found["json"])], found["score"].tolist())
 
 
@@ -143,12 +117,12 @@ def test_texts_are_embedded(api: Send) -> None:
 
 def test_derived_tasks_give_the_results_of_the_json_api(api: Send) -> None:
     query, sentences = "good ?", ["a bad book", "a good film"]
-    ranked = outputs(infer(api, "cross", texts("query", query), texts("texts", *sentences), parameters={"raw_scores": True}))
+    ranked = outputs(infer(api, "ranker", texts("query", query), texts("texts", *sentences), parameters={"raw_scores": True}))
     compared = outputs(infer(api, "vectors", texts("source_sentence", query), texts("sentences", *sentences)))
     labels = {"candidate_labels": "dull,great", "multi_label": True}
     scored = outputs(infer(api, "nli", texts("inputs", *TEXTS), parameters=labels))
 
-    expected = posted(api, "/models/cross", query=query, texts=sentences, raw_scores=True)
+    expected = posted(api, "/models/ranker", query=query, texts=sentences, raw_scores=True)
     assert [expected] == decoded(ranked["json"])
     assert_same([{i["index"]: i["score"] for i in expected}[place] for place in range(2)], ranked["score"].tolist())
     similar = posted(api, "/models/vectors", inputs={"source_sentence": query, "sentences": sentences})
@@ -160,7 +134,7 @@ def test_derived_tasks_give_the_results_of_the_json_api(api: Send) -> None:
 
 
 def test_a_request_can_select_and_order_outputs(api: Send) -> None:
-    found = outputs(infer(api, "tiny", texts("inputs", *TEXTS), outputs=[{"name": "score"}, {"name": "label"}]))
+    found = outputs(infer(api, "classifier", texts("inputs", *TEXTS), outputs=[{"name": "score"}, {"name": "label"}]))
 
     assert ["score", "label"] == list(found)
 
@@ -201,10 +175,10 @@ def unpacked(response: httpx.Response) -> dict[str, bytes]:
 
 def test_texts_and_outputs_can_be_binary(api: Send) -> None:
     parts = {"inputs": ("BYTES", [2, 1], packed(*TEXTS))}
-    expected = outputs(infer(api, "tiny", texts("inputs", *TEXTS)))
-    response = binary(api, "tiny", parts, parameters={"binary_data_output": True})
+    expected = outputs(infer(api, "classifier", texts("inputs", *TEXTS)))
+    response = binary(api, "classifier", parts, parameters={"binary_data_output": True})
     found = unpacked(response)
-    mixed = binary(api, "tiny", parts, outputs=[{"name": "label"}, {"name": "score", "parameters": {"binary_data": True}}])
+    mixed = binary(api, "classifier", parts, outputs=[{"name": "label"}, {"name": "score", "parameters": {"binary_data": True}}])
 
     assert "application/octet-stream" == response.headers["content-type"]
     assert packed(*expected["label"]) == found["label"]
@@ -223,13 +197,13 @@ def test_texts_and_outputs_can_be_binary(api: Send) -> None:
     ],
 )
 def test_broken_binary_texts_are_refused(api: Send, data: bytes, shape: list[int], status: int) -> None:
-    response = binary(api, "tiny", {"inputs": ("BYTES", shape, data)})
+    response = binary(api, "classifier", {"inputs": ("BYTES", shape, data)})
     assert (status, True) == (response.status_code, "`inputs`" in response.json()["error"])
 
 
 @pytest.mark.parametrize("header", ["0", "-1", "x", "1000000", "٣", "1" * 40])
 def test_an_invalid_length_of_the_json_part_is_refused(api: Send, header: str) -> None:
-    response = api("POST", "/v2/models/tiny/infer", content=b"{}", headers=[(HEADER.encode(), header.encode())])
+    response = api("POST", "/v2/models/classifier/infer", content=b"{}", headers=[(HEADER.encode(), header.encode())])
 
     assert "`Inference-Header-Content-Length` is" in rejected(response, 400, "malformed")
 
@@ -238,9 +212,9 @@ def test_a_tensor_has_its_texts_in_one_place(api: Send) -> None:
     both = texts("inputs", "good") | {"parameters": {"binary_data_size": 0}}
     neither = {"name": "inputs", "datatype": "BYTES", "shape": [1]}
     for tensor in (both, neither):
-        assert "`data` and `parameters.binary_data_size`" in refused(infer(api, "tiny", tensor))
+        assert "`data` and `parameters.binary_data_size`" in refused(infer(api, "classifier", tensor))
     head = json.dumps({"inputs": [GOOD]}).encode()
-    longer = api("POST", "/v2/models/tiny/infer", content=head + b"0", headers={HEADER: str(len(head))})
+    longer = api("POST", "/v2/models/classifier/infer", content=head + b"0", headers={HEADER: str(len(head))})
     assert "1 bytes after" in rejected(longer, 400, "malformed")
 
 
@@ -275,18 +249,18 @@ GOOD = texts("inputs", "good")
     ],
 )
 def test_the_error_names_the_invalid_field(api: Send, body: Any, said: str) -> None:
-    assert said in refused(api("POST", "/v2/models/tiny/infer", json=body))
+    assert said in refused(api("POST", "/v2/models/classifier/infer", json=body))
 
 
 @pytest.mark.parametrize("shape", [[10**12, 1], [2**62] * 8, [10**4299]])
 def test_a_huge_shape_is_refused(api: Send, shape: list[int]) -> None:
-    response = api("POST", "/v2/models/tiny/infer", content=json.dumps({"inputs": [GOOD | {"shape": shape}]}).encode())
+    response = api("POST", "/v2/models/classifier/infer", content=json.dumps({"inputs": [GOOD | {"shape": shape}]}).encode())
     assert 413 == response.status_code or "shape" in refused(response)
 
 
 def test_too_many_tensors_or_texts_are_refused(api: Send) -> None:
-    assert "`inputs`" in refused(infer(api, "tiny", *(texts(f"a{i}", "good") for i in range(17))))
-    assert "5000" in rejected(infer(api, "tiny", texts("inputs", *["a"] * 5000)), 413, "too_large")
+    assert "`inputs`" in refused(infer(api, "classifier", *(texts(f"a{i}", "good") for i in range(17))))
+    assert "5000" in rejected(infer(api, "classifier", texts("inputs", *["a"] * 5000)), 413, "too_large")
 
 
 # Routes other than `infer`.
@@ -300,7 +274,7 @@ def test_server_metadata_and_health_are_served(api: Send) -> None:
     rejected(api("GET", "/v2/models/none/ready"), 404, "not_found")
 
 
-@pytest.mark.parametrize("model", [*TASKS, "cross", "nli"])
+@pytest.mark.parametrize("model", ["classifier", "names", "passages", "masks", "choices", "vectors", "ranker", "nli"])
 def test_model_metadata_match_the_requests_and_responses(api: Send, model: str) -> None:
     """A request with all inputs of the metadata returns all its outputs with the same ranks."""
     described = api("GET", f"/v2/models/{model}").json()
@@ -327,10 +301,10 @@ def test_instances_give_predictions(api: Send) -> None:
     def predictions(model: str, instances: Any, **parameters: Any) -> Any:
         return posted(api, f"/v1/models/{model}:predict", instances=instances, parameters=parameters)["predictions"]
 
-    assert posted(api, "/models/tiny", inputs=TEXTS, parameters={"top_k": 1}) == predictions("tiny", TEXTS, top_k=1)
-    assert [posted(api, "/models/spans", inputs=question)] == predictions("spans", [question])
+    assert posted(api, "/models/classifier", inputs=TEXTS, parameters={"top_k": 1}) == predictions("classifier", TEXTS, top_k=1)
+    assert [posted(api, "/models/passages", inputs=question)] == predictions("passages", [question])
     assert posted(api, "/models/nli", inputs=TEXTS, parameters=labels) == predictions("nli", TEXTS, **labels)
-    assert [] == predictions("tiny", [])
+    assert [] == predictions("classifier", [])
 
 
 @pytest.mark.parametrize(
@@ -343,4 +317,4 @@ def test_instances_give_predictions(api: Send) -> None:
     ],
 )
 def test_invalid_instances_are_refused(api: Send, body: Any, said: str) -> None:
-    assert said in refused(api("POST", "/v1/models/tiny:predict", json=body))
+    assert said in refused(api("POST", "/v1/models/classifier:predict", json=body))

@@ -14,7 +14,7 @@ import tiny
 from application import call_fresh
 from bertserve.service import providers
 from bertserve.service.bundle import files
-from bertserve.service.bundle.graph_spec import GraphFile, GraphSpec, InputSpec, ShapeBucket, ShapePlan
+from bertserve.service.bundle.graph_spec import GraphFile, GraphSpec, ShapeBucket, ShapePlan
 from bertserve.service.engine import hardware, sessions
 from bertserve.service.engine.hardware import Gpu
 from bertserve.service.errors import ProviderError
@@ -83,20 +83,6 @@ def test_cuda_computes_float32_without_tf32(tmp_path: Path) -> None:
     assert "kSameAsRequested" == providers.cuda_options(graph(tmp_path / "arena"))["arena_extend_strategy"]
 
 
-def test_a_profile_covers_the_plan_for_every_input() -> None:
-    plan = PLAN.model_copy(update={"masks": (1, 2, 4, 8)})
-    inputs = [
-        InputSpec(name="ids", fill="token_ids"),
-        InputSpec(name="types", fill="type_ids"),
-        InputSpec(name="lengths", fill="lengths", dtype="int32"),
-        InputSpec(name="where", fill="mask_index"),
-    ]
-
-    assert "ids:1x8,types:1x8,lengths:1,where:1" == providers.profile(inputs, plan, "min")
-    assert "ids:2x16,types:2x16,lengths:2,where:4" == providers.profile(inputs, plan, "opt")
-    assert "ids:4x32,types:4x32,lengths:4,where:8" == providers.profile(inputs, plan, "max")
-
-
 @pytest.mark.parametrize(("precision", "flag"), [("fp32", "0"), ("fp16", "1")])
 def test_tensorrt_uses_the_precision_of_the_graph_and_the_folder_of_engines(tmp_path: Path, precision: str, flag: str) -> None:
     made = graph(tmp_path, precision=precision)
@@ -162,24 +148,6 @@ def test_what_is_missing_is_named(load: Callable[[str], Any], available: list[st
 def test_a_complete_machine_lacks_nothing_and_names_its_gpu() -> None:
     assert sessions.missing("cuda", BUILT_WITH, loader(driver=Driver())) is None
     assert hardware.first_gpu(loader(driver=Driver())) == H100
-
-
-def test_the_version_of_tensorrt_is_read_from_its_library() -> None:
-    """The newest library that the loader finds returns the version; without a library, the version is unknown."""
-
-    class Library:
-        def getInferLibVersion(self) -> int:
-            return 101401
-
-    def load(name: str) -> Library:
-        if name != "libnvinfer.so.10":
-            raise OSError(name)
-        return Library()
-
-    def none(name: str) -> None:
-        raise OSError(name)
-
-    assert ["trt101401", "trtunknown"] == [providers.tensorrt_version(load), providers.tensorrt_version(none)]
 
 
 INTEL = (
