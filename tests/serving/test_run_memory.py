@@ -1,7 +1,11 @@
-"""The outputs of a run are bounded: the vocabulary logits of masks, which can be gigabytes, and attention weights."""
+"""The outputs of a run are bounded: the logits of masks, which can be gigabytes, and attention weights; and freed memory is returned."""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,7 @@ import pytest
 
 import tiny
 from application import assert_same, play
+from bertserve.service.engine import freed_memory
 from bertserve.service.engine.engines import Engines
 from bertserve.service.models.build import AppState, build
 from bertserve.service.settings import Settings
@@ -64,3 +69,28 @@ def test_a_batch_of_many_weights_runs_in_parts(tmp_path: Path, monkeypatch: pyte
         assert {30, 16} < {length for rows, length in runs if rows == 1}
 
     play(service, check)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * mmap.PAGESIZE
+
+
+def test_freed_memory_leaves_the_process_after_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Glibc keeps a hole below an object in use, unless it is told to return it."""
+    if not hasattr(ctypes.CDLL(None), "malloc_trim"):
+        pytest.skip("needs glibc")
+    monkeypatch.setattr(freed_memory, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(freed_memory, "WORK_S", 0.0)
+    objects = [bytes(1000) for _ in range(200_000)]
+    last = bytes(1000)
+    objects.clear()
+    before, stopped = resident_bytes(), threading.Event()
+    thread = threading.Thread(target=freed_memory.return_freed_memory, args=(stopped,))
+    thread.start()
+    end = time.monotonic() + 10
+    while before - resident_bytes() < 2**26 and time.monotonic() < end:
+        time.sleep(0.01)
+    stopped.set()
+    thread.join()
+    assert last
+    assert before - resident_bytes() > 2**26

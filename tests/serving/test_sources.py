@@ -78,17 +78,15 @@ def calls(tmp_path: Path) -> list[str]:
 # ---- what a source can be
 
 
-def test_a_bundle_is_served_in_place(models: Path, tmp_path: Path) -> None:
+def test_a_bundle_is_served_in_place_and_model_and_models_can_be_combined(
+    models: Path, checkpoint: Path, fake: Fake, tmp_path: Path
+) -> None:
     tiny.bundle(models, "other")
-    served = with_sources(settings(tmp_path, "--model", str(models / "tiny")))
+    alone = with_sources(settings(tmp_path, "--model", str(models / "tiny")))
+    combined = with_sources(settings(tmp_path, "--model", str(checkpoint), "--models", str(models)))
 
-    assert [models / "tiny"] == find_bundles(served.models)
-
-
-def test_model_and_models_can_be_combined(models: Path, checkpoint: Path, fake: Fake, tmp_path: Path) -> None:
-    served = with_sources(settings(tmp_path, "--model", str(checkpoint), "--models", str(models)))
-
-    assert ["own", "tiny"] == [path.name for path in find_bundles(served.models)]
+    assert [models / "tiny"] == find_bundles(alone.models)
+    assert ["other", "own", "tiny"] == [path.name for path in find_bundles(combined.models)]
 
 
 @pytest.mark.parametrize(
@@ -112,26 +110,23 @@ def test_a_folder_can_be_served_under_another_name(checkpoint: Path) -> None:
         read_source(str(odd))
 
 
-@pytest.mark.parametrize("text", ["./none", "/none", "~/none-such", "a/b/c", "x=./none", "", "x=", "/"])
-def test_a_path_without_a_model_is_refused(text: str) -> None:
-    with pytest.raises((SettingsError, StartError)):
-        read_source(text)
-
-
-@pytest.mark.parametrize("text", ["bad name=org/model", "org/mo del"])
-def test_an_invalid_model_name_is_refused(text: str) -> None:
-    with pytest.raises(SettingsError, match="give NAME=SOURCE"):
-        read_source(text)
-
-
-def test_the_error_for_a_folder_of_bundles_suggests_models(models: Path) -> None:
-    with pytest.raises(StartError, match=f"`{models}` .* \\(tiny\\); .* --models {models}"):
-        read_source(str(models))
-
-
-def test_a_bundle_cannot_get_another_name(models: Path) -> None:
-    with pytest.raises(SettingsError, match="`tiny`"):
-        read_source(f"other={models}/tiny")
+def test_a_source_that_is_not_a_model_is_refused_with_the_reason(models: Path, checkpoint: Path) -> None:
+    """Among them are a folder of bundles, a bundle under another name, and the folder of a training."""
+    run = checkpoint.parent / "run"
+    run.mkdir()
+    (run / "trainer_state.json").write_text("{}")
+    shutil.copytree(checkpoint, run / "checkpoint-500")
+    nothing = ("./none", "/none", "~/none-such", "a/b/c", "x=./none", "", "x=", "/")
+    reasons = {
+        str(models): f"`{models}` .* \\(tiny\\); .* --models {models}",
+        f"other={models}/tiny": "`tiny`",
+        str(run): f"--model {run}/checkpoint-500",
+        "bad name=org/model": "give NAME=SOURCE",
+        "org/mo del": "give NAME=SOURCE",
+    }
+    for text, reason in (reasons | dict.fromkeys(nothing, ".")).items():
+        with pytest.raises((SettingsError, StartError), match=reason):
+            read_source(text)
 
 
 def test_two_sources_with_the_same_name_are_refused(checkpoint: Path, tmp_path: Path) -> None:
@@ -198,15 +193,6 @@ def test_intermediate_checkpoints_do_not_change_the_cache_key(checkpoint: Path) 
     assert before == read_source(str(checkpoint)).key([])
 
 
-def test_the_error_for_a_training_folder_names_its_checkpoints(checkpoint: Path) -> None:
-    run = checkpoint.parent / "run"
-    run.mkdir()
-    (run / "trainer_state.json").write_text("{}")
-    shutil.copytree(checkpoint, run / "checkpoint-500")
-    with pytest.raises(StartError, match=f"--model {run}/checkpoint-500"):
-        read_source(str(run))
-
-
 def test_each_source_name_and_option_has_its_own_cache_key(checkpoint: Path) -> None:
     keys = [
         read_source(str(checkpoint)).key([]),
@@ -257,30 +243,26 @@ def test_the_default_cache_is_in_the_cache_folder_of_the_user(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("flags", "options"),
+    ("flags", "options", "gpu"),
     [
-        ([], "--provider cpu"),
-        (["--precision", "fp32"], "--provider cpu --precision fp32"),
-        (["--precision", "int8"], "--provider cpu --precision int8"),
-        (["--provider", "cuda"], "--provider cuda"),
-        (["--provider", "cuda", "--allow-provider-fallback"], "--provider cpu,cuda"),
-        (["--provider", "tensorrt", "--precision", "fp16"], "--provider tensorrt --precision fp16"),
-        (["--provider", "cuda", "--precision", "fp16", "--allow-provider-fallback"], "--provider cpu,cuda"),
+        ("", "--provider cpu", False),
+        ("", "--provider cpu,cuda", True),
+        ("--precision fp32", "--provider cpu --precision fp32", False),
+        ("--precision int8", "--provider cpu --precision int8", False),
+        ("--precision fp16", "--provider cuda --precision fp16", True),
+        ("--provider cuda", "--provider cuda", False),
+        ("--provider cuda --allow-provider-fallback", "--provider cpu,cuda", False),
+        ("--provider tensorrt --precision fp16", "--provider tensorrt --precision fp16", False),
+        ("--provider cuda --precision fp16 --allow-provider-fallback", "--provider cpu,cuda", False),
     ],
 )
-def test_the_export_options_follow_from_the_settings(flags: list[str], options: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_is_installed", lambda package: False)
-    found = export_options(parse(Settings, flags))
+def test_the_export_options_follow_from_the_settings(flags: str, options: str, gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a runtime for GPUs, `--provider auto` uses CUDA if it is available."""
+    monkeypatch.setattr(sources, "_is_installed", lambda package: gpu)
+    found = export_options(parse(Settings, flags.split()))
 
     assert options.split() == found
     assert "x" == _parser().parse_args([*found, "--output", "y", "--name", "z", "--revision", "r", "--", "x"]).source
-
-
-def test_an_installed_gpu_runtime_adds_cuda_to_the_export(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--provider auto` then uses CUDA if it is available."""
-    monkeypatch.setattr(sources, "_is_installed", lambda package: True)
-    assert ["--provider", "cpu,cuda"] == export_options(Settings())
-    assert ["--provider", "cuda", "--precision", "fp16"] == export_options(Settings(precision="fp16"))
 
 
 @pytest.mark.parametrize("flags", [["--precision", "fp16", "--provider", "cpu"], ["--precision", "int8", "--provider", "cuda"]])

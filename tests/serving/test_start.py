@@ -1,8 +1,9 @@
-"""Starts on a real port with one or two workers: the output, the log, and failed starts."""
+"""Starts on a real port with one or two workers: the output, the log, failed starts, and the files that a start leaves behind."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -96,3 +97,32 @@ def test_a_port_in_use_is_an_error(models: Path) -> None:
     assert "in use" in two.stderr
     assert "listens on" not in two.stdout
     assert "Traceback" not in two.stderr
+
+
+FULL = Path("/dev/full")  # a device that is always full
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
+def test_an_unwritable_log_does_not_stop_requests(models: Path) -> None:
+    command = [str(Path(sys.executable).with_name("bert-serve")), "serve", "--port", "0", "--models", str(models), "--access-log"]
+    bodies = [{"inputs": "good"}, {"inputs": 1}, {"inputs": "good", "model": "none"}, "no body"]
+    with FULL.open("w") as full, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=full, text=True) as process:
+        assert process.stdout is not None
+        line = next(line for line in process.stdout if " listens on " in line)
+        with httpx.Client(base_url=line.split(" listens on ")[1].split(",")[0], trust_env=False, timeout=20) as client:
+            for _ in range(20):
+                assert [200, 422, 404, 422] == [client.post("/classify", json=body).status_code for body in bodies]
+        process.terminate()
+        assert 0 == process.wait(20)
+
+
+def test_onnx_runtime_stores_no_device_id(models: Path, tmp_path: Path) -> None:
+    """ONNX Runtime's telemetry writes an identifier into the user's cache folder; the service turns it off before it starts."""
+    home = tmp_path / "home"
+    home.mkdir()
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(("ORT_", "CI", "XDG_"))}
+    code = "from bertserve.service.models.build import build; from bertserve.service.settings import Settings; build(Settings())"
+    environment = outside | {"HOME": str(home), "BERT_SERVE_MODELS": str(models)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+    assert [] == [path for path in home.rglob("*") if path.is_file()]
