@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -104,10 +105,8 @@ def test_a_checkpoint_is_exported_once_and_served(tmp_path: Path) -> None:
         *((("--max-int8-error", value), f"--max-int8-error: `{value}`") for value in ("0", "1.5", "nan", "little")),
     ],
 )
-def test_a_wrong_flag_is_a_usage_error(
-    source: Path, output: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], reason: str
-) -> None:
-    assert reason in usage_error(capsys, source, "--output", output, *flags)
+def test_a_wrong_flag_is_a_usage_error(output: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], reason: str) -> None:
+    assert reason in usage_error(capsys, "checkpoint", "--output", output, *flags)
     assert not output.exists()
 
 
@@ -121,21 +120,19 @@ def test_a_wrong_flag_is_a_usage_error(
         '[{"name": "f1", "checkpoint": NaN, "graphs": {}}]',
     ],
 )
-def test_malformed_metrics_are_a_usage_error(
-    source: Path, output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str
-) -> None:
+def test_malformed_metrics_are_a_usage_error(output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str) -> None:
     (tmp_path / "metrics.json").write_text(document)
 
-    assert "metrics" in usage_error(capsys, source, "--output", output, *FAST, "--metrics-file", tmp_path / "metrics.json")
+    assert "metrics" in usage_error(capsys, "checkpoint", "--output", output, "--metrics-file", tmp_path / "metrics.json")
 
 
 @pytest.mark.parametrize("module", ["torch", "onnxruntime"])
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(
-    source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch, module: str
+    output: Path, run: Run, monkeypatch: pytest.MonkeyPatch, module: str
 ) -> None:
     monkeypatch.setattr("bertserve.export.flags.find_spec", lambda name: None if name == module else importlib.util.find_spec(name))
 
-    code, message = run(source)
+    code, message = run("checkpoint")
     assert (3, True) == (code, message.startswith(f"bert-export: {module} "))
     assert "[export,cpu]'" in message
     assert not output.exists()
@@ -144,58 +141,55 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(
 # ---- existing files with the bundle's name
 
 
+def put_aside(target: Path, _: Path) -> None:
+    """Writes a bundle, and another one that a killed export put aside."""
+    tiny.bundle(target.parent, target.name)
+    (target.parent / ".tiny-bert.old").mkdir()
+    (target.parent / ".tiny-bert.old" / MANIFEST_FILE).write_bytes((target / MANIFEST_FILE).read_bytes())
+
+
+REPLACED: dict[str, Callable[[Path, Path], object]] = {
+    "bundle": lambda target, _: tiny.bundle(target.parent, target.name),
+    "bundle put aside": put_aside,
+    "file": lambda target, _: target.write_text("plain"),
+    "link to a file": lambda target, elsewhere: (elsewhere.write_text("plain"), target.symlink_to(elsewhere)),
+    "link to a folder": lambda target, elsewhere: ((elsewhere / "inside").mkdir(parents=True), target.symlink_to(elsewhere)),
+    "dangling link": lambda target, elsewhere: target.symlink_to(elsewhere),
+}
+
+
 @pytest.mark.usefixtures("played_back")
-@pytest.mark.parametrize(
-    "kind", ["bundle", "bundle that a killed export put aside", "file", "link to a file", "link to a folder", "dangling link"]
-)
+@pytest.mark.parametrize("kind", REPLACED)
 def test_overwrite_replaces_a_bundle_file_or_link(source: Path, output: Path, tmp_path: Path, run: Run, kind: str) -> None:
-    target, elsewhere = output / "tiny-bert", tmp_path / "elsewhere"
+    """The target of a link stays."""
+    elsewhere = tmp_path / "elsewhere"
     output.mkdir()
-    if kind.startswith("bundle"):
-        tiny.bundle(output, "tiny-bert")
-        if "aside" in kind:
-            (output / ".tiny-bert.old").mkdir()
-            (output / ".tiny-bert.old" / MANIFEST_FILE).write_bytes((target / MANIFEST_FILE).read_bytes())
-    elif kind == "file":
-        target.write_text("plain")
-    else:
-        if kind == "link to a file":
-            elsewhere.write_text("plain")
-        elif kind == "link to a folder":
-            (elsewhere / "inside").mkdir(parents=True)
-        target.symlink_to(elsewhere)
+    REPLACED[kind](output / "tiny-bert", elsewhere)
+    others = sorted(elsewhere.rglob("*")), elsewhere.exists()
 
     code, message = run(source, *FAST)
     assert (2, True) == (code, "--overwrite" in message)
     assert 0 == run(source, *FAST, "--overwrite")[0]
     assert ["tiny-bert"] == left_in(output)
-    assert "tiny-bert" == load_bundle(target).manifest.source.checkpoint
-    assert (kind in ("link to a file", "link to a folder")) is elsewhere.exists()
-    assert (kind == "link to a folder") is (elsewhere / "inside").exists()
+    assert "tiny-bert" == load_bundle(output / "tiny-bert").manifest.source.checkpoint
+    assert others == (sorted(elsewhere.rglob("*")), elsewhere.exists())
 
 
 @pytest.mark.parametrize("overwrite", [(), ("--overwrite",)])
-@pytest.mark.parametrize(
-    "kind", ["the source", "the source in a bundle", "a bundle with a file of the user's", "a bundle under version control", "other graphs"]
-)
+@pytest.mark.parametrize("kind", ["the source", "the source in a bundle", "tagger.py", ".git/config", "model.onnx without a bundle"])
 def test_a_folder_that_contains_foreign_files_is_never_replaced(
     source: Path, output: Path, run: Run, kind: str, overwrite: tuple[str, ...]
 ) -> None:
     target = output / "tiny-bert"
-    if kind == "the source":
-        output.mkdir()
-        source = source.rename(target)
-    elif kind == "other graphs":
-        target.mkdir(parents=True)
-        (target / "model.onnx").touch()
-    else:
+    if kind in ("the source in a bundle", "tagger.py", ".git/config"):
         tiny.bundle(output, "tiny-bert")
-        if kind == "the source in a bundle":
-            source = source.rename(target / "tiny-bert")
-        elif kind == "a bundle with a file of the user's":
-            (target / "tagger.py").touch()
-        else:
-            (target / ".git").mkdir()
+    if kind.startswith("the source"):
+        output.mkdir(exist_ok=True)
+        source = source.rename(target / "tiny-bert" if "bundle" in kind else target)
+    else:
+        file = target / kind.partition(" ")[0]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
     files = sorted(output.rglob("*"))
 
     code, message = run(source, *FAST, *overwrite)
