@@ -80,10 +80,7 @@ def per_token_nodes(task: str, values: int) -> tuple[list[onnx.NodeProto], dict[
     nodes = [helper.make_node("Unsqueeze", ["mean", "axis"], ["mean3"]), helper.make_node("Add", ["token", "mean3"], ["hidden"])]
     source = "hidden"
     if task == "fill-mask":
-        nodes += [
-            helper.make_node("Reshape", ["hidden", "flat"], ["rows"]),
-            helper.make_node("Gather", ["rows", "mask_index"], ["picked"]),
-        ]
+        nodes += [helper.make_node("Reshape", ["hidden", "flat"], ["rows"]), helper.make_node("Gather", ["rows", "mask_index"], ["picked"])]
         source = "picked"
     last = {"question-answering": "pairs", "feature-extraction": "last_hidden_state"}.get(task, "logits")
     nodes += [helper.make_node("MatMul", [source, "dense"], ["product"]), helper.make_node("Add", ["product", "bias"], [last])]
@@ -188,14 +185,7 @@ def graph_fields(file: Path, task: str, *, with_attention: bool, batch_invariant
             *([{"name": "attention_index", "fill": "attention_index"}] if with_attention else []),
         ],
         "outputs": [*OUTPUTS[task], *([{"name": "attentions", "kind": "per_map"}] if with_attention else [])],
-        "validation": {
-            "samples": 0,
-            "worst_abs_error": 0.0,
-            "worst_row_error": 0.0,
-            "nodes": 10,
-            "fusions": {},
-            "quantized": {},
-        },
+        "validation": {"samples": 0, "worst_abs_error": 0.0, "worst_row_error": 0.0, "nodes": 10, "fusions": {}, "quantized": {}},
     }
 
 

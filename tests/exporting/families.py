@@ -266,18 +266,12 @@ FAMILIES: dict[str, Family] = {
     "CamemBERT": Family(
         transformers.CamembertConfig,
         lambda: unigram(
-            transformers.CamembertTokenizer,
-            ["<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED", "<s>", "</s>"],
-            ["<mask>"],
+            transformers.CamembertTokenizer, ["<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED", "<s>", "</s>"], ["<mask>"]
         ),
         {"type_vocab_size": 1},
         offset=2,
     ),
-    "DistilBERT": Family(
-        transformers.DistilBertConfig,
-        distilbert_tokenizer,
-        {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
-    ),
+    "DistilBERT": Family(transformers.DistilBertConfig, distilbert_tokenizer, {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64}),
     "ALBERT": Family(
         transformers.AlbertConfig,
         lambda: unigram(transformers.AlbertTokenizer, ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]),
@@ -300,9 +294,7 @@ FAMILIES: dict[str, Family] = {
         {**DEBERTA_V2, "type_vocab_size": 0, "legacy": False},
     ),
     "MPNet": Family(
-        transformers.MPNetConfig,
-        lambda: word_piece(transformers.MPNetTokenizer, ["<s>", "<pad>", "</s>", "[UNK]", "<mask>"]),
-        offset=2,
+        transformers.MPNetConfig, lambda: word_piece(transformers.MPNetTokenizer, ["<s>", "<pad>", "</s>", "[UNK]", "<mask>"]), offset=2
     ),
     "ModernBERT": Family(
         transformers.ModernBertConfig,

@@ -94,12 +94,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"summary_use_proj": False},
         {"untie_r": False},
     ),
-    "GPT-2": (
-        {"scale_attn_by_inverse_layer_idx": True},
-        {"scale_attn_weights": False},
-        {"reorder_and_upcast_attn": True},
-        {"n_inner": 40},
-    ),
+    "GPT-2": ({"scale_attn_by_inverse_layer_idx": True}, {"scale_attn_weights": False}, {"reorder_and_upcast_attn": True}, {"n_inner": 40}),
 }
 ADDED = ("[E1]", "<url>", "CO2", "ing", "new york", "é", "🤖", "the", "Film")
 
@@ -246,11 +241,7 @@ FAULTS: dict[str, Change] = {
         ),
         lambda case: case.family == "BERT" and case.task in ("question-answering", "multiple-choice") and case.template != "one type",
     ),
-    "small vocabulary": Change(
-        "the embedding has",
-        lambda path: _add_tokens(path, 3000),
-        lambda case: case.family == "BERT",
-    ),
+    "small vocabulary": Change("the embedding has", lambda path: _add_tokens(path, 3000), lambda case: case.family == "BERT"),
     "own code": Change("`auto_map`", _config(auto_map={"AutoConfig": "code.Config"}, model_type="zorp")),
     "split special tokens": Change(
         "split_special_tokens", lambda path: edit_json(path / "tokenizer_config.json", split_special_tokens=True)

@@ -36,10 +36,7 @@ def fields(**values: Any) -> dict[str, Any]:
             front("license: other\nlicense_name: our-terms\nlicense_link: LICENSE.md"),
             fields(license=("other",), license_name="our-terms", license_link="LICENSE.md"),
         ),
-        (
-            front("language:\n- 'no'\n- zh\ndatasets:\n- stanfordnlp/sst2"),
-            fields(language=("no", "zh"), datasets=("stanfordnlp/sst2",)),
-        ),
+        (front("language:\n- 'no'\n- zh\ndatasets:\n- stanfordnlp/sst2"), fields(language=("no", "zh"), datasets=("stanfordnlp/sst2",))),
         # unknown fields, fields without a value, and no front matter at the beginning
         (front("license:\nlanguage: []\ntags: {a: 1}\n5: x"), fields()),
         ("", fields()),

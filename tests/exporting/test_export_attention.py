@@ -160,10 +160,7 @@ def test_the_attention_error_of_int8_is_small_and_reported(both: tuple[Path, Bun
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        (["SOURCE", "--provider", "cpu,cuda"], "--provider is cpu,cuda"),
-        (["--module", "FILE:make", "--trust-module"], "--module"),
-    ],
+    [(["SOURCE", "--provider", "cpu,cuda"], "--provider is cpu,cuda"), (["--module", "FILE:make", "--trust-module"], "--module")],
 )
 def test_attentions_with_an_incompatible_flag_is_a_usage_error(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -195,10 +195,7 @@ BAD: dict[str, tuple[Change, list[str]]] = {
     ),
     "TensorFlow weights": (lambda path: (path / "model.safetensors").rename(path / "tf_model.h5"), ["model.safetensors", "from_tf"]),
     "index of pickles": (index("pytorch_model.bin"), ["pytorch_model.bin", ".safetensors"]),
-    "index is a list": (
-        lambda path: (remove("model.safetensors")(path), write("model.safetensors.index.json", b"[]")(path)),
-        ["index"],
-    ),
+    "index is a list": (lambda path: (remove("model.safetensors")(path), write("model.safetensors.index.json", b"[]")(path)), ["index"]),
     "broken weights": (write("model.safetensors", b"garbage"), ["weights"]),
     "weights cut off": (lambda path: truncate(path / "model.safetensors"), ["weights", "download"]),
     "weights of an adapter": (weigh(adapter), ["1 weight", "adapter.down"]),

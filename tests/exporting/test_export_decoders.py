@@ -54,8 +54,7 @@ EOS, OTHER = 1100, 7  # token ids: the only special token of the tokenizer below
 
 
 @pytest.mark.parametrize(
-    ("configured", "declared"),
-    [(None, None), *(pytest.param(*ids, marks=FULL) for ids in ((OTHER, EOS), (None, EOS), (EOS, None)))],
+    ("configured", "declared"), [(None, None), *(pytest.param(*ids, marks=FULL) for ids in ((OTHER, EOS), (None, EOS), (EOS, None)))]
 )
 def test_a_padding_token_is_found_if_none_is_declared(tmp_path: Path, configured: int | None, declared: int | None) -> None:
     """Without a padding token, transformers reads the last position and refuses batches. With two, the configuration's is used."""

@@ -60,10 +60,7 @@ def all_bundles(tmp_path_factory: pytest.TempPathFactory) -> All:
     return All(tmp_path_factory.mktemp("gpu"))
 
 
-@pytest.fixture(
-    name="bundle",
-    params=[pytest.param(task, marks=() if task in SAMPLE else pytest.mark.full_grid) for task in ARCHITECTURES],
-)
+@pytest.fixture(name="bundle", params=[pytest.param(task, marks=() if task in SAMPLE else pytest.mark.full_grid) for task in ARCHITECTURES])
 def one_bundle(request: pytest.FixtureRequest, all_: All) -> Bundle:
     return all_.bundle(request.param)
 

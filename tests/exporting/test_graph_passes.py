@@ -187,10 +187,7 @@ def test_a_skip_norm_with_its_sum_as_output_becomes_an_addition_and_a_norm(tmp_p
 
 def gemm(shape: tuple[int, ...], *bias: str, **attributes: Any) -> tuple[list[onnx.NodeProto], dict[str, Array]]:
     """Returns the nodes and constants of a `Gemm` of all rows of `x`."""
-    nodes = [
-        helper.make_node("Reshape", ["x", "flat"], ["rows"]),
-        helper.make_node("Gemm", ["rows", "w", *bias], ["y"], **attributes),
-    ]
+    nodes = [helper.make_node("Reshape", ["x", "flat"], ["rows"]), helper.make_node("Gemm", ["rows", "w", *bias], ["y"], **attributes)]
     return nodes, {"w": normal(*shape), "b": normal(5), "flat": np.array([-1, WIDTH])}
 
 

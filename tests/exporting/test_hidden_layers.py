@@ -84,11 +84,7 @@ def test_a_bundle_has_default_layers_that_requests_can_override(tmp_path: Path, 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        (["--layers", "-6,-1"], "--layers has -6"),
-        (["--layers", "1,5"], "layers 1 to 4, and 0"),
-        (["--combine", "sum"], "--combine sum"),
-    ],
+    [(["--layers", "-6,-1"], "--layers has -6"), (["--layers", "1,5"], "layers 1 to 4, and 0"), (["--combine", "sum"], "--combine sum")],
 )
 def test_layers_that_a_model_does_not_have_are_refused(
     tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]

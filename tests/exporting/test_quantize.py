@@ -90,8 +90,7 @@ def quantized_graphs(tmp_path_factory: pytest.TempPathFactory) -> QuantizedOf:
 
 
 @pytest.fixture(
-    name="quantized",
-    params=[pytest.param(task, marks=() if task in SAMPLE else pytest.mark.full_grid) for task in ARCHITECTURES],
+    name="quantized", params=[pytest.param(task, marks=() if task in SAMPLE else pytest.mark.full_grid) for task in ARCHITECTURES]
 )
 def quantized_graph(request: pytest.FixtureRequest, quantized_of: QuantizedOf) -> Quantized:
     return quantized_of(request.param)

@@ -115,10 +115,7 @@ def test_a_random_checkpoint_answers_like_pytorch_or_is_refused(number: int, mon
 
     @seed(number)
     @settings(max_examples=EXAMPLES, database=None, suppress_health_check=list(HealthCheck), report_multiple_bugs=False)
-    @given(
-        cases(),
-        st.lists(st.lists(st.sampled_from(TEXT_PIECES), max_size=12).map("".join), min_size=2, max_size=2),
-    )
+    @given(cases(), st.lists(st.lists(st.sampled_from(TEXT_PIECES), max_size=12).map("".join), min_size=2, max_size=2))
     def check(case: Case, texts: list[str]) -> None:
         folder = Path(tempfile.mkdtemp())
         try:

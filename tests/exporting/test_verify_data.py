@@ -396,11 +396,7 @@ def test_invalid_data_is_a_usage_error_with_its_reason(
 
 @pytest.mark.parametrize(
     ("line", "ignored"),
-    [
-        ({"text": "good", "lable": 1}, "`lable` (1 line)"),
-        ({"tokens": ["good"], "tags": ["O"]}, "`tags` (1 line)"),
-        ({"text": "good"}, ""),
-    ],
+    [({"text": "good", "lable": 1}, "`lable` (1 line)"), ({"tokens": ["good"], "tags": ["O"]}, "`tags` (1 line)"), ({"text": "good"}, "")],
 )
 def test_data_without_a_right_answer_fails(tmp_path: Path, verify: Verify, line: dict[str, Any], ignored: str) -> None:
     """A key has a typo, the data are for another task, or answers are missing. Ignored keys are named; `--min-agreement` works."""

@@ -38,12 +38,7 @@ pytestmark = pytest.mark.torch
 pytest_plugins = ("export_fixtures",)
 
 MARKERS = ("[E1]", "[/E1]", "<url>", "CO2")
-TEXTS = [
-    "the [E1] good [/E1] film",
-    "<url><url> is bad",
-    "CO2 and co2",
-    "[e1] good [E1 ] [/E1",
-]
+TEXTS = ["the [E1] good [/E1] film", "<url><url> is bad", "CO2 and co2", "[e1] good [E1 ] [/E1"]
 INERT = ["good [SEP] bad", "[CLS] good", "good [PAD] [PAD]", "[MASK] film", "[UNK] film"]
 
 
