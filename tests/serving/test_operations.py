@@ -109,18 +109,13 @@ def test_openapi_has_every_route(models: Path) -> None:
     assert {path: set(methods) for path, methods in paths.items() if not path.startswith("/v2")} == expected
 
 
-@pytest.mark.parametrize("given", ["a", "A-1._z", "x" * 128])
-def test_a_request_id_is_echoed(models: Path, given: str) -> None:
-    """A valid id from the client is returned exactly once."""
-    response = classify(models, {"inputs": "good"}, headers={"x-request-id": given})
-    assert response.headers.get_list("x-request-id") == [given]
-
-
-@pytest.mark.parametrize("given", [None, "", "x" * 129, "a b", "é", "a\tb", "<script>"])
-def test_a_missing_or_invalid_request_id_is_replaced(models: Path, given: str | None) -> None:
-    headers = {} if given is None else {"x-request-id": given.encode()}
-    response = classify(models, {"inputs": "good"}, headers=headers)
-    assert re.fullmatch(r"[0-9a-f]{32}", response.headers["x-request-id"])
+def test_a_valid_request_id_is_returned_once_and_another_one_replaced(models: Path) -> None:
+    for given in ("a", "A-1._z", "x" * 128):
+        assert classify(models, {"inputs": "good"}, headers={"x-request-id": given}).headers.get_list("x-request-id") == [given]
+    for given in ("", "x" * 129, "a b", "é", "a\tb", "<script>"):
+        response = classify(models, {"inputs": "good"}, headers={"x-request-id": given.encode()})
+        assert re.fullmatch(r"[0-9a-f]{32}", response.headers["x-request-id"])
+    assert re.fullmatch(r"[0-9a-f]{32}", classify(models, {"inputs": "good"}).headers["x-request-id"])
 
 
 @pytest.mark.parametrize("path", ["/", "/docs", "/info", "/metrics", "/health", "/nowhere", "/docs/static/swagger-ui.css"])

@@ -239,13 +239,6 @@ def test_no_span_contains_text_of_a_caller(models: Path, collector: Collector) -
     assert [] == [span for span in collector.spans if b"sesame" in span.SerializeToString().lower()]
 
 
-def test_a_client_error_is_not_an_error_of_the_span(models: Path, collector: Collector) -> None:
-    assert 422 == ask(models, collector, {"inputs": 1}).status_code
-    server = collector.one("POST /classify")
-    assert 422 == values(server)["http.response.status_code"]
-    assert (None, Status.STATUS_CODE_UNSET) == (values(server).get("error.type"), server.status.code)
-
-
 def test_a_failed_run_is_an_error_of_its_batch_and_its_request(models: Path, collector: Collector) -> None:
     """The request's span has the status, and the batch's span has the type of the error. Neither has its message."""
     engine = FakeEngine()
@@ -276,6 +269,7 @@ def test_probes_and_scrapes_are_not_traced(models: Path, collector: Collector) -
 
 
 def test_log_lines_have_the_ids_of_the_trace(models: Path, collector: Collector, caplog: pytest.LogCaptureFixture) -> None:
+    """The span of a request with a client error has its status, but is not an error."""
     caplog.set_level(logging.INFO)
 
     async def check(client: httpx.AsyncClient) -> None:
@@ -283,8 +277,13 @@ def test_log_lines_have_the_ids_of_the_trace(models: Path, collector: Collector,
 
     traced(models, collector, check, log_access=True)
     lines = [record.__dict__ for record in caplog.records if record.name in ("bertserve.access", "bertserve.errors")]
-    span = collector.one("POST /classify").span_id.hex()
-    assert [(CALLER, span)] * 2 == [(line.get("trace_id"), line.get("span_id")) for line in lines]
+    span = collector.one("POST /classify")
+    assert (422, None, Status.STATUS_CODE_UNSET) == (
+        values(span)["http.response.status_code"],
+        values(span).get("error.type"),
+        span.status.code,
+    )
+    assert [(CALLER, span.span_id.hex())] * 2 == [(line.get("trace_id"), line.get("span_id")) for line in lines]
 
 
 def test_an_unreachable_collector_has_no_effect(models: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

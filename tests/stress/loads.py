@@ -80,12 +80,6 @@ def measured(load: LoadResult) -> list[RequestRecord]:
     return [record for record in load.records if start <= record.intended < end]
 
 
-def percentile(values: Iterable[float], share: float) -> float:
-    """Returns the percentile of the values for a share of 0 to 1, or 0 without values."""
-    ordered = sorted(values)
-    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
-
-
 def samples(served: Served) -> Samples:
     """Returns the value of every sample of the service's metrics, by name and labels."""
     page = httpx.get(f"{served.url}/metrics", trust_env=False, timeout=60).text
