@@ -31,7 +31,6 @@ def giving_out(staged: Staged, path: Path, *operators: str) -> list[str]:
 
 
 def test_bounds_cover_all_rows(all_staged: dict[str, Staged], tmp_path: Path) -> None:
-    """The bounds of each channel equal numpy's over every row of every text; the peak is the larger absolute value."""
     staged, path = all_staged["text-classification"], tmp_path / "more.onnx"
     names = giving_out(staged, path, "Gelu", "LayerNormalization")
     feeds = staged.feeds(TEXTS)
@@ -60,7 +59,6 @@ def test_a_large_model_is_observed_on_fewer_texts(all_staged: dict[str, Staged],
 
 
 def test_a_batch_has_texts_of_one_length(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The longest texts come first, batches have limited sizes, and outputs equal those of each text alone."""
     monkeypatch.setattr(inference, "BATCH_SIZE", 2)
     feeds = staged.feeds(TEXTS)
     batches = inference.batches(feeds)

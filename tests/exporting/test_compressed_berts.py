@@ -42,7 +42,6 @@ def error(bundle: Bundle, model: Any, precision: Any = "fp32") -> float:
 
 @FULL
 def test_a_checkpoint_with_pruned_heads_is_exported(tmp_path: Path) -> None:
-    """Layers with different numbers of heads are still fused. The logits equal those of the full model with zeroed heads."""
     source, whole = bert(tmp_path)
     prune_heads(source, PRUNED, heads=HEADS)
     silence_heads(whole, PRUNED, heads=HEADS)

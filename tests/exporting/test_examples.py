@@ -84,7 +84,6 @@ def assert_accuracy(trained: str, verified: str) -> None:
 
 
 def test_the_commands_of_the_example_work(tmp_path: Path) -> None:
-    """Each command succeeds, the graphs have the accuracy that training printed, and the response matches the page."""
     page = Page.read("examples/README.md", tmp_path)
     train, export, verify, serve, ask, load = page.commands
 
@@ -99,7 +98,6 @@ def test_the_commands_of_the_example_work(tmp_path: Path) -> None:
 
 
 def test_the_commands_of_the_tutorial_work(tmp_path: Path) -> None:
-    """Each command after the installation succeeds, the responses match the page, and the invalid request is refused."""
     page = Page.read("docs/tutorial/first-bundle.md", tmp_path)
     _, train, export, check, serve, ask, ask_two, ask_wrong, export_again, verify = page.commands
 

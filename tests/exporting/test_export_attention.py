@@ -99,7 +99,6 @@ def checkpoint_and_bundle_with_int8(tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "BERT" else pytest.mark.full_grid) for name in GIVE])
 def test_attention_weights_match_pytorch(name: str, tmp_path: Path) -> None:
-    """All layers and heads match, unbatched and in a padded batch. The manifest has the number of heads and the worst error."""
     source = checkpoint(name, CLASSIFIES, tmp_path)
     bundle = with_attention(source)
     graph = bundle.manifest.graphs[0]
@@ -140,7 +139,6 @@ def test_a_model_without_full_attention_weights_is_refused(name: str, tmp_path: 
 
 @pytest.mark.full_grid
 def test_the_attention_error_of_int8_is_small_and_reported(both: tuple[Path, Bundle], capsys: pytest.CaptureFixture[str]) -> None:
-    """The card has the errors of both graphs, `verify` measures them again, and the bundle passes the service's check."""
     source, bundle = both
     fp32, int8 = (graph.validation for graph in bundle.manifest.graphs)
 

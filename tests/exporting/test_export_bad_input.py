@@ -106,22 +106,12 @@ def drop_pad_token(path: Path) -> None:
     (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "cls_token": "[CLS]"}))
 
 
-def other_weights(path: Path) -> None:
-    """Makes the configuration name a weights file that the digest does not cover."""
-    shutil.copy(path / "model.safetensors", path / "other.safetensors")
-    edit_json(path / "config.json", transformers_weights="other.safetensors")
-
-
 def pad_by(token: str) -> Change:
     def change(path: Path) -> None:
         edit_json(path / "tokenizer_config.json", pad_token=token)
         edit_json(path / "config.json", pad_token_id=tiny.VOCABULARY.index(token))
 
     return change
-
-
-def fill_in(*inputs: str) -> Change:
-    return lambda path: edit_json(path / "tokenizer_config.json", model_input_names=list(inputs))
 
 
 def truncate(file: Path) -> None:
@@ -164,11 +154,6 @@ def gap_in_the_vocabulary(path: Path) -> None:
     (path / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
 
 
-def adapter(tensors: dict[str, torch.Tensor]) -> None:
-    """Adds weights that the architecture does not have, like those of an adapter library."""
-    tensors["bert.encoder.layer.0.adapter.down.weight"] = tensors["classifier.weight"].clone()
-
-
 DENSE = "bert.encoder.layer.1.output.dense.weight"
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 1234\n"
 BAD: dict[str, tuple[Change, list[str]]] = {
@@ -198,8 +183,12 @@ BAD: dict[str, tuple[Change, list[str]]] = {
     "index is a list": (lambda path: (remove("model.safetensors")(path), write("model.safetensors.index.json", b"[]")(path)), ["index"]),
     "broken weights": (write("model.safetensors", b"garbage"), ["weights"]),
     "weights cut off": (lambda path: truncate(path / "model.safetensors"), ["weights", "download"]),
-    "weights of an adapter": (weigh(adapter), ["1 weight", "adapter.down"]),
-    "weights of another file": (other_weights, ["transformers_weights"]),
+    "weights of an adapter": (
+        # like those of an adapter library
+        weigh(lambda tensors: tensors.update({"bert.encoder.layer.0.adapter.down.weight": torch.zeros(3, 32)})),
+        ["1 weight", "adapter.down"],
+    ),
+    "weights of another file": (configure(transformers_weights="other.safetensors"), ["transformers_weights"]),
     "no tokenizer": (remove("tokenizer.json", "tokenizer_config.json"), ["tokenizer"]),
     "no fast tokenizer": (remove("tokenizer.json"), ["tokenizer"]),
     "slow tokenizer only": (slow_tokenizer, ["fast tokenizer", "`tokenizer.json`"]),
@@ -216,7 +205,10 @@ BAD: dict[str, tuple[Change, list[str]]] = {
     ),
     "no padding token": (drop_pad_token, ["`pad_token`"]),
     "padding by a word": (pad_by("the"), [f"`the` (id {tiny.VOCABULARY.index('the')})"]),
-    "input that nothing fills": (fill_in("input_ids", "attention_mask", "bbox"), ["tokenizer", " bbox."]),
+    "input that nothing fills": (
+        lambda path: edit_json(path / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask", "bbox"]),
+        ["tokenizer", " bbox."],
+    ),
     "too few positions": (replace(positions=8), ["8 tokens", "needs 16", "max_position_embeddings"]),
     "NaN weights": (fill(DENSE, float("nan")), [f"`{DENSE}`", "NaN"]),
     "weights that overflow": (weigh(lambda tensors: tensors[DENSE].fill_(3e38)), ["finite"]),
@@ -305,7 +297,6 @@ def test_a_task_that_does_not_fit_the_checkpoint_is_refused(source: Path, output
 
 
 def test_a_source_with_an_invalid_bundle_name_is_refused_early(tmp_path: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The error names `--name` before any stage runs."""
     code = cli.main([str(bert(tmp_path, "my checkpoint")), "--output", str(output), *FAST])
 
     err = capsys.readouterr().err
@@ -329,7 +320,6 @@ SIZES = [1_000, 100_000, 180_000]
 def test_an_export_that_cannot_write_a_file_fails_with_one_line(
     source: Path, output: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    """At every size, the exit code is 1, the error names the folder, and only the old bundle is left. One case runs all stages."""
     existing = contents(tiny.bundle(output, "tiny-bert"))
     texts = few_texts(tmp_path)
     if size != SIZES[-1]:
@@ -355,8 +345,6 @@ FULL_DISK = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 def test_an_export_that_is_interrupted_in_any_stage_leaves_no_files(
     source: Path, output: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, number: Any, stage: str
 ) -> None:
-    """After a signal or on a full disk there is no new bundle and no temporary folder, and an old bundle is unchanged."""
-
     def fail(*_: Any, **__: Any) -> Any:
         if number is None:
             raise FULL_DISK
@@ -412,8 +400,6 @@ def test_a_second_export_of_a_name_fails_at_once(
 
 @pytest.mark.usefixtures("played_back")
 def test_without_locks_the_folder_of_another_export_is_kept(source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a file system without locks, an export works and does not delete the work folder of another export."""
-
     def none(*_: Any) -> None:
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
 

@@ -94,7 +94,6 @@ def test_the_manifest_says_where_the_bundle_came_from(usual: Bundle) -> None:
 def test_int8_with_low_agreement_is_not_the_default(
     source: Path, usual: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """fp32 is the default instead and answers the stored example; command and card warn about int8."""
     play_back(monkeypatch, source)
     monkeypatch.setattr("bertserve.service.bundle.validation_policy.ENOUGH_AGREEMENT", 1.01)
     models = tmp_path / "models"
@@ -147,7 +146,6 @@ def test_int8_with_one_broken_matrix_is_refused(source: Path, usual: Bundle, tmp
 def test_the_last_precision_is_the_default_graph(
     source: Path, usual: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precisions: tuple[str, ...]
 ) -> None:
-    """The bundle has only the requested graphs; fp32 is not stored unless it is requested."""
     play_back(monkeypatch, source)
     bundle = exported(source, tmp_path, precisions=precisions, calibration=few_texts(tmp_path))
 
@@ -186,7 +184,6 @@ def untimed(target: Path) -> dict[str, Any]:
 
 
 def test_the_same_checkpoint_gives_the_same_files(source: Path, usual: Bundle, tmp_path: Path) -> None:
-    """A repeated export is byte-identical, except for measured times."""
     again = exported(source, tmp_path, precisions=("fp32", "int8"), calibration=few_texts(tmp_path)).path
     digests = [
         {path.name: path.name in (MANIFEST_FILE, CARD_FILE) or digest(path) for path in folder.iterdir()} for folder in (usual.path, again)
@@ -244,7 +241,6 @@ def pickle_weights(source: Path, *, shards: int = 1, zipped: bool = True, old_na
 
 @pytest.mark.parametrize("options", [{}, {"shards": 3}, {"zipped": False}, {"old_names": True}], ids=str)
 def test_pickled_weights_are_read_like_safetensors(tmp_path: Path, options: dict[str, Any]) -> None:
-    """All tensors are equal; only the digest and the format of the weights differ."""
     source = bert(tmp_path)
     expected = load_checkpoint(str(source))
     pickle_weights(source, **options)

@@ -161,7 +161,6 @@ REPLACED: dict[str, Callable[[Path, Path], object]] = {
 @pytest.mark.usefixtures("played_back")
 @pytest.mark.parametrize("kind", REPLACED)
 def test_overwrite_replaces_a_bundle_file_or_link(source: Path, output: Path, tmp_path: Path, run: Run, kind: str) -> None:
-    """The target of a link stays."""
     elsewhere = tmp_path / "elsewhere"
     output.mkdir()
     REPLACED[kind](output / "tiny-bert", elsewhere)

@@ -115,7 +115,6 @@ def test_a_decoder_that_needs_generated_tokens_is_refused(tmp_path: Path) -> Non
 
 @FULL
 def test_t5_feature_extraction_uses_only_the_encoder(tmp_path: Path) -> None:
-    """The decoder is left out, although encoder and decoder share an embedding."""
     tokenizer = FAMILIES["T5"].tokenizer()
     config = transformers.T5Config(
         vocab_size=len(tokenizer), d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0

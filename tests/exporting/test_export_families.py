@@ -46,7 +46,6 @@ def test_fp32_outputs_match_pytorch(measured: tuple[str, str, Measured]) -> None
 
 
 def test_int8_errors_are_within_the_limit(measured: tuple[str, str, Measured]) -> None:
-    """Matrix products run in int8; the error relative to the outputs' standard deviation is limited, also on other texts."""
     found, most = measured[2], most_of_int8(measured[1])
     validation = found.int8_graph.validation
 
@@ -56,7 +55,6 @@ def test_int8_errors_are_within_the_limit(measured: tuple[str, str, Measured]) -
 
 
 def test_the_service_reproduces_the_stored_answer(measured: tuple[str, str, Measured], capsys: pytest.CaptureFixture[str]) -> None:
-    """`bert-serve check` passes, and both graphs are batch-invariant."""
     assert all(graph.batch_invariant for graph in measured[2].bundle.manifest.graphs)
     assert 0 == bertserve.service.cli.main(["check", "--models", str(measured[2].bundle.path.parent)])
     assert capsys.readouterr().out.endswith("cpu/int8: ok\n")

@@ -118,7 +118,6 @@ def saved(path: Path, architecture: Any, config: Any, tokenizer: Any) -> Path:
     ],
 )
 def test_a_model_without_a_supported_task_is_refused(tmp_path: Path, architecture: str, config: Any, task: str) -> None:
-    """A generative language model and an image model are refused, even with the flag of another task."""
     tokenizer = roberta_tokenizer() if task == "fill-mask" else bert_tokenizer()
     source = saved(tmp_path / "other", getattr(transformers, architecture), config, tokenizer)
 

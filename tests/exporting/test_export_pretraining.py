@@ -97,7 +97,6 @@ def test_predict_and_infer_refuse_a_single_text(following: tuple[Path, Bundle]) 
 
 
 def test_bundles_of_pair_models_pass_check_and_verify(following: tuple[Path, Bundle], tmp_path: Path, verify: Verify) -> None:
-    """The example, the compared batches and the data are pairs; accuracy is 1 for the labels that transformers predicts."""
     source, bundle = following
     best = [FOLLOWS[int(outputs(source, "BertForNextSentencePrediction", *pair).logits.argmax())] for pair in PAIRS[:2]]
     lines = json_lines(tmp_path / "data.jsonl", *(inputs | {"label": label} for inputs, label in zip(INPUTS, best, strict=False)))
@@ -159,7 +158,6 @@ def test_a_pretraining_model_classifies_pairs(
 
 
 def test_the_error_for_another_task_lists_both_possible_tasks(pretrained: Path) -> None:
-    """The error lists the task of `auto` first. Feature extraction is accepted."""
     with pytest.raises(CheckpointError, match="fill-mask and text-classification; --task question-answering"):
         load_checkpoint(str(pretrained), task="question-answering")
     assert "feature-extraction" == load_checkpoint(str(pretrained), task="feature-extraction").task

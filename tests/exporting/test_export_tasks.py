@@ -56,7 +56,6 @@ def test_the_stored_examples_pass_the_check(bundles: dict[str, Bundle], capsys: 
 
 @pytest.mark.parametrize("task", list(ARCHITECTURES))
 def test_the_manifest_has_the_fields_of_its_task(bundles: dict[str, Bundle], task: str) -> None:
-    """Only token classification has labels, and only fill-mask has a mask. [CLS] is first, and `##` marks subwords."""
     manifest, spec = bundles[task].manifest, bundles[task].manifest.tokenizer
     mask = {"token": "[MASK]", "id": 4} if task == fill_mask.TASK else None
     labels = ENTITIES if task == token_classification.TASK else ()
@@ -66,7 +65,6 @@ def test_the_manifest_has_the_fields_of_its_task(bundles: dict[str, Bundle], tas
 
 
 def test_the_graph_projects_only_masks(bundles: dict[str, Bundle]) -> None:
-    """The output has one row per mask, whatever the padded length of the batch."""
     served = Served(bundles[fill_mask.TASK])
     encodings = served.encodings(*(fill_mask.FillMaskRequest(text) for text in ("[MASK]", f"a [MASK] [MASK] {LONG[:300]}")))
 

@@ -80,7 +80,6 @@ def graphs(bundle: Bundle) -> set[Key]:
 
 @pytest.mark.parametrize("stage", ["build", pytest.param("load", marks=pytest.mark.full_grid), "crash", "agree"])
 def test_a_failed_fp16_graph_is_omitted_and_the_others_are_kept(export: Export, fault: Fault, stage: str) -> None:
-    """Whichever stage fails, the exit code is 4, the bundle has the other graphs, and fp32 is CUDA's default."""
     if stage in ("load", "agree"):
         fault.agree(("cuda", "fp16"), loads=stage == "agree")
     else:
@@ -101,7 +100,6 @@ def test_a_failed_fp16_graph_is_omitted_and_the_others_are_kept(export: Export, 
 
 
 def test_a_failed_fp16_graph_is_replaced_by_fp32_if_it_is_the_only_one(export: Export, fault: Fault) -> None:
-    """An export of only fp16 gives the verified fp32 graph and exit code 4, as for int8."""
     fault.agree(("cuda", "fp16"))
     code, _, bundle = export("--provider", "cuda", "--precision", "fp16")
     assert (4, [("cuda", "fp32", True)]) == (code, [(graph.provider, graph.precision, graph.default) for graph in bundle.manifest.graphs])
@@ -123,7 +121,6 @@ def test_a_failed_provider_does_not_affect_the_others(export: Export, fault: Fau
 
 @pytest.mark.parametrize("provider", ["cpu", "cuda", "tensorrt"])
 def test_a_failed_required_fp32_graph_leaves_no_bundle(source: Path, output: Path, run: Run, fault: Fault, provider: str) -> None:
-    """If the fp32 graph of the CPU or of the only provider fails, the exit code is 1 and no file is left."""
     fault.agree((provider, "fp32"))
     code, message = run(source, "--provider", provider if provider != "cpu" else "cpu,cuda", *FAST)
     assert (1, [], True) == (code, left_in(output), "its logits are off by 3.0." in message)

@@ -101,7 +101,6 @@ def test_the_cuda_graph_is_fused_and_takes_lengths(bundle: Bundle) -> None:
 
 
 def test_fp16_weights_are_stored_in_half_precision(bundle: Bundle) -> None:
-    """Matrices are float16, so the file has about half the size; outputs stay float32."""
     model = model_of(bundle, "cuda", "fp16")
     large = {tensor.data_type for tensor in model.graph.initializer if len(tensor.dims) == 2}
     sizes = [(bundle.path / bundle.graph("cuda", precision).file).stat().st_size for precision in ("fp32", "fp16")]  # type: ignore[arg-type]
@@ -130,7 +129,6 @@ INPUTS = {
 
 @pytest.mark.parametrize(("provider", "precision"), GRAPHS)
 def test_outputs_of_all_tasks_match_the_cpu_graph(bundle: Bundle, provider: Any, precision: Any) -> None:
-    """Outputs have the same shapes and values, although batches are padded to the shape plan."""
     task = bundle.manifest.task
     served, on_cpu = Served(bundle, precision, provider), Served(bundle)
     encodings = served.encodings(*(REQUESTS[task](*texts) for texts in INPUTS[task] * 3))

@@ -69,7 +69,6 @@ def worst_difference(bundle: Bundle, module: Any, precision: Any = "fp32") -> fl
     ("name", "precisions"), [("tagger", ("fp32",)), pytest.param("recurrent", ("fp32", "int8"), marks=pytest.mark.full_grid)]
 )
 def test_an_example_answers_like_its_module(name: str, precisions: tuple[str, ...], tmp_path: Path) -> None:
-    """Logits of every length, alone and in a padded batch, are within 1e-4. The service reproduces the stored result without the module."""
     reference, module = example(tmp_path, name)
     bundle = bundle_of(reference, tmp_path, precisions=precisions)
     manifest = bundle.manifest

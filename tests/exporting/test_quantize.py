@@ -107,7 +107,6 @@ def constants(path: Path, node: onnx.NodeProto, *places: int) -> list[Array]:
 
 
 def test_outputs_are_close_to_the_float_graphs(quantized: Quantized) -> None:
-    """On texts outside the calibration, the error is a small part of the outputs' variation, even with outliers."""
     feeds = quantized.staged.feeds(UNSEEN)
     error = inference.relative_error(inference.outputs(quantized.staged.packed, feeds), inference.outputs(quantized.target, feeds))
 
@@ -153,7 +152,6 @@ def test_a_layer_whose_attention_is_zero_is_quantized(tmp_path: Path) -> None:
 
 
 def test_the_most_sensitive_matrices_stay_in_float_to_meet_the_limit(quantized_of: QuantizedOf, tmp_path: Path) -> None:
-    """The limit is below the error of full int8. It is met with some products in float, and the remaining error is reported."""
     quantized = quantized_of("token-classification")
     feeds = quantized.staged.feeds(UNSEEN)
     expected = inference.outputs(quantized.staged.packed, feeds)
@@ -219,7 +217,6 @@ def test_a_cpu_that_saturates_gives_the_same_products(quantized: Quantized) -> N
 
 
 def test_products_agree_with_onnx_runtime(quantized: Quantized) -> None:
-    """The integer products, with scale and bias, equal the outputs of the graph's products."""
     [feed] = quantized.staged.feeds(UNSEEN[:1])
     for node, (inputs, outputs) in zip(products(quantized.target), observed(quantized.target, feed), strict=True):
         steps, scale, scales, zero, zeros, bias = constants(quantized.target, node, 1, 2, 3, 4, 5, 6)

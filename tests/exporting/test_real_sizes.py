@@ -22,7 +22,6 @@ pytestmark = [
 
 @pytest.mark.parametrize("name", ["sentiment", "ner", "qa", "fill-mask", "nli", "rerank"])
 def test_a_real_checkpoint_answers_like_pytorch(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """For every sample, the fp32 logits are within the bound and the labels are PyTorch's. The validation report is printed."""
     validation = exported(Path(os.environ[CHECKPOINTS]) / name, tmp_path).manifest.graphs[0].validation
     with capsys.disabled():
         print(f"\n{name}: {validation.model_dump_json()}")

@@ -60,7 +60,6 @@ def graphs_of_both(small: Checkpoint, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def test_both_graphs_have_the_same_form(both: dict[Tracer, Graphs]) -> None:
-    """Each operator occurs equally often, for the CPU and for CUDA; the form names the tracer."""
     script, program = both["torchscript"], both["dynamo"]
     counts = [
         [Counter(node.op_type for node in rewrite.load(path).graph) for path in (traced.cpu.path, traced.raw.with_name("cuda.onnx"))]
@@ -120,7 +119,6 @@ def test_a_graph_for_only_one_length_is_refused(small: Checkpoint, tmp_path: Pat
 @pytest.mark.full_grid
 @pytest.mark.parametrize(("family", "task"), CASES)
 def test_every_family_is_exported_with_the_default_tracer(family: str, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits are within 1e-4 of PyTorch's at every length of the grid, rows do not depend on their batch, and int8 stays close."""
     monkeypatch.setattr(trace, "TRACERS", BOTH)
     found = measure(family, task, tmp_path)
 

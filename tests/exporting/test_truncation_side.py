@@ -74,7 +74,6 @@ def test_texts_and_pairs_keep_their_ends(left: Tokenizer, text: str, pair: str |
 
 @given(texts | long_text, st.lists(st.sampled_from(WORDS), min_size=1, max_size=3, unique=True))
 def test_zero_shot_only_cuts_the_text(left: Tokenizer, text: str, labels: list[str]) -> None:
-    """The pipeline of transformers does the same with `only_first`."""
     request = zero_shot.ZeroShotRequest(text, zero_shot.ZeroShotParameters(candidate_labels=labels, hypothesis_template="a {} film"))
     assert rows(encode(zero_shot, request, left)) == [
         row for label in labels for row in expected(text, f"a {label} film", truncation="only_first")

@@ -255,7 +255,6 @@ def test_accuracy_is_the_share_of_right_labels(tmp_path: Path, verify: Verify, f
 
 
 def test_an_undefined_correlation_is_explained(tmp_path: Path, verify: Verify) -> None:
-    """A correlation with constant values or labels is reported as 0, with the reason."""
     same = labeled(tmp_path, [1] * len(TEXTS))
     _, of_values = verify(regression(tmp_path / "values"), "--data", same)
     _, of_labels = verify(sound(tmp_path), "--data", same)

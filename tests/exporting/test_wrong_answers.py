@@ -72,14 +72,12 @@ def its_tokenizer(loaded: Checkpoint, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_added_tokens_of_a_text_are_matched(marked: Path, tokenizer: Tokenizer, text: str) -> None:
-    """Entity markers and placeholders have the ids from the training, whether they are special or not."""
     expected = transformers.AutoTokenizer.from_pretrained(marked)(text, add_special_tokens=False)["input_ids"]
     assert expected == tokenizer.tokenize([text])[0].ids
 
 
 @pytest.mark.parametrize("text", INERT)
 def test_tokens_of_the_template_stay_text(loaded: Checkpoint, tokenizer: Tokenizer, text: str) -> None:
-    """A text cannot inject a separator, padding or a mask, even next to markers."""
     marker, *reserved = (loaded.tokenizer.convert_tokens_to_ids(token) for token in ("[E1]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"))
     [tokens] = tokenizer.tokenize([f"[E1] {text}"])
     assert marker == tokens.ids[0]
@@ -257,7 +255,6 @@ def test_a_user_can_ignore_weights(tmp_path: Path) -> None:
 
 
 def test_the_digest_covers_only_the_loaded_files(tmp_path: Path) -> None:
-    """An unused weights file in the folder does not change the digest; the files of an index are included."""
     source = bert(tmp_path)
     before = load_checkpoint(str(source)).origin.weights_sha256
     shutil.copy(source / "model.safetensors", source / "optimizer.safetensors")
