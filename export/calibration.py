@@ -41,7 +41,7 @@ Item = TypeVar("Item")
 BUILT_IN = Path(__file__).with_name("calibration.txt")
 MAX_TOKENS = 128
 MAX_TEXTS = 1000  # of a file; a longer file is sampled
-HELD_OUT = 3  # one of this many texts is held out from calibration
+HELD_OUT_STEP = 3  # one of this many texts is held out from calibration
 # One of this many held-out texts is for the gate, but at least MIN_GATE, or half of them if there are fewer; the others are for the report.
 GATE_SHARE, MIN_GATE = 4, 8
 BLOCK = 12  # number of neighbors that are shuffled together
@@ -226,7 +226,7 @@ def read_split(calibration: Path, validation: Path | None = None) -> Split:
     selection = sample(texts, MAX_TEXTS)
     if calibration != BUILT_IN:  # its lines have no pattern
         selection = mixed(selection, BLOCK)
-    held_out = selection[HELD_OUT - 1 :: HELD_OUT]
+    held_out = selection[HELD_OUT_STEP - 1 :: HELD_OUT_STEP]
     count = max(len(held_out) // GATE_SHARE, min(MIN_GATE, len(held_out) // 2))
     places = {i * len(held_out) // count for i in range(count)}
     gate, report = [held_out[i] for i in sorted(places)], [text for i, text in enumerate(held_out) if i not in places]
@@ -267,10 +267,10 @@ def make_feeds(texts: Texts, checkpoint: Checkpoint, tokenizer: Tokenizer, input
     the model's length. For fill-mask, one token in eight is masked. `inputs` are by default those of the traced graph.
     """
     # a text with only control characters has no tokens, and without special tokens there is nothing to run
-    bare = tokenizer.room(pair=False) == tokenizer.max_length
+    without_specials = tokenizer.room(pair=False) == tokenizer.max_length
 
     def tokenize(side: Sequence[str], max_tokens: int) -> list[_Cut]:
-        return [_Cut(entry.ids, max_tokens) for entry in tokenizer.tokenize(side) if not bare or len(entry)]
+        return [_Cut(entry.ids, max_tokens) for entry in tokenizer.tokenize(side) if not without_specials or len(entry)]
 
     longest = max(PASSAGES)
     user_pairs = [(pair[0], pair[1]) for pair in (tokenize(pair, longest) for pair in texts.pairs) if len(pair) == 2]
@@ -287,11 +287,11 @@ class _Cut:
     """The token ids of a text, and the maximum number to keep."""
 
     ids: Sequence[int]
-    most: int
+    max_tokens: int
 
 
 def _pair(first: _Cut, second: _Cut, checkpoint: Checkpoint, tokenizer: Tokenizer) -> Encoding:
-    room = min(tokenizer.room(pair=True), max(2 * MAX_TOKENS, second.most))
+    room = min(tokenizer.room(pair=True), max(2 * MAX_TOKENS, second.max_tokens))
     a, b = truncate_longest_first(len(first.ids), len(second.ids), room)
     if TASKS[checkpoint.task].needs_pairs:
         a = min(len(first.ids), min(room, 2 * MAX_TOKENS) // 4)
@@ -300,7 +300,7 @@ def _pair(first: _Cut, second: _Cut, checkpoint: Checkpoint, tokenizer: Tokenize
 
 
 def _single(text: _Cut, i: int, checkpoint: Checkpoint, tokenizer: Tokenizer) -> Encoding:
-    ids = list(text.ids[: min(tokenizer.room(pair=False), text.most)])
+    ids = list(text.ids[: min(tokenizer.room(pair=False), text.max_tokens)])
     if checkpoint.mask is None:
         return tokenizer.assemble(ids)
     ids = ids or [checkpoint.mask.id]

@@ -77,11 +77,11 @@ def _trace_attention(checkpoint: Checkpoint, path: Path, tracer: Tracer) -> tupl
     layers = [OutputSpec(name=f"{LAYER_ATTENTION}{number}", kind="per_map") for number in range(len(checkpoint.attention_heads))]
     inputs = tuple(spec for spec in checkpoint.inputs if spec != ATTENTION_INDEX)
     outputs = (*(spec for spec in checkpoint.outputs if spec != ATTENTIONS), *layers)
-    whole = path.with_name(f"whole_{path.name}")
-    used_inputs = _trace(replace(checkpoint, inputs=inputs, outputs=outputs), whole, tracer)
+    with_layers = path.with_name(f"layers_{path.name}")
+    used_inputs = _trace(replace(checkpoint, inputs=inputs, outputs=outputs), with_layers, tracer)
     names = [spec.name for spec in layers]
-    select_maps(whole, path, names, index_name=ATTENTION_INDEX.name, output_name=ATTENTIONS.name)
-    onnx_files.remove(whole)
+    select_maps(with_layers, path, names, index_name=ATTENTION_INDEX.name, output_name=ATTENTIONS.name)
+    onnx_files.remove(with_layers)
     return (*used_inputs, ATTENTION_INDEX)
 
 

@@ -108,8 +108,8 @@ class _LastOfEachRow(TorchFunctionMode):
         if func is torch.Tensor.__getitem__:
             tensor, index = args
             mask, *rest = index if isinstance(index, tuple) else (index,)
-            whole = all(part == slice(None) for part in rest)
-            if isinstance(mask, torch.Tensor) and mask.dtype == torch.bool and mask.ndim == 2 and tensor.ndim == 3 and whole:
+            takes_all_values = all(part == slice(None) for part in rest)
+            if isinstance(mask, torch.Tensor) and mask.dtype == torch.bool and mask.ndim == 2 and tensor.ndim == 3 and takes_all_values:
                 places = torch.arange(mask.shape[1], dtype=torch.int32)
                 last = (mask.to(torch.int32) * places).argmax(-1)
                 return tensor[torch.arange(mask.shape[0]), last]

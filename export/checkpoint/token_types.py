@@ -74,10 +74,10 @@ def choose_token_types(
         return requested
     # a model without a table of types, such as XLM, adds another vector for zeros, and nothing without types
     matters = rows is None or (rows != 1 and any(piece.type_id for piece in pieces))
-    given = gives_token_types(tokenizer)
-    if given is None:
-        given = _gave_by_default(version)
-        if given is False and matters:
+    gives_types = gives_token_types(tokenizer)
+    if gives_types is None:
+        gives_types = _gave_by_default(version)
+        if gives_types is False and matters:
             logger.warning(
                 "`%s` was saved by transformers %s, whose %s gives no token types, so the second text of a pair has the types of the first; if it "
                 "was trained with those of the template, give --token-types template.",
@@ -85,8 +85,8 @@ def choose_token_types(
                 version,
                 type(tokenizer).__name__,
             )
-    if given is not None or not matters:
-        return "template" if given else "zero"
+    if gives_types is not None or not matters:
+        return "template" if gives_types else "zero"
     raise CheckpointError(
         f"it is unknown with which token types `{source}` was trained: {type(tokenizer).__name__} gave those of its template in transformers 4 "
         f"and gives none in transformers 5, and the version of its training is {f'`{version}`' if version else 'not recorded'}. Wrong types "

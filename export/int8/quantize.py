@@ -100,9 +100,9 @@ def quantize(
     for x in graph_edits.fold_smoothing(model.graph, multipliers):
         activations[x], scales[x] = activations[x].scaled(multipliers[x]), scales[x].folded()
     units, inputs = _split_outliers(model.graph, sensitive, activations)
-    again = {*units, *inputs, *(x for x in insensitive if scales[x].is_smoothed)}
+    rescaled = {*units, *inputs, *(x for x in insensitive if scales[x].is_smoothed)}
     layers = rewrite.find_linears(model.graph)  # a split has replaced matrices
-    scales |= _choose_scales({x: layers[x] for x in scales if x in again}, activations, unsmoothed=insensitive)
+    scales |= _choose_scales({x: layers[x] for x in scales if x in rescaled}, activations, unsmoothed=insensitive)
     params = _quantize_weights(layers, activations, scales, use_gptq=True)
     shutil.rmtree(samples)
     # the most important first; without a measurement a matrix counts as average, and with --quick its own output error counts
