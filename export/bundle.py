@@ -207,11 +207,11 @@ def graph_mib(graph: GraphSpec, folder: Path) -> float:
 
 def _how_made(graph: GraphSpec) -> str:
     validation = graph.validation
-    quantized = f"; quantized {describe_quantization(validation)}" if validation.quantized else ""
-    return f"{_name(graph)}: {graph.form}; {validation.nodes} nodes; fused {describe_counts(validation.fusions)}{quantized}."
+    quantized = f"; quantized {_describe_quantization(validation)}" if validation.quantized else ""
+    return f"{_name(graph)}: {graph.form}; {validation.nodes} nodes; fused {_describe_counts(validation.fusions)}{quantized}."
 
 
-def describe_quantization(validation: ValidationReport) -> str:
+def _describe_quantization(validation: ValidationReport) -> str:
     """Returns the quantized operators, the error of the outputs, and the number of matrices with too few texts for GPTQ."""
     error = f", which changes the outputs by {validation.quantization_error:.3f} of their spread" if validation.quantization_error else ""
     nearest = validation.quantized.get("RoundedToNearest", 0)
@@ -220,10 +220,10 @@ def describe_quantization(validation: ValidationReport) -> str:
         if nearest
         else ""
     )
-    return describe_counts(validation.quantized) + error + remark
+    return _describe_counts(validation.quantized) + error + remark
 
 
-def describe_counts(counts: dict[str, int]) -> str:
+def _describe_counts(counts: dict[str, int]) -> str:
     """Returns names with their counts, as text."""
     return ", ".join(f"{name} {count}" for name, count in counts.items()) or "nothing"
 

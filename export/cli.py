@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, get_args
 
 from bertserve.export import flags, verify_cli
 from bertserve.export.artifact import Tracer, choose_precisions
-from bertserve.export.bundle import describe_counts, describe_quantization, graph_mib
+from bertserve.export.bundle import graph_mib
 from bertserve.export.errors import ExportError
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.workspace import Stopped, raise_on_signals
@@ -87,11 +87,7 @@ def _run(args: argparse.Namespace) -> int:
         logging.disable_progress_bar()  # a log has one line per stage
     if args.module is not None:
         print(f"bert-export: running the code of `{args.module}` with your rights, as --trust-module says.", file=sys.stderr, flush=True)
-    options = {
-        name: value
-        for name, value in vars(args).items()
-        if name not in ("source", "module", "trust_module", "verbose") and value is not None
-    }
+    options = {name: value for name, value in vars(args).items() if name not in ("source", "module", "trust_module") and value is not None}
     spec = ExportSpec(source=args.source or args.module, module=args.module is not None, **options)
     try:
         target, manifest = export(spec)
@@ -106,7 +102,7 @@ def _run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 1
-    _print_validation_reports(target, manifest, verbose=args.verbose)
+    _print_agreements(target, manifest)
     for graph in manifest.graphs:
         if is_low(graph):
             print(f"bert-export: WARNING: {low_agreement(graph)}", file=sys.stderr)
@@ -156,39 +152,17 @@ def missing_graphs(manifest: Manifest) -> list[str]:
     ]
 
 
-def _print_validation_reports(target: Path, manifest: Manifest, *, verbose: bool) -> None:
+def _print_agreements(target: Path, manifest: Manifest) -> None:
     labels = ", ".join(manifest.labels[:_SHOWN_LABELS])
     more = f" and {len(manifest.labels) - _SHOWN_LABELS} more" if len(manifest.labels) > _SHOWN_LABELS else ""
     print(f"{target}: {manifest.task}" + (f", labels {labels}{more}" if labels else ""))
     for graph in manifest.graphs:
+        measured_on = graph.validation.provider
         print(
             f"  {graph.file}  {graph_mib(graph, target):.1f} MiB{'  default' if graph.default else ''}  agreement with the checkpoint: "
             f"{summarize_agreement(graph.validation.agreement)}; at least {ENOUGH_AGREEMENT:.0%} is expected"
-            + (
-                ""
-                if graph.validation.provider == graph.provider
-                else f"; measured on {graph.validation.provider}, because {graph.provider} was not available"
-            )
+            + ("" if measured_on == graph.provider else f"; measured on {measured_on}, because {graph.provider} was not available")
         )
-        if verbose:
-            _print_details(graph, manifest)
-
-
-def _print_details(graph: GraphSpec, manifest: Manifest) -> None:
-    validation = graph.validation
-    print(
-        f"    worst error of an output to PyTorch {validation.worst_abs_error:.1e}, {describe_agreement(validation)}, row in batch against row alone {validation.worst_row_error:.1e}"
-        f" ({'batch-invariant' if graph.batch_invariant else 'not batch-invariant'})\n"
-        f"    {validation.nodes} nodes; fused {describe_counts(validation.fusions)}; quantized {describe_quantization(validation)}"
-    )
-    if validation.attention_error is not None:
-        print(f"    worst error of an attention weight to PyTorch {validation.attention_error:.1e}")
-    if validation.lengths:
-        print("    worst error of an output by tokens: " + ", ".join(f"{e.up_to}: {e.worst_abs_error:.1e}" for e in validation.lengths))
-        print(f"    longest compared row {validation.longest} of {manifest.tokenizer.max_length} tokens")
-    if validation.speed:
-        times = ", ".join(f"{timing.length}: {timing.median_ms:.1f}" for timing in validation.speed.timings)
-        print(f"    milliseconds by tokens, {validation.speed.threads} thread, {validation.speed.cpu}: {times}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -238,7 +212,6 @@ def _parser() -> argparse.ArgumentParser:
         help="run the code of --module with your rights; read the file first",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing bundle of that name")
-    parser.add_argument("--verbose", action="store_true", help="print all measurements of each graph, not only its size and agreement")
     parser.add_argument(
         "--metrics-file",
         dest="metrics",

@@ -172,7 +172,6 @@ class Comparison:
         return {
             "samples": len(self.results),
             "worst_abs_error": max((entry.worst_abs_error for entry in lengths), default=0.0),
-            "worst_rel_error": max((entry.worst_rel_error for entry in lengths), default=0.0),
             "worst_row_error": self.worst_row_error,
             "agreement": self.agreement(),
             "lengths": lengths,

@@ -182,7 +182,6 @@ class ValidationReport(Record):
         quantization_limit: Largest `quantization_error` that the export allowed, by `--max-int8-error`; 0 for other graphs than int8.
         provider: Execution provider of the measurements: the CPU if the graph's own provider was not available.
         opset: Version of ONNX's own operators; null if not recorded.
-        worst_rel_error: Largest difference of a row's logits, relative to the row's largest logit; null if not recorded.
         lengths: The largest errors by length; empty if not recorded.
         longest: Tokens of the longest parity row; null if not recorded.
         speed: Durations of runs; null if not timed.
@@ -201,7 +200,6 @@ class ValidationReport(Record):
     quantization_limit: float = 0.0
     provider: Provider = "cpu"
     opset: int | None = None
-    worst_rel_error: float | None = None
     lengths: Annotated[tuple[LengthParity, ...], Field(strict=False)] = ()
     longest: int | None = None
     speed: Speed | None = None
