@@ -1,4 +1,4 @@
-"""Embedding, zero-shot and reranking models, from checkpoint to response, match PyTorch and the pipelines of transformers."""
+"""Embedding and zero-shot models, from checkpoint to response, match PyTorch and the pipelines of transformers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ import pytest
 import torch
 import transformers
 from huggingface_hub.utils import filter_repo_objects
+from numpy.typing import NDArray
 from safetensors.torch import load_file
-from transformers import BertConfig
 
 import bertserve.service.cli
 import tiny
+from bertserve.export import cli
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.service.bundle.files import Bundle
+from bertserve.service.bundle.manifest import Layers
 from bertserve.service.tasks import zero_shot
 from bundles import Served, exported, refused
 from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_json, edit_weights, few_texts, naming, save
@@ -38,9 +40,10 @@ def write(path: Path, document: Any) -> None:
     path.write_text(json.dumps(document), encoding="utf-8")
 
 
-def encoder(folder: Path, name: str = "vectors", *, layers: int = 4, architecture: str = "BertModel", **labels: Any) -> Path:
+def encoder(folder: Path, *, layers: int = 4, architecture: str = "BertModel", **labels: Any) -> Path:
+    config = getattr(transformers, architecture).config_class
     sizes = SIZES | {"num_hidden_layers": layers}
-    return save(folder / name, architecture, BertConfig(vocab_size=ROWS, max_position_embeddings=POSITIONS, **sizes, **labels))
+    return save(folder / "vectors", architecture, config(vocab_size=ROWS, max_position_embeddings=POSITIONS, **sizes, **labels))
 
 
 def sentence_transformers(path: Path, *steps: str, max_length: int = 64) -> Path:
@@ -242,3 +245,70 @@ def test_zero_shot_labels_match_the_pipeline(inference: tuple[Any, Served], mult
         found = served.answer({"inputs": text, "parameters": parameters}, zero_shot.TASK)
         assert expected["labels"] == [item["label"] for item in found]
         assert pytest.approx(expected["scores"], abs=1e-5) == [item["score"] for item in found]
+
+
+SHORT_TEXTS = ["good", "the film was not very good", "", "the book is great ! " * 12]
+
+
+def pooled(bundle: Bundle, **body: Any) -> NDArray[np.float32]:
+    """Returns the vectors of all short texts, which run as one padded batch."""
+    return np.array(Served(bundle).answer({"inputs": SHORT_TEXTS, **body}))
+
+
+def combined(source: Path, layers: list[int], combine: str) -> NDArray[np.float32]:
+    """Returns PyTorch's combined hidden states, averaged over the tokens."""
+    model, tokenizer = transformers.AutoModel.from_pretrained(source).eval(), transformers.AutoTokenizer.from_pretrained(source)
+    means = []
+    for text in SHORT_TEXTS:
+        with torch.no_grad():
+            states = model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True).hidden_states
+        chosen = [states[layer][0] for layer in layers]
+        one = torch.cat(chosen, dim=-1) if combine == "concat" else sum(chosen) / (len(chosen) if combine == "mean" else 1)
+        means.append(one.mean(0).numpy())
+    return np.array(means)
+
+
+@pytest.mark.parametrize("architecture", ["BertModel", pytest.param("RobertaPreLayerNormModel", marks=pytest.mark.full_grid)])
+def test_layers_match_pytorchs_hidden_states(tmp_path: Path, architecture: str) -> None:
+    """Exported layers match within 1e-4 in any order and each combination, also for a pre-norm model."""
+    source = encoder(tmp_path, architecture=architecture)
+    bundle = exported(source, layers=(0, -4, -2))
+
+    assert bundle.manifest.embedding is not None
+    assert (0, 1, 3, 4) == bundle.manifest.embedding.layers
+    assert ["last_hidden_state", "hidden_states_0_1_3_4"] == [spec.name for spec in bundle.manifest.graphs[0].outputs]
+    assert bundle.manifest.graphs[0].validation.worst_abs_error < 1e-4
+    for layers in ([0], [-2, 1], [4, -2, 0, -4]):
+        for combine in ("concat", "sum", "mean"):
+            found = pooled(bundle, layers=layers, combine=combine, pooling="mean")
+            np.testing.assert_allclose(combined(source, layers, combine), found, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(combined(source, [-1], "concat"), pooled(bundle, pooling="mean"), rtol=0, atol=1e-4)
+    with pytest.raises(Exception, match="0 or -5, 1 or -4, 3 or -2, 4 or -1"):
+        pooled(bundle, layers=[2])
+
+
+@pytest.mark.parametrize(
+    ("layers", "numbers"), [pytest.param((-3, -2), [-3, -2], marks=pytest.mark.full_grid), ("last_four", [-4, -3, -2, -1])]
+)
+def test_a_bundle_has_default_layers_that_requests_can_override(tmp_path: Path, layers: Layers, numbers: list[int]) -> None:
+    """`--layers` and `--combine` of the export set the defaults for requests."""
+    source = encoder(tmp_path)
+    bundle = exported(source, layers=layers, combine="mean")
+    np.testing.assert_allclose(combined(source, numbers, "mean"), pooled(bundle, pooling="mean"), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(combined(source, [-1], "mean"), pooled(bundle, pooling="mean", layers="last"), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(combined(source, numbers, "sum"), pooled(bundle, pooling="mean", combine="sum"), rtol=0, atol=1e-4)
+    assert bundle.manifest.embedding is not None
+    default = ", ".join(map(str, bundle.manifest.embedding.default_layers or ()))
+    assert f" {default} (mean)" in (bundle.path / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--layers", "-6,-1"], "--layers has -6"), (["--layers", "1,5"], "layers 1 to 4, and 0"), (["--combine", "sum"], "--combine sum")],
+)
+def test_layers_that_a_model_does_not_have_are_refused(
+    tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert 1 == cli.main([str(encoder(tmp_path)), "--output", str(tmp_path / "models"), "--precision", "fp32", *arguments])
+    assert message in capsys.readouterr().err
+    assert not list((tmp_path / "models").glob("*"))
