@@ -30,6 +30,7 @@ from bertserve.service.api.routes import InferenceRoute
 from bertserve.service.errors import INTERNAL, ContentEncodingError, InvalidValueError, MalformedRequestError, Sent, UnavailableError
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.models.build import AppState
+from bertserve.service.scheduling.scheduler import LARGE_BYTES
 from bertserve.service.tasks.json_text import to_json
 
 if TYPE_CHECKING:
@@ -185,6 +186,8 @@ class Endpoint:
             if named is not None:
                 request.task, request.model = named.task, named.name
             raw = await read_body(receive, request.headers, limit=state.settings.max_body_bytes, timeout_s=state.settings.body_timeout_s)
+            if len(raw) > LARGE_BYTES:
+                await state.scheduler.own_turn()
             call = route.wire.read(Incoming(raw, request.headers, named, state.registry, state.limits, request.id))
             del raw  # the body is not needed during inference
             request.task, request.model = call.task, call.model.name

@@ -23,6 +23,7 @@ from bertserve.service.errors import BertServeError, ClientGoneError, MalformedR
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.models.build import AppState
 from bertserve.service.models.work import Prediction
+from bertserve.service.scheduling.scheduler import LARGE_BYTES
 from bertserve.service.tasks.json_text import to_json
 
 MEDIA_TYPE = "application/x-ndjson"
@@ -160,6 +161,8 @@ class LineStream:
                     "the line has more than {max_body_bytes} bytes; send less in one line; the operator can raise --max-body-bytes.",
                     max_body_bytes=state.settings.max_body_bytes,
                 )
+            if len(line) > LARGE_BYTES:
+                await state.scheduler.own_turn()
             # the model is looked up for each line, because it can be reloaded during the stream
             named = None if self.name is None else state.registry.get(self.name)
             call = self.route.read(Incoming(line, request.headers, named, state.registry, state.limits, request.id))

@@ -17,10 +17,10 @@ from bertserve.service.metrics import ModelMetrics
 from bertserve.service.models.runner import ModelRunner
 from bertserve.service.models.work import Prediction, RequestRun
 from bertserve.service.scheduling.scheduled_request import ScheduledRequest
-from bertserve.service.scheduling.scheduler import Scheduler
+from bertserve.service.scheduling.scheduler import LARGE_BYTES, Scheduler
 from bertserve.service.tasks.batch import TaskModel
 from bertserve.service.tasks.catalog import TASKS, tasks_of
-from bertserve.service.tasks.cost import LARGE_ANSWER_BYTES, MAX_CHARS, TEXT_CHARS
+from bertserve.service.tasks.cost import MAX_CHARS, TEXT_CHARS
 from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
 from bertserve.service.tracing.trace import Trace
 
@@ -149,9 +149,8 @@ class Model:
         if work:
             request = ScheduledRequest(self.runner, run.proceed, arrived, arrived + timeout_s)
             await scheduler.run(request, work, run.held_tokens)
-            if run.cost.answer_bytes > LARGE_ANSWER_BYTES:
-                async with scheduler.turn:
-                    await asyncio.sleep(0)
+            if run.cost.answer_bytes > LARGE_BYTES:
+                await scheduler.own_turn()
 
 
 def _chars(requests: Sequence[Any]) -> int:

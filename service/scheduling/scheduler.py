@@ -27,6 +27,8 @@ logger = logging.getLogger("bertserve.scheduler")
 # long each time. With less than 1e-4, threads take the GIL from each other so often that short texts take 4 % longer.
 SWITCH_S = 1e-4
 STOP_TICK_S = 0.02
+# Bytes of a body or an answer from which it gets its own turn of the event loop: many can come at once, and each takes up to 0.04 s.
+LARGE_BYTES = 2**17
 _EXPIRED = "the request's deadline passed while it waited; allow more time with `x-request-timeout-ms`, or send less at once."
 
 
@@ -36,7 +38,6 @@ class Scheduler:
     Attributes:
         max_queue_tokens: Maximum tokens of open requests.
         prepare: The threads that tokenize long texts.
-        turn: Held by the request that is next to write a large answer.
         clock: Returns monotonic seconds.
     """
 
@@ -66,7 +67,7 @@ class Scheduler:
         self._queue = queue
         self.max_queue_tokens = queue.max_queue_tokens
         self.prepare = PreparePool(prepare_threads)
-        self.turn = asyncio.Lock()
+        self._turn = asyncio.Lock()
         self.clock = clock
         self._thread_count = threads
         self._multi_threads = multi_threads
@@ -189,6 +190,11 @@ class Scheduler:
             if request.is_open:  # the caller was cancelled
                 self._end(request)
             request.future = None  # an error in it refers to this frame; without this cycle, texts and tokens are freed at once
+
+    async def own_turn(self) -> None:
+        """Waits for a turn of the event loop in which no other large body or answer is read or written."""
+        async with self._turn:
+            await asyncio.sleep(0)
 
     async def stop(self, shutdown_timeout_s: float) -> int:
         """Refuses new requests, lets others finish for `shutdown_timeout_s` seconds, fails the rest and ends the inference threads.

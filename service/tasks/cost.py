@@ -21,7 +21,6 @@ MAX_CHARS = 2**20
 TEXT_CHARS = 32
 MAX_STEPS = 2**20  # about one second
 MAX_ANSWER_BYTES = 2**23  # bytes of the answer as JSON; the event loop writes as many in 0.04 s
-LARGE_ANSWER_BYTES = 2**17  # it writes at most one answer of more bytes per turn, because a batch can end many requests at once
 # Steps that count as one token in the queue: a small encoder needs about the same time per token.
 STEPS_PER_TOKEN = 32
 # Bytes of a float32 with its comma in an answer, and of a float64.

@@ -21,8 +21,8 @@ from application import assert_same, call, faked, play, posting, rejected
 from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.models.build import AppState, build
 from bertserve.service.models.work import Prediction
+from bertserve.service.scheduling.scheduler import LARGE_BYTES
 from bertserve.service.settings import Settings
-from bertserve.service.tasks.cost import LARGE_ANSWER_BYTES
 from fakes import FakeEngine
 
 LINES = {"content-type": "application/x-ndjson"}
@@ -234,31 +234,47 @@ async def test_the_event_loop_writes_one_large_answer_per_turn(tmp_path: Path, c
     run = runner.run
     runner.run = lambda *arguments, **options: gate.wait(20) and run(*arguments, **options)  # type: ignore[method-assign]
     clients = [Client([written({"inputs": ["good " * 500] * 4, "parameters": {"pooling": "none"}})]) for _ in range(8)]
-    turns, written_in = 0, []
-
-    async def ask(client: Client) -> None:
-        await stream(service, client, "/embed", content_type)
-        assert len(client.answers[0]) > LARGE_ANSWER_BYTES
-        written_in.append(turns)
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
     service.scheduler.start()
-    counting, asking = asyncio.create_task(count()), [asyncio.create_task(ask(client)) for client in clients]
+    asking = asyncio.create_task(answered_in(service, clients, "/embed", content_type))
     async with asyncio.timeout(20):
         while service.scheduler.queued[1] < len(clients) * 4 * 500:
             await asyncio.sleep(0.001)
         gate.set()
         while service.scheduler.queued[1]:
             time.sleep(0.001)  # the event loop is busy until all requests have ended
-        await asyncio.gather(*asking)
-    counting.cancel()
+        turns = await asking
     await service.scheduler.stop(5)
-    assert len(clients) == len(set(written_in))
+    assert min(len(client.answers[0]) for client in clients) > LARGE_BYTES
+    assert len(clients) == len(set(turns))
+
+
+@pytest.mark.parametrize("content_type", [b"application/json", b"application/x-ndjson"])
+async def test_the_event_loop_reads_one_large_body_per_turn(models: Path, content_type: bytes) -> None:
+    """The last bytes of many bodies can arrive at the same time."""
+    clients = [Client([written({"inputs": "good", "unknown": "x" * LARGE_BYTES})]) for _ in range(8)]
+    turns = await answered_in(build(Settings(models=models)), clients, "/classify", content_type)
+    assert all(b"invalid_value" in client.answers[0] for client in clients)
+    assert len(clients) == len(set(turns))
+
+
+async def answered_in(service: AppState, clients: list[Client], path: str, content_type: bytes) -> list[int]:
+    """Sends the requests of all clients at once; returns for each the number of the event loop's turn in which it was answered."""
+    turn = 0
+
+    async def count() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    async def ask(client: Client) -> int:
+        await stream(service, client, path, content_type)
+        return turn
+
+    counting = asyncio.create_task(count())
+    turns = await asyncio.gather(*map(ask, clients))
+    counting.cancel()
+    return turns
 
 
 @pytest.mark.parametrize("chunks", [1, 50])
