@@ -47,10 +47,6 @@ def adapter(folder: Path, *, base_task: str = "fill-mask", **config: Any) -> Pat
     return path
 
 
-def transformers_tensors(source: Path) -> dict[str, torch.Tensor]:
-    return load_file(source / "adapter_model.safetensors")
-
-
 def train(model: Any, folder: Path, **config: Any) -> Any:
     """Saves an adapter with random tensors to a folder, as peft does after training; returns the adapted model."""
     adapted = get_peft_model(model, LoraConfig(r=RANK, **config)).eval()
@@ -187,7 +183,7 @@ def test_a_change_of_a_shared_matrix_in_only_one_of_two_places_is_refused(
 )
 def test_an_adapter_of_another_model_is_refused(tmp_path: Path, name: str, tensor: torch.Tensor, message: str) -> None:
     source = adapter(tmp_path)
-    save_file(transformers_tensors(source) | {f"base_model.model.{name}": tensor}, source / "adapter_model.safetensors")
+    save_file(load_file(source / "adapter_model.safetensors") | {f"base_model.model.{name}": tensor}, source / "adapter_model.safetensors")
 
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(str(source))
@@ -229,7 +225,7 @@ def test_a_missing_peft_is_named_with_its_install_command(
 def test_an_adapter_can_be_a_pickle(tmp_path: Path) -> None:
     """Versions of peft before 0.7 saved only this file. Other objects are refused, and a missing file is named."""
     source = adapter(tmp_path)
-    expected, tensors = load_checkpoint(str(source)).model, transformers_tensors(source)
+    expected, tensors = load_checkpoint(str(source)).model, load_file(source / "adapter_model.safetensors")
     (source / "adapter_model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors"):
         load_checkpoint(str(source))
@@ -245,7 +241,10 @@ def test_an_adapter_can_be_a_pickle(tmp_path: Path) -> None:
 
 def test_an_adapter_without_a_task_uses_the_base_models_head(tmp_path: Path) -> None:
     source = adapter(tmp_path, base_task="text-classification", task_type=None)
-    save_file({name: value for name, value in transformers_tensors(source).items() if "lora" in name}, source / "adapter_model.safetensors")
+    save_file(
+        {name: value for name, value in load_file(source / "adapter_model.safetensors").items() if "lora" in name},
+        source / "adapter_model.safetensors",
+    )
     edit_json(source / "adapter_config.json", lora_alpha=0)
     alone, with_adapter = load_checkpoint(str(tmp_path / "base")), load_checkpoint(str(source))
 

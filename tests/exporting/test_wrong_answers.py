@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 import tokenizers
 import torch
@@ -25,12 +24,11 @@ from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.checkpoint.tokenizer import load_tokenizer
 from bertserve.export.errors import CheckpointError
-from bertserve.service.bundle.files import Bundle
-from bertserve.service.tasks import classify, question_answering
+from bertserve.service.tasks import question_answering
 from bertserve.service.tasks.question_answering import windows_of
 from bertserve.service.text.tokenizer import Tokenizer
 from bundles import FAST, Run, Served, exported
-from checkpoints import PyTorch, bert, edit_json, edit_weights
+from checkpoints import bert, edit_json, edit_weights
 from families import FAMILIES, roberta_tokenizer
 from test_embeddings import encoder, sentence_transformers
 
@@ -90,17 +88,6 @@ def test_decoding_can_skip_special_added_tokens(marked: Path, tokenizer: Tokeniz
     for skip in (True, False):
         expected = reference.decode(ids, skip_special_tokens=skip)
         assert [expected, expected] == [tokenizer.decode(ids, skip_special=skip), *tokenizer.decode_all([ids], skip_special=skip)]
-
-
-def test_a_bundle_with_markers_answers_like_pytorch(marked: Path, tmp_path: Path) -> None:
-    pytorch = PyTorch(marked)
-    assert_answers(exported(marked, tmp_path), {text: pytorch.logits(text) for text in TEXTS})
-
-
-def assert_answers(bundle: Bundle, logits: dict[str, Any]) -> None:
-    served = Served(bundle)
-    for text, expected in logits.items():
-        np.testing.assert_allclose(expected, served.alone(classify.ClassifyRequest(text))[0]["logits"], rtol=0, atol=1e-4)
 
 
 # ---- tokenizer.json, some of whose steps transformers replaces with those of its class
