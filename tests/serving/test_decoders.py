@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import tempfile
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,14 @@ def sentencepiece(folder: Path) -> Tokenizer:
     return Tokenizer(folder / "tokenizer.json", spec.model_copy(update={"subword_prefix": None}))
 
 
+def entities_of(text: str, strategy: Any, tokenizer: Tokenizer, labels: tuple[str, ...], logits: Callable[[int], Floats]) -> list[Any]:
+    """Returns all entities of a text, "O" included; `logits` returns the logits of a window with this number of tokens."""
+    request = token_classification.NerRequest(text, token_classification.NerParameters(aggregation_strategy=strategy, ignore_labels=[]))
+    encodings = encode(token_classification, request, tokenizer, Head(labels)).encodings
+    rows = [{"logits": logits(len(encoding))} for encoding in encodings]
+    return list(decode(token_classification, request, rows, Head(labels), tokenizer))
+
+
 # ---- unknown tokens of SentencePiece
 
 
@@ -78,11 +86,7 @@ def test_an_unknown_token_begins_a_word(tmp_path: Path) -> None:
 
 def test_the_word_of_an_unknown_token_is_the_text(tmp_path: Path) -> None:
     """The library has the normalized spelling, which is not in the text."""
-    parameters = token_classification.NerParameters(aggregation_strategy="none", ignore_labels=[])
-    request, tokenizer = token_classification.NerRequest("in Ж", parameters), sentencepiece(tmp_path)
-    [encoding] = encode(token_classification, request, tokenizer, Head(LABELS)).encodings
-    rows = [{"logits": random_logits(0, len(encoding), len(LABELS))}]
-    tokens = decode(token_classification, request, rows, Head(LABELS), tokenizer)
+    tokens = entities_of("in Ж", "none", sentencepiece(tmp_path), LABELS, lambda count: random_logits(0, count, len(LABELS)))
     assert ["in", "Ж", "Ж"] == [token["word"] for token in tokens]  # the library splits off the mark of a new word
 
 
@@ -119,11 +123,8 @@ def check_span(text: str, span: str, start: int, end: int) -> None:
 @given(st.sampled_from(KINDS), SPACED, st.sampled_from(["none", "simple", "first", "average", "max"]), SEEDS)
 def test_entities_and_tokens_have_no_white_space_at_their_ends(kind: str, text: str, strategy: Any, seed: int) -> None:
     """`word` is the slice, and no letter is left out."""
-    parameters = token_classification.NerParameters(aggregation_strategy=strategy, ignore_labels=[])
-    request, tokenizer = token_classification.NerRequest(text, parameters), with_white_space(kind, token_classification.TASK)
-    encodings = encode(token_classification, request, tokenizer, Head(LABELS)).encodings
-    rows = [{"logits": random_logits(seed, len(encoding), len(LABELS))} for encoding in encodings]
-    entities = decode(token_classification, request, rows, Head(LABELS), tokenizer)
+    tokenizer = with_white_space(kind, token_classification.TASK)
+    entities = entities_of(text, strategy, tokenizer, LABELS, lambda count: random_logits(seed, count, len(LABELS)))
 
     for entity in entities:
         check_span(text, entity["word"], entity["start"], entity["end"])
@@ -176,12 +177,9 @@ def test_answers_have_no_white_space_at_their_ends(
 @pytest.mark.parametrize("strategy", ["first", "average", "max"])
 def test_any_white_space_begins_a_word(space: str, strategy: Any) -> None:
     """In the pipeline, only U+0020 does."""
-    parameters = token_classification.NerParameters(aggregation_strategy=strategy)
-    request = token_classification.NerRequest(f"bc{space}bc", parameters)
     tokenizer = with_white_space("byte level", token_classification.TASK)
-    [encoding] = encode(token_classification, request, tokenizer, Head(("O", "B-X"))).encodings
-    rows = [{"logits": np.tile(np.array([0, 1], dtype=np.float32), (len(encoding), 1))}]
-    entities = decode(token_classification, request, rows, Head(("O", "B-X")), tokenizer)
+    certain = np.array([0, 1], dtype=np.float32)
+    entities = entities_of(f"bc{space}bc", strategy, tokenizer, ("O", "B-X"), lambda count: np.tile(certain, (count, 1)))
     assert [(0, 2), (3, 5)] == [(entity["start"], entity["end"]) for entity in entities]
 
 

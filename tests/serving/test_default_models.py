@@ -234,16 +234,6 @@ def test_a_reload_warns_about_a_missing_default_model(tmp_path: Path, caplog: py
         assert warned == (WARNING in caplog.text)
 
 
-def test_the_only_candidate_replaces_an_unloaded_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    state = state_of(made(tmp_path, a=tiny.LABELS, b=tiny.LABELS), default={"classify": "a"})
-    asyncio.run(state.reloader.unload("a"))
-    assert {"text-classification": "b"} == used(state)
-    assert "b instead of a" in caplog.text
-    asyncio.run(state.reloader.load("a"))
-    assert {"text-classification": "a"} == used(state)
-    assert "a instead of b" in caplog.text
-
-
 def test_several_candidates_do_not_replace_an_unloaded_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS, c=tiny.LABELS)
     state = state_of(folder, default={"classify": "a"})

@@ -179,8 +179,8 @@ def test_a_deleted_bundle_is_no_longer_listed_as_broken(models: Path, tmp_path: 
     administered(state, tmp_path, check)
 
 
-def test_an_endpoint_follows_loads_and_unloads(models: Path, tmp_path: Path) -> None:
-    """After an unload, the endpoint uses another model of the task, or says that none is loaded."""
+def test_an_endpoint_follows_loads_and_unloads(models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """After an unload, the endpoint uses the only other model of the task, or says that none is loaded. The log has the changes."""
     tiny.bundle(models, "other", seed=1)
     state = build(Settings(models=models, default={"classify": "tiny"}))
 
@@ -191,6 +191,7 @@ def test_an_endpoint_follows_loads_and_unloads(models: Path, tmp_path: Path) -> 
         assert await served() == "tiny"
         assert (await client.post("/models/tiny/unload", headers=ADMIN)).json() == {"name": "tiny", "unloaded": True}
         assert await served() == "other"
+        assert "other instead of tiny" in caplog.text
         rejected(await client.post("/models/tiny/unload", headers=ADMIN), 404, "not_found")
         await client.post("/models/other/unload", headers=ADMIN)
         assert ": none" in rejected(await client.post("/classify", json=BODY), 404, "not_found")

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,20 @@ pytestmark = pytest.mark.usefixtures("logging_of_pytest")
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predictor, "WINDOW_ROWS", 16)
+
+
+@contextmanager
+def before_each_write(action: Callable[[int], Any]) -> Iterator[None]:
+    """Calls an action with the index of each part before the part is written."""
+    write = Parts.write
+
+    def written(self: Parts, index: int, *args: Any) -> None:
+        action(index)
+        write(self, index, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Parts, "write", written)
+        yield
 
 
 class Killed(BaseException):
@@ -99,25 +114,15 @@ def test_a_run_that_was_killed_at_any_point_continues_with_the_same_bytes(
     assert points > 4
 
 
-def test_the_parts_of_other_options_or_of_another_input_are_not_used(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parts_of_other_options_or_of_another_input_are_not_used(models: Path, tmp_path: Path) -> None:
     source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
 
-    def stopped_after_two_windows(*flags: str) -> None:
-        written = 0
+    def full(index: int) -> None:
+        if index == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
 
-        def write(self: Parts, *args: Any) -> None:
-            nonlocal written
-            written += 1
-            if written == 3:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            real(self, *args)
-
-        real = Parts.write
-        with monkeypatch.context() as patch:
-            patch.setattr(Parts, "write", write)
-            assert 1 == run(models, source, output, *flags)
-
-    stopped_after_two_windows()
+    with before_each_write(full):
+        assert 1 == run(models, source, output)
     assert 0 == run(models, source, output, "--parameters", '{"top_k": 1}')
     assert {1} == {len(row["prediction"]) for row in read_lines(output)}
     output.unlink()
@@ -144,17 +149,10 @@ def test_no_existing_file_is_replaced(models: Path, tmp_path: Path, kind: str) -
     assert kind != "file" or "mine" == other.read_text()
 
 
-def test_an_output_that_appears_during_the_run_is_not_replaced(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_that_appears_during_the_run_is_not_replaced(models: Path, tmp_path: Path) -> None:
     """After it is moved, the run only joins its parts."""
     source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
-    write = Parts.write
-
-    def written(self: Parts, *args: Any) -> None:
-        output.write_text("mine")
-        write(self, *args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Parts, "write", written)
+    with before_each_write(lambda index: output.write_text("mine")):
         assert 2 == run(models, source, output)
     assert "mine" == output.read_text()
     output.rename(tmp_path / "mine")
@@ -174,19 +172,18 @@ def test_the_number_of_parts_is_not_limited_by_open_files(models: Path, tmp_path
     assert TEXTS == pq.read_table(tmp_path / "out.parquet").column("text").to_pylist()
 
 
-def test_two_equal_runs_at_once_write_a_complete_output(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_equal_runs_at_once_write_a_complete_output(models: Path, tmp_path: Path) -> None:
     """The second run ends within the first one, and removes the parts. The first one fails, and can be repeated."""
     source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
-    write, codes = Parts.write, []
+    codes: list[int] = []
 
-    def written(self: Parts, index: int, *args: Any) -> None:
+    def other(index: int) -> None:
         if index == 1 and not codes:
             codes.append(0)
             codes[0] = run(models, source, output)
-        write(self, index, *args)
 
-    monkeypatch.setattr(Parts, "write", written)
-    assert (1, [0]) == (run(models, source, output), codes)
+    with before_each_write(other):
+        assert (1, [0]) == (run(models, source, output), codes)
     expected = output.read_bytes()
     assert 0 == run(models, source, output)
     assert (expected, TEXTS) == (output.read_bytes(), [row["text"] for row in read_lines(output)])
@@ -194,17 +191,14 @@ def test_two_equal_runs_at_once_write_a_complete_output(models: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("after", [0, 1])
-def test_ctrl_c_keeps_the_complete_parts(models: Path, tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_keeps_the_complete_parts(models: Path, tmp_path: Path, after: int) -> None:
     source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
-    write = Parts.write
 
-    def written(self: Parts, index: int, *args: Any) -> None:
+    def interrupt(index: int) -> None:
         if index == after:
             raise KeyboardInterrupt
-        write(self, index, *args)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Parts, "write", written)
+    with before_each_write(interrupt):
         assert 130 == run(models, source, output)
     assert after == len(list(tmp_path.glob("out.jsonl.parts-*")))
     assert 0 == run(models, source, output)

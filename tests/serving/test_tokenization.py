@@ -54,17 +54,10 @@ def test_truncation_and_padding_of_the_tokenizer_file_are_ignored(models: Path) 
     assert 20 == len(Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer).tokenize(["good " * 20])[0])
 
 
-def test_a_broken_tokenizer_file_is_named(models: Path) -> None:
-    loaded = files.load_bundle(models / "tiny")
-    loaded.tokenizer_path.write_text("{}")
-
-    with pytest.raises(BundleError, match=r"tokenizer\.json`"):
-        Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
-
-
 @pytest.mark.parametrize(
     "changes",
     [
+        {},  # not a tokenizer
         {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},  # the library panics while it reads the file
         {
             "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []},
@@ -73,11 +66,12 @@ def test_a_broken_tokenizer_file_is_named(models: Path) -> None:
         {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}},  # a question mark has no token
     ],
 )
-def test_a_tokenizer_file_that_makes_the_library_fail_is_named(models: Path, changes: dict[str, Any]) -> None:
+def test_a_broken_tokenizer_file_is_named(models: Path, changes: dict[str, Any]) -> None:
     """A panic of the library is also a `BundleError`, so a failed reload does not affect other models."""
     loaded = files.load_bundle(models / "tiny")
     content = json.loads(loaded.tokenizer_path.read_bytes())
-    loaded.tokenizer_path.write_text(json.dumps(content | {"added_tokens": [], "post_processor": None} | changes))
+    broken = content | {"added_tokens": [], "post_processor": None} | changes if changes else {}
+    loaded.tokenizer_path.write_text(json.dumps(broken))
 
     with pytest.raises(BundleError, match=r"tokenizer\.json`"):
         Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
