@@ -87,23 +87,17 @@ MERGED = ["a0: &a0 {x: 1}", *(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 1
         "---\nlicense: mit\n---\n".encode("utf-16"),
         front("\n".join(LISTS)),
         front("\n".join(MERGED)),
+        front("license: mit") + "a" * MAX_CARD_BYTES,
     ],
-    ids=range(9),
+    ids=range(10),
 )
-def test_broken_front_matter_causes_a_warning(tmp_path: Path, content: str | bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_broken_front_matter_and_a_large_card_cause_a_warning(
+    tmp_path: Path, content: str | bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     """Invalid YAML does not make the export fail. Bytes that are not UTF-8 are not decoded with another encoding."""
     assert fields() == read_card_metadata(card(tmp_path, content))
     [record] = caplog.records
     assert [tmp_path / "README.md"] == list(record.args or ())[:1]  # if a field were ignored, its name would come first
-
-
-def test_a_card_that_is_too_large_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = card(tmp_path, front("license: mit"))
-    with path.open("r+b") as file:
-        file.truncate(MAX_CARD_BYTES + 1)
-    assert fields() == read_card_metadata(path)
-    assert read_card(path) is None
-    assert f" {MAX_CARD_BYTES} bytes" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from bundles import engine_of, exported, refused
 from checkpoints import few_texts, prune_heads
 from families import ALL_HEADS, FAMILIES, HEADS, SIZES, Family, bert_tokenizer, roberta_tokenizer
 from task_runs import decode, encode
-from test_export_other_families import OTHERS
+from test_export_special_models import OTHERS
 
 pytestmark = pytest.mark.torch
 
