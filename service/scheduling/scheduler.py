@@ -131,17 +131,24 @@ class Scheduler:
     def on_each_thread(self, steps: Sequence[Callable[[], object]]) -> None:
         """Calls functions on each inference thread, to prepare what libraries keep per thread; it returns after the calls.
 
-        One thread after the other does so, one call between two batches. Before the start, it returns at once, and `start` makes the calls.
+        While the service accepts requests, one thread after the other does so, one call between two batches. Before the start, it returns at
+        once, and `start` makes the calls.
         """
         if not self._threads:
             self._first_steps += steps
-        for thread in list(self._threads) if steps else ():
-            done = threading.Event()
+        calls = [(thread, threading.Event()) for thread in self._threads if steps]
+        for thread, done in calls:
             with self._lock:
                 thread.steps += (*steps, done.set)
                 self._wake(self._free)
-            while not (done.wait(STOP_TICK_S) or thread.hung or self._stopped or self._dead):
-                pass
+            if self._accepts:
+                self._await_steps(thread, done)
+        for thread, done in calls:
+            self._await_steps(thread, done)
+
+    def _await_steps(self, thread: InferenceThread, done: threading.Event) -> None:
+        while not (done.wait(STOP_TICK_S) or thread.hung or self._stopped or self._dead):
+            pass
 
     def check(self, timeout_s: float, *, is_long: bool = False) -> None:
         """Checks whether a request that arrives now would be admitted, before its texts are tokenized.
