@@ -34,7 +34,7 @@ T = TypeVar("T")
 audit_log = logging.getLogger("bertserve.audit")
 _NAMED = "/models/{name}"
 # the settings that a caller must know
-_LIMITS = [
+_LIMITS = {
     "max_inputs",
     "max_chars",
     "max_top_k",
@@ -43,7 +43,7 @@ _LIMITS = [
     "max_concurrent",
     "timeout_ms",
     "max_timeout_ms",
-]
+}
 
 
 def routers(state: AppState) -> list[APIRouter]:
@@ -122,9 +122,8 @@ async def _audited(state: AppState, scope: Scope, name: str, change: Awaitable[T
         model = name if is_known or name in state.registry.models or name in state.broken else UNKNOWN
         request = scope[REQUEST]
         request.model = model
-        key = request.key
-        fields = {**request.log_fields(), "key": key, "action": action, "outcome": outcome}
-        audit_log.info("%s of the model %s by the key %s: %s", action, model, key, outcome, extra=fields)
+        fields = {**request.log_fields(), "key": request.key, "action": action, "outcome": outcome}
+        audit_log.info("%s of the model %s by the key %s: %s", action, model, request.key, outcome, extra=fields)
 
 
 def _add_model_list(routes: APIRouter, state: AppState) -> None:
@@ -171,7 +170,7 @@ def _add_operations(probes: APIRouter, models: APIRouter, state: AppState) -> No
             {
                 "name": "bertserve",
                 "version": __version__,
-                "limits": _limits(state) | state.totals,
+                "limits": state.settings.model_dump(include=_LIMITS) | state.totals,
                 "worker": asdict(state.worker),
                 "machine": asdict(state.machine),
                 "models": {model.name: model.task for model in state.registry.models.values()},
@@ -190,10 +189,6 @@ def _add_metrics(routes: APIRouter, state: AppState) -> None:
         state.utilization.measure()
         # a page reads the files of all workers, and a page with many series takes a while to write
         return Response(await asyncio.to_thread(state.metrics.page), headers={"content-type": CONTENT_TYPE})
-
-
-def _limits(state: AppState) -> dict[str, int]:
-    return {name: getattr(state.settings, name) for name in _LIMITS}
 
 
 def _summary(state: AppState, model: Model) -> dict[str, Any]:
@@ -231,7 +226,7 @@ def _describe(state: AppState, model: Model) -> dict[str, Any]:
             else {"threads": model.runner.engines.multi_threaded.threads, "min_tokens": model.runner.engines.multi_threaded.min_tokens},
         },
         "batch_invariant": graph.batch_invariant,
-        "limits": {"max_tokens": manifest.tokenizer.max_length, **_limits(state)},
+        "limits": {"max_tokens": manifest.tokenizer.max_length, **state.settings.model_dump(include=_LIMITS)},
         "metrics": [metric.model_dump() for metric in manifest.metrics],
         "validation": graph.validation.model_dump(),
         "source": manifest.source.model_dump(),
