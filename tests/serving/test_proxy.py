@@ -11,7 +11,7 @@ import pytest
 from application import keys, play
 from bertserve.service.api.auth import Authenticator
 from bertserve.service.models.build import build
-from bertserve.service.settings import Settings, SettingsError, parse
+from bertserve.service.settings import Settings
 from conftest import running
 
 PAGE = "https://app.example.com"
@@ -103,19 +103,3 @@ def test_the_log_has_the_address_of_the_client(models: Path, tmp_path: Path, fla
             httpx.get(f"{served.url}/models", headers={"x-forwarded-for": forwarded})
 
     assert clients == [line.partition("bertserve.access: ")[2].split()[0] for line in served.lines()]
-
-
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [
-        ("--cors-origin", "app.example.com"),
-        ("--cors-origin", "https://app.example.com/"),
-        ("--forwarded-allow-ips", "*"),
-        ("--forwarded-allow-ips", "proxy"),
-        ("--root-path", "bert"),
-        ("--root-path", "/bert/"),
-    ],
-)
-def test_a_setting_value_without_effect_is_refused(flag: str, value: str) -> None:
-    with pytest.raises(SettingsError, match=f"{flag} .*`{value.replace('*', '[*]')}`"):
-        parse(Settings, [flag, value])

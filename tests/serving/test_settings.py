@@ -120,9 +120,20 @@ def test_settings_that_contradict_each_other_are_refused(flags: str, names: tupl
         ("--provider", "tpu"),
         ("--default", "tiny"),
         ("--default", "classify="),
+        ("--cors-origin", "app.example.com"),
+        ("--cors-origin", "https://app.example.com/"),
+        ("--forwarded-allow-ips", "*"),
+        ("--forwarded-allow-ips", "proxy"),
+        ("--root-path", "bert"),
+        ("--root-path", "/bert/"),
+        ("--otlp-endpoint", "localhost:4318"),
+        ("--otlp-endpoint", "grpc://localhost:4317"),
+        ("--otlp-endpoint", "http://"),
+        ("--otlp-endpoint", "http://user:secret@host"),
+        ("--otlp-endpoint", "http://host/?key=1"),
     ],
 )
-def test_a_value_out_of_range_is_refused(flag: str, value: str) -> None:
+def test_a_value_out_of_range_or_of_a_wrong_form_is_refused(flag: str, value: str) -> None:
     """The error names the flag, its variable and the value."""
     with pytest.raises(SettingsError) as refused:
         parse(Settings, [f"{flag}={value}"])
