@@ -128,8 +128,8 @@ class RequestQueue:
 
         Args:
             now: The current time.
-            last_thread: Whether no other thread is free and other requests may arrive. Then only requests without running items may start,
-                so that no request has all inference threads.
+            last_thread: Whether no other thread is free and other requests may arrive. Then only a request without running items may
+                start, so that no request has all inference threads, and no item of a long running request joins it.
         """
         head = self._first(last_thread) if self.queue_items else None
         if head is None:
@@ -280,7 +280,7 @@ class RequestQueue:
         if by_length is None:
             return None
         for item in by_length.nearest(length, last_priority):
-            if last_thread and item.request.is_running and item.request is not request:
+            if last_thread and item.request.is_long and item.request.is_running and item.request is not request:
                 continue
             longer = max(length, item.length)
             shape = runner.shape(rows + 1, longer)

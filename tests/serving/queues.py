@@ -52,12 +52,12 @@ RULES = {
     ),
     "a batch-mate saves at least a sixteenth of the run": ("LEAST_GAIN = 1 / 32", "LEAST_GAIN = 1 / 16"),
     "a running request joins batches on the last free thread": (
-        "if last_thread and item.request.is_running and item.request is not request",
+        "if last_thread and item.request.is_long and item.request.is_running and item.request is not request",
         "if False",
     ),
-    "a running request joins such batches unless it is long": (
-        "if last_thread and item.request.is_running and",
+    "no running request joins such batches, even if it is short": (
         "if last_thread and item.request.is_long and item.request.is_running and",
+        "if last_thread and item.request.is_running and",
     ),
     "no batches": ("if runner.shares_batches else None", "if False else None"),
 }

@@ -305,9 +305,10 @@ def test_the_next_items_of_a_request_keep_its_place() -> None:
 
 
 def test_a_running_request_leaves_the_last_free_thread_to_others() -> None:
-    """While its items run, it starts no others there, not even as batch-mates of other requests. Its items can share a batch."""
-    queue, runner = new_queue(), FakeRunner(batches_well)
+    """While its items run, a long request starts no others there, not even as batch-mates of other requests. Its items can share a batch."""
+    queue, runner = new_queue(), FakeRunner(lambda rows, length: 0.02 + rows * length * 1e-6)
     listed = add(queue, *[30] * 6, runner=runner)
+    assert listed.is_long
     running = queue.take(0.0, last_thread=True)
     assert [listed, listed] == [item.request for item in running]
     assert [] == queue.take(0.0, last_thread=True)
@@ -319,6 +320,15 @@ def test_a_running_request_leaves_the_last_free_thread_to_others() -> None:
     assert [listed, listed] == [item.request for item in queue.take(0.001, last_thread=True)]
     assert [listed, listed] == [item.request for item in queue.take(0.001)]
     assert [] == queue.take(0.001)
+
+
+def test_items_of_a_short_running_request_join_the_batches_of_others() -> None:
+    """Otherwise, on a GPU, lists of 64 texts would have runs of one to four texts while hundreds wait."""
+    queue, runner = new_queue(), FakeRunner(batches_well)
+    listed = add(queue, *[30] * 3, runner=runner)
+    queue.take(0.0)
+    text = add(queue, 30, now=0.001, runner=runner)
+    assert [text, listed] == [item.request for item in queue.take(0.001, last_thread=True)]
 
 
 # ---- the end of a request
