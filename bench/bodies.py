@@ -18,7 +18,7 @@ from bertserve.service.errors import CallerError
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.reading import requested_task, validate_as
-from bertserve.service.tasks.spec import TaskSpec, inputs_body
+from bertserve.service.tasks.task_spec import TaskSpec, inputs_body
 
 _MAX_BODIES = 512
 

@@ -23,7 +23,7 @@ from bertserve.service.metrics import Metrics
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.tasks.task_spec import TaskSpec
 
 ROOT = Path(__file__).parent.parent
 

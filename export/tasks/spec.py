@@ -15,7 +15,7 @@ from bertserve.export.tasks.metrics import Score
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
 from bertserve.service.bundle.manifest import Activation, SpecialPiece, TokenizerSpec
 from bertserve.service.tasks.batch import ModelConfig
-from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.windows import default_stride
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from bertserve.service.models.model import Model
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import to_json
-from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.tasks.task_spec import TaskSpec
 
 T = TypeVar("T")
 audit_log = logging.getLogger("bertserve.audit")

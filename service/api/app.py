@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from bertserve.service import __version__
-from bertserve.service.api import errors, playground
+from bertserve.service.api import error_answers, playground
 from bertserve.service.api.admin import routers as admin_routers
 from bertserve.service.api.openapi import TAGS, add_description, docs_router, inference_routes
 from bertserve.service.api.request import REQUEST
@@ -67,7 +67,7 @@ def create_fastapi(state: AppState, *, root_path: str = "", asks_for_key: bool =
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     """Answers an error that left FastAPI. FastAPI raises it again afterwards, and then `Endpoint` logs it."""
-    return errors.response(error, request.scope[REQUEST].id, request.scope["path"])
+    return error_answers.response(error, request.scope[REQUEST].id, request.scope["path"])
 
 
 async def _translate(request: Request, error: Exception) -> Response:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from bertserve.service.errors import BertServeError
 from bertserve.service.models.model import Model
 from bertserve.service.models.registry import Registry
-from bertserve.service.models.work import Prediction
+from bertserve.service.models.request_run import Prediction
 from bertserve.service.tasks.body import Limits, TaskBody
 
 

@@ -18,11 +18,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from bertserve.service.api import errors
+from bertserve.service.api import error_answers
 from bertserve.service.api.app import create_fastapi
 from bertserve.service.api.auth import METRICS, Authenticator
 from bertserve.service.api.call import BinaryAnswer, Incoming
-from bertserve.service.api.errors import ErrorLog
+from bertserve.service.api.error_answers import ErrorLog
 from bertserve.service.api.jsonl import MEDIA_TYPES, LineStream
 from bertserve.service.api.request import REQUEST, TIMEOUT_HEADER, Request, read_body, until_disconnect
 from bertserve.service.api.responses import answer_headers
@@ -114,7 +114,7 @@ class Endpoint:
         except Exception as error:  # noqa: BLE001 - the process boundary of a request
             self._errors.write(error, request.log_fields())
             if request.status == 0:
-                await errors.response(error, request.id, scope["path"])(scope, receive, send)
+                await error_answers.response(error, request.id, scope["path"])(scope, receive, send)
 
     def _begin(self, scope: Scope, send: Send) -> Request:
         root_path = self._root_path or scope.get("root_path", "")  # the configured one, or that of a server that mounts the application

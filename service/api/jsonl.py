@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from starlette.types import Receive, Send
 
-from bertserve.service.api import errors
+from bertserve.service.api import error_answers
 from bertserve.service.api.call import Call, Incoming
 from bertserve.service.api.request import Request
 from bertserve.service.api.routes import Route
@@ -22,7 +22,7 @@ from bertserve.service.api_keys import Access
 from bertserve.service.errors import BertServeError, ClientGoneError, MalformedRequestError, RefusedError, SlowRequestError, TooLargeError
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.models.build import AppState
-from bertserve.service.models.work import Prediction
+from bertserve.service.models.request_run import Prediction
 from bertserve.service.scheduling.scheduler import LARGE_BYTES
 from bertserve.service.tasks.json_text import to_json
 
@@ -57,7 +57,7 @@ class LineStream:
     request: Request
     name: str | None
     timeout_s: float
-    error_log: errors.ErrorLog
+    error_log: error_answers.ErrorLog
 
     def __post_init__(self) -> None:
         """Begins without lines."""
@@ -172,7 +172,7 @@ class LineStream:
         except Exception as error:  # noqa: BLE001 - the process boundary of a line
             if isinstance(error, BertServeError):
                 error.message = f"line {number}: {error.message}"
-            refusal = errors.response(error, request.id)
+            refusal = error_answers.response(error, request.id)
             body, status = bytes(refusal.body), refusal.status_code
             if status >= _SERVER_ERROR:
                 self.error_log.write(error, request.log_fields())

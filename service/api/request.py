@@ -16,7 +16,7 @@ from bertserve.service.metrics import UNKNOWN
 
 if TYPE_CHECKING:
     from bertserve.service.api.auth import Authenticator
-    from bertserve.service.models.work import Prediction
+    from bertserve.service.models.request_run import Prediction
     from bertserve.service.tracing.trace import Trace
 
 REQUEST = "bertserve.request"  # scope key: the Request, until the answer is sent

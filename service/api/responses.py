@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from bertserve.service.api.call import Call
-from bertserve.service.models.work import Prediction
+from bertserve.service.models.request_run import Prediction
 from bertserve.service.tasks.batch import MAX_SPANS, ReadSpan
 from bertserve.service.tasks.body import TaskBody
 

@@ -27,7 +27,7 @@ from bertserve.service.api_keys import Access
 from bertserve.service.tasks import classify, embed, rerank
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.classify import LabelScore
-from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.tasks.task_spec import TaskSpec
 
 INFERENCE, OTHER_CLIENTS = "inference", "other clients"  # tags in OpenAPI
 

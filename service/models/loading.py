@@ -22,7 +22,7 @@ from bertserve.service.bundle.validation_policy import (
     is_measured_near,
     is_of_other_kernels,
 )
-from bertserve.service.engine.cost import CostModel
+from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.engines import Engines, MultiThreadedEngine, min_multi_threaded_tokens
 from bertserve.service.engine.hardware import cpu_instructions
 from bertserve.service.engine.onnx_engine import OnnxEngine

@@ -10,12 +10,12 @@ from typing import Any
 
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
-from bertserve.service.engine.cost import CostModel
+from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.engines import Engines
 from bertserve.service.errors import ExpiredError, RefusedError, TooLargeError
 from bertserve.service.metrics import ModelMetrics
+from bertserve.service.models.request_run import Prediction, RequestRun
 from bertserve.service.models.runner import ModelRunner
-from bertserve.service.models.work import Prediction, RequestRun
 from bertserve.service.scheduling.scheduled_request import ScheduledRequest
 from bertserve.service.scheduling.scheduler import LARGE_BYTES, Scheduler
 from bertserve.service.tasks.batch import TaskModel

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bertserve.service.bundle.graph_spec import GraphSpec
-from bertserve.service.engine.cost import CostModel
+from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.engines import Engines
 from bertserve.service.errors import BertServeError
 from bertserve.service.metrics import ModelMetrics
-from bertserve.service.models.work import Text
+from bertserve.service.models.request_run import Text
 from bertserve.service.tasks.decoding import Row
 from bertserve.service.tracing.trace import Trace
 

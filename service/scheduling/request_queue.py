@@ -35,7 +35,7 @@ SMALL_PARTS, SPARE_PARTS = 64, 8
 OVERTAKEN_S = 0.1
 
 # Minimum share of a run that a batch-mate must save. A run cannot be interrupted, so it must not become longer for a small gain.
-LEAST_GAIN = 1 / 32
+MIN_GAIN = 1 / 32
 
 
 class RequestQueue:
@@ -291,7 +291,7 @@ class RequestQueue:
             delay = run_s - runner.seconds(rows, length)
             saved = runner.seconds(1, item.length) - delay
             favors_long = item.request.is_long and not request.is_long
-            if saved * self.queue_items > delay * rows and saved >= max(LEAST_GAIN * run_s, delay if favors_long else 0.0):
+            if saved * self.queue_items > delay * rows and saved >= max(MIN_GAIN * run_s, delay if favors_long else 0.0):
                 return item
         return None
 

@@ -20,14 +20,14 @@ from bertserve.service.engine.hardware import usable_cores
 from bertserve.service.errors import SHOWN_CHARS, BertServeError, EngineError, InvalidValueError, Sent, SettingsError, did_you_mean
 from bertserve.service.models import loading
 from bertserve.service.models.build import load_options
-from bertserve.service.models.work import RequestRun, Text
+from bertserve.service.models.request_run import RequestRun, Text
 from bertserve.service.scoring.rows import Row, Window, rejecting
 from bertserve.service.settings import ModelSettings
 from bertserve.service.tasks.batch import TaskModel
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS, tasks_of
 from bertserve.service.tasks.reading import requested_task, validate_as
-from bertserve.service.tasks.spec import TEXT, types_within
+from bertserve.service.tasks.task_spec import TEXT, types_within
 from bertserve.service.tasks.unknown_fields import listed, required
 from bertserve.service.text.tokenizer import Encoding
 

@@ -9,7 +9,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from bertserve.service.api import errors
+from bertserve.service.api import error_answers
 from bertserve.service.errors import BertServeError, HeadTooLargeError, MalformedRequestError, SlowRequestError, UnavailableError
 
 LINGER_S = 0.5  # time for a client to read its last answer, and during shutdown to send the rest of a head
@@ -163,7 +163,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._stage != BODY or not self.cycle.response_started:
             request_id = uuid.uuid4().hex
             known = error if isinstance(error, BertServeError) else MalformedRequestError("not a valid HTTP/1.1 request.")
-            response = errors.response(known, request_id)
+            response = error_answers.response(known, request_id)
             response.headers.update({"x-request-id": request_id, "connection": "close"})
             head = STATUS_LINE[response.status_code] + b"".join(b"%s: %s\r\n" % header for header in response.raw_headers)
             self.transport.write(head + b"\r\n" + bytes(response.body))

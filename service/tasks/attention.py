@@ -20,7 +20,7 @@ from bertserve.service.tasks.body import TaskBody, TaskParameters, body_config
 from bertserve.service.tasks.classify import TextsOrPairs
 from bertserve.service.tasks.cost import NUMBER_BYTES, Cost, text_bytes
 from bertserve.service.tasks.decoding import Floats
-from bertserve.service.tasks.spec import Derivation, TaskSpec, inputs_body
+from bertserve.service.tasks.task_spec import Derivation, TaskSpec, inputs_body
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 
 TASK = "attention"

@@ -19,7 +19,7 @@ from bertserve.service.tasks import (
     token_classification,
     zero_shot,
 )
-from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.tasks.task_spec import TaskSpec
 
 TASKS: Mapping[str, TaskSpec] = {
     spec.name: spec

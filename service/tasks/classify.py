@@ -22,7 +22,7 @@ from bertserve.service.tasks.body import LIST, PAIR, STOP, TEXT, Closed, Stride,
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost, longest_label
 from bertserve.service.tasks.decoding import Floats, Row, activate, best_first
 from bertserve.service.tasks.occlusion import ReadText, WordImportance
-from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 from bertserve.service.text.windows import kept_of_pair, windows
 from bertserve.service.text.words import Unit, words_of

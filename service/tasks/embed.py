@@ -30,11 +30,11 @@ from bertserve.service.tasks.body import (
 )
 from bertserve.service.tasks.cost import NUMBER_BYTES, Cost
 from bertserve.service.tasks.decoding import Floats, Row
-from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.windows import kept_tokens
 
-_MOST_SHOWN = 32
+_MAX_SHOWN = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +108,14 @@ def _describe(embedding: Embedding) -> str:
     if embedding.layers == "last_four":
         return "only the layers -4 to -1; the operator can export it with other `--layers`"
     depth = embedding.layers[-1]
-    named = ", ".join(f"{layer} or {layer - depth - 1}" for layer in embedding.layers[:_MOST_SHOWN])
+    named = ", ".join(f"{layer} or {layer - depth - 1}" for layer in embedding.layers[:_MAX_SHOWN])
     return f"only the layers {named}; the operator can export it with other `--layers`"
 
 
 TASK = "feature-extraction"
 MAX_LAYERS = 256  # in one request
 VECTOR_BYTES = 64  # of a vector in an answer, without its numbers
-_LEAST_NORM = np.float32(1e-12)
+_MIN_NORM = np.float32(1e-12)
 
 Pool = Annotated[
     Literal["none", "cls", "mean", "max"] | None,
@@ -301,7 +301,7 @@ def pool(tokens: Floats, pooling: str | None) -> Floats:
 def normalized(values: Floats) -> Floats:
     """Returns vectors with length 1 along the last axis; a zero vector stays zero."""
     norms = np.sqrt(np.square(values).sum(axis=-1, keepdims=True, dtype=np.float32))
-    unit: Floats = values / np.maximum(norms, _LEAST_NORM)
+    unit: Floats = values / np.maximum(norms, _MIN_NORM)
     return unit
 
 

@@ -33,7 +33,7 @@ from bertserve.service.tasks.joint_masks import (
     search,
     slots_of,
 )
-from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 TASK = "fill-mask"

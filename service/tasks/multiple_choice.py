@@ -21,7 +21,7 @@ from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun
 from bertserve.service.tasks.body import LIST, PAIR, STOP, Closed, TaskBody, TaskParameters, body_config, one_of
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
-from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.tasks.task_spec import TaskSpec
 
 TASK = "multiple-choice"
 MIN_CHOICES, MAX_CHOICES = 2, 64

@@ -33,7 +33,7 @@ from bertserve.service.tasks.body import (
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes
 from bertserve.service.tasks.decoding import BestAnswers, Floats, Row, SpanTexts, SummedAnswers, activate, score_spans
 from bertserve.service.tasks.occlusion import ReadText, WordImportance
-from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 from bertserve.service.text.windows import windows
 from bertserve.service.text.words import Word, most_within, rebase, words_of

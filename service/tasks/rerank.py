@@ -22,7 +22,7 @@ from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, 
 from bertserve.service.tasks.body import STOP, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
-from bertserve.service.tasks.spec import Derivation, TaskSpec
+from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 
 TASK = "text-ranking"
 RELEVANT = "relevant"

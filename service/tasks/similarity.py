@@ -15,7 +15,7 @@ from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, 
 from bertserve.service.tasks.body import STOP, Closed, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config, lower
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost
 from bertserve.service.tasks.decoding import Floats
-from bertserve.service.tasks.spec import Derivation, TaskSpec
+from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 
 TASK = "sentence-similarity"
 

@@ -20,7 +20,7 @@ from bertserve.service.tasks.body import OffsetUnit, Stride, TaskBody, TaskParam
 from bertserve.service.tasks.classify import logit_widths, require_labels
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost, longest_label, text_bytes
 from bertserve.service.tasks.decoding import Floats, activate
-from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 from bertserve.service.text.windows import windows
 from bertserve.service.text.words import rebase, trimmed

@@ -22,7 +22,7 @@ from bertserve.service.tasks.body import TaskBody, TaskParameters, TextOrTexts, 
 from bertserve.service.tasks.classify import LABEL_BYTES, LabelScore
 from bertserve.service.tasks.cost import TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import Row, activate
-from bertserve.service.tasks.spec import Derivation, TaskSpec, inputs_body
+from bertserve.service.tasks.task_spec import Derivation, TaskSpec, inputs_body
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.windows import kept_tokens
 

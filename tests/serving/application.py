@@ -20,7 +20,7 @@ import pytest
 from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.api_keys import ApiKeys
 from bertserve.service.bundle import files
-from bertserve.service.engine.cost import CostModel
+from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.engines import Engines
 from bertserve.service.metrics import Metrics
 from bertserve.service.models.build import AppState, Machine, WorkerShare, build

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from bertserve.service.bundle.manifest import Flops
-from bertserve.service.engine.cost import CostModel
+from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.errors import RefusedError
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest

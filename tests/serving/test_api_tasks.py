@@ -14,7 +14,7 @@ from application import LONG, Send, answered, ask, assert_same, call, refused, r
 from bertserve.service.api.call import Call
 from bertserve.service.api.responses import answer_headers
 from bertserve.service.models.build import build
-from bertserve.service.models.work import Prediction
+from bertserve.service.models.request_run import Prediction
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertserve.service.bundle.manifest import Flops
-from bertserve.service.engine.cost import CostModel
+from bertserve.service.engine.cost_model import CostModel
 
 
 def model() -> CostModel:

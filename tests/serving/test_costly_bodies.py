@@ -20,7 +20,7 @@ import pytest
 import tiny
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.spec import TEXT, TaskSpec
+from bertserve.service.tasks.task_spec import TEXT, TaskSpec
 from conftest import BERT_SERVE, ROOT, Served, running
 
 pytestmark = pytest.mark.serial

@@ -13,7 +13,7 @@ import pytest
 import tiny
 from application import call_fresh, model_of
 from bertserve.service.bundle import files
-from bertserve.service.engine.cost import CostModel
+from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.engines import Engines, MultiThreadedEngine
 from bertserve.service.engine.onnx_engine import Engine, OnnxEngine
 from bertserve.service.errors import ProviderError

@@ -12,7 +12,7 @@ from starlette.types import Message
 
 from application import call, posting, rejected
 from bertserve.service.api.endpoint import Endpoint
-from bertserve.service.api.errors import response
+from bertserve.service.api.error_answers import response
 from bertserve.service.api.openapi import ErrorBody
 from bertserve.service.errors import (
     ERROR_STATUSES,

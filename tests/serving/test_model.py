@@ -12,7 +12,7 @@ import pytest
 import tiny
 from application import model_of
 from bertserve.service.bundle import files
-from bertserve.service.engine.cost import CostModel
+from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.engines import Engines
 from bertserve.service.errors import TooLargeError
 from bertserve.service.metrics import Metrics

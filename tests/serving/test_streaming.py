@@ -20,7 +20,7 @@ import tiny
 from application import assert_same, call, faked, play, posting, rejected
 from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.models.build import AppState, build
-from bertserve.service.models.work import Prediction
+from bertserve.service.models.request_run import Prediction
 from bertserve.service.scheduling.scheduler import LARGE_BYTES
 from bertserve.service.settings import Settings
 from fakes import FakeEngine

@@ -11,7 +11,7 @@ from pydantic import Field
 from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun
 from bertserve.service.tasks.body import Closed, TaskBody, TaskParameters, body_config
 from bertserve.service.tasks.cost import Cost
-from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.tasks.task_spec import TaskSpec
 
 TASK = "pair-counting"
 

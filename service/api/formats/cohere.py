@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, Tag
 from bertserve.service.api.call import Call, Incoming
 from bertserve.service.api.formats.openai import Usage
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.models.work import Prediction
+from bertserve.service.models.request_run import Prediction
 from bertserve.service.tasks import rerank
 from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.tasks.body import PAIR, STOP, TEXT, ForeignBody, body_config, one_of

@@ -19,13 +19,13 @@ from bertserve.service.api.responses import HEADER_LENGTH
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import InvalidValueError, MalformedRequestError, Sent
 from bertserve.service.models.model import Model
-from bertserve.service.models.work import Prediction
+from bertserve.service.models.request_run import Prediction
 from bertserve.service.tasks import classify, embed, multiple_choice, rerank, similarity, zero_shot
 from bertserve.service.tasks.body import MAX_ITEMS, Closed, TaskBody
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import to_json
 from bertserve.service.tasks.reading import parse_json, requested_task, show, validate_as, where, wrong_value
-from bertserve.service.tasks.spec import TEXT, types_within
+from bertserve.service.tasks.task_spec import TEXT, types_within
 from bertserve.service.tasks.unknown_fields import check_names, unknown_name
 
 JSON = "json"  # the output with the JSON answer of the task's endpoint

@@ -13,12 +13,12 @@ PROPORTION_RUNS = 1024
 # Weight of the warm-up runs in this proportion, which stays constant: traffic of one length would not determine it.
 WARM_UP_WEIGHT = 2.0
 # Minimum part of the mean run's time that grows with its work: no model has only fixed cost.
-LEAST_SLOPE = 1e-3
-MOST_RATIO = 4.0
-LEAST_RATIO = 1e-3
+MIN_SLOPE = 1e-3
+MAX_RATIO = 4.0
+MIN_RATIO = 1e-3
 # Bounds of the measured values, far beyond any machine: a broken clock must not drive predictions to zero or infinity.
-LEAST_SLOWDOWN, MOST_SLOWDOWN = 1e-6, 1e6
-LEAST_SECONDS = 1e-9
+MIN_SLOWDOWN, MAX_SLOWDOWN = 1e-6, 1e6
+MIN_SECONDS = 1e-9
 
 # Sums for least squares: weight, work, seconds, work squared, work times seconds.
 _Sums = Sequence[float]
@@ -54,7 +54,7 @@ class CostModel:
         Args:
             runs: `(rows, length, seconds)` of at least one run; without two different amounts of work the proportion stays.
         """
-        timed = [(rows * self._work(length), max(seconds, LEAST_SECONDS)) for rows, length, seconds in runs]
+        timed = [(rows * self._work(length), max(seconds, MIN_SECONDS)) for rows, length, seconds in runs]
         points = [_sums(work, seconds, 1 / seconds**2) for work, seconds in timed]
         self._runs: _Sums = _NOTHING
         self._warm_up: _Sums = [WARM_UP_WEIGHT / len(points) * sum(values) for values in zip(*points, strict=True)]
@@ -64,7 +64,7 @@ class CostModel:
         self._first = self.fixed_s, self.rate
 
     def observe(self, rows: int, length: int, seconds: float) -> None:
-        """Learns from a run during service. A single stall has little effect, because a run counts at most MOST_RATIO times its prediction.
+        """Learns from a run during service. A single stall has little effect, because a run counts at most MAX_RATIO times its prediction.
 
         Args:
             rows: Rows of the run.
@@ -76,9 +76,9 @@ class CostModel:
         # if threads do this at the same time, one of the runs is lost, which does not matter
         work = rows * self._work(length)
         predicted = self.slowdown * (self.fixed_s + work / self.rate)
-        seconds = max(LEAST_RATIO * predicted, min(seconds, MOST_RATIO * predicted))
+        seconds = max(MIN_RATIO * predicted, min(seconds, MAX_RATIO * predicted))
         slowdown = self.slowdown * (1 + (seconds / predicted - 1) / SLOWDOWN_RUNS)
-        self.slowdown = min(max(slowdown, LEAST_SLOWDOWN), MOST_SLOWDOWN)
+        self.slowdown = min(max(slowdown, MIN_SLOWDOWN), MAX_SLOWDOWN)
         run = _sums(work, seconds, 1 / predicted**2)
         self._runs = [(1 - 1 / PROPORTION_RUNS) * earlier + value for earlier, value in zip(self._runs, run, strict=True)]
         # scales the warm-up to the speed of these runs, so that a slower machine does not look like a higher fixed cost
@@ -97,7 +97,7 @@ class CostModel:
         spread = weight * work_work - work * work
         if spread > 1e-9 * work * work:
             # per unit of work, times the spread; if longer runs take no longer, nearly all cost is fixed
-            slope = max(weight * work_seconds - work * seconds, LEAST_SLOPE * seconds / work * spread)
+            slope = max(weight * work_seconds - work * seconds, MIN_SLOPE * seconds / work * spread)
             fixed = max(seconds * spread - work * slope, 0.0) / weight
         else:  # only one amount of work, apart from rounding: the proportion stays
             fixed, slope = self.fixed_s, 1 / self.rate

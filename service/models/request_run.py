@@ -13,7 +13,7 @@ from bertserve.service.scheduling.request_queue import larger_than_queue
 from bertserve.service.tasks.batch import PAUSE, Batch, ReadSpan, TaskModel, TaskRun
 from bertserve.service.tasks.cost import NOTHING, Cost
 from bertserve.service.tasks.decoding import Row
-from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding
 from bertserve.service.tracing.trace import Trace
 
