@@ -35,7 +35,7 @@ SMALL_PARTS, SPARE_PARTS = 64, 8
 OVERTAKEN_S = 0.1
 
 # Minimum share of a run that a batch-mate must save. A run cannot be interrupted, so it must not become longer for a small gain.
-MIN_GAIN = 1 / 32
+MIN_GAIN = 1 / 16
 
 
 class RequestQueue:

@@ -43,14 +43,14 @@ RULES = {
     "no turns of short requests after long ones": ("self._owed_s > 0", "False"),
     "short requests are admitted by the work of all requests": ("AHEAD_PER_SHORT = 2.0", "AHEAD_PER_SHORT = 1e9"),
     "a batch-mate of any priority": ("last_priority = head.priority + max((now - head.priority) / 3, OVERTAKEN_S)", "last_priority = inf"),
-    "a batch-mate saves any time": ("MIN_GAIN = 1 / 32", "MIN_GAIN = 0.0"),
+    "a batch-mate saves any time": ("MIN_GAIN = 1 / 16", "MIN_GAIN = 0.0"),
     "an item of a long request joins short ones as others do": ("delay if favors_long else 0.0", "0.0"),
     "long requests are admitted as if short ones took half of the time": ("both if is_long", "max(both, 2 * (both - short)) if is_long"),
     "a request's own items count with the error of the prediction": (
         "max(PREDICTION_ERROR * wait, wait + own)",
         "PREDICTION_ERROR * (wait + own)",
     ),
-    "a batch-mate saves at least a sixteenth of the run": ("MIN_GAIN = 1 / 32", "MIN_GAIN = 1 / 16"),
+    "a batch-mate saves at least 1/32 of the run": ("MIN_GAIN = 1 / 16", "MIN_GAIN = 1 / 32"),
     "a running request joins batches on the last free thread": (
         "if last_thread and item.request.is_long and item.request.is_running and item.request is not request",
         "if False",
