@@ -35,6 +35,7 @@ from replica import Replica, free_ports
 
 TREE = Path(__file__).resolve().parents[1]
 GRAPH = "sentiment"  # the bundle that answers /classify
+WARM_UP_S = 1.5  # in which a service may also create its multi-threaded session
 
 
 class Load(NamedTuple):
@@ -123,7 +124,7 @@ def _measure(replica: Replica, load: Load, seconds: float, bundle: Path | None) 
     bodies = build_bodies(load.workload, path="/classify")
     target = build_target(parse_url(f"{replica.url}/classify"), bodies, {})
     before = _cpu_s(replica.process.pid), _batch_rows(replica)
-    result = run_load(target, Durations(seconds, 0.5, 30), connections=load.connections, stop=threading.Event())
+    result = run_load(target, Durations(seconds, WARM_UP_S, 30), connections=load.connections, stop=threading.Event())
     after = _cpu_s(replica.process.pid), _batch_rows(replica)
     answered = [record for record in result.records if record.outcome == OK]
     start, end = result.measured
