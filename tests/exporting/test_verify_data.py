@@ -111,7 +111,7 @@ def test_a_graph_that_does_not_run_fails_only_requested_checks(tmp_path: Path, v
     """If neither its provider nor the CPU can run a graph, the bundle does not fail, unless a comparison or a minimum was requested."""
     lines, floor = data(tmp_path, {"text": "good", "label": 0}, {"text": "bad", "label": 1}), ("--min-metric", "accuracy=0.01")
     assert 0 == verify(with_gpu_graph(sound(tmp_path)), "--data", lines, *floor)[0]
-    code, checks = verify(with_gpu_graph(sound(tmp_path / "beside"), runnable=False), "--data", lines, *floor)
+    code, checks = verify(with_gpu_graph(sound(tmp_path / "other"), runnable=False), "--data", lines, *floor)
     assert (1, False, True) == (code, checks["engine cuda/fp16"]["passed"], checks["accuracy cpu/fp32"]["passed"])
 
     path = with_gpu_graph(sound(tmp_path / "only"), runnable=False, only=True)

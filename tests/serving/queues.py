@@ -325,11 +325,11 @@ def _print_rules(variants: Sequence[tuple[str, Simulate]]) -> None:
     for name, simulate in variants:
         usual, busy = (play(simulate(2), load) for load in (0.8, 2.0))
         alone = p99(1.0, simulate=simulate)
-        beside = [
+        ratios = [
             p99(1.0, heavy, callers=callers, simulate=simulate) / alone for heavy, callers in ((LIST, 10), (DOCUMENT, 1), (DOCUMENT, 10))
         ]
         cells = [name, *(_cell(figures.values()) for figures in (usual.p99, busy.p99, busy.in_time)), _cell([busy.wrong])]
-        print("|", " | ".join([*cells, *(f"{ratio:.1f}" for ratio in beside)]), "|", flush=True)
+        print("|", " | ".join([*cells, *(f"{ratio:.1f}" for ratio in ratios)]), "|", flush=True)
 
 
 def _cell(values: Iterable[float | None]) -> str:
