@@ -69,7 +69,8 @@ def test_every_manifest_record_has_a_section() -> None:
 def test_every_slo_metric_is_described() -> None:
     """Each metric of `--slo` is in the table column of its bound: a maximum or a minimum."""
     most, least = (
-        set(re.findall(r"`(\w+)`", cell)) for cell in section("bench-flags.md", "Metrics for --slo").splitlines()[3].strip("|").split("|")
+        set(re.findall(r"`(\w+)`", cell))
+        for cell in section("../how-to/load-test.md", "Metrics for --slo").splitlines()[3].strip("|").split("|")
     )
 
     assert {name for name, at_most in objectives.METRICS.items() if at_most} == most
@@ -77,6 +78,6 @@ def test_every_slo_metric_is_described() -> None:
 
 
 def test_every_workload_is_described() -> None:
-    rows = [name for name in first_cells(section("bench-flags.md", "Workloads")) if not name.startswith("/")]
+    rows = [name for name in first_cells(section("../how-to/load-test.md", "Workloads")) if not name.startswith("/")]
 
     assert sorted(workloads.NAMES) == sorted(rows)

@@ -18,7 +18,7 @@ FLUSH_S = 2.0  # maximum wait for the last lines at the end
 
 
 def configure_logging(log_format: str) -> None:
-    """Sends all logs to stderr, as `text` or `json`; docs/reference/logs.md has the fields of a JSON line."""
+    """Sends all logs to stderr, as `text` or `json`; docs/how-to/monitoring.md has the fields of a JSON line."""
     handler = logging.StreamHandler()
     if log_format == "json":
         formatter: logging.Formatter = JsonFormatter(

@@ -84,14 +84,14 @@ def test_grafana_and_prometheus_configurations_match() -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
 def test_every_alert_has_a_runbook_and_tests(rule: dict[str, Any]) -> None:
-    """An alert has a severity, a section in the guide, a test in which it fires and a test in which it does not."""
+    """An alert has a severity, a row in the guide, a test in which it fires and a test in which it does not."""
     tests = yaml.safe_load((PROMETHEUS / "alerts_test.yml").read_text())["tests"]
     fired = [bool(case["exp_alerts"]) for test in tests for case in test["alert_rule_test"] if case["alertname"] == rule["alert"]]
     assert rule["labels"]["severity"] in ("critical", "warning")
     runbook = rule["annotations"]["runbook"]
     [page] = [word for word in runbook.split() if word.endswith(".md")]
     assert runbook.startswith(f"{rule['alert']} ")
-    assert f"### {rule['alert']}\n" in (ROOT / page).read_text(encoding="utf-8")
+    assert f"| {rule['alert']} |" in (ROOT / page).read_text(encoding="utf-8")
     assert [True, False] == fired
 
 
