@@ -48,11 +48,12 @@ def settings_table() -> str:
 
 def score_table() -> str:
     """Returns a row for each argument of `bert-serve score` that is no setting of the service."""
-    rows = [
-        (f"`{name.upper() if field.is_required() else _flag(name)}`", _default(field.get_default()), _cell(field.description))
-        for name, field in facts.score_settings().items()
-    ]
-    return _table(("flag", "default", "meaning"), rows)
+    rows = []
+    for name, field in facts.score_settings().items():
+        default, meaning = _default(field.get_default()), _cell(field.description)
+        shown = meaning if default == "none" else f"{meaning.removesuffix('.')} (default: {default})."
+        rows.append((f"`{name.upper() if field.is_required() else _flag(name)}`", shown))
+    return _table(("flag", "meaning"), rows)
 
 
 def flags_table(command: str) -> str:

@@ -67,7 +67,7 @@ class Score(ModelSettings):
     )
     parameters: dict[str, Any] = Field({}, description="Parameters of each request as JSON, such as '{\"top_k\": 1}'.")
     prediction_column: str = Field("prediction", min_length=1, description="Column for predictions.")
-    warnings_column: str = Field("warnings", min_length=1, description="Column for warnings, such as a truncated text.")
+    warnings_column: str = Field("warnings", min_length=1, description="Column for warnings.")
     rejected: Path | None = Field(None, description="New file for rejected rows and their errors (default: OUTPUT.rejected.jsonl).")
     ray: str | None = Field(
         None, description="Score on a Ray cluster: its address, `auto` for a running one, or `local` for a new one here."

@@ -1,4 +1,4 @@
-"""Runs the programs of docs/how-to/retry.md against a service that first refuses requests."""
+"""Runs the programs that retry, of docs/how-to/clients.md, against a service that first refuses requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = (Path(__file__).parent.parent / "docs/how-to/retry.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parent.parent / "docs/how-to/clients.md").read_text(encoding="utf-8").partition("## Retries")[2]
 NODE = shutil.which("node")
 ANSWER = [[{"label": "positive", "score": 1.0}]]
 # Code before each program: it records and skips the pauses. In JavaScript, it does not replace the global timers, because fetch uses them.

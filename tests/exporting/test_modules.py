@@ -1,4 +1,4 @@
-"""PyTorch modules of a user: the examples of docs/how-to/export-a-module.md and examples/ are exported, and invalid modules refused."""
+"""PyTorch modules of a user: the examples of docs/how-to/serve-a-checkpoint.md and examples/ are exported, and invalid modules refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from grid import grid, rows, worst_error
 pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "how-to" / "export-a-module.md"
+PAGE = ROOT / "docs" / "how-to" / "serve-a-checkpoint.md"
 EXAMPLES = {"tagger": "Tagger", "recurrent": "Recurrent"}
 LENGTH = 128
 
