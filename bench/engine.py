@@ -24,7 +24,7 @@ from bertserve.bench.bodies import NO_LIMITS, Body
 from bertserve.service.bundle import files
 from bertserve.service.engine.sessions import session_options
 from bertserve.service.errors import BertServeError
-from bertserve.service.tasks.batch import TaskModel, first_batch
+from bertserve.service.tasks.batch import TaskModel
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.reading import parse_json, requested_task, validate_as
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
@@ -91,7 +91,7 @@ class OnnxLoop:
                 task = TASKS[requested_task(manifest.task, value)]
                 model = TaskModel(self._tokenizer, manifest)
                 requests = validate_as(task.body, value, NO_LIMITS).requests(manifest)
-                encodings = [encoding for request in requests for encoding in first_batch(task.run(request, model)).encodings]
+                encodings = [encoding for request in requests for encoding in next(task.run(request, model)).encodings]
             except BertServeError as error:
                 raise BenchError(f"bundle `{manifest.name}` ({manifest.task}) cannot take a body: {error.message}") from error
             share = 1 / max(len(encodings), 1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun, first_batch, kept
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun, kept
 from bertserve.service.tasks.decoding import Row
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from fakes import Head
@@ -76,7 +76,7 @@ def begin(task: Any, request: Any, tokenizer: Any = None, config: ModelConfig | 
     """Starts a task, which is a module with a `SPEC` or a `TaskSpec`, with `OneToken` and `Head()` by default."""
     spec = getattr(task, "SPEC", task)
     run = spec.run(request, TaskModel(tokenizer or OneToken(), config or Head()))
-    return Begun(run, first_batch(run))
+    return Begun(run, next(run))
 
 
 def encode(task: Any, request: Any, tokenizer: Any, config: ModelConfig | None = None) -> Batch:

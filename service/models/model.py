@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from math import inf
 from typing import Any
 
 from bertserve.service.bundle.files import Bundle
@@ -133,7 +132,7 @@ class Model:
         chars = _chars(run.requests)
         scheduler.check(timeout_s, is_long=chars > SHORT_CHARS)
         if chars <= SHORT_CHARS:  # a thread and back costs more than tokenizing a short text
-            run.tokenize(inf)
+            run.tokenize()
         else:
             if run.trace is not None:
                 run.trace.put(time.perf_counter())

@@ -10,15 +10,12 @@ from typing import Any
 
 from bertserve.service.errors import BertServeError
 from bertserve.service.scheduling.request_queue import larger_than_queue
-from bertserve.service.tasks.batch import PAUSE, Batch, ReadSpan, TaskModel, TaskRun
+from bertserve.service.tasks.batch import Batch, ReadSpan, TaskModel, TaskRun
 from bertserve.service.tasks.cost import NOTHING, Cost
 from bertserve.service.tasks.decoding import Row
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding
 from bertserve.service.tracing.trace import Trace
-
-# Seconds for which a thread tokenizes one request before other requests get a turn.
-SLICE_S = 0.005
 
 
 @dataclass(slots=True)
@@ -101,30 +98,26 @@ class RequestRun:
     started: float | None = None
     ended: float = 0.0
 
-    def tokenize(self, slice_s: float = SLICE_S) -> bool:
-        """Tokenizes inputs for about `slice_s` seconds; returns whether all are tokenized.
+    def tokenize(self) -> None:
+        """Tokenizes all inputs.
 
         Raises:
             TooLargeError: The request is larger than the queue, or its cost exceeds a limit.
             InvalidValueError: An input cannot be encoded; `input_index` is its index.
         """
-        start = end = time.perf_counter()
-        while len(self.batches) < len(self.requests) and end - start <= slice_s:
-            index = len(self.batches)
-            if index == len(self.tasks):
-                self.tasks.append(self.spec.run(self.requests[index], self.model))
+        start = time.perf_counter()
+        for index, request in enumerate(self.requests):
+            task = self.spec.run(request, self.model)
+            self.tasks.append(task)
             try:
-                batch = next(self.tasks[index])
-                if batch is not PAUSE:
-                    self._add(index, batch)
+                self._add(index, next(task))
             except BertServeError as error:
                 error.input_index = index
                 raise
-            end = time.perf_counter()
-        self.prediction.tokenize_s += end - start
+        end = time.perf_counter()
+        self.prediction.tokenize_s = end - start
         if self.trace is not None:
             self.trace.note("tokenize", start, end, waits=True)
-        return len(self.batches) == len(self.requests)
 
     def _add(self, index: int, batch: Batch) -> None:
         """Adds the first batch of an input."""

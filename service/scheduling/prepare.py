@@ -13,7 +13,7 @@ MAX_CHARS_IN_POOL = 2**24
 
 
 class PreparePool:
-    """Runs the steps of requests in turn; it is used from the event loop."""
+    """Tokenizes requests in order of arrival; it is used from the event loop."""
 
     def __init__(self, threads: int) -> None:
         """Creates a pool; its threads start with the first requests."""
@@ -26,14 +26,12 @@ class PreparePool:
         """Whether a request is in the pool."""
         return self._chars > 0
 
-    async def run(self, step: Callable[[], bool], chars: int) -> None:
-        """Calls a step on a thread until it returns true; other requests have turns between two steps.
-
-        A step that has begun ends even if the coroutine is cancelled.
+    async def run(self, tokenize: Callable[[], object], chars: int) -> None:
+        """Calls a function on a thread. If the coroutine is cancelled, a call that has begun still ends.
 
         Raises:
             RefusedError: The requests in the pool have too many characters.
-            UnavailableError: The pool was closed before the last step.
+            UnavailableError: The pool was closed before the call.
         """
         if self._chars and self._chars + chars > MAX_CHARS_IN_POOL:
             raise RefusedError(
@@ -43,17 +41,18 @@ class PreparePool:
                 reason="queue_full",
                 retry_after_s=1.0,
             )
-        loop = asyncio.get_running_loop()
         self._chars += chars
         try:
-            while not self._closed and not await loop.run_in_executor(self._pool, lambda: self._closed or step()):
-                pass
+            await asyncio.get_running_loop().run_in_executor(self._pool, self._call, tokenize)
         finally:
             self._chars -= chars
+
+    def _call(self, tokenize: Callable[[], object]) -> None:
         if self._closed:
             raise UnavailableError("the service is stopping; send the request to another instance, or try again later.")
+        tokenize()
 
     def close(self) -> None:
-        """Ends the threads after their steps; steps that wait do not start."""
+        """Ends the threads after their calls; requests that wait for a thread fail."""
         self._closed = True
         self._pool.shutdown(wait=False)  # cancelled futures would look like clients that have left

@@ -11,7 +11,6 @@ import logging
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -79,7 +78,7 @@ class Scheduler:
         self._open: set[ScheduledRequest] = set()
         self._threads: list[InferenceThread] = []
         self._first_steps: list[Callable[[], object]] = []
-        self._watchdog = Watchdog(self._threads, self._open, self._replace, hung_floor_s)
+        self._watchdog = Watchdog(self._threads, self._replace, hung_floor_s)
         self._hangs = 0
         self._on_hang = on_hang
         self._accepts = self._withdrawn = self._stopped = self._dead = False
@@ -126,29 +125,25 @@ class Scheduler:
             self._start_thread()
         self.on_each_thread(self._first_steps)
         self._first_steps = []
+        self._watchdog.start()
         self._accepts = True
 
     def on_each_thread(self, steps: Sequence[Callable[[], object]]) -> None:
         """Calls functions on each inference thread, to prepare what libraries keep per thread; it returns after the calls.
 
-        While the service accepts requests, one thread after the other does so, one call between two batches. Before the start, it returns at
-        once, and `start` makes the calls.
+        A thread makes one call between two batches. Before the start, this method only keeps the functions, and `start` calls them.
         """
         if not self._threads:
             self._first_steps += steps
-        calls = [(thread, threading.Event()) for thread in self._threads if steps]
-        for thread, done in calls:
-            with self._lock:
-                thread.steps += (*steps, done.set)
-                self._wake(self._free)
-            if self._accepts:
-                self._await_steps(thread, done)
-        for thread, done in calls:
-            self._await_steps(thread, done)
-
-    def _await_steps(self, thread: InferenceThread, done: threading.Event) -> None:
-        while not (done.wait(STOP_TICK_S) or thread.hung or self._stopped or self._dead):
-            pass
+            return
+        with self._lock:
+            ends = [(thread, threading.Event()) for thread in self._threads]
+            for thread, end in ends:
+                thread.steps += (*steps, end.set)
+            self._wake(self._free)
+        for thread, end in ends:
+            while not (end.wait(STOP_TICK_S) or thread.hung or self._stopped or self._dead):
+                pass
 
     def check(self, timeout_s: float, *, is_long: bool = False) -> None:
         """Checks whether a request that arrives now would be admitted, before its texts are tokenized.
@@ -188,7 +183,6 @@ class Scheduler:
             self._queue.put(request, work, tokens, time_left_s, self._busy_s() if len(work) > 1 else 0.0)
             self._open.add(request)
             self._wake(len(work))
-        self._watchdog.wake(self._loop)
         timer = self._loop.call_later(time_left_s, self._expire, request)
         try:
             await request.future
@@ -218,7 +212,7 @@ class Scheduler:
             aborted = len(self._open)
             self._work.notify_all()
         self._fail_all(self._unavailable())
-        self._watchdog.sleep()
+        self._watchdog.stop()
         self.prepare.close()
         # a run that exceeds the shutdown timeout cannot be interrupted; its thread is a daemon
         await asyncio.gather(*(asyncio.to_thread(thread.handle.join, 1.0) for thread in self._threads if not thread.hung))
@@ -345,7 +339,6 @@ class Scheduler:
 
     def _fail(self, request: ScheduledRequest, error: BaseException) -> None:
         """Ends a request with an error; it replaces errors that have no message for callers."""
-        _clear_frames(error)
         if isinstance(error, MemoryError):
             error = EngineError(
                 "there is not enough memory for the request; send less at once; the operator can give the service more memory."
@@ -435,14 +428,3 @@ class PeakConcurrency:
             self._second, self._now = second, 0
         self._now = max(self._now, number)
         return max(self._now, self._before)
-
-
-def _clear_frames(error: BaseException) -> None:
-    """Clears the local variables of the frames of an error and its causes, so that they do not keep texts and tokens in memory."""
-    cleared: list[BaseException] = []
-    pending: list[BaseException | None] = [error]
-    while pending:
-        if (current := pending.pop()) is not None and current not in cleared:
-            cleared.append(current)
-            traceback.clear_frames(current.__traceback__)
-            pending += [current.__cause__, current.__context__]

@@ -48,39 +48,23 @@ class Watchdog:
     It counts ticks instead of reading a clock: if the process was suspended, no ticks occurred, so no run counts as hung when it continues.
     """
 
-    def __init__(
-        self,
-        threads: Collection[InferenceThread],
-        pending: Collection[object],
-        on_hang: Callable[[InferenceThread, float], None],
-        floor_s: float,
-    ) -> None:
-        """Creates an inactive watchdog for threads and the requests that they may take; both collections are always current.
-
-        `on_hang` gets a thread whose run hangs, and for how many seconds.
-        """
+    def __init__(self, threads: Collection[InferenceThread], on_hang: Callable[[InferenceThread, float], None], floor_s: float) -> None:
+        """Creates a stopped watchdog; `on_hang` gets a thread whose run hangs, and for how many seconds."""
         self._threads = threads
-        self._pending = pending
         self._on_hang = on_hang
         self._floor_s = floor_s
         self._tick_s = floor_s / TICKS_OF_FLOOR
-        self._timer: asyncio.TimerHandle | None = None
 
-    def wake(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Starts ticking, until no request is open and no thread runs."""
-        if self._timer is None:
-            self._timer = loop.call_later(self._tick_s, self._tick, loop)
+    def start(self) -> None:
+        """Ticks in the running event loop."""
+        self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
 
-    def sleep(self) -> None:
-        """Stops ticking until the next `wake`."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def stop(self) -> None:
+        """Stops ticking."""
+        self._timer.cancel()
 
-    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer = None
-        if self._pending or any(thread.batch and not thread.hung for thread in self._threads):
-            self.wake(loop)
+    def _tick(self) -> None:
+        self.start()
         self.look()
 
     def look(self) -> None:

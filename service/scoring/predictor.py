@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -178,7 +177,7 @@ class Predictor:
         for row in chunk:
             run = RequestRun([row.request], self.columns.spec, model, max_tokens=sys.maxsize)
             with rejecting(row):
-                run.tokenize(math.inf)
+                run.tokenize()
                 started.append((row, run, [text for _, text in run.work()]))
                 cut = [f"truncation; cut to the model's {self.manifest.tokenizer.max_length} tokens"] if run.prediction.truncated else []
                 row.warnings = [*(warning for _, warning in run.prediction.warnings), *cut]

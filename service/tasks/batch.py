@@ -113,10 +113,6 @@ class TaskModel:
     config: ModelConfig
 
 
-# A task with many texts in one input yields it before its first batch, after each text: there, other requests can run first, and the
-# deadline or the end of its request is noticed.
-PAUSE = Batch([])
-
 TaskRun = Generator[Batch, Sequence[Row], Any]
 TaskFunction = Callable[[Any, TaskModel], TaskRun]
 
@@ -138,15 +134,10 @@ def kept(batch: Batch, rows: Sequence[Row]) -> list[Row]:
     return list(rows) if batch.keep is None else [batch.keep(index, row) for index, row in enumerate(rows)]
 
 
-def first_batch(run: TaskRun) -> Batch:
-    """Starts a task, and returns its first batch."""
-    return next(batch for batch in run if batch is not PAUSE)
-
-
 def run_all(run: TaskRun, execute: Callable[[Sequence[Encoding]], Sequence[Row]]) -> Any:
     """Runs a task from start to end without a scheduler, and returns its result; `execute` returns one row of outputs per encoding."""
     try:
-        batch = first_batch(run)
+        batch = next(run)
         while True:
             batch = run.send(kept(batch, execute(batch.encodings) if batch.encodings else []))
     except StopIteration as end:

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun
+from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun
 from bertserve.service.tasks.body import LIST, PAIR, STOP, Closed, TaskBody, TaskParameters, body_config, one_of
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
@@ -90,7 +90,6 @@ def choose(request: ChooseRequest, model: TaskModel) -> TaskRun:
             )
         truncated |= total > room
         encodings.append(encoding)
-        yield PAUSE
     cost = Cost(CHOICE_BYTES * len(request.choices) + sum(map(text_bytes, request.choices)))
     rows = yield Batch(encodings, cost, truncated=truncated)
     scores = activate(np.concatenate([row["logits"] for row in rows]), "softmax")

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import classify
-from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, TaskRun
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import STOP, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
@@ -106,7 +106,6 @@ def rerank(request: RerankRequest, model: TaskModel) -> TaskRun:
             )
         truncated |= total > room
         encodings.append(encoding)
-        yield PAUSE
     returned = sum(map(text_bytes, request.texts)) if options.return_text else 0
     rows = yield Batch(encodings, Cost(returned + RANKED_BYTES * count), truncated=truncated)
     if not rows:

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import embed
-from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, TaskRun
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import STOP, Closed, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config, lower
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost
 from bertserve.service.tasks.decoding import Floats
@@ -47,10 +47,7 @@ def compare(request: SimilarityRequest, model: TaskModel) -> TaskRun:
     Raises:
         InvalidValueError: A sentence is too long and must not be truncated.
     """
-    encoded = []
-    for text in request.texts:
-        encoded.append(embed.encode(replace(request.like, text=text), model.tokenizer))
-        yield PAUSE
+    encoded = [embed.encode(replace(request.like, text=text), model.tokenizer) for text in request.texts]
     rows = yield Batch(
         [encoding for encoding, _ in encoded],
         Cost(SCORE_BYTES * len(encoded)),

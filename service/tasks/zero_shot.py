@@ -7,7 +7,7 @@ and softmax subtracts the maximum.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -17,11 +17,11 @@ from pydantic_core import PydanticCustomError
 
 from bertserve.service.errors import InvalidValueError, Sent
 from bertserve.service.tasks import classify
-from bertserve.service.tasks.batch import EMPTY, PAUSE, Batch, ModelConfig, TaskModel, TaskRun
+from bertserve.service.tasks.batch import EMPTY, Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import TaskBody, TaskParameters, TextOrTexts, body_config
 from bertserve.service.tasks.classify import LABEL_BYTES, LabelScore
 from bertserve.service.tasks.cost import TEXT_CHARS, Cost, text_bytes
-from bertserve.service.tasks.decoding import Row, activate
+from bertserve.service.tasks.decoding import activate
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec, inputs_body
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.windows import kept_tokens
@@ -113,7 +113,7 @@ def classify_zero_shot(request: ZeroShotRequest, model: TaskModel) -> TaskRun:
         InvalidValueError: A hypothesis leaves no tokens for the text.
     """
     config, labels = model.config, request.parameters.candidate_labels
-    encodings, truncated = yield from _hypotheses(request, model.tokenizer)
+    encodings, truncated = _hypotheses(request, model.tokenizer)
     # some clients get the text with the labels
     cost = Cost(text_bytes(request.text) + sum(LABEL_BYTES + text_bytes(label) for label in labels))
     rows = yield Batch(encodings, cost, truncated=truncated, warnings=() if request.text.strip() else EMPTY)
@@ -129,7 +129,7 @@ def classify_zero_shot(request: ZeroShotRequest, model: TaskModel) -> TaskRun:
     return [{"label": labels[i], "score": float(scores[i])} for i in order.tolist()]
 
 
-def _hypotheses(request: ZeroShotRequest, tokenizer: Tokenizer) -> Generator[Batch, Sequence[Row], tuple[list[Encoding], bool]]:
+def _hypotheses(request: ZeroShotRequest, tokenizer: Tokenizer) -> tuple[list[Encoding], bool]:
     """Returns the encodings of the text with the whole hypothesis of each label, and whether the text is truncated."""
     hypotheses = tokenizer.each(
         [request.text, *(request.parameters.hypothesis_template.replace(PLACE, label) for label in request.parameters.candidate_labels)]
@@ -149,7 +149,6 @@ def _hypotheses(request: ZeroShotRequest, tokenizer: Tokenizer) -> Generator[Bat
         truncated |= len(text) > text_room
         cut = kept_tokens(len(text), text_room, tokenizer.truncation_side)
         encodings.append(tokenizer.assemble(text.ids[cut.start : cut.stop], hypothesis.ids))
-        yield PAUSE
     return encodings, truncated
 
 

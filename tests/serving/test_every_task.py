@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import tiny
 from application import LONG, Send, assert_same, call, classify, play, post, rejected, result, wrong
-from bertserve.service.bundle.files import load_bundle
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
-from bertserve.service.tasks.batch import PAUSE, TaskModel
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.unknown_fields import HARMLESS, OPTIONS
-from bertserve.service.text.tokenizer import Tokenizer
 
 CLASSIFY, NER, ANSWER, FILL, CHOOSE = "/classify", "/ner", "/answer", "/fill-mask", "/choose"
 EMBED, SIMILARITY, RERANK, ZERO_SHOT, ATTENTION = "/embed", "/similarity", "/rerank", "/zero-shot", "/attention"
@@ -81,24 +77,6 @@ def schema_of(path: str) -> dict[str, Any]:
 
 def test_every_task_has_a_body_and_a_model_in_this_file() -> None:
     assert set(SPECS) == set(BODIES) == set(MODELS)
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        (SIMILARITY, {"inputs": SENTENCES | {"sentences": ["bad"] * 9}}),
-        (RERANK, {"query": "good", "texts": ["bad"] * 9}),
-        (ZERO_SHOT, {"inputs": "good", "parameters": {"candidate_labels": [f"label {i}" for i in range(9)]}}),
-        (CHOOSE, {"inputs": {"question": "good ?", "choices": ["a film"] * 9}}),
-    ],
-)
-def test_an_input_of_many_texts_pauses_after_each(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
-    """In a pause, other requests run, and the deadline or the end of the request is noticed."""
-    bundle = load_bundle(tiny.every_kind(tmp_path) / MODELS[path])
-    tokenizer = Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
-    [request] = SPECS[path].body.model_validate(body).requests(bundle.manifest)
-    run = SPECS[path].run(request, TaskModel(tokenizer, bundle.manifest))
-    assert 9 <= len(list(takewhile(lambda batch: batch is PAUSE, run)))
 
 
 # Models

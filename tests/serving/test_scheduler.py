@@ -100,9 +100,9 @@ class Bench:
         runner: FakeRunner | None = None,
         finish: Callable[[Sequence[Any]], Any] = list,
         then: Sequence[Any] = (),
-        step: Callable[[], bool] | None = None,
+        tokenize: Callable[[], object] | None = None,
     ) -> Any:
-        """Runs a request with an item per payload, and then one with each of `then`, after a step of the prepare pool.
+        """Runs a request with an item per payload, and then one with each of `then`, after a call in the prepare pool.
 
         Returns the result of `finish`.
         """
@@ -114,8 +114,8 @@ class Bench:
             return [(tokens, rest.pop(0))] if rest else []
 
         self.scheduler.check(timeout_s)
-        if step is not None:
-            await self.scheduler.prepare.run(step, 1000)
+        if tokenize is not None:
+            await self.scheduler.prepare.run(tokenize, 1000)
         now = self.scheduler.clock()
         request = ScheduledRequest(runner or self.runner, proceed, now, now + timeout_s)
         await self.scheduler.run(request, [(tokens, payload) for payload in payloads], tokens * len(payloads))
@@ -535,27 +535,11 @@ async def test_decoding_many_requests_after_one_run_is_no_hang(bench: Hanging) -
 
 
 @on_loop(manual=True, hung_floor_s=0.05)
-async def test_the_watchdog_ticks_by_itself_while_there_is_work(bench: Bench) -> None:
+async def test_the_watchdog_ticks_by_itself(bench: Bench) -> None:
     bench.work.gate.clear()
     with pytest.raises(EngineError, match="has hung"):
         await bench.run("x")
     assert not bench.scheduler.ready
-
-
-class SlowToStart(RequestQueue):
-    """A queue whose first batch is taken only after several ticks of the watchdog."""
-
-    def take(self, now: float, *, last_thread: bool = False) -> list[Item]:
-        if self.queue_items:
-            time.sleep(0.04)
-        return super().take(now, last_thread=last_thread)
-
-
-@on_loop(queue=SlowToStart, hung_floor_s=0.05)
-async def test_the_watchdog_ticks_until_a_request_has_started(bench: Bench) -> None:
-    bench.work.gate.clear()
-    with pytest.raises(EngineError, match="has hung"):
-        await bench.run("x")
 
 
 @on_loop(Hanging, manual=True, hung_floor_s=10.0)
@@ -571,7 +555,7 @@ async def test_a_run_that_has_just_begun_does_not_hang(bench: Hanging) -> None:
 @on_loop()
 async def test_stop_waits_for_requests_that_are_tokenized(bench: Bench) -> None:
     gate = threading.Event()
-    tokenized = bench.submit("x", step=lambda: gate.wait(20))
+    tokenized = bench.submit("x", tokenize=lambda: gate.wait(20))
     await asyncio.sleep(0)
     stopping = asyncio.ensure_future(bench.scheduler.stop(10))
     await asyncio.sleep(0)
@@ -584,12 +568,11 @@ async def test_stop_waits_for_requests_that_are_tokenized(bench: Bench) -> None:
 async def test_requests_that_are_tokenized_during_the_stop_are_refused(bench: Bench) -> None:
     started, gate = threading.Event(), threading.Event()
 
-    def step() -> bool:
+    def tokenize() -> None:
         started.set()
         assert gate.wait(20)
-        return False
 
-    running, waiting = (asyncio.ensure_future(bench.scheduler.prepare.run(step, 1000)) for _ in range(2))
+    running, waiting = (bench.submit("x", tokenize=tokenize) for _ in range(2))
     await asyncio.to_thread(started.wait)
     await bench.scheduler.stop(0.0)
     gate.set()
