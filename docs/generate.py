@@ -171,7 +171,7 @@ def blocks() -> dict[str, Callable[[], str]]:
         "commands of bert-bench": bench_commands_table,
         "flags of bert-bench": bench_table,
         "metrics": metrics_table,
-        **{f"layers of {package}": (lambda package=package: layers_drawing(package)) for package in ("service", "export", "bench")},
+        **{f"layers of {package}": (lambda package=package: layers_drawing(package)) for package in ("service", "export")},
         "tasks": tasks_table,
         "quality of the included models": quality_sentence,
         "endpoints of models": lambda: endpoints_table("models"),
