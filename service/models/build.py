@@ -154,7 +154,7 @@ def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None,
         settings=settings,
         limits=Limits(settings.max_inputs, settings.max_chars, settings.max_top_k),
         totals={"max_batch_tokens": settings.max_batch_tokens, "max_queue_tokens": settings.max_queue_tokens, "threads": threads_total},
-        worker=WorkerShare(index, settings.workers, os.getpid(), scheduler.max_queue_tokens, threads),
+        worker=WorkerShare(index, settings.workers, os.getpid(), scheduler.queue.max_queue_tokens, threads),
         machine=Machine(cpu_name(), sessions.VERSION, requested, provider, sessions.THREADS),
     )
 

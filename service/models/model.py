@@ -99,7 +99,7 @@ class Model:
         if not requests:
             return Prediction()
         metrics = self._metrics if task is None or task == self.task else self._metrics.of(task)
-        run = RequestRun(requests, TASKS[task or self.task], self._parts, self._scheduler.max_queue_tokens, trace)
+        run = RequestRun(requests, TASKS[task or self.task], self._parts, self._scheduler.queue.max_queue_tokens, trace)
         arrived = time.perf_counter()
         try:
             await self._predict(run, timeout_s)

@@ -48,9 +48,8 @@ class Utilization:
             loop_s = time.thread_time()
             self._metrics.loop_cpu.inc(loop_s - self._loop_s)
             self._loop_s = loop_s
-        items, tokens = self._scheduler.queued
-        self._metrics.queue_items.set(items)
-        self._metrics.queue_tokens.set(tokens)
+        self._metrics.queue_items.set(self._scheduler.queue.queue_items)
+        self._metrics.queue_tokens.set(self._scheduler.queue.queue_tokens)
         self._metrics.ready_workers.set(self._scheduler.ready)
 
     def _look_again(self) -> None:

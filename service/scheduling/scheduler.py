@@ -35,9 +35,10 @@ class Scheduler:
     """Runs requests on a fixed number of threads. It must be started in an event loop, and used from that loop only.
 
     Attributes:
-        max_queue_tokens: Maximum tokens of open requests.
+        queue: Its queue; only the scheduler changes it.
         prepare: The threads that tokenize long texts.
         clock: Returns monotonic seconds.
+        is_broken: Whether a thread has died, or as many runs hang as it has threads: only another process helps.
     """
 
     def __init__(
@@ -63,8 +64,7 @@ class Scheduler:
             on_hang: Called for each run that hangs.
             hung_floor_s: Minimum seconds after which a run counts as hung.
         """
-        self._queue = queue
-        self.max_queue_tokens = queue.max_queue_tokens
+        self.queue = queue
         self.prepare = PreparePool(prepare_threads)
         self._turn = asyncio.Lock()
         self.clock = clock
@@ -81,28 +81,18 @@ class Scheduler:
         self._watchdog = Watchdog(self._threads, self._replace, hung_floor_s)
         self._hangs = 0
         self._on_hang = on_hang
-        self._accepts = self._withdrawn = self._stopped = self._dead = False
+        self._accepts = self._withdrawn = self._stopped = self.is_broken = False
 
     @property
     def ready(self) -> bool:
         """Whether it accepts work: it has started, is not about to stop, no thread has died, and fewer runs hang than it has threads."""
-        return self._accepts and not self._withdrawn and not self._dead
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether a thread has died, or as many runs hang as it has threads: only another process helps."""
-        return self._dead
-
-    @property
-    def queued(self) -> tuple[int, int]:
-        """Waiting items, and tokens of open requests."""
-        return self._queue.queue_items, self._queue.queue_tokens
+        return self._accepts and not self._withdrawn and not self.is_broken
 
     @property
     def wait_s(self) -> float:
         """Predicted seconds until a short request that arrives now starts."""
         with self._lock:
-            return self._queue.wait_s(self._busy_s())
+            return self.queue.wait_s(self._busy_s())
 
     @property
     def busy_s(self) -> float:
@@ -117,7 +107,6 @@ class Scheduler:
 
     def start(self) -> None:
         """Starts the inference threads, for requests from the running event loop."""
-        self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
         self._loop = asyncio.get_running_loop()
         self._completions = CompletionQueue(self._loop)
@@ -142,7 +131,7 @@ class Scheduler:
                 thread.steps += (*steps, end.set)
             self._wake(self._free)
         for thread, end in ends:
-            while not (end.wait(STOP_TICK_S) or thread.hung or self._stopped or self._dead):
+            while not (end.wait(STOP_TICK_S) or thread.hung or self._stopped or self.is_broken):
                 pass
 
     def check(self, timeout_s: float, *, is_long: bool = False) -> None:
@@ -153,10 +142,10 @@ class Scheduler:
             UnavailableError: The scheduler is stopping, an inference thread has died, or too many hang.
         """
         with self._lock:
-            if not self._accepts or self._dead:
+            if not self._accepts or self.is_broken:
                 raise self._unavailable()
             self._callers.record(1 + len(self._open), self.clock())
-            self._queue.check(timeout_s, self._busy_s(), is_long=is_long)
+            self.queue.check(timeout_s, self._busy_s(), is_long=is_long)
 
     async def run(self, request: ScheduledRequest, work: Work, tokens: int) -> None:
         """Runs a request until its `proceed` returns no more items. Cancelling the coroutine closes the request.
@@ -176,11 +165,11 @@ class Scheduler:
         """
         request.future = self._loop.create_future()
         with self._lock:
-            if self._stopped or self._dead:
+            if self._stopped or self.is_broken:
                 raise self._unavailable()
             if (time_left_s := request.deadline - self.clock()) <= 0:
                 raise ExpiredError(_EXPIRED)
-            self._queue.put(request, work, tokens, time_left_s, self._busy_s() if len(work) > 1 else 0.0)
+            self.queue.put(request, work, tokens, time_left_s, self._busy_s() if len(work) > 1 else 0.0)
             self._open.add(request)
             self._wake(len(work))
         timer = self._loop.call_later(time_left_s, self._expire, request)
@@ -205,7 +194,7 @@ class Scheduler:
         """
         self._accepts = False
         end = self._loop.time() + shutdown_timeout_s
-        while (self._open or self.prepare.is_busy) and not self._dead and self._loop.time() < end:
+        while (self._open or self.prepare.is_busy) and not self.is_broken and self._loop.time() < end:
             await asyncio.sleep(STOP_TICK_S)
         with self._lock:
             self._stopped = True
@@ -216,7 +205,6 @@ class Scheduler:
         self.prepare.close()
         # a run that exceeds the shutdown timeout cannot be interrupted; its thread is a daemon
         await asyncio.gather(*(asyncio.to_thread(thread.handle.join, 1.0) for thread in self._threads if not thread.hung))
-        sys.setswitchinterval(self._switch_s)
         return aborted
 
     def _busy_s(self) -> float:
@@ -242,7 +230,7 @@ class Scheduler:
             # An error of the scheduler itself; `_execute` and `_deliver` handle errors of the work. The queue may be inconsistent, so no
             # thread can continue.
             logger.critical("an inference thread died of %s; the service must be restarted", type(error).__name__)
-            self._dead = True
+            self.is_broken = True
             self._fail_all(self._unavailable())
 
     def _serve_one(self, thread: InferenceThread) -> bool:
@@ -255,16 +243,16 @@ class Scheduler:
                     return False
                 now = self.clock()
                 # if no other thread is free, and other requests came recently, a request that already runs leaves this thread to them
-                batch = self._queue.take(now, last_thread=not self._free and self._callers.record(0, now) > 1)
+                batch = self.queue.take(now, last_thread=not self._free and self._callers.record(0, now) > 1)
                 if batch or thread.steps:
                     break
                 self._free += 1
                 self._work.wait()
-            if self._queue.queue_items:
+            if self.queue.queue_items:
                 self._wake()  # another thread found no item that it could start, and this may have changed
             thread.batch, thread.since, thread.ticks = batch, now, 0
             running = sum(bool(each.batch) for each in self._threads)
-            peak = self._concurrency.record(running + self._queue.queue_items, now)
+            peak = self._concurrency.record(running + self.queue.queue_items, now)
         if batch:
             self._execute(thread, batch, multi_threaded=peak == 1 or peak * self._multi_threads <= self._thread_count)
         if thread.steps:
@@ -308,7 +296,7 @@ class Scheduler:
         """Records a result; after the last one, it continues the request."""
         request = item.request
         with self._lock:
-            if not self._queue.finish(item, result):
+            if not self.queue.finish(item, result):
                 if request.waiting and not request.is_running:
                     self._wake()  # an inference thread may have left the rest of the request while this item ran
                 return
@@ -317,7 +305,7 @@ class Scheduler:
             work = proceed(results)
             with self._lock:
                 if work and request.is_open:
-                    self._queue.put_next(request, work)
+                    self.queue.put_next(request, work)
                     self._wake(len(work))
         except BaseException as error:  # noqa: BLE001 - the boundary of a batch: an error of a request's own code is that request's answer
             self._fail(request, error)
@@ -329,7 +317,7 @@ class Scheduler:
         """Ends a request with an error, or with success, unless it has ended; called from any thread. Its current runs continue."""
         with self._lock:
             self._open.discard(request)
-            if self._queue.close(request) and request.future is not None:
+            if self.queue.close(request) and request.future is not None:
                 self._completions.post(request.future, error)
 
     def _expire(self, request: ScheduledRequest) -> None:
@@ -360,7 +348,7 @@ class Scheduler:
             thread.hung = True
             hung = {item.request for item in thread.batch}
             self._hangs += 1
-            self._dead = self._dead or self._hangs >= self._thread_count
+            self.is_broken = self.is_broken or self._hangs >= self._thread_count
         logger.error("%s hangs: a run has taken %.0f s, and the prediction was %.3f s", thread.handle.name, seconds, thread.predicted_s)
         self._on_hang()
         for request in hung:
@@ -369,7 +357,7 @@ class Scheduler:
                 seconds=seconds,
             )
             self._end(request, error)
-        if self._dead:
+        if self.is_broken:
             self._fail_all(self._unavailable())
         else:
             self._start_thread()
@@ -377,7 +365,7 @@ class Scheduler:
     def _unavailable(self) -> UnavailableError:
         if self._hangs >= self._thread_count:
             return UnavailableError("too many inference threads hang; send the request to another instance, or try again later.")
-        if self._dead:
+        if self.is_broken:
             return UnavailableError("an inference thread died and the service must be restarted. This is a bug.")
         return UnavailableError("the service is stopping; send the request to another instance, or try again later.")
 

@@ -48,7 +48,7 @@ async def test_only_batch_invariant_graphs_are_batched(tmp_path: Path, invariant
     first = asyncio.ensure_future(model.predict([ClassifyRequest("good")], timeout_s=10))
     await asyncio.to_thread(engine.entered.acquire, timeout=20)
     rest = asyncio.ensure_future(model.predict([ClassifyRequest("bad")] * 4, timeout_s=10))
-    await until(lambda: scheduler.queued[0] == 4)
+    await until(lambda: scheduler.queue.queue_items == 4)
     engine.gate.set()
     await asyncio.gather(first, rest)
     await scheduler.stop(5)
@@ -73,5 +73,5 @@ async def test_an_input_that_cannot_be_decoded_is_named(tmp_path: Path, monkeypa
     model, scheduler = model_in(tmp_path, FakeEngine())
     with pytest.raises(TooLargeError) as caught:
         await model.predict([ClassifyRequest(text) for text in ("good", "fine", "bad", "good")], timeout_s=10)
-    assert (2, (0, 0)) == (caught.value.input_index, scheduler.queued)
+    assert (2, 0, 0) == (caught.value.input_index, scheduler.queue.queue_items, scheduler.queue.queue_tokens)
     await scheduler.stop(5)
