@@ -1,0 +1,163 @@
+"""Bench: a scheduler under test with real threads and a real event loop. The work is a fake that can block or fail."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from bertserve.service.errors import EngineError
+from bertserve.service.scheduling.request_queue import RequestQueue
+from bertserve.service.scheduling.scheduled_request import ScheduledRequest
+from bertserve.service.scheduling.scheduler import Scheduler
+from bertserve.service.scheduling.watchdog import HUNG_FLOOR_S
+from fakes import FakeRunner, ManualClock
+
+
+class Work:
+    """A run function that returns its payloads, and can block, fail on a payload, or return too few results."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.started = threading.Semaphore(0)
+        self.batches: list[list[Any]] = []
+        self.guilty: set[Any] = set()
+        self.short = False
+
+    def __call__(self, payloads: Sequence[Any]) -> list[Any]:
+        self.started.release()
+        gate = self.gate  # `let_one_pass` replaces the gate
+        assert gate.wait(20), "the test never opened the gate"
+        self.batches.append(list(payloads))
+        if self.guilty & set(payloads):
+            raise EngineError(f"guilty: {sorted(self.guilty & set(payloads))}")
+        return list(payloads)[1 if self.short else 0 :]
+
+    async def let_one_pass(self) -> None:
+        """Ends the run at the gate, and returns when the next run waits at a new gate."""
+        before, self.gate = self.gate, threading.Event()
+        before.set()
+        await asyncio.to_thread(self.started.acquire)
+
+
+def batched(rows: int, length: int) -> float:
+    return 1e-3 + rows * length * 1e-9
+
+
+def takes(seconds: float) -> Callable[[int, int], float]:
+    return lambda rows, length: seconds
+
+
+class Bench:
+    """A scheduler under test and its fake work."""
+
+    def __init__(
+        self,
+        *,
+        threads: int = 1,
+        manual: bool = False,
+        queue: type[RequestQueue] = RequestQueue,
+        hung_floor_s: float = HUNG_FLOOR_S,
+        **more: Any,
+    ) -> None:
+        self.work = Work()
+        self.runner = FakeRunner(batched, run=self.work)
+        self.clock = ManualClock()
+        multi_threads = more.pop("multi_threads", 1)
+        self.queue = queue(**{"max_batch_tokens": 64, "max_queue_tokens": 1000, "threads": threads} | more)
+        self.hangs = 0
+        self.scheduler = Scheduler(
+            self.queue,
+            threads=threads,
+            multi_threads=multi_threads,
+            clock=self.clock if manual else time.monotonic,
+            on_hang=self._count_hang,
+            hung_floor_s=hung_floor_s,
+        )
+
+    def _count_hang(self) -> None:
+        self.hangs += 1
+
+    def runs(self, run: Callable[[Sequence[Any]], Sequence[Any]] | None = None, seconds: Any = batched, **options: Any) -> FakeRunner:
+        """Returns another runner; by default its runs are those of `work`."""
+        return FakeRunner(seconds, run=run or self.work, **options)
+
+    async def run(
+        self,
+        *payloads: Any,
+        tokens: int = 8,
+        timeout_s: float = 20.0,
+        runner: FakeRunner | None = None,
+        finish: Callable[[Sequence[Any]], Any] = list,
+        then: Sequence[Any] = (),
+        tokenize: Callable[[], object] | None = None,
+    ) -> Any:
+        """Runs a request with an item per payload, and then one with each of `then`, after a call in the prepare pool.
+
+        Returns the result of `finish`.
+        """
+        answers: list[Any] = []
+        rest = list(then)
+
+        def proceed(results: Sequence[Any]) -> list[tuple[int, Any]]:
+            answers[:] = [finish(results)]
+            return [(tokens, rest.pop(0))] if rest else []
+
+        self.scheduler.check(timeout_s)
+        if tokenize is not None:
+            await self.scheduler.prepare.run(tokenize, 1000)
+        now = self.scheduler.clock()
+        request = ScheduledRequest(runner or self.runner, proceed, now, now + timeout_s)
+        await self.scheduler.run(request, [(tokens, payload) for payload in payloads], tokens * len(payloads))
+        return answers[0]
+
+    def submit(self, *payloads: Any, **options: Any) -> asyncio.Task[Any]:
+        return asyncio.ensure_future(self.run(*payloads, **options))
+
+    async def blocked(self) -> asyncio.Task[Any]:
+        """Occupies one thread until the gate opens, and returns the task of that request."""
+        self.work.started = threading.Semaphore(0)  # discards the starts of earlier runs
+        self.work.gate.clear()
+        task = self.submit("blocker", runner=self.runs(shares_batches=False))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(self.work.started.acquire)
+        return task
+
+
+def play(
+    check: Callable[[Any], Awaitable[None]], kind: type[Bench] = Bench, *, new_loop: Any = asyncio.new_event_loop, **options: Any
+) -> None:
+    """Runs a check with a started scheduler, for at most 20 s, and stops the scheduler."""
+
+    async def start_and_stop() -> None:
+        bench = kind(**options)
+        bench.scheduler.start()
+        try:
+            await asyncio.wait_for(check(bench), 20)
+        finally:
+            bench.work.gate.set()
+            await bench.scheduler.stop(5)
+        assert (0, 0) == (bench.queue.queue_items, bench.queue.queue_tokens)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(start_and_stop())
+
+
+def on_loop(kind: type[Bench] = Bench, **options: Any) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """Returns a decorator that makes a test from a coroutine with a bench and, after it, fixtures."""
+
+    def decorate(check: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+        @functools.wraps(check)
+        def test(**fixtures: Any) -> None:
+            play(lambda bench: check(bench, **fixtures), kind, **options)
+
+        _, *rest = inspect.signature(check).parameters.values()
+        test.__signature__ = inspect.Signature(rest)  # type: ignore[attr-defined]  # pytest reads it for fixtures
+        return test
+
+    return decorate

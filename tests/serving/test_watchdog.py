@@ -1,0 +1,110 @@
+"""Watchdog: a run that hangs fails its requests, and another thread replaces its thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from bertserve.service.errors import EngineError, UnavailableError
+from scheduler_bench import Bench, on_loop, play, takes
+
+
+class Hanging(Bench):
+    """A bench whose watchdog ticks on demand. A tick is 1 s; a run hangs after ten ticks or 20 times its prediction."""
+
+    def look(self, ticks: int) -> None:
+        for _ in range(ticks):
+            self.scheduler._watchdog.look()
+
+    async def one_runs(self) -> None:
+        """Returns when all other threads wait; a thread that has delivered a result needs some time until it does."""
+        while 1 != sum(bool(thread.batch) for thread in self.scheduler._threads if not thread.hung):
+            await asyncio.sleep(0.001)
+
+
+def test_a_thread_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    """Its requests fail, also those of a batch that runs again in halves. After as many hangs as threads, the service is not ready."""
+
+    async def check(bench: Hanging) -> None:
+        blockers = [await bench.blocked(), await bench.blocked()]
+        bench.work.guilty = {"bad"}
+        good, bad = bench.submit("good"), bench.submit("bad")
+        await asyncio.sleep(0)
+        await bench.work.let_one_pass()  # the blockers end, and the two share a run
+        await bench.work.let_one_pass()  # the batch has failed, and its first half hangs
+        await asyncio.gather(*blockers)
+        await bench.one_runs()
+        bench.look(9)
+        assert (0, True) == (bench.hangs, bench.scheduler.ready)
+        bench.look(1)
+        for task in (good, bad):
+            with pytest.raises(EngineError, match="hung for 10 s"):
+                await task
+        hung, bench.work.gate = bench.work.gate, threading.Event()
+        bench.work.gate.set()
+        assert (1, True) == (bench.hangs, bench.scheduler.ready)
+        assert [["a"], ["b"]] == await asyncio.gather(bench.submit("a"), bench.submit("b"))
+        last, waiting = await bench.blocked(), bench.submit("waiting", runner=bench.runs(seconds=takes(2.0)))
+        await bench.one_runs()
+        bench.look(10)
+        assert (2, False) == (bench.hangs, bench.scheduler.ready)
+        with pytest.raises(EngineError, match="hung for 10 s"):
+            await last
+        for late in (waiting, bench.submit("late")):
+            with pytest.raises(UnavailableError, match="threads hang"):
+                await late
+        await bench.scheduler.stop(1000.0)
+        hung.set()
+
+    play(check, Hanging, manual=True, hung_floor_s=10.0, threads=2)
+    assert 2 == sum(" hangs: a run has taken 10 s" in line for line in caplog.messages)
+
+
+@on_loop(Hanging, manual=True, hung_floor_s=10.0)
+async def test_a_long_run_hangs_after_twenty_times_its_prediction(bench: Hanging) -> None:
+    bench.work.gate.clear()
+    task = bench.submit("long", runner=bench.runs(seconds=takes(2.0)))
+    await asyncio.to_thread(bench.work.started.acquire)
+    bench.look(39)
+    assert 0 == bench.hangs
+    bench.look(1)
+    assert 1 == bench.hangs
+    with pytest.raises(EngineError):
+        await task
+
+
+@on_loop(Hanging, manual=True, hung_floor_s=10.0)
+async def test_decoding_many_requests_after_one_run_is_no_hang(bench: Hanging) -> None:
+    def decode(results: Sequence[Any]) -> list[Any]:
+        bench.look(9)
+        return list(results)
+
+    blocker = await bench.blocked()
+    tasks = [bench.submit(payload, finish=decode) for payload in "abc"]
+    await asyncio.sleep(0)
+    bench.work.gate.set()
+    assert [["a"], ["b"], ["c"]] == await asyncio.gather(*tasks)
+    assert (0, 2) == (bench.hangs, len(bench.work.batches))
+    await blocker
+
+
+@on_loop(manual=True, hung_floor_s=0.05)
+async def test_the_watchdog_ticks_by_itself(bench: Bench) -> None:
+    bench.work.gate.clear()
+    with pytest.raises(EngineError, match="has hung"):
+        await bench.run("x")
+    assert not bench.scheduler.ready
+
+
+@on_loop(Hanging, manual=True, hung_floor_s=10.0)
+async def test_a_run_that_has_just_begun_does_not_hang(bench: Hanging) -> None:
+    """The one before it may have ended after the watchdog looked."""
+    blocker = await bench.blocked()
+    bench.scheduler._replace(bench.scheduler._threads[0], 10.0)
+    assert (0, True) == (bench.hangs, bench.scheduler.ready)
+    bench.work.gate.set()
+    assert ["blocker"] == await blocker
