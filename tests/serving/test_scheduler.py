@@ -14,6 +14,7 @@ import uvloop
 
 from bertserve.service.errors import EngineError, ExpiredError, InvalidValueError, RefusedError, UnavailableError
 from bertserve.service.scheduling.request_queue import RequestQueue
+from bertserve.service.scheduling.scheduled_request import Item
 from bertserve.service.scheduling.scheduler import PeakConcurrency
 from scheduler_bench import Bench, on_loop, play, takes
 
