@@ -27,9 +27,9 @@ PAGES += sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/**/*.md")])
 # measurement results can name files and flags that no longer exist
 CURRENT = [page for page in PAGES if page.parent != ROOT / "bench/results"]
 # flags of other programs on the pages
-OTHERS = {"--base", "--build-arg", "--cap-drop", "--help", "--no-deps", "--read-only", "--rm", "--security-opt", "--string-data", "--tmpfs"}
+OTHERS = {"--base", "--build-arg", "--cap-drop", "--no-deps", "--read-only", "--rm", "--security-opt", "--tmpfs"}
 OTHERS |= {"--build", "--from-file", "--home-dir", "--now", "--scale", "--shell", "--stop-timeout", "--system"}
-OTHERS |= {"--address", "--candidates", "--dashboard-host", "--generate", "--gpus", "--head", "--node-ip-address"}
+OTHERS |= {"--address", "--dashboard-host", "--generate", "--gpus", "--head", "--node-ip-address"}
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 each_current_page = pytest.mark.parametrize("page", CURRENT, ids=lambda page: str(page.relative_to(ROOT)))
