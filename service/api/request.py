@@ -25,6 +25,7 @@ TIMEOUT_HEADER = "x-request-timeout-ms"
 _AMBIGUOUS = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]|/\.\.?(?:/|\Z)")
 _ADDRESS = re.compile("[0-9a-fA-F.:]+")
 _ENCODED_SLASH = re.compile(rb"%(?:2f|5c)", re.IGNORECASE)
+_SLOW = "the body is slow"  # why a task is cancelled
 WATCH_AFTER_S = 0.1  # most requests are answered sooner, and watching each one would cost more than it saves
 T = TypeVar("T")
 
@@ -117,21 +118,28 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], *, limit: 
     declared = headers.get(b"content-length", b"0")
     size, received = int(declared) if declared.isdigit() else 0, 0
     chunks: list[bytes] = []
+    task = asyncio.current_task()
+    assert task is not None, "called outside a task. This is a bug."
+    timer = asyncio.get_running_loop().call_later(timeout_s, task.cancel, _SLOW)  # `asyncio.timeout` takes four times as long
     try:
-        async with asyncio.timeout(timeout_s):
-            while size <= limit:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGoneError("the client closed the connection while it sent the body.")
-                chunks.append(message.get("body", b""))
-                received += len(chunks[-1])
-                size = max(size, received)
-                if size <= limit and not message.get("more_body", False):
-                    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-    except TimeoutError:
+        while size <= limit:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError("the client closed the connection while it sent the body.")
+            chunks.append(message.get("body", b""))
+            received += len(chunks[-1])
+            size = max(size, received)
+            if size <= limit and not message.get("more_body", False):
+                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    except asyncio.CancelledError as error:
+        if error.args != (_SLOW,):
+            raise
+        task.uncancel()
         raise SlowRequestError(
             "the body was not complete within {timeout_s:g} s; send it faster, or in smaller requests.", timeout_s=timeout_s
         ) from None
+    finally:
+        timer.cancel()
     raise TooLargeError(
         "the body has {body_bytes} bytes or more and {limit} are allowed; send less at once; the operator can raise --max-body-bytes.",
         body_bytes=size,

@@ -255,7 +255,7 @@ def faked(
 async def queued(service: AppState, items: int) -> None:
     """Waits until the queue has this many items."""
     async with asyncio.timeout(20):
-        while service.scheduler.queued[0] < items:
+        while service.scheduler.queue.queue_items < items:
             await asyncio.sleep(0.001)
 
 
