@@ -210,4 +210,4 @@ def test_a_request_with_more_tokens_than_the_queue_is_refused_before_it_runs(mod
 
     assert "queue holds 256" in message
     assert [] == engine.batches
-    assert 0 == service.scheduler.queued[1]
+    assert 0 == service.scheduler.queue.queue_tokens

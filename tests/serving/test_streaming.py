@@ -237,10 +237,10 @@ async def test_the_event_loop_writes_one_large_answer_per_turn(tmp_path: Path, c
     service.scheduler.start()
     asking = asyncio.create_task(answered_in(service, clients, "/embed", content_type))
     async with asyncio.timeout(20):
-        while service.scheduler.queued[1] < len(clients) * 4 * 500:
+        while service.scheduler.queue.queue_tokens < len(clients) * 4 * 500:
             await asyncio.sleep(0.001)
         gate.set()
-        while service.scheduler.queued[1]:
+        while service.scheduler.queue.queue_tokens:
             time.sleep(0.001)  # the event loop is busy until all requests have ended
         turns = await asking
     await service.scheduler.stop(5)
