@@ -121,6 +121,7 @@ class _Arbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no types
             time.sleep(RETRY_S)
 
     def handle_hup(self) -> None:
+        """Passes SIGHUP on. gunicorn's own reload stops the old workers before the new ones are ready."""
         systemd.notify_reloading()
         self.kill_workers(signal.SIGHUP)
         systemd.notify("READY=1")
