@@ -22,6 +22,7 @@ from bertserve.service.cli import BertServe, Score
 from bertserve.service.metrics import Metrics
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
+from bertserve.service.tasks import cost, json_text
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.task_spec import TaskSpec
 
@@ -96,6 +97,15 @@ def flags(parser: argparse.ArgumentParser) -> Iterator[Flag]:
 def tasks() -> list[TaskSpec]:
     """Returns all tasks of the service."""
     return list(TASKS.values())
+
+
+def limits() -> Mapping[str, int]:
+    """Returns the limits of a request that are no settings, by what they limit."""
+    return {f"{what} of a body, outside of its texts": limit for _, limit, what in json_text.LIMITS} | {
+        f"characters of an input to tokenize; each of its texts after the first counts {cost.TEXT_CHARS} more": cost.MAX_CHARS,
+        "steps of decoding, each about a microsecond": cost.MAX_STEPS,
+        "bytes of the answer as JSON": cost.MAX_ANSWER_BYTES,
+    }
 
 
 def metrics() -> list[Metric]:

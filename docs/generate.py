@@ -28,6 +28,8 @@ _ANSWER = re.compile(
     r"curl -s localhost:8000(?P<path>/\S+) -d '(?P<body>[^']+)'\n```\n\n<!-- numbers by `make docs` -->\n```json\n(?P<answer>.+?)\n```",
     re.DOTALL,
 )
+# fields that "Rules of all tasks" describes
+_SHARED = ("model", "inputs", "parameters", "truncate", "truncation_direction", "prompt_name", "offset_unit")
 NUMBER = re.compile(r"-?\d+\.\d+(?:[eE][+-]?\d+)?")
 
 
@@ -105,33 +107,18 @@ def quality_sentence() -> str:
 
 
 def tasks_table() -> str:
-    """Returns a row for each task: its endpoint, and the models that answer it."""
-    rows = []
-    for spec in facts.tasks():
-        base = spec.derivation.base if spec.derivation is not None else spec.name
-        models = "any task" if base is None else f"`{base}`"
-        needs = re.sub(r" \(.*\)$", "", _cell(spec.derivation.needs)) if spec.derivation is not None else ""  # without the advice
-        rows.append(
-            (f"[`POST /{spec.path}`](#post-{spec.path})", _cell(spec.title), f"`{spec.name}`", models + (needs and f" with {needs}"))
-        )
-    return _table(("endpoint", "what it does", "task", "models that answer it"), rows)
+    """Returns a row for each task and its endpoint."""
+    rows = [(f"[`POST /{spec.path}`](#post-{spec.path})", _cell(spec.title), f"`{spec.name}`") for spec in facts.tasks()]
+    return _table(("endpoint", "what it does", "task"), rows)
 
 
-def endpoints_table(*tags: str) -> str:
-    """Returns a row for each method and path of these OpenAPI tags. Paths that differ only in the task share a row."""
-    paths = facts.openapi()["paths"]
-    task_path = re.compile(rf"/({'|'.join(re.escape(spec.path) for spec in facts.tasks())})(?=/|$)")
-    rows = [
-        (f"`{method.upper()} {task_path.sub('/{task}', path)}`", task_path.sub("`/{task}`", _cell(operation["summary"])))
-        for path, operations in paths.items()
-        for method, operation in operations.items()
-        if set(tags) & set(operation["tags"])
-    ]
-    return _table(("endpoint", "answer"), dict.fromkeys(rows))
+def limits_table() -> str:
+    """Returns a row for each limit of a request that is no setting."""
+    return _table(("limit", "of"), [(f"{limit:,}", what) for what, limit in facts.limits().items()])
 
 
 def body_table(path: str) -> str:
-    """Returns a row for each field of a task's body, and of its `parameters`; `model`, which every body has, is left out.
+    """Returns a row for each field of a task's body, and of its `parameters`; those that several tasks share are left out.
 
     A parameter that may also stand beside `inputs` has one row.
     """
@@ -140,13 +127,13 @@ def body_table(path: str) -> str:
     schemas = document["components"]["schemas"]
     body = schemas[content["schema"]["$ref"].rpartition("/")[2]]
     required = set(body.get("required", ()))
-    beside = {name: schema for name, schema in body["properties"].items() if name not in ("model", "parameters")}
+    beside = {name: schema for name, schema in body["properties"].items() if name not in _SHARED}
     rows = [_field(name, schema, name in required) for name, schema in sorted(beside.items(), key=lambda item: item[0] not in required)]
     within = _object(body["properties"].get("parameters", {}), schemas) or {"properties": {}}
     rows += [
         _field(f"parameters.{name}", schema, name in within.get("required", ()))
         for name, schema in within["properties"].items()
-        if name not in beside
+        if name not in beside and name not in _SHARED
     ]
     return _table(("field", "values", "meaning"), rows)
 
@@ -158,11 +145,6 @@ def layers_drawing(package: str) -> str:
 
 def blocks() -> dict[str, Callable[[], str]]:
     """Returns what writes each block, by the name that its comment gives."""
-    posted = {path: operations["post"] for path, operations in facts.openapi()["paths"].items() if "post" in operations and "{" not in path}
-    inference = {path: operation for path, operation in posted.items() if {"inference", "other clients"} & set(operation["tags"])}
-    # paths with one kind of body; those for any task take every body
-    bodies = {path: operation["requestBody"]["content"]["application/json"]["schema"].get("$ref") for path, operation in inference.items()}
-    tasks = {body: path for path, body in reversed(bodies.items()) if body is not None}.values()  # the first path of each body
     return {
         "settings": settings_table,
         "flags of bert-serve score": score_table,
@@ -174,10 +156,8 @@ def blocks() -> dict[str, Callable[[], str]]:
         **{f"layers of {package}": (lambda package=package: layers_drawing(package)) for package in ("service", "export")},
         "tasks": tasks_table,
         "quality of the included models": quality_sentence,
-        "endpoints of models": lambda: endpoints_table("models"),
-        "endpoints of health": lambda: endpoints_table("health"),
-        "endpoints of open inference": lambda: endpoints_table("open inference"),
-        **{f"body of {path}": (lambda path=path: body_table(path)) for path in tasks},
+        "limits": limits_table,
+        **{f"body of /{spec.path}": (lambda path=f"/{spec.path}": body_table(path)) for spec in facts.tasks()},
     }
 
 

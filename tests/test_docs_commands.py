@@ -26,10 +26,9 @@ def document(name: str) -> str:
 
 def test_requests_get_the_answers_that_pages_show(serve: Serve) -> None:
     """The embedded models answer each curl command with the JSON below it. Scores differ by at most 0.05: they are rounded, and int8."""
-    # no embedded model serves /choose
-    pattern = r"```bash\ncurl -s localhost:8000(?!/choose)(\S+) -d '([^\n]+?)'\n```\n\n<!-- [^\n]+ -->\n```json\n(.+?)\n```"
-    shown = {name: re.findall(pattern, document(name), re.DOTALL) for name in ("README.md", "docs/reference/http-api.md")}
-    assert {"README.md": 1, "docs/reference/http-api.md": 9} == {name: len(found) for name, found in shown.items()}
+    pattern = r"```bash\ncurl -s localhost:8000(\S+) -d '([^\n]+?)'\n```\n\n<!-- [^\n]+ -->\n```json\n(.+?)\n```"
+    shown = {name: re.findall(pattern, document(name), re.DOTALL) for name in ("README.md", "docs/reference/tasks.md")}
+    assert {"README.md": 1, "docs/reference/tasks.md": 9} == {name: len(found) for name, found in shown.items()}
 
     with serve(ROOT / "models") as served:
         for name, requests in shown.items():

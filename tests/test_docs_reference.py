@@ -37,12 +37,26 @@ def test_every_error_is_described() -> None:
 
 
 def test_every_endpoint_is_described() -> None:
-    """Each POST path has a heading, or is mentioned as `POST PATH`, in http-api.md or open-inference.md."""
-    text = (REFERENCE / "http-api.md").read_text(encoding="utf-8") + (REFERENCE / "open-inference.md").read_text(encoding="utf-8")
-    posted = [path for path, operations in facts.openapi()["paths"].items() if "post" in operations]
+    """Each path has a heading, or is mentioned as `METHOD PATH`, in http-api.md or tasks.md."""
+    text = "".join((REFERENCE / page).read_text(encoding="utf-8") for page in ("http-api.md", "tasks.md"))
+    of_a_task = re.compile(rf"/({'|'.join(spec.path for spec in facts.tasks())})(?=/)")
+    endpoints = {
+        f"{method.upper()} {of_a_task.sub('/{task}', path)}"
+        for path, operations in facts.openapi()["paths"].items()
+        for method in operations
+    }
 
-    assert posted
-    assert [] == [path for path in posted if f"### POST {path}\n" not in text and f"`POST {path}`" not in text]
+    assert endpoints
+    assert [] == [endpoint for endpoint in endpoints if f"## {endpoint}\n" not in text and f"`{endpoint}`" not in text]
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/predict", "/embed_all"])
+def test_every_field_of_another_wire_format_is_named(path: str) -> None:
+    document = facts.openapi()
+    schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    fields = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]["properties"]
+
+    assert set() == set(fields) - {"model", "parameters"} - set(re.findall(r"`(\w+)`", section("http-api.md", f"POST {path}")))
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)

@@ -147,10 +147,7 @@ class EmbedOptions(BaseModel):
         ]
         | None,
         BeforeValidator(lower),
-        Field(
-            description="The last layer, the last four, or a list of layers of the bundle (-1 is the last, 0 the embedding output); by "
-            "default the bundle's own choice."
-        ),
+        Field(description="Layers of the bundle: -1 is the last, 0 the embedding output. By default the bundle's own choice."),
     ] = None
     combine: Annotated[
         Combine | None,

@@ -66,9 +66,7 @@ def _check_targets(targets: list[str] | None) -> list[str] | None:
 class FillMaskParameters(TaskParameters):
     """Parameters of fill-mask."""
 
-    top_k: Annotated[
-        int, Field(ge=1, le=MAX_TOP_K, description="Number of tokens for each mask; `--max-top-k` limits it, by default to 100.")
-    ] = 5
+    top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K, description="Number of tokens for each mask, at most `--max-top-k`.")] = 5
     targets: Annotated[
         Annotated[list[Annotated[str, Field(max_length=MAX_TARGET_CHARS)]], Field(fail_fast=True, min_length=1, max_length=MAX_TARGETS)]
         | None,

@@ -14,7 +14,7 @@ from pydantic_core import from_json
 from bertserve.service.errors import TooLargeError
 
 # Limits of a body outside of its strings. 16,384 texts or pairs, and 256 texts of 512 token ids, are below them.
-_LIMITS = ((b"[{", 2**16, "lists and objects"), (b":", 2**16, "keys"), (b",", 2**18, "values"), (b"0123456789", 5 * 2**18, "digits"))
+LIMITS = ((b"[{", 2**16, "lists and objects"), (b":", 2**16, "keys"), (b",", 2**18, "values"), (b"0123456789", 5 * 2**18, "digits"))
 _CHECKED_BYTES = 2**16  # a shorter body is below all limits
 
 
@@ -27,11 +27,11 @@ def parse(raw: bytes, *, finite: bool = False) -> Any:
         ValueError: The document is not JSON.
         TooLargeError: It has more lists, objects, keys, values or digits than are allowed.
     """
-    if len(raw) > _CHECKED_BYTES and any(_count(raw, characters) > limit for characters, limit, _ in _LIMITS):
+    if len(raw) > _CHECKED_BYTES and any(_count(raw, characters) > limit for characters, limit, _ in LIMITS):
         codes = np.frombuffer(raw.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
         quotes = np.cumsum(codes == ord('"'), dtype=np.uint8)  # modulo 256, which preserves the parity
         outside = codes[quotes & 1 == 0].tobytes()  # without the content of strings
-        for characters, limit, unit in _LIMITS:
+        for characters, limit, unit in LIMITS:
             if (count := _count(outside, characters)) > limit:
                 raise TooLargeError(
                     "the body has {count} {what} and {most} are allowed; split the request.", count=count, what=unit, most=limit

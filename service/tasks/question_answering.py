@@ -51,7 +51,7 @@ class AnswerParameters(TaskParameters):
 
     top_k: Annotated[
         int,
-        Field(ge=1, le=MAX_TOP_K, description="Number of answers; more than 1 gives a list. `--max-top-k` limits it, by default to 100."),
+        Field(ge=1, le=MAX_TOP_K, description="Number of answers, at most `--max-top-k`; more than 1 gives a list."),
     ] = 1
     doc_stride: Annotated[
         int | None, Field(ge=0, description="Tokens shared by neighboring windows; by default 128, or half of `max_seq_len` if less.")
