@@ -57,7 +57,7 @@ types: dev ## mypy, strict
 
 compare: dev ## compare the speed with that of a commit, in alternating rounds: make compare BASE=COMMIT
 	@test -n "$(BASE)" || { echo "give BASE=COMMIT" >&2; exit 2; }
-	.venv-dev/bin/python tests/compare.py $(BASE)
+	GLIBC_TUNABLES=$(MALLOC) .venv-dev/bin/python tests/compare.py $(BASE)
 
 unit: exporting serving serial ## pytest: unit, parity, end to end
 
