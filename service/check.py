@@ -39,7 +39,7 @@ async def check(settings: Settings) -> int:
         print(
             f"{model.name}: {model.task}, {model.graph.provider}/{model.graph.precision}: {'ok' if reason is None else f'FAILED: {reason}'}"
         )
-    for name, reason in state.broken.items():
+    for name, reason in state.registry.broken.items():
         print(f"{name}: not loaded, skipped by --skip-broken: {reason}")
     await state.scheduler.stop(0)
     return 1 if failed else 0

@@ -95,7 +95,7 @@ class Replica:
         """Returns the predicted seconds of the queue, and the share of time since the last call in which threads ran."""
         (then, busy_then), now, busy_s = self._seen, time.monotonic(), self._state.scheduler.busy_s
         self._seen = (now, busy_s)
-        threads = self._state.worker.threads
+        threads = self._state.threads
         busy = (busy_s - busy_then) / max(now - then, 1e-3) / threads
         return {"queue_s": self._state.scheduler.wait_s, "busy": min(busy, 1.0)}  # with one inference thread, two threads can be busy
 

@@ -1,4 +1,4 @@
-"""Settings of `bert-serve` from flags, BERT_SERVE_* variables, a file and defaults, in this order. Only the composition root reads them."""
+"""Settings of `bert-serve` from flags, BERT_SERVE_* variables, a file and defaults, in this order."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Awaitable
-from dataclasses import asdict
 from typing import Any, TypeVar
 
 from fastapi import APIRouter
@@ -21,11 +21,13 @@ from bertserve.service.api.formats.open_inference import metadata
 from bertserve.service.api.openapi import endpoints
 from bertserve.service.api.request import REQUEST
 from bertserve.service.api_keys import Access
+from bertserve.service.engine import sessions
+from bertserve.service.engine.hardware import cpu_name
 from bertserve.service.errors import NotFoundError, UnavailableError, classify
 from bertserve.service.metrics import CONTENT_TYPE, UNKNOWN
 from bertserve.service.models.build import AppState
 from bertserve.service.models.model import Model
-from bertserve.service.scheduling.scheduler import Scheduler
+from bertserve.service.providers import Provider
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import to_json
 from bertserve.service.tasks.task_spec import TaskSpec
@@ -69,7 +71,7 @@ def _add_task(probes: APIRouter, models: APIRouter, state: AppState, spec: TaskS
 
     @probes.get(f"/{spec.path}/health", summary=f"Readiness of /{spec.path}")
     async def health() -> Response:
-        return _health(state.registry.models.get(state.registry.defaults.get(spec.name, "")))
+        return _health(state, state.registry.defaults.get(spec.name, ""))
 
 
 def _add_models(probes: APIRouter, routes: APIRouter, state: AppState) -> None:
@@ -77,7 +79,7 @@ def _add_models(probes: APIRouter, routes: APIRouter, state: AppState) -> None:
     async def models() -> Response:
         served = state.registry.models
         described = [_summary(state, model) for model in served.values()]
-        broken = [{"name": name, "broken": why} for name, why in state.broken.items() if name not in served]
+        broken = [{"name": name, "broken": why} for name, why in state.registry.broken.items() if name not in served]
         # one model per line, for people
         return Response(b"[%s]\n" % b",\n ".join(map(to_json, described + broken)), media_type="application/json")
 
@@ -93,7 +95,7 @@ def _add_models(probes: APIRouter, routes: APIRouter, state: AppState) -> None:
     @probes.get(f"{_NAMED}/health", summary="Readiness of one model")
     @probes.get("/v2/models/{name}/ready", summary="Readiness of a model", tags=["open inference"])
     async def model_health(name: str) -> Response:
-        return _health(state.registry.models.get(name))
+        return _health(state, name)
 
 
 def _add_changes(routes: APIRouter, state: AppState) -> None:
@@ -119,7 +121,7 @@ async def _audited(state: AppState, scope: Scope, name: str, change: Awaitable[T
         raise
     finally:
         # the name of no model is only the caller's text
-        model = name if is_known or name in state.registry.models or name in state.broken else UNKNOWN
+        model = name if is_known or name in state.registry.models or name in state.registry.broken else UNKNOWN
         request = scope[REQUEST]
         request.model = model
         fields = {**request.log_fields(), "key": request.key, "action": action, "outcome": outcome}
@@ -138,7 +140,7 @@ def _add_model_list(routes: APIRouter, state: AppState) -> None:
             "owned_by": "bertserve",
             "task": model.task,
             "name": model.name,
-            "ready": model.ready,
+            "ready": state.scheduler.ready,
         }
 
     @routes.get("/v1/models", summary="All models, in OpenAI's format")
@@ -162,7 +164,9 @@ def _add_operations(probes: APIRouter, models: APIRouter, state: AppState) -> No
     @probes.get("/v2/health/ready", summary="Readiness: requests are answered", tags=["open inference"])
     @probes.get("/ping", summary="Readiness, for SageMaker")
     async def ready() -> Response:
-        return _health(state.scheduler)
+        return _health(state)
+
+    cpu = cpu_name()
 
     @models.get("/info", summary="Version, limits, machine and models")
     async def info() -> Response:
@@ -170,9 +174,22 @@ def _add_operations(probes: APIRouter, models: APIRouter, state: AppState) -> No
             {
                 "name": "bertserve",
                 "version": __version__,
-                "limits": state.settings.model_dump(include=_LIMITS) | state.totals,
-                "worker": asdict(state.worker),
-                "machine": asdict(state.machine),
+                "limits": state.settings.model_dump(include=_LIMITS | {"max_batch_tokens", "max_queue_tokens"})
+                | {"threads": state.total_threads},
+                "worker": {
+                    "index": state.index,
+                    "workers": state.settings.workers,
+                    "pid": os.getpid(),
+                    "max_queue_tokens": state.scheduler.queue.max_queue_tokens,
+                    "threads": state.threads,
+                },
+                "machine": {
+                    "cpu": cpu,
+                    "onnxruntime": sessions.VERSION,
+                    "provider_asked": _provider_asked(state),
+                    "provider": state.provider,
+                    "threads_per_run": sessions.THREADS,
+                },
                 "models": {model.name: model.task for model in state.registry.models.values()},
             }
         )
@@ -197,7 +214,7 @@ def _summary(state: AppState, model: Model) -> dict[str, Any]:
         "task": model.task,
         "endpoints": [f"/{TASKS[task].path}" for task in model.tasks],
         "default_of": [f"/{TASKS[task].path}" for task in state.registry.default_of(model)],
-        **({"broken": state.broken[model.name]} if model.name in state.broken else {}),
+        **({"broken": state.registry.broken[model.name]} if model.name in state.registry.broken else {}),
         "version": model.bundle.version,
         "provider": model.graph.provider,
         "precision": model.graph.precision,
@@ -215,15 +232,15 @@ def _describe(state: AppState, model: Model) -> dict[str, Any]:
         **({} if manifest.tokenizer.mask is None else {"mask_token": manifest.tokenizer.mask.token}),
         **({} if manifest.embedding is None else {"embedding": manifest.embedding.model_dump()}),
         **({"attention_heads": list(manifest.attention_heads)} if manifest.attention_heads else {}),
-        "provider_asked": state.machine.provider_asked,
+        "provider_asked": _provider_asked(state),
         "graph": {
             "file": graph.file,
             "sha256": graph.identity[:12],
             "form": graph.form,
-            "threads": state.machine.threads_per_run,
+            "threads": sessions.THREADS,
             "multi_threaded_run": None
-            if model.runner.engines.multi_threaded is None
-            else {"threads": model.runner.engines.multi_threaded.threads, "min_tokens": model.runner.engines.multi_threaded.min_tokens},
+            if model.engines.multi_threaded is None
+            else {"threads": model.engines.multi_threaded.threads, "min_tokens": model.engines.multi_threaded.min_tokens},
         },
         "batch_invariant": graph.batch_invariant,
         "limits": {"max_tokens": manifest.tokenizer.max_length, **state.settings.model_dump(include=_LIMITS)},
@@ -233,19 +250,24 @@ def _describe(state: AppState, model: Model) -> dict[str, Any]:
     }
 
 
+def _provider_asked(state: AppState) -> Provider:
+    asked = state.settings.provider
+    return state.provider if asked == "auto" else asked
+
+
 def _json(value: Any) -> Response:
     return Response(to_json(value), media_type="application/json")
 
 
-def _health(probed: Model | Scheduler | None) -> Response:
-    """Returns the answer to a probe.
+def _health(state: AppState, name: str | None = None) -> Response:
+    """Returns the answer to a probe, of the service or of a model.
 
     Raises:
         NotFoundError: The model is not loaded. Probes need no key, so the message names no models.
         UnavailableError: Requests are not answered.
     """
-    if probed is None:
+    if name is not None and name not in state.registry.models:
         raise NotFoundError("no such model is loaded; GET /models lists the models.")
-    if not probed.ready:
+    if not state.scheduler.ready:
         raise UnavailableError("not ready: shutting down, an inference thread died, or all inference threads hang.")
     return _json({"ready": True, "live": True})

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from bertserve.service.bundle import files
 from bertserve.service.bundle.files import Bundle
-from bertserve.service.bundle.graph_spec import GraphSpec, Precision
+from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.bundle.validation_policy import (
     ValidationPolicy,
@@ -32,6 +30,7 @@ from bertserve.service.metrics import Metrics
 from bertserve.service.models.model import Model
 from bertserve.service.providers import Provider
 from bertserve.service.scheduling.scheduler import Scheduler
+from bertserve.service.settings import ModelSettings
 from bertserve.service.tasks import catalog
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
@@ -43,68 +42,79 @@ WARM_UP_SHAPES = ((1, 8), (1, 32), (1, 128), (4, 32))
 WARM_UP_REPEATS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """How models are loaded: the provider, the graph of a bundle, the batching, and the required validation report.
-
-    Attributes:
-        provider: The execution provider of the graphs.
-        provider_asked: The provider that the operator requested.
-        precision: The precision of the graph to choose.
-        batch_variant: Whether texts share a batch even if a graph is not batch-invariant.
-        max_batch_tokens: Maximum tokens of a batch.
-        multi_threads: Threads of a multi-threaded run; 1 creates no second session.
-        engine_cache: Folder for TensorRT's engines.
-        validation_policy: The validation report that a bundle needs.
-    """
-
-    provider: Provider
-    provider_asked: Provider
-    precision: Precision | Literal["auto"]
-    batch_variant: bool
-    max_batch_tokens: int
-    multi_threads: int
-    engine_cache: Path | None
-    validation_policy: ValidationPolicy
-
-
-def choose_provider(bundles: Sequence[Bundle], provider: Provider | Literal["auto"]) -> Provider:
-    """Returns the provider to use: the requested one, or for `auto` the best provider for which every bundle has a graph."""
-    if provider != "auto":
-        return provider
-    best = available_provider()
-    return best if all(any(graph.provider == best for graph in bundle.manifest.graphs) for bundle in bundles) else "cpu"
-
-
-def obtain_provider(requested: Provider, *, allow_fallback: bool) -> Provider:
-    """Returns the provider that sessions will get: the requested one, or the CPU if the operator allowed that.
+def choose_provider(settings: ModelSettings, bundles: Iterable[Path]) -> ModelSettings:
+    """Returns settings with the execution provider to use: for `auto`, the best one for which all bundles in these folders have a graph.
 
     Raises:
-        ProviderError: Sessions do not get it and no fallback is allowed; the message says what is missing.
+        ProviderError: The provider is not available and no fallback is allowed; the message says what is missing.
     """
+    requested = settings.provider
+    if requested == "auto":
+        best = available_provider()
+        requested = best if all(_has_graph(path, best) for path in bundles) else "cpu"
     if requested == "cpu" or (reason := why_not(requested)) is None:
-        return requested
-    if not allow_fallback:
+        return settings.model_copy(update={"provider": requested})
+    if not settings.allow_provider_fallback:
         raise ProviderError(
             f"--provider {requested} is not available: {reason} Or serve on the CPU with --provider cpu, or allow "
             "that with --allow-provider-fallback."
         )
     logger.warning("SERVING ON THE CPU: --provider %s is not available, and --allow-provider-fallback is set: %s", requested, reason)
-    return "cpu"
+    # the precision was meant for the other provider
+    return settings.model_copy(update={"provider": "cpu", "precision": "auto"})
 
 
-def verify(path: Path, *, metrics: Metrics) -> Bundle:
-    """Returns the bundle of a folder, after a check of every file against its manifest.
+def _has_graph(path: Path, provider: Provider) -> bool:
+    try:
+        return any(graph.provider == provider for graph in files.read_manifest(path)[0].graphs)
+    except BundleError:  # which its load reports
+        return True
+
+
+def load_model(
+    path: Path, served: Model | None = None, *, settings: ModelSettings, scheduler: Scheduler, metrics: Metrics, multi_threads: int = 1
+) -> Model:
+    """Verifies the files of a bundle, and creates a warmed-up, timed model.
+
+    Args:
+        path: The bundle's folder.
+        served: A model that is returned if the bundle still has its version.
+        settings: As returned by `choose_provider`.
+        scheduler: Runs the model's texts.
+        metrics: Get its times.
+        multi_threads: Threads of a run in a second session; 1 creates none.
 
     Raises:
-        BundleError: A file does not match; the message says how.
+        StartError: A file does not match the manifest, or as `open_bundle`.
     """
     with metrics.timed_load(path.name, "verify"):
-        return files.load_bundle(path)
+        bundle = files.load_bundle(path)
+    if served is not None and served.bundle.version == bundle.version:
+        return served
+    manifest = bundle.manifest
+    with metrics.timed_load(path.name, "load"):
+        graph, tokenizer, engine = open_bundle(bundle, settings)
+        cost = CostModel(manifest.flops)
+        shapes = [(rows, min(length, manifest.tokenizer.max_length)) for rows, length in WARM_UP_SHAPES]
+        shapes = shapes if graph.shapes is None else graph.shapes.shapes
+        cost.fit(engine.time_runs(shapes, repeats=WARM_UP_REPEATS))
+        if graph.provider != "cpu":
+            # cuDNN builds a plan per thread and shape, which takes up to 0.1 s
+            scheduler.on_each_thread([partial(engine.time_runs, [shape], repeats=1) for shape in shapes])
+        return Model(
+            bundle,
+            graph,
+            tokenizer=tokenizer,
+            engines=Engines(engine, _multi_threaded_engine(engine, bundle, graph, multi_threads, cost)),
+            cost=cost,
+            scheduler=scheduler,
+            metrics=metrics.model(manifest.task, manifest.name),
+            batch_variant=settings.batch_variant_graphs,
+        )
 
 
-def load_model(bundle: Bundle, *, options: LoadOptions, scheduler: Scheduler, metrics: Metrics) -> Model:
-    """Creates a warmed-up, timed model from a verified bundle.
+def open_bundle(bundle: Bundle, settings: ModelSettings) -> tuple[GraphSpec, Tokenizer, OnnxEngine]:
+    """Returns the graph of a verified bundle, its tokenizer, and the engine of the graph, after checks that they fit together.
 
     Raises:
         BundleError: The bundle's task is not supported; it lacks a requirement of its task, the requested graph or the validation report;
@@ -112,160 +122,91 @@ def load_model(bundle: Bundle, *, options: LoadOptions, scheduler: Scheduler, me
         ProviderError: The provider is missing, or cannot load the graph.
         SettingsError: The model's longest text exceeds the maximum tokens of a batch.
     """
-    with metrics.timed_load(bundle.manifest.name, "load"):
-        model = _load(bundle, options, scheduler, metrics)
-    metrics.model_info.labels(*model.labels).set(1)
-    return model
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedBundle:
-    """The parts of a bundle that turn texts into outputs: its graph, its tokenizer, and the engine of this graph."""
-
-    graph: GraphSpec
-    tokenizer: Tokenizer
-    engine: OnnxEngine
-
-
-def open_bundle(bundle: Bundle, options: LoadOptions) -> OpenedBundle:
-    """Returns the parts of a verified bundle, after checks that they fit together.
-
-    Raises:
-        BundleError: As `load_model`.
-        ProviderError: As `load_model`.
-        SettingsError: As `load_model`.
-    """
-    manifest = bundle.manifest
+    manifest, spec = bundle.manifest, bundle.manifest.tokenizer
     catalog.spec_of(bundle)
-    if manifest.tokenizer.max_length > options.max_batch_tokens:
+    if spec.max_length > settings.max_batch_tokens:
         raise SettingsError(
-            f"--max-batch-tokens is {options.max_batch_tokens}, less than the longest text of the model `{manifest.name}` "
-            f"({manifest.tokenizer.max_length} tokens); raise it."
+            f"--max-batch-tokens is {settings.max_batch_tokens}, less than the longest text of the model `{manifest.name}` "
+            f"({spec.max_length} tokens); raise it."
         )
-    graph = _graph(bundle, options)
-    options.validation_policy.check(manifest.name, graph)
-    _warn(manifest, graph, options.validation_policy)
-    spec = manifest.tokenizer
-    engine = OnnxEngine(
-        bundle.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, engine_cache=options.engine_cache
-    )
+    graph = bundle.graph(settings.provider, settings.precision)
+    if graph.shapes is not None:
+        graph = graph.model_copy(update={"shapes": graph.shapes.within(settings.max_batch_tokens)})
+    policy = ValidationPolicy(settings.require_validation, settings.min_agreement)
+    policy.check(manifest.name, graph)
+    _warn(manifest, graph, policy)
+    file, folder = bundle.path / graph.file, settings.engine_cache
+    engine = OnnxEngine(file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, engine_cache=folder)
     tokenizer = Tokenizer(bundle.tokenizer_path, spec)
     _check_fit(bundle, engine, tokenizer)
-    return OpenedBundle(graph, tokenizer, engine)
-
-
-def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: Metrics) -> Model:
-    opened, manifest = open_bundle(bundle, options), bundle.manifest
-    graph, engine = opened.graph, opened.engine
-    cost = CostModel(manifest.flops)
-    shapes = [(rows, min(length, manifest.tokenizer.max_length)) for rows, length in WARM_UP_SHAPES]
-    shapes = shapes if graph.shapes is None else graph.shapes.shapes
-    cost.fit(engine.time_runs(shapes, repeats=WARM_UP_REPEATS))
-    if graph.provider != "cpu":
-        # cuDNN builds a plan per thread and shape, which takes up to 0.1 s
-        scheduler.on_each_thread([partial(engine.time_runs, [shape], repeats=1) for shape in shapes])
-    return Model(
-        bundle,
-        graph,
-        tokenizer=opened.tokenizer,
-        engines=Engines(engine, _multi_threaded_engine(engine, bundle, graph, options, cost)),
-        cost=cost,
-        scheduler=scheduler,
-        metrics=metrics.model(manifest.task, manifest.name),
-        batch_variant=options.batch_variant,
-    )
+    return graph, tokenizer, engine
 
 
 def _warn(manifest: Manifest, graph: GraphSpec, policy: ValidationPolicy) -> None:
     """Logs warnings about the graph that is served."""
     which = f"{graph.provider}/{graph.precision}"
+    model = f"the model {manifest.name}, served as {which},"
     if is_low(graph) and not is_measured_near(manifest.metrics, which):
         logger.warning(
-            "the model %s may answer differently from its checkpoint: graph %s: %s. %s",
-            manifest.name,
-            which,
+            "%s may answer differently from its checkpoint: %s. Measure it on your own texts with `bert-export verify --data`, or serve "
+            "--precision fp32.",
+            model,
             describe_agreement(graph.validation),
-            "Measure it on your own texts with `bert-export verify --data`, or serve --precision fp32.",
         )
     if policy.asks and is_of_other_kernels(graph, own := cpu_instructions()):
+        measured = graph.validation.speed.instructions if graph.validation.speed else ("unknown instruction sets",)
         logger.warning(
-            "model %s: the validation report of graph %s was measured on a CPU with %s; this CPU has %s, and may round int8 differently. "
-            "Measure it here with `bert-export verify --data`.",
-            manifest.name,
-            which,
-            ", ".join(graph.validation.speed.instructions) if graph.validation.speed else "unknown instruction sets",
+            "%s was measured on a CPU with %s; this CPU has %s, and may round int8 differently. Measure it here with "
+            "`bert-export verify --data`.",
+            model,
+            ", ".join(measured),
             ", ".join(own),
         )
     for omitted in manifest.omitted:
         if omitted.provider == graph.provider:
-            logger.warning(
-                "the model %s is served as %s: %s was tried at its export, and %s", manifest.name, which, omitted.precision, omitted.reason
-            )
+            logger.warning("%s was also tried as %s at its export, and %s", model, omitted.precision, omitted.reason)
 
 
 def _check_fit(bundle: Bundle, engine: OnnxEngine, tokenizer: Tokenizer) -> None:
-    """Runs a text of the maximum length from the last token of the vocabulary: either may exceed a table of the graph."""
+    """Runs a text of the maximum length from the last token of the vocabulary: either may exceed a table of the graph.
+
+    If the graph returns attention, a second text asks for the last head of each layer.
+    """
     manifest = bundle.manifest
-    length, last = manifest.tokenizer.max_length, tokenizer.vocabulary_size - 1
-    ids = np.full(length, last, dtype=np.int64)
+    length, last, heads = manifest.tokenizer.max_length, tokenizer.vocabulary_size - 1, manifest.attention_heads
+    ids, zeros = np.full(length, last, dtype=np.int64), np.zeros(length, dtype=np.int64)
+    maps = tuple((layer, count - 1) for layer, count in enumerate(heads))
     try:
-        row = engine.run([Encoding(ids, np.zeros(length, dtype=np.int64), masks=(length - 1,))])[0]
+        [row] = engine.run([Encoding(ids, zeros, masks=(length - 1,))])
+        if maps:  # on a short text, because the weights of a long one would need too much memory
+            engine.run([Encoding(zeros[:2], zeros[:2], masks=(1,), maps=maps)])
     except EngineError as error:
         raise BundleError(
-            f"bundle `{manifest.name}`: its graph fails on a text of {length} tokens with the id {last}, the last "
-            f"id of its tokenizer ({error.message}) The tokenizer does not match the graph; export the bundle "
-            "again."
+            f"bundle `{manifest.name}`: its graph fails on a text of {length} tokens with the id {last}, the last id of its tokenizer, "
+            f"or on the attention heads in its manifest, {list(heads)} ({error.message}) Export the bundle again."
         ) from error
     for name, expected in catalog.TASKS[manifest.task].widths(manifest).items():
-        if row[name].shape[-1] != expected:
+        if (width := row[name].shape[-1]) != expected:
             raise BundleError(
-                f"bundle `{manifest.name}`: its graph returns {row[name].shape[-1]} values as `{name}`, but its manifest "
-                f"says {expected}; export the bundle again."
+                f"bundle `{manifest.name}`: its graph returns {width} values as `{name}`, but its manifest says {expected}; export the "
+                "bundle again."
             )
-    _check_attention(manifest, engine)
-
-
-def _check_attention(manifest: Manifest, engine: OnnxEngine) -> None:
-    """Checks the last attention head of each layer on a short text: the weights of a long text would need too much memory."""
-    if not manifest.attention_heads:
-        return
-    ids = np.zeros(2, dtype=np.int64)
-    maps = tuple((layer, count - 1) for layer, count in enumerate(manifest.attention_heads))
-    try:
-        engine.run([Encoding(ids, ids, masks=(1,), maps=maps)])
-    except EngineError as error:
-        raise BundleError(
-            f"bundle `{manifest.name}`: its graph does not return the attention of {list(manifest.attention_heads)} "
-            f"heads, as its manifest says ({error.message}) Export the bundle again."
-        ) from error
 
 
 def _multi_threaded_engine(
-    engine: OnnxEngine, bundle: Bundle, graph: GraphSpec, options: LoadOptions, cost: CostModel
+    engine: OnnxEngine, bundle: Bundle, graph: GraphSpec, threads: int, cost: CostModel
 ) -> MultiThreadedEngine | None:
     """Returns the creator of a second session with more threads, if it is configured and some text would run faster with it."""
     longest = bundle.manifest.tokenizer.max_length
     tokens = min_multi_threaded_tokens(cost, nodes=graph.validation.nodes, longest=longest)
-    if options.multi_threads == 1 or graph.provider != "cpu" or tokens is None:
+    if threads == 1 or graph.provider != "cpu" or tokens is None:
         return None
 
     def make() -> OnnxEngine:
         # the files may have changed since the model was loaded, and both sessions must return the same results
         files.verify_graph(bundle.path, graph)
-        threaded_engine = engine.with_threads(options.multi_threads)
+        threaded_engine = engine.with_threads(threads)
         threaded_engine.time_runs([(1, tokens)], repeats=1)
         return threaded_engine
 
-    return MultiThreadedEngine(make, model=bundle.manifest.name, threads=options.multi_threads, min_tokens=tokens)
-
-
-def _graph(bundle: Bundle, options: LoadOptions) -> GraphSpec:
-    """Returns the graph to run, without planned shapes that exceed the maximum tokens of a batch.
-
-    The requested precision applies only to the requested provider; after a fallback, the default graph runs.
-    """
-    fell_back = options.provider_asked != options.provider
-    graph = bundle.graph(options.provider, "auto" if fell_back else options.precision)
-    if graph.shapes is None:
-        return graph
-    return graph.model_copy(update={"shapes": graph.shapes.within(options.max_batch_tokens)})
+    return MultiThreadedEngine(make, model=bundle.manifest.name, threads=threads, min_tokens=tokens)

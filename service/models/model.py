@@ -1,4 +1,4 @@
-"""Model: answers requests with a bundle's tokenizer, graph and tasks. It uses the scheduler, but no threads and no HTTP."""
+"""Model: answers requests with a bundle's tokenizer, graph and tasks, and runs their texts for the scheduler. It starts no threads."""
 
 from __future__ import annotations
 
@@ -11,21 +11,31 @@ from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.engines import Engines
-from bertserve.service.errors import ExpiredError, RefusedError, TooLargeError
+from bertserve.service.errors import BertServeError, ExpiredError, RefusedError, TooLargeError
 from bertserve.service.metrics import ModelMetrics
-from bertserve.service.models.request_run import Prediction, RequestRun
-from bertserve.service.models.runner import ModelRunner
+from bertserve.service.models.request_run import Prediction, RequestRun, Text
 from bertserve.service.scheduling.scheduled_request import ScheduledRequest
 from bertserve.service.scheduling.scheduler import LARGE_BYTES, Scheduler
 from bertserve.service.tasks.batch import TaskModel
 from bertserve.service.tasks.catalog import TASKS, tasks_of
 from bertserve.service.tasks.cost import MAX_CHARS, TEXT_CHARS
+from bertserve.service.tasks.decoding import Row
 from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
 from bertserve.service.tracing.trace import Trace
 
+# Limit of a run's logits over the vocabulary: 8 MiB, and the same again while the bias is added. One text with 64 masks fits if the
+# vocabulary has 32,768 tokens; the logits of a full batch of masks would need gigabytes.
+MAX_LOGITS = 2**21
+# Limit of a run's attention weights, which are in memory twice, 16 MiB each. The weights of one text may be a quarter of it.
+MAX_WEIGHTS = 2**22
+
 
 class Model:
-    """A loaded model; `tasks` has the Hugging Face names of all tasks that it answers, its own task first."""
+    """A loaded model: it answers requests on the event loop, and runs their texts on inference threads, as the scheduler's `Runner`.
+
+    `tasks` has the Hugging Face names of all tasks that it answers, its own `task` first. `labels` are its name, version, precision and
+    provider, as in the metric `model_info`.
+    """
 
     def __init__(
         self,
@@ -41,31 +51,23 @@ class Model:
     ) -> None:
         """Combines the parts of a model; with `batch_variant`, texts share a batch even if the graph is not batch-invariant.
 
-        The scheduler is that of the engines' device. `cost` predicts the seconds of a run on an inference thread.
+        The scheduler is that of the engines' device. `cost` predicts the seconds of a run on an inference thread, and learns from each run.
         """
         self.bundle = bundle
         self.name = bundle.manifest.name
         self.task: str = bundle.manifest.task
-        self.graph = graph
         self.tasks = tasks_of(bundle.manifest)
+        self.graph = graph
+        self.engines = engines
+        self.shares_batches = graph.batch_invariant or batch_variant
+        self.seconds = cost.seconds
+        self.shape = graph.shape
+        self.labels = (self.name, bundle.version, graph.precision, graph.provider)
         self._parts = TaskModel(tokenizer, bundle.manifest)
+        self._cost = cost
         self._scheduler = scheduler
         self._metrics = metrics
-        name, version, precision, provider = self.labels
-        labels = {"model": name, "model.version": version, "task": self.task, "precision": precision, "provider": provider}
-        self.runner = ModelRunner(
-            graph, engines, cost, metrics, labels=labels, vocabulary_size=tokenizer.vocabulary_size, batch_variant=batch_variant
-        )
-
-    @property
-    def labels(self) -> tuple[str, str, str, str]:
-        """Name, version, precision and provider: the labels of the metric `model_info`."""
-        return self.name, self.bundle.version, self.graph.precision, self.graph.provider
-
-    @property
-    def ready(self) -> bool:
-        """Whether it answers requests."""
-        return self._scheduler.ready
+        self._logits_per_mask = tokenizer.vocabulary_size if any(output.kind == "per_mask" for output in graph.outputs) else 0
 
     async def predict(
         self,
@@ -99,10 +101,11 @@ class Model:
         if not requests:
             return Prediction()
         metrics = self._metrics if task is None or task == self.task else self._metrics.of(task)
-        run = RequestRun(requests, TASKS[task or self.task], self._parts, self._scheduler.queue.max_queue_tokens, trace)
+        spec = TASKS[task or self.task]
+        run = RequestRun([spec.run(request, self._parts) for request in requests], self._scheduler.queue.max_queue_tokens, trace)
         arrived = time.perf_counter()
         try:
-            await self._predict(run, timeout_s)
+            await self._predict(run, _chars(requests), timeout_s)
         except RefusedError as error:
             if counts_refusals:
                 metrics.refused[error.reason].inc()
@@ -125,11 +128,10 @@ class Model:
             metrics.truncated.inc(len(prediction.truncated))
         return prediction
 
-    async def _predict(self, run: RequestRun, timeout_s: float) -> None:
+    async def _predict(self, run: RequestRun, chars: int, timeout_s: float) -> None:
         """Tokenizes the inputs, queues them, and waits for the results."""
         scheduler = self._scheduler
         arrived = scheduler.clock()
-        chars = _chars(run.requests)
         scheduler.check(timeout_s, is_long=chars > SHORT_CHARS)
         if chars <= SHORT_CHARS:  # a thread and back costs more than tokenizing a short text
             run.tokenize()
@@ -146,10 +148,75 @@ class Model:
                 ) from error
         work = run.work() or run.proceed([])
         if work:
-            request = ScheduledRequest(self.runner, run.proceed, arrived, arrived + timeout_s)
+            request = ScheduledRequest(self, run.proceed, arrived, arrived + timeout_s)
             await scheduler.run(request, work, run.held_tokens)
             if run.cost.answer_bytes > LARGE_BYTES:
                 await scheduler.own_turn()
+
+    def run(self, payloads: Sequence[Text], *, multi_threaded: bool = False) -> Sequence[Row]:
+        """Returns the outputs of each text that its task keeps.
+
+        Raises:
+            EngineError: The graph fails; `input_index` is the index of the input, if there is one text.
+        """
+        if len(payloads) > 1 and self._gives_too_much(payloads):
+            half = len(payloads) // 2
+            return [
+                *self.run(payloads[:half], multi_threaded=multi_threaded),
+                *self.run(payloads[half:], multi_threaded=multi_threaded),
+            ]
+        lengths = [len(text.encoding.ids) for text in payloads]
+        rows, length = self.graph.shape(len(payloads), max(lengths)) or (len(payloads), max(lengths))
+        single = self.engines.single_threaded
+        engine = self.engines.for_multi_threaded_run(rows * length) if multi_threaded else single
+        start = time.perf_counter()
+        for text in payloads:
+            if text.run.started is None:
+                text.run.started = start
+        error = None
+        try:
+            outputs = engine.run([text.encoding for text in payloads])
+        except BertServeError as caught:
+            error = caught
+            if len(payloads) == 1:
+                error.input_index = payloads[0].index
+            raise
+        finally:
+            if [text for text in payloads if text.run.trace is not None]:
+                self._trace(payloads, rows * length, start, multi_threaded=engine is not single, error=error)
+        seconds = time.perf_counter() - start
+        if engine is single:
+            self._cost.observe(rows, length, seconds)
+        else:
+            self._metrics.multi_threaded_runs.inc()
+        self._metrics.inference_seconds.observe(seconds)
+        self._metrics.batch_rows.observe(len(payloads))
+        self._metrics.tokens_real.inc(sum(lengths))
+        self._metrics.tokens_padded.inc(rows * length - sum(lengths))
+        if len(outputs) != len(payloads):
+            return outputs  # the scheduler refuses them
+        return [row if text.keep is None else text.keep(row) for text, row in zip(payloads, outputs, strict=True)]
+
+    def _gives_too_much(self, texts: Sequence[Text]) -> bool:
+        """Returns whether a run would return too many logits over the vocabulary or attention weights at the same time."""
+        if self._logits_per_mask and sum(len(text.encoding.masks) for text in texts) * self._logits_per_mask > MAX_LOGITS:
+            return True
+        if not self.graph.gives_attentions:
+            return False
+        maps = sum(len(text.encoding.maps) for text in texts)
+        return maps * max(len(text.encoding.ids) for text in texts) ** 2 > MAX_WEIGHTS
+
+    def _trace(self, texts: Sequence[Text], padded: int, start: float, *, multi_threaded: bool, error: Exception | None) -> None:
+        """Records a span of a run that ends now, for the traced requests in it."""
+        name, version, precision, provider = self.labels
+        traces = list(dict.fromkeys(text.run.trace for text in texts if text.run.trace is not None))
+        real = sum(len(text.encoding.ids) for text in texts)
+        model = {"model": name, "model.version": version, "task": self.task, "precision": precision, "provider": provider}
+        batch = {"rows": len(texts), "tokens": real, "padded_tokens": padded - real, "multi_threaded": multi_threaded}
+        attributes: dict[str, Any] = {f"bertserve.{key}": value for key, value in model.items()}
+        attributes |= {f"bertserve.batch.{key}": value for key, value in batch.items()}
+        kind = None if error is None else type(error).__name__
+        traces[0].tracer.batch(traces, f"batch {name}", start, time.perf_counter(), attributes=attributes, error=kind)
 
 
 def _chars(requests: Sequence[Any]) -> int:

@@ -3,228 +3,159 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from textwrap import shorten
 
 from pydantic import TypeAdapter, ValidationError
 
-from bertserve.service.errors import BundleError, InvalidValueError, NotFoundError, Sent, SettingsError, fault, nearest
+from bertserve.service.errors import BundleError, InvalidValueError, NotFoundError, Sent, SettingsError, did_you_mean, fault
 from bertserve.service.models.model import Model
 from bertserve.service.tasks.catalog import TASKS
 
+logger = logging.getLogger("bertserve.loading")
+
 DEFAULTS_FILE = "defaults.json"
+_FLAG = "--default"
 _DEFAULTS = TypeAdapter(dict[str, str])
 
 
-def _read_defaults(path: Path) -> dict[str, str]:
-    """Reads the default models of one folder: task -> name; tasks are written as in `--default`.
+def read_choices(
+    flag_defaults: Mapping[str, str], folders: Sequence[Path], models: Sequence[Model], broken: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns task -> name of its default model, as the operator chose: by `--default`, or else by `defaults.json` of a models folder.
+
+    Tasks are written by their Hugging Face name or by their path. A file's default is ignored if it is one of the `broken` models.
 
     Raises:
-        BundleError: The file cannot be read, or is not a JSON object of names.
+        BundleError: A file cannot be read, or is not a JSON object of names.
+        SettingsError: A task is unknown or has two models, or its model is not loaded or does not answer it.
     """
+    tasks = {key: spec.name for spec in TASKS.values() for key in (spec.path, spec.name)}
+    answered = {model.name: model.tasks for model in models}
+    files = [path for folder in folders if (path := folder / DEFAULTS_FILE).exists()]
+    chosen: dict[str, tuple[str, str]] = {}
+    for origin, defaults in [(_FLAG, flag_defaults), *((f"`{path}`", _read_defaults(path)) for path in files)]:
+        for key, name in defaults.items():
+            if (task := tasks.get(key)) is None:
+                raise SettingsError(f"{origin} has the unknown task `{key}`; known tasks are {', '.join(tasks)}.")
+            other, other_origin = chosen.get(task, (name, origin))
+            if origin != _FLAG and (other_origin == _FLAG or name in broken):
+                continue
+            use_flag = f"choose one with --default {TASKS[task].path}=NAME"
+            if other != name:
+                raise SettingsError(f"{origin} makes `{name}` the default for `{key}`, but {other_origin} makes it `{other}`; {use_flag}.")
+            if task not in answered.get(name, ()):
+                able = ", ".join(f"`{model}`" for model, model_tasks in answered.items() if task in model_tasks) or "none"
+                raise SettingsError(
+                    f"{origin} makes `{name}` the default for `{key}`, but no model of that name is loaded for that task; loaded are {able}. "
+                    f"Fix it, or {use_flag}."
+                )
+            chosen[task] = name, origin
+    return {task: name for task, (name, _) in chosen.items()}
+
+
+def _read_defaults(path: Path) -> dict[str, str]:
     try:
         return _DEFAULTS.validate_json(path.read_bytes(), strict=True)
-    except OSError as error:
-        raise BundleError(f"`{path}` cannot be read ({error.strerror}); make it readable, or remove it.") from error
-    except ValidationError as error:
-        raise BundleError(
-            f'`{path}` is not a JSON object of tasks and model names, such as {{"text-classification": "sentiment"}}: '
-            f"{fault(error.errors(include_url=False)[0])}."
-        ) from error
+    except (OSError, ValidationError) as error:
+        reason = error.strerror if isinstance(error, OSError) else fault(error.errors(include_url=False)[0])
+        example = '{"text-classification": "sentiment"}'
+        raise BundleError(f"`{path}` must be a JSON object of tasks and model names, such as {example}: {reason}.") from error
 
 
-Answered = Mapping[str, Sequence[str]]  # name of a model -> the tasks that it answers; sorted by name
-
-
-def chosen_defaults(answered: Answered, choices: Mapping[str, str], *, by_name: bool, present: Mapping[str, str]) -> dict[str, str]:
-    """Returns task -> name of its default model, for each task that has one.
-
-    Args:
-        answered: The models.
-        choices: Task -> name, as the operator chose; a derived task uses the model of its base task, if that model can answer it.
-        by_name: Whether a task with several models and no choice uses the first model by name.
-        present: Task -> name, from before the change.
-    """
-    chosen: dict[str, str] = {}
-    for task, spec in TASKS.items():
-        able = able_models(answered, task)
-        base = None if spec.derivation is None else choices.get(spec.derivation.base or "")
-        named = next((name for name in (choices.get(task), base, present.get(task)) if name in able), None)
-        if named is None and (len(able) == 1 or by_name):
-            named = next(iter(able), None)
-        if named is not None:
-            chosen[task] = named
-    return chosen
-
-
-def check_defaults(answered: Answered, choices: Mapping[str, str], *, by_name: bool) -> None:
-    """Checks that each endpoint has a default model at startup.
-
-    Raises:
-        SettingsError: A chosen model is not loaded or does not answer its task, or a task has several models and no choice.
-    """
-    defaults = chosen_defaults(answered, choices, by_name=by_name, present={})
-    for task, name in choices.items():
-        if defaults.get(task) != name:
-            have = ", ".join(f"{model_task}={model}" for model, tasks in answered.items() for model_task in tasks)
-            raise SettingsError(f"--default is {task}={name}, but no model of that name is loaded for that task; loaded are {have}.")
-    # tasks that bundles of any task can answer are left out: with several such models, a request names the model
-    own = [task for task, spec in TASKS.items() if spec.derivation is None or spec.derivation.base is not None]
-    open_ = {task: able_models(answered, task) for task in own if task not in defaults}
-    # the default of the base task is also the default of a derived task with the same models
-    open_ = {
-        task: names
-        for task, names in open_.items()
-        if len(names) > 1 and ((derivation := TASKS[task].derivation) is None or open_.get(derivation.base or "") != names)
-    }
-    if open_:
-        which = "; ".join(f"/{TASKS[task].path} ({', '.join(f'`{name}`' for name in names)})" for task, names in open_.items())
-        flag = ",".join(f"{TASKS[task].path}=NAME" for task in open_)
-        raise SettingsError(
-            f"several models can answer {which}; choose the default with --default {flag}, or allow the first "
-            "by name with --allow-implicit-default."
-        )
-
-
-def able_models(answered: Answered, task: str) -> list[str]:
-    """Returns the names of the models that answer a task."""
-    return [name for name, tasks in answered.items() if task in tasks]
-
-
-def wanted_defaults(
-    flag_defaults: Mapping[str, str], folders: Sequence[Path], answered: Answered, broken: Mapping[str, str]
-) -> dict[str, str]:
-    """Returns task -> name of its default model: the defaults of the models folders, overridden by `--default`.
-
-    A folder's default is ignored if it is one of the `broken` models, which could not be loaded.
-
-    Raises:
-        BundleError: A folder's default is not loaded, or its file cannot be read.
-        SettingsError: Two folders contradict each other, or a task is unknown or occurs twice.
-    """
-    by_flag = _by_task(flag_defaults, "--default")
-    defaults: dict[str, tuple[str, Path]] = {}
-    files = [path for folder in folders if (path := folder / DEFAULTS_FILE).exists()]
-    for file in files:
-        for task, name in _by_task(_read_defaults(file), f"`{file}`").items():
-            if task in by_flag or name in broken:
-                continue
-            if task not in answered.get(name, ()):
-                raise BundleError(
-                    f"`{file}` makes `{name}` the default for {task}, but no model of that name and task is loaded; "
-                    f"fix the file, or choose another with --default {TASKS[task].path}=NAME."
-                )
-            other, path = defaults.setdefault(task, (name, file))
-            if other != name:
-                raise SettingsError(
-                    f"`{path}` makes `{other}` the default for {task}, but `{file}` makes `{name}` the default; "
-                    f"choose one with --default {TASKS[task].path}=NAME."
-                )
-    return {task: name for task, (name, _) in defaults.items()} | by_flag
-
-
-def _by_task(defaults: Mapping[str, str], origin: str) -> dict[str, str]:
-    """Returns task -> model name; `defaults` has each task by its Hugging Face name or by its path."""
-    tasks = {spec.path: name for name, spec in TASKS.items()} | {name: name for name in TASKS}
-    for task in defaults:
-        if task not in tasks:
-            raise SettingsError(f"{origin} has the unknown task `{task}`; known tasks are {', '.join(tasks)}.")
-        if tasks[task] != task and tasks[task] in defaults:
-            raise SettingsError(f"{origin} names a model for `{task}` and one for `{tasks[task]}`, which is the same task; remove one.")
-    return {tasks[task]: name for task, name in defaults.items()}
-
-
-logger = logging.getLogger("bertserve.loading")
-
-SHOWN_LABELS = 10  # labels of a model that a message shows
+def _base(task: str) -> str | None:
+    """Returns the task whose models answer a task: another one if it is derived; None if models of any task can answer it."""
+    derivation = TASKS[task].derivation
+    return task if derivation is None else derivation.base
 
 
 class Registry:
     """The loaded models, which may change during requests; a request keeps the model that it started with.
 
     Attributes:
-        models: Name -> model.
-        choices: Task -> name of its default model, as the operator chose.
+        models: Name -> model, sorted by name.
+        broken: Name -> error, for models that could not be loaded.
+        defaults: Task -> name of its default model.
     """
 
-    def __init__(self, models: Sequence[Model], choices: Mapping[str, str], *, by_name: bool = False) -> None:
+    def __init__(self, models: Iterable[Model], choices: Mapping[str, str], broken: dict[str, str], *, by_name: bool = False) -> None:
         """Takes loaded models.
 
         Args:
             models: The models, in any order.
             choices: Task -> name of its default model; a derived task uses the model of its base task, if that model can answer it.
+            broken: Name -> error, for models that could not be loaded.
             by_name: Whether a task with several models and no choice uses the first model by name; otherwise it needs a choice.
 
         Raises:
-            SettingsError: A chosen model is not loaded or does not answer its task, or a task has several models and no choice.
+            SettingsError: A task has several models and no choice.
         """
         self.models = {model.name: model for model in sorted(models, key=lambda model: model.name)}
-        self.choices = choices
+        self.broken = broken
+        self._choices = choices
         self._by_name = by_name
-        check_defaults(self._answered(), choices, by_name=by_name)
-        self._defaults = self._chosen({})
+        self.defaults = self._chosen({})
+        self._check_defaults()
 
-    @property
-    def defaults(self) -> dict[str, str]:
-        """Task -> name of its default model."""
-        return {task: model.name for task, model in self._defaults.items()}
+    def _check_defaults(self) -> None:
+        # tasks that models of any task can answer are left out: with several such models, a request names the model
+        missing = {task: able for task in TASKS if _base(task) and task not in self.defaults and len(able := self._able(task)) > 1}
+        # the default of the base task is also the default of a derived task with the same models
+        missing = {task: able for task, able in missing.items() if task == (base := _base(task)) or able != missing.get(base or "")}
+        if missing:
+            which = "; ".join(f"/{TASKS[task].path} ({_quoted(able)})" for task, able in missing.items())
+            flag = ",".join(f"{TASKS[task].path}=NAME" for task in missing)
+            raise SettingsError(
+                f"several models can answer {which}; choose the default with --default {flag}, or allow the first "
+                "by name with --allow-implicit-default."
+            )
 
     def default_of(self, model: Model) -> list[str]:
         """Returns the tasks that have a model as their default."""
-        return [task for task in TASKS if self._defaults.get(task) is model]
+        return [task for task in TASKS if self.defaults.get(task) == model.name]
 
-    def put(self, model: Model) -> None:
-        """Adds a model or replaces the one of the same name. Defaults stay; the log names other tasks that a new model can answer."""
-        is_new = model.name not in self.models
-        self.models = dict(sorted((self.models | {model.name: model}).items()))
-        self._choose_again()
-        for task in model.tasks if is_new else ():
-            if (used := self._defaults.get(task)) not in (None, model):
-                logger.info("the model %s can also answer /%s, which still uses %s", model.name, TASKS[task].path, used and used.name)
+    def change(self, models: Mapping[str, Model]) -> None:
+        """Takes other models. A default does not change while its model is loaded; without it, the only candidate is the default.
 
-    def remove(self, name: str) -> None:
-        """Removes a model; a task that loses its default uses the remaining model if there is only one."""
-        self.models = {other: model for other, model in self.models.items() if other != name}  # another thread may read the old one
-        self._choose_again()
-
-    def _choose_again(self) -> None:
-        """Chooses defaults after a change. A default does not change while its model is loaded, and the log reports each change."""
-        before = self.defaults
-        self._defaults = self._chosen(before)
+        The log has each change of a default, and new candidates.
+        """
+        before, known = self.defaults, self.models
+        self.models = dict(sorted(models.items()))
+        self.defaults = self._chosen(before)
         for task, spec in TASKS.items():
-            old, new = before.get(task), self.defaults.get(task)
-            if new is not None and old != new:
+            old, new, able = before.get(task), self.defaults.get(task), self._able(task)
+            if new is None and len(able) > 1:
+                logger.warning("/%s has no default model, but %s can answer it; choose one with --default", spec.path, ", ".join(able))
+            elif new is not None and old != new:
                 logger.warning("/%s now uses the model %s%s", spec.path, new, "" if old is None else f" instead of {old}")
-            elif new is None and len(able := self._able(task)) > 1:
-                logger.warning(
-                    "/%s has no default model, but %s can answer it; start with --default %s=NAME", spec.path, ", ".join(able), spec.path
-                )
+            elif added := [name for name in able if name not in known]:
+                logger.info("the model %s can also answer /%s, which still uses %s", ", ".join(added), spec.path, new)
+
+    def _chosen(self, before: Mapping[str, str]) -> dict[str, str]:
+        """Returns task -> its default model: by choice, by the choice for its base task, as before, or the only or first candidate."""
+        chosen = {}
+        for task in TASKS:
+            able = self._able(task)
+            preferred = (self._choices.get(task), self._choices.get(_base(task) or ""), before.get(task))
+            candidates = [name for name in preferred if name in able] or (able if len(able) == 1 or self._by_name else [])
+            if candidates:
+                chosen[task] = candidates[0]
+        return chosen
 
     def _able(self, task: str) -> list[str]:
         """Returns the names of the models that answer a task."""
-        return able_models(self._answered(), task)
-
-    def _answered(self) -> dict[str, Sequence[str]]:
-        """Returns name -> tasks of each model."""
-        return {name: model.tasks for name, model in self.models.items()}
-
-    def _chosen(self, present: Mapping[str, str]) -> dict[str, Model]:
-        """Returns task -> its default model, given the defaults before the change."""
-        chosen = chosen_defaults(self._answered(), self.choices, by_name=self._by_name, present=present)
-        return {task: self.models[name] for task, name in chosen.items()}
+        return [model.name for model in self.models.values() if task in model.tasks]
 
     def get(self, name: str) -> Model:
         """Returns the model with a name.
 
         Raises:
-            NotFoundError: There is no such model; the message names the most similar ones.
+            NotFoundError: There is no such model; the message names the most similar one.
         """
         if (model := self.models.get(name)) is None:
-            if near := nearest(name, self.models):
-                raise NotFoundError("no model `{name}` is loaded; did you mean `{models}`?", name=Sent(name), models=near)
-            raise NotFoundError(
-                "no model `{name}` is loaded; loaded are: {models}.", name=Sent(name), models=", ".join(self.models) or "none"
-            )
+            hint = did_you_mean(name, self.models, f"loaded are: {_quoted(self.models)}.")
+            raise NotFoundError("no model `{name}` is loaded; {hint}", name=Sent(name), hint=hint)
         return model
 
     def for_task(self, task: str, name: str | None = None) -> Model:
@@ -235,64 +166,37 @@ class Registry:
             InvalidValueError: The named model cannot answer the task.
         """
         if name is None:
-            if (default := self._defaults.get(task)) is None:
-                if able := self._able(task):
-                    raise NotFoundError(
-                        "several models can answer ({models}), and none of them is the default for {task}; set `model`, or "
-                        "use the path /models/NAME.",
-                        models=", ".join(f"`{model_name}`" for model_name in able),
-                        task=task,
-                    )
-                models = ", ".join(f"{model.name} ({model.task})" for model in self.models.values()) or "none"
-                if (derivation := TASKS[task].derivation) is None:
-                    raise NotFoundError(
-                        "no model for {task} is loaded; loaded are: {models}. The operator can export one with "
-                        "`bert-export CHECKPOINT --task {task}`.",
-                        task=task,
-                        models=models,
-                    )
-                setting = f"a {derivation.base or ''} model".replace("  ", " ") + (derivation.needs and f" with {derivation.needs}")
-                raise NotFoundError(
-                    "no model for {task} is loaded, which needs {setting}; loaded are: {models}.",
-                    task=task,
-                    setting=setting,
-                    models=models,
-                )
-            return default
+            if (name := self.defaults.get(task)) is not None:
+                return self.models[name]
+            raise NotFoundError(
+                "there is no default model for {task}, which needs {requirement}. Models for {task}: {able}. Set `model` to one of them, or "
+                "ask the operator to load one; loaded are: {models}.",
+                task=task,
+                requirement=_requirement(task),
+                able=_quoted(self._able(task)),
+                models=", ".join(f"{model.name} ({model.task})" for model in self.models.values()) or "none",
+            )
         model = self.get(name)
         if task not in model.tasks:
-            raise self._unfit(model, task)
+            raise InvalidValueError(
+                "the model `{model}` is for {own_task} (labels: {labels}). It cannot answer {task}, which needs {requirement}. "
+                "Models for {task}: {able}. Send a POST to /models/{model} for {own_task}.",
+                model=name,
+                own_task=model.task,
+                labels=shorten(_quoted(model.bundle.manifest.labels), 300, placeholder=" ..."),
+                task=task,
+                requirement=_requirement(task),
+                able=_quoted(self._able(task)),
+            )
         return model
 
-    def _unfit(self, model: Model, task: str) -> InvalidValueError:
-        """Returns the error for a model that cannot answer a task; for a derived task it names the models that can."""
-        derivation = TASKS[task].derivation
-        if derivation is None:
-            return InvalidValueError(
-                "the model `{model}` is for {own_task}, but this endpoint is for {task}; send a POST to /models/{model} instead.",
-                model=model.name,
-                own_task=model.task,
-                task=task,
-            )
-        able = ", ".join(f"`{name}`" for name in self._able(task)) or "none that is loaded"
-        if derivation.base not in (None, model.task):
-            return InvalidValueError(
-                "the model `{model}` is for {own_task}, but this endpoint is for {task}; send a POST to /models/{model} "
-                "instead. Models for {task}: {models}.",
-                model=model.name,
-                own_task=model.task,
-                task=task,
-                models=able,
-            )
-        setting = derivation.needs
-        if derivation.base is not None:
-            labels = model.bundle.manifest.labels
-            shown = ", ".join(f"`{label}`" for label in labels[:SHOWN_LABELS]) + (", ..." if len(labels) > SHOWN_LABELS else "")
-            setting = f"{setting}, but its labels are {shown or 'none'}"
-        return InvalidValueError(
-            "the model `{model}` does not support {task}, which needs {setting}. Models for {task}: {models}.",
-            model=model.name,
-            task=task,
-            setting=setting,
-            models=able,
-        )
+
+def _requirement(task: str) -> str:
+    """Returns which models can answer a task, for messages."""
+    base, derivation = _base(task), TASKS[task].derivation
+    kind = f"a model for {base}" if base else "a model"
+    return f"{kind} with {derivation.needs}" if derivation and derivation.needs else kind
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "none"

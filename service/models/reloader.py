@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bertserve.service.bundle import files
-from bertserve.service.bundle.files import Bundle
 from bertserve.service.errors import (
     BertServeError,
     BundleError,
@@ -21,7 +20,6 @@ from bertserve.service.errors import (
     traceback_places,
 )
 from bertserve.service.metrics import Metrics
-from bertserve.service.models.loading import verify
 from bertserve.service.models.model import Model
 from bertserve.service.models.registry import Registry
 from bertserve.service.scheduling.daemon_thread import on_thread
@@ -29,6 +27,7 @@ from bertserve.service.scheduling.daemon_thread import on_thread
 logger = logging.getLogger("bertserve.loading")
 
 THREAD = "load"
+Load = Callable[[Path, Model | None], Model]  # `load_model`, for a bundle's folder and the model that is served
 
 
 class Reloader:
@@ -38,34 +37,15 @@ class Reloader:
     If a model cannot be loaded, the old one stays. The end of the service does not wait for a load.
     """
 
-    def __init__(
-        self,
-        folders: Sequence[Path],
-        load: Callable[[Bundle], Model],
-        *,
-        registry: Registry,
-        broken: dict[str, str],
-        metrics: Metrics,
-        check_start: Callable[[], None],
-        workers: int = 1,
-    ) -> None:
-        """Creates it.
+    def __init__(self, folders: Sequence[Path], load: Load, *, registry: Registry, metrics: Metrics, workers: int = 1) -> None:
+        """Creates it for the models folders. If there are several workers, only SIGHUP changes models: a request reaches only one of them.
 
-        Args:
-            folders: The models folders.
-            load: Creates a warmed-up model from a verified bundle; called in a thread.
-            registry: The loaded models.
-            broken: Name -> error, for models that could not be loaded; this class keeps it up to date.
-            metrics: Shows loaded and broken models.
-            check_start: Raises a StartError if the next start would refuse the bundles in the folders; called in a thread.
-            workers: Number of workers of the service. A request reaches only one of them, so only SIGHUP changes models if there are several.
+        `load` is called in a thread. The registry also gets the errors of models that could not be loaded.
         """
         self._folders = folders
         self._load = load
         self._registry = registry
-        self._broken = broken
         self._metrics = metrics
-        self._check_start = check_start
         self._workers = workers
         self._lock = asyncio.Lock()
         self._refresh_waits = False  # for the lock
@@ -80,31 +60,29 @@ class Reloader:
         """
         self._check_single()
         async with self._lock:
-            await self._forget_missing(name)
             try:
                 path = (await on_thread(self._find, name=THREAD)).get(name)
                 if path is None:
+                    self._clear_error(name)
                     raise NotFoundError("no models folder has a bundle `{name}`; put it there first.", name=Sent(name))
-                model = await self._replace(path)
+                return await self._replace(path)
             except StartError as error:
                 raise InvalidValueError(
                     "the model `{model}` cannot be loaded, so nothing changed: {cause}",
                     model=name,
                     cause=without_folders(error.message, self._folders),
                 ) from error
-            await self._warn_of_next_start()
-            return model
 
     async def unload(self, name: str) -> None:
-        """Removes a model; its open requests are still answered.
+        """Removes a model, whose open requests are still answered; and the error of a model that could not be loaded.
 
         Raises:
             ConflictError: The service has several workers.
-            NotFoundError: There is no such model.
+            NotFoundError: No such model is loaded.
         """
         self._check_single()
         async with self._lock:
-            await self._forget_missing(name)
+            self._clear_error(name)
             self._remove(self._registry.get(name))
 
     def _check_single(self) -> None:
@@ -132,66 +110,45 @@ class Reloader:
                 except StartError as error:
                     served = "the old version is still served" if name in self._registry.models else "it is not served"
                     logger.error("the model %s cannot be loaded, %s: %s", name, served, error.message)
-            for model in list(self._registry.models.values()):
-                if model.name not in bundles:
-                    self._remove(model)
-            for name in [name for name in self._broken if name not in bundles]:
+            for name in sorted({*self._registry.models, *self._registry.broken} - bundles.keys()):
                 self._clear_error(name)
-            await self._warn_of_next_start()
-
-    async def _warn_of_next_start(self) -> None:
-        """Logs an error that would make the next start fail; the loaded models are not affected."""
-        try:
-            await on_thread(self._check_start, name=THREAD)
-        except StartError as error:
-            logger.warning("the next start with these settings will fail: %s", error.message)
+                if name in self._registry.models:
+                    self._remove(self._registry.models[name])
 
     def _find(self) -> dict[str, Path]:
         return {path.name: path for path in files.find_bundles(self._folders)}
-
-    async def _forget_missing(self, name: str) -> None:
-        """Removes the error of a broken bundle whose folder is gone."""
-        if name in self._broken and not await on_thread(lambda: os.path.isdir(files.find_bundle(self._folders, name)), name=THREAD):
-            self._clear_error(name)
 
     async def _replace(self, path: Path, *, only_changed: bool = False) -> Model:
         name = path.name
         old = self._registry.models.get(name)
         try:
-            bundle = await on_thread(lambda: verify(path, metrics=self._metrics), name=THREAD)
-            if only_changed and old is not None and bundle.version == old.bundle.version:
-                self._clear_error(name)
-                return old
-            model = await on_thread(lambda: self._load(bundle), name=THREAD)
+            model = await on_thread(lambda: self._load(path, old if only_changed else None), name=THREAD)
         except Exception as error:  # such as MemoryError: a refresh must continue with the other bundles
             if isinstance(error, BertServeError):
                 message = error.message
             else:
                 message = f"loading failed with {type(error).__name__}; check the free memory and the limit on threads, and load it again."
                 logger.error("loading the model %s failed with %s: %s", name, type(error).__name__, traceback_places(error))
-            self._broken[name] = without_folders(message, [*self._folders, path.parent])
+            self._registry.broken[name] = without_folders(message, [*self._folders, path.parent])
             self._metrics.broken_models.labels(name).set(1)
             raise error if isinstance(error, StartError) else BundleError(message) from error
-        if old is not None:
-            self._hide(old, unless=model)
-        self._registry.put(model)
         self._clear_error(name)
-        logger.info("the model %s is now served as version %s", name, model.bundle.version)
+        if model is not old:
+            if old is not None:
+                self._metrics.model_info.labels(*old.labels).set(0)
+            self._metrics.model_info.labels(*model.labels).set(1)
+            self._registry.change(self._registry.models | {name: model})
+            logger.info("the model %s is now served as version %s", name, model.bundle.version)
         return model
 
     def _remove(self, model: Model) -> None:
-        self._registry.remove(model.name)
-        self._hide(model)
+        self._registry.change({name: other for name, other in self._registry.models.items() if other is not model})
+        self._metrics.model_info.labels(*model.labels).set(0)
         logger.info("the model %s is unloaded", model.name)
 
     def _clear_error(self, name: str) -> None:
-        if self._broken.pop(name, None) is not None:
+        if self._registry.broken.pop(name, None) is not None:
             self._metrics.broken_models.labels(name).set(0)
-
-    def _hide(self, model: Model, *, unless: Model | None = None) -> None:
-        """Sets a model's series in the metrics to 0, unless another model has the same; a worker's metrics cannot remove a series."""
-        if unless is None or model.labels != unless.labels:
-            self._metrics.model_info.labels(*model.labels).set(0)
 
 
 def without_folders(message: str, folders: Sequence[Path]) -> str:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from bertserve.service.errors import BertServeError
 from bertserve.service.scheduling.request_queue import larger_than_queue
-from bertserve.service.tasks.batch import Batch, ReadSpan, TaskModel, TaskRun
+from bertserve.service.tasks.batch import Batch, ReadSpan, TaskRun
 from bertserve.service.tasks.cost import NOTHING, Cost
 from bertserve.service.tasks.decoding import Row
-from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding
 from bertserve.service.tracing.trace import Trace
 
@@ -54,14 +54,12 @@ class Text:
         run: Its request.
         index: Index of its input in the request.
         keep: Selects the outputs that its task needs; None for all outputs.
-        place: Its place in the batch of the input, for `keep`.
     """
 
     encoding: Encoding
     run: RequestRun
     index: int
-    keep: Callable[[int, Row], Row] | None
-    place: int
+    keep: Callable[[Row], Row] | None
 
 
 @dataclass(slots=True, eq=False)
@@ -69,14 +67,10 @@ class RequestRun:
     """The progress of one request. Only one thread at a time continues it.
 
     Attributes:
-        requests: Its inputs.
-        spec: The task of the inputs.
-        model: The parts of the model.
+        tasks: The tasks of its inputs.
         max_tokens: Maximum tokens of the request, with the reserve for later batches and decoding.
         trace: Records the stages, if the request is traced.
-        tasks: The tasks of the inputs that have started.
-        batches: The last batch of each input that is tokenized.
-        open: Indices of the inputs whose batches are to run.
+        batches: The batch to run of each input that is tokenized; None once the input has its result.
         held_tokens: The tokens of the queue that it needs.
         cost: Cost of the batches so far in addition to their tokens.
         prediction: The prediction so far.
@@ -84,14 +78,10 @@ class RequestRun:
         ended: Time at which the last run ended.
     """
 
-    requests: Sequence[Any]
-    spec: TaskSpec
-    model: TaskModel
+    tasks: Sequence[TaskRun]
     max_tokens: int
     trace: Trace | None = None
-    tasks: list[TaskRun] = field(default_factory=list)
-    batches: list[Batch] = field(default_factory=list)
-    open: list[int] = field(default_factory=list)
+    batches: list[Batch | None] = field(default_factory=list)
     held_tokens: int = 0
     cost: Cost = NOTHING
     prediction: Prediction = field(default_factory=Prediction)
@@ -106,9 +96,7 @@ class RequestRun:
             InvalidValueError: An input cannot be encoded; `input_index` is its index.
         """
         start = time.perf_counter()
-        for index, request in enumerate(self.requests):
-            task = self.spec.run(request, self.model)
-            self.tasks.append(task)
+        for index, task in enumerate(self.tasks):
             try:
                 self._add(index, next(task))
             except BertServeError as error:
@@ -123,7 +111,6 @@ class RequestRun:
         """Adds the first batch of an input."""
         prediction = self.prediction
         self.batches.append(batch)
-        self.open.append(index)
         prediction.results.append(None)
         prediction.tokens += batch.tokens
         prediction.warnings += [(index, warning) for warning in batch.warnings]
@@ -140,9 +127,10 @@ class RequestRun:
     def work(self) -> list[tuple[int, Text]]:
         """Returns the encodings of the open inputs, each with its tokens."""
         return [
-            (encoding.cost_tokens, Text(encoding, self, index, self.batches[index].keep, place))
-            for index in self.open
-            for place, encoding in enumerate(self.batches[index].encodings)
+            (encoding.cost_tokens, Text(encoding, self, index, batch.keep and partial(batch.keep, place)))
+            for index, batch in enumerate(self.batches)
+            if batch is not None
+            for place, encoding in enumerate(batch.encodings)
         ]
 
     def proceed(self, rows: Sequence[Row]) -> list[tuple[int, Text]]:
@@ -153,31 +141,31 @@ class RequestRun:
             TooLargeError: Its cost exceeds a limit.
         """
         start = self.ended = time.perf_counter()
-        remaining, ready, self.open = iter(rows), self.open, []
-        for index in ready:
-            try:
-                self._continue(index, list(islice(remaining, len(self.batches[index].encodings))))
-            except BertServeError as error:
-                error.input_index = index
-                raise
+        remaining = iter(rows)
+        for index, batch in enumerate(self.batches):
+            if batch is not None:
+                try:
+                    self._continue(index, list(islice(remaining, len(batch.encodings))))
+                except BertServeError as error:
+                    error.input_index = index
+                    raise
+        is_done = not any(self.batches)
         end = time.perf_counter()
         self.prediction.decode_s += end - start
         if self.trace is not None:
-            self.trace.note("decode", start, end, waits=bool(self.open))
-        return self.work() if self.open else []
+            self.trace.note("decode", start, end, waits=not is_done)
+        return [] if is_done else self.work()
 
     def _continue(self, index: int, rows: Sequence[Row]) -> None:
         """Continues an input until it has another batch to run, or a result."""
         try:
-            while not (batch := self.tasks[index].send(rows)).encodings:
+            while True:
+                batch = self.tasks[index].send(rows)
                 self.cost += batch.cost
                 self.cost.check()
-                rows = []
+                self.prediction.tokens += batch.tokens
+                self.batches[index], rows = batch, []
+                if batch.encodings:
+                    return
         except StopIteration as ended:
-            self.prediction.results[index] = ended.value
-            return
-        self.cost += batch.cost
-        self.cost.check()
-        self.batches[index] = batch
-        self.open.append(index)
-        self.prediction.tokens += batch.tokens
+            self.prediction.results[index], self.batches[index] = ended.value, None

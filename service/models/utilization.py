@@ -23,19 +23,17 @@ class Utilization:
         self._stopped = threading.Event()
         self._busy_s = 0.0
         self._loop_s: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Starts regular measurements in the running event loop. Their delay is also the delay of other callbacks of the loop."""
         self._loop_s = time.thread_time()
         threading.Thread(target=return_freed_memory, args=(self._stopped,), name="freed-memory", daemon=True).start()
-        self._look_again()
+        self._task = asyncio.get_running_loop().create_task(self._measure_regularly())
 
     def stop(self) -> None:
         """Stops the regular measurements."""
         self._stopped.set()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._task.cancel()
 
     def measure(self) -> None:
         """Measures the queue and the busy time since the last call; it must be called in the thread of the event loop."""
@@ -52,11 +50,9 @@ class Utilization:
         self._metrics.queue_tokens.set(self._scheduler.queue.queue_tokens)
         self._metrics.ready_workers.set(self._scheduler.ready)
 
-    def _look_again(self) -> None:
-        due = time.monotonic() + INTERVAL_S
-        self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._look, due)
-
-    def _look(self, due: float) -> None:
-        self._metrics.loop_lag.observe(max(time.monotonic() - due, 0.0))
-        self.measure()
-        self._look_again()
+    async def _measure_regularly(self) -> None:
+        while True:
+            due = time.monotonic() + INTERVAL_S
+            await asyncio.sleep(INTERVAL_S)
+            self._metrics.loop_lag.observe(max(time.monotonic() - due, 0.0))
+            self.measure()

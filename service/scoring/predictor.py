@@ -18,7 +18,6 @@ from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.engine.hardware import usable_cores
 from bertserve.service.errors import SHOWN_CHARS, BertServeError, EngineError, InvalidValueError, Sent, SettingsError, did_you_mean
 from bertserve.service.models import loading
-from bertserve.service.models.build import load_options
 from bertserve.service.models.request_run import RequestRun, Text
 from bertserve.service.scoring.rows import Row, Window, rejecting
 from bertserve.service.settings import ModelSettings
@@ -132,10 +131,8 @@ class Predictor:
         """Loads the only model of the settings' folders; a `StartError` says why it cannot be loaded, or does not support the task."""
         (path,) = files.find_bundles(settings.models)
         bundle = files.load_bundle(path)
-        requested = loading.choose_provider([bundle], settings.provider)
-        provider = loading.obtain_provider(requested, allow_fallback=settings.allow_provider_fallback)
-        self._model = loading.open_bundle(bundle, load_options(settings, requested, provider))
-        self.manifest, self.version, self.graph = bundle.manifest, bundle.version, self._model.graph
+        self.graph, tokenizer, self._engine = loading.open_bundle(bundle, loading.choose_provider(settings, [path]))
+        self.manifest, self.version, self._parts = bundle.manifest, bundle.version, TaskModel(tokenizer, bundle.manifest)
         self.columns = Columns(task, bundle.manifest, Limits(settings.max_inputs, settings.max_chars, settings.max_top_k))
         self.window_rows = max(1, min(WINDOW_ROWS, WINDOW_ANSWER_BYTES // max(1, self.columns.answer_bytes)))
         is_on_cpu = self.graph.provider == "cpu"
@@ -172,10 +169,9 @@ class Predictor:
 
     def _answer(self, chunk: Sequence[Row]) -> None:
         """Answers a chunk. A row that cannot be encoded or decoded, or that the graph cannot score, gets an error alone."""
-        model = TaskModel(self._model.tokenizer, self.manifest)
         started: list[tuple[Row, RequestRun, Sequence[Text]]] = []
         for row in chunk:
-            run = RequestRun([row.request], self.columns.spec, model, max_tokens=sys.maxsize)
+            run = RequestRun([self.columns.spec.run(row.request, self._parts)], max_tokens=sys.maxsize)
             with rejecting(row):
                 run.tokenize()
                 started.append((row, run, [text for _, text in run.work()]))
@@ -208,12 +204,12 @@ class Predictor:
             for place, row in zip(batch, self._run([texts[place].encoding for place in batch]), strict=True):
                 keep = None if isinstance(row, EngineError) else texts[place].keep
                 # before the next run, because the outputs of a run can be far larger than what their task keeps
-                outputs[place] = row if keep is None else keep(texts[place].place, row)
+                outputs[place] = row if keep is None else keep(row)
         return outputs
 
     def _run(self, encodings: Sequence[Encoding]) -> Sequence[Any]:
         """Returns the outputs of each encoding; after an error each one runs alone."""
         try:
-            return self._model.engine.run(encodings)
+            return self._engine.run(encodings)
         except EngineError as error:
             return [error] if len(encodings) == 1 else [self._run([encoding])[0] for encoding in encodings]

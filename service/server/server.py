@@ -88,7 +88,7 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         self._ticking = asyncio.create_task(self._tick())
         self._auth.reload()  # a key may have been removed while the models were loaded
-        self._on_ready(([self._line(model) for model in self._state.registry.models.values()], self._state.totals["threads"]))
+        self._on_ready(([self._line(model) for model in self._state.registry.models.values()], self._state.total_threads))
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, lambda: loop.create_task(self._reload()))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # it was blocked while the models were loaded

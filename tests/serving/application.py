@@ -6,7 +6,6 @@ import asyncio
 import atexit
 import functools
 import json
-import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from bertserve.service.bundle import files
 from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.engines import Engines
 from bertserve.service.metrics import Metrics
-from bertserve.service.models.build import AppState, Machine, WorkerShare, build
+from bertserve.service.models.build import AppState, build
 from bertserve.service.models.model import Model
 from bertserve.service.models.registry import Registry
 from bertserve.service.models.reloader import Reloader
@@ -228,27 +227,26 @@ def faked(
         clock=clock,
     )
     model = model_of(loaded, Engines(engine), scheduler=scheduler, metrics=metrics)
-    registry = Registry([model], {})
+    registry = Registry([model], {}, {})
+    settings = Settings(
+        models=(models,),
+        max_chars=4096,
+        max_body_bytes=65536,
+        timeout_ms=10_000,
+        max_timeout_ms=20_000,
+        max_stream_requests=max_stream_requests,
+        max_concurrent=max_concurrent,
+        body_timeout_s=body_timeout_s,
+    )
     return AppState(
         registry=registry,
-        reloader=Reloader([models], lambda bundle: model, registry=registry, broken={}, metrics=metrics, check_start=lambda: None),
+        reloader=Reloader([models], lambda path, served: model, registry=registry, metrics=metrics),
         scheduler=scheduler,
         metrics=metrics,
         utilization=Utilization(scheduler, metrics),
-        settings=Settings(
-            models=(models,),
-            max_chars=4096,
-            max_body_bytes=65536,
-            timeout_ms=10_000,
-            max_timeout_ms=20_000,
-            max_stream_requests=max_stream_requests,
-            max_concurrent=max_concurrent,
-            body_timeout_s=body_timeout_s,
-        ),
+        settings=settings,
+        provider="cpu",
         limits=Limits(max_inputs=64, max_chars=4096),
-        totals={"max_batch_tokens": 64, "max_queue_tokens": max_queue_tokens, "threads": 1},
-        worker=WorkerShare(0, 1, os.getpid(), max_queue_tokens, 1),
-        machine=Machine("", "", "cpu", "cpu", 1),
     )
 
 

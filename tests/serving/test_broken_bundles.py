@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 
 import tiny
 from application import play, rejected
-from bertserve.service.bundle.files import MANIFEST_FILE, TOKENIZER_FILE, Bundle
+from bertserve.service.bundle.files import MANIFEST_FILE, TOKENIZER_FILE
 from bertserve.service.errors import BundleError, StartError
 from bertserve.service.models import loading
 from bertserve.service.models.build import build
@@ -162,9 +162,9 @@ def test_models_are_loaded_in_parallel(tmp_path: Path, monkeypatch: pytest.Monke
         tiny.bundle(tmp_path, name)
     real, beside = loading.load_model, threading.Barrier(2)
 
-    def load(bundle: Bundle, **options: Any) -> Model:
+    def load(path: Path, **options: Any) -> Model:
         beside.wait(20)
-        return real(bundle, **options)
+        return real(path, **options)
 
     monkeypatch.setattr(loading, "load_model", load)
     assert ["a", "b", "c", "d"] == list(build(Settings(models=tmp_path, threads=2, allow_implicit_default=True)).registry.models)
@@ -178,12 +178,12 @@ def test_the_error_of_the_first_model_by_name_is_reported(
         tiny.bundle(tmp_path, name)
     second = threading.Event()
 
-    def load(bundle: Bundle, **options: Any) -> Model:
-        if bundle.path.name == "a":
+    def load(path: Path, **options: Any) -> Model:
+        if path.name == "a":
             assert second.wait(20)
-        if bundle.path.name == "b":
+        if path.name == "b":
             second.set()
-        raise BundleError(f"no {bundle.path.name}")
+        raise BundleError(f"no {path.name}")
 
     monkeypatch.setattr(loading, "load_model", load)
     assert refusal(tmp_path, threads=2) == "no a"

@@ -86,7 +86,7 @@ def test_a_changed_bundle_gets_no_second_session(
     bundle = tiny.bundle(tmp_path)
     monkeypatch.setattr(loading, "min_multi_threaded_tokens", lambda cost, nodes, longest: 1)
     service = build(Settings(models=tmp_path, threads=2))
-    engines = service.registry.get("tiny").runner.engines
+    engines = service.registry.get("tiny").engines
     change(bundle / "model.cpu.fp32.onnx")
 
     engines.for_multi_threaded_run(1)

@@ -17,7 +17,6 @@ import tiny
 from application import Check, T, keys, play, rejected
 from bertserve.service.api.auth import Authenticator
 from bertserve.service.api_keys import ApiKeys
-from bertserve.service.bundle.files import Bundle
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.models import loading
 from bertserve.service.models.build import AppState, build
@@ -88,7 +87,7 @@ def test_models_loaded_at_the_start_are_freed_without_a_collection(models: Path,
     tiny.bundle(models, "other")
     state = build(Settings(models=models, allow_implicit_default=True))
     models_of_start = [state.registry.get(name) for name in ("tiny", "other")]
-    sessions = [model.runner.engines.single_threaded._session for model in models_of_start]  # type: ignore[attr-defined]
+    sessions = [model.engines.single_threaded._session for model in models_of_start]  # type: ignore[attr-defined]
     old = [weakref.ref(part) for part in [*models_of_start, *sessions]]
     del models_of_start, sessions
 
@@ -156,24 +155,19 @@ def test_the_old_model_keeps_serving_if_its_new_bundle_is_broken(models: Path, t
     administered(state, tmp_path, check)
 
 
-@pytest.mark.parametrize("is_last", [False, True])
 @pytest.mark.parametrize("action", ["load", "unload"])
-def test_a_deleted_bundle_is_no_longer_listed_as_broken(models: Path, tmp_path: Path, action: str, is_last: bool) -> None:
-    """A load or unload request detects the deletion, even if no other bundle is left in the folder."""
+def test_a_broken_bundle_is_forgotten_when_it_is_gone_or_unloaded(models: Path, tmp_path: Path, action: str) -> None:
+    """The answer is 404, because no version was served."""
     state = build(Settings(models=models))
 
     async def check(client: httpx.AsyncClient) -> None:
         (tiny.bundle(models, "other") / "tokenizer.json").write_text("{}")
         rejected(await client.post("/models/other/load", headers=ADMIN), 422, "invalid_value")
-        if action == "unload":
-            rejected(await client.post("/models/other/unload", headers=ADMIN), 404, "not_found")
-        assert ["other"] == list(state.broken)
-        shutil.rmtree(models / "other")
-        if is_last:
-            shutil.rmtree(models / "tiny")
-        answer = await client.post(f"/models/other/{action}", headers=ADMIN)
-        rejected(answer, *((422, "invalid_value") if is_last and action == "load" else (404, "not_found")))
-        assert [] == list(state.broken)
+        assert ["other"] == list(state.registry.broken)
+        if action == "load":
+            shutil.rmtree(models / "other")
+        rejected(await client.post(f"/models/other/{action}", headers=ADMIN), 404, "not_found")
+        assert [] == list(state.registry.broken)
         assert 0 == metric((await client.get("/metrics")).text, "broken_models")
 
     administered(state, tmp_path, check)
@@ -220,10 +214,10 @@ def test_a_refresh_makes_the_models_match_the_folders(models: Path, caplog: pyte
     assert list(after) == ["broken", "new", "same", "tiny"]
     assert [after[name] is before[name] for name in ("broken", "same", "tiny")] == [True, True, False]
     assert "the model broken cannot" in caplog.text
-    assert list(state.broken) == ["broken"]
+    assert list(state.registry.broken) == ["broken"]
     shutil.rmtree(models / "broken")
     asyncio.run(reloader.refresh())
-    assert (list(state.broken), list(state.registry.models)) == ([], ["new", "same", "tiny"])
+    assert (list(state.registry.broken), list(state.registry.models)) == ([], ["new", "same", "tiny"])
     after = state.registry.models
     shutil.rmtree(models)
     asyncio.run(reloader.refresh())
@@ -238,10 +232,10 @@ def test_a_failed_bundle_does_not_affect_others_in_a_refresh(
     """This includes unexpected errors. The log has the error's type and location, but not its text."""
     load = loading.load_model
 
-    def exhausted(bundle: Bundle, **options: Any) -> Model:
-        if bundle.path.name == "first":
+    def exhausted(path: Path, served: Model | None = None, **options: Any) -> Model:
+        if path.name == "first":
             raise error
-        return load(bundle, **options)
+        return load(path, served, **options)
 
     monkeypatch.setattr(loading, "load_model", exhausted)
     tiny.bundle(models, "gone")
@@ -250,7 +244,7 @@ def test_a_failed_bundle_does_not_affect_others_in_a_refresh(
         tiny.bundle(models, name)
     shutil.rmtree(models / "gone")
     asyncio.run(state.reloader.refresh())
-    assert (["second", "tiny"], ["first"]) == (list(state.registry.models), list(state.broken))
+    assert (["second", "tiny"], ["first"]) == (list(state.registry.models), list(state.registry.broken))
     assert 1 == metric(state.metrics.page().decode(), "broken_models", model="first")
     [logged] = [record.getMessage() for record in caplog.records if "exhausted (test_reload.py:" in record.getMessage()]
     assert type(error).__name__ in logged

@@ -27,9 +27,9 @@ def recorded(folder: Path, **bundle: Any) -> tuple[AppState, RecordingEngine]:
     """Returns a service with one thread and one model, and the recorder of its runs."""
     tiny.bundle(folder, **bundle)
     service = build(Settings(models=folder, threads=1))
-    runner = service.registry.get("tiny").runner
-    engine = RecordingEngine(runner.engines.single_threaded)
-    runner.engines = Engines(engine)
+    model = service.registry.get("tiny")
+    engine = RecordingEngine(model.engines.single_threaded)
+    model.engines = Engines(engine)
     return service, engine
 
 
@@ -45,7 +45,7 @@ def test_a_batch_of_many_masks_runs_in_parts(tmp_path: Path, monkeypatch: pytest
         whole = (await client.post("/fill-mask", json=body)).json()
         assert max(masks_of(engine)) > 5, "no batch was cut"
         engine.runs.clear()
-        monkeypatch.setattr("bertserve.service.models.runner.MAX_LOGITS", 4 * len(tiny.VOCABULARY))
+        monkeypatch.setattr("bertserve.service.models.model.MAX_LOGITS", 4 * len(tiny.VOCABULARY))
         assert_same(whole, (await client.post("/fill-mask", json=body)).json())
         assert sum(MASKS) == sum(masks_of(engine))
         assert [5] == [masks for masks in masks_of(engine) if masks > 4]
@@ -62,7 +62,7 @@ def test_a_batch_of_many_weights_runs_in_parts(tmp_path: Path, monkeypatch: pyte
         whole = (await client.post("/attention", json=body)).json()
         assert max(map(len, engine.runs)) > 1, "no batch was made"
         engine.runs.clear()
-        monkeypatch.setattr("bertserve.service.models.runner.MAX_WEIGHTS", 2 * 5 * 11**2)
+        monkeypatch.setattr("bertserve.service.models.model.MAX_WEIGHTS", 2 * 5 * 11**2)
         assert_same(whole, (await client.post("/attention", json=body)).json())
         runs = [(len(run), max(map(len, run))) for run in engine.runs]
         assert [] == [(rows, length) for rows, length in runs if rows > 1 and rows * 5 * length**2 > 2 * 5 * 11**2]

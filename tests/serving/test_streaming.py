@@ -230,9 +230,9 @@ async def test_the_event_loop_writes_one_large_answer_per_turn(tmp_path: Path, c
     """Many requests can end at the same time. Probes are answered between their answers."""
     tiny.bundle(tmp_path, "vectors", task="feature-extraction", max_length=512)
     service = build(Settings(models=tmp_path, threads=1, allow_implicit_default=True))
-    runner, gate = service.registry.get("vectors").runner, threading.Event()
-    run = runner.run
-    runner.run = lambda *arguments, **options: gate.wait(20) and run(*arguments, **options)  # type: ignore[method-assign]
+    model, gate = service.registry.get("vectors"), threading.Event()
+    run = model.run
+    model.run = lambda *arguments, **options: gate.wait(20) and run(*arguments, **options)  # type: ignore[method-assign]
     clients = [Client([written({"inputs": ["good " * 500] * 4, "parameters": {"pooling": "none"}})]) for _ in range(8)]
     service.scheduler.start()
     asking = asyncio.create_task(answered_in(service, clients, "/embed", content_type))

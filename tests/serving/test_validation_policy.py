@@ -56,19 +56,19 @@ def test_a_graph_with_low_agreement_is_logged(
     tiny.edit(measured(tmp_path, **validation), lambda fields: fields.update(metrics=metrics))
     build(Settings(models=(tmp_path,)))
 
-    assert warned == (": graph cpu/fp32: " in caplog.text)
+    assert warned == ("cpu/fp32, may answer differently" in caplog.text)
 
 
 def test_a_graph_that_the_export_omitted_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The start logs the reason, and the error for that precision has it too. A manifest without the field omits no graph."""
     path = measured(tmp_path)
     build(Settings(models=(tmp_path,)))
-    assert "was tried" not in caplog.text
+    assert "int8" not in caplog.text
     omitted = [{"provider": "cpu", "precision": "int8", "reason": "it moves the outputs by 0.5."}]
     tiny.edit(path, lambda fields: fields.update(omitted=omitted))
     build(Settings(models=(tmp_path,)))
 
-    assert "cpu/fp32: int8 " in caplog.text and "it moves the outputs by 0.5." in caplog.text
+    assert "int8" in caplog.text and "it moves the outputs by 0.5." in caplog.text
     with pytest.raises(BundleError, match=r"`cpu` .*`int8`; .*: it moves the outputs by 0\.5\."):
         build(Settings(models=(tmp_path,), precision="int8"))
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tiny
-from bertserve.service.bundle import files
 from bertserve.service.bundle.graph_spec import ShapeBucket, ShapePlan
 from bertserve.service.engine import onnx_engine
 from bertserve.service.engine.sessions import open_session
 from bertserve.service.metrics import Metrics
-from bertserve.service.models.build import load_options
 from bertserve.service.models.loading import load_model
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduled_request import ScheduledRequest
@@ -60,18 +57,17 @@ def test_a_model_on_a_gpu_runs_its_planned_shapes_on_each_thread(tmp_path: Path,
         return Session(open_session(path, graph, **options | {"provider": "cpu"}), runs)
 
     monkeypatch.setattr(onnx_engine, "open_session", opened)
-    bundle = files.load_bundle(tiny.bundle(tmp_path))
-    graph = bundle.manifest.graphs[0].model_copy(update={"provider": provider, "shapes": PLAN})
-    bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"graphs": (graph,)}))
-    options = load_options(ModelSettings(), provider, provider)
+    changes = {"provider": provider, "shapes": PLAN.model_dump(mode="json")}
+    path = tiny.edit(tiny.bundle(tmp_path), lambda fields: fields["graphs"][0].update(changes))
+    settings = ModelSettings(provider=provider)
 
     async def check() -> list[set[tuple[str, tuple[int, int]]]]:
         scheduler, metrics, found = new_scheduler(), Metrics(), []
-        load_model(bundle, options=options, scheduler=scheduler, metrics=metrics)
+        load_model(path, settings=settings, scheduler=scheduler, metrics=metrics)
         scheduler.start()
         found.append({(name, shape) for name, shape in runs if name in THREADS})
         runs.clear()
-        await asyncio.to_thread(load_model, bundle, options=options, scheduler=scheduler, metrics=metrics)
+        await asyncio.to_thread(load_model, path, settings=settings, scheduler=scheduler, metrics=metrics)
         found.append({(name, shape) for name, shape in runs if name in THREADS})
         await scheduler.stop(0)
         return found

@@ -80,7 +80,7 @@ def test_every_worker_has_a_thread(models: Path, threads: int | None) -> None:
     settings = Settings(models=models, workers=250, threads=threads, max_batch_tokens=64)
     made = [build(settings, index=index) for index in (0, 249)]
 
-    assert [(250, 1)] * 2 == [(service.totals["threads"], service.worker.threads) for service in made]
+    assert [(250, 1)] * 2 == [(service.total_threads, service.threads) for service in made]
 
 
 def test_a_limit_that_is_too_small_for_all_workers_is_refused() -> None:
