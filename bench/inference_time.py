@@ -27,7 +27,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from bertserve.export import calibration, cpu, trace
+from bertserve.export import calibration, cpu, onnx_trace
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.graph import onnx_files
 from bertserve.export.int8.quantize import quantize
@@ -96,7 +96,7 @@ def build_graphs(source: Path, task: str, texts: Sequence[NDArray[np.int64]]) ->
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         checkpoint = load_checkpoint(str(source), task=task)
-        traced = trace.trace(checkpoint, folder / "raw.onnx")
+        traced = onnx_trace.trace(checkpoint, folder / "raw.onnx")
         fp32 = cpu.optimize(folder / "raw.onnx", replace(checkpoint, inputs=traced.inputs), traced.form)
         feeds = [make_feed(fp32.inputs, ids) for ids in texts]
         quantize(fp32.path, folder / "int8.onnx", folder, feeds, feeds, max_error=inf, quick=True)

@@ -7,14 +7,15 @@ with it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from bertserve.service.bundle.graph_spec import InputSpec, Precision, ShapePlan
+from bertserve.service.bundle.graph_spec import InputSpec, Precision, ShapePlan, ValidationReport
 from bertserve.service.providers import PROVIDERS, Provider
 
 Tracer = Literal["dynamo", "torchscript"]  # PyTorch's exporters, by torch's names
+NO_REPORT = ValidationReport(samples=0, worst_abs_error=0.0, worst_row_error=0.0, nodes=0, fusions={}, quantized={})
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,7 @@ class Artifact:
     Attributes:
         path: Path of the file; TensorRT's fp16 is built from the float32 file.
         form: A description of its creation, for readers.
-        fusions: Fused operator -> count.
-        quantized: Converted operators, and operators that stay in float -> count.
-        error: Error of the outputs caused by the conversion, relative to their standard deviation.
-        max_error: Maximum of this error.
+        report: Fused and converted operators, and the error of the conversion; the comparison adds its measurements.
     """
 
     path: Path
@@ -36,10 +34,11 @@ class Artifact:
     form: str
     inputs: tuple[InputSpec, ...]
     shapes: ShapePlan | None = None
-    fusions: dict[str, int] = field(default_factory=dict)
-    quantized: dict[str, int] = field(default_factory=dict)
-    error: float = 0.0
-    max_error: float = 0.0
+    report: ValidationReport = NO_REPORT
+
+    def with_facts(self, **facts: Any) -> Artifact:
+        """Returns the artifact with other fields of its report."""
+        return replace(self, report=self.report.model_copy(update=facts))
 
 
 def choose_precisions(providers: Sequence[Provider], requested: Sequence[Precision] | None) -> dict[Provider, tuple[Precision, ...]]:

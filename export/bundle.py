@@ -105,7 +105,7 @@ def model_card(manifest: Manifest, folder: Path, card: str | None) -> str:
         _attention(manifest),
         ["## Graphs and validation", "", *_graph_table(manifest, folder)],
         [
-            f"**Warning:** graph {_name(graph)}: {describe_agreement(graph.validation)}. Measure it on your own texts before you use it."
+            f"**Warning:** graph {graph.name}: {describe_agreement(graph.validation)}. Measure it on your own texts before you use it."
             for graph in manifest.graphs
             if is_low(graph)
         ],
@@ -164,9 +164,7 @@ def _attention(manifest: Manifest) -> list[str]:
     if not manifest.attention_heads:
         return []
     errors = [
-        f"{_name(graph)} {graph.validation.attention_error:.1e}"
-        for graph in manifest.graphs
-        if graph.validation.attention_error is not None
+        f"{graph.name} {graph.validation.attention_error:.1e}" for graph in manifest.graphs if graph.validation.attention_error is not None
     ]
     return [
         f"`POST /attention` returns the attention of {sum(manifest.attention_heads)} heads in {len(manifest.attention_heads)} layers. The largest "
@@ -208,7 +206,7 @@ def graph_mib(graph: GraphSpec, folder: Path) -> float:
 def _how_made(graph: GraphSpec) -> str:
     validation = graph.validation
     quantized = f"; quantized {_describe_quantization(validation)}" if validation.quantized else ""
-    return f"{_name(graph)}: {graph.form}; {validation.nodes} nodes; fused {_describe_counts(validation.fusions)}{quantized}."
+    return f"{graph.name}: {graph.form}; {validation.nodes} nodes; fused {_describe_counts(validation.fusions)}{quantized}."
 
 
 def _describe_quantization(validation: ValidationReport) -> str:
@@ -233,10 +231,10 @@ def _error_table(graphs: Sequence[GraphSpec], max_length: int) -> list[str]:
     with_table = [graph for graph in graphs if graph.validation.lengths]
     if not with_table:
         return []
-    entries = {(_name(graph), entry.up_to): entry for graph in with_table for entry in graph.validation.lengths}
+    entries = {(graph.name, entry.up_to): entry for graph in with_table for entry in graph.validation.lengths}
     # int8 is compared on more texts than other precisions
     rows_at = {up_to: ", ".join(dict.fromkeys(str(e.rows) for (_, at), e in entries.items() if at == up_to)) for _, up_to in entries}
-    names = [_name(graph) for graph in with_table]
+    names = [graph.name for graph in with_table]
     rows = [
         [f"up to {up_to}", rows_at[up_to]]
         + [f"{e.worst_abs_error:.1e}, {e.worst_rel_error:.1e}" if (e := entries.get((name, up_to))) else "" for name in names]
@@ -259,7 +257,7 @@ def _longest(graphs: Sequence[GraphSpec], max_length: int) -> str:
 
 
 def _speed_table(graphs: Sequence[GraphSpec]) -> list[str]:
-    speeds = [(_name(graph), graph.validation.speed) for graph in graphs if graph.validation.speed]
+    speeds = [(graph.name, graph.validation.speed) for graph in graphs if graph.validation.speed]
     if len(speeds) < 2:  # times of other exports are from other machines and loads
         return []
     (_, first), *_ = speeds
@@ -318,10 +316,6 @@ def _quote(card: str | None) -> list[str]:
         return []
     body = REGEX_YAML_BLOCK.sub("", card)
     return ["The checkpoint has this card:", "", *(f"#{line}" if line.startswith("#") else line for line in body.strip().split("\n"))]
-
-
-def _name(graph: GraphSpec) -> str:
-    return f"{graph.provider}/{graph.precision}"
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

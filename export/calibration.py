@@ -19,12 +19,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bertserve.export.checkpoint.checkpoint import Checkpoint
-from bertserve.export.errors import CheckpointError
+from bertserve.export.errors import CheckpointError, DataError
 from bertserve.export.inference import Feed
-from bertserve.export.tasks.catalog import TASKS
+from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.export.tasks.spec import INPUT_KEYS, read_input
 from bertserve.service.bundle.graph_spec import InputSpec
-from bertserve.service.bundle.manifest import TextSplit, TextSplits, TokenizerSpec
+from bertserve.service.bundle.manifest import Manifest, TextSplit, TextSplits, TokenizerSpec
 from bertserve.service.errors import BertServeError, StartError, plural
 from bertserve.service.scoring.rows import Row, read_delimited, read_json_lines
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
@@ -258,6 +258,28 @@ def refuse_pairs(texts: Sequence[Texts], task: str, spec: TokenizerSpec) -> None
 def report_texts(texts: Sequence[TextOrPair]) -> Texts:
     """Returns the texts for a validation report; a large number of texts is sampled."""
     return Texts.of(sample(texts, MAX_REPORT - sum(PASSAGES.values())))
+
+
+def read_report(manifest: Manifest, validation: Path | None) -> Texts:
+    """Returns the texts to validate int8 again, without passages: those of the export if the file has them all, otherwise others.
+
+    Raises:
+        CheckpointError: The file cannot be read.
+        DataError: Some of its texts were used to create int8.
+    """
+    path = validation or BUILT_IN
+    splits = manifest.int8_texts or read_split(BUILT_IN).digests()
+    texts = {text_hash(text): text for text in read_texts(path, "validation")}
+    recorded = hashes_of(splits.report)
+    if texts.keys() >= set(recorded):
+        return Texts.of([texts[digest] for digest in recorded])
+    shared = texts.keys() & {*hashes_of(splits.calibration), *hashes_of(splits.gate)}
+    if shared:
+        raise DataError(
+            f"int8 of `{manifest.name}` was made with {len(shared)} of the {len(texts)} texts of `{path}`, but must be judged on others; "
+            f"it was judged on {len(recorded)} texts at the export: give their file, or another one, with --validation."
+        )
+    return report_texts(list(texts.values()))
 
 
 def make_feeds(texts: Texts, checkpoint: Checkpoint, tokenizer: Tokenizer, inputs: Sequence[InputSpec] | None = None) -> list[Feed]:

@@ -19,7 +19,7 @@ from bertserve.export import flags, verify_cli
 from bertserve.export.artifact import Tracer, choose_precisions
 from bertserve.export.bundle import graph_mib
 from bertserve.export.errors import ExportError
-from bertserve.export.tasks.catalog import TASKS
+from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.export.workspace import Stopped, raise_on_signals
 from bertserve.service import __version__
 from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Metric, TokenTypes, read_metrics
@@ -133,7 +133,7 @@ def low_agreement(graph: GraphSpec) -> str:
     """Returns a warning about a graph with low agreement with its checkpoint."""
     role = "it is the default graph, as requested" if graph.default else "it is not the default graph"
     return (
-        f"graph {graph.provider}/{graph.precision}: {describe_agreement(graph.validation)}, but at least {ENOUGH_AGREEMENT:.0%} "
+        f"graph {graph.name}: {describe_agreement(graph.validation)}, but at least {ENOUGH_AGREEMENT:.0%} "
         f"is expected; {role}. Measure it on texts of your own (`bert-export verify --data`), and try a "
         "lower --max-int8-error or --calibration texts of your own."
     )

@@ -31,7 +31,7 @@ def optimize(raw: Path, checkpoint: Checkpoint, traced: str) -> Artifact:
     del model  # maps the file that is removed, which is as large as the model
     onnx_files.remove(fused)
     form = f"{traced}, {attention_form(fusions, checkpoint)}" + (", last layer for the first token only" if restricted else "")
-    return Artifact(packed, "cpu", "fp32", form, checkpoint.inputs, fusions=fusions)
+    return Artifact(packed, "cpu", "fp32", form, checkpoint.inputs).with_facts(fusions=fusions)
 
 
 def build_graphs(
@@ -62,7 +62,8 @@ def build_graphs(
         feeds, gate = (calibration.make_feeds(split, checkpoint, tokenizer) for split in (texts.calibration, texts.gate))
         counts, error = quantize.quantize(optimized.path, int8_path, optimized.path.parent, feeds, gate, max_error=max_error, quick=quick)
     form = f"{optimized.form}, int8 by --quick" if quick else optimized.form
-    yield replace(optimized, path=int8_path, precision="int8", form=form, quantized=counts, error=error, max_error=max_error)
+    int8 = replace(optimized, path=int8_path, precision="int8", form=form)
+    yield int8.with_facts(quantized=counts, quantization_error=error, quantization_limit=max_error)
 
 
 def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> dict[str, int]:

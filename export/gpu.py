@@ -85,7 +85,7 @@ def _build_for_cuda(build: GraphBuild) -> Iterator[Artifact]:
                 for feed in short[:PADDED_TEXTS]
             ]
             counts, error = convert_to_fp16(fp32, fp16, build.traced.parent, feeds, padded)
-        yield replace(fused, path=fp16, precision="fp16", quantized=counts, error=error)
+        yield replace(fused, path=fp16, precision="fp16").with_facts(quantized=counts, quantization_error=error)
 
 
 def _build_for_tensorrt(build: GraphBuild) -> Iterator[Artifact]:
@@ -143,7 +143,7 @@ def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> Artifact:
         spec.model_copy(update={"dtype": "int32"}) if spec.name in as_int32 else spec for spec in checkpoint.inputs if spec.name in names
     ]
     form = FUSED_FORM if all_fused else PARTLY_FUSED_FORM
-    return Artifact(target, "cuda", "fp32", form, (*inputs, *([LENGTHS] if all_fused else [])), fusions=counts)
+    return Artifact(target, "cuda", "fp32", form, (*inputs, *([LENGTHS] if all_fused else []))).with_facts(fusions=counts)
 
 
 def _optimize(source: Path, checkpoint: Checkpoint, *, attention: bool) -> tuple[Any, dict[str, int]]:

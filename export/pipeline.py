@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import platform
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from bertserve import service
-from bertserve.export import calibration, cpu, gpu, trace
+from bertserve.export import calibration, cpu, gpu, onnx_trace
 from bertserve.export.artifact import Artifact, Tracer, choose_precisions
 from bertserve.export.bundle import package_bundle, refuse_existing
 from bertserve.export.calibration import Split
@@ -24,22 +24,25 @@ from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.checkpoint.module import load_module, module_name
 from bertserve.export.checkpoint.padding import refuse_ordinary_padding
-from bertserve.export.errors import CheckpointError
+from bertserve.export.errors import CheckpointError, ExportError
+from bertserve.export.graph import onnx_files
 from bertserve.export.progress import stage
 from bertserve.export.tasks.tags import unread_labels
-from bertserve.export.validation.pytorch import NO_TEXTS, sample_reference
-from bertserve.export.validation.report import answer_example, measure_graphs
+from bertserve.export.validation.comparison import Reference
+from bertserve.export.validation.pytorch import answer_example, measure_graph, sample_reference
 from bertserve.export.workspace import workspace
 from bertserve.service.bundle.files import TOKENIZER_FILE, digest
-from bertserve.service.bundle.graph_spec import Precision
+from bertserve.service.bundle.graph_spec import GraphFile, GraphSpec, Precision
 from bertserve.service.bundle.manifest import (
     NAME_PATTERN,
     Combine,
     Layers,
     Manifest,
     Metric,
+    OmittedGraph,
     TokenTypes,
 )
+from bertserve.service.bundle.validation_policy import is_low
 from bertserve.service.errors import BundleError
 from bertserve.service.providers import Provider
 from bertserve.service.tasks import token_classification
@@ -148,7 +151,7 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Split, bu
     )
     raw = work / "raw.onnx"
     with stage("trace", f"to ONNX by {spec.tracer}" if spec.tracer else "to ONNX"):
-        traced = trace.trace(checkpoint, raw, spec.tracer)
+        traced = onnx_trace.trace(checkpoint, raw, spec.tracer)
     checkpoint = replace(checkpoint, inputs=traced.inputs)
     with stage("optimize", f"cpu, from {traced.form}"):
         fused = cpu.optimize(raw, checkpoint, traced.form)
@@ -160,7 +163,7 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Split, bu
         raise CheckpointError(f"the tokenizer of `{spec.source}` is not supported: {error}") from error
     texts = lines.with_passages(tokenizer)
     with stage("reference", "PyTorch float32"):
-        reference = sample_reference(checkpoint, texts.report if "int8" in precisions.get("cpu", ()) else NO_TEXTS)
+        reference = sample_reference(checkpoint, texts.report if "int8" in precisions.get("cpu", ()) else None)
         flops = checkpoint.flops
     checkpoint.model.to_empty(device="meta")  # no later stage runs it, and sessions of a large model need the memory
     artifacts: dict[Provider, Iterable[Artifact]] = {}
@@ -172,7 +175,7 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Split, bu
         else:
             build = gpu.GraphBuild(precisions[provider], raw, traced.form, bundle, checkpoint, tokenizer, texts.calibration)
             artifacts[provider] = gpu.build_graphs(provider, build)
-    graphs, omitted = measure_graphs(
+    graphs, omitted = _measure_graphs(
         artifacts, precisions, bundle, checkpoint, tokenizer, reference, default_must_agree=spec.precisions is None
     )
     has_int8 = any(graph.precision == "int8" for graph in graphs)
@@ -195,6 +198,86 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Split, bu
         attention_heads=checkpoint.attention_heads,
         int8_texts=lines.digests() if has_int8 else None,
         source=checkpoint.origin.model_copy(update={"versions": _versions()}),
+    )
+
+
+def _measure_graphs(
+    artifacts: Mapping[Provider, Iterable[Artifact]],
+    precisions: Mapping[Provider, Sequence[Precision]],
+    folder: Path,
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    reference: Reference,
+    *,
+    default_must_agree: bool,
+) -> tuple[list[GraphSpec], list[OmittedGraph]]:
+    """Measures the graphs of all providers, and removes the files of graphs that are not kept.
+
+    The artifacts of each provider are created by iteration, float32 first. One that cannot be created, loaded or matched with the checkpoint
+    does not stop the others, except a provider's float32 graph, from which its others are created.
+
+    The last precision of a provider is its default, unless `default_must_agree` and its agreement with the checkpoint is too low.
+
+    Returns:
+        The graphs that passed, and the graphs that failed with the reasons.
+
+    Raises:
+        ExportError: The CPU's float32 graph failed, or the float32 graphs of all providers.
+    """
+    graphs: list[GraphSpec] = []
+    omitted: list[OmittedGraph] = []
+    failure: Exception | None = None
+    for provider, provider_artifacts in artifacts.items():
+        measured: dict[Precision, GraphSpec] = {}
+        try:
+            # fp32 is measured even if it is not kept; otherwise int8's wide limits could hide an error of the trace
+            for artifact in provider_artifacts:
+                with stage("parity", f"{artifact.provider}/{artifact.precision}"):
+                    onnx_files.finalize(artifact.path)
+                    entry = _entry(artifact, checkpoint)
+                    measured[artifact.precision] = measure_graph(folder, entry, checkpoint, tokenizer, reference)
+        except Exception as error:  # optimizers and onnxruntime have no common base class of errors
+            # all graphs are created from the trace, and the CPU's float32 graph shows whether it is right
+            if isinstance(error, OSError) or (provider == "cpu" and not measured):
+                raise
+            failure = error
+            missing = [precision for precision in precisions[provider] if precision not in measured]
+            omitted += [OmittedGraph(provider=provider, precision=precision, reason=_reason(error)) for precision in missing]
+        kept = [precision for precision in precisions[provider] if precision in measured] or list(measured)
+        default = "fp32" if default_must_agree and "fp32" in kept and is_low(measured[kept[-1]]) else next(reversed(kept), None)
+        graphs += [measured[precision].model_copy(update={"default": precision == default}) for precision in measured if precision in kept]
+        file_names = {file.file for graph in graphs for file in graph.files}
+        for path in folder.glob(f"model.{provider}.*"):
+            if path.name not in file_names:
+                path.unlink()
+    if not graphs:
+        assert failure is not None, "there is at least one provider"
+        raise failure
+    return graphs, omitted
+
+
+def _reason(error: Exception) -> str:
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return str(error) if isinstance(error, ExportError) else f"{type(error).__name__}: {first}"
+
+
+def _entry(artifact: Artifact, checkpoint: Checkpoint) -> GraphSpec:
+    """Returns a graph's manifest entry, whose validation report has only the facts of the graph's creation."""
+    graph_file, *data = (
+        GraphFile(file=path.name, sha256=digest(path), size_bytes=path.stat().st_size) for path in onnx_files.files(artifact.path)
+    )
+    return GraphSpec(
+        **dict(graph_file),
+        data=tuple(data),
+        provider=artifact.provider,
+        precision=artifact.precision,
+        form=artifact.form,
+        default=False,
+        batch_invariant=False,
+        inputs=artifact.inputs,
+        outputs=checkpoint.outputs,
+        validation=artifact.report,
+        shapes=artifact.shapes,
     )
 
 

@@ -10,22 +10,12 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bertserve.export import flags
 from bertserve.export.errors import ExportError
-from bertserve.export.tasks.catalog import TASKS
+from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.service.flag_parser import FlagParser
 from bertserve.service.providers import PROVIDERS
-
-if TYPE_CHECKING:
-    from bertserve.export.validation.verify import Check
-
-PACKAGES = {
-    False: ("onnxruntime",),
-    True: ("torch", "transformers", "sentencepiece", "onnx", "onnxruntime"),
-}  # without and with a checkpoint
-STATUS = {True: "ok", False: "FAILED", None: "-"}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -34,43 +24,33 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     if problem := _problem(args):
         parser.error(problem)
-    needs_torch = args.checkpoint is not None or args.module is not None
-    if flags.say_missing(PACKAGES[needs_torch], "verifying needs it", *(("export", "cpu") if needs_torch else ("cpu",))):
+    checkpoint = args.checkpoint or args.module
+    packages, extras = ["onnxruntime"], ["cpu"]
+    if checkpoint is not None:
+        packages, extras = ["torch", "transformers", "sentencepiece", "onnx", *packages], ["export", *extras]
+    if flags.say_missing(packages, "verifying needs it", *extras):
         return 3
     # importing onnxruntime takes a while, and --help and wrong flags do not need it
-    from bertserve.export.validation.verify import VerifySpec, verify
+    from bertserve.export.validation.verify import Report, VerifySpec, verify
 
-    args.min_metrics = dict(args.min_metrics)
-    spec = VerifySpec(**{name: value for name, value in vars(args).items() if name not in ("update", "json", "trust_module")})
-    checks: list[Check] = []
-
-    def report(check: Check) -> None:
-        checks.append(check)
-        if not args.json:
-            print(f"{STATUS[check.passed]:<8}{check.name:<24} {check.detail}", flush=True)
-
+    own = {"checkpoint": checkpoint, "module": args.module is not None, "min_metrics": dict(args.min_metrics)}
+    spec = VerifySpec(**{name: value for name, value in (vars(args) | own).items() if name not in ("json", "trust_module")})
+    report = Report(as_json=args.json)
     try:
         verify(spec, report)
     except ExportError as error:
         print(f"bert-export: {error}", file=sys.stderr)
         return error.exit_code
-    if args.update and all(check.passed is not False for check in checks):
-        from bertserve.export.validation.report import update
-
-        report(update(spec))
-    passed = all(check.passed is not False for check in checks)
     if args.json:
-        print(json.dumps({"bundle": str(args.bundle), "passed": passed, "checks": [vars(check) for check in checks]}, indent=1))
-    return 0 if passed else 1
+        print(json.dumps({"bundle": str(args.bundle), "passed": report.passed, "checks": report.checks}, indent=1))
+    return 0 if report.passed else 1
 
 
 def _problem(args: argparse.Namespace) -> str | None:
     """Returns what is wrong with the flags together, or None."""
-    has_module, has_checkpoint = args.module is not None, args.checkpoint is not None
+    has_module, has_checkpoint, has_minimum = args.module is not None, args.checkpoint is not None, args.min_agreement or args.min_metrics
     problems = {
-        "--min-agreement and --min-metric need --data; give it too": (
-            args.data is None and (args.min_agreement is not None or args.min_metrics)
-        ),
+        "--min-agreement and --min-metric need --data; give it too": args.data is None and has_minimum,
         "--min-metric has a duplicate metric; give each once": len(dict(args.min_metrics)) < len(args.min_metrics),
         "--module replaces --checkpoint; remove one of them": has_module and has_checkpoint,
         f"--module would run the code of `{args.module}` with your rights; read it, and give --trust-module if you trust it": (
@@ -96,24 +76,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--checkpoint", metavar="DIR", help="checkpoint of the bundle: compare each graph with PyTorch again")
     parser.add_argument("--revision", help="branch, tag or commit of the hub id of --checkpoint")
     parser.add_argument(
-        "--module",
-        metavar="FILE:FACTORY",
-        help="instead of --checkpoint, for a bundle exported with --module: the same file and function; needs --trust-module",
+        "--module", metavar="FILE:FACTORY", help="instead of --checkpoint: the --module of the bundle's export; needs --trust-module"
     )
     parser.add_argument("--trust-module", action="store_true", help="run the code of --module with your rights; read the file first")
     parser.add_argument(
         "--data",
         metavar="FILE",
         type=Path,
-        help='JSON Lines of inputs, {"inputs": ..., "parameters"?: ...} or {"text": ...}, with or without the correct answer (label, '
-        "entities or tags, answers, target): measures agreement with the checkpoint or the fp32 graph, and quality metrics if "
-        "answers are given",
+        help='JSON Lines of inputs such as {"text": ...}, with or without the correct answers: measures agreement with the checkpoint or '
+        "the fp32 graph, and quality metrics",
     )
     parser.add_argument("--min-agreement", type=flags.parse_positive, metavar="SHARE", help="minimum agreement of each graph on the data")
     parser.add_argument(
         "--min-metric",
         dest="min_metrics",
-        type=_parse_floor,
+        type=_parse_minimum,
         action="append",
         default=[],
         metavar="METRIC=SHARE",
@@ -148,7 +125,7 @@ def _metrics() -> dict[str, str]:
     return {name.removesuffix(" correlation").lower().replace(" ", "-"): name for name in names}
 
 
-def _parse_floor(text: str) -> tuple[str, float]:
+def _parse_minimum(text: str) -> tuple[str, float]:
     name, equals, share = text.partition("=")
     names = _metrics()
     if not equals or name.lower() not in names:

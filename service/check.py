@@ -36,9 +36,7 @@ async def check(settings: Settings) -> int:
         except BertServeError as error:
             reason = error.message
         failed += reason is not None
-        print(
-            f"{model.name}: {model.task}, {model.graph.provider}/{model.graph.precision}: {'ok' if reason is None else f'FAILED: {reason}'}"
-        )
+        print(f"{model.name}: {model.task}, {model.graph.name}: {'ok' if reason is None else f'FAILED: {reason}'}")
     for name, reason in state.registry.broken.items():
         print(f"{name}: not loaded, skipped by --skip-broken: {reason}")
     await state.scheduler.stop(0)

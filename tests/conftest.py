@@ -70,7 +70,7 @@ def exports_stay_offline_and_trace_quickly(request: pytest.FixtureRequest) -> It
         if "exporting" in request.path.parts:
             # the variable HF_HUB_OFFLINE is only read at the first import
             patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-            patch.setattr("bertserve.export.trace.TRACERS", ("torchscript",))
+            patch.setattr("bertserve.export.onnx_trace.TRACERS", ("torchscript",))
         yield
 
 

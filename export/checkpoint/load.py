@@ -14,6 +14,14 @@ import transformers
 from transformers import AutoConfig, PreTrainedModel
 
 from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.checkpoint.fast_tokenizer import (
+    describe_tokenizer,
+    load_tokenizer,
+    read_mask_token,
+    read_templates,
+    tokenizer_json,
+    vocabulary_size,
+)
 from bertserve.export.checkpoint.padding import Padding, find_padding, settle_pad_token
 from bertserve.export.checkpoint.sentence_head import attach, read_embedding
 from bertserve.export.checkpoint.sentence_transformers import (
@@ -37,18 +45,10 @@ from bertserve.export.checkpoint.signature import (
 from bertserve.export.checkpoint.source import SourceFiles, find_source, read_card, read_with_transformers
 from bertserve.export.checkpoint.task_head import adapt_head, choose_task, fixed_labels, judges_pairs, read_activation, read_labels
 from bertserve.export.checkpoint.token_types import TypedTemplates, choose_token_types, type_templates
-from bertserve.export.checkpoint.tokenizer import (
-    describe_tokenizer,
-    load_tokenizer,
-    read_mask_token,
-    read_templates,
-    tokenizer_json,
-    vocabulary_size,
-)
 from bertserve.export.checkpoint.weights import load_model
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks import feature_extraction
-from bertserve.export.tasks.catalog import TASKS
+from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.service.bundle.graph_spec import InputSpec
 from bertserve.service.bundle.manifest import Combine, Embedding, Layers, Task, TextPiece, TokenTypes
 from bertserve.service.tasks import question_answering

@@ -20,11 +20,14 @@ from transformers import PreTrainedModel
 from bertserve.export.checkpoint.sentence_transformers import read_object
 from bertserve.export.checkpoint.weight_files import read_weights
 from bertserve.export.errors import CheckpointError, MissingPackageError
-from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.errors import install_command
+from bertserve.service.tasks import classify, question_answering, token_classification
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE, PICKLE = "adapter_model.safetensors", "adapter_model.bin"  # versions of peft before 0.7 wrote the second one
+
+# peft's names of tasks; its others have no head of this exporter's
+_TASKS = {"SEQ_CLS": classify.TASK, "TOKEN_CLS": token_classification.TASK, "QUESTION_ANS": question_answering.TASK}
 
 # Settings of peft 0.21 that can have any value: settings that are read here, or follow from the tensors' names and shapes, and those about
 # the training, which do not affect the trained adapter.
@@ -159,7 +162,7 @@ def read_adapter(folder: Path) -> LoraAdapter | None:
         weights=weights,
         base_model=str(config["base_model_name_or_path"]),
         base_revision=config.get("revision"),
-        task=next((task.name for task in TASKS.values() if task.lora_type and task.lora_type == config.get("task_type")), "auto"),
+        task=_TASKS.get(str(config.get("task_type")), "auto"),
         scaling={"lora_alpha": config["lora_alpha"], "use_rslora": bool(config.get("use_rslora")), "use_dora": use_dora},
         updates=updates,
         full_parameters=full_parameters,

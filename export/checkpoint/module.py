@@ -24,18 +24,18 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 from transformers.modeling_outputs import ModelOutput
 
 from bertserve.export.checkpoint.checkpoint import Checkpoint
-from bertserve.export.checkpoint.padding import find_padding
-from bertserve.export.checkpoint.signature import INPUTS, graph_outputs
-from bertserve.export.checkpoint.task_head import read_activation, read_labels
-from bertserve.export.checkpoint.token_types import TYPE_IDS, TypedTemplates
-from bertserve.export.checkpoint.tokenizer import (
+from bertserve.export.checkpoint.fast_tokenizer import (
     describe_tokenizer,
     read_templates,
     tokenizer_json,
     vocabulary_size,
 )
+from bertserve.export.checkpoint.padding import find_padding
+from bertserve.export.checkpoint.signature import INPUTS, graph_outputs
+from bertserve.export.checkpoint.task_head import read_activation, read_labels
+from bertserve.export.checkpoint.token_types import TYPE_IDS, TypedTemplates
 from bertserve.export.errors import CheckpointError
-from bertserve.export.tasks.catalog import TASKS
+from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.service.bundle.manifest import Embedding, Pooling, Source
 from bertserve.service.errors import fault
 

@@ -25,7 +25,7 @@ from bertserve.export.checkpoint.source import SourceFiles, read_with_transforme
 from bertserve.export.checkpoint.task_head import class_names
 from bertserve.export.checkpoint.weight_files import read_pickle
 from bertserve.export.errors import CheckpointError
-from bertserve.export.tasks.catalog import TASKS
+from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.service.bundle.manifest import Task
 from bertserve.service.errors import plural
 

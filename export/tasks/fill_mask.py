@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from bertserve.export.errors import DataError
-from bertserve.export.tasks.metrics import TOP_1, Score
+from bertserve.export.tasks.quality import TOP_1, Score
 from bertserve.export.tasks.spec import TEXTS, Document, ExportTask, halves
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec

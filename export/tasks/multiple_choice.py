@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from bertserve.export.tasks.metrics import ACCURACY, Score
+from bertserve.export.tasks.quality import ACCURACY, Score
 from bertserve.export.tasks.spec import LONG, NAMES, SENTENCE, TEXTS, Document, ExportTask, TokenizerCall, read_input
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec

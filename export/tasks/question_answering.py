@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from bertserve.export.tasks.metrics import EXACT_MATCH, F1, Score, answer_f1, exact_match
+from bertserve.export.tasks.quality import EXACT_MATCH, F1, Score, answer_f1, exact_match
 from bertserve.export.tasks.spec import LONG, NAMES, TEXTS, Document, ExportTask, TokenizerCall, halves
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
@@ -29,7 +29,6 @@ class _QuestionAnswering(ExportTask):
     served = question_answering.SPEC
     head = "ForQuestionAnswering"
     outputs = (OutputSpec(name="start_logits", kind="per_token"), OutputSpec(name="end_logits", kind="per_token"))
-    lora_type = "QUESTION_ANS"
     takes_pairs = True
     needs_pairs = True
     gold_keys = ("answers",)

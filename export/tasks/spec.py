@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bertserve.export.tasks.metrics import Score
+from bertserve.export.tasks.quality import Score
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
 from bertserve.service.bundle.manifest import Activation, SpecialPiece, TokenizerSpec
 from bertserve.service.tasks.batch import ModelConfig
@@ -128,7 +128,6 @@ class ExportTask:
         outputs: Outputs of its graphs. A graph with outputs per mask has the positions of masks as an input.
         labeled: Whether the configuration's labels belong to the task.
         activation: The function from logits to scores; None if the configuration defines it.
-        lora_type: peft's name of the task; None if peft has none.
         takes_pairs: Whether the user's texts for int8 may be pairs.
         needs_pairs: Whether every input is a pair of texts, of which the first is short, and the second one fills the window.
         gold_keys: The keys of a line of data that `read_gold` reads; empty if the task has no correct answers.
@@ -140,7 +139,6 @@ class ExportTask:
     outputs: tuple[OutputSpec, ...]
     labeled = False
     activation: Activation | None = "softmax"
-    lora_type: str | None = None
     takes_pairs = False
     needs_pairs = False
     gold_keys: tuple[str, ...] = ()

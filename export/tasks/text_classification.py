@@ -16,7 +16,7 @@ import sys
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from bertserve.export.tasks.metrics import (
+from bertserve.export.tasks.quality import (
     ACCURACY,
     ERROR,
     F1,
@@ -29,6 +29,7 @@ from bertserve.export.tasks.metrics import (
     f1,
     macro_f1,
     matthews,
+    micro_f1,
     pearson,
     spearman,
 )
@@ -97,7 +98,6 @@ class _TextClassification(ExportTask):
     outputs = (OutputSpec(name="logits", kind="per_text"),)
     labeled = True
     activation = None  # the configuration defines it
-    lora_type = "SEQ_CLS"
     takes_pairs = True
     gold_keys = ("label",)
     metrics = (ACCURACY, F1, MACRO_F1, MICRO_F1, MATTHEWS, PEARSON, SPEARMAN)
@@ -144,7 +144,8 @@ class _TextClassification(ExportTask):
         if not _is_regression(config):
             return _chosen_labels(result, config)
         scores = {item["label"]: item["score"] for item in result}
-        return tuple(float(scores.get(label, 0.0)) for label in config.labels)  # a request may ask for fewer labels
+        # a request may ask for fewer labels; float32 agrees with PyTorch in five digits, so ranks of closer scores, as near 1, are only rounding
+        return tuple(float(f"{scores.get(label, 0.0):.5g}") for label in config.labels)
 
     def read_gold(self, document: Document, config: ModelConfig) -> Any:
         """Reads `label`: a name, an id, a list of these for several labels, or a number for a regression."""
@@ -175,9 +176,8 @@ class _TextClassification(ExportTask):
         predictions = [_chosen_labels(result, config) for result in results]
         accuracy = {ACCURACY: Score(fmean(a == b for a, b in zip(golds, predictions, strict=True)))}
         if config.activation == "sigmoid":
-            right = sum(len(a & b) for a, b in zip(golds, predictions, strict=True))
             remark = "" if any((*golds, *predictions)) else "no input has a label, and none was found; 0 is shown instead"
-            return accuracy | {MICRO_F1: Score(f1(right, sum(map(len, predictions)), sum(map(len, golds))), remark)}
+            return accuracy | {MICRO_F1: Score(micro_f1(golds, predictions), remark)}
         expected, predicted = ([label for (label,) in labels] for labels in (golds, predictions))
         correlation = {MATTHEWS: Score(matthews(expected, predicted), _constant(golds, predictions, "label"))}
         if len(config.labels) > _TWO:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bertserve.export.tasks.metrics import ENTITY_F1, Score, Span, result_spans, span_f1, spans_of_tags, widen_to_words
+from bertserve.export.tasks.quality import ENTITY_F1, Score, Span, micro_f1, result_spans, spans_of_tags, widen_to_words
 from bertserve.export.tasks.spec import NAMES, TEXTS, Document, ExportTask, TokenizerCall, read_input, read_text_list, window_stride
 from bertserve.export.tasks.tags import read_tags
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
@@ -46,7 +46,6 @@ class _TokenClassification(ExportTask):
     head = "ForTokenClassification"
     outputs = (OutputSpec(name="logits", kind="per_token"),)
     labeled = True
-    lora_type = "TOKEN_CLS"
     gold_keys = ("entities", "tags")
     metrics = (ENTITY_F1,)
 
@@ -109,7 +108,7 @@ class _TokenClassification(ExportTask):
         expected = [gold.spans for gold in golds]
         spans = [widen_to_words(result_spans(result), gold.words) for gold, result in zip(golds, results, strict=True)]
         remark = "" if any((*expected, *spans)) else "no input has an entity, and none was found; 0 is shown instead"
-        return {ENTITY_F1: Score(span_f1(expected, spans), remark)}
+        return {ENTITY_F1: Score(micro_f1(expected, spans), remark)}
 
 
 TASK = _TokenClassification()

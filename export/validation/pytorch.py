@@ -1,57 +1,66 @@
-"""The checkpoint in PyTorch float32 as the reference for graphs, at export and for `verify --checkpoint`.
+"""The checkpoint in PyTorch float32 as the reference for graphs, and the validation reports of graphs that are measured against it.
 
 The Hugging Face tokenizer creates the inputs, with its own truncation and windows, so that the service's tokenizer is validated too.
 """
 
 from __future__ import annotations
 
+import os
+import statistics
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 
 from bertserve.export import calibration
-from bertserve.export.calibration import Texts
+from bertserve.export.bundle import CARD_FIELDS, bundle_texts
+from bertserve.export.calibration import Texts, split_digest
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.checkpoint.module import load_module
 from bertserve.export.checkpoint.signature import read_output, returning_attention
-from bertserve.export.errors import CheckpointError, ParityError
-from bertserve.export.progress import track
-from bertserve.export.tasks.catalog import TASKS
+from bertserve.export.errors import CheckpointError, DataError, ParityError
+from bertserve.export.progress import time_runs, track
+from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.export.tasks.spec import LONG, NAMES, TEXTS, TokenizerCall
-from bertserve.export.validation.comparison import Reference
-from bertserve.export.validation.samples import sample_requests, text_requests
-from bertserve.export.validation.served_graph import Answer
-from bertserve.export.validation.verify import VerifySpec
-from bertserve.service.bundle.manifest import Manifest
+from bertserve.export.validation.comparison import Reference, compare
+from bertserve.export.validation.served_graph import Answer, open_graph, sample_requests
+from bertserve.export.validation.verify import Report, VerifySpec
+from bertserve.service.bundle.files import Bundle
+from bertserve.service.bundle.graph_spec import GraphSpec, Speed, Timing
+from bertserve.service.bundle.manifest import Example, Manifest
 from bertserve.service.check import difference
-from bertserve.service.engine.onnx_engine import Row
-from bertserve.service.errors import EngineError
+from bertserve.service.engine.hardware import cpu_instructions, cpu_name
+from bertserve.service.engine.onnx_engine import Engine, Row
+from bertserve.service.errors import BertServeError, EngineError
 from bertserve.service.tasks import attention
-
-NO_TEXTS = Texts()
+from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 MAX_TOKENS = 512  # of a text with attention; PyTorch returns the maps of all layers and heads at once
 _ATTENTION_TEXTS = 7  # number of the built-in texts to use; each runs with the weights of all layers and heads
 
+LENGTHS = (16, 64, 128)  # in tokens; the model's maximum length is timed too
+MAX_SECONDS = 0.5  # for each length
+RUNS = (3, 15)  # minimum and maximum
 
-def sample_reference(checkpoint: Checkpoint, texts: Texts = NO_TEXTS) -> Reference:
+
+def sample_reference(checkpoint: Checkpoint, texts: Texts | None = None) -> Reference:
     """Returns the checkpoint's answers to the samples of its task, and to texts to validate int8, which were not used to create it.
 
     Raises:
         ParityError: PyTorch or the tokenizer cannot run some of them.
     """
-    spec = checkpoint.tokenizer_spec
-
-    def count(text: str) -> int:
-        return len(checkpoint.tokenizer(text, add_special_tokens=False)["input_ids"])
-
+    spec, tokenizer = checkpoint.tokenizer_spec, checkpoint.tokenizer
+    texts = texts or Texts()
+    texts = replace(texts, passages=tuple(passage for passage in texts.passages if passage not in texts.lines))
     try:
-        fixed = sample_requests(checkpoint.task, spec, checkpoint, count)
-        requests = [*fixed, *text_requests(checkpoint.task, texts, spec)]
+        fixed = sample_requests(checkpoint, spec, lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]))
+        requests = [*fixed, *TASKS[checkpoint.task].ordinary_requests(texts, spec)]
         answers = [Answer((), run(checkpoint, request), None) for request in track(requests, "run PyTorch", unit="samples")]
         maps = _sample_attention(checkpoint) if checkpoint.attention_heads else []
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -138,31 +147,40 @@ def _sample_attention(checkpoint: Checkpoint) -> list[tuple[attention.AttentionR
     return samples
 
 
-def load_checkpoint_of(manifest: Manifest, spec: VerifySpec) -> Checkpoint:
-    """Loads the checkpoint or the trusted module of a verification, for the task and layers of its bundle.
+def load_checkpoint_of(manifest: Manifest, spec: VerifySpec, report: Report) -> Checkpoint:
+    """Loads the checkpoint or the trusted module of a verification, for the task and layers of its bundle, and compares weights and settings.
 
-    It raises CheckpointError or MissingPackageError if it cannot be loaded or does not fit the bundle.
+    Raises:
+        CheckpointError: It cannot be loaded, or does not fit the bundle.
+        MissingPackageError: It is a LoRA adapter, and peft is not installed.
     """
-    if spec.module is not None:
-        checkpoint = load_module(spec.module)
-        if checkpoint.task != manifest.task:
-            raise CheckpointError(f"the module of `{spec.module}` is for {checkpoint.task}, but the bundle is for {manifest.task}.")
-        return checkpoint
     assert spec.checkpoint is not None, "the caller asks for it"
-    if ".py:" in manifest.source.checkpoint:
+    if spec.module:
+        checkpoint = load_module(spec.checkpoint)
+        if checkpoint.task != manifest.task:
+            raise CheckpointError(f"the module of `{spec.checkpoint}` is for {checkpoint.task}, but the bundle is for {manifest.task}.")
+    elif ".py:" in manifest.source.checkpoint:
         raise CheckpointError(
             f"the bundle was made from the module `{manifest.source.checkpoint}`; give --module FILE:FACTORY and "
             "--trust-module instead of --checkpoint."
         )
-    return load_checkpoint(
-        spec.checkpoint,
-        task=manifest.task,
-        revision=spec.revision,
-        layers="last" if manifest.embedding is None else manifest.embedding.layers,
-        attentions=bool(manifest.attention_heads),
-        ignored_weights=manifest.source.ignored_weights,
-        token_types=manifest.source.token_types,
-    )
+    else:
+        checkpoint = load_checkpoint(
+            spec.checkpoint,
+            task=manifest.task,
+            revision=spec.revision,
+            layers="last" if manifest.embedding is None else manifest.embedding.layers,
+            attentions=bool(manifest.attention_heads),
+            ignored_weights=manifest.source.ignored_weights,
+            token_types=manifest.source.token_types,
+        )
+    expected, actual = manifest.source.weights_sha256, checkpoint.origin.weights_sha256
+    detail = f"sha256 over its weights is {actual[:12]}…, the manifest says {expected[:12]}…"
+    report.add("checkpoint", expected == actual, detail, {"weights_sha256": actual})
+    reason = compare_settings(manifest, checkpoint)
+    detail = f"in the checkpoint {reason}" if reason else "labels, activation, embedding and tokenizer are those of the checkpoint"
+    report.add("settings", reason is None, detail)
+    return checkpoint
 
 
 def compare_settings(manifest: Manifest, checkpoint: Checkpoint) -> str | None:
@@ -176,3 +194,77 @@ def compare_settings(manifest: Manifest, checkpoint: Checkpoint) -> str | None:
         side.model_dump(mode="json", include={*updates}, exclude=chosen) for side in (manifest, manifest.model_copy(update=updates))
     )
     return difference(own, other, 0.0)
+
+
+def measure_graph(folder: Path, graph: GraphSpec, checkpoint: Checkpoint, tokenizer: Tokenizer, reference: Reference) -> GraphSpec:
+    """Compares a graph with its checkpoint, and times it; returns its manifest entry with a new validation report.
+
+    The facts about the graph's creation in the report, on which the bounds depend, stay the same. It raises ParityError if the graph does not
+    agree with the checkpoint, or cannot be served.
+    """
+    spec = checkpoint.tokenizer_spec
+    try:
+        served = open_graph(folder, graph, spec, tokenizer, checkpoint)
+        comparison = compare(served, reference)
+        comparison.check()
+    except BertServeError as error:
+        raise ParityError(
+            f"{type(checkpoint.model).__name__} is not supported: its {graph.precision} graph cannot be served. {error}"
+        ) from error
+    model = ir.load(folder / graph.file)
+    updates = comparison.measured() | {
+        "nodes": len(model.graph),
+        "opset": model.graph.opset_imports.get(""),
+        "speed": measure_latency(served.engine, max_length=spec.max_length, pad_id=spec.pad_id),
+    }
+    report = graph.validation.model_copy(update=updates)
+    return graph.model_copy(update={"validation": report, "batch_invariant": comparison.batch_invariant})
+
+
+def measure_latency(engine: Engine, *, max_length: int, pad_id: int) -> Speed:
+    """Times a few runs of single texts at each length in tokens, on one thread; the token `pad_id` fills the texts."""
+
+    def median_ms(length: int) -> float:
+        batch = [Encoding(np.full(length, pad_id, dtype=np.int64), np.zeros(length, dtype=np.int64), masks=(1,))]
+        return round(1000 * statistics.median(time_runs(lambda: engine.run(batch), RUNS, MAX_SECONDS)), 3)
+
+    lengths = sorted({min(length, max_length) for length in (*LENGTHS, max_length)})
+    timings = tuple(Timing(length=length, median_ms=median_ms(length)) for length in lengths)
+    return Speed(cpu=cpu_name(), instructions=cpu_instructions(), threads=1, timings=timings)
+
+
+def answer_example(graph: GraphSpec, folder: Path, checkpoint: Checkpoint, tokenizer: Tokenizer) -> Example:
+    """Returns a request body and the graph's answer to it, in the format of the HTTP API; the graph runs on the provider of its measurements."""
+    spec = checkpoint.tokenizer_spec
+    served = open_graph(folder, graph, spec, tokenizer, checkpoint)
+    request = TASKS[checkpoint.task].example(spec)
+    return Example(request=request, result=served.answer_body(request))
+
+
+def update(bundle: Bundle, checkpoint: Checkpoint, tokenizer: Tokenizer, validation: Path | None) -> None:
+    """Compares all graphs of a verified bundle with its checkpoint again, times them, and writes the new manifest and card.
+
+    `validation` has texts to validate int8, none of which it was created with; None for those of the export.
+
+    Raises:
+        ExportError: A graph does not agree with the checkpoint, or the texts cannot be used.
+        OSError: A file cannot be written.
+    """
+    manifest, int8_texts, texts = bundle.manifest, bundle.manifest.int8_texts, Texts()
+    if any(graph.precision == "int8" for graph in manifest.graphs):
+        texts = calibration.read_report(manifest, validation)
+    elif validation is not None:
+        raise DataError(f"`{manifest.name}` has no int8 graph, which --validation needs; remove --validation.")
+    calibration.refuse_pairs((texts,), manifest.task, manifest.tokenizer)
+    if int8_texts is not None:
+        int8_texts = int8_texts.model_copy(update={"report": split_digest((*texts.lines, *texts.pairs))})
+    reference = sample_reference(checkpoint, texts.with_passages(tokenizer))
+    graphs = tuple(measure_graph(bundle.path, graph, checkpoint, tokenizer, reference) for graph in manifest.graphs)
+    source = manifest.source.model_copy(update=checkpoint.origin.model_dump(include=CARD_FIELDS))
+    updates = {"graphs": graphs, "flops": checkpoint.flops, "source": source, "int8_texts": int8_texts}
+    updated = Manifest.model_validate(manifest.model_copy(update=updates).model_dump())
+    # each file is replaced as a whole; the card comes first, because the manifest is verified
+    for name, text in bundle_texts(updated, bundle.path, checkpoint.card).items():
+        aside = bundle.path / f".{name}"
+        aside.write_text(text, encoding="utf-8")
+        os.replace(aside, bundle.path / name)

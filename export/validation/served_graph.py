@@ -1,28 +1,35 @@
-"""A graph that answers requests as the service does: with the service's reader, tokenizer, engine and decoder."""
+"""A graph that answers requests as the service does, with its reader, tokenizer, engine and decoder; and the samples that it must answer."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bertserve.export.tasks.catalog import TASKS
-from bertserve.export.tasks.spec import ExportTask
+from bertserve.export.tasks.all_tasks import TASKS
+from bertserve.export.tasks.spec import LONG, NAMES, SENTENCE, ExportTask
 from bertserve.service.bundle.graph_spec import GraphSpec
-from bertserve.service.bundle.manifest import TokenizerSpec
+from bertserve.service.bundle.manifest import Manifest, SpecialPiece, TokenizerSpec
 from bertserve.service.engine.onnx_engine import Engine, OnnxEngine, Row
 from bertserve.service.engine.sessions import why_not
 from bertserve.service.errors import EngineError
 from bertserve.service.providers import Provider
-from bertserve.service.tasks import multiple_choice
-from bertserve.service.tasks.batch import ModelConfig, TaskModel, run_all
+from bertserve.service.tasks import embed, multiple_choice
+from bertserve.service.tasks.batch import TaskModel, run_all
 from bertserve.service.tasks.body import Limits, TaskBody
 from bertserve.service.tasks.json_text import to_plain
 from bertserve.service.tasks.reading import validate_as
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
+if TYPE_CHECKING:
+    from bertserve.export.checkpoint.checkpoint import Checkpoint
+
 MAX_CHARS = 10**8  # of a user's text
+MAX_ADDED_TOKENS = 512  # maximum number in samples; some tokenizers have thousands
+_TOKENS_PER_TEXT = 16
+MAX_FULL_LENGTH = 4096  # in tokens; PyTorch needs attention of length x length per head, 1 GiB for 16 heads, and for a moment twice as much
 
 
 @dataclass(frozen=True)
@@ -44,14 +51,13 @@ class ServedGraph:
     graph: GraphSpec
     engine: Engine
     tokenizer: Tokenizer
-    task: ExportTask
-    config: ModelConfig
+    config: Manifest | Checkpoint
     provider: Provider = "cpu"
 
     @property
-    def name(self) -> str:
-        """Its provider and precision, such as `cpu/int8`."""
-        return f"{self.graph.provider}/{self.graph.precision}"
+    def task(self) -> ExportTask:
+        """Its task."""
+        return TASKS[self.config.task]
 
     def answer(self, request: Any) -> Answer:
         """Returns the answer; raises CallerError for a request that the task cannot answer, and EngineError if a run fails."""
@@ -66,14 +72,14 @@ class ServedGraph:
 
     def decode(self, request: Any, rows: Sequence[Row]) -> Any:
         """Returns the result for a checkpoint's outputs of the first batch; raises EngineError if the task needs more batches."""
-        first = [rows]
+        batches = [rows]
 
         def execute(_: Sequence[Encoding]) -> Sequence[Row]:
-            if not first:
+            if not batches:
                 raise EngineError(
                     "it needs more than one run (`joint` or `explain`), which is not compared with a checkpoint; remove that parameter."
                 )
-            return first.pop()
+            return batches.pop()
 
         return self._run(request, execute)
 
@@ -96,11 +102,39 @@ def open_graph(
     graph: GraphSpec,
     spec: TokenizerSpec,
     tokenizer: Tokenizer,
-    task: str,
-    config: ModelConfig,
+    config: Manifest | Checkpoint,
     provider: Provider | None = None,
 ) -> ServedGraph:
     """Opens a graph on a provider, by default its own, or the CPU if this machine lacks it; raises ProviderError if it cannot run there."""
     provider = provider or (graph.provider if why_not(graph.provider) is None else "cpu")
     engine = OnnxEngine(folder / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, provider=provider)
-    return ServedGraph(graph, engine, tokenizer, TASKS[task], config, provider)
+    return ServedGraph(graph, engine, tokenizer, config, provider)
+
+
+def sample_requests(config: Manifest | Checkpoint, spec: TokenizerSpec, count: Callable[[str], int] | None = None) -> list[Any]:
+    """Returns the fixed requests of a model's task, and requests for its own added tokens and prompts.
+
+    With `count`, which counts tokens, the last request has the model's maximum length, or about `MAX_FULL_LENGTH` tokens if that is shorter.
+    """
+    task = TASKS[config.task]
+    requests = task.fixed_requests(spec)
+    tokens = [token.token for token in spec.added_tokens][:MAX_ADDED_TOKENS]
+    step = max(1, min(_TOKENS_PER_TEXT, spec.max_length // 8))
+    for start in range(0, len(tokens), step):
+        text = " met ".join(f"{token} Ada {token}" for token in tokens[start : start + step])
+        requests.append(task.text_request(text, spec))
+    prompts = config.embedding.prompts.values() if config.embedding else ()
+    requests += [replace(task.text_request(SENTENCE, spec), prompt=prompt) for prompt in prompts]
+    if not any(isinstance(piece, SpecialPiece) for piece in spec.single):
+        requests = [request for request in requests if request.chars]  # an empty text has no tokens, and no answer
+    if count is not None:
+        length = min(spec.max_length, MAX_FULL_LENGTH)
+        # enough tokens for the model to cut the text; below the model's length nothing is cut, and special tokens and a second text need space
+        target_length = length + length // 4 if length == spec.max_length else length - 32
+        words = list(itertools.islice(itertools.cycle((NAMES + LONG).split()), length))
+        text = " ".join(words[: length * target_length // count(" ".join(words))])
+        requests.append(task.text_request(text, spec))
+    if config.embedding is None:
+        return requests
+    bundle_request = embed.resolve(embed.EmbedParameters(), config.embedding)  # with the bundle's pooling and layers
+    return [replace(bundle_request, text=request.text, prompt=request.prompt) for request in requests]

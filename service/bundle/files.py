@@ -53,7 +53,7 @@ class Bundle:
         for graph in self.manifest.graphs:
             if graph.provider == provider and (graph.default if precision == "auto" else graph.precision == precision):
                 return graph
-        have = ", ".join(f"{graph.provider}/{graph.precision}" for graph in self.manifest.graphs)
+        have = ", ".join(graph.name for graph in self.manifest.graphs)
         tried = "".join(
             f" At its export {omitted.precision} was tried: {omitted.reason}"
             for omitted in self.manifest.omitted

@@ -250,6 +250,11 @@ class GraphSpec(Record):
     data: Annotated[tuple[GraphFile, ...], Field(strict=False)] = ()
 
     @property
+    def name(self) -> str:
+        """Its provider and precision, such as `cpu/int8`."""
+        return f"{self.provider}/{self.precision}"
+
+    @property
     def measured_as(self) -> tuple[Provider, Precision]:
         """Provider and precision of the measurements; a CPU computes fp16 graphs in fp32."""
         on = self.validation.provider

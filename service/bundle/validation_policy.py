@@ -147,7 +147,7 @@ class ValidationPolicy:
         """
         if not self.asks:
             return
-        which, validation = f"bundle `{name}`, graph {graph.provider}/{graph.precision}", graph.validation
+        which, validation = f"bundle `{name}`, graph {graph.name}", graph.validation
         flag = "--require-validation is set" if self.required else f"--min-agreement is {self.min_agreement}"
         if not validation.samples:
             raise BundleError(

@@ -144,9 +144,8 @@ def open_bundle(bundle: Bundle, settings: ModelSettings) -> tuple[GraphSpec, Tok
 
 def _warn(manifest: Manifest, graph: GraphSpec, policy: ValidationPolicy) -> None:
     """Logs warnings about the graph that is served."""
-    which = f"{graph.provider}/{graph.precision}"
-    model = f"the model {manifest.name}, served as {which},"
-    if is_low(graph) and not is_measured_near(manifest.metrics, which):
+    model = f"the model {manifest.name}, served as {graph.name},"
+    if is_low(graph) and not is_measured_near(manifest.metrics, graph.name):
         logger.warning(
             "%s may answer differently from its checkpoint: %s. Measure it on your own texts with `bert-export verify --data`, or serve "
             "--precision fp32.",

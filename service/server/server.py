@@ -141,7 +141,7 @@ class Server(uvicorn.Server):
         """Returns the line about a model that is printed at startup; it includes the endpoints whose default it is."""
         endpoints = ", ".join(f"/{TASKS[task].path}" for task in self._state.registry.default_of(model))
         answers = f", answers {endpoints}" if endpoints else ""
-        return f"{model.name}: {model.task}, {model.graph.provider}/{model.graph.precision}{answers}"
+        return f"{model.name}: {model.task}, {model.graph.name}{answers}"
 
 
 def configure(app: ASGIApp, settings: Settings) -> uvicorn.Config:

@@ -16,7 +16,7 @@ from bertserve.export.pipeline import ExportSpec, export
 from bertserve.service.bundle.files import digest
 from checkpoints import bert, few_texts
 
-STAGES = ("trace.trace", "cpu.fuse", "pipeline.sample_reference", "int8.quantize.quantize")
+STAGES = ("onnx_trace.trace", "cpu.fuse", "pipeline.sample_reference", "int8.quantize.quantize")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 import tiny
-from bertserve.export import calibration, cpu, inference, trace
+from bertserve.export import calibration, cpu, inference, onnx_trace
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.graph import cpu_passes, rewrite
@@ -69,7 +69,7 @@ def stage(source: Path, folder: Path) -> Staged:
     raw = folder / "raw.onnx"
     after = {name: folder / f"{name}.onnx" for name in ("fused", "unfused", "cls_only", "packed")}
     loaded = load_checkpoint(str(source))
-    trace.trace(loaded, raw, "torchscript")  # explicit, because session fixtures are created before module fixtures
+    onnx_trace.trace(loaded, raw, "torchscript")  # explicit, because session fixtures are created before module fixtures
     cpu.fuse(raw, after["fused"], loaded)
     rewritten(cpu_passes.unfuse, after["fused"], after["unfused"])
     nodes_restricted = rewritten(cpu_passes.restrict_to_cls, after["unfused"], after["cls_only"])

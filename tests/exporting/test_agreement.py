@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bertserve.export.tasks.catalog import TASKS
+from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.export.validation.comparison import measure_agreement
 from bertserve.service.bundle.graph_spec import Agreement
 from bertserve.service.bundle.manifest import Activation

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 import tiny
-from bertserve.export import cli, trace
+from bertserve.export import cli, onnx_trace
 from bertserve.export.workspace import LOCK_FILE
 from bertserve.service.bundle.files import load_bundle
 from bundles import FAST, Run, contents, left_in
@@ -340,7 +340,12 @@ FULL_DISK = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 @pytest.mark.usefixtures("played_back")
 @pytest.mark.parametrize(
     ("number", "stage"),
-    [(signal.SIGINT, "trace.trace"), (signal.SIGTERM, "bundle.model_card"), (None, "int8.quantize.quantize"), (None, "bundle.model_card")],
+    [
+        (signal.SIGINT, "onnx_trace.trace"),
+        (signal.SIGTERM, "bundle.model_card"),
+        (None, "int8.quantize.quantize"),
+        (None, "bundle.model_card"),
+    ],
 )
 def test_an_export_that_is_interrupted_in_any_stage_leaves_no_files(
     source: Path, output: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, number: Any, stage: str
@@ -370,7 +375,7 @@ def test_a_second_export_of_a_name_fails_at_once(
 ) -> None:
     """It fails before it loads the source, also with `--overwrite`, and leaves no files. An export with another name runs."""
     started, end = threading.Event(), threading.Event()
-    traced = trace.trace
+    traced = onnx_trace.trace
 
     def wait_once(*args: Any, **options: Any) -> Any:
         if started.is_set():
@@ -379,7 +384,7 @@ def test_a_second_export_of_a_name_fails_at_once(
         assert end.wait(60)
         raise FULL_DISK
 
-    monkeypatch.setattr(trace, "trace", wait_once)
+    monkeypatch.setattr(onnx_trace, "trace", wait_once)
     others = (".tiny-bert.12345678", ".tiny-bert.extra.12345678", ".git")
     for name in others:
         (output / name).mkdir(parents=True)

@@ -22,7 +22,6 @@ from bertserve.export import calibration, cli
 from bertserve.export.bundle import model_card
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import ParityError
-from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.validation.comparison import MAX_ABS_ERROR, MAX_ROW_ERROR, Reference, compare
 from bertserve.export.validation.pytorch import run
 from bertserve.export.validation.served_graph import Answer, ServedGraph
@@ -124,7 +123,7 @@ def test_int8_with_one_broken_matrix_is_refused(source: Path, usual: Bundle, tmp
 
     def check(path: Path) -> None:
         engine = engine_of(usual, graph, path)
-        compare(ServedGraph(graph, engine, tokenizer, TASKS[checkpoint.task], checkpoint), reference).check()
+        compare(ServedGraph(graph, engine, tokenizer, checkpoint), reference).check()
 
     check(usual.path / graph.file)
     model = onnx.load(str(usual.path / graph.file))

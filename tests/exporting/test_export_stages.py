@@ -19,8 +19,7 @@ from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.cpu import fuse
 from bertserve.export.errors import GraphError, ParityError
 from bertserve.export.int8.quantize import quantize
-from bertserve.export.tasks.catalog import TASKS
-from bertserve.export.trace import trace
+from bertserve.export.onnx_trace import trace
 from bertserve.export.validation.comparison import Reference, compare
 from bertserve.export.validation.pytorch import sample_reference
 from bertserve.export.validation.served_graph import Answer, ServedGraph
@@ -80,7 +79,7 @@ class Stages:
         graph = self.bundle.graph("cpu")
         report = graph.validation.model_copy(update={"quantization_limit": quantization_limit})
         graph = graph.model_copy(update={"precision": precision, "validation": report})
-        served = ServedGraph(graph, engine or self.engine(), tokenizer or self.tokenizer(), TASKS[self.loaded.task], self.loaded)
+        served = ServedGraph(graph, engine or self.engine(), tokenizer or self.tokenizer(), self.loaded)
         comparison = compare(served, reference or self.reference)
         comparison.check()
         return report.model_copy(update=comparison.measured())
@@ -156,7 +155,7 @@ def test_a_fault_in_the_weights_is_caught(stages: Stages, tmp_path: Path, name: 
     """A single wrong constant, even if few texts use it, raises a ParityError that names a text."""
     path = perturbed(stages.fused, tmp_path / "faulty.onnx", name, edit)
 
-    with pytest.raises(ParityError, match=r"fp32 .* 1e-04 or 2e-05 .* \(\d+ characters\); .* -?\d.*, .* -?\d"):
+    with pytest.raises(ParityError, match=r"fp32 .* 1e-04 or 2e-05 .* \(\d+ characters\)"):
         stages.compare(stages.engine(path))
 
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from bertserve.export import gpu
+from bertserve.export import gpu, pipeline
 from bertserve.export.errors import GraphError, ParityError
-from bertserve.export.validation import report
-from bertserve.export.validation.report import measure_graph
+from bertserve.export.validation.pytorch import measure_graph
 from bertserve.service.bundle.files import CARD_FILE, Bundle, load_bundle
 from bertserve.service.errors import BundleError
 from bundles import FAST, Run, left_in
@@ -48,7 +47,7 @@ class Fault:
                 (folder / graph.file).write_bytes(b"no graph")
             return measure_graph(folder, graph, *args)
 
-        self._patch.setattr(report, "measure_graph", measure)
+        self._patch.setattr(pipeline, "measure_graph", measure)
 
 
 @pytest.fixture(name="fault")

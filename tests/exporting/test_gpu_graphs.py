@@ -162,7 +162,7 @@ def test_unfused_attention_keeps_its_mask(all_: All, tmp_path: Path) -> None:
     unpadded, _ = gpu.convert_to_fp16(tmp_path / "partly.onnx", tmp_path / "blind.onnx", tmp_path, feeds, [])
 
     assert PARTLY_FUSED_FORM == fused.form
-    assert [0, LAYERS] == [fused.fusions.get(name, 0) for name in ("Attention", "BiasGelu")]
+    assert [0, LAYERS] == [fused.report.fusions.get(name, 0) for name in ("Attention", "BiasGelu")]
     assert ["token_ids", "attention_mask", "type_ids"] == [spec.fill for spec in fused.inputs]
     # the mask adds large values to attention scores only if there is padding
     assert halved["KeptFloat"] >= unpadded["KeptFloat"]

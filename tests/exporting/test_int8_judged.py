@@ -19,10 +19,9 @@ from bertserve.export.calibration import Split, Texts, hashes_of, read_split, sp
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import DataError, GraphError
 from bertserve.export.int8 import quantize
-from bertserve.export.validation import samples
+from bertserve.export.tasks.all_tasks import TASKS as EXPORT_TASKS
+from bertserve.export.validation import served_graph
 from bertserve.export.validation.pytorch import sample_reference
-from bertserve.export.validation.report import report_texts
-from bertserve.export.validation.samples import text_requests
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, digest, load_bundle
 from bertserve.service.bundle.manifest import Manifest, TokenizerSpec
 from bertserve.service.check import check
@@ -101,9 +100,9 @@ LINES = ("a good film", "Who wrote the book?", "The bridge was built in Porto in
 def test_a_classifier_is_also_judged_on_pairs(tmp_path: Path) -> None:
     """Every second text is also sent as a pair with another text. If there are pairs, no others are formed."""
     bert = spec(tmp_path)
-    mixed = text_requests("text-classification", Texts(LINES[:2]), bert)
-    own = text_requests("text-classification", Texts(("alone",), pairs=(("a", "b"),)), bert)
-    questions = text_requests("question-answering", Texts(pairs=(("Who?", "He."),)), bert)
+    mixed = EXPORT_TASKS["text-classification"].ordinary_requests(Texts(LINES[:2]), bert)
+    own = EXPORT_TASKS["text-classification"].ordinary_requests(Texts(("alone",), pairs=(("a", "b"),)), bert)
+    questions = EXPORT_TASKS["question-answering"].ordinary_requests(Texts(pairs=(("Who?", "He."),)), bert)
 
     assert [classify.ClassifyRequest(LINES[0]), classify.ClassifyRequest(LINES[1]), classify.ClassifyRequest(LINES[1], LINES[0])] == mixed
     assert [classify.ClassifyRequest("alone"), classify.ClassifyRequest("a", "b")] == own
@@ -181,8 +180,8 @@ def test_int8_is_validated_again_on_the_same_texts(manifest: Manifest, tmp_path:
     own = read_split(numbered(tmp_path / "own.txt", range(40)))
     built_in = read_split(calibration.BUILT_IN)
 
-    assert own.report == report_texts(made_with(manifest, own), tmp_path / "own.txt")
-    assert built_in.report == report_texts(made_with(manifest, built_in), None)
+    assert own.report == calibration.read_report(made_with(manifest, own), tmp_path / "own.txt")
+    assert built_in.report == calibration.read_report(made_with(manifest, built_in), None)
 
 
 def test_int8_is_not_validated_on_texts_that_created_it(manifest: Manifest, tmp_path: Path) -> None:
@@ -192,8 +191,8 @@ def test_int8_is_not_validated_on_texts_that_created_it(manifest: Manifest, tmp_
     numbered(tmp_path / "new.txt", range(40, 60))
 
     with pytest.raises(DataError, match=r" 5 of the 25 texts .*others.txt`"):
-        report_texts(made_with(manifest, split), tmp_path / "others.txt")
-    assert tuple(f"text {i}" for i in range(40, 60)) == report_texts(made_with(manifest, split), tmp_path / "new.txt").lines
+        calibration.read_report(made_with(manifest, split), tmp_path / "others.txt")
+    assert tuple(f"text {i}" for i in range(40, 60)) == calibration.read_report(made_with(manifest, split), tmp_path / "new.txt").lines
 
 
 def test_the_built_in_texts_cannot_validate_int8_that_a_file_validated(manifest: Manifest, tmp_path: Path) -> None:
@@ -201,7 +200,7 @@ def test_the_built_in_texts_cannot_validate_int8_that_a_file_validated(manifest:
     split = read_split(calibration.BUILT_IN, numbered(tmp_path / "validation.txt", range(20)))
 
     with pytest.raises(DataError, match=r" 20 texts .* --validation"):
-        report_texts(made_with(manifest, split), None)
+        calibration.read_report(made_with(manifest, split), None)
 
 
 @pytest.mark.full_grid
@@ -225,10 +224,10 @@ def test_update_refuses_the_calibration_texts(
 
 
 @pytest.mark.parametrize("task", ARCHITECTURES)
-@pytest.mark.parametrize("limit", [samples.MAX_FULL_LENGTH, 200])
+@pytest.mark.parametrize("limit", [served_graph.MAX_FULL_LENGTH, 200])
 def test_one_sample_has_the_models_maximum_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, limit: int) -> None:
     """The longest sample has the model's maximum length, or about `MAX_FULL_LENGTH` tokens for a longer model."""
-    monkeypatch.setattr(samples, "MAX_FULL_LENGTH", limit)
+    monkeypatch.setattr(served_graph, "MAX_FULL_LENGTH", limit)
     checkpoint = load_checkpoint(str(bert(tmp_path, architecture=ARCHITECTURES[task], labels=LABELS.get(task, tiny.LABELS), positions=300)))
     (tmp_path / TOKENIZER_FILE).write_text(checkpoint.tokenizer_json, encoding="utf-8")
     spec = checkpoint.tokenizer_spec.model_copy(update={"sha256": digest(tmp_path / TOKENIZER_FILE)})

@@ -111,7 +111,7 @@ class User:
 def test_a_random_checkpoint_answers_like_pytorch_or_is_refused(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """`make test` tries 20 checkpoints, and `make grid` 300 more; one seed in five uses the default order of tracers."""
     if number % DYNAMO == DYNAMO - 1:
-        monkeypatch.setattr("bertserve.export.trace.TRACERS", ("dynamo", "torchscript"))
+        monkeypatch.setattr("bertserve.export.onnx_trace.TRACERS", ("dynamo", "torchscript"))
 
     @seed(number)
     @settings(max_examples=EXAMPLES, database=None, suppress_health_check=list(HealthCheck), report_multiple_bugs=False)

@@ -14,13 +14,13 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from bertserve.export import cpu, gpu, trace
+from bertserve.export import cpu, gpu, onnx_trace
 from bertserve.export.artifact import Artifact, Tracer
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import GraphError
 from bertserve.export.graph import rewrite
-from bertserve.export.trace import Traced
+from bertserve.export.onnx_trace import Traced
 from families import CASES, FAMILIES
 from grid import measure, most_of_int8
 
@@ -44,7 +44,7 @@ def graphs(checkpoint: Checkpoint, folder: Path, tracer: Tracer) -> Graphs:
     """Traces a checkpoint and optimizes the graph for the CPU and for CUDA."""
     raw = folder / tracer / "raw.onnx"
     raw.parent.mkdir(parents=True)
-    traced = trace.trace(checkpoint, raw, tracer)
+    traced = onnx_trace.trace(checkpoint, raw, tracer)
     return Graphs(traced, raw, cpu.optimize(raw, checkpoint, traced.form), gpu.fuse(raw, raw.with_name("cuda.onnx"), checkpoint))
 
 
@@ -67,8 +67,8 @@ def test_both_graphs_have_the_same_form(both: dict[Tracer, Graphs]) -> None:
     ]
 
     assert counts[0] == counts[1]
-    assert script.cpu.fusions == program.cpu.fusions
-    assert 1 == program.cpu.fusions["Attention"]
+    assert script.cpu.report.fusions == program.cpu.report.fusions
+    assert 1 == program.cpu.report.fusions["Attention"]
     assert dataclasses.replace(script.cuda, path=program.cuda.path) == program.cuda
     assert script.traced.inputs == program.traced.inputs
     assert ("torchscript opset 17", "dynamo opset 18") == (script.traced.form, program.traced.form)
@@ -91,15 +91,15 @@ def failing(*_: Any) -> Any:
 
 def test_torchscript_is_the_fallback_for_dynamo(small: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By default, TorchScript traces a model that dynamo cannot export. If dynamo is requested, or both fail, the error has the causes."""
-    monkeypatch.setattr(trace, "TRACERS", BOTH)
-    monkeypatch.setattr(trace, "_export_program", failing)
+    monkeypatch.setattr(onnx_trace, "TRACERS", BOTH)
+    monkeypatch.setattr(onnx_trace, "_export_program", failing)
 
-    assert "torchscript opset 17" == trace.trace(small, tmp_path / "raw.onnx").form
+    assert "torchscript opset 17" == onnx_trace.trace(small, tmp_path / "raw.onnx").form
     with pytest.raises(GraphError, match=r" dynamo: ValueError: This operator is unknown\.$"):
-        trace.trace(small, tmp_path / "raw.onnx", "dynamo")
-    monkeypatch.setattr(trace, "_export_script", failing)
+        onnx_trace.trace(small, tmp_path / "raw.onnx", "dynamo")
+    monkeypatch.setattr(onnx_trace, "_export_script", failing)
     with pytest.raises(GraphError, match=r" dynamo: ValueError: This .* torchscript: ValueError: This operator is unknown\.$"):
-        trace.trace(small, tmp_path / "raw.onnx")
+        onnx_trace.trace(small, tmp_path / "raw.onnx")
 
 
 @pytest.mark.full_grid
@@ -113,13 +113,13 @@ def test_a_graph_for_only_one_length_is_refused(small: Checkpoint, tmp_path: Pat
 
     counting = dataclasses.replace(small, model=Counting(small.model.config))
     with pytest.raises(GraphError, match=r" dynamo .* \['input_ids', "):
-        trace.trace(counting, tmp_path / "raw.onnx", "dynamo")
+        onnx_trace.trace(counting, tmp_path / "raw.onnx", "dynamo")
 
 
 @pytest.mark.full_grid
 @pytest.mark.parametrize(("family", "task"), CASES)
 def test_every_family_is_exported_with_the_default_tracer(family: str, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "TRACERS", BOTH)
+    monkeypatch.setattr(onnx_trace, "TRACERS", BOTH)
     found = measure(family, task, tmp_path)
 
     assert ("torchscript" if family in SCALAR_FIRST else "dynamo") == found.fp32_graph.form.partition(" ")[0]

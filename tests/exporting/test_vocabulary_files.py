@@ -11,8 +11,8 @@ import pytest
 import tokenizers
 import transformers
 
+from bertserve.export.checkpoint.fast_tokenizer import load_tokenizer
 from bertserve.export.checkpoint.load import load_checkpoint
-from bertserve.export.checkpoint.tokenizer import load_tokenizer
 from bertserve.export.errors import CheckpointError
 
 pytestmark = pytest.mark.torch

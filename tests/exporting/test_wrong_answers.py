@@ -21,8 +21,8 @@ from safetensors.torch import load_file
 from tokenizers import normalizers, pre_tokenizers
 
 from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.checkpoint.fast_tokenizer import load_tokenizer
 from bertserve.export.checkpoint.load import load_checkpoint
-from bertserve.export.checkpoint.tokenizer import load_tokenizer
 from bertserve.export.errors import CheckpointError
 from bertserve.service.tasks import question_answering
 from bertserve.service.tasks.question_answering import windows_of

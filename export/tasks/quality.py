@@ -33,8 +33,8 @@ def f1(right: int, predicted: int, expected: int) -> float:
     return 2 * right / (predicted + expected) if predicted + expected else 0.0
 
 
-def span_f1(expected: Sequence[Collection[Span]], predicted: Sequence[Collection[Span]]) -> float:
-    """Returns the strict F1 over all texts (micro-averaged): a span is correct if start, end and label are."""
+def micro_f1(expected: Sequence[Collection[Any]], predicted: Sequence[Collection[Any]]) -> float:
+    """Returns the strict F1 over the spans or labels of all texts: a span is correct if start, end and label are."""
     pairs = [(set(a), set(b)) for a, b in zip(expected, predicted, strict=True)]
     return f1(sum(len(a & b) for a, b in pairs), sum(len(b) for _, b in pairs), sum(len(a) for a, _ in pairs))
 
