@@ -1,37 +1,15 @@
-"""Call: the request to a model, independent of its wire format; and Incoming, from which a format makes a Call."""
+"""Call: the request to a model, independent of its wire format."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bertserve.service.errors import BertServeError
 from bertserve.service.models.model import Model
-from bertserve.service.models.registry import Registry
 from bertserve.service.models.request_run import Prediction
-from bertserve.service.tasks.body import Limits, TaskBody
-
-
-@dataclass(slots=True)
-class Incoming:
-    """A request whose body has not been read.
-
-    Attributes:
-        raw: The body.
-        headers: The headers, by name in lower case.
-        model: The model in the path, or None.
-        models: All models.
-        limits: The limits of a request.
-        request_id: The request id, which the answer's header also has.
-    """
-
-    raw: bytes
-    headers: Mapping[bytes, bytes]
-    model: Model | None
-    models: Registry
-    limits: Limits
-    request_id: str = ""
+from bertserve.service.tasks.body import TaskBody
 
 
 class BinaryAnswer(NamedTuple):

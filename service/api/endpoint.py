@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bertserve.service.api import error_answers
 from bertserve.service.api.app import create_fastapi
 from bertserve.service.api.auth import METRICS, Authenticator
-from bertserve.service.api.call import BinaryAnswer, Incoming
+from bertserve.service.api.call import BinaryAnswer
 from bertserve.service.api.error_answers import ErrorLog
 from bertserve.service.api.jsonl import MEDIA_TYPES, LineStream
 from bertserve.service.api.request import REQUEST, TIMEOUT_HEADER, Request, read_body, until_disconnect
@@ -125,7 +125,7 @@ class Endpoint:
         client_id = headers.get(b"x-request-id", b"")
         # not uuid4: it reads the system's entropy and releases the GIL, and with busy threads it takes long to get the GIL back
         request_id = client_id if _REQUEST_ID.fullmatch(client_id) else b"%032x" % self._ids.getrandbits(128)
-        request = Request(scope, send, headers, request_id.decode(), self._auth)
+        request = Request(scope, send, headers, request_id.decode(), self._state, self._auth)
         if self._sends_request_id:
             request.own_headers.append((b"x-request-id", request_id))
         tracer = self._state.tracer
@@ -178,17 +178,16 @@ class Endpoint:
                     )
             value = request.headers.get(_TIMEOUT)
             timeout_s = state.settings.timeout_ms / 1000 if value is None else self._timeout_s(value)
-            name = scope["path_params"].get("name")
-            named = None if name is None else state.registry.get(name)
+            named = request.named_model if scope["path_params"] else None
             if is_stream:
-                await LineStream(state, route.wire, request, name, timeout_s, self._errors).answer(receive, send)
+                await LineStream(route.wire, request, timeout_s, self._errors).answer(receive, send)
                 return
             if named is not None:
                 request.task, request.model = named.task, named.name
             raw = await read_body(receive, request.headers, limit=state.settings.max_body_bytes, timeout_s=state.settings.body_timeout_s)
             if len(raw) > LARGE_BYTES:
                 await state.scheduler.own_turn()
-            call = route.wire.read(Incoming(raw, request.headers, named, state.registry, state.limits, request.id))
+            call = route.wire.read(raw, request)
             del raw  # the body is not needed during inference
             request.task, request.model = call.task, call.model.name
             trace = request.trace if request.trace is not None and request.trace.recorded else None

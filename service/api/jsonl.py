@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from starlette.types import Receive, Send
 
 from bertserve.service.api import error_answers
-from bertserve.service.api.call import Call, Incoming
+from bertserve.service.api.call import Call
 from bertserve.service.api.request import Request
 from bertserve.service.api.routes import Route
 from bertserve.service.api_keys import Access
 from bertserve.service.errors import BertServeError, ClientGoneError, MalformedRequestError, RefusedError, SlowRequestError, TooLargeError
 from bertserve.service.metrics import UNKNOWN
-from bertserve.service.models.build import AppState
 from bertserve.service.models.request_run import Prediction
 from bertserve.service.scheduling.scheduler import LARGE_BYTES
 from bertserve.service.tasks.json_text import to_json
@@ -44,23 +43,20 @@ class LineStream:
     """Answers the lines of one request.
 
     Attributes:
-        state: The models, metrics and limits.
         route: The stream's route.
         request: The stream's request.
-        name: The model in the path, or None.
         timeout_s: Seconds until a line must have started, counted from its admission.
         error_log: Takes failures of the service; errors of callers are only in the answers, because a stream can have millions of lines.
     """
 
-    state: AppState
     route: Route
     request: Request
-    name: str | None
     timeout_s: float
     error_log: error_answers.ErrorLog
 
     def __post_init__(self) -> None:
         """Begins without lines."""
+        self._state = self.request.state
         self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._taken = asyncio.Event()
         self._answers: asyncio.Queue[tuple[asyncio.Task[bytes] | None, int]] = asyncio.Queue()
@@ -89,7 +85,7 @@ class LineStream:
 
     async def _read(self, receive: Receive) -> None:
         """Reads chunks ahead of the one that is being cut, because only reading detects a disconnected client."""
-        more, timeout_s = True, self.state.settings.body_timeout_s
+        more, timeout_s = True, self._state.settings.body_timeout_s
         while True:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -114,7 +110,7 @@ class LineStream:
 
     async def _cut(self, group: asyncio.TaskGroup) -> None:
         """Starts a request for each line that is not blank."""
-        line, size = bytearray(), self.state.settings.max_body_bytes + 1  # a line that is too long keeps one byte too many, and is refused
+        line, size = bytearray(), self._state.settings.max_body_bytes + 1  # a line that is too long keeps one byte too many, and is refused
         while (chunk := await self._chunks.get()) is not None:
             self._taken.set()
             first, *others = LINE_ENDS.split(chunk)
@@ -129,7 +125,7 @@ class LineStream:
 
     async def _start(self, line: bytes, group: asyncio.TaskGroup) -> None:
         """Starts the request of a line when there is room for it."""
-        least = MAX_WEIGHT // self.state.settings.max_stream_requests
+        least = MAX_WEIGHT // self._state.settings.max_stream_requests
         while self._weight + (weight := max(least, len(line), self._last_answer_bytes // ANSWER_SHARE)) > MAX_WEIGHT and self._weight:
             self._sent.clear()
             await self._sent.wait()
@@ -152,7 +148,7 @@ class LineStream:
 
     async def _answer(self, line: bytes, number: int) -> bytes:
         """Returns the answer to a line as JSON, or its error in the usual JSON shape; counts both."""
-        start, state, request = time.perf_counter(), self.state, self.request
+        start, state, request = time.perf_counter(), self._state, self.request
         labels, status = (self.route.task or UNKNOWN, UNKNOWN), _CLIENT_GONE
         try:
             request.auth.check(Access.KEY, request.scope["headers"])  # again, because a stream may have no end
@@ -163,9 +159,7 @@ class LineStream:
                 )
             if len(line) > LARGE_BYTES:
                 await state.scheduler.own_turn()
-            # the model is looked up for each line, because it can be reloaded during the stream
-            named = None if self.name is None else state.registry.get(self.name)
-            call = self.route.read(Incoming(line, request.headers, named, state.registry, state.limits, request.id))
+            call = self.route.read(line, request)  # it looks the model up for each line, because it can be reloaded during the stream
             labels = (call.task, call.model.name)
             body, status = to_json(call.answer(await self._predict(call))), _OK
             self._last_answer_bytes = len(body)

@@ -16,6 +16,8 @@ from bertserve.service.metrics import UNKNOWN
 
 if TYPE_CHECKING:
     from bertserve.service.api.auth import Authenticator
+    from bertserve.service.models.build import AppState
+    from bertserve.service.models.model import Model
     from bertserve.service.models.request_run import Prediction
     from bertserve.service.tracing.trace import Trace
 
@@ -39,6 +41,7 @@ class Request:
         sender: Sends messages to the client.
         headers: The headers by name in lower case; the last one of several with the same name.
         id: The request id, from the header `x-request-id` or random.
+        state: The models, metrics, settings and limits.
         auth: Checks the caller.
         start: Start time in seconds of `time.perf_counter`.
         own_headers: Headers that every answer to this request has.
@@ -54,6 +57,7 @@ class Request:
     sender: Send
     headers: dict[bytes, bytes]
     id: str
+    state: AppState
     auth: Authenticator
     start: float = field(default_factory=time.perf_counter)
     own_headers: list[tuple[bytes, bytes]] = field(default_factory=list)
@@ -77,6 +81,15 @@ class Request:
     def route(self) -> str | None:
         """The path of the matched route, with `{name}` for a model's name; None if no route matched."""
         return getattr(self.scope.get("route"), "path", None)
+
+    @property
+    def named_model(self) -> Model:
+        """The model that the path names.
+
+        Raises:
+            NotFoundError: No such model is loaded.
+        """
+        return self.state.registry.get(self.scope["path_params"]["name"])
 
     def check_path(self) -> None:
         """Refuses a path that a proxy may have interpreted in another way.

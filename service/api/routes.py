@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
-from bertserve.service.api.call import Call, Incoming
+from bertserve.service.api.call import Call
 from bertserve.service.api.formats.cohere import DocumentsBody, RankedList, read_rerank
 from bertserve.service.api.formats.hugging_face import PredictBody, Predictions, read_at_base, read_for_model, read_for_task, read_predict
 from bertserve.service.api.formats.open_inference import InferAnswer, InferBody, read_infer
@@ -38,7 +38,7 @@ class Route:
 
     Attributes:
         path: The path; `{name}` in it is a model's name.
-        read: Returns the call of a request.
+        read: Returns the call of a body and its request.
         summary: A short description for OpenAPI.
         bodies: Types of the body, for OpenAPI; a body has one of them.
         answers: Types of the answer, for OpenAPI; an answer has one of them.
@@ -48,7 +48,7 @@ class Route:
     """
 
     path: str
-    read: Callable[[Incoming], Call]
+    read: Callable[[bytes, Request], Call]
     summary: str
     bodies: tuple[type[BaseModel], ...]
     answers: tuple[Any, ...]
@@ -139,7 +139,7 @@ def _of_task(spec: TaskSpec) -> Route:
     return Route(f"/{spec.path}", read, spec.title, (spec.body,), (spec.answer,), task=spec.name, streams=True, tag=INFERENCE)
 
 
-def _of_any_task(path: str, read: Callable[[Incoming], Call], summary: str, tag: str = OTHER_CLIENTS) -> Route:
+def _of_any_task(path: str, read: Callable[[bytes, Request], Call], summary: str, tag: str = OTHER_CLIENTS) -> Route:
     bodies = tuple(spec.body for spec in TASKS.values())
     return Route(path, read, summary, bodies, tuple(spec.answer for spec in TASKS.values()), streams=True, tag=tag)
 

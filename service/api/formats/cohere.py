@@ -6,8 +6,9 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, Tag
 
-from bertserve.service.api.call import Call, Incoming
+from bertserve.service.api.call import Call
 from bertserve.service.api.formats.openai import Usage
+from bertserve.service.api.request import Request
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.models.request_run import Prediction
 from bertserve.service.tasks import rerank
@@ -70,11 +71,10 @@ class RankedList(BaseModel):
     meta: dict[str, Any]
 
 
-def read_rerank(incoming: Incoming) -> Call:
+def read_rerank(raw: bytes, request: Request) -> Call:
     """Reads a body of `/v1/rerank` and `/v2/rerank`."""
-    body = read_as(DocumentsBody, incoming.raw, incoming.limits)
-    model = incoming.models.for_task(rerank.TASK, body.model)
-    request_id = incoming.request_id  # not `incoming`, which has the body's bytes
+    body = read_as(DocumentsBody, raw, request.state.limits)
+    model = request.state.registry.for_task(rerank.TASK, body.model)
     documents = [{"text": each} if isinstance(each, str) else each.model_dump() for each in body.documents if body.return_documents]
     try:
         to_json(documents)
@@ -92,6 +92,6 @@ def read_rerank(incoming: Incoming) -> Call:
         usage = {"prompt_tokens": answered.tokens, "total_tokens": answered.tokens}
         # each vendor's client expects the tokens in another field
         meta = {"tokens": {"input_tokens": answered.tokens}}
-        return {"id": request_id, "model": model.name, "results": results, "usage": usage, "meta": meta}
+        return {"id": request.id, "model": model.name, "results": results, "usage": usage, "meta": meta}
 
     return Call(rerank.TASK, model, body, answer)

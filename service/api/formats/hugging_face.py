@@ -8,12 +8,12 @@ drops answers to more, or reports a wrong type. In a browser, its User-Agent is 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from bertserve.service.api.call import Call, Incoming
+from bertserve.service.api.call import Call
+from bertserve.service.api.request import Request
 from bertserve.service.errors import InvalidValueError, Sent
 from bertserve.service.models.model import Model
 from bertserve.service.tasks import classify, fill_mask, question_answering, token_classification, zero_shot
@@ -26,41 +26,45 @@ _JS_USER_AGENT = b"@huggingface/inference/"
 _JS_READS_ONE = frozenset({classify.TASK, token_classification.TASK, question_answering.TASK, fill_mask.TASK, zero_shot.TASK})
 
 
-def read_for_task(task: str, incoming: Incoming) -> Call:
+def read_for_task(task: str, raw: bytes, request: Request) -> Call:
     """Reads a body at a task's path; it may name a model."""
-    body = read_as(TASKS[task].body, incoming.raw, incoming.limits)
-    return _call(task, incoming.models.for_task(task, body.model), body, incoming)
+    body = read_as(TASKS[task].body, raw, request.state.limits)
+    return _call(task, request.state.registry.for_task(task, body.model), body, request)
 
 
-def read_for_model(incoming: Incoming) -> Call:
-    """Reads a body for the model in the path: one for the model's task, or for another task that the body's fields identify."""
-    model = incoming.model
-    assert model is not None, "the path names a model"
-    value = parse_json(incoming.raw, TASKS[model.task].body)
+def read_for_model(raw: bytes, request: Request) -> Call:
+    """Reads a body for the model in the path."""
+    return _read_for(request.named_model, raw, request)
+
+
+def _read_for(model: Model, raw: bytes, request: Request) -> Call:
+    """Reads a body for a model: one for the model's task, or for another task that the body's fields identify."""
+    value = parse_json(raw, TASKS[model.task].body)
     task = requested_task(model.task, value)
-    incoming.models.for_task(task, model.name)
-    body = validate_as(TASKS[task].body, value, incoming.limits)
+    request.state.registry.for_task(task, model.name)
+    body = validate_as(TASKS[task].body, value, request.state.limits)
     if body.model not in (None, model.name):
         raise InvalidValueError(
             "`model` is `{given}`, but the path names `{model}`; remove one of them.", given=Sent(body.model), model=model.name
         )
-    return _call(task, model, body, incoming)
+    return _call(task, model, body, request)
 
 
-def read_at_base(incoming: Incoming) -> Call:
+def read_at_base(raw: bytes, request: Request) -> Call:
     """Reads a body at the base URL, the only path of an Inference Endpoint, for the only loaded model."""
-    if len(incoming.models.models) != 1:
+    models = list(request.state.registry.models.values())
+    if len(models) != 1:
         paths = ", ".join(f"/{spec.path}" for spec in TASKS.values())
         raise InvalidValueError(
             "this path needs exactly one loaded model, and {count} are loaded; send the body to {paths} or /models/NAME.",
-            count=len(incoming.models.models),
+            count=len(models),
             paths=paths,
         )
-    return read_for_model(replace(incoming, model=next(iter(incoming.models.models.values()))))
+    return _read_for(models[0], raw, request)
 
 
-def _call(task: str, model: Model, body: TaskBody, incoming: Incoming) -> Call:
-    if task not in _JS_READS_ONE or not incoming.headers.get(b"user-agent", b"").startswith(_JS_USER_AGENT):
+def _call(task: str, model: Model, body: TaskBody, request: Request) -> Call:
+    if task not in _JS_READS_ONE or not request.headers.get(b"user-agent", b"").startswith(_JS_USER_AGENT):
         return Call(task, model, body, lambda prediction: body.answer(prediction.results))
     if body.is_list and len(body.items) != 1:
         raise InvalidValueError("@huggingface/inference reads only the answer to one input; send one at a time, or use fetch.")
@@ -92,7 +96,7 @@ class Predictions(BaseModel):
     predictions: list[Any]
 
 
-def read_predict(incoming: Incoming) -> Call:
+def read_predict(raw: bytes, request: Request) -> Call:
     """Reads a body for the model in the path: for the model's task or for zero-shot classification.
 
     Raises:
@@ -100,14 +104,13 @@ def read_predict(incoming: Incoming) -> Call:
         InvalidValueError: The JSON does not match the protocol or the task.
         TooLargeError: It has more instances than are allowed, or a text is too long.
     """
-    model = incoming.model
-    assert model is not None, "the path names a model"
-    value = parse_json(incoming.raw)
+    model = request.named_model
+    value = parse_json(raw)
     if not isinstance(value, dict) or not isinstance(value.get("instances"), list):
         received = show(value["instances"]) if isinstance(value, dict) and "instances" in value else "missing"
         raise InvalidValueError('`instances` must be a list, but it is {given}; send {{"instances": ["a text"]}}.', given=received)
     check_names(value, list(PredictBody.model_fields), "the body")
     task = requested_task(model.task, value)
-    incoming.models.for_task(task, model.name)
-    body = validate_as(TASKS[task].body, {"inputs": value["instances"], "parameters": value.get("parameters") or {}}, incoming.limits)
+    request.state.registry.for_task(task, model.name)
+    body = validate_as(TASKS[task].body, {"inputs": value["instances"], "parameters": value.get("parameters") or {}}, request.state.limits)
     return Call(task, model, body, lambda answered: {"predictions": answered.results})

@@ -14,7 +14,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from bertserve.service.api.call import BinaryAnswer, Call, Incoming
+from bertserve.service.api.call import BinaryAnswer, Call
+from bertserve.service.api.request import Request
 from bertserve.service.api.responses import HEADER_LENGTH
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import InvalidValueError, MalformedRequestError, Sent
@@ -99,7 +100,7 @@ class InferAnswer(BaseModel):
     outputs: list[dict[str, Any]]
 
 
-def read_infer(incoming: Incoming) -> Call:
+def read_infer(raw: bytes, request: Request) -> Call:
     """Reads a request.
 
     Raises:
@@ -107,16 +108,15 @@ def read_infer(incoming: Incoming) -> Call:
         InvalidValueError: A tensor, a parameter or an output is wrong.
         TooLargeError: It has more texts than are allowed.
     """
-    model = incoming.model
-    assert model is not None, "the path names a model"
-    infer, binary_data = _read_body(incoming)
+    model = request.named_model
+    infer, binary_data = _read_body(raw, request)
     options = infer.parameters or InferParameters()
     parameters = options.model_extra or {}
     names = dict.fromkeys(tensor.name for tensor in infer.inputs)
     task = requested_task(model.task, {**names, "inputs": names, "parameters": parameters})
-    incoming.models.for_task(task, model.name)
+    request.state.registry.for_task(task, model.name)
     texts = _read_texts(infer.inputs, binary_data, task)
-    body = validate_as(TASKS[task].body, _task_body(task, texts, parameters), incoming.limits)
+    body = validate_as(TASKS[task].body, _task_body(task, texts, parameters), request.state.limits)
     outputs = _output_names(task, model.bundle.manifest, body)
     requested = {output.name: output.parameters for output in infer.outputs or ()} or dict.fromkeys(outputs)
     if len(requested) < len(infer.outputs or ()):
@@ -289,9 +289,9 @@ def _task_body(task: str, texts: Mapping[str, list[str]], parameters: Mapping[st
     return {**parameters, **inputs}
 
 
-def _read_body(incoming: Incoming) -> tuple[InferBody, memoryview]:
+def _read_body(raw: bytes, request: Request) -> tuple[InferBody, memoryview]:
     """Returns the JSON of a request, and the bytes after it."""
-    raw, header = incoming.raw, incoming.headers.get(HEADER_LENGTH)
+    header = request.headers.get(HEADER_LENGTH)
     size = len(raw) if header is None else int(header) if header.isdigit() and len(header) < 16 else 0
     if header is not None and not 0 < size <= len(raw):
         raise MalformedRequestError(

@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from bertserve.service.api.call import Call, Incoming
+from bertserve.service.api.call import Call
+from bertserve.service.api.request import Request
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.models.request_run import Prediction
 from bertserve.service.tasks import embed
@@ -43,20 +44,10 @@ class EmbeddingsBody(ForeignBody):
     dimensions: Annotated[int | None, Field(ge=1, description="Keep this many leading values; normalization comes after.")] = None
     user: Annotated[str | None, Field(description="Has no effect.")] = None
 
-    @property
-    def items(self) -> list[str]:
+    @property  # type: ignore[misc]  # a field of most bodies
+    def inputs(self) -> str | list[str]:
         """The texts."""
-        return self.input if isinstance(self.input, list) else [self.input]
-
-    @property
-    def count(self) -> int:
-        """Number of inputs."""
-        return len(self.items)
-
-    @property
-    def is_list(self) -> bool:
-        """Whether the caller sent a list."""
-        return isinstance(self.input, list)
+        return self.input
 
     def requests(self, config: ModelConfig | None = None) -> list[Any]:
         """Returns one request per text.
@@ -99,10 +90,10 @@ class EmbeddingList(BaseModel):
     usage: Usage
 
 
-def read_embeddings(incoming: Incoming) -> Call:
+def read_embeddings(raw: bytes, request: Request) -> Call:
     """Reads a body of `/v1/embeddings`."""
-    body = read_as(EmbeddingsBody, incoming.raw, incoming.limits)
-    model = incoming.models.for_task(embed.TASK, body.model)
+    body = read_as(EmbeddingsBody, raw, request.state.limits)
+    model = request.state.registry.for_task(embed.TASK, body.model)
 
     def answer(answered: Prediction) -> dict[str, Any]:
         data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(answered.results)]

@@ -11,7 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, Tag, field_validator
 from pydantic_core import PydanticCustomError
 
-from bertserve.service.api.call import Call, Incoming
+from bertserve.service.api.call import Call
+from bertserve.service.api.request import Request
 from bertserve.service.tasks import classify, embed
 from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.tasks.body import (
@@ -112,7 +113,7 @@ class EmbedAllBody(ForeignBody):
         return body.requests(config)
 
 
-def read_foreign(task: str, kind: type[ForeignBody], incoming: Incoming) -> Call:
+def read_foreign(task: str, kind: type[ForeignBody], raw: bytes, request: Request) -> Call:
     """Reads a body of `/predict` or `/embed_all`."""
-    body = read_as(kind, incoming.raw, incoming.limits)
-    return Call(task, incoming.models.for_task(task, body.model), body, lambda answered: body.answer(answered.results))
+    body = read_as(kind, raw, request.state.limits)
+    return Call(task, request.state.registry.for_task(task, body.model), body, lambda answered: body.answer(answered.results))
