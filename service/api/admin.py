@@ -57,10 +57,8 @@ def routers(state: AppState) -> list[APIRouter]:
     for spec in TASKS.values():
         _add_task(probes, models, state, spec)
     _add_models(probes, models, state)
-    _add_model_list(models, state)
     _add_changes(changes, state)
-    _add_operations(probes, models, state)
-    _add_metrics(metrics, state)
+    _add_operations(probes, models, metrics, state)
     return [probes, models, changes, metrics]
 
 
@@ -75,6 +73,8 @@ def _add_task(probes: APIRouter, models: APIRouter, state: AppState, spec: TaskS
 
 
 def _add_models(probes: APIRouter, routes: APIRouter, state: AppState) -> None:
+    created = int(time.time())  # OpenAI's clients show it; the creation time of a model is unknown
+
     @routes.get("/models", summary="All loaded models, in brief")
     async def models() -> Response:
         served = state.registry.models
@@ -96,6 +96,20 @@ def _add_models(probes: APIRouter, routes: APIRouter, state: AppState) -> None:
     @probes.get("/v2/models/{name}/ready", summary="Readiness of a model", tags=["open inference"])
     async def model_health(name: str) -> Response:
         return _health(state, name)
+
+    def in_openai_format(model: Model) -> dict[str, Any]:
+        """Returns a model as OpenAI's clients read it; those of KServe's V1 protocol, who use the same path, read the last three keys."""
+        own = {"task": model.task, "name": model.name, "ready": state.scheduler.ready}
+        return {"id": model.name, "object": "model", "created": created, "owned_by": "bertserve", **own}
+
+    @routes.get("/v1/models", summary="All models, in OpenAI's format")
+    async def openai_models() -> Response:
+        served = state.registry.models.values()
+        return _json({"object": "list", "data": [in_openai_format(model) for model in served], "models": [model.name for model in served]})
+
+    @routes.get("/v1/models/{name}", summary="One model, in OpenAI's format")
+    async def openai_model(name: str) -> Response:
+        return _json(in_openai_format(state.registry.get(name)))
 
 
 def _add_changes(routes: APIRouter, state: AppState) -> None:
@@ -128,32 +142,7 @@ async def _audited(state: AppState, scope: Scope, name: str, change: Awaitable[T
         audit_log.info("%s of the model %s by the key %s: %s", action, model, request.key, outcome, extra=fields)
 
 
-def _add_model_list(routes: APIRouter, state: AppState) -> None:
-    """Adds the list of models in OpenAI's format. Clients of KServe's V1 protocol use the same paths, so their keys are added."""
-    created = int(time.time())  # OpenAI's clients show it; the creation time of a model is unknown
-
-    def described(model: Model) -> dict[str, Any]:
-        return {
-            "id": model.name,
-            "object": "model",
-            "created": created,
-            "owned_by": "bertserve",
-            "task": model.task,
-            "name": model.name,
-            "ready": state.scheduler.ready,
-        }
-
-    @routes.get("/v1/models", summary="All models, in OpenAI's format")
-    async def models() -> Response:
-        served = state.registry.models.values()
-        return _json({"object": "list", "data": [described(model) for model in served], "models": [model.name for model in served]})
-
-    @routes.get("/v1/models/{name}", summary="One model, in OpenAI's format")
-    async def model(name: str) -> Response:
-        return _json(described(state.registry.get(name)))
-
-
-def _add_operations(probes: APIRouter, models: APIRouter, state: AppState) -> None:
+def _add_operations(probes: APIRouter, models: APIRouter, scrapes: APIRouter, state: AppState) -> None:
     @probes.get("/v2/health/live", summary="Liveness: the process runs", tags=["open inference"])
     @probes.get("/health/live", summary="Liveness: the process runs")
     async def live() -> Response:
@@ -199,9 +188,7 @@ def _add_operations(probes: APIRouter, models: APIRouter, state: AppState) -> No
     async def server() -> Response:
         return _json({"name": "bertserve", "version": __version__, "extensions": ["binary_tensor_data"]})
 
-
-def _add_metrics(routes: APIRouter, state: AppState) -> None:
-    @routes.get(METRICS, summary="Prometheus metrics", response_class=PlainTextResponse)
+    @scrapes.get(METRICS, summary="Prometheus metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         state.utilization.measure()
         # a page reads the files of all workers, and a page with many series takes a while to write
