@@ -16,10 +16,10 @@ from ray import serve
 from ray.serve.config import AutoscalingContext
 from starlette.types import ASGIApp
 
+from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.models.build import build
 from bertserve.service.server.logs import configure_logging
 from bertserve.service.server.serve import prepare
-from bertserve.service.server.server import application
 from bertserve.service.settings import PREFIX, Settings, check_environment
 from bertserve.service.sources import with_sources
 from bertserve.service.tracing.trace import tracer_to
@@ -78,7 +78,7 @@ class Replica:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Returns the application. Ray adds the request id to answers, because it sets the id first."""
-        return application(self._settings, self._state, prepare(self._settings), sends_request_id=False)
+        return Endpoint(self._state, prepare(self._settings), sends_request_id=False)
 
     def __del__(self) -> None:
         """Exports the last traces. Ray calls this once, when it stops a drained replica."""

@@ -34,6 +34,6 @@ def test_the_serving_install_has_no_torch() -> None:
 def test_importing_the_service_imports_neither_torch_nor_the_tracing_sdk() -> None:
     """This is true even if they are installed. The service imports the tracing SDK only for traces."""
     unwanted = ("torch", "transformers", "bertserve.export", "opentelemetry.sdk")
-    code = f"import sys, bertserve.service.api.endpoint, bertserve.service.cli, bertserve.service.server.server; print([m for m in {unwanted} if m in sys.modules])"
+    code = f"import sys, bertserve.service.api.endpoint, bertserve.service.cli, bertserve.service.server.serve; print([m for m in {unwanted} if m in sys.modules])"
 
     assert "[]" == subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()

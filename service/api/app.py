@@ -28,12 +28,13 @@ text was cut."""
 _METHOD_NOT_ALLOWED = 405
 
 
-def create_fastapi(state: AppState, *, root_path: str = "", asks_for_key: bool = False) -> FastAPI:
+def create_fastapi(state: AppState, *, asks_for_key: bool = False) -> FastAPI:
     """Returns the application with all routes. It serves documents, models, probes, metrics and unknown paths.
 
     Raises:
         TypeError: A route declares no access.
     """
+    root_path = state.settings.root_path
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -10,7 +10,6 @@ import logging
 import random
 import re
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import QueryParams
@@ -50,33 +49,16 @@ _EXPOSED = ("x-request-id", "x-model", "server-timing", "x-truncated", "x-window
 class Endpoint:
     """Serves every request: sets its id, finds its route, turns errors into answers, counts and logs."""
 
-    def __init__(
-        self,
-        state: AppState,
-        *,
-        auth: Authenticator | None = None,
-        log_access: bool = False,
-        log_probes: bool = False,
-        root_path: str = "",
-        cors_origins: Sequence[str] = (),
-        sends_request_id: bool = True,
-    ) -> None:
+    def __init__(self, state: AppState, auth: Authenticator | None = None, *, sends_request_id: bool = True) -> None:
         """Creates the application; its inference threads run from startup to shutdown.
 
         Args:
-            state: The models, metrics and limits.
+            state: The models, metrics, settings and limits.
             auth: Admits requests; if None, no route needs a key, and model management is disabled.
-            log_access: Whether to log a line for each request that is not a probe or a scrape.
-            log_probes: Whether to log probes and scrapes too.
-            root_path: Path prefix of the proxy; a request's path may have it or not.
-            cors_origins: Origins whose pages may read answers.
             sends_request_id: Whether the application adds the header `x-request-id`; a server around it may add it instead.
         """
-        self._state, self._auth = state, auth or Authenticator()
-        self._fastapi = create_fastapi(state, root_path=root_path, asks_for_key=self._auth.keys is not None)
-        self._log_access, self._log_probes = log_access, log_probes
-        self._root_path = root_path
-        self._sends_request_id = sends_request_id
+        self._state, self._auth, self._sends_request_id = state, auth or Authenticator(), sends_request_id
+        self._fastapi = create_fastapi(state, asks_for_key=self._auth.keys is not None)
         routes = [route for route in self._fastapi.routes if isinstance(route, InferenceRoute)]
         # a fixed path has precedence over one with a name
         self._fixed = {route.path: route for route in routes if "{" not in route.path}
@@ -85,9 +67,9 @@ class Endpoint:
         self._ids = random.Random()  # noqa: S311 - ids only tell requests apart, they protect nothing
         self._open = 0  # requests to models without a complete answer
         self._respond: ASGIApp = self._answer
-        if cors_origins:  # around the check of keys, because a browser sends its preflight request without one
+        if origins := state.settings.cors_origin:  # around the check of keys, because a browser sends its preflight request without one
             self._respond = CORSMiddleware(
-                self._answer, allow_origins=cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=_EXPOSED
+                self._answer, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=_EXPOSED
             )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -117,7 +99,8 @@ class Endpoint:
                 await error_answers.response(error, request.id, scope["path"])(scope, receive, send)
 
     def _begin(self, scope: Scope, send: Send) -> Request:
-        root_path = self._root_path or scope.get("root_path", "")  # the configured one, or that of a server that mounts the application
+        # the configured one, or that of a server that mounts the application
+        root_path = self._state.settings.root_path or scope.get("root_path", "")
         scope["root_path"] = ""  # otherwise the router would remove it a second time
         if root_path and f"{scope['path']}/".startswith(f"{root_path}/"):
             scope["path"] = scope["path"][len(root_path) :] or "/"
@@ -222,7 +205,8 @@ class Endpoint:
                 metrics.model(request.task, request.model).request_seconds.observe(seconds)
         if request.key is not None or status == _UNAUTHORIZED:
             metrics.requests_by_key(request.key or UNKNOWN, status).inc()
-        if self._log_access and (self._log_probes or not _is_probe(request.scope)):
+        settings = self._state.settings
+        if settings.access_log and (settings.log_probes or not _is_probe(request.scope)):
             fields = _access_fields(request, status, seconds)
             line = "%s %s %s %s %.1f ms %s"
             access_log.info(line, fields["client"], fields["method"], fields["path"], status, seconds * 1000, request.id, extra=fields)

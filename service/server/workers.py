@@ -21,24 +21,24 @@ from typing import Any
 
 from gunicorn.arbiter import Arbiter
 from gunicorn.config import Config
+from gunicorn.systemd import sd_notify
 from gunicorn.workers.base import Worker
 from prometheus_client.multiprocess import mark_process_dead
 
-from bertserve.service.api.auth import Authenticator
 from bertserve.service.errors import StartError
 from bertserve.service.metrics import Metrics, ProcessMetrics
-from bertserve.service.server import systemd
 from bertserve.service.settings import Settings
 
 logger = logging.getLogger("bertserve.workers")
 
+POLL_S = 0.5  # between two readings of the reports of workers
 HUNG_S = 20  # a worker whose event loop has not run for this time is replaced
 RETRY_S = 1.0  # pause after a worker that cannot start
 MARGIN_S = 8  # after the shutdown timeout, a worker joins its inference threads and sends the last answers
 
 
-def work_together(settings: Settings, listener: socket.socket, auth: Authenticator, on_ready: Callable[[Any], None]) -> None:
-    """Serves with several workers until a signal stops them; `on_ready` is called once, when all are ready.
+def work_together(settings: Settings, listener: socket.socket, work: Callable[..., int], on_ready: Callable[[Any], None]) -> None:
+    """Runs `work` in several workers until a signal stops them; `on_ready` is called once, when all are ready.
 
     Raises:
         StartError: A worker cannot start, and no other one serves.
@@ -46,7 +46,7 @@ def work_together(settings: Settings, listener: socket.socket, auth: Authenticat
     # the disk of a container may be slow or read-only
     parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 - the folder is private
     with tempfile.TemporaryDirectory(prefix="bert-serve-", dir=parent) as folder:
-        arbiter = _Arbiter(settings, listener, auth, on_ready, Path(folder))
+        arbiter = _Arbiter(settings, listener, work, on_ready, Path(folder))
         try:
             arbiter.run()
         except SystemExit as end:
@@ -62,10 +62,9 @@ class _Arbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no types
     SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
     def __init__(
-        self, settings: Settings, listener: socket.socket, auth: Authenticator, on_ready: Callable[[Any], None], folder: Path
+        self, settings: Settings, listener: socket.socket, work: Callable[..., int], on_ready: Callable[[Any], None], folder: Path
     ) -> None:
-        self.settings, self.listener, self.auth, self.folder = settings, listener, auth, folder
-        self.free = list(range(settings.workers))  # indexes without a worker
+        self.settings, self.work, self.folder = settings, work, folder
         self.process_ids, self.replaced = RawArray("q", settings.workers), RawArray("q", 2)
         self.failure: StartError | None = None
         self.is_ready = False  # all workers were ready once
@@ -90,17 +89,17 @@ class _Arbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no types
         self.init_signals()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
-    def wait_for_signals(self, timeout: float = systemd.TICK_S) -> list[int]:
+    def wait_for_signals(self, timeout: float = POLL_S) -> list[int]:
         """Also reads the reports of the workers, because gunicorn calls it in each turn of its loop."""
-        signals: list[int] = super().wait_for_signals(systemd.TICK_S)
-        systemd.beat()
+        signals: list[int] = super().wait_for_signals(POLL_S)
+        sd_notify("WATCHDOG=1", logger)
         for worker in self.WORKERS.values():
             if worker.report is None and worker.reports.poll():
                 worker.report = worker.reports.recv()
                 worker.is_ready = isinstance(worker.report, tuple)
                 if self.is_ready and worker.is_ready:
                     logger.info("worker %d restarted as process %d", worker.index, worker.pid)
-                elif not self.free and all(each.is_ready for each in self.WORKERS.values()):
+                elif all(each.is_ready for each in self.WORKERS.values()):
                     self.is_ready = True
                     self._on_ready(worker.report)
         return signals
@@ -108,7 +107,6 @@ class _Arbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no types
     def on_exit(self, worker: _Worker) -> None:
         mark_process_dead(worker.index, str(self.folder))  # type: ignore[no-untyped-call]
         self.process_ids[worker.index] = 0
-        self.free.append(worker.index)
         if not self.LISTENERS:  # the service stops
             return
         self.replaced[worker.aborted] += 1
@@ -122,12 +120,10 @@ class _Arbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no types
 
     def handle_hup(self) -> None:
         """Passes SIGHUP on. gunicorn's own reload stops the old workers before the new ones are ready."""
-        systemd.notify_reloading()
         self.kill_workers(signal.SIGHUP)
-        systemd.notify("READY=1")
 
     def handle_term(self) -> None:
-        systemd.notify("STOPPING=1")
+        sd_notify("STOPPING=1", logger)
         super().handle_term()
 
     handle_int = handle_term  # a SIGINT after it stops the workers at once
@@ -141,7 +137,7 @@ class _Worker(Worker):  # type: ignore[misc]
     def __init__(self, *arguments: Any) -> None:
         """Runs in the arbiter, before the fork."""
         super().__init__(*arguments)
-        self.index = self.app.free.pop(0)
+        self.index = min({*range(self.app.settings.workers)} - {worker.index for worker in self.app.WORKERS.values()})
         self.reports, self._report = Pipe(duplex=False)
 
     def init_process(self) -> None:
@@ -156,10 +152,8 @@ class _Worker(Worker):  # type: ignore[misc]
         arbiter = self.app
         arbiter.process_ids[self.index] = os.getpid()
         metrics = Metrics(arbiter.folder, ProcessMetrics(arbiter.process_ids, arbiter.replaced), index=self.index)
-        from bertserve.service.server.server import work
-
         try:
-            work(arbiter.settings, arbiter.listener, arbiter.auth, self._report.send, index=self.index, metrics=metrics, beat=self._beat)
+            arbiter.work(self._report.send, index=self.index, metrics=metrics, beat=self._beat)
         except StartError as error:
             self._report.send(error)
 

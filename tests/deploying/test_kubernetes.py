@@ -11,7 +11,7 @@ import facts
 import manifests
 from bertserve.service.api import auth
 from bertserve.service.metrics import Metrics
-from bertserve.service.server import server, workers
+from bertserve.service.server import serve, workers
 from bertserve.service.settings import PREFIX, Settings, parse
 from manifests import DEPLOY, KUBERNETES, ROOT, Container, document
 
@@ -128,7 +128,7 @@ def test_the_paths_of_the_config_file_and_the_keys_are_mounted(settings: Setting
 def test_the_grace_period_covers_the_shutdown_of_the_service(settings: Settings) -> None:
     """The grace period is the sum of the pre-stop delay, the shutdown timeout, and a margin for the last steps of the service."""
     assert workers.MARGIN_S < MARGIN_S
-    assert server.FLUSH_S < workers.MARGIN_S
+    assert serve.FLUSH_S < workers.MARGIN_S
     for container in probed():
         assert stop_s(container, settings) + MARGIN_S == container.pod["terminationGracePeriodSeconds"]
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 
+from bertserve.service.api.auth import Authenticator
 from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.api_keys import ApiKeys
 from bertserve.service.bundle import files
@@ -40,13 +41,13 @@ Send = Callable[..., httpx.Response]
 LONG = " ".join(["good", "film", "bad"] * 20)  # 60 tokens, twice the limit of a tiny bundle
 
 
-def play(service: AppState, check: Check[T], **options: Any) -> T:
+def play(service: AppState, check: Check[T], auth: Authenticator | None = None) -> T:
     """Starts an application, runs `check` with a client of it for at most 20 seconds, and returns the result of `check`."""
 
     async def run() -> T:
         service.scheduler.start()
         try:
-            transport = httpx.ASGITransport(Endpoint(service, **options))
+            transport = httpx.ASGITransport(Endpoint(service, auth))
             async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=20) as client:
                 return await asyncio.wait_for(check(client), 20)
         finally:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from bertserve.service.server.limits import LimitedProtocol
-from bertserve.service.server.server import configure
+from bertserve.service.server.serve import configure
 from bertserve.service.settings import Settings
 
 LIMITS = {"keep_alive_s": 5, "header_timeout_s": 10.0, "max_header_bytes": 4096}

@@ -131,7 +131,7 @@ def test_the_access_log_has_probes_only_on_request(models: Path, caplog: pytest.
         return [(await client.get(path)).status_code for path in (*probes, "/info")]
 
     caplog.set_level("INFO", logger="bertserve.access")
-    assert {200} == set(play(build(Settings(models=models)), check, log_access=True, log_probes=log_probes))
+    assert {200} == set(play(build(Settings(models=models, access_log=True, log_probes=log_probes)), check))
     assert (len(probes) * log_probes + 1) == len([record for record in caplog.records if record.name == "bertserve.access"])
 
 

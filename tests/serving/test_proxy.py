@@ -18,13 +18,15 @@ PAGE = "https://app.example.com"
 PREFLIGHT = {"origin": PAGE, "access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
 
 
-def answers(models: Path, *requests: tuple[str, str], headers: dict[str, str] | None = None, **options: Any) -> list[httpx.Response]:
+def answers(
+    models: Path, *requests: tuple[str, str], headers: dict[str, str] | None = None, auth: Authenticator | None = None, **settings: Any
+) -> list[httpx.Response]:
     """Returns the responses of an application to requests of (method, path), all with the body of a classification."""
 
     async def check(client: httpx.AsyncClient) -> list[httpx.Response]:
         return [await client.request(method, path, json={"inputs": "good"}, headers=headers) for method, path in requests]
 
-    return play(build(Settings(models=models)), check, **options)
+    return play(build(Settings(models=models, **settings)), check, auth=auth)
 
 
 def test_a_path_can_start_with_the_prefix_of_the_proxy(models: Path) -> None:
@@ -70,8 +72,8 @@ def test_openapi_declares_no_key_if_none_is_configured(models: Path) -> None:
 def test_a_page_of_an_allowed_origin_can_read_responses(models: Path) -> None:
     """The page can also read errors and headers. The browser's preflight request needs no key."""
     auth = Authenticator(keys(models.parent, "swordfish"))
-    (answer,) = answers(models, ("POST", "/classify"), headers={"origin": PAGE}, auth=auth, cors_origins=[PAGE])
-    (preflight,) = answers(models, ("OPTIONS", "/classify"), headers=PREFLIGHT, auth=auth, cors_origins=[PAGE])
+    (answer,) = answers(models, ("POST", "/classify"), headers={"origin": PAGE}, auth=auth, cors_origin=[PAGE])
+    (preflight,) = answers(models, ("OPTIONS", "/classify"), headers=PREFLIGHT, auth=auth, cors_origin=[PAGE])
 
     assert (401, PAGE) == (answer.status_code, answer.headers["access-control-allow-origin"])
     assert "x-request-id" in answer.headers["access-control-expose-headers"]
@@ -82,7 +84,7 @@ def test_a_page_of_an_allowed_origin_can_read_responses(models: Path) -> None:
 
 def test_a_page_of_another_origin_cannot_read_responses(models: Path) -> None:
     headers = {**PREFLIGHT, "origin": "https://app.example.com.evil.test"}
-    (preflight,) = answers(models, ("OPTIONS", "/classify"), headers=headers, cors_origins=[PAGE])
+    (preflight,) = answers(models, ("OPTIONS", "/classify"), headers=headers, cors_origin=[PAGE])
 
     assert 400 == preflight.status_code
     assert "access-control-allow-origin" not in preflight.headers

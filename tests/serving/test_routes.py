@@ -107,10 +107,10 @@ class Changes:
     unload = load
 
 
-def service(models: Path) -> tuple[AppState, Authenticator, Changes]:
+def service(models: Path, **settings: Any) -> tuple[AppState, Authenticator, Changes]:
     """Returns a service with a key and an admin key, and the recorder of its model changes."""
     (models.parent / "admin").write_text("trident")
-    state, changes = build(Settings(models=models)), Changes()
+    state, changes = build(Settings(models=models, **settings)), Changes()
     object.__setattr__(state, "reloader", changes)
     return state, Authenticator(keys(models.parent, "swordfish"), admin_keys=ApiKeys(models.parent / "admin")), changes
 
@@ -166,11 +166,10 @@ async def with_threads(state: AppState, work: Any) -> None:
 
 @pytest.mark.parametrize(("root_path", "mounted"), [("", False), ("/bert", False), ("/bert", True)])
 def test_no_mutated_path_bypasses_the_access_of_a_route(models: Path, root_path: str, mounted: bool) -> None:
-    state, auth, changes = service(models)
-    options = {} if mounted else {"root_path": root_path}
+    state, auth, changes = service(models, **({} if mounted else {"root_path": root_path}))
 
     async def ask() -> None:
-        app = Endpoint(state, auth=auth, **options)
+        app = Endpoint(state, auth)
         for route, method, path in routes(create_fastapi(state)):
             for name, mutate in MUTATIONS.items():
                 for authorization in (NO_KEY, KEY) if route.access is Access.ADMIN else (NO_KEY,):

@@ -1,4 +1,4 @@
-"""Messages of a service to systemd with `Type=notify`: ready, watchdog, reloading and stopping."""
+"""Messages of a service to systemd with `Type=notify`: ready, watchdog and stopping."""
 
 from __future__ import annotations
 
@@ -35,13 +35,6 @@ def test_systemd_is_told(models: Path, tmp_path: Path, serve: Serve, monkeypatch
                 before.append(ready)
             assert ready == f"READY=1\nSTATUS=listens on {served.url}"
             assert {*before, *(heard() for _ in range(3))} == {"WATCHDOG=1"}
-            served.process.send_signal(signal.SIGHUP)
-            while (message := heard()) == "WATCHDOG=1":
-                pass
-            assert message.startswith("RELOADING=1\nMONOTONIC_USEC=")
-            while (message := heard()) == "WATCHDOG=1":
-                pass
-            assert message == "READY=1"
             served.process.send_signal(signal.SIGTERM)
             while (message := heard()) == "WATCHDOG=1":
                 pass

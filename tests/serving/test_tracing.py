@@ -97,10 +97,10 @@ def tracing(collector: Collector) -> Iterator[Tracer]:
     tracer.close()
 
 
-def traced(models: Path, collector: Collector, check: Callable[[httpx.AsyncClient], Any], **options: Any) -> Any:
+def traced(models: Path, collector: Collector, check: Callable[[httpx.AsyncClient], Any], **settings: Any) -> Any:
     """Returns the result of a check of a service; the collector then has all its spans."""
     with tracing(collector) as tracer:
-        return play(replace(build(Settings(models=models)), tracer=tracer), check, **options)
+        return play(replace(build(Settings(models=models, **settings)), tracer=tracer), check)
 
 
 def ask(models: Path, collector: Collector, body: Any, *, path: str = "/classify", **headers: str) -> httpx.Response:
@@ -275,7 +275,7 @@ def test_log_lines_have_the_ids_of_the_trace(models: Path, collector: Collector,
     async def check(client: httpx.AsyncClient) -> None:
         await client.post("/classify", json={"inputs": 1}, headers={"traceparent": TRACEPARENT})
 
-    traced(models, collector, check, log_access=True)
+    traced(models, collector, check, access_log=True)
     lines = [record.__dict__ for record in caplog.records if record.name in ("bertserve.access", "bertserve.errors")]
     span = collector.one("POST /classify")
     assert (422, None, Status.STATUS_CODE_UNSET) == (
