@@ -29,7 +29,6 @@ class Row:
     """A row, from reading to writing."""
 
     number: int  # in the file, from 1; blank lines and a header do not count
-    size: int = 0  # its bytes in a text file
     line: int | None = None  # number of its first line in a text file, from 1
     raw: bytes = b""  # its JSON object as read, for JSON Lines
     values: Mapping[str, Any] = field(default_factory=dict)  # by column
@@ -63,7 +62,7 @@ def windows_of(rows: Iterable[Row], max_rows: int) -> Iterator[Window]:
     window, size = list[Row](), 0
     for row in rows:
         window.append(row)
-        size += row.size
+        size += len(row.raw) or sum(map(len, row.values.values()))
         if len(window) == max_rows or size >= WINDOW_BYTES:
             yield Window(window, size)
             window, size = [], 0
@@ -78,7 +77,7 @@ def read_json_lines(path: Path, added: Sequence[str]) -> Iterator[Row]:
         for line_number, line in enumerate(file, 1):
             if raw := line.removeprefix(BOM_UTF8).strip():
                 number += 1
-                row = Row(number, len(line), line_number, raw)
+                row = Row(number, line_number, raw)
                 with rejecting(row):
                     row.values = _parsed(raw, added)
                 yield row
@@ -107,7 +106,7 @@ def read_delimited(path: Path, delimiter: str) -> tuple[Sequence[str], Iterator[
     if not columns or _error(columns, columns):
         raise StartError("the input has no header; a CSV file begins with a line of UTF-8 that names the columns.")
     return columns, (
-        Row(number, len(fields) + sum(map(len, fields)), line, b"", dict(zip(columns, fields, strict=False)), _error(fields, columns))
+        Row(number, line, b"", dict(zip(columns, fields, strict=False)), _error(fields, columns))
         for number, (line, fields) in enumerate(records, 1)
     )
 
