@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bertserve.service.bundle import files
@@ -22,11 +23,9 @@ from bertserve.service.errors import (
 from bertserve.service.metrics import Metrics
 from bertserve.service.models.model import Model
 from bertserve.service.models.registry import Registry
-from bertserve.service.scheduling.daemon_thread import on_thread
 
 logger = logging.getLogger("bertserve.loading")
 
-THREAD = "load"
 Load = Callable[[Path, Model | None], Model]  # `load_model`, for a bundle's folder and the model that is served
 
 
@@ -47,6 +46,7 @@ class Reloader:
         self._registry = registry
         self._metrics = metrics
         self._workers = workers
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="load")  # not the loop's own pool, for which the end of the loop waits
         self._lock = asyncio.Lock()
         self._refresh_waits = False  # for the lock
 
@@ -61,7 +61,7 @@ class Reloader:
         self._check_single()
         async with self._lock:
             try:
-                path = (await on_thread(self._find, name=THREAD)).get(name)
+                path = (await self._bundles()).get(name)
                 if path is None:
                     self._clear_error(name)
                     raise NotFoundError("no models folder has a bundle `{name}`; put it there first.", name=Sent(name))
@@ -100,7 +100,7 @@ class Reloader:
         async with self._lock:
             self._refresh_waits = False
             try:
-                bundles = await on_thread(self._find, name=THREAD)
+                bundles = await self._bundles()
             except StartError as error:
                 logger.error("cannot reload the models: %s", error.message)
                 return
@@ -115,14 +115,15 @@ class Reloader:
                 if name in self._registry.models:
                     self._remove(self._registry.models[name])
 
-    def _find(self) -> dict[str, Path]:
-        return {path.name: path for path in files.find_bundles(self._folders)}
+    async def _bundles(self) -> dict[str, Path]:
+        paths = await asyncio.get_running_loop().run_in_executor(self._thread, files.find_bundles, self._folders)
+        return {path.name: path for path in paths}
 
     async def _replace(self, path: Path, *, only_changed: bool = False) -> Model:
         name = path.name
         old = self._registry.models.get(name)
         try:
-            model = await on_thread(lambda: self._load(path, old if only_changed else None), name=THREAD)
+            model = await asyncio.get_running_loop().run_in_executor(self._thread, self._load, path, old if only_changed else None)
         except Exception as error:  # such as MemoryError: a refresh must continue with the other bundles
             if isinstance(error, BertServeError):
                 message = error.message

@@ -126,7 +126,7 @@ LONG_LOADS = f"""
 import logging
 from bertserve.service.models import loading
 
-load, loads = loading._load, []
+load, loads = loading.open_bundle, []
 
 def long_load(*arguments):
     loads.append(1)
@@ -136,7 +136,7 @@ def long_load(*arguments):
             load(*arguments)
     return load(*arguments)
 
-loading._load = long_load
+loading.open_bundle = long_load
 {BERT_SERVE}
 """
 
