@@ -81,10 +81,10 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
 
 
 def flags(parser: argparse.ArgumentParser) -> Iterator[Flag]:
-    """Yields the flags of a parser, `--help` left out."""
+    """Yields the flags of a parser, `--help` and `--version` left out."""
     formatter = parser._get_formatter()
     for action in parser._actions:
-        if isinstance(action, argparse._HelpAction):
+        if isinstance(action, argparse._HelpAction | argparse._VersionAction):
             continue
         name = action.option_strings[-1] if action.option_strings else ""
         value = "" if action.nargs == 0 else formatter._metavar_formatter(action, action.dest.upper())(1)[0]

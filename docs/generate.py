@@ -38,14 +38,13 @@ def settings_table() -> str:
     rows = [
         (
             f"`{_flag(name)}`",
-            f"`BERT_SERVE_{name.upper()}`",
             _default(field.get_default(call_default_factory=True)),
             _values(field),
             _cell(field.description),
         )
         for name, field in facts.settings().items()
     ]
-    return _table(("flag", "variable", "default", "values", "meaning"), rows)
+    return _table(("flag", "default", "values", "meaning"), rows)
 
 
 def score_table() -> str:
@@ -88,8 +87,9 @@ def bench_commands_table() -> str:
 
 
 def metrics_table() -> str:
-    """Returns a row for each metric."""
-    rows = [(f"`{metric.name}`", metric.kind, ", ".join(metric.labels), _cell(metric.meaning)) for metric in facts.metrics()]
+    """Returns a row for each metric except `process_*`, whose names are those of every client of Prometheus."""
+    own = [metric for metric in facts.metrics() if not metric.name.startswith("process_")]
+    rows = [(f"`{metric.name}`", metric.kind, ", ".join(metric.labels), _cell(metric.meaning)) for metric in own]
     return _table(("metric", "type", "labels", "meaning"), rows)
 
 

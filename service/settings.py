@@ -268,7 +268,7 @@ class Settings(ModelSettings, AddressSettings):
         32,
         ge=1,
         le=4096,
-        description="Maximum lines of one JSON Lines stream in progress; further lines are read when some are answered.",
+        description="Maximum lines of one JSON Lines stream in progress.",
     )
     timeout_ms: int = Field(30000, ge=1, description="Default deadline in ms: all inputs of a request must have started by then.")
     max_timeout_ms: int = Field(120000, ge=1, description="Longest deadline in ms that `x-request-timeout-ms` can set.")

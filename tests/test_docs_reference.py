@@ -30,6 +30,11 @@ def first_cells(text: str) -> list[str]:
     return re.findall(r"^\| `([^`|]+)`", text, re.MULTILINE)
 
 
+def items(record: type[Record]) -> dict[str, str]:
+    """Returns the meaning of each field of a record, as manifest.md lists it."""
+    return dict(re.findall(r"^- `(\w+)`: (.*?)(?=^- |\Z)", section("manifest.md", record.__name__), re.MULTILINE | re.DOTALL))
+
+
 def test_every_error_is_described() -> None:
     rows = re.findall(r"^\| (\d{3}) \| `(\w+)` \|", section("http-api.md", "Errors"), re.MULTILINE)
 
@@ -61,16 +66,14 @@ def test_every_field_of_another_wire_format_is_named(path: str) -> None:
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
 def test_every_manifest_field_is_specified(record: type[Record]) -> None:
-    assert sorted(record.model_fields) == sorted(first_cells(section("manifest.md", record.__name__)))
+    assert sorted(record.model_fields) == sorted(items(record))
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
 def test_optional_manifest_fields_are_marked(record: type[Record]) -> None:
     optional = {name for name, field in record.model_fields.items() if not field.is_required()}
-    rows = section("manifest.md", record.__name__).splitlines()
-    marked = {name for row in rows if "*Optional*" in row for name in first_cells(row)}
 
-    assert optional == marked
+    assert optional == {name for name, meaning in items(record).items() if "*Optional*" in meaning}
 
 
 def test_every_manifest_record_has_a_section() -> None:
