@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -26,20 +25,19 @@ class Server:
         over: Event that closes the server and all its connections; set it on the server's event loop.
     """
 
-    def __init__(self, answer: Answer, requests_per_connection: int | None) -> None:
+    def __init__(self, answer: Answer) -> None:
         self.port = 0
         self.connections = 0
         self.requests = 0
         self.bodies: list[bytes] = []
         self.over = asyncio.Event()
         self._answer = answer
-        self._requests_per_connection = requests_per_connection
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answers the requests of a connection; closes it if the test's function returns None."""
         self.connections += 1
         try:
-            for _ in itertools.count() if self._requests_per_connection is None else range(self._requests_per_connection):
+            while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
                 length = int(head.split(b"content-length:")[1].split(b"\r\n")[0]) if b"content-length:" in head else 0
                 self.bodies.append(await reader.readexactly(length))
@@ -55,14 +53,13 @@ class Server:
 
 
 @contextmanager
-def listening(answer: Answer, requests_per_connection: int | None = None) -> Iterator[Server]:
+def listening(answer: Answer) -> Iterator[Server]:
     """Runs a server on a free loopback port until the block ends.
 
     Args:
         answer: Gets the index of a request and returns the whole response, or None to close the connection.
-        requests_per_connection: The server closes a connection after this many responses; None means never.
     """
-    server = Server(answer, requests_per_connection)
+    server = Server(answer)
     ready = threading.Event()
     loop = asyncio.new_event_loop()
 
@@ -90,8 +87,16 @@ def listening(answer: Answer, requests_per_connection: int | None = None) -> Ite
         thread.join(5)
 
 
+def response(body: bytes, status: bytes = b"200 OK") -> bytes:
+    return b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n%s" % (status, len(body), body)
+
+
 async def ok(_: int) -> bytes:
     return OK
+
+
+async def never(_: int) -> None:
+    await asyncio.sleep(60)
 
 
 def unused_port() -> int:

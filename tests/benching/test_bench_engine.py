@@ -13,8 +13,7 @@ import pytest
 import tiny
 from bertserve.bench import BenchError, bodies
 from bertserve.bench.engine import OnnxLoop
-
-ROOT = Path(__file__).parent.parent.parent
+from conftest import ROOT
 
 
 @pytest.fixture(name="sentiment", scope="module")

@@ -16,7 +16,7 @@ import pytest
 from bertserve.bench.bodies import Body
 from bertserve.bench.generator import Durations, LoadResult, poisson_arrivals, run_load
 from bertserve.bench.target import Target, build_target, parse_url
-from listening import OK, Answer, Server, listening, ok
+from listening import OK, Answer, Server, listening, never, ok
 
 pytestmark = pytest.mark.serial
 
@@ -28,10 +28,8 @@ def target(port: int) -> Target:
     return build_target(parse_url(f"http://127.0.0.1:{port}/classify"), BODIES, {"x-test": "1"})
 
 
-def closed_loop(
-    answer: Answer, requests: int, *, connections: int = 1, requests_per_connection: int | None = None
-) -> tuple[LoadResult, Server]:
-    """Loads a server in a closed loop until it has received `requests` requests."""
+def load_until(requests: int, answer: Answer, *, connections: int = 1, arrivals: list[float] | None = None) -> tuple[LoadResult, Server]:
+    """Loads a server until it has received `requests` requests: in a closed loop, or in an open loop with these arrivals."""
     stop = threading.Event()
 
     async def counted(i: int) -> bytes | None:
@@ -39,23 +37,8 @@ def closed_loop(
             stop.set()
         return await answer(i)
 
-    with listening(counted, requests_per_connection) as server:
-        return run_load(target(server.port), UNTIL_STOPPED, connections=connections, stop=stop), server
-
-
-def open_loop(
-    answer: Answer, arrivals: list[float], *, max_connections: int = 64, requests: int | None = None
-) -> tuple[LoadResult, Server]:
-    """Loads a server in an open loop until it has received all requests, or `requests` of them."""
-    stop = threading.Event()
-
-    async def counted(i: int) -> bytes | None:
-        if i + 1 == (requests or len(arrivals)):
-            stop.set()
-        return await answer(i)
-
     with listening(counted) as server:
-        return run_load(target(server.port), UNTIL_STOPPED, connections=max_connections, arrivals=arrivals, stop=stop), server
+        return run_load(target(server.port), UNTIL_STOPPED, connections=connections, arrivals=arrivals, stop=stop), server
 
 
 def outcomes(load: LoadResult) -> set[int | str]:
@@ -63,7 +46,7 @@ def outcomes(load: LoadResult) -> set[int | str]:
 
 
 def test_a_closed_loop_keeps_its_connections() -> None:
-    load, server = closed_loop(ok, 20, connections=2)
+    load, server = load_until(20, ok, connections=2)
 
     assert 2 == server.connections
     assert {200} == outcomes(load)
@@ -80,7 +63,7 @@ def test_a_stall_adds_to_the_latency_of_all_delayed_requests() -> None:
         await asyncio.sleep(0.2 if i == 0 else 0)
         return OK
 
-    load, server = open_loop(stall_first, arrivals, max_connections=1)
+    load, server = load_until(4, stall_first, arrivals=arrivals)
     first, *others = sorted(load.records)
 
     assert arrivals == pytest.approx([record.intended - first.intended for record in (first, *others)], abs=0.002)
@@ -99,7 +82,7 @@ def test_an_open_loop_opens_connections_as_needed() -> None:
             await asyncio.sleep(0.001)
         return OK
 
-    load, server = open_loop(when_all_are_there, [i / 1000 for i in range(20)])
+    load, server = load_until(20, when_all_are_there, connections=64, arrivals=[i / 1000 for i in range(20)])
 
     assert [200] * 20 == [record.outcome for record in load.records]
     assert 20 == server.connections
@@ -112,7 +95,7 @@ def test_a_closed_connection_is_an_error_and_replaced() -> None:
     async def close_second(i: int) -> bytes | None:
         return None if i == 1 else OK
 
-    load, server = closed_loop(close_second, 10)
+    load, server = load_until(10, close_second)
 
     assert 1 == Counter(record.outcome for record in load.records)["closed"]
     assert 2 == server.connections
@@ -125,7 +108,7 @@ def test_a_connection_close_header_is_not_an_error() -> None:
     async def close_all(_: int) -> bytes:
         return OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 
-    load, server = closed_loop(close_all, 5)
+    load, server = load_until(5, close_all)
 
     assert {200} == outcomes(load)
     assert server.connections >= server.requests >= 5
@@ -133,11 +116,6 @@ def test_a_connection_close_header_is_not_an_error() -> None:
 
 def test_a_request_without_a_response_times_out() -> None:
     """The timeout applies in closed and open loops, and also while a request waits for a connection."""
-
-    async def never(_: int) -> bytes:
-        await asyncio.sleep(60)
-        return OK
-
     durations, stop = Durations(seconds=0.05, warmup_s=0.0, timeout_s=0.05), threading.Event()
     with listening(never) as server:
         assert {"timeout"} == outcomes(run_load(target(server.port), durations, connections=2, stop=stop))
@@ -149,7 +127,7 @@ def test_a_response_that_is_not_http_is_malformed() -> None:
     async def nonsense(_: int) -> bytes:
         return b"NONSENSE\r\n\r\n"
 
-    assert {"malformed"} == outcomes(closed_loop(nonsense, 3)[0])
+    assert {"malformed"} == outcomes(load_until(3, nonsense)[0])
 
 
 @pytest.mark.parametrize(
@@ -165,7 +143,7 @@ def test_the_end_of_a_response_is_found(answer: bytes, status: int) -> None:
     async def one(_: int) -> bytes:
         return answer
 
-    load, server = closed_loop(one, 3)
+    load, server = load_until(3, one)
 
     assert {status} == outcomes(load)
     assert server.requests == len(load.records) >= 3
@@ -174,12 +152,7 @@ def test_the_end_of_a_response_is_found(answer: bytes, status: int) -> None:
 
 def test_a_stop_ends_requests_that_wait_for_a_response_or_a_connection() -> None:
     """Each has a record."""
-
-    async def never(_: int) -> bytes:
-        await asyncio.sleep(60)
-        return OK
-
-    load, _ = open_loop(never, [0.0, 0.0, 0.0], max_connections=1, requests=1)
+    load, _ = load_until(1, never, arrivals=[0.0, 0.0, 0.0])
 
     assert ["interrupted"] * 3 == [record.outcome for record in load.records]
 

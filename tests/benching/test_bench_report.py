@@ -21,14 +21,8 @@ def test_a_distribution_keeps_its_tail() -> None:
     spread = latency_distribution([float(i) for i in range(1000, 0, -1)])
     assert spread is not None
 
-    assert (500.0, 900.0, 990.0, 999.0, 1000.0, 1000) == (
-        spread.p50_ms,
-        spread.p90_ms,
-        spread.p99_ms,
-        spread.p999_ms,
-        spread.max_ms,
-        spread.count,
-    )
+    assert (500.0, 900.0, 990.0, 999.0) == (spread.p50_ms, spread.p90_ms, spread.p99_ms, spread.p999_ms)
+    assert (1000.0, 1000) == (spread.max_ms, spread.count)
     assert sorted(spread.curve) == spread.curve
     assert ((0.0, 1.0), (1.0, 1000.0)) == (spread.curve[0], spread.curve[-1])
 

@@ -18,13 +18,7 @@ SHORT = ("--seconds", 0.1, "--warmup-s", 0)
 
 
 class Service(NamedTuple):
-    """A service under load.
-
-    Attributes:
-        url: Base URL.
-        models: Folder of its bundles.
-        texts: A file of texts in the vocabulary of the bundles.
-    """
+    """A service under load: its base URL, the folder of its bundles, and a file of texts in their vocabulary."""
 
     url: str
     models: Path

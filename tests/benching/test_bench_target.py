@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from bertserve.bench import BenchError, bodies
 from bertserve.bench.target import build_target, parse_url, probe_target
+from listening import OK, listening, response
 
 
 @pytest.mark.parametrize(
@@ -21,28 +20,13 @@ from bertserve.bench.target import build_target, parse_url, probe_target
     ],
 )
 def test_texts_contain_the_mask_token_of_the_target_model(model: dict[str, str] | None, mask: str) -> None:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200 if model and self.path == "/fill-mask/info" else 404)
-            self.end_headers()
-            self.wfile.write(json.dumps(model).encode())
+    async def info_then_ok(i: int) -> bytes:
+        return OK if i else response(json.dumps(model).encode(), b"200 OK" if model else b"404 Not Found")
 
-        def do_POST(self) -> None:
-            asked.append(json.loads(self.rfile.read(int(self.headers["content-length"])))["inputs"])
-            self.send_response(200)
-            self.end_headers()
+    with listening(info_then_ok) as server:
+        target, _ = probe_target(f"http://127.0.0.1:{server.port}/fill-mask=mask", {}, texts=1, seed=0)
 
-        def log_message(self, *_: object) -> None:
-            """Logs nothing."""
-
-    asked: list[str] = []
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        target, _ = probe_target(f"http://127.0.0.1:{server.server_port}/fill-mask=mask", {}, texts=1, seed=0)
-        server.shutdown()
-
-    assert [1] == [text.count(mask) for text in asked]
-    assert {1} == {json.loads(body.content)["inputs"].count(mask) for body in target.bodies}
+    assert [1, 1] == [json.loads(body)["inputs"].count(mask) for body in (server.bodies[1], target.bodies[0].content)]
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://a/b", "http://", "http://a:b/", "http://a b/", "http://[::1/x"])
