@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
+from numpy.typing import NDArray
+from onnx import numpy_helper
 
 from bertserve.service.bundle.files import Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
@@ -21,6 +27,7 @@ from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from task_runs import begin, decode, encode
 
 FAST = ("--precision", "fp32")
+Array = NDArray[Any]
 Run = Callable[..., tuple[int, str]]
 Verify = Callable[..., tuple[int, dict[str, Any]]]
 
@@ -79,6 +86,14 @@ class Served:
         return to_plain(read.answer([item.finish([next(rows) for _ in item.batch.encodings]) for item in begun]))
 
 
+def edit_constant(source: Path, name: str, change: Callable[[Array], Array], target: Path | None = None) -> None:
+    """Changes the constant whose name ends with `name` in a graph, and writes the graph to its own file or to `target`."""
+    model = onnx.load(str(source))
+    [tensor] = [tensor for tensor in model.graph.initializer if tensor.name.endswith(name)]
+    tensor.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(tensor).copy()), tensor.name))
+    onnx.save(model, str(target or source))
+
+
 def left_in(output: Path) -> list[str]:
     """Returns the sorted names of all files and folders in the output folder, including hidden ones."""
     return sorted(path.name for path in output.iterdir()) if output.exists() else []
@@ -92,3 +107,19 @@ def json_lines(path: Path, *lines: Any) -> Path:
     """Writes a JSON Lines file and returns its path; strings are written unchanged, other values as JSON."""
     path.write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return path
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Makes writes beyond `size` bytes of any file fail as on a full disk, but with EFBIG instead of ENOSPC.
+
+    The limit also applies to pytest's own files, which can be larger: pytest must not write within the block.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)

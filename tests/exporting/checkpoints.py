@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
-from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, PreTrainedTokenizerFast
 
 import tiny
 from bertserve.export.calibration import BUILT_IN
+from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.service.bundle.files import TOKENIZER_FILE
+from bertserve.service.text.tokenizer import Tokenizer
 
 # with tiny matrices on two shared cores, more threads only wait for each other
 torch.set_num_threads(1)
@@ -25,6 +26,7 @@ CLASSIFICATION = "BertForSequenceClassification"
 ROWS = 1100  # the int8 stage quantizes only embeddings with at least 1024 rows
 POSITIONS = 160
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+PROMPTS = {"query": "the book was ", "passage": ""}
 
 
 def bert(
@@ -94,10 +96,65 @@ def _save_tokenizer(path: Path, model_max_length: int, tokenizer_class: str) -> 
     )
 
 
+def train_adapter(model: Any, folder: Path, **config: Any) -> Any:
+    """Saves a random LoRA adapter to a folder, as peft does after training; returns the adapted model."""
+    from peft import LoraConfig, get_peft_model
+
+    adapted = get_peft_model(model, LoraConfig(**config)).eval()
+    rng = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.2 * torch.randn(parameter.shape, generator=rng))
+    adapted.save_pretrained(folder)
+    return adapted
+
+
+def service_tokenizer(checkpoint: Checkpoint, folder: Path) -> Tokenizer:
+    """Returns the service's tokenizer of a loaded checkpoint; writes its file to the folder."""
+    (folder / TOKENIZER_FILE).write_text(checkpoint.tokenizer_json, encoding="utf-8")
+    return Tokenizer(folder / TOKENIZER_FILE, checkpoint.tokenizer_spec)
+
+
+def encoder(folder: Path, *, layers: int = 4, architecture: str = "BertModel", **labels: Any) -> Path:
+    config = getattr(transformers, architecture).config_class
+    sizes = SIZES | {"num_hidden_layers": layers}
+    return save(folder / "vectors", architecture, config(vocab_size=ROWS, max_position_embeddings=POSITIONS, **sizes, **labels))
+
+
+def write_json(path: Path, document: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(document), encoding="utf-8")
+
+
+def write_modules(path: Path, *kinds: str) -> None:
+    """Writes the `modules.json` of sentence-transformers: a Transformer in the checkpoint's folder, then modules of these kinds."""
+    modules = [
+        {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
+        for i, kind in enumerate(("Transformer", *kinds))
+    ]
+    write_json(path / "modules.json", modules)
+
+
+def sentence_transformers(path: Path, *kinds: str, pooling: str = "mean_tokens", max_length: int | None = 64) -> Path:
+    """Adds the files of sentence-transformers to a checkpoint: a pooling, modules of these kinds, and settings; returns its path."""
+    write_modules(path, "Pooling", *kinds)
+    write_json(path / "1_Pooling" / "config.json", {f"pooling_mode_{pooling}": True})
+    write_json(path / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
+    write_json(path / "config_sentence_transformers.json", {"prompts": PROMPTS, "default_prompt_name": None})
+    return path
+
+
 def few_texts(folder: Path, count: int = 20) -> Path:
     """Writes the first `count` built-in calibration texts to a file and returns its path; they are enough for most tiny models."""
     path = folder / "texts.txt"
     path.write_text("".join(BUILT_IN.read_text(encoding="utf-8").splitlines(keepends=True)[:count]), encoding="utf-8")
+    return path
+
+
+def numbered_texts(path: Path, numbers: Iterable[int]) -> Path:
+    """Writes a short text for each number to a file, and returns its path."""
+    path.write_text("".join(f"text {i}\n" for i in numbers), encoding="utf-8")
     return path
 
 
@@ -109,6 +166,35 @@ def edit_weights(path: Path, edit: Callable[[dict[str, torch.Tensor]], object]) 
     tensors = load_file(path / "model.safetensors")
     edit(tensors)
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+
+
+def pickle_weights(path: Path, make: Callable[[dict[str, torch.Tensor]], Any] = dict, **options: Any) -> None:
+    """Replaces the weights file by a pickle of what `make` returns for the weights; `options` are those of `torch.save`."""
+    torch.save(make(load_file(path / "model.safetensors")), path / "pytorch_model.bin", **options)
+    (path / "model.safetensors").unlink()
+
+
+def rename_weights(path: Path, name: str) -> None:
+    """Renames the weights file and adds an index that names it."""
+    weight_map = dict.fromkeys(load_file(path / "model.safetensors"), name)
+    (path / "model.safetensors").rename(path / name)
+    write_json(path / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
+
+
+def shard(path: Path, count: int, *, pickled: bool = False) -> None:
+    """Distributes the weights among `count` files, which an index lists."""
+    tensors, weight_map = load_file(path / "model.safetensors"), {}
+    (path / "model.safetensors").unlink()
+    stem, suffix = ("pytorch_model", "bin") if pickled else ("model", "safetensors")
+    for i in range(count):
+        file = f"{stem}-{i + 1:05}-of-{count:05}.{suffix}"
+        part = {name: tensors[name] for name in sorted(tensors)[i::count]}
+        if pickled:
+            torch.save(part, path / file)
+        else:
+            save_file(part, path / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(part, file)
+    write_json(path / f"{stem}.{suffix}.index.json", {"metadata": {}, "weight_map": weight_map})
 
 
 def prune_heads(path: Path, pruned: Mapping[int, Sequence[int]], *, heads: int) -> None:
@@ -134,16 +220,3 @@ def silence_heads(model: torch.nn.Module, pruned: Mapping[int, Sequence[int]], *
         for layer, gone in pruned.items():
             weight = model.get_parameter(f"bert.encoder.layer.{layer}.attention.output.dense.weight")
             weight.view(weight.shape[0], heads, -1)[:, list(gone)] = 0
-
-
-class PyTorch:
-    """Runs a checkpoint in transformers as its user does, without the exporter."""
-
-    def __init__(self, path: Path) -> None:
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-        self.model = transformers.AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32).eval()
-
-    def logits(self, text: str, pair: str | None = None, *, max_length: int = POSITIONS) -> NDArray[np.float32]:
-        feed = self.tokenizer(text, pair, truncation=True, max_length=max_length, padding=False, return_tensors="pt")
-        with torch.no_grad():
-            return np.asarray(self.model(**feed).logits[0])

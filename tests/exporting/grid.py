@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,20 @@ def compared(source: Path, bundle: Bundle, task: str) -> tuple[list[Encoding], l
 def worst_error(expected: Sequence[Row], found: Sequence[Sequence[Row]]) -> float:
     """Returns the largest difference from the expected outputs, over all runs."""
     return max(float(np.abs(a[key] - b[key]).max()) for side in found for a, b in zip(expected, side, strict=True) for key in a)
+
+
+def logit_error(bundle: Bundle, logits_of: Callable[[torch.Tensor], torch.Tensor], precision: Precision = "fp32") -> float:
+    """Returns the largest difference of a bundle's logits from those of a model, over the grid.
+
+    Args:
+        bundle: The bundle.
+        logits_of: Returns the logits of the model, [1, ...], for ids, int64 [1, length].
+        precision: Precision of the bundle's graph.
+    """
+    encodings = grid(Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer), bundle.manifest.task)
+    with torch.no_grad():
+        expected = [{"logits": logits_of(torch.tensor(encoding.ids)[None])[0].numpy()} for encoding in encodings]
+    return worst_error(expected, rows(bundle, precision, encodings))
 
 
 def grid(tokenizer: Tokenizer, task: str) -> list[Encoding]:

@@ -1,22 +1,24 @@
-"""A hypothesis strategy for random checkpoints, some of which the export must refuse."""
+"""A hypothesis strategy for random checkpoints, some of which the export must refuse, and the files of such a checkpoint."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 import transformers
 from hypothesis import strategies as st
 
-from checkpoints import edit_json, edit_weights
-from families import CASES, HEADS
+from checkpoints import edit_json, edit_weights, naming, sentence_transformers, shard, train_adapter, write_modules
+from families import CASES, FAMILIES, HEADS
 
 EMBED = "feature-extraction"
-STEP = "sentence_transformers.models."
 AUTO = {task: auto for task, (_, auto) in HEADS.items()} | {EMBED: transformers.AutoModel}
 # Families with a quick export. The other families differ only in their tokenizers, or have their own tests.
 QUICK = (
@@ -206,14 +208,6 @@ def _relative_positions(path: Path) -> None:
     edit_weights(path, lambda found: found.update({name: torch.ones(191, 8)}))
 
 
-def _module(kind: str) -> Callable[[Path], object]:
-    def add(path: Path) -> None:
-        modules = [{"idx": 0, "path": "", "type": f"{STEP}Transformer"}, {"idx": 1, "path": "1_Other", "type": f"{STEP}{kind}"}]
-        (path / "modules.json").write_text(json.dumps(modules))
-
-    return add
-
-
 def _classifies(case: Case) -> bool:
     return case.task.endswith("-classification")
 
@@ -246,7 +240,7 @@ FAULTS: dict[str, Change] = {
     "split special tokens": Change(
         "split_special_tokens", lambda path: edit_json(path / "tokenizer_config.json", split_special_tokens=True)
     ),
-    "dense module": Change("Dense", _module("Dense"), lambda case: case.task == EMBED),
+    "dense module": Change("Dense", lambda path: write_modules(path, "Dense"), lambda case: case.task == EMBED),
 }
 # Changes after which the bundle must match PyTorch, or the export must fail with one of the `reasons`.
 QUIRKS: dict[str, Change] = {
@@ -327,3 +321,75 @@ def cases(draw: st.DrawFn) -> Case:
         return replace(case, fault=draw(st.sampled_from([name for name, fault in FAULTS.items() if fault.fits(case)])))
     quirks = [name for name, quirk in QUIRKS.items() if quirk.fits(case)]
     return replace(case, quirk=draw(st.sampled_from(quirks)) if draw(st.booleans()) else None)
+
+
+def write(case: Case, folder: Path) -> Path:
+    """Writes the checkpoint of a case and returns the path to export."""
+    path, family = folder / "checkpoint", FAMILIES[case.family]
+    variant = {} if case.variant is None else VARIANTS[case.family][case.variant]
+    fields: dict[str, Any] = {LAYER_FIELDS.get(case.family, "num_hidden_layers"): case.layers}
+    if case.family != "XLNet":  # XLNet's positions are relative
+        fields["max_position_embeddings"] = case.positions + max(family.offset, variant.get("pad_token_id", -1) + 1)
+    if case.activation:
+        fields[ACTIVATION_FIELDS.get(case.family, "hidden_act")] = case.activation
+    if case.task.endswith("-classification"):
+        fields |= naming(tuple(f"L{i}" for i in range(case.labels))) | {"problem_type": case.problem_type}
+    fields |= variant
+    if case.rows:
+        fields["vocab_size"] = len(tokenizer_of(case)) + case.rows
+    if case.task == "fill-mask":
+        fields["tie_word_embeddings"] = case.tied
+    replace(family, tokenizer=lambda: tokenizer_of(case)).save(path, "text-classification" if case.task == EMBED else case.task, **fields)
+    if case.task == EMBED:
+        AUTO[EMBED].from_pretrained(path).save_pretrained(path)
+    if case.template:  # the family's own tokenizer class has a fixed template
+        names = FAMILIES[case.family].tokenizer().model_input_names
+        edit_json(path / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast", model_input_names=names)
+    for change in (QUIRKS.get(case.quirk or ""), FAULTS.get(case.fault or "")):
+        if change:
+            change.make(path)
+    if case.dtype != "float32":
+        dtype = getattr(torch, case.dtype)
+        edit_weights(path, lambda found: found.update({name: value.to(dtype) for name, value in found.items()}))
+        edit_json(path / "config.json", dtype=case.dtype)
+    if case.shards > 1:
+        shard(path, case.shards)
+    if case.pooling and case.fault != "dense module":
+        pooling = f"{case.pooling}_token{'s' * (case.pooling != 'cls')}"
+        sentence_transformers(path, *(["Normalize"] if case.normalize else []), pooling=pooling, max_length=case.sentence_length)
+    return _write_adapter(case, path, folder) if case.adapter else path
+
+
+def tokenizer_of(case: Case) -> Any:
+    """Returns the family's tokenizer with the settings of a case."""
+    tokenizer = FAMILIES[case.family].tokenizer()
+    tokenizer.model_max_length, tokenizer.truncation_side = case.model_max_length, case.truncation_side
+    tokenizer.padding_side = case.padding_side or tokenizer.padding_side
+    first, last = tokenizer.cls_token or tokenizer.bos_token or tokenizer.eos_token, tokenizer.sep_token or tokenizer.eos_token
+    if case.template:
+        names = {"C": first, "S": last}
+        single, pair = (" ".join(names.get(piece[0], piece[0]) + piece[1:] for piece in text.split()) for text in TEMPLATES[case.template])
+        ids = {(token, tokenizer.convert_tokens_to_ids(token)) for token in names.values()}
+        tokenizer.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+            single=single, pair=pair, special_tokens=sorted(ids)
+        )
+    for token in case.added:
+        options = {name: getattr(token, name) for name in ("special", "lstrip", "rstrip", "single_word", "normalized")}
+        tokenizer.add_tokens([tokenizers.AddedToken(token.content, **options)], special_tokens=token.special)
+    return tokenizer
+
+
+def _write_adapter(case: Case, base: Path, folder: Path) -> Path:
+    """Writes a random adapter with peft and returns its folder."""
+    model = AUTO[case.task].from_pretrained(base, dtype=torch.float32)
+    layers = [name for name, module in model.base_model.named_modules() if isinstance(module, torch.nn.Linear) and "pool" not in name]
+    task_type = "SEQ_CLS" if case.task == "text-classification" else "TOKEN_CLS"
+    settings = {"use_dora": case.adapter == "dora", "use_rslora": case.adapter == "rslora"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        train_adapter(model, folder / "adapter", task_type=task_type, r=2, target_modules=layers[:2], **settings)
+    if case.adapter == "pissa":  # PiSSA also changes the base model
+        edit_json(folder / "adapter" / "adapter_config.json", init_lora_weights="pissa")
+    for file in base.glob("tokenizer*"):
+        shutil.copy(file, folder / "adapter")
+    return folder / "adapter"

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
-from onnx import numpy_helper
 
 import tiny
-from bertserve.service.bundle.files import MANIFEST_FILE, digest, load_bundle
+from bertserve.service.bundle.files import digest, load_bundle
 from bundles import Served, json_lines
 
 TEXTS = ["a good film", "a bad book", "very dull !", "the film was not great", "fine", "poor , but short ."]
@@ -23,23 +19,16 @@ def answer(path: Path, body: dict[str, Any], precision: str = "auto") -> Any:
     return Served(load_bundle(path), precision).answer(body)
 
 
-def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
-    manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
-    change(manifest)
-    (path / MANIFEST_FILE).write_text(json.dumps(manifest), encoding="utf-8")
-    return path
-
-
 def store_digests(path: Path) -> Path:
     def store(manifest: dict[str, Any]) -> None:
         for graph in manifest["graphs"]:
             graph["sha256"] = digest(path / graph["file"])
 
-    return edit(path, store)
+    return tiny.edit(path, store)
 
 
 def store_example(path: Path) -> Path:
-    return edit(path, lambda manifest: manifest["example"].update(result=answer(path, manifest["example"]["request"])))
+    return tiny.edit(path, lambda manifest: manifest["example"].update(result=answer(path, manifest["example"]["request"])))
 
 
 def sound(folder: Path, task: str = "text-classification", *, other_seed: int | None = None, **fields: Any) -> Path:
@@ -64,20 +53,11 @@ def sound(folder: Path, task: str = "text-classification", *, other_seed: int | 
             validation = graph["validation"] | {"quantization_limit": 1000.0}
             manifest["graphs"] = [graph | {"file": "model.cpu.int8.onnx", "precision": "int8", "validation": validation}, other]
 
-    return store_example(edit(path, complete))
+    return store_example(tiny.edit(path, complete))
 
 
 def regression(folder: Path, activation: str = "none") -> Path:
     return sound(folder, labels=("value",), activation=activation)
-
-
-def edit_constant(path: Path, file: str, name: str, change: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> Path:
-    """Changes a constant in a graph of a bundle, and the digest in the manifest."""
-    model = onnx.load(str(path / file))
-    [tensor] = [tensor for tensor in model.graph.initializer if tensor.name == name]
-    tensor.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(tensor).copy()), name))
-    onnx.save(model, str(path / file))
-    return store_digests(path)
 
 
 def with_gpu_graph(path: Path, *, runnable: bool = True, only: bool = False) -> Path:
@@ -91,7 +71,7 @@ def with_gpu_graph(path: Path, *, runnable: bool = True, only: bool = False) -> 
         other["validation"] = graph["validation"] | {"worst_abs_error": 0.25}
         manifest["graphs"] = [*([] if only else [graph]), graph | other]
 
-    return edit(path, add)
+    return tiny.edit(path, add)
 
 
 def data(folder: Path, *lines: Any) -> Path:

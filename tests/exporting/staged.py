@@ -21,9 +21,8 @@ from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.graph import cpu_passes, rewrite
 from bertserve.export.graph.rewrite import CONTRIB
 from bertserve.export.inference import Feed
-from bertserve.service.bundle.files import TOKENIZER_FILE, digest
 from bertserve.service.text.tokenizer import Tokenizer
-from checkpoints import bert
+from checkpoints import bert, service_tokenizer
 
 ARCHITECTURES = {
     "text-classification": "BertForSequenceClassification",
@@ -74,9 +73,7 @@ def stage(source: Path, folder: Path) -> Staged:
     rewritten(cpu_passes.unfuse, after["fused"], after["unfused"])
     nodes_restricted = rewritten(cpu_passes.restrict_to_cls, after["unfused"], after["cls_only"])
     rewritten(cpu_passes.pack_qkv, after["cls_only"], after["packed"])
-    (folder / TOKENIZER_FILE).write_text(loaded.tokenizer_json, encoding="utf-8")
-    tokenizer = Tokenizer(folder / TOKENIZER_FILE, loaded.tokenizer_spec.model_copy(update={"sha256": digest(folder / TOKENIZER_FILE)}))
-    return Staged(loaded, tokenizer, **after, nodes_restricted=nodes_restricted)
+    return Staged(loaded, service_tokenizer(loaded, folder), **after, nodes_restricted=nodes_restricted)
 
 
 def graph_of(

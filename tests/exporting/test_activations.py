@@ -22,17 +22,11 @@ EMPTY = "\u200b"  # the tokenizer removes this character
 TEXTS = ["a good film", "the book was very dull !", EMPTY, "long " * 300, "a bad film"]
 
 
-def giving_out(staged: Staged, path: Path, *operators: str) -> list[str]:
-    """Writes a graph that also outputs the results of all nodes with these operators, and returns the outputs' names."""
-    model = rewrite.load(staged.packed)
-    names = [node.outputs[0].name for node in model.graph if node.op_type in operators]
-    rewrite.save(model, path, outputs=names)
-    return names
-
-
 def test_bounds_cover_all_rows(all_staged: dict[str, Staged], tmp_path: Path) -> None:
     staged, path = all_staged["text-classification"], tmp_path / "more.onnx"
-    names = giving_out(staged, path, "Gelu", "LayerNormalization")
+    model = rewrite.load(staged.packed)
+    names = [node.outputs[0].name or "" for node in model.graph if node.op_type in ("Gelu", "LayerNormalization")]
+    rewrite.save(model, path, outputs=names)
     feeds = staged.feeds(TEXTS)
     seen = observe_tensors(path, names, feeds, tmp_path / "samples")
     runs = [run(path, feed)[1:] for feed in feeds]
@@ -92,22 +86,17 @@ def test_a_measured_effect_equals_the_effect_of_one_int8_layer(
     all_staged: dict[str, Staged], task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     staged = all_staged[task]
-    texts = staged.feeds(read_texts(BUILT_IN)[:20])
-    monkeypatch.setattr(sensitivity, "LIMIT_FACTOR", 1e9)  # all layers are measured on all texts
-    monkeypatch.setattr(sensitivity, "choose_texts", lambda feeds, tokens: list(texts))
+    texts = staged.feeds(read_texts(BUILT_IN)[:20])[: sensitivity.FIRST_TEXTS]
+    monkeypatch.setattr(sensitivity, "choose_texts", lambda feeds, tokens: texts)
     params = quantized(staged, tmp_path)
     found = sensitivity.measure(rewrite.load(staged.packed), params, tmp_path / "shifted.onnx", texts, limits=[1.0])
-    parts = [
-        (part, inference.outputs(staged.packed, part)) for part in (texts[: sensitivity.FIRST_TEXTS], texts[sensitivity.FIRST_TEXTS :])
-    ]
+    expected = inference.outputs(staged.packed, texts)
     alone = {}
     for x, quant in params.items():
         model = rewrite.load(staged.packed)
         graph_edits.emit_linears(model.graph, {x: quant})
         rewrite.save(model, tmp_path / "one.onnx")
-        errors = [inference.relative_error(expected, inference.outputs(tmp_path / "one.onnx", part)) ** 2 for part, expected in parts]
-        alone[x] = float(np.average(errors, weights=[len(part) for part, _ in parts]))
+        alone[x] = inference.relative_error(expected, inference.outputs(tmp_path / "one.onnx", texts)) ** 2
+    average = np.mean(list(alone.values()))
 
-    assert pytest.approx(1) == float(np.mean(list(found.values())))
-    assert alone.keys() == found.keys()
-    np.testing.assert_allclose(np.array(list(alone.values())) / np.mean(list(alone.values())), list(found.values()), rtol=0.05)
+    assert {x: pytest.approx(error / average, rel=0.05) for x, error in alone.items()} == found

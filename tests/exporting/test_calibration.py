@@ -14,6 +14,7 @@ from bertserve.export.calibration import Texts
 from bertserve.export.errors import CheckpointError
 from bertserve.service.bundle.files import load_bundle
 from bundles import json_lines
+from checkpoints import numbered_texts
 from staged import Staged
 
 pytestmark = pytest.mark.torch
@@ -21,12 +22,6 @@ pytest_plugins = ("export_fixtures",)
 
 EMPTY = "\u200b"  # the tokenizer removes this character
 TEXTS = ["a good film", "the book was very dull !", EMPTY, "long " * 300]
-
-
-def numbered(count: int, path: Path) -> Path:
-    """Writes a file of `count` short texts and returns its path."""
-    path.write_bytes(b"".join(b"text %d\n" % i for i in range(count)))
-    return path
 
 
 # ---- texts
@@ -129,7 +124,7 @@ def sizes(split: calibration.Split) -> tuple[int, int, int]:
 @pytest.mark.parametrize(("count", "expected"), [(16, (11, 2, 3)), (30, (20, 5, 5))])
 def test_a_duplicate_text_is_in_only_one_split(tmp_path: Path, count: int, expected: tuple[int, int, int]) -> None:
     """A copy with other white space is also a duplicate. Sixteen texts are enough for all splits."""
-    content = numbered(count, tmp_path / "texts.txt").read_bytes()
+    content = numbered_texts(tmp_path / "texts.txt", range(count)).read_bytes()
     (tmp_path / "texts.txt").write_bytes(content * 2 + content.replace(b" ", b"  "))
 
     assert expected == sizes(calibration.read_split(tmp_path / "texts.txt"))
@@ -137,9 +132,8 @@ def test_a_duplicate_text_is_in_only_one_split(tmp_path: Path, count: int, expec
 
 def test_a_validation_file_gives_the_texts_of_the_report(tmp_path: Path) -> None:
     """The first file is split between calibration and the gate."""
-    own = numbered(40, tmp_path / "own.txt")
-    (tmp_path / "validation.txt").write_bytes(b"".join(b"text %d\n" % i for i in range(41, 60)))
-    split = calibration.read_split(own, tmp_path / "validation.txt")
+    own = numbered_texts(tmp_path / "own.txt", range(40))
+    split = calibration.read_split(own, numbered_texts(tmp_path / "validation.txt", range(41, 60)))
 
     assert (34, 6, 19) == sizes(split)
     assert {f"text {i}" for i in range(40)} == {*split.calibration.lines, *split.gate.lines}
@@ -147,11 +141,10 @@ def test_a_validation_file_gives_the_texts_of_the_report(tmp_path: Path) -> None
 
 
 def test_files_that_share_texts_are_an_error(tmp_path: Path) -> None:
-    own, shared = numbered(40, tmp_path / "own.txt"), b"text  0\ntext  1\ntext  2\n"
-    (tmp_path / "validation.txt").write_bytes(shared + b"".join(b"other %d\n" % i for i in range(20)))
+    own, validation = numbered_texts(tmp_path / "own.txt", range(40)), numbered_texts(tmp_path / "validation.txt", range(37, 60))
 
     with pytest.raises(CheckpointError, match=r"own.txt` .*validation.txt` .* 3 texts"):
-        calibration.read_split(own, tmp_path / "validation.txt")
+        calibration.read_split(own, validation)
 
 
 def test_passages_join_neighboring_texts_of_one_split(all_staged: dict[str, Staged]) -> None:

@@ -16,58 +16,32 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 import bertserve.service.cli
-import tiny
-from bertserve.export import cli
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.manifest import Layers
 from bertserve.service.tasks import zero_shot
 from bundles import Served, exported, refused
-from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_json, edit_weights, few_texts, naming, save
+from checkpoints import (
+    POSITIONS,
+    PROMPTS,
+    bert,
+    edit_json,
+    encoder,
+    few_texts,
+    sentence_transformers,
+    write_json,
+)
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("export_fixtures",)
 
 LONG = "the film was not very good , but the book is great ! " * 20
 TEXTS = ["good", "the film was not very good", "", "Ünïcödé 看 😴 films, e\u0301x", LONG]
 NLI_LABELS = ("entailment", "neutral", "contradiction")
-PROMPTS = {"query": "the book was ", "passage": ""}
-STEP = "sentence_transformers.models."
 
 
-def write(path: Path, document: Any) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(document), encoding="utf-8")
-
-
-def encoder(folder: Path, *, layers: int = 4, architecture: str = "BertModel", **labels: Any) -> Path:
-    config = getattr(transformers, architecture).config_class
-    sizes = SIZES | {"num_hidden_layers": layers}
-    return save(folder / "vectors", architecture, config(vocab_size=ROWS, max_position_embeddings=POSITIONS, **sizes, **labels))
-
-
-def sentence_transformers(path: Path, *steps: str, max_length: int = 64) -> Path:
-    """Adds the files of sentence-transformers to a checkpoint, and returns its path."""
-    paths = {"Transformer": "", "Pooling": "1_Pooling"}
-    modules = [{"idx": i, "name": str(i), "path": paths.get(s, f"{i}_{s}"), "type": f"{STEP}{s}"} for i, s in enumerate(steps)]
-    write(path / "modules.json", modules)
-    write(path / "1_Pooling" / "config.json", {"pooling_mode_mean_tokens": True})
-    write(path / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
-    write(path / "config_sentence_transformers.json", {"prompts": PROMPTS, "default_prompt_name": None})
-    return path
-
-
-@pytest.fixture(name="source", scope="module")
-def sentence_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return sentence_transformers(encoder(tmp_path_factory.mktemp("vectors")), "Transformer", "Pooling", "Normalize")
-
-
-@pytest.fixture(name="bundle", scope="module")
-def exported_encoder(source: Path) -> Bundle:
-    return exported(source, precisions=("fp32", "int8"), layers="last_four", calibration=few_texts(source.parent, 40))
-
-
-def test_the_bundle_passes_the_check_and_its_card_describes_the_vectors(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bundle_passes_the_check_and_its_card_describes_the_vectors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = sentence_transformers(encoder(tmp_path), "Normalize")
+    bundle = exported(source, precisions=("fp32", "int8"), layers="last_four", calibration=few_texts(tmp_path, 40))
     assert 0 == bertserve.service.cli.main(["check", "--models", str(bundle.path.parent)])
     assert "vectors: feature-extraction, cpu/int8: ok" in capsys.readouterr().out
     card = (bundle.path / "README.md").read_text(encoding="utf-8")
@@ -75,27 +49,6 @@ def test_the_bundle_passes_the_check_and_its_card_describes_the_vectors(bundle: 
 
 
 # ---- settings of checkpoints, and missing parts
-
-
-def test_the_encoder_below_a_head_is_exported(tmp_path: Path) -> None:
-    source = encoder(tmp_path, layers=2, architecture="BertForSequenceClassification", **naming(tiny.LABELS))
-    edit_weights(source, lambda tensors: [tensors.pop(name) for name in list(tensors) if ".pooler." in name])
-    [vectors] = Served(exported(source, task="feature-extraction")).answer({"inputs": "good", "pooling": "none"})
-    tokenizer, model = transformers.AutoTokenizer.from_pretrained(source), transformers.AutoModel.from_pretrained(source).eval()
-    with torch.no_grad():
-        expected = model(**tokenizer("good", return_tensors="pt")).last_hidden_state[0]
-    np.testing.assert_allclose(expected, vectors, rtol=0, atol=1e-4)
-
-
-def test_a_module_with_its_own_code_is_refused(tmp_path: Path) -> None:
-    """Only classes of sentence-transformers are supported, not classes with the same name in other packages."""
-    source = sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling")
-    modules = json.loads((source / "modules.json").read_text(encoding="utf-8"))
-    write(source / "modules.json", [modules[0] | {"type": "custom_st.Transformer"}, modules[1]])
-    assert "`custom_st.Transformer`" in refused(source)
-
-    write(source / "modules.json", [modules[0] | {"type": "sentence_transformers.base.modules.transformer.Transformer"}, modules[1]])
-    assert 64 == load_checkpoint(str(source)).tokenizer_spec.max_length
 
 
 @pytest.mark.parametrize(
@@ -114,17 +67,19 @@ def test_a_module_with_its_own_code_is_refused(tmp_path: Path) -> None:
         ("modules.json", '[{"path": "../other", "type": "Transformer"}]', "`../other`"),
         ("modules.json", '[{"path": "a", "type": "Transformer"}, {"path": "b", "type": "Transformer"}]', "`a`, `b`"),
         ("modules.json", '["Transformer"]', "modules.json` is not"),
+        # a class with the same name in another package
+        ("modules.json", '[{"path": "", "type": "custom_st.Transformer"}]', "`custom_st.Transformer`"),
     ],
 )
 def test_a_broken_file_or_field_is_named(tmp_path: Path, file: str, content: str | None, named: str) -> None:
-    source = sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling")
+    source = sentence_transformers(encoder(tmp_path, layers=1))
     (source / file).unlink() if content is None else (source / file).write_text(content)
     assert named in refused(source)
 
 
 def test_the_maximum_length_of_sentence_transformers_replaces_the_tokenizers(tmp_path: Path) -> None:
     """It does not replace the number of positions, which no text can exceed."""
-    source = sentence_transformers(encoder(tmp_path), "Transformer", "Pooling", max_length=120)
+    source = sentence_transformers(encoder(tmp_path), max_length=120)
     edit_json(source / "tokenizer_config.json", model_max_length=48)
     assert 120 == load_checkpoint(str(source)).tokenizer_spec.max_length
 
@@ -147,8 +102,9 @@ def moved(source: Path, folder: str = "0_Transformer", length_file: str = "sente
         path.rename(source / folder / path.name)
     (source / folder / "sentence_bert_config.json").rename(source / folder / length_file)
     steps = json.loads((source / "modules.json").read_text(encoding="utf-8"))
-    write(source / "modules.json", [step | {"path": folder} if step["type"].endswith(".Transformer") else step for step in steps])
-    write(source / "config.json", {"__version__": "0.2.5"})  # a file of sentence-transformers, without model settings
+    steps[0]["path"] = folder
+    write_json(source / "modules.json", steps)
+    write_json(source / "config.json", {"__version__": "0.2.5"})  # a file of sentence-transformers, without model settings
     (source / "README.md").write_text("What it was trained on.", encoding="utf-8")
     return source
 
@@ -157,7 +113,7 @@ def moved(source: Path, folder: str = "0_Transformer", length_file: str = "sente
     "length_file", ["sentence_bert_config.json", pytest.param("sentence_distilbert_config.json", marks=pytest.mark.full_grid)]
 )
 def test_a_model_in_a_subfolder_is_found(tmp_path: Path, length_file: str) -> None:
-    flat = sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling", "Normalize", max_length=48)
+    flat = sentence_transformers(encoder(tmp_path, layers=1), "Normalize", max_length=48)
     digest = load_checkpoint(str(flat)).origin.weights_sha256
     source = moved(flat, length_file=length_file)
     bundle = exported(source)
@@ -175,7 +131,7 @@ def test_only_the_needed_files_are_fetched_from_the_hub(tmp_path: Path, monkeypa
 
     It fetches a pickle only if there are no safetensors, and no other folders, such as those of training checkpoints.
     """
-    source = moved(sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling"))
+    source = moved(sentence_transformers(encoder(tmp_path, layers=1)))
     weights = source / "0_Transformer" / "model.safetensors"
     torch.save(load_file(weights), weights.with_name("pytorch_model.bin"))
     torch.save({}, weights.with_name("optimizer.bin"))
@@ -208,8 +164,20 @@ def test_only_the_needed_files_are_fetched_from_the_hub(tmp_path: Path, monkeypa
     assert ("org/vectors", "main", commit) == (origin.checkpoint, origin.revision, origin.commit)
 
 
-def test_last_four_layers_need_four_layers_and_an_embedding_task(tmp_path: Path) -> None:
-    assert "3 layers" in refused(encoder(tmp_path, layers=3), layers="last_four")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": "last_four"}, "3 layers"),
+        ({"layers": (-6, -1)}, "--layers has -6"),
+        ({"layers": (1, 5)}, "layers 1 to 3, and 0"),
+        ({"combine": "sum"}, "--combine sum"),
+    ],
+)
+def test_layers_that_a_model_does_not_have_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    assert message in refused(encoder(tmp_path, layers=3), **options)
+
+
+def test_layers_of_a_classifier_are_refused(tmp_path: Path) -> None:
     assert "is for text-classification" in refused(bert(tmp_path), layers="last_four")
 
 
@@ -300,15 +268,3 @@ def test_a_bundle_has_default_layers_that_requests_can_override(tmp_path: Path, 
     assert bundle.manifest.embedding is not None
     default = ", ".join(map(str, bundle.manifest.embedding.default_layers or ()))
     assert f" {default} (mean)" in (bundle.path / "README.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(["--layers", "-6,-1"], "--layers has -6"), (["--layers", "1,5"], "layers 1 to 4, and 0"), (["--combine", "sum"], "--combine sum")],
-)
-def test_layers_that_a_model_does_not_have_are_refused(
-    tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert 1 == cli.main([str(encoder(tmp_path)), "--output", str(tmp_path / "models"), "--precision", "fp32", *arguments])
-    assert message in capsys.readouterr().err
-    assert not list((tmp_path / "models").glob("*"))

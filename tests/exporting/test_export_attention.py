@@ -90,13 +90,6 @@ def worst_error(model: Any, bundle: Bundle, *, batched: bool = True, precision: 
     return worst
 
 
-@pytest.fixture(scope="module", name="both")
-def checkpoint_and_bundle_with_int8(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Bundle]:
-    folder = tmp_path_factory.mktemp("bert")
-    source = checkpoint("BERT", CLASSIFIES, folder)
-    return source, with_attention(source, calibration=few_texts(folder), max_int8_error=1.0, precisions=("fp32", "int8"), quick=True)
-
-
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "BERT" else pytest.mark.full_grid) for name in GIVE])
 def test_attention_weights_match_pytorch(name: str, tmp_path: Path) -> None:
     source = checkpoint(name, CLASSIFIES, tmp_path)
@@ -138,8 +131,9 @@ def test_a_model_without_full_attention_weights_is_refused(name: str, tmp_path: 
 
 
 @pytest.mark.full_grid
-def test_the_attention_error_of_int8_is_small_and_reported(both: tuple[Path, Bundle], capsys: pytest.CaptureFixture[str]) -> None:
-    source, bundle = both
+def test_the_attention_error_of_int8_is_small_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = checkpoint("BERT", CLASSIFIES, tmp_path)
+    bundle = with_attention(source, calibration=few_texts(tmp_path), max_int8_error=1.0, precisions=("fp32", "int8"), quick=True)
     fp32, int8 = (graph.validation for graph in bundle.manifest.graphs)
 
     assert 1e-4 < worst_error(in_pytorch(source), bundle, precision="int8") < 0.5
@@ -154,18 +148,6 @@ def test_the_attention_error_of_int8_is_small_and_reported(both: tuple[Path, Bun
     shown = capsys.readouterr().out
     for error in (fp32.attention_error, int8.attention_error):
         assert f"attention weight {error:.1e}" in shown
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(["SOURCE", "--provider", "cpu,cuda"], "--provider is cpu,cuda"), (["--module", "FILE:make", "--trust-module"], "--module")],
-)
-def test_attentions_with_an_incompatible_flag_is_a_usage_error(
-    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        cli.main([*arguments, "--attentions", "--output", str(tmp_path)])
-    assert message in capsys.readouterr().err.partition("argument --attentions: ")[2]
 
 
 @pytest.mark.full_grid

@@ -16,15 +16,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import tiny
 from bertserve.export import cli, onnx_trace
 from bertserve.export.workspace import LOCK_FILE
 from bertserve.service.bundle.files import load_bundle
-from bundles import FAST, Run, contents, left_in
-from checkpoints import bert, edit_json, edit_weights, few_texts
-from full_disk import largest_file
+from bundles import FAST, Run, contents, largest_file, left_in
+from checkpoints import bert, edit_json, edit_weights, few_texts, pickle_weights, rename_weights
 from playback import play_back
 
 pytestmark = pytest.mark.torch
@@ -52,10 +50,6 @@ def weigh(edit: Callable[[dict[str, torch.Tensor]], object]) -> Change:
     return lambda path: edit_weights(path, edit)
 
 
-def fill(name: str, value: float) -> Change:
-    return weigh(lambda tensors: tensors[name].view(-1)[:1].fill_(value))
-
-
 def replace(**options: Any) -> Change:
     """Returns a change that replaces a classifier with another checkpoint that claims to be a classifier."""
 
@@ -63,28 +57,6 @@ def replace(**options: Any) -> Change:
         shutil.rmtree(path)
         bert(path.parent, path.name, **options)
         edit_json(path / "config.json", architectures=["BertForSequenceClassification"])
-
-    return change
-
-
-def index(name: str) -> Change:
-    """Returns a change that renames the weights file and adds an index."""
-
-    def change(path: Path) -> None:
-        names = list(load_file(path / "model.safetensors"))
-        (path / "model.safetensors").rename(path / name)
-        document = {"metadata": {}, "weight_map": dict.fromkeys(names, name)}
-        (path / "model.safetensors.index.json").write_text(json.dumps(document), encoding="utf-8")
-
-    return change
-
-
-def pickle_weights(make: Callable[[dict[str, torch.Tensor]], Any] = dict, **options: Any) -> Change:
-    """Returns a change that replaces the weights file by a pickle of what `make` returns for the weights."""
-
-    def change(path: Path) -> None:
-        torch.save(make(load_file(path / "model.safetensors")), path / "pytorch_model.bin", **options)
-        (path / "model.safetensors").unlink()
 
     return change
 
@@ -170,27 +142,26 @@ BAD: dict[str, tuple[Change, list[str]]] = {
         ["BertForNextSentencePrediction", "--task"],
     ),
     "no weights": (remove("model.safetensors"), ["weights", "model.safetensors"]),
-    "pickled module": (pickle_weights(lambda tensors: torch.nn.Linear(2, 2)), ["pytorch_model.bin", "torch.nn.modules.linear.Linear"]),
-    "pickled object among weights": (pickle_weights(lambda tensors: tensors | {"trap": Trap(Path("trap"))}), ["pytorch_model.bin"]),
-    "pickled state of a training": (pickle_weights(lambda tensors: {"epoch": 3, "state_dict": tensors}), ["'epoch', 'state_dict'"]),
-    "pickled weights cut off": (lambda path: (pickle_weights()(path), truncate(path / "pytorch_model.bin")), ["damaged"]),
+    "pickled module": (
+        lambda path: pickle_weights(path, lambda tensors: torch.nn.Linear(2, 2)),
+        ["pytorch_model.bin", "torch.nn.modules.linear.Linear"],
+    ),
+    "pickled state of a training": (
+        lambda path: pickle_weights(path, lambda tensors: {"epoch": 3, "state_dict": tensors}),
+        ["'epoch', 'state_dict'"],
+    ),
+    "pickled weights cut off": (lambda path: (pickle_weights(path), truncate(path / "pytorch_model.bin")), ["damaged"]),
     "pickled weights not fetched from git lfs": (
         lambda path: (remove("model.safetensors")(path), write("pytorch_model.bin", LFS_POINTER)(path)),
         ["placeholder"],
     ),
     "TensorFlow weights": (lambda path: (path / "model.safetensors").rename(path / "tf_model.h5"), ["model.safetensors", "from_tf"]),
-    "index of pickles": (index("pytorch_model.bin"), ["pytorch_model.bin", ".safetensors"]),
+    "index of pickles": (lambda path: rename_weights(path, "pytorch_model.bin"), ["pytorch_model.bin", ".safetensors"]),
     "index is a list": (lambda path: (remove("model.safetensors")(path), write("model.safetensors.index.json", b"[]")(path)), ["index"]),
     "broken weights": (write("model.safetensors", b"garbage"), ["weights"]),
     "weights cut off": (lambda path: truncate(path / "model.safetensors"), ["weights", "download"]),
-    "weights of an adapter": (
-        # like those of an adapter library
-        weigh(lambda tensors: tensors.update({"bert.encoder.layer.0.adapter.down.weight": torch.zeros(3, 32)})),
-        ["1 weight", "adapter.down"],
-    ),
     "weights of another file": (configure(transformers_weights="other.safetensors"), ["transformers_weights"]),
     "no tokenizer": (remove("tokenizer.json", "tokenizer_config.json"), ["tokenizer"]),
-    "no fast tokenizer": (remove("tokenizer.json"), ["tokenizer"]),
     "slow tokenizer only": (slow_tokenizer, ["fast tokenizer", "`tokenizer.json`"]),
     "broken tokenizer": (write("tokenizer.json", b"{"), ["tokenizer"]),
     "tokenizer that cannot encode unknown words": (
@@ -210,7 +181,7 @@ BAD: dict[str, tuple[Change, list[str]]] = {
         ["tokenizer", " bbox."],
     ),
     "too few positions": (replace(positions=8), ["8 tokens", "needs 16", "max_position_embeddings"]),
-    "NaN weights": (fill(DENSE, float("nan")), [f"`{DENSE}`", "NaN"]),
+    "NaN weights": (weigh(lambda tensors: tensors[DENSE][:1, :1].fill_(float("nan"))), [f"`{DENSE}`", "NaN"]),
     "weights that overflow": (weigh(lambda tensors: tensors[DENSE].fill_(3e38)), ["finite"]),
     "tokenizer larger than the embedding": (replace(rows=40), [f"{len(tiny.VOCABULARY)} tokens", "40 rows"]),
     "token id beyond the embedding": (gap_in_the_vocabulary, ["5001 tokens", "1100 rows"]),
@@ -245,7 +216,7 @@ def test_code_of_a_pickle_is_never_run(source: Path, output: Path, tmp_path: Pat
     if place == "without weights":
         (source / "model.safetensors").unlink()
     elif place == "named by an index":
-        index("pytorch_model.bin")(source)
+        rename_weights(source, "pytorch_model.bin")
     for name in ("pytorch_model.bin", "training_args.bin", "model.pt", "model.pkl", "optimizer.pt"):
         (source / name).write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
 

@@ -1,48 +1,33 @@
-"""Exports of a checkpoint to a bundle: files, manifest, model card, and scores that match PyTorch."""
+"""Exports of a checkpoint to a bundle: files, manifest and model card."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 import torch
 from huggingface_hub.repocard import metadata_load
-from numpy.typing import NDArray
-from onnx import numpy_helper
-from safetensors.torch import load_file
 
-from bertserve.export import calibration, cli
+import tiny
+from bertserve.export import cli
 from bertserve.export.bundle import model_card
 from bertserve.export.checkpoint.load import load_checkpoint
-from bertserve.export.errors import ParityError
-from bertserve.export.validation.comparison import MAX_ABS_ERROR, MAX_ROW_ERROR, Reference, compare
-from bertserve.export.validation.pytorch import run
-from bertserve.export.validation.served_graph import Answer, ServedGraph
+from bertserve.export.validation.comparison import MAX_ABS_ERROR, MAX_ROW_ERROR
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, Bundle, digest, load_bundle
+from bertserve.service.bundle.manifest import MaskToken
 from bertserve.service.check import check
 from bertserve.service.settings import Settings
-from bertserve.service.tasks import classify
-from bertserve.service.text.tokenizer import Tokenizer
-from bundles import Served, engine_of, exported, refused
-from checkpoints import CLASSIFICATION, POSITIONS, PyTorch, bert, edit_json, few_texts
+from bundles import exported, refused
+from checkpoints import CLASSIFICATION, POSITIONS, bert, edit_json, few_texts, pickle_weights, shard
 from playback import play_back
+from staged import checkpoint_of
 
 pytestmark = pytest.mark.torch
-
-LONG = "the film was not very good , but the book is great ! " * 40
-
-
-def words(tokens: int) -> str:
-    """Returns a text that encodes to `tokens` tokens, including [CLS] and [SEP]."""
-    some = "the a film book was is good bad fine dull great poor".split()
-    return " ".join(some[i % len(some)] for i in range(tokens - 2))
 
 
 @pytest.fixture(name="source", scope="module")
@@ -89,6 +74,22 @@ def test_the_manifest_says_where_the_bundle_came_from(usual: Bundle) -> None:
     assert ((), None, ()) == (source.license, source.license_name, source.datasets)
 
 
+@pytest.mark.parametrize(
+    ("task", "labels", "mask"),
+    [
+        ("token-classification", tiny.LABELS, None),
+        ("question-answering", (), None),
+        ("fill-mask", (), MaskToken(token="[MASK]", id=4)),
+    ],
+)
+def test_a_checkpoint_has_the_fields_of_its_task(tmp_path: Path, task: str, labels: tuple[str, ...], mask: MaskToken | None) -> None:
+    loaded = load_checkpoint(str(checkpoint_of(tmp_path, task)))
+    spec = loaded.tokenizer_spec
+
+    assert labels == loaded.labels
+    assert (0, "##", mask) == (spec.cls_index, spec.subword_prefix, spec.mask)
+
+
 @pytest.mark.full_grid
 def test_int8_with_low_agreement_is_not_the_default(
     source: Path, usual: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -104,41 +105,6 @@ def test_int8_with_low_agreement_is_not_the_default(
     assert any("cpu/int8" in line and "not the default" in line for line in warnings)
     assert "**Warning:** graph cpu/int8" in (bundle.path / CARD_FILE).read_text(encoding="utf-8")
     assert 0 == asyncio.run(check(Settings(models=(models,))))
-
-
-BROKEN: dict[str, tuple[int, Callable[[NDArray[Any]], NDArray[Any]]]] = {
-    "permuted columns": (1, lambda weight: np.random.default_rng(0).permutation(weight, axis=1)),
-    "zero scales": (3, np.zeros_like),
-}
-
-
-@pytest.mark.parametrize("kind", BROKEN)
-def test_int8_with_one_broken_matrix_is_refused(source: Path, usual: Bundle, tmp_path: Path, kind: str) -> None:
-    """Each of the ten matrices is broken in turn. The unbroken graph passes the same comparison."""
-    graph = usual.graph("cpu", "int8")
-    tokenizer = Tokenizer(usual.tokenizer_path, usual.manifest.tokenizer)
-    checkpoint = replace(load_checkpoint(str(source)), inputs=graph.inputs)
-    requests = [classify.ClassifyRequest(str(text)) for text in calibration.read_texts(calibration.BUILT_IN)[20:60:3]]
-    reference = Reference("the checkpoint", requests, [Answer((), run(checkpoint, request), None) for request in requests], fixed=0)
-
-    def check(path: Path) -> None:
-        engine = engine_of(usual, graph, path)
-        compare(ServedGraph(graph, engine, tokenizer, checkpoint), reference).check()
-
-    check(usual.path / graph.file)
-    model = onnx.load(str(usual.path / graph.file))
-    constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    place, broken = BROKEN[kind]
-    products = [node for node in model.graph.node if node.op_type == "MatMulIntegerToFloat"]
-    for node in products:
-        tensor = constants[node.input[place]]
-        whole = onnx.TensorProto.FromString(tensor.SerializeToString())
-        tensor.CopyFrom(numpy_helper.from_array(broken(numpy_helper.to_array(whole)), whole.name))
-        onnx.save(model, str(tmp_path / "broken.onnx"))
-        with pytest.raises(ParityError, match=r"int8 .*--calibration"):
-            check(tmp_path / "broken.onnx")
-        tensor.CopyFrom(whole)
-    assert 10 == len(products)
 
 
 @pytest.mark.parametrize("precisions", [("int8", "fp32"), ("int8",)])
@@ -220,29 +186,28 @@ def test_a_cross_encoder_uses_its_declared_activation(
         assert expected == load_checkpoint(str(source)).activation
 
 
-def pickle_weights(source: Path, *, shards: int = 1, zipped: bool = True, old_names: bool = False) -> None:
-    """Replaces the weights by pickles as older versions of PyTorch and transformers wrote them."""
-    tensors = load_file(source / "model.safetensors")
-    (source / "model.safetensors").unlink()
-    if old_names:  # of BERT's first port to PyTorch
-        tensors = {
-            name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
-            for name, tensor in tensors.items()
-        }
-    names = sorted(tensors)
-    files = {f"pytorch_model-{i + 1:05}-of-{shards:05}.bin" if shards > 1 else "pytorch_model.bin": names[i::shards] for i in range(shards)}
-    for file, of_file in files.items():
-        torch.save({name: tensors[name] for name in of_file}, source / file, _use_new_zipfile_serialization=zipped)
-    if shards > 1:
-        index = {"metadata": {}, "weight_map": {name: file for file, of_file in files.items() for name in of_file}}
-        (source / "pytorch_model.bin.index.json").write_text(json.dumps(index), encoding="utf-8")
+def old_names(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Returns the tensors with the names of BERT's first port to PyTorch."""
+    return {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensors[name] for name in tensors
+    }
 
 
-@pytest.mark.parametrize("options", [{}, {"shards": 3}, {"zipped": False}, {"old_names": True}], ids=str)
-def test_pickled_weights_are_read_like_safetensors(tmp_path: Path, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(pickle_weights, id="one file"),
+        pytest.param(lambda source: shard(source, 3, pickled=True), id="several files"),
+        pytest.param(
+            lambda source: pickle_weights(source, _use_new_zipfile_serialization=False), id="the format of old versions of PyTorch"
+        ),
+        pytest.param(lambda source: pickle_weights(source, old_names), id="old names"),
+    ],
+)
+def test_pickled_weights_are_read_like_safetensors(tmp_path: Path, change: Callable[[Path], object]) -> None:
     source = bert(tmp_path)
     expected = load_checkpoint(str(source))
-    pickle_weights(source, **options)
+    change(source)
     actual = load_checkpoint(str(source))
     tensors, found = expected.model.state_dict(), actual.model.state_dict()
 
@@ -254,49 +219,9 @@ def test_pickled_weights_are_read_like_safetensors(tmp_path: Path, options: dict
 
 def test_a_given_task_replaces_missing_architectures(tmp_path: Path) -> None:
     source = bert(tmp_path)
-    document = json.loads((source / "config.json").read_text())
-    del document["architectures"]
-    (source / "config.json").write_text(json.dumps(document))
+    edit_json(source / "config.json", architectures=None)
 
     assert CLASSIFICATION == type(load_checkpoint(str(source), task="text-classification").model).__name__
-
-
-# ---- answers
-
-
-INPUTS: list[tuple[str, str | None]] = [
-    *((words(tokens), None) for tokens in [*range(2, 65), POSITIONS - 1, POSITIONS]),
-    ("", None),
-    (" \t\n", None),
-    ("good", None),
-    ("zebra", None),
-    ("Ünïcödé 看 😴", None),
-    ("bad " * 7, None),
-    ("good " + "the " * 62, None),
-    ("the " * 62 + "good", None),
-    (LONG, None),
-    ("a film", "the book"),
-    ("", "only the second"),
-    ("good", LONG),
-    (LONG, "bad"),
-    (LONG, LONG),
-    ("the first", "x " * 155),
-]
-
-
-def test_logits_of_texts_and_pairs_match_pytorch(source: Path, usual: Bundle) -> None:
-    """Inputs include empty, unknown, Unicode and truncated texts. Each runs alone, and in a padded batch in both orders."""
-    served, pytorch = Served(usual), PyTorch(source)
-    encodings = served.encodings(*(classify.ClassifyRequest(*texts) for texts in INPUTS))
-    expected = [pytorch.logits(*texts) for texts in INPUTS]
-    alone = [served.engine.run([encoding])[0]["logits"] for encoding in encodings]
-
-    assert [*range(2, 65), POSITIONS - 1, POSITIONS] == [len(encoding) for encoding in encodings[:65]]
-    np.testing.assert_allclose(expected, alone, rtol=0, atol=1e-4)
-    for step in (1, -1):
-        together = [row["logits"] for row in served.engine.run(encodings[::step])][::step]
-        np.testing.assert_allclose(expected, together, rtol=0, atol=1e-4)
-        np.testing.assert_allclose(alone, together, rtol=0, atol=MAX_ROW_ERROR)
 
 
 # ---- the card

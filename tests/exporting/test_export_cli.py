@@ -95,6 +95,7 @@ def test_a_checkpoint_is_exported_once_and_served(tmp_path: Path) -> None:
         (("--precision", "fp16"), "cpu: cpu takes fp32, int8; cuda takes fp32, fp16; tensorrt takes fp32, fp16"),
         (("--provider", "cuda", "--precision", "fp16,int8"), "--precision: `int8`"),
         (("--provider", "rocm"), "from cpu, cuda, tensorrt"),
+        (("--provider", "cpu,cuda", "--attentions"), "--attentions: "),
         *((("--precision", value), f"--precision: `{value}`") for value in ("", "fp32,fp32")),
         *((("--name", value), f"--name: `{value}`") for value in ("../up", ".hidden", "a" * 65)),
         (("--task", "translation"), "'translation'"),

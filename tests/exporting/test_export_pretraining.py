@@ -84,16 +84,17 @@ def test_a_next_sentence_model_is_a_classifier_of_pairs(following: tuple[Path, B
 
 
 @pytest.mark.parametrize(
-    ("path", "alone"), [("/classify", "good"), ("/models/bundle", {"text": "good"}), ("/", {"text": "good", "text_pair": ""})]
+    ("path", "inputs"),
+    [
+        ("/classify", [INPUTS[0], "good"]),
+        ("/models/bundle", [INPUTS[0], {"text": "good"}]),
+        ("/", [INPUTS[0], {"text": "good", "text_pair": ""}]),
+        ("/predict", [["a", "b"], ["a"]]),
+        ("/v2/models/bundle/infer", [{"name": "inputs", "shape": [1], "datatype": "BYTES", "data": ["good"]}]),
+    ],
 )
-def test_a_text_without_a_pair_is_refused(following: tuple[Path, Bundle], path: str, alone: Any) -> None:
-    assert "inputs[1]" in refuse(following[1], path, inputs=[{"text": "a", "text_pair": "b"}, alone])
-
-
-def test_predict_and_infer_refuse_a_single_text(following: tuple[Path, Bundle]) -> None:
-    refuse(following[1], "/predict", inputs=[["a"]])
-    refuse(following[1], "/v2/models/bundle/infer", inputs=[{"name": "inputs", "shape": [1], "datatype": "BYTES", "data": ["good"]}])
-    assert ask(following[1], "/predict", inputs=[["a", "b"]])
+def test_a_text_without_a_pair_is_refused(following: tuple[Path, Bundle], path: str, inputs: Any) -> None:
+    refuse(following[1], path, inputs=inputs)
 
 
 def test_bundles_of_pair_models_pass_check_and_verify(following: tuple[Path, Bundle], tmp_path: Path, verify: Verify) -> None:

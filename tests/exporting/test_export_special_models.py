@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,11 @@ import transformers
 from bertserve.export.checkpoint import load
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import CheckpointError
-from bertserve.service.bundle.files import Bundle
 from bertserve.service.tasks import embed
-from bertserve.service.text.tokenizer import Tokenizer
 from bundles import Served, exported, refused
 from checkpoints import bert, edit_json, edit_weights, few_texts, prune_heads, silence_heads
 from families import FAMILIES, LENGTH, SIZES, Family, bert_tokenizer, modernbert_tokenizer, roberta_tokenizer, save_random
-from grid import compared, grid, rows, save_bundle, worst_error
+from grid import compared, logit_error, rows, save_bundle, worst_error
 
 pytestmark = pytest.mark.torch
 
@@ -65,11 +64,12 @@ def test_outputs_of_an_encoder_outside_the_table_match_pytorch(name: str, tmp_pa
     assert worst_error(expected, [alone, together] if invariant else [alone]) <= 1e-4
 
 
-@pytest.mark.full_grid
-def test_a_model_that_always_calls_its_pooler_gives_vectors(tmp_path: Path) -> None:
-    """SqueezeBERT calls its pooler even if it has none; its vectors match those of the whole model."""
-    family, fields = OTHERS["SqueezeBERT"]
+@pytest.mark.parametrize("name", ["BERT", pytest.param("SqueezeBERT", marks=pytest.mark.full_grid)])
+def test_the_encoder_below_a_classifier_gives_vectors(name: str, tmp_path: Path) -> None:
+    """Its vectors match those of the whole model. They need no weights of a pooler, although SqueezeBERT always calls it."""
+    family, fields = OTHERS.get(name, (FAMILIES["BERT"], {}))
     source = family.save(tmp_path / "checkpoint", CLASSIFIES, **fields)
+    edit_weights(source, lambda tensors: [tensors.pop(name) for name in list(tensors) if ".pooler." in name])
     bundle = exported(source, task="feature-extraction")
     [encoding] = Served(bundle).encodings(embed.EmbedRequest("a film of the first half hour"))
     with torch.no_grad():
@@ -187,6 +187,24 @@ def test_a_tokenizer_without_a_limit_gets_the_default_length(tmp_path: Path) -> 
     assert load.DEFAULT_LENGTH == load_checkpoint(str(source)).tokenizer_spec.max_length
 
 
+def test_a_fill_mask_checkpoint_without_a_mask_token_is_refused(tmp_path: Path) -> None:
+    source = bert(tmp_path, architecture="BertForMaskedLM")
+    edit_json(source / "tokenizer_config.json", mask_token=None, tokenizer_class="PreTrainedTokenizerFast")
+
+    assert "mask token" in refused(source)
+
+
+def test_a_question_answering_checkpoint_without_cls_has_no_null_answer(tmp_path: Path) -> None:
+    source = bert(tmp_path, architecture="BertForQuestionAnswering", labels=("LABEL_0", "LABEL_1"))
+    edit_json(source / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+    template = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))["post_processor"]
+    for pieces in (template["single"], template["pair"]):
+        del pieces[0]
+    edit_json(source / "tokenizer.json", post_processor=template)
+
+    assert exported(source).manifest.tokenizer.cls_index is None
+
+
 @pytest.mark.full_grid
 def test_shared_weights_of_layers_are_stored_once(tmp_path: Path) -> None:
     """Twice as many layers add nodes to a graph but no weights, in float and in int8."""
@@ -211,14 +229,6 @@ def saved_bert(folder: Path, **fields: Any) -> tuple[Path, Any]:
     return source, transformers.AutoModelForSequenceClassification.from_pretrained(source, dtype=torch.float32).eval()
 
 
-def logit_error(bundle: Bundle, model: Any, precision: Any = "fp32") -> float:
-    """Returns the largest difference between the logits of a bundle and a model, unbatched and in a padded batch."""
-    encodings = grid(Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer), CLASSIFIES)
-    with torch.no_grad():
-        expected = [{"logits": model(torch.tensor(encoding.ids)[None]).logits[0].numpy()} for encoding in encodings]
-    return worst_error(expected, rows(bundle, precision, encodings))
-
-
 @FULL
 def test_a_checkpoint_with_pruned_heads_is_exported(tmp_path: Path) -> None:
     source, whole = saved_bert(tmp_path)
@@ -226,8 +236,8 @@ def test_a_checkpoint_with_pruned_heads_is_exported(tmp_path: Path) -> None:
     silence_heads(whole, PRUNED, heads=HEADS)
     bundle = exported(source, precisions=("fp32", "int8"), max_int8_error=1.0)
 
-    assert logit_error(bundle, whole) <= 1e-4
-    assert logit_error(bundle, whole, "int8") <= 0.5
+    assert logit_error(bundle, lambda ids: whole(ids).logits) <= 1e-4
+    assert logit_error(bundle, lambda ids: whole(ids).logits, "int8") <= 0.5
     assert bundle.manifest.graphs[0].batch_invariant
     assert "packed MultiHeadAttention" in bundle.manifest.graphs[0].form
 
@@ -274,4 +284,4 @@ def test_a_checkpoint_with_dropped_layers_is_exported(tmp_path: Path) -> None:
     whole.config.num_hidden_layers = 2
     whole.save_pretrained(source)
 
-    assert logit_error(exported(source), whole) <= 1e-4
+    assert logit_error(exported(source), lambda ids: whole(ids).logits) <= 1e-4

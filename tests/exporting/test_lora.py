@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 import tiny
 from bertserve.export import cli
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import CheckpointError
-from bertserve.service.tasks import classify
-from bundles import Served, exported
-from checkpoints import edit_json
+from bundles import exported
+from checkpoints import edit_json, train_adapter
 from families import FAMILIES
+from grid import logit_error
 
 pytestmark = pytest.mark.torch
 
@@ -47,28 +47,6 @@ def adapter(folder: Path, *, base_task: str = "fill-mask", **config: Any) -> Pat
     return path
 
 
-def train(model: Any, folder: Path, **config: Any) -> Any:
-    """Saves an adapter with random tensors to a folder, as peft does after training; returns the adapted model."""
-    adapted = get_peft_model(model, LoraConfig(r=RANK, **config)).eval()
-    rng = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in adapted.parameters():
-            if parameter.requires_grad:
-                parameter.add_(0.3 * torch.randn(parameter.shape, generator=rng))
-    adapted.save_pretrained(folder)
-    return adapted
-
-
-TEXT = classify.ClassifyRequest("A warm, funny and thoroughly engaging film.")
-
-
-def assert_logits(model: Any, served: Served) -> None:
-    """Asserts that a bundle and a model have the same logits for a text."""
-    [encoding], [row] = served.encodings(TEXT), served.alone(TEXT)
-    with torch.no_grad():
-        np.testing.assert_allclose(model(torch.tensor(encoding.ids)[None]).logits[0].numpy(), row["logits"], rtol=0, atol=1e-4)
-
-
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # raised in peft's own model class
 @pytest.mark.parametrize(
     "settings",
@@ -83,7 +61,7 @@ def test_weights_equal_the_weights_that_peft_merges(tmp_path: Path, settings: di
     path, source = FAMILIES["BERT"].save(tmp_path / "base", "fill-mask"), tmp_path / "adapter"
     base, trained = (transformers.BertForSequenceClassification.from_pretrained(path, num_labels=LABELS) for _ in range(2))
     modules: dict[str, Any] = {"target_modules": ["query", "value"], "modules_to_save": ["pooler", "classifier"]}
-    train(trained, source, task_type="SEQ_CLS", lora_alpha=ALPHA, **modules, **settings)
+    train_adapter(trained, source, task_type="SEQ_CLS", r=RANK, lora_alpha=ALPHA, **modules, **settings)
     plain = {name: tensor.clone() for name, tensor in base.state_dict().items()}
     model = PeftModel.from_pretrained(base, source).merge_and_unload().eval()
     expected = model.state_dict()
@@ -92,7 +70,7 @@ def test_weights_equal_the_weights_that_peft_merges(tmp_path: Path, settings: di
     assert expected.keys() == actual.keys()
     assert 0.0 == max(float((expected[name] - actual[name]).abs().max()) for name in expected)
     assert LAYERS == [name for name in LAYERS if (expected[f"{name}.weight"] - plain[f"{name}.weight"]).abs().max() > 0.1]
-    assert_logits(model, Served(exported(source)))
+    assert logit_error(exported(source), lambda ids: model(ids).logits) <= 1e-4
 
 
 def test_an_adapters_own_tokenizer_is_used(tmp_path: Path) -> None:
@@ -159,7 +137,7 @@ def test_a_change_of_a_shared_matrix_in_only_one_of_two_places_is_refused(
 ) -> None:
     """Peft trains a copy of the matrix for one module, but a merge would change both modules. A shared bias is trained as one tensor."""
     base = transformers.BertForMaskedLM.from_pretrained(FAMILIES["BERT"].save(tmp_path / "base", "fill-mask"))
-    adapted = train(base, tmp_path / "adapter", **{"target_modules": ["query"], **settings})
+    adapted = train_adapter(base, tmp_path / "adapter", **{"r": RANK, "target_modules": ["query"], **settings})
     if message is not None:
         with pytest.raises(CheckpointError, match=re.escape(message)):
             load_checkpoint(str(tmp_path / "adapter"))
@@ -230,9 +208,9 @@ def test_an_adapter_can_be_a_pickle(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors"):
         load_checkpoint(str(source))
     torch.save(tensors, source / "adapter_model.bin")
-    served = Served(exported(source))
-    assert "pickle" == served.manifest.source.weights_format
-    assert_logits(expected, served)
+    bundle = exported(source)
+    assert "pickle" == bundle.manifest.source.weights_format
+    assert logit_error(bundle, lambda ids: expected(ids).logits) <= 1e-4
 
     torch.save(tensors | {"path": Path("x")}, source / "adapter_model.bin")
     with pytest.raises(CheckpointError, match=r"pathlib"):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,13 @@ from bertserve.export import cli
 from bertserve.export.checkpoint.module import load_module
 from bertserve.export.errors import CheckpointError
 from bertserve.service.bundle.files import Bundle
-from bertserve.service.text.tokenizer import Tokenizer
 from bundles import exported
 from checkpoints import few_texts
-from grid import grid, rows, worst_error
+from conftest import ROOT
+from grid import logit_error
 
 pytestmark = pytest.mark.torch
 
-ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how-to" / "serve-a-checkpoint.md"
 EXAMPLES = {"tagger": "Tagger", "recurrent": "Recurrent"}
 LENGTH = 128
@@ -39,13 +38,8 @@ def example(folder: Path, name: str) -> tuple[str, Any]:
     path = folder / f"{name}.py"
     path.write_text(code, encoding="utf-8")
     tiny.tokenizer().save(str(folder / "tokenizer.json"))
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
     torch.manual_seed(0)
-    module = getattr(loaded, EXAMPLES[name])().eval()
+    module = runpy.run_path(str(path))[EXAMPLES[name]]().eval()
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))  # a lost parameter of zeros would not show
@@ -57,14 +51,6 @@ def bundle_of(reference: str, folder: Path, **options: Any) -> Bundle:
     return exported(reference, folder / "models", module=True, calibration=few_texts(folder), max_int8_error=1.0, **options)
 
 
-def worst_difference(bundle: Bundle, module: Any, precision: Any = "fp32") -> float:
-    """Returns the largest difference of a logit from the module's, over the grid of lengths, alone and in batches."""
-    encodings = grid(Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer), bundle.manifest.task)
-    with torch.no_grad():
-        expected = [module(torch.tensor(e.ids)[None], torch.ones(1, len(e), dtype=torch.int64))[0].numpy() for e in encodings]
-    return worst_error([{"logits": logits} for logits in expected], rows(bundle, precision, encodings))
-
-
 @pytest.mark.parametrize(
     ("name", "precisions"), [("tagger", ("fp32",)), pytest.param("recurrent", ("fp32", "int8"), marks=pytest.mark.full_grid)]
 )
@@ -73,12 +59,15 @@ def test_an_example_answers_like_its_module(name: str, precisions: tuple[str, ..
     bundle = bundle_of(reference, tmp_path, precisions=precisions)
     manifest = bundle.manifest
 
-    assert worst_difference(bundle, module) <= 1e-4
+    def logits_of(ids: torch.Tensor) -> Any:
+        return module(ids, torch.ones_like(ids))
+
+    assert logit_error(bundle, logits_of) <= 1e-4
     assert manifest.graphs[0].batch_invariant
     assert (name, f"{name}.py:make", LENGTH) == (manifest.name, manifest.source.checkpoint, manifest.tokenizer.max_length)
     if "int8" in precisions:
         assert manifest.graphs[1].validation.quantized["MatMulIntegerToFloat"] >= 2
-        assert worst_difference(bundle, module, "int8") <= 0.5
+        assert logit_error(bundle, logits_of, "int8") <= 0.5
     assert 0 == bertserve.service.cli.main(["check", "--models", str(bundle.path.parent)])
 
 
@@ -118,6 +107,7 @@ def test_a_module_that_depends_on_padding_is_not_batch_invariant(tmp_path: Path)
         ([], "give a SOURCE"),
         (["folder", "--trust-module"], "--trust-module:"),
         (["--module", "loud.py:make", "--trust-module", "--task", "fill-mask"], "--task, --revision"),
+        (["--module", "loud.py:make", "--trust-module", "--attentions"], "--attentions: "),
     ],
 )
 def test_code_is_not_run_without_permission(

@@ -26,8 +26,7 @@ from bertserve.service.tasks import classify, embed, fill_mask, multiple_choice,
 from bertserve.service.text.windows import default_stride
 from bundles import Served, exported
 from checkpoints import few_texts
-from random_checkpoint_files import write
-from random_checkpoints import AUTO, EMBED, Case, cases
+from random_checkpoints import AUTO, EMBED, Case, cases, write
 from task_runs import begin
 
 pytestmark = pytest.mark.torch

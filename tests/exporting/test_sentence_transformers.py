@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,8 @@ from bertserve.service.tasks import classify, embed, similarity
 from bertserve.service.tasks.batch import TaskModel, run_all
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import to_plain
-from bertserve.service.text.tokenizer import Tokenizer
 from bundles import Served, exported, refused
-from checkpoints import ROWS, edit_json, save
+from checkpoints import ROWS, edit_json, save, service_tokenizer, write_modules
 from golden import cases
 from golden.make_sentence_transformers import FILE, SECOND_TEXTS, TEXTS, write_base, write_files
 
@@ -54,8 +52,7 @@ def written(folder: Path, name: str, **changes: dict[str, Any]) -> Path:
 
 def in_pytorch(checkpoint: Checkpoint, folder: Path, body: dict[str, Any], task: str) -> Any:
     """Returns the response to a request body, with the outputs of the checkpoint in PyTorch."""
-    (folder / "tokenizer.json").write_text(checkpoint.tokenizer_json, encoding="utf-8")
-    model = TaskModel(Tokenizer(folder / "tokenizer.json", checkpoint.tokenizer_spec), checkpoint)
+    model = TaskModel(service_tokenizer(checkpoint, folder), checkpoint)
     requests = TASKS[task].body(**body).requests(checkpoint)
     rows = [run(checkpoint, request) for request in requests]
     runs = [TASKS[task].run(request, model) for request in requests]
@@ -169,11 +166,7 @@ def test_settings_that_are_not_supported_are_refused(tmp_path: Path, name: str, 
 def test_steps_that_are_not_supported_are_refused(tmp_path: Path, name: str, kinds: tuple[str, ...]) -> None:
     """`identity` is a cross-encoder, which has no further steps."""
     path = written(tmp_path, f"6.2.0/{name}")
-    steps = [
-        {"type": f"sentence_transformers.models.{kind}", "path": f"{i}_{kind}" if i else ""}
-        for i, kind in enumerate(("Transformer", *kinds))
-    ]
-    (path / "modules.json").write_text(json.dumps(steps), encoding="utf-8")
+    write_modules(path, *kinds)
     assert kinds[-1] in refused(path)
 
 

@@ -18,8 +18,8 @@ from sklearn import metrics
 import tiny
 from bertserve.export import cli
 from bertserve.export.tasks import text_classification
-from bundles import Verify
-from sound_bundles import FP32, TEXTS, answer, data, edit, edit_constant, regression, sound, store_example, with_gpu_graph
+from bundles import Array, Verify, edit_constant
+from sound_bundles import FP32, TEXTS, answer, data, regression, sound, store_digests, store_example, with_gpu_graph
 
 pytest_plugins = ("export_fixtures",)
 
@@ -65,7 +65,7 @@ def test_a_minimum_agreement_applies_to_the_measure_of_the_task(
 @pytest.mark.parametrize(("limit", "code"), [(1000.0, 0), (0.0, 1)])
 def test_data_has_the_bounds_of_the_export(tmp_path: Path, verify: Verify, limit: float, code: int) -> None:
     """An int8 graph that is far from the fp32 graph fails, unless the export allowed such an error."""
-    path = edit(sound(tmp_path, other_seed=1), lambda manifest: manifest["graphs"][0]["validation"].update(quantization_limit=limit))
+    path = tiny.edit(sound(tmp_path, other_seed=1), lambda manifest: manifest["graphs"][0]["validation"].update(quantization_limit=limit))
     found, checks = verify(path, "--data", data(tmp_path, *({"text": text, "label": 0} for text in TEXTS)))
 
     assert (code, code == 0) == (found, checks["parity cpu/int8"]["passed"])
@@ -73,9 +73,9 @@ def test_data_has_the_bounds_of_the_export(tmp_path: Path, verify: Verify, limit
 
 def test_texts_of_one_kind_do_not_fail_the_bounds(tmp_path: Path, verify: Verify) -> None:
     """Outputs of equal texts have no spread, so their errors are relative to the spread of the samples."""
-    path = edit(sound(tmp_path, other_seed=0), lambda manifest: manifest["graphs"][0]["validation"].update(quantization_limit=0.0))
-    shifted = store_example(edit_constant(path, "model.cpu.int8.onnx", "bias", lambda bias: bias + 1e-4))
-    code, checks = verify(shifted, "--data", data(tmp_path, *[{"text": "good", "label": 0}] * 100))
+    path = tiny.edit(sound(tmp_path, other_seed=0), lambda manifest: manifest["graphs"][0]["validation"].update(quantization_limit=0.0))
+    edit_constant(path / "model.cpu.int8.onnx", "bias", lambda bias: bias + np.float32(1e-4))
+    code, checks = verify(store_example(store_digests(path)), "--data", data(tmp_path, *[{"text": "good", "label": 0}] * 100))
 
     assert (0, 100) == (code, checks["agreement cpu/int8"]["metrics"]["decisions"])
 
@@ -85,12 +85,13 @@ def test_texts_of_one_kind_do_not_fail_the_bounds(tmp_path: Path, verify: Verify
 def test_a_float_graph_has_the_bounds_of_the_export_on_data(tmp_path: Path, verify: Verify, shift: float, code: int) -> None:
     """The graphs differ in a word that the samples lack, but the data has."""
 
-    def change(words: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def change(words: Array) -> Array:
         words[tiny.VOCABULARY.index("dull")] += shift
         return words
 
-    path = edit_constant(with_gpu_graph(sound(tmp_path)), "model.cuda.fp16.onnx", "words", change)
-    found, checks = verify(path, "--data", data(tmp_path, {"text": "dull", "label": 0}, {"text": "good", "label": 0}))
+    path = with_gpu_graph(sound(tmp_path))
+    edit_constant(path / "model.cuda.fp16.onnx", "words", change)
+    found, checks = verify(store_digests(path), "--data", data(tmp_path, {"text": "dull", "label": 0}, {"text": "good", "label": 0}))
 
     assert (code, code == 0) == (found, checks["parity cuda/fp16"]["passed"])
 
@@ -143,7 +144,7 @@ def test_two_graphs_in_one_file_are_not_compared_on_a_cpu(tmp_path: Path, verify
         graph["provider"] = "tensorrt"
         manifest["graphs"] = [graph, graph | {"precision": "fp16", "default": False}]
 
-    path, lines = edit(sound(tmp_path), share), data(tmp_path, {"text": "good"}, {"text": "bad"})
+    path, lines = tiny.edit(sound(tmp_path), share), data(tmp_path, {"text": "good"}, {"text": "bad"})
     code, checks = verify(path, "--data", lines, "--min-agreement", "0.5")
 
     assert (1, False) == (code, checks["agreement tensorrt/fp16"]["passed"])
@@ -154,13 +155,14 @@ def test_two_graphs_in_one_file_are_not_compared_on_a_cpu(tmp_path: Path, verify
 def test_a_line_without_a_result_fails_the_data_check(tmp_path: Path, verify: Verify, file: str, failing: str) -> None:
     """For outputs that are not finite, the failed check names the first line and the graph. A valid fp32 graph is still measured."""
 
-    def forget(words: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def forget(words: Array) -> Array:
         words[tiny.VOCABULARY.index("dull")] = np.nan
         return words
 
-    path = edit_constant(sound(tmp_path, other_seed=0), file, "words", forget)
+    path = sound(tmp_path, other_seed=0)
+    edit_constant(path / file, "words", forget)
     lines = data(tmp_path, *({"text": text, "label": 0} for text in ["good", "dull", "fine", "very dull !"]))
-    code, checks = verify(path, "--data", lines, "--min-agreement", "0.5")
+    code, checks = verify(store_digests(path), "--data", lines, "--min-agreement", "0.5")
 
     check = checks["parity cpu/int8"]
     assert (1, False) == (code, check["passed"])

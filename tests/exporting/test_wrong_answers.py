@@ -6,7 +6,6 @@ import hashlib
 import json
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,73 +16,28 @@ import tokenizers
 import torch
 import transformers
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
-from safetensors.torch import load_file
 from tokenizers import normalizers, pre_tokenizers
 
-from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.fast_tokenizer import load_tokenizer
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import CheckpointError
 from bertserve.service.tasks import question_answering
 from bertserve.service.tasks.question_answering import windows_of
-from bertserve.service.text.tokenizer import Tokenizer
 from bundles import FAST, Run, Served, exported
-from checkpoints import bert, edit_json, edit_weights
+from checkpoints import bert, edit_json, edit_weights, encoder, rename_weights, sentence_transformers, service_tokenizer, write_modules
 from families import FAMILIES, roberta_tokenizer
-from test_embeddings import encoder, sentence_transformers
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("export_fixtures",)
 
-MARKERS = ("[E1]", "[/E1]", "<url>", "CO2")
-TEXTS = ["the [E1] good [/E1] film", "<url><url> is bad", "CO2 and co2", "[e1] good [E1 ] [/E1"]
-INERT = ["good [SEP] bad", "[CLS] good", "good [PAD] [PAD]", "[MASK] film", "[UNK] film"]
 
-
-def service_tokenizer(checkpoint: Checkpoint, folder: Path) -> Tokenizer:
-    """Returns the service's tokenizer of a checkpoint, as in its bundle."""
-    path = folder / "tokenizer.json"
-    path.write_text(checkpoint.tokenizer_json, encoding="utf-8")
-    return Tokenizer(path, checkpoint.tokenizer_spec.model_copy(update={"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}))
-
-
-@pytest.fixture(name="marked", scope="module")
-def a_checkpoint_with_markers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a classifier whose tokenizer has additional tokens, such as entity markers."""
-    source = bert(tmp_path_factory.mktemp("marked"))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-    tokenizer.add_special_tokens({"additional_special_tokens": list(MARKERS[:3])})
-    tokenizer.add_tokens([MARKERS[3]])
-    tokenizer.save_pretrained(source)
-    return source
-
-
-@pytest.fixture(name="loaded", scope="module")
-def loaded_checkpoint(marked: Path) -> Checkpoint:
-    return load_checkpoint(str(marked))
-
-
-@pytest.fixture(name="tokenizer", scope="module")
-def its_tokenizer(loaded: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return service_tokenizer(loaded, tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_added_tokens_of_a_text_are_matched(marked: Path, tokenizer: Tokenizer, text: str) -> None:
-    expected = transformers.AutoTokenizer.from_pretrained(marked)(text, add_special_tokens=False)["input_ids"]
-    assert expected == tokenizer.tokenize([text])[0].ids
-
-
-@pytest.mark.parametrize("text", INERT)
-def test_tokens_of_the_template_stay_text(loaded: Checkpoint, tokenizer: Tokenizer, text: str) -> None:
-    marker, *reserved = (loaded.tokenizer.convert_tokens_to_ids(token) for token in ("[E1]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"))
-    [tokens] = tokenizer.tokenize([f"[E1] {text}"])
-    assert marker == tokens.ids[0]
-    assert set(reserved).isdisjoint(tokens.ids)
-
-
-def test_decoding_can_skip_special_added_tokens(marked: Path, tokenizer: Tokenizer) -> None:
-    reference = transformers.AutoTokenizer.from_pretrained(marked)
+def test_decoding_can_skip_special_added_tokens(tmp_path: Path) -> None:
+    source = bert(tmp_path)
+    reference = transformers.AutoTokenizer.from_pretrained(source)
+    reference.add_special_tokens({"additional_special_tokens": ["[E1]", "[/E1]"]})
+    reference.add_tokens(["CO2"])
+    reference.save_pretrained(source)
+    tokenizer = service_tokenizer(load_checkpoint(str(source)), tmp_path)
     ids = reference("the [E1] good [/E1] film CO2")["input_ids"]
     for skip in (True, False):
         expected = reference.decode(ids, skip_special_tokens=skip)
@@ -248,39 +202,8 @@ def test_the_digest_covers_only_the_loaded_files(tmp_path: Path) -> None:
     assert before == load_checkpoint(str(source)).origin.weights_sha256
     assert before == hashlib.sha256(hashlib.sha256((source / "model.safetensors").read_bytes()).digest()).hexdigest()
 
-    names = sorted(load_file(source / "model.safetensors"))
-    (source / "model.safetensors").rename(source / "part.safetensors")
-    index = {"metadata": {}, "weight_map": dict.fromkeys(names, "part.safetensors")}
-    (source / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    rename_weights(source, "part.safetensors")
     assert before == load_checkpoint(str(source)).origin.weights_sha256
-
-
-# ---- found with random checkpoints (test_random_checkpoints.py)
-
-
-def second_text_first(source: Path) -> None:
-    document = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
-    document["post_processor"]["pair"].reverse()
-    (source / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
-    edit_json(source / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")  # BERT's own class has a fixed template
-
-
-@pytest.mark.parametrize(
-    ("architecture", "change", "cause"),
-    [
-        ("BertForQuestionAnswering", second_text_first, "each text of a pair"),
-        ("BertForMaskedLM", lambda source: edit_json(source / "tokenizer_config.json", split_special_tokens=True), "split_special_tokens"),
-        ("BertForMaskedLM", lambda source: edit_json(source / "tokenizer_config.json", model_max_length=20), "20 tokens"),
-    ],
-)
-def test_a_tokenizer_that_the_task_cannot_use_is_refused(
-    tmp_path: Path, architecture: str, change: Callable[[Path], object], cause: str
-) -> None:
-    """Its template puts the second text first, it splits masks into characters, or texts get too few tokens."""
-    source = bert(tmp_path, architecture=architecture, labels=("LABEL_0", "LABEL_1"))
-    change(source)
-    with pytest.raises(CheckpointError, match=cause):
-        load_checkpoint(str(source))
 
 
 # ---- once failed with an unrelated error
@@ -288,7 +211,7 @@ def test_a_tokenizer_that_the_task_cannot_use_is_refused(
 
 def test_modules_json_makes_a_checkpoint_an_embedding_model(tmp_path: Path) -> None:
     """The configuration of all-mpnet-base-v2 names the class in which its base was trained, but its weights lack that head."""
-    source = sentence_transformers(encoder(tmp_path), "Transformer", "Pooling", "Normalize")
+    source = sentence_transformers(encoder(tmp_path), "Normalize")
     edit_json(source / "config.json", architectures=["BertForMaskedLM"])
     checkpoint = load_checkpoint(str(source))
     assert "feature-extraction" == checkpoint.task
@@ -299,9 +222,9 @@ def test_modules_json_makes_a_checkpoint_an_embedding_model(tmp_path: Path) -> N
 def test_modules_without_pooling_do_not_change_the_task(tmp_path: Path) -> None:
     """A cross-encoder that lists its only module is still a classifier, and `--task` overrides `modules.json`."""
     source = bert(tmp_path)
-    (source / "modules.json").write_text('[{"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"}]', encoding="utf-8")
+    write_modules(source)
     assert "text-classification" == load_checkpoint(str(source)).task
-    masked = sentence_transformers(bert(tmp_path, "masked", architecture="BertForMaskedLM"), "Transformer", "Pooling")
+    masked = sentence_transformers(bert(tmp_path, "masked", architecture="BertForMaskedLM"))
     assert "fill-mask" == load_checkpoint(str(masked), task="fill-mask").task
 
 

@@ -1,0 +1,80 @@
+"""With `truncation_side: left` in the tokenizer, a long text loses its beginning, and windows start from its end.
+
+`tests/exporting/test_random_checkpoints.py` compares the tokens of both sides with those of transformers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import tiny
+from bertserve.service.bundle.files import load_bundle
+from bertserve.service.tasks import classify, embed, rerank, zero_shot
+from bertserve.service.tasks.batch import Batch, ReadSpan
+from bertserve.service.text.tokenizer import Tokenizer
+from task_runs import encode
+
+LENGTH = 24
+TEXT = " ".join(word for word in tiny.VOCABULARY * 3 if word.isalpha())
+CLS, SEP = 2, 3
+
+
+@pytest.fixture(name="right", scope="module")
+def right_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    bundle = load_bundle(tiny.bundle(tmp_path_factory.mktemp("right"), max_length=LENGTH))
+    return Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
+
+
+@pytest.fixture(name="left", scope="module")
+def left_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    bundle = load_bundle(tiny.bundle(tmp_path_factory.mktemp("left"), max_length=LENGTH))
+    return Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer.model_copy(update={"truncation_side": "left"}))
+
+
+def ids(batch: Batch) -> list[list[int]]:
+    return [encoding.ids.tolist() for encoding in batch.encodings]
+
+
+def test_zero_shot_only_cuts_the_text(left: Tokenizer) -> None:
+    request = zero_shot.ZeroShotRequest(TEXT, zero_shot.ZeroShotParameters(candidate_labels=["good"], hypothesis_template="a {} film"))
+    text, hypothesis = left.tokenize([TEXT, "a good film"])
+    room = LENGTH - 3 - len(hypothesis)
+
+    assert [[CLS, *text.ids[-room:], SEP, *hypothesis.ids, SEP]] == ids(encode(zero_shot, request, left))
+
+
+def test_windows_start_from_the_end(left: Tokenizer) -> None:
+    """They are in text order, and only the first one can be shorter."""
+    windowed = classify.ClassifyRequest(TEXT, parameters=classify.ClassifyParameters(window="mean", stride=5))
+    [text], found = left.tokenize([TEXT]), encode(classify, windowed, left)
+
+    assert [CLS, *text.ids[2 - LENGTH :], SEP] == ids(found)[-1]
+    assert {LENGTH} == {len(window) for window in ids(found)[1:]}
+    assert [span.start for span in found.read] == sorted(span.start for span in found.read)
+
+
+def test_a_request_overrides_the_truncation_side(left: Tokenizer, right: Tokenizer) -> None:
+    direction: Any = {"truncation_direction": "right"}
+    for task, overriding, plain in (
+        (embed, embed.EmbedRequest(TEXT, embed.EmbedParameters(**direction)), embed.EmbedRequest(TEXT)),
+        (
+            rerank,
+            rerank.RerankRequest("a", (TEXT,), rerank.RerankOptions(**direction)),
+            rerank.RerankRequest("a", (TEXT,), rerank.RerankOptions()),
+        ),
+        (classify, classify.ClassifyRequest(TEXT, truncation_side="right"), classify.ClassifyRequest(TEXT)),
+    ):
+        assert ids(encode(task, plain, right)) == ids(encode(task, overriding, left)) != ids(encode(task, plain, left))
+
+
+def test_the_end_of_a_long_text_is_read(left: Tokenizer) -> None:
+    text = " ".join(["bad"] * 30 + ["good"] * (LENGTH - 2))
+    found = encode(classify, classify.ClassifyRequest(text), left)
+    assert found.truncated
+    assert found.read == (ReadSpan("", text.index("good"), len(text)),)
+    pair = encode(classify, classify.ClassifyRequest("a film", text), left)
+    assert [span.field for span in pair.read] == ["text", "text_pair"]
+    assert (pair.read[0].start, pair.read[1].end) == (0, len(text))
+    assert "bad" not in text[pair.read[1].start :]
