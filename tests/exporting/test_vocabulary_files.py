@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -14,24 +13,12 @@ import transformers
 from bertserve.export.checkpoint.fast_tokenizer import load_tokenizer
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import CheckpointError
+from golden.make_tokenizers import GOLDEN, write_folder
 
 pytestmark = pytest.mark.torch
 
-GOLDEN = json.loads((Path(__file__).parent.parent / "golden/tokenizers.json").read_text(encoding="utf-8"))
 # model types whose classes transformers 5 lacks or changed in other ways; T5's classes of transformers 4 disagree on the first word
 REFUSED = {"blenderbot", "fnet", "llama", "mistral", "mt5", "nystromformer", "pegasus", "reformer", "t5", "umt5", "xlm-roberta-xl"}
-
-
-def write(folder: Path, model_type: str, files: dict[str, Any]) -> Path:
-    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
-    for name, content in files.items():
-        if isinstance(content, dict):
-            (folder / name).write_text(json.dumps(content))
-        elif content.endswith(".model"):
-            (folder / name).write_bytes(base64.b64decode(GOLDEN["files"][content]))
-        else:
-            (folder / name).write_text(GOLDEN["files"][content], encoding="utf-8")
-    return folder
 
 
 def refusal(folder: Path) -> str:
@@ -48,7 +35,7 @@ def name_of(case: dict[str, Any]) -> str:
 @pytest.mark.parametrize("case", GOLDEN["cases"], ids=name_of)
 def test_texts_and_pairs_get_the_ids_of_transformers_4(case: dict[str, Any], tmp_path: Path) -> None:
     """Also if the tokenizer is saved as a `tokenizer.json`."""
-    write(tmp_path, case["model_type"], case["files"])
+    write_folder(tmp_path, case["model_type"], case["files"])
     if case["model_type"] in REFUSED:
         refusal(tmp_path)
         return
@@ -82,7 +69,7 @@ def test_a_bundle_has_no_token_for_the_space_before_a_mask(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"])
 def test_a_damaged_sentencepiece_model_is_not_called_a_tiktoken_file(content: bytes, tmp_path: Path) -> None:
-    write(tmp_path, "deberta-v2", {"spm.model": "deberta.model"})
+    write_folder(tmp_path, "deberta-v2", {"spm.model": "deberta.model"})
     (tmp_path / "spm.model").write_bytes(content)
     assert "install" not in refusal(tmp_path)
 
@@ -91,4 +78,4 @@ def test_a_damaged_sentencepiece_model_is_not_called_a_tiktoken_file(content: by
 def test_files_that_a_class_does_not_read_are_refused(model_type: str, tmp_path: Path) -> None:
     """No package of a slow class is asked for: with it, the tokenizer would be refused as slow."""
     files = {"vocab.txt": "bert.txt", "vocab.json": "herbert.json", "merges.txt": "herbert.merges"}
-    assert "install" not in refusal(write(tmp_path, model_type, files))
+    assert "install" not in refusal(write_folder(tmp_path, model_type, files))

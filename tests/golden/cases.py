@@ -1,4 +1,4 @@
-"""Reads and writes the golden files: each line is a case, with its `id`, its `request` body and the answer of the reference.
+"""Reads and writes the golden files: each line is a case, with its `id`, its `request` body, the answer and the version of the reference.
 
 All texts are original. To add a case, append a line with an `id` and a `request`, and run the script of the task.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +32,13 @@ def remake(
     golden: Callable[[dict[str, Any], Any], dict[str, Any]],
     separators: tuple[str, str] | None = None,
 ) -> None:
-    """Replaces the golden file of a task: `golden` returns the line of a case, given the case and the reference of a checkpoint."""
+    """Replaces the golden file of a task: `golden` returns the answer to a request and more, given the reference of a checkpoint."""
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT_DIR", help="folder of the fine-tuned model")
     reference = load(parser.parse_args().checkpoint)
-    write(task, [golden({"id": case["id"], "request": case["request"]}, reference) for case in read(task)], separators)
-
-
-def source(version: str, count: int, forced: list[int]) -> str:
-    """Returns the source of the answer to `count` texts; the texts at the indices `forced` are longer than a window."""
-    pipeline = f"transformers {version} pipeline"
-    brute_force = f"brute force over transformers {version} windows"
-    if forced and len(forced) < count:
-        return f"{pipeline}; inputs {forced}: {brute_force}"
-    return brute_force if forced else pipeline
+    version = {"reference": f"transformers {metadata.version('transformers')}"}
+    lines = [{name: case[name] for name in ("id", "request")} | golden(case["request"], reference) | version for case in read(task)]
+    write(task, lines, separators)
 
 
 def write(task: str, cases: Iterable[dict[str, Any]], separators: tuple[str, str] | None = None) -> None:

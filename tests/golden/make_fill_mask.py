@@ -12,8 +12,7 @@ The script reads the cases of `fill_mask.jsonl` and replaces the file. Each line
   texts of more than one window; for these, `fill()` below computes the answer from the stored logits;
 - `scores`: for each input and each mask, the scores of the answer with a softmax in float64. PyTorch sums the 30,522
   exponentials in float32 per thread, so the pipeline's own scores are wrong from the fifth digit (their sum is 1.00001 with
-  AVX-512 and 1.00003 with AVX2);
-- `reference`: the source of the answer.
+  AVX-512 and 1.00003 with AVX2).
 
 Needs torch and transformers.
 """
@@ -59,11 +58,6 @@ class Reference(Model):
         found = [[vocabulary[target]] if target in vocabulary else self.encode(target)[:1] for target in targets]
         return list(dict.fromkeys(token_id for ids in found for token_id in ids))
 
-    def piped(self, text: str, parameters: dict[str, Any]) -> list[Any]:
-        """Returns the pipeline's answer to a text that fits one window."""
-        answer: list[Any] = self.pipeline(text, **parameters)
-        return answer
-
 
 def window(mask: int, count: int) -> range:
     """Returns the tokens in the window around a mask in a text of `count` tokens."""
@@ -102,13 +96,12 @@ def fill(ids: list[int], places: list[int], masks: list[Mask], top_k: int, refer
     return lists[0] if len(lists) == 1 else lists
 
 
-def golden(case: dict[str, Any], reference: Reference) -> dict[str, Any]:
-    """Returns the golden line of a case."""
-    inputs, parameters = case["request"]["inputs"], case["request"].get("parameters", {})
+def golden(request: dict[str, Any], reference: Reference) -> dict[str, Any]:
+    inputs, parameters = request["inputs"], request.get("parameters", {})
     top_k = parameters.get("top_k", DEFAULT_TOP_K)
     targets = reference.target_ids(parameters["targets"]) if "targets" in parameters else None
-    stored, answers, scores, forced = [], [], [], []
-    for number, text in enumerate(inputs if isinstance(inputs, list) else [inputs]):
+    stored, answers, scores = [], [], []
+    for text in inputs if isinstance(inputs, list) else [inputs]:
         ids = reference.encode(text)
         places = [place for place, token_id in enumerate(ids) if token_id == reference.tokenizer.mask_token_id]
         masks = []
@@ -116,23 +109,13 @@ def golden(case: dict[str, Any], reference: Reference) -> dict[str, Any]:
             span = window(place, len(ids))
             logits = reference.token_logits(ids[span.start : span.stop])
             masks.append(facts(logits[place - span.start], targets, span, len(ids)))
-        computed = answer = fill(ids, places, masks, top_k, reference)
-        if len(ids) > ROOM:
-            forced.append(number)
-        else:
-            answer = reference.piped(text, parameters)
+        computed = fill(ids, places, masks, top_k, reference)
+        answer = computed if len(ids) > ROOM else reference.pipeline(text, **parameters)
         exact = {(number, entry["token"]): entry["score"] for number, fills in enumerate(per_mask(computed)) for entry in fills}
         stored.append(masks)
         answers.append(answer)
         scores.append([[exact[number, entry["token"]] for entry in fills] for number, fills in enumerate(per_mask(answer))])
-    answer = answers if isinstance(inputs, list) else answers[0]
-    return {
-        **case,
-        "masks": stored,
-        "answer": answer,
-        "scores": scores,
-        "reference": cases.source(transformers.__version__, len(stored), forced),
-    }
+    return {"masks": stored, "answer": answers if isinstance(inputs, list) else answers[0], "scores": scores}
 
 
 def per_mask(answer: list[Any]) -> list[list[Fill]]:

@@ -12,8 +12,7 @@ The script reads the cases of `question_answering.jsonl` and replaces the file. 
   significant digits; `first`, the index of the window's first passage token among all tokens of the passage; `count`, the
   number of passage tokens in the window; `question`, the number of tokens of the question. Passage token `first + i`
   is at `question + 2 + i` in the window;
-- `answer`: the result of the pipeline for the input, or for a list, the list of the results for each input alone;
-- `reference`: the source of the answer.
+- `answer`: the result of the pipeline for the input, or for a list, the list of the results for each input alone.
 
 If a window has fewer spans than the candidate limit, the pipeline adds invalid spans with score 0 ([CLS] to a token, end before
 start, too long). Which of these it adds depends on the sorting routine. Their text is often empty.
@@ -84,16 +83,14 @@ class Reference(Model):
         return [_plain(entry) for entry in answer] if isinstance(answer, list) else _plain(answer)
 
 
-def golden(case: dict[str, Any], reference: Reference) -> dict[str, Any]:
-    """Returns the golden line of a case."""
-    inputs, parameters = case["request"]["inputs"], case["request"].get("parameters", {})
+def golden(request: dict[str, Any], reference: Reference) -> dict[str, Any]:
+    inputs, parameters = request["inputs"], request.get("parameters", {})
     items = inputs if isinstance(inputs, list) else [inputs]
-    all_windows, answers = [], []
-    for item in items:
-        all_windows.append(reference.windows(item, parameters))
-        answers.append(reference.piped(item, parameters))
-    answer = answers if isinstance(inputs, list) else answers[0]
-    return {**case, "windows": all_windows, "answer": answer, "reference": f"transformers {VERSION} pipeline"}
+    answers = [reference.piped(item, parameters) for item in items]
+    return {
+        "windows": [reference.windows(item, parameters) for item in items],
+        "answer": answers if isinstance(inputs, list) else answers[0],
+    }
 
 
 def _rounded(logits: list[float]) -> list[float]:

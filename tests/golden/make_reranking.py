@@ -5,8 +5,7 @@
 The script reads the cases of `reranking.jsonl` and replaces the file. Each line has `id` and `request`, and
 
 - `logits`: the logit of each text, from its pair with the query, which runs alone and without padding;
-- `answer`: the texts by their sigmoid, best first; equal scores in the order of the texts;
-- `reference`: the source of the logits.
+- `answer`: the texts by their sigmoid, best first; equal scores in the order of the texts.
 
 Needs torch and transformers.
 """
@@ -47,9 +46,7 @@ class Reference(Model):
         return float(self.model(**encoding).logits[0, 0])
 
 
-def golden(case: dict[str, Any], reference: Reference) -> dict[str, Any]:
-    """Returns the golden line of a case."""
-    request = case["request"]
+def golden(request: dict[str, Any], reference: Reference) -> dict[str, Any]:
     texts, side = request["texts"], request.get("truncation_direction", "right")
     logits = np.array([reference.logit(request["query"], text, side) for text in texts], dtype=np.float32)
     scores = logits if request.get("raw_scores") else 1 / (1 + np.exp(-logits))
@@ -57,7 +54,7 @@ def golden(case: dict[str, Any], reference: Reference) -> dict[str, Any]:
         {"index": i, "score": float(scores[i])} | ({"text": texts[i]} if request.get("return_text") else {})
         for i in np.argsort(-scores, kind="stable").tolist()
     ]
-    return {**case, "logits": logits.tolist(), "answer": answer, "reference": f"transformers {transformers.__version__}"}
+    return {"logits": logits.tolist(), "answer": answer}
 
 
 if __name__ == "__main__":

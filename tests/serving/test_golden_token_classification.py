@@ -1,8 +1,8 @@
 """Entities equal the reference: stored logits decode to the entities of the transformers pipeline.
 
 Deliberate differences are compared with `corrected`, the result of the pipeline without its mistake. "##" and not a comparison
-of lengths tells that a token continues a word (`words:`). A combining mark that the tokenizer strips belongs to the letter before
-it (`marks:`). `word` is a slice of the caller's text. For texts with several windows, the reference is brute force.
+of lengths tells that a token continues a word. A combining mark that the tokenizer strips belongs to the letter before
+it. `word` is a slice of the caller's text. For texts with several windows, the reference is brute force.
 """
 
 from __future__ import annotations
