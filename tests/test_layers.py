@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 FILES = {
     ".".join(("bertserve", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
@@ -31,9 +33,17 @@ def test_the_serving_install_has_no_torch() -> None:
     assert 0 == subprocess.run([python.with_name("bert-serve"), "check"], cwd=ROOT, capture_output=True, check=False).returncode
 
 
-def test_importing_the_service_imports_neither_torch_nor_the_tracing_sdk() -> None:
-    """This is true even if they are installed. The service imports the tracing SDK only for traces."""
-    unwanted = ("torch", "transformers", "bertserve.export", "opentelemetry.sdk")
-    code = f"import sys, bertserve.service.api.endpoint, bertserve.service.cli, bertserve.service.server.serve; print([m for m in {unwanted} if m in sys.modules])"
+@pytest.mark.parametrize(
+    ("modules", "unwanted"),
+    [
+        # even if they are installed; the service imports the tracing SDK only for traces
+        ("api.endpoint, cli, server.serve", ("torch", "transformers", "bertserve.export", "opentelemetry.sdk")),
+        # the parent of workers: threads of these libraries do not survive its forks
+        ("cli, server.serve, server.workers", ("onnxruntime", "numpy")),
+    ],
+)
+def test_modules_import_no_unwanted_libraries(modules: str, unwanted: tuple[str, ...]) -> None:
+    imports = ", ".join(f"bertserve.service.{name}" for name in modules.split(", "))
+    code = f"import sys, {imports}; print([name for name in {unwanted} if name in sys.modules])"
 
     assert "[]" == subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()

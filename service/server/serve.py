@@ -1,7 +1,7 @@
 """`bert-serve serve`: it binds the socket and starts one serving process, or several workers.
 
-A serving process loads the models, and answers requests until it is stopped. The parent of workers does not import onnxruntime, whose threads
-do not survive a fork. Therefore the modules that need it are imported only in the process that loads models.
+A serving process loads the models, and answers requests until it is stopped. The parent of workers imports neither onnxruntime nor numpy, whose
+threads do not survive a fork. Therefore the modules that need them are imported only in the process that loads models.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from bertserve.service.api.auth import Authenticator
 from bertserve.service.api_keys import ApiKeys
 from bertserve.service.errors import SettingsError, StartError, plural
 from bertserve.service.metrics import Metrics
-from bertserve.service.server.limits import LimitedProtocol
 from bertserve.service.server.logs import background_logging, configure_logging
 from bertserve.service.settings import Settings
 from bertserve.service.tracing.trace import tracer_class, tracer_to
@@ -235,6 +234,8 @@ class Server(uvicorn.Server):
 
 def configure(app: ASGIApp, settings: Settings) -> uvicorn.Config:
     """Returns uvicorn's configuration."""
+    from bertserve.service.server.limits import LimitedProtocol
+
     limits = {"max_header_bytes": settings.max_header_bytes, "header_timeout_s": settings.header_timeout_s}
     return uvicorn.Config(
         app,

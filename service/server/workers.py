@@ -64,7 +64,7 @@ class _Arbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no types
     def __init__(
         self, settings: Settings, listener: socket.socket, work: Callable[..., int], on_ready: Callable[[Any], None], folder: Path
     ) -> None:
-        self.settings, self.work, self.folder = settings, work, folder
+        self.work, self.folder = work, folder
         self.process_ids, self.replaced = RawArray("q", settings.workers), RawArray("q", 2)
         self.failure: StartError | None = None
         self.is_ready = False  # all workers were ready once
@@ -137,7 +137,7 @@ class _Worker(Worker):  # type: ignore[misc]
     def __init__(self, *arguments: Any) -> None:
         """Runs in the arbiter, before the fork."""
         super().__init__(*arguments)
-        self.index = min({*range(self.app.settings.workers)} - {worker.index for worker in self.app.WORKERS.values()})
+        self.index = min({*range(self.app.num_workers)} - {worker.index for worker in self.app.WORKERS.values()})
         self.reports, self._report = Pipe(duplex=False)
 
     def init_process(self) -> None:

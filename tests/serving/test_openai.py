@@ -105,7 +105,7 @@ def test_invalid_bodies_are_bad_requests(api: Send, body: dict[str, Any], messag
 def test_an_openai_model_name_is_not_found(api: Send) -> None:
     message = failed(post(api, {"input": "a", "model": "text-embedding-3-small"}, path=EMBEDDINGS), 404, "not_found_error", "not_found")
 
-    assert ": classes, ranker, tokens, vectors." in message
+    assert "`vectors`" in message
 
 
 @pytest.mark.parametrize(
