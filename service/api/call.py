@@ -1,15 +1,18 @@
-"""Call: the request to a model, independent of its wire format."""
+"""Call: the request to a model and the headers of its answer, independent of its wire format."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bertserve.service.errors import BertServeError
 from bertserve.service.models.model import Model
 from bertserve.service.models.request_run import Prediction
+from bertserve.service.tasks.batch import MAX_SPANS, ReadSpan
 from bertserve.service.tasks.body import TaskBody
+
+HEADER_LENGTH = b"inference-header-content-length"  # bytes of JSON before binary tensors in the Open Inference Protocol
 
 
 class BinaryAnswer(NamedTuple):
@@ -43,3 +46,58 @@ class Call:
         except BertServeError as error:
             error.name_input(many=self.body.is_list, subject=self.body.subject)
             raise
+
+    def headers(self, prediction: Prediction, size: int, tail_size: int) -> list[tuple[bytes, bytes]]:
+        """Returns the headers of an answer of `size` bytes of JSON, followed by `tail_size` binary bytes."""
+        warnings = list(_warnings(prediction, self.body)) if prediction.warnings else []
+        headers = [
+            (b"content-length", b"%d" % (size + tail_size)),
+            (b"content-type", b"application/octet-stream" if tail_size else b"application/json"),
+            (b"x-model", self.model.name.encode()),
+            (
+                b"server-timing",
+                b"tokenize;dur=%.3f, queue;dur=%.3f, inference;dur=%.3f, decode;dur=%.3f"
+                % (prediction.tokenize_s * 1000, prediction.queue_s * 1000, prediction.inference_s * 1000, prediction.decode_s * 1000),
+            ),
+        ]
+        if tail_size:
+            headers.append((HEADER_LENGTH, b"%d" % size))
+        if prediction.truncated:
+            headers.append((b"x-truncated", b"%d" % len(prediction.truncated)))
+            count = f"{len(prediction.truncated)} of {len(prediction.results)} {self.body.subject} " if self.body.is_list else ""
+            warnings.append(
+                f"truncation; {count}cut to the model's {self.model.bundle.manifest.tokenizer.max_length} tokens: "
+                f"{_named(prediction.truncated, self.body)}"
+            )
+        if prediction.read:
+            headers.append((b"x-windows", _escaped(_windows(prediction.read))))
+        # one header per warning, because the official client expects that
+        headers.extend((b"x-hf-warning", _escaped(warning)) for warning in warnings)
+        return headers
+
+
+def _warnings(prediction: Prediction, body: TaskBody) -> Iterator[str]:
+    """Yields each warning once, with its inputs unless it applies to all."""
+    about: dict[str, list[int]] = {}
+    for index, warning in prediction.warnings:
+        about.setdefault(warning, []).append(index)
+    for warning, indices in about.items():
+        yield warning if len(indices) == len(prediction.results) else f"{warning}: {_named(indices, body)}"
+
+
+def _named(indices: Sequence[int], body: TaskBody) -> str:
+    """Returns inputs by the names that the caller knows: `inputs` for a single one, `inputs[i]` for items of a list."""
+    if not body.is_list:
+        return body.subject
+    return ", ".join(f"{body.subject}[{index}]" for index in indices[:10]) + (", ..." if len(indices) > 10 else "")
+
+
+def _windows(read_spans: Sequence[ReadSpan]) -> str:
+    """Returns the spans that the model read of an input, such as `0-1843, 1310-2950`; each has its text's name if there are two texts."""
+    spans = [f"{span.field}{'=' if span.field else ''}{span.start}-{span.end}" for span in read_spans[:MAX_SPANS]]
+    return ", ".join([*spans, "..."] if len(read_spans) > MAX_SPANS else spans)
+
+
+def _escaped(value: str) -> bytes:
+    """Returns a header's value in printable ASCII. Other characters are escaped, because tokens in a vocabulary may have newlines."""
+    return value.encode() if value.isascii() and value.isprintable() else value.encode("unicode_escape")

@@ -24,7 +24,6 @@ from bertserve.service.api.call import BinaryAnswer
 from bertserve.service.api.error_answers import ErrorLog
 from bertserve.service.api.jsonl import MEDIA_TYPES, LineStream
 from bertserve.service.api.request import REQUEST, TIMEOUT_HEADER, Request, read_body, until_disconnect
-from bertserve.service.api.responses import answer_headers
 from bertserve.service.api.routes import InferenceRoute
 from bertserve.service.errors import INTERNAL, ContentEncodingError, InvalidValueError, MalformedRequestError, Sent, UnavailableError
 from bertserve.service.metrics import UNKNOWN
@@ -178,7 +177,7 @@ class Endpoint:
             answer = call.answer(prediction)
             value, tail = answer if isinstance(answer, BinaryAnswer) else (answer, b"")
             body = to_json(value)
-            await send({"type": "http.response.start", "status": 200, "headers": answer_headers(call, prediction, len(body), len(tail))})
+            await send({"type": "http.response.start", "status": 200, "headers": call.headers(prediction, len(body), len(tail))})
             await send({"type": "http.response.body", "body": body + tail})
         finally:
             self._open -= 1

@@ -12,7 +12,6 @@ import pytest
 import tiny
 from application import LONG, Send, answered, ask, assert_same, call, refused, rejected
 from bertserve.service.api.call import Call
-from bertserve.service.api.responses import answer_headers
 from bertserve.service.models.build import build
 from bertserve.service.models.request_run import Prediction
 from bertserve.service.settings import Settings
@@ -186,7 +185,7 @@ def test_headers_have_printable_ascii_only(models: Path) -> None:
     prediction = Prediction([[]], [], [(0, "targets; the first pieces were used: \n\r\x00\x7f, é, 日, \U0001f600, a\\b")])
     model = build(Settings(models=models)).registry.models["tiny"]
     body = validate_as(TASKS["text-classification"].body, {"inputs": "good"}, Limits(1, 9))
-    headers = answer_headers(Call("text-classification", model, body, lambda _: []), prediction, 2, 0)
+    headers = Call("text-classification", model, body, lambda _: []).headers(prediction, 2, 0)
 
     assert r"targets; the first pieces were used: \n\r\x00\x7f, \xe9, \u65e5, \U0001f600, a\\b" == dict(headers)[b"x-hf-warning"].decode()
     assert all(32 <= byte < 127 for _, value in headers for byte in value)

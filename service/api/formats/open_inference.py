@@ -14,9 +14,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from bertserve.service.api.call import BinaryAnswer, Call
+from bertserve.service.api.call import HEADER_LENGTH, BinaryAnswer, Call
 from bertserve.service.api.request import Request
-from bertserve.service.api.responses import HEADER_LENGTH
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import InvalidValueError, MalformedRequestError, Sent
 from bertserve.service.models.model import Model
