@@ -22,7 +22,7 @@ import uvloop
 
 import tiny
 from bertserve.service.bundle.files import load_bundle
-from bertserve.service.server import logs
+from bertserve.service.server import logs, serve
 from bertserve.service.text.tokenizer import Tokenizer
 
 BERT_SERVE = "import sys; from bertserve.service.cli import main; sys.exit(main())"
@@ -91,10 +91,17 @@ def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 @pytest.fixture
 def logging_of_pytest(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Prevents a command from replacing the log handlers and the log level of the test run."""
-    monkeypatch.setattr(logs, "configure_logging", lambda _: None)
+    for module in (logs, serve):
+        monkeypatch.setattr(module, "configure_logging", lambda _: None)
     level = logging.getLogger().level
     yield
     logging.getLogger().setLevel(level)
+
+
+@pytest.fixture
+def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes `bert-serve score` predict 16 rows at a time, so that small files have several parts."""
+    monkeypatch.setattr("bertserve.service.scoring.predictor.WINDOW_ROWS", 16)
 
 
 @pytest.fixture(name="api", scope="session")

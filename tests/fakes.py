@@ -5,13 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from bertserve.service.bundle.manifest import Activation, Embedding, MaskToken
+from bertserve.service.engine import onnx_engine
 from bertserve.service.engine.onnx_engine import Engine, Row
+from bertserve.service.engine.sessions import open_session
 from bertserve.service.errors import EngineError
 from bertserve.service.text.tokenizer import Encoding
 
@@ -94,6 +98,21 @@ class RecordingEngine:
     def run(self, encodings: Sequence[Encoding]) -> list[Row]:
         self.runs.append(encodings)
         return self.engine.run(encodings)
+
+
+def record_runs(patch: pytest.MonkeyPatch, record: Callable[[dict[str, NDArray[Any]]], Any], **options: Any) -> None:
+    """Calls `record` with the inputs of each run of each session that is opened from now on; `options` are those of `open_session`."""
+
+    def opened(*arguments: Any, **given: Any) -> SimpleNamespace:
+        session = open_session(*arguments, **given | options)
+
+        def run(names: Sequence[str], feed: dict[str, NDArray[Any]]) -> Any:
+            record(feed)
+            return session.run(names, feed)
+
+        return SimpleNamespace(run=run)
+
+    patch.setattr(onnx_engine, "open_session", opened)
 
 
 class FaultySession:

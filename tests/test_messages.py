@@ -18,7 +18,7 @@ def kinds(kind: type[BertServeError]) -> set[str]:
 
 
 def test_each_template_is_a_literal_and_gets_its_values() -> None:
-    """A placeholder without a value would be answered with 500. Values of callers are tested in tests/serving/test_error_log.py."""
+    """A placeholder without a value would be answered with 500. Values of callers are tested in tests/serving/test_logs.py."""
     names, wrong = kinds(CallerError) | kinds(ServerError), []
     for path in sorted(SERVICE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_bytes())):

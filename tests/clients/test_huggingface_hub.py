@@ -65,12 +65,6 @@ def test_responses_are_parsed(url: str, path: str, method: str, arguments: tuple
     assert expected == shape(asyncio.run(ask()))
 
 
-def test_top_k_limits_the_labels_of_one_text(url: str) -> None:
-    found = InferenceClient(model=f"{url}/classify").text_classification(TEXT, top_k=1)
-
-    assert ["positive"] == [element.label for element in found]
-
-
 def test_an_error_has_the_message_of_the_service(url: str) -> None:
     """The message includes the request id, so that the operator can find the request in the log."""
     with pytest.raises(huggingface_hub.errors.HfHubHTTPError) as caught:
@@ -78,11 +72,6 @@ def test_an_error_has_the_message_of_the_service(url: str) -> None:
 
     assert "has no mask" in str(caught.value)
     assert "Request ID" in str(caught.value)
-
-
-def test_the_base_url_needs_a_single_model(url: str) -> None:
-    with pytest.raises(huggingface_hub.errors.HfHubHTTPError, match="/classify"):
-        InferenceClient(model=url).text_classification(TEXT)
 
 
 @pytest.mark.parametrize("path", ["/classify", "/models/sentiment"])

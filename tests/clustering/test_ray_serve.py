@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +32,7 @@ import slow
 import tiny
 from balanced import load
 from bertserve.service.errors import SettingsError
-from conftest import ROOT, metric, running, variables
+from conftest import ROOT, metric, running, variables, wait_until
 from replica import free_ports, is_ready
 
 
@@ -98,13 +97,6 @@ CLIENTS = 8
 PATIENCE_S = 90.0
 
 
-def until(check: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not check():
-        assert time.monotonic() < end, f"timed out while waiting until {what}"
-        time.sleep(0.1)
-
-
 class Cluster:
     """A Ray node of this machine, on loopback only, that serves a folder of models. Its processes are one session."""
 
@@ -142,7 +134,7 @@ class Cluster:
                 start_new_session=True,
             )
         try:
-            until(lambda: b"Ray runtime started" in log.read_bytes(), "the node runs")
+            wait_until(lambda: b"Ray runtime started" in log.read_bytes(), PATIENCE_S)
         except BaseException:
             self.close()
             raise
@@ -171,8 +163,8 @@ class Cluster:
             if answer.status_code < 500:
                 break
         assert 200 == answer.status_code, answer.text[-1000:]
-        until(lambda: self.status()["status"] == "RUNNING", "the application runs")
-        until(lambda: is_ready(self.url, f"{route_prefix.rstrip('/')}/health/ready"), "it answers")
+        wait_until(lambda: self.status()["status"] == "RUNNING", PATIENCE_S)
+        wait_until(lambda: is_ready(self.url, f"{route_prefix.rstrip('/')}/health/ready"), PATIENCE_S)
 
     def replicas(self) -> int:
         states = [replica["state"] for replica in self.status()["deployments"]["bertserve"]["replicas"]]
@@ -258,7 +250,7 @@ def test_a_rolling_update_fails_no_request(cluster: Cluster) -> None:
     before = cluster.worker_pids()
     with load(cluster.url, CLIENTS) as seen:
         cluster.deploy(args={"max_inputs": 100})
-        until(lambda: not set(before) & set(cluster.worker_pids()), "both are replaced")
+        wait_until(lambda: not set(before) & set(cluster.worker_pids()), PATIENCE_S)
     assert {} == seen.failed
 
 
@@ -278,10 +270,10 @@ def test_the_number_of_replicas_follows_the_load(cluster: Cluster) -> None:
     """The policy of deploy/ray/serve.yaml starts a second replica under load and stops it later. All requests succeed."""
     quick = {"upscale_delay_s": 1, "downscale_delay_s": 2, "look_back_period_s": 2, "metrics_interval_s": 0.5}
     cluster.deploy(args=_slow(cluster), scaling={"min_replicas": 1, "max_replicas": 2, **quick})
-    until(lambda: _model(cluster) == "slow" and cluster.replicas() == 1, "one is there")
+    wait_until(lambda: _model(cluster) == "slow" and cluster.replicas() == 1, PATIENCE_S)
     with load(cluster.url, CLIENTS) as seen:
-        until(lambda: cluster.replicas() == 2, "there is a second one")
-    until(lambda: cluster.replicas() == 1, "one is enough")
+        wait_until(lambda: cluster.replicas() == 2, PATIENCE_S)
+    wait_until(lambda: cluster.replicas() == 1, PATIENCE_S)
     assert {} == seen.failed
 
 
@@ -289,16 +281,16 @@ def test_the_number_of_replicas_follows_the_load(cluster: Cluster) -> None:
 def test_a_full_queue_answers_429_and_a_disconnect_empties_it(cluster: Cluster) -> None:
     """The responses have `retry-after`. The queued work of a disconnected caller is dropped."""
     cluster.deploy(num_replicas=1, args=_slow(cluster))
-    until(lambda: _model(cluster) == "slow", "it is there")
+    wait_until(lambda: _model(cluster) == "slow", PATIENCE_S)
     body = json.dumps({"inputs": ["good"] * 90}).encode()
     with socket.create_connection(("127.0.0.1", cluster.http)) as leaving, ThreadPoolExecutor(8) as pool:
         leaving.sendall(b"POST /classify HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
-        until(lambda: _queued(cluster) > 0, "it is queued")
+        wait_until(lambda: _queued(cluster) > 0, PATIENCE_S)
         answers = list(pool.map(lambda _: httpx.post(f"{cluster.url}/classify", content=body, timeout=60, trust_env=False), range(8)))
     refused = [answer for answer in answers if answer.status_code == 429]
     assert refused
     assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
-    until(lambda: _queued(cluster) == 0, "nothing is left")
+    wait_until(lambda: _queued(cluster) == 0, PATIENCE_S)
 
 
 def _slow(cluster: Cluster) -> dict[str, Any]:

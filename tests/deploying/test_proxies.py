@@ -7,10 +7,11 @@ import os
 import re
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from http.client import HTTPResponse
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -32,6 +33,10 @@ BODY = {"inputs": "good"}
 UNITS = {"ms": 0.001, "s": 1, "m": 60, "k": 2**10, "M": 2**20}
 
 needs_proxies = pytest.mark.skipif(not all(map(replica.installed, PROXIES)), reason="haproxy or nginx is not installed")
+
+
+def through_proxies(test: Callable[..., None]) -> Callable[..., None]:
+    return needs_proxies(pytest.mark.serial(test))
 
 
 def value(text: str, name: str) -> float:
@@ -138,6 +143,21 @@ def client_of_the_proxy(service: Balanced) -> Iterator[httpx.Client]:
         yield client
 
 
+def connected(service: Balanced) -> socket.socket:
+    url = httpx.URL(service.proxy.url)
+    return socket.create_connection((url.host, url.port or 0), timeout=20)
+
+
+def answer_to(service: Balanced, request: bytes) -> tuple[int, Any]:
+    """Returns the status and the document of the answer to a raw request; None for a document that is not JSON."""
+    with connected(service) as connection:
+        connection.sendall(request)
+        answer = HTTPResponse(connection)
+        answer.begin()
+        body = answer.read()
+    return answer.status, json.loads(body) if body.startswith(b"{") else None
+
+
 def logged(service: Balanced, request_id: str) -> list[str]:
     """Waits for log lines with a request id, and returns them from all replicas."""
 
@@ -148,8 +168,7 @@ def logged(service: Balanced, request_id: str) -> list[str]:
     return lines()
 
 
-@needs_proxies
-@pytest.mark.serial
+@through_proxies
 def test_the_log_has_the_address_of_the_caller_and_one_id(service: Balanced, client: httpx.Client) -> None:
     """A valid id of the caller is kept; otherwise, proxy and replica share a new one. An address in a caller's header is ignored."""
     named = client.post("/classify", json=BODY, headers={"x-request-id": "mine-1", "x-forwarded-for": "203.0.113.7"})
@@ -163,8 +182,7 @@ def test_the_log_has_the_address_of_the_caller_and_one_id(service: Balanced, cli
     assert 1 == len(logged(service, given))
 
 
-@needs_proxies
-@pytest.mark.serial
+@through_proxies
 def test_responses_pass_unchanged(client: httpx.Client) -> None:
     """This includes errors, a header of 30 kB, and large bodies."""
     wrong = client.post("/classify", json={"inputs": 3}, headers={"x": "a" * 30_000})
@@ -174,8 +192,7 @@ def test_responses_pass_unchanged(client: httpx.Client) -> None:
     assert (200, 32, "tiny") == (large.status_code, len(large.json()), large.headers["x-model"])
 
 
-@needs_proxies
-@pytest.mark.serial
+@through_proxies
 @pytest.mark.parametrize(
     ("method", "path"),
     [
@@ -193,8 +210,7 @@ def test_paths_that_affect_only_one_replica_are_refused(client: httpx.Client, me
     assert answer.headers["x-request-id"] == answer.json()["request_id"]
 
 
-@needs_proxies
-@pytest.mark.serial
+@through_proxies
 def test_a_request_over_a_limit_is_refused(client: httpx.Client) -> None:
     """The limits are those of the service, so that it would refuse these requests too."""
     large = client.post("/classify", content=b" " * (2**21 + 1), headers={"x-request-id": "mine-3"})
@@ -208,8 +224,7 @@ def test_a_request_over_a_limit_is_refused(client: httpx.Client) -> None:
     assert (405, "method_not_allowed") == (traced.status_code, traced.json()["error_type"])
 
 
-@needs_proxies
-@pytest.mark.serial
+@through_proxies
 @pytest.mark.parametrize("content_type", ["application/json", "application/x-ndjson"])
 @pytest.mark.parametrize(
     ("path", "header", "kinds"),
@@ -223,41 +238,28 @@ def test_a_request_over_a_limit_is_refused(client: httpx.Client) -> None:
 )
 def test_a_request_without_a_valid_head_is_refused(service: Balanced, content_type: str, path: str, header: str, kinds: set[str]) -> None:
     """The proxy or the service refuses it."""
-    url = httpx.URL(service.proxy.url)
-    head = f"POST {path} HTTP/1.1\r\nhost: t\r\ncontent-type: {content_type}\r\nx: {header}\r\ncontent-length: 2\r\n\r\n{{}}"
-    with socket.create_connection((url.host, url.port or 0), timeout=20) as connection:
-        connection.sendall(head.encode())
-        answer = HTTPResponse(connection)
-        answer.begin()
-        assert json.loads(answer.read())["error_type"] in kinds
+    request = f"POST {path} HTTP/1.1\r\nhost: t\r\ncontent-type: {content_type}\r\nx: {header}\r\ncontent-length: 2\r\n\r\n{{}}"
+    assert answer_to(service, request.encode())[1]["error_type"] in kinds
 
 
-@needs_proxies
-@pytest.mark.serial
+@through_proxies
 def test_an_encoded_body_is_refused(service: Balanced) -> None:
     """HAProxy's parser answers with a page of its own."""
-    url = httpx.URL(service.proxy.url)
-    with socket.create_connection((url.host, url.port or 0), timeout=20) as connection:
-        connection.sendall(b"POST /classify HTTP/1.1\r\nhost: t\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n")
-        answer = HTTPResponse(connection)
-        answer.begin()
-        if isinstance(service.proxy, HAProxy):
-            assert 422 == answer.status
-        else:
-            assert (415, "content_encoding") == (answer.status, json.loads(answer.read())["error_type"])
+    status, said = answer_to(service, b"POST /classify HTTP/1.1\r\nhost: t\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n")
+    if isinstance(service.proxy, HAProxy):
+        assert 422 == status
+    else:
+        assert (415, "content_encoding") == (status, said["error_type"])
 
 
-@needs_proxies
-@pytest.mark.serial
+@through_proxies
 def test_an_address_has_a_limit_of_streams(service: Balanced, client: httpx.Client) -> None:
     """Other requests of the address are answered, and so are streams of another address."""
-    url = httpx.URL(service.proxy.url)
     head = b"POST /classify HTTP/1.1\r\nhost: t\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n"
     line = {"content": json.dumps(BODY), "headers": {"content-type": "application/x-ndjson"}}
     with ExitStack() as stack:
         for _ in range(2 * int(value(HAPROXY, "sc1_conn_cur gt"))):  # a request of `refused` can come before some of them
-            connection = stack.enter_context(socket.create_connection((url.host, url.port or 0), timeout=20))
-            connection.sendall(head)
+            stack.enter_context(connected(service)).sendall(head)
 
         def refused() -> bool:
             answer = client.post("/classify", **line)
@@ -270,8 +272,7 @@ def test_an_address_has_a_limit_of_streams(service: Balanced, client: httpx.Clie
     wait_until(lambda: client.post("/classify", **line).status_code == 200)
 
 
-@needs_proxies
-@pytest.mark.serial
+@through_proxies
 def test_an_address_has_a_limit_of_requests(service: Balanced, tmp_path: Path) -> None:
     """A limit of 20 requests per second in place of 1,000. Requests of another address are answered."""
     start = PROXIES["haproxy" if isinstance(service.proxy, HAProxy) else "nginx"]
@@ -287,36 +288,31 @@ def test_an_address_has_a_limit_of_requests(service: Balanced, tmp_path: Path) -
     }
 
 
-@needs_proxies
-@pytest.mark.serial
+@through_proxies
 def test_a_stream_answers_each_line_before_the_next_line_is_sent(service: Balanced) -> None:
-    host, port = service.proxy.url.removeprefix("http://").split(":")
     head = "POST /classify HTTP/1.1\r\nhost: test\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n"
     line = json.dumps(BODY) + "\n"
     chunk = f"{len(line):x}\r\n{line}\r\n"
-    with socket.create_connection((host, int(port)), timeout=20) as connection, connection.makefile("rb") as answers:
+    with connected(service) as connection, connection.makefile("rb") as answers:
         connection.sendall((head + chunk).encode())
         assert any(b'"label"' in read for read in answers)  # the request body has not ended yet
         connection.sendall(f"{chunk}0\r\n\r\n".encode())
         assert any(b'"label"' in read for read in answers)
 
 
-@needs_proxies
-@pytest.mark.serial
+@through_proxies
 def test_a_disconnect_drops_the_queued_work(service: Balanced) -> None:
     """The proxy forwards the disconnect, and the replica drops the items that have not started."""
     body = json.dumps({"inputs": ["good"] * 100}).encode()
     request = b"POST /models/slow HTTP/1.1\r\nhost: test\r\nx-request-id: gone-1\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
-    host, port = service.proxy.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with connected(service) as connection:
         connection.sendall(request)
         wait_until(lambda: max(map(entries, service.replicas)) > 50)
     assert any(" 499 " in line for line in logged(service, "gone-1"))
     wait_until(lambda: max(map(entries, service.replicas)) == 0)
 
 
-@needs_proxies
-@pytest.mark.serial
+@through_proxies
 @pytest.mark.full_grid
 @pytest.mark.parametrize("proxy", PROXIES)
 def test_errors_without_replicas_have_the_usual_format(tmp_path: Path, models: Path, proxy: str) -> None:

@@ -1,4 +1,4 @@
-"""The embedded bundles, for the tests that compare them with golden files."""
+"""Loaded bundles whose graph a test runs directly: the embedded ones, which tests compare with golden files, and tiny ones."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ STEPS = [pytest.param(6, id="sixth"), pytest.param(1, id="all", marks=pytest.mar
 
 
 @dataclass(frozen=True)
-class Embedded:
-    """A loaded bundle of `models/`."""
+class Loaded:
+    """A loaded bundle."""
 
     manifest: Manifest
     tokenizer: Tokenizer
@@ -37,11 +37,15 @@ class Embedded:
         return [self.engine.run([encoding])[0] for encoding in encodings]
 
 
-def load(name: str) -> Embedded:
-    loaded = files.load_bundle(ROOT / "models" / name)
-    spec, graph = loaded.manifest.tokenizer, loaded.graph("cpu")
-    engine = OnnxEngine(loaded.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
-    return Embedded(loaded.manifest, Tokenizer(loaded.tokenizer_path, spec), engine)
+def load(name: str) -> Loaded:
+    return load_from(ROOT / "models" / name)
+
+
+def load_from(path: Path) -> Loaded:
+    bundle = files.load_bundle(path)
+    spec, graph = bundle.manifest.tokenizer, bundle.graph("cpu")
+    engine = OnnxEngine(path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
+    return Loaded(bundle.manifest, Tokenizer(bundle.tokenizer_path, spec), engine)
 
 
 def read(task: str, request: dict[str, Any]) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,6 @@ QUESTION = {"question": "good?", "context": "a great film and a dull book"}
 INPUTS: dict[str, Any] = {"/classify": "good", NER: "a good film was bad", ANSWER: QUESTION, FILL: "a [MASK] film"}
 EVERYTHING: dict[str, Any] = {"ignore_labels": []}
 ROOM = 30  # maximum text tokens of a tiny bundle
-UNICODE = "a cafe\u0301 \U0001f600 日本語 was good\r\nfilm,\tbad\u200b book \U0001f469\u200d\U0001f469\u200d\U0001f467 x\ufe0f n\u0303o. "
-WINDOWED = UNICODE * 4  # several windows
-
-
 # Shapes
 
 
@@ -63,19 +58,6 @@ def test_the_strategy_none_gives_tokens(api: Send) -> None:
     assert {token["entity"] for token in tokens} <= set(tiny.LABELS_OF["token-classification"])
 
 
-@pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])
-@pytest.mark.parametrize("text", [UNICODE, WINDOWED], ids=["one window", "several windows"])
-def test_offsets_of_entities_are_slices(api: Send, strategy: str, text: str) -> None:
-    """Offsets count code points of the caller's text, in one window and in several, with emoji, combining marks, CJK and CRLF."""
-    entities = answered(api, NER, text, aggregation_strategy=strategy, **EVERYTHING)
-    for entity in entities:
-        part = text[entity["start"] : entity["end"]]
-        assert part == entity["word"] == part.strip()
-        assert text[entity["end"] : entity["end"] + 1] not in ("\u0301", "\u0303")
-    assert all(one["end"] <= other["start"] for one, other in pairwise(entities))
-    assert (0, len(text.rstrip())) == (entities[0]["start"], entities[-1]["end"])
-
-
 def test_a_stride_as_long_as_the_window_is_refused_with_the_numbers(api: Send) -> None:
     """A stride of at least one window is an error if a text needs windows; otherwise it has no effect."""
     assert ["1", "30", "30"] == re.findall(r"\d+", refused(api, NER, ["good", LONG], stride=ROOM))
@@ -94,17 +76,6 @@ def test_answers_are_a_list_if_top_k_is_over_one(api: Send, top_k: int | None, k
     assert_same([alone, alone], answered(api, ANSWER, [QUESTION, QUESTION], **parameters))
     best = alone[0] if isinstance(alone, list) else alone
     assert_same(answered(api, ANSWER, QUESTION), best)
-
-
-@pytest.mark.parametrize("text", [UNICODE, WINDOWED], ids=["one window", "several windows"])
-@pytest.mark.parametrize("longest", [1, 2, 15])
-def test_offsets_of_answers_are_slices(api: Send, text: str, longest: int) -> None:
-    """Offsets count code points of the caller's passage, in one window and in several."""
-    found = answered(api, ANSWER, {"question": "wer 😀 e\u0301?", "context": text}, top_k=1000, max_answer_len=longest)
-    assert {"日", "\U0001f600", "book"} <= {answer["answer"] for answer in found}
-    for answer in found:
-        assert text[answer["start"] : answer["end"]] == answer["answer"]
-        assert answer["answer"] == answer["answer"].strip()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,14 @@ import pytest
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+import application
 import tiny
-from application import Send, call, call_fresh, post, rejected, started
+from application import Send, call, call_fresh, post, posted, rejected, started
 from bertserve.service.bundle.files import load_bundle
-from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import BundleError, SettingsError
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from bertserve.service.tasks import attention
-from bertserve.service.text.tokenizer import Tokenizer
 
 ATTENTION = "/attention"
 HEADS = (2, 3)  # heads of each layer; unequal, as after head pruning
@@ -56,14 +54,11 @@ def started_service(folder: Path) -> Iterator[Send]:
 
 
 def result(api: Send, inputs: Any, path: str = ATTENTION, model: str | None = "classifier", **parameters: Any) -> Any:
-    response = post(api, {"inputs": inputs, "parameters": parameters, **({"model": model} if model else {})}, path=path)
-    assert 200 == response.status_code, response.text
-    return response.json()
+    return posted(api, path, inputs=inputs, parameters=parameters, **({"model": model} if model else {}))
 
 
 def wrong(api: Send, inputs: Any, **parameters: Any) -> str:
-    body = {"inputs": inputs, "parameters": parameters, "model": "classifier"}
-    return rejected(post(api, body, path=ATTENTION), 422, "invalid_value")
+    return application.wrong(api, ATTENTION, {"inputs": inputs, "parameters": parameters, "model": "classifier"})
 
 
 def expected(folder: Path, model: str, ids: list[int], types: list[int]) -> list[NDArray[np.float64]]:
@@ -143,25 +138,6 @@ def test_a_list_has_the_same_results_as_its_items(api: Send) -> None:
             np.testing.assert_allclose(left, right, rtol=0, atol=1e-6)
     assert [] == result(api, [])
     assert [alone[0]] == result(api, [TEXT])
-
-
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_rows_with_different_maps_share_a_batch(folder: Path, tokenizer: Tokenizer, side: Any) -> None:
-    """Each row gets its own maps in order of layer and head. A row without maps has no such output, and its logits do not change."""
-    graph = load_bundle(folder / "classifier").manifest.graphs[0]
-    engine = OnnxEngine(folder / "classifier" / graph.file, graph, pad_id=0, padding_side=side)
-    whole = [tokenizer.assemble(ids) for ids in ([5, 6, 7], [8], [9, 10], [5])]
-    wanted: list[tuple[tuple[int, int], ...]] = [((0, 1), (1, 2)), (), ((0, 0), (0, 1), (1, 0)), ((1, 1),)]
-    rows = engine.run([replace(encoding, maps=maps) for encoding, maps in zip(whole, wanted, strict=True)])
-    every = [(layer, head) for layer, count in enumerate(HEADS) for head in range(count)]
-
-    for encoding, maps, row in zip(whole, wanted, rows, strict=True):
-        (alone,) = engine.run([replace(encoding, maps=tuple(every))])
-        assert bool(maps) == ("attentions" in row)
-        if maps:
-            right = alone["attentions"][[every.index(found) for found in maps]]
-            np.testing.assert_allclose(right, row["attentions"], rtol=0, atol=1e-6)
-        np.testing.assert_allclose(alone["logits"], row["logits"], rtol=0, atol=1e-6)
 
 
 # ---- limits

@@ -33,24 +33,6 @@ def guarded(models: Path, check: Check[T], **options: Any) -> T:
     return play(build(Settings(models=models)), check, auth=Authenticator(keys(models.parent, "swordfish"), **options))
 
 
-def test_no_response_allows_cross_origin_reads(models: Path) -> None:
-    foreign = {"origin": "http://evil.example", "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
-    asked = [
-        ("OPTIONS", "/classify"),
-        ("OPTIONS", "/nowhere"),
-        ("OPTIONS", "/models/tiny/unload"),
-        ("POST", "/classify"),
-        ("GET", "/models"),
-    ]
-
-    async def check(client: httpx.AsyncClient) -> list[httpx.Response]:
-        return [await client.request(method, path, headers=foreign | KEY) for method, path in asked]
-
-    answers = guarded(models, check)
-    assert [405, 404, 405] == [answer.status_code for answer in answers[:3]]
-    assert [] == [name for answer in answers for name in answer.headers if name.startswith("access-control")]
-
-
 @pytest.mark.parametrize(("options", "path"), [({"public_health": False}, "/health/live"), ({"public_metrics": False}, "/metrics")])
 def test_health_and_metrics_can_require_the_key(models: Path, options: dict[str, bool], path: str) -> None:
     async def check(client: httpx.AsyncClient) -> list[int]:

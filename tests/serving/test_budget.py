@@ -80,15 +80,6 @@ def test_the_search_for_answers_has_a_limit(api: Send, monkeypatch: pytest.Monke
     assert "`max_answer_len`" in too_large(api, "/answer", inputs=passage, parameters={"top_k": 1000, "max_answer_len": 12})
 
 
-def test_the_answers_of_all_inputs_count_together(api: Send, allowed: Any) -> None:
-    """What only the outputs show is added over the inputs of a request."""
-    one = post(api, {"inputs": "good film " * 20, "parameters": {"ignore_labels": []}}, path="/ner")
-    allowed(2 * len(one.content))
-    parameters = {"ignore_labels": []}
-    assert 200 == ask(api, "/ner", ["good film " * 20], **parameters).status_code
-    assert "bytes and" in too_large(api, "/ner", inputs=["good film " * 20] * 4, parameters=parameters)
-
-
 # ---- characters and memory
 
 

@@ -1,56 +1,198 @@
-"""Encoding and decoding of text classification on plain numbers, compared with brute force."""
+"""The wire format of /classify: parameters, accepted and refused bodies, and long texts, which are truncated, refused or scored in windows."""
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
 import numpy as np
+import onnxruntime
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from bertserve.service.errors import InvalidValueError
-from bertserve.service.tasks import classify
-from bertserve.service.tasks.decoding import activate
-from bertserve.service.text.tokenizer import Tokenizer
-from fakes import Head
-from task_runs import decode, encode
+import tiny
+from application import LONG, call, classify, rejected, results
+from bertserve.service.text.tokenizer import SHORT_CHARS
+
+# ---- bodies and parameters
 
 
-def test_equal_scores_keep_the_order_of_the_labels() -> None:
-    rows = [{"logits": np.array([1.0, 2.0, 1.0, 2.0], dtype=np.float32)}]
-
-    assert list("bdac") == [item["label"] for item in decode(classify, classify.ClassifyRequest(""), rows, Head(tuple("abcd")))]
+HUGE_NUMBER = b"9" * 5000
 
 
-def test_the_models_own_activation_is_the_default() -> None:
-    """Without `function_to_apply`, a multi-label model applies a sigmoid to each label."""
-    rows = [{"logits": np.array([0.0, 0.0], dtype=np.float32)}]
+@pytest.mark.parametrize(("top_k", "count"), [(1, 1), (2, 2), (99, 3), (None, 3)])
+def test_top_k_limits_the_labels(models: Path, top_k: int | None, count: int) -> None:
+    """The `top_k` best labels are returned, or all if `top_k` is null or more than the number of labels."""
+    [everything] = results(models, "a good film")
+    assert results(models, "a good film", top_k=top_k) == [everything[:count]]
 
-    assert [0.5, 0.5] == [item["score"] for item in decode(classify, classify.ClassifyRequest(""), rows, Head(("a", "b"), "sigmoid"))]
+
+@pytest.mark.parametrize("name", ["softmax", "SoftMax", "SOFTMAX", None])
+def test_the_activation_is_read_in_any_case(models: Path, name: str | None) -> None:
+    """In any letter case, `softmax` is this model's default activation; null selects the default too."""
+    assert results(models, "good", function_to_apply=name) == results(models, "good")
 
 
-@given(
-    st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=1, max_size=8), st.sampled_from(["softmax", "sigmoid"])
-)
-def test_scores_are_finite_for_every_logit(logits: list[float], activation: str) -> None:
-    """The maximum is subtracted, so that no exponential overflows: scores are probabilities for any logits."""
-    with np.errstate(over="ignore"):
-        scores = activate(np.array(logits, dtype=np.float32), activation)  # type: ignore[arg-type]
-
-    assert np.float32 == scores.dtype
-    assert ((scores >= 0) & (scores <= 1)).all()
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "application/json; charset=utf-8", ""])
+def test_the_content_type_does_not_matter(models: Path, content_type: str) -> None:
+    """The body is parsed as JSON with any content type: `curl -d` sends that of a form."""
+    response = classify(models, {"inputs": "good"}, headers={"content-type": content_type})
+    assert response.json() == results(models, "good")
 
 
 @pytest.mark.parametrize(
-    ("request_", "numbers"),
+    "raw",
     [
-        (classify.ClassifyRequest("good " * 40, parameters=classify.ClassifyParameters(window="mean", stride=30)), " 30, .* 30 tokens;"),
-        (
-            classify.ClassifyRequest("film " * 25, "bad " * 30, classify.ClassifyParameters(window="mean", stride=4)),
-            " 4, .* 4 tokens;",
-        ),
-        (classify.ClassifyRequest("film " * 40, "bad", classify.ClassifyParameters(window="mean", stride=0)), " 0, .* 0 tokens;"),
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"good", id="no JSON"),
+        pytest.param(b'{"inputs": "good"', id="cut off"),
+        pytest.param(b'{"inputs": "good"} {}', id="more after the end"),
+        pytest.param(b'{"inputs": "\xff\xfe"}', id="not UTF-8"),
+        pytest.param(b'{"inputs": "good", "options": "\xff"}', id="not UTF-8 where nobody looks"),
+        pytest.param(b'{"inputs": "\\ud800"}', id="leading surrogate alone"),
+        pytest.param(b'{"inputs": "\\udc00 good"}', id="trailing surrogate alone"),
+        pytest.param(b'{"inputs": ' + b"[" * 20_000 + b"]" * 20_000 + b"}", id="nested without end"),
+        pytest.param(b'{"inputs": "good", "parameters": {"top_k": ' + HUGE_NUMBER + b"}}", id="number without end"),
     ],
 )
-def test_windows_without_tokens_of_the_text_are_an_error(tokenizer: Tokenizer, request_: classify.ClassifyRequest, numbers: str) -> None:
-    with pytest.raises(InvalidValueError, match=numbers):
-        encode(classify, request_, tokenizer)
+def test_a_body_that_is_not_json_is_malformed(models: Path, raw: bytes) -> None:
+    rejected(classify(models, raw), 400, "malformed")
+
+
+@pytest.mark.parametrize(("path", "named"), [("/classify", {"model": "tinny"}), ("/models/tinny", {})])
+def test_an_unknown_model_is_not_found_and_the_nearest_name_suggested(models: Path, path: str, named: dict[str, str]) -> None:
+    assert "did you mean `tiny`?" in rejected(classify(models, {"inputs": "good", **named}, path=path), 404, "not_found")
+
+
+# ---- long texts; expected scores are computed separately
+
+
+ROOM = 30  # text tokens that fit a tiny bundle; 29 for a pair
+
+
+def words(count: int) -> str:
+    return " ".join((LONG.split() * 5)[:count])
+
+
+def scores_of(models: Path, sequences: list[list[str]]) -> list[dict[str, float]]:
+    """Returns softmax scores by label for each sequence of tokens with special tokens, computed without the service."""
+    session = onnxruntime.InferenceSession(str(models / "tiny/model.cpu.fp32.onnx"))
+    scores = []
+    for sequence in sequences:
+        ids = np.array([[tiny.VOCABULARY.index(token) for token in sequence]])
+        types = np.zeros_like(ids)
+        first_end = sequence.index("[SEP]")
+        types[0, first_end + 1 :] = 1
+        [logits] = session.run(["logits"], {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": types})[0]
+        powers = np.exp(logits.astype(np.float64))
+        scores.append(dict(zip(tiny.LABELS, powers / powers.sum(), strict=True)))
+    return scores
+
+
+def by_label(result: list[dict[str, Any]]) -> dict[str, float]:
+    return {item["label"]: item["score"] for item in result}
+
+
+def test_a_long_text_is_truncated_with_a_warning(models: Path) -> None:
+    """By default, only the beginning of a long text is scored, and two headers report it."""
+    response = classify(models, {"inputs": LONG})
+    assert response.json() == results(models, words(ROOM))
+    assert response.headers["x-truncated"] == "1"
+    assert re.fullmatch("truncation; .* 32 tokens: inputs", response.headers["x-hf-warning"])
+
+
+def test_truncated_inputs_of_a_list_are_counted_and_named(models: Path) -> None:
+    response = classify(models, {"inputs": ["good", LONG, words(ROOM), {"text": "good", "text_pair": LONG}]})
+    assert response.headers["x-truncated"] == "2"
+    assert re.fullmatch(r"truncation; 2 of 4 inputs .* 32 tokens: inputs\[1\], inputs\[3\]", response.headers["x-hf-warning"])
+
+
+def test_the_warning_stays_short_for_many_truncated_inputs(models: Path) -> None:
+    response = classify(models, {"inputs": [LONG] * 40})
+    assert response.headers["x-truncated"] == "40"
+    assert response.headers["x-hf-warning"].endswith("inputs[8], inputs[9], ...")
+
+
+def test_a_stride_without_windows_is_an_error(models: Path) -> None:
+    assert "`window`" in rejected(classify(models, {"inputs": "good", "parameters": {"stride": 2}}), 422, "invalid_value")
+
+
+def test_an_empty_text_is_answered_with_a_warning(models: Path) -> None:
+    """The pipeline answers an empty text too. For a list, the warning names the empty inputs."""
+    for text in ("", " \n"):
+        response = classify(models, {"inputs": text})
+        assert (200, True) == (response.status_code, response.headers["x-hf-warning"].startswith("empty; "))
+        assert "inputs[" not in response.headers["x-hf-warning"]
+    assert classify(models, {"inputs": ["", "good", ""]}).headers["x-hf-warning"].endswith(": inputs[0], inputs[2]")
+    assert "x-hf-warning" not in classify(models, {"inputs": {"text": "", "text_pair": "good"}}).headers
+
+
+@pytest.mark.parametrize("parameters", [{}, {"truncation": False}, {"window": "mean"}])
+def test_a_text_of_the_maximum_length_is_not_truncated(models: Path, parameters: dict[str, Any]) -> None:
+    response = classify(models, {"inputs": words(ROOM), "parameters": parameters})
+    assert response.status_code == 200
+    assert "x-truncated" not in response.headers
+    assert "x-hf-warning" not in response.headers
+
+
+def test_truncation_of_a_pair_shortens_the_longer_text(models: Path) -> None:
+    short, long = words(5).split(), words(50).split()
+    response = classify(models, {"inputs": {"text": words(5), "text_pair": words(50)}})
+    [expected] = scores_of(models, [["[CLS]", *short, "[SEP]", *long[: ROOM - 1 - 5], "[SEP]"]])
+    assert by_label(response.json()[0]) == pytest.approx(expected, abs=1e-5)
+    assert response.headers["x-truncated"] == "1"
+
+
+@pytest.mark.parametrize(("inputs", "name"), [(LONG, "inputs"), ([LONG], "inputs[0]"), (["good" + " " * SHORT_CHARS, LONG], "inputs[1]")])
+def test_without_truncation_a_long_text_is_an_error(models: Path, inputs: Any, name: str) -> None:
+    """With `truncation: false`, the error names the input that is too long."""
+    message = rejected(classify(models, {"inputs": inputs, "parameters": {"truncation": False}}), 422, "invalid_value")
+    assert message.startswith(f"{name}: ") and "60 tokens" in message
+
+
+@pytest.mark.parametrize("combine", ["mean", "max"])
+def test_windows_cover_the_whole_text(models: Path, combine: str) -> None:
+    text, stride = words(100).split(), 10
+    cuts = [text[start : start + ROOM] for start in range(0, len(text) - stride, ROOM - stride)]
+    windows = scores_of(models, [["[CLS]", *cut, "[SEP]"] for cut in cuts])
+    function = max if combine == "max" else np.mean
+    expected = {label: float(function([window[label] for window in windows])) for label in tiny.LABELS}
+    response = classify(models, {"inputs": " ".join(text), "parameters": {"window": combine, "stride": stride}})
+    assert by_label(response.json()[0]) == pytest.approx(expected, abs=1e-5)
+    assert "x-truncated" not in response.headers
+
+
+def test_windows_of_a_pair_split_only_the_second_text(models: Path) -> None:
+    first, second, stride = words(4).split(), words(60).split(), 3
+    room = ROOM - 1 - len(first)
+    cuts = [second[start : start + room] for start in range(0, len(second) - stride, room - stride)]
+    windows = scores_of(models, [["[CLS]", *first, "[SEP]", *cut, "[SEP]"] for cut in cuts])
+    expected = {label: float(np.mean([window[label] for window in windows])) for label in tiny.LABELS}
+    [result] = results(models, {"text": " ".join(first), "text_pair": " ".join(second)}, window="mean", stride=stride)
+    assert by_label(result) == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_default_stride_fits_the_model(models: Path) -> None:
+    """By default, windows overlap by half if an overlap of 128 tokens does not fit."""
+    assert results(models, LONG, window="max", stride=ROOM // 2) == results(models, LONG, window="max")
+
+
+def test_the_windows_of_a_text_are_reported(tmp_path: Path) -> None:
+    """`x-windows` lists overlapping character ranges that cover the text. It is absent for a short text and for several texts."""
+    tiny.bundle(tmp_path, "names", task="token-classification")
+    text = "good film " * 40
+    windows = [tuple(map(int, part.split("-"))) for part in told(tmp_path, text).split(", ")]
+    assert (0, len(text) - 1) == (windows[0][0], windows[-1][1])
+    assert [True] * (len(windows) - 1) == [left[0] < right[0] < left[1] for left, right in pairwise(windows)]
+    assert "" == told(tmp_path, "good film")
+    assert "" == told(tmp_path, [text, text])
+    assert told(tmp_path, text) == told(tmp_path, [text])
+    many = told(tmp_path, text * 10, stride=20).split(", ")
+    assert (65, "...") == (len(many), many[-1])
+
+
+def told(models: Path, inputs: Any, **parameters: Any) -> str:
+    response = call(models, "POST", "/ner", json={"inputs": inputs, "parameters": parameters})
+    assert 200 == response.status_code
+    return str(response.headers.get("x-windows", ""))

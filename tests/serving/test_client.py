@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from huggingface_hub import AsyncInferenceClient, InferenceClient
+from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import _http
 
@@ -127,15 +126,6 @@ def test_the_client_parses_the_response(url: str, method: str, arguments: dict[s
     assert_same(expected, plain(call(client_of(url, method), method, arguments, parameters)), tolerance=1e-4)
 
 
-def test_the_asynchronous_client_parses_the_response(url: str) -> None:
-    async def ask() -> list[Any]:
-        async with AsyncInferenceClient(token=KEY) as client:
-            return await asyncio.gather(*(call(client, method, {}, {}, model=f"{url}/{METHODS[method][0]}") for method in METHODS))
-
-    for method, answer in zip(METHODS, asyncio.run(ask()), strict=True):
-        assert_same(raw(url, method, {}, {}), plain(answer), tolerance=1e-4)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_the_path_of_a_model_can_be_the_base_url(url: str, method: str) -> None:
     path, model, _ = METHODS[method]
@@ -163,21 +153,13 @@ def test_the_path_of_a_model_can_be_the_base_url(url: str, method: str) -> None:
 def test_the_client_shows_the_error_of_the_service(
     url: str, method: str, base: str, arguments: dict[str, Any], parameters: dict[str, Any], status: int, value: str
 ) -> None:
-    """The synchronous and the asynchronous client show the service's message and the request's id."""
-    options = {"model": f"{url}/{base or METHODS[method][0]}", "token": KEY, "headers": {"x-request-id": "my-request"}}
-
-    async def ask() -> Any:
-        async with AsyncInferenceClient(**options) as client:
-            return await call(client, method, arguments, parameters)
-
+    """It shows the service's message and the request's id."""
+    client = InferenceClient(model=f"{url}/{base or METHODS[method][0]}", token=KEY, headers={"x-request-id": "my-request"})
     with pytest.raises(HfHubHTTPError) as failed:
-        call(InferenceClient(**options), method, arguments, parameters)
-    with pytest.raises(HfHubHTTPError) as failed_too:
-        asyncio.run(ask())
-    for error in (failed.value, failed_too.value):
-        assert status == error.response.status_code
-        assert value in str(error)
-        assert "my-request" in str(error)
+        call(client, method, arguments, parameters)
+    assert status == failed.value.response.status_code
+    assert value in str(failed.value)
+    assert "my-request" in str(failed.value)
 
 
 def test_the_client_logs_the_warning_of_the_service(url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

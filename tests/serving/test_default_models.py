@@ -10,15 +10,12 @@ from typing import Any
 import pytest
 
 import tiny
-from application import call
 from bertserve.service.check import check
 from bertserve.service.cli import main
 from bertserve.service.errors import NotFoundError, SettingsError, StartError
 from bertserve.service.models.build import AppState, build
 from bertserve.service.models.registry import DEFAULTS_FILE
 from bertserve.service.settings import Settings
-from bertserve.service.tasks.catalog import TASKS
-from embedded import ROOT
 
 NLI = ("contradiction", "entailment")
 
@@ -117,14 +114,6 @@ def test_check_with_skip_broken_lists_the_models_that_are_not_loaded(tmp_path: P
     assert [True, True] == [first.startswith("b: text-classification"), second.startswith("a: not loaded")]
 
 
-def test_a_model_description_lists_the_endpoints_it_is_the_default_of(tmp_path: Path) -> None:
-    folder = made(tmp_path, a=NLI, mood=tiny.LABELS)
-    pages = call(folder, "GET", "/models", settings={"default": {"classify": "mood"}}).json()
-    assert [("a", ["/classify", "/zero-shot"], ["/zero-shot"]), ("mood", ["/classify"], ["/classify"])] == [
-        (page["name"], page["endpoints"], page["default_of"]) for page in pages
-    ]
-
-
 # `defaults.json` of a models folder
 
 
@@ -167,15 +156,6 @@ def test_conflicting_defaults_of_two_folders_need_a_flag(tmp_path: Path) -> None
     with pytest.raises(SettingsError, match=r"`b` .*`classify`, .* `a`; .* --default classify=NAME"):
         build(Settings(models=folders))
     assert {"text-classification": "b"} == used(build(Settings(models=folders, default={"classify": "b"})))
-
-
-def test_the_embedded_models_answer_all_endpoints_but_two(caplog: pytest.LogCaptureFixture) -> None:
-    used_by = used(build(Settings(models=ROOT / "models")))
-
-    assert {"multiple-choice", "attention"} >= set(TASKS) - set(used_by)
-    tasks = ("text-classification", "zero-shot-classification", "text-ranking", "feature-extraction", "sentence-similarity")
-    assert ("sentiment", "nli", "rerank", "embed", "embed") == tuple(used_by[task] for task in tasks)
-    assert [] == caplog.records
 
 
 # While the service runs

@@ -15,7 +15,7 @@ from application import call_fresh, model_of
 from bertserve.service.bundle import files
 from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.engines import Engines, MultiThreadedEngine
-from bertserve.service.engine.onnx_engine import Engine, OnnxEngine
+from bertserve.service.engine.onnx_engine import Engine
 from bertserve.service.errors import ProviderError
 from bertserve.service.metrics import Metrics
 from bertserve.service.models import loading
@@ -25,7 +25,7 @@ from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.classify import ClassifyRequest
 from bertserve.service.text.tokenizer import Encoding
-from embedded import ROOT
+from embedded import load
 from fakes import FakeEngine
 
 
@@ -127,9 +127,7 @@ def test_a_run_is_multi_threaded_only_with_enough_tokens(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["sentiment", "ner", "qa", "fill-mask", "embed", "nli", "rerank"])
 def test_several_threads_give_the_same_output_as_one(name: str) -> None:
     """Outputs are bit-identical: threads divide rows and columns, but never split a sum."""
-    loaded = files.load_bundle(ROOT / "models" / name)
-    graph, spec = loaded.graph("cpu"), loaded.manifest.tokenizer
-    one_thread = OnnxEngine(loaded.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
+    one_thread = load(name).engine
     engines = [one_thread, one_thread.with_threads(3)]
     rng = np.random.default_rng(0)
 

@@ -13,15 +13,12 @@ import pytest
 
 import tiny
 from application import Send, answered, ask, call, faked, play, refused, started
-from bertserve.service.bundle.files import load_bundle
-from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.batch import Batch
 from bertserve.service.tasks.decoding import activate
 from bertserve.service.tasks.occlusion import MAX_WORDS
-from bertserve.service.text.tokenizer import Tokenizer
 from bertserve.service.text.words import Word, most_within, words_of
-from embedded import load
+from embedded import Loaded, load, load_from
 from fakes import FakeEngine
 from task_runs import begin, send
 
@@ -29,23 +26,14 @@ CLASSIFY, ANSWER = "/classify", "/answer"
 TEXT = "the film was not bad , but very long"
 
 
-class Tiny:
-    """A tiny bundle whose graph the tests run directly."""
-
-    def __init__(self, folder: Path, task: str, **changes: Any) -> None:
-        made = load_bundle(tiny.bundle(folder, task=task, **changes))
-        self.tokenizer = Tokenizer(made.tokenizer_path, made.manifest.tokenizer)
-        graph = made.manifest.graphs[0]
-        self.engine = OnnxEngine(made.path / graph.file, graph, pad_id=0, padding_side="right")
-
-    def span_score(self, question: str, context: str, first: int, last: int) -> float:
-        """Returns p(start) * p(end) of a span of the context's tokens; with -1 and -1, of "no answer"."""
-        a, b = self.tokenizer.tokenize([question, context])
-        encoding = self.tokenizer.assemble(a.ids, b.ids)
-        row = self.engine.run([encoding])[0]
-        place = [0, *range(encoding.start, encoding.start + len(b))]
-        start, end = (activate(row[name][place], "softmax") for name in ("start_logits", "end_logits"))
-        return float(start[first + 1] * end[last + 1])
+def span_score(model: Loaded, question: str, context: str, first: int, last: int) -> float:
+    """Returns p(start) * p(end) of a span of the context's tokens; with -1 and -1, of "no answer"."""
+    a, b = model.tokenizer.tokenize([question, context])
+    encoding = model.tokenizer.assemble(a.ids, b.ids)
+    row = model.engine.run([encoding])[0]
+    place = [0, *range(encoding.start, encoding.start + len(b))]
+    start, end = (activate(row[name][place], "softmax") for name in ("start_logits", "end_logits"))
+    return float(start[first + 1] * end[last + 1])
 
 
 @pytest.fixture(name="api", scope="module")
@@ -178,7 +166,7 @@ QUESTION, PASSAGE = "was the film good ?", "the book was dull . a very good film
 
 
 def test_importance_for_an_answer_uses_the_score_of_its_span(tmp_path: Path, api: Send) -> None:
-    graph = Tiny(tmp_path, "question-answering", max_length=64)
+    model = load_from(tiny.bundle(tmp_path, task="question-answering", max_length=64))
     inputs = {"question": QUESTION, "context": PASSAGE}
     best, second = answered(api, ANSWER, inputs, explain=True, top_k=2, max_answer_len=3)
     assert "explanation" not in second
@@ -190,13 +178,13 @@ def test_importance_for_an_answer_uses_the_score_of_its_span(tmp_path: Path, api
     for item in best["explanation"]:
         lacking = without(inputs, item)
         shift = item["field"] == "context" and item["start"] < best["start"]
-        score = graph.span_score(lacking["question"], lacking["context"], span.start - shift, span.stop - 1 - shift)
+        score = span_score(model, lacking["question"], lacking["context"], span.start - shift, span.stop - 1 - shift)
         assert pytest.approx(best["score"] - score, abs=1e-6) == item["importance"]
 
 
 def test_an_empty_answer_is_explained(tmp_path: Path, api: Send) -> None:
     """If the best answer is empty, every word is explained by the score of "no answer"."""
-    graph = Tiny(tmp_path, "question-answering", max_length=64)
+    model = load_from(tiny.bundle(tmp_path, task="question-answering", max_length=64))
     found = {
         text: answered(api, ANSWER, {"question": "not ?", "context": text}, explain=True, handle_impossible_answer=True)
         for text in ("good", "dull film", "a book", "bad !", "very long .")
@@ -207,7 +195,7 @@ def test_an_empty_answer_is_explained(tmp_path: Path, api: Send) -> None:
         assert 2 + len(text.split()) == len(each["explanation"])
         for item in each["explanation"]:
             texts = without({"question": "not ?", "context": text}, item)
-            assert pytest.approx(each["score"] - graph.span_score(**texts, first=-1, last=-1), abs=1e-6) == item["importance"]
+            assert pytest.approx(each["score"] - span_score(model, **texts, first=-1, last=-1), abs=1e-6) == item["importance"]
 
 
 def test_the_window_with_the_answer_to_a_long_passage_is_explained(api: Send) -> None:

@@ -18,7 +18,7 @@ from bertserve.service.cli import main
 from bertserve.service.errors import SettingsError
 from bertserve.service.server.serve import prepare
 from bertserve.service.settings import Settings
-from conftest import BERT_SERVE, running, wait_until
+from conftest import BERT_SERVE, Served, running, wait_until
 
 Serve = Callable[..., Any]
 AUTHORITY = trustme.CA()
@@ -33,27 +33,27 @@ def certified(folder: Path, name: str = "localhost") -> tuple[Path, Path]:
     return folder / "cert.pem", folder / "key.pem"
 
 
+def statuses(served: Served, key: str, path: str = "/models/tiny") -> set[int]:
+    """Returns the statuses of requests on separate connections, so that all workers get some."""
+    headers = {"authorization": f"Bearer {key}", "connection": "close"}
+    return {httpx.post(served.url + path, json=BODY, headers=headers, trust_env=False).status_code for _ in range(6)}
+
+
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.full_grid), 2])
 def test_sighup_reloads_keys_and_models(models: Path, tmp_path: Path, serve: Serve, workers: int) -> None:
     """All workers accept only the new key and the new model, and answer while they reload again."""
     (tmp_path / "keys").write_text("one")
     flags = ("--workers", str(workers), "--threads", str(workers), "--api-key-file", str(tmp_path / "keys"))
-
-    def asked(key: str, path: str = "/models/tiny") -> list[int]:
-        """Returns the statuses of requests on separate connections, so that all workers get some."""
-        headers = {"authorization": f"Bearer {key}", "connection": "close"}
-        return [httpx.post(served.url + path, json=BODY, headers=headers, trust_env=False).status_code for _ in range(6)]
-
     with serve(models, *flags) as served:
-        assert {200} == set(asked("one"))
+        assert {200} == statuses(served, "one")
         (tmp_path / "keys").write_text("two")
         shutil.rmtree(models / "tiny")
         tiny.bundle(models, "other")
         served.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: set(asked("two", "/models/other")) == {200} and set(asked("two", "/models/tiny")) == {404})
-        wait_until(lambda: set(asked("one")) == {401})  # another worker can reload later
+        wait_until(lambda: statuses(served, "two", "/models/other") == {200} and statuses(served, "two") == {404})
+        wait_until(lambda: statuses(served, "one") == {401})  # another worker can reload later
         served.process.send_signal(signal.SIGHUP)
-        assert {200} == set(asked("two", "/models/other"))
+        assert {200} == statuses(served, "two", "/models/other")
         assert served.process.poll() is None
     assert "Traceback" not in served.log.read_text()
 
@@ -79,12 +79,7 @@ def test_a_key_that_is_removed_during_startup_is_invalid(models: Path, tmp_path:
     (tmp_path / "keys").write_text("one")
     flags = ("--workers", workers, "--threads", workers, "--api-key-file", str(tmp_path / "keys"))
     with running(models, tmp_path / "log", *flags, program=CHANGED) as served:
-
-        def asked(key: str) -> list[int]:
-            headers = {"authorization": f"Bearer {key}", "connection": "close"}
-            return [httpx.get(f"{served.url}/info", headers=headers, trust_env=False).status_code for _ in range(6)]
-
-        assert ({401}, {200}) == (set(asked("one")), set(asked("two")))
+        assert ({401}, {200}) == (statuses(served, "one"), statuses(served, "two"))
 
 
 @pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.full_grid), "2"])

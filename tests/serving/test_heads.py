@@ -1,4 +1,4 @@
-"""Embeddings, similarity, reranking, zero-shot labels, tag schemes and offset units, compared with plain formulas."""
+"""Decoding on plain numbers, compared with plain formulas: classes, embeddings, reranking, zero-shot labels, and tag schemes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ from numpy.typing import NDArray
 
 from bertserve.service.bundle.manifest import Activation, Embedding
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.tasks import embed, rerank, token_classification, zero_shot
+from bertserve.service.tasks import classify, embed, rerank, token_classification, zero_shot
+from bertserve.service.tasks.decoding import activate
 from bertserve.service.tasks.embed import LAST_LAYER, LayerChoice, choose
 from bertserve.service.text.tokenizer import Tokenizer
 from fakes import Head
-from task_runs import decode
+from task_runs import decode, encode
+
+# ---- the heads of a text
+
 
 Floats = NDArray[np.float32]
 NLI = Head(labels=("contradiction", "neutral", "entailment"))
@@ -249,18 +253,6 @@ def test_bioes_and_bilou_entities_equal_those_of_conlleval(labels: list[str], to
     assert chunks(labels) == entities([label[:1].translate(TO_BILOU) + label[1:] for label in labels], other, tokenizer)
 
 
-@pytest.mark.parametrize(
-    ("labels", "known", "expected"),
-    [
-        ("B I I O B B".split(), "O B I", [("X", 0, 2), ("X", 4, 4), ("X", 5, 5)]),
-        ("I I B I".split(), "O B I", [("X", 0, 1), ("X", 2, 3)]),
-    ],
-)
-def test_bio_entities_equal_those_of_the_pipeline(labels: list[str], known: str, expected: list[Any], tokenizer: Tokenizer) -> None:
-    spelled = tuple(label if label == "O" else f"{label}-X" for label in known.split())
-    assert expected == entities([label if label == "O" else f"{label}-X" for label in labels], spelled, tokenizer)
-
-
 def test_labels_that_are_no_tags_keep_their_names(tokenizer: Tokenizer) -> None:
     """Neighbors with the same label are one entity, and a hyphen in a label does not make a letter."""
     known, tags = ("O", "E-MAIL", "PER"), ("O", "I-E-MAIL", "PER")
@@ -275,3 +267,47 @@ def test_a_models_own_spelling_of_o_is_ignored_like_o(tokenizer: Tokenizer, stra
     head = Head(labels=("o", "b-per"), tags=("O", "B-per"))
     request = token_classification.NerRequest("film film", parameters)
     assert left == len(decode(token_classification, request, [{"logits": logits}], head, tokenizer))
+
+
+# ---- classification
+
+
+def test_equal_scores_keep_the_order_of_the_labels() -> None:
+    rows = [{"logits": np.array([1.0, 2.0, 1.0, 2.0], dtype=np.float32)}]
+
+    assert list("bdac") == [item["label"] for item in decode(classify, classify.ClassifyRequest(""), rows, Head(tuple("abcd")))]
+
+
+def test_the_models_own_activation_is_the_default() -> None:
+    """Without `function_to_apply`, a multi-label model applies a sigmoid to each label."""
+    rows = [{"logits": np.array([0.0, 0.0], dtype=np.float32)}]
+
+    assert [0.5, 0.5] == [item["score"] for item in decode(classify, classify.ClassifyRequest(""), rows, Head(("a", "b"), "sigmoid"))]
+
+
+@given(
+    st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=1, max_size=8), st.sampled_from(["softmax", "sigmoid"])
+)
+def test_scores_are_finite_for_every_logit(logits: list[float], activation: str) -> None:
+    """The maximum is subtracted, so that no exponential overflows: scores are probabilities for any logits."""
+    with np.errstate(over="ignore"):
+        scores = activate(np.array(logits, dtype=np.float32), activation)  # type: ignore[arg-type]
+
+    assert np.float32 == scores.dtype
+    assert ((scores >= 0) & (scores <= 1)).all()
+
+
+@pytest.mark.parametrize(
+    ("request_", "numbers"),
+    [
+        (classify.ClassifyRequest("good " * 40, parameters=classify.ClassifyParameters(window="mean", stride=30)), " 30, .* 30 tokens;"),
+        (
+            classify.ClassifyRequest("film " * 25, "bad " * 30, classify.ClassifyParameters(window="mean", stride=4)),
+            " 4, .* 4 tokens;",
+        ),
+        (classify.ClassifyRequest("film " * 40, "bad", classify.ClassifyParameters(window="mean", stride=0)), " 0, .* 0 tokens;"),
+    ],
+)
+def test_windows_without_tokens_of_the_text_are_an_error(tokenizer: Tokenizer, request_: classify.ClassifyRequest, numbers: str) -> None:
+    with pytest.raises(InvalidValueError, match=numbers):
+        encode(classify, request_, tokenizer)

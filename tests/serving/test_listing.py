@@ -29,12 +29,6 @@ def test_each_model_has_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert {header.index("card")} == {line.index("models/") for line in lines}
 
 
-def test_many_labels_are_shortened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tiny.bundle(tmp_path, labels=tuple("abcdef"))
-
-    assert "a, b, c, d and 2 more  " in listed(capsys, "--models", str(tmp_path))
-
-
 def test_json_has_all_fields(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """JSON has all labels, sizes in bytes, and null for values that were not measured."""
     [model] = json.loads(listed(capsys, "--models", str(models), "--json"))

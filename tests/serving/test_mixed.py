@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ import httpx
 import pytest
 
 from application import assert_same
-from conftest import ROOT
+from conftest import ROOT, metric
 
 CLIENTS = 16
 TURNS = 1
@@ -60,11 +59,6 @@ WRONG: list[tuple[str, Any]] = [
 ]
 
 
-def gauge(page: str, name: str) -> float:
-    [line] = re.findall(rf"^bertserve_{name} (.*)$", page, re.MULTILINE)
-    return float(line)
-
-
 @pytest.mark.full_grid
 def test_many_clients_of_all_tasks_get_their_own_answers(serve: Callable[..., Any]) -> None:
     """Concurrent clients get the same answers as a single client, for short texts, texts with several windows, and invalid requests."""
@@ -100,5 +94,5 @@ def test_many_clients_of_all_tasks_get_their_own_answers(serve: Callable[..., An
             assert CLIENTS * TURNS == sum(pool.map(ask, range(CLIENTS)))
         with client_of("after") as client:
             page = client.get("/metrics").text
-        assert (0, 0) == (gauge(page, "queue_items"), gauge(page, "queue_tokens"))
+        assert (0, 0) == (metric(page, "queue_items"), metric(page, "queue_tokens"))
         assert "ERROR" not in served.log.read_text()

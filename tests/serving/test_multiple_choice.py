@@ -12,23 +12,13 @@ import onnxruntime
 import pytest
 
 import tiny
-from application import LONG, Send, post, rejected
+from application import LONG, Send, answered, post, refused, rejected
 from bertserve.service.tasks import multiple_choice
 from bertserve.service.text.tokenizer import Tokenizer
 from task_runs import encode
 
 CHOOSE = "/choose"
 QUESTION: dict[str, Any] = {"question": "which one is good ?", "choices": ["a film", "the very dull book", "not the film"]}
-
-
-def result(api: Send, inputs: Any, path: str = CHOOSE, **more: Any) -> Any:
-    response = post(api, {"inputs": inputs, **more}, path=path)
-    assert 200 == response.status_code, response.text
-    return response.json()
-
-
-def told(api: Send, inputs: Any, **more: Any) -> str:
-    return rejected(post(api, {"inputs": inputs, **more}, path=CHOOSE), 422, "invalid_value")
 
 
 def plain_logits(path: Path, pairs: list[tuple[str, str]]) -> list[float]:
@@ -66,33 +56,26 @@ def test_choices_are_scored_as_pairs(api: Send, tmp_path: Path, more: dict[str, 
     """A pair is the question and a choice, or the context and both. The softmax covers one question's choices; the best is first."""
     expected = ranked(plain_logits(tiny.bundle(tmp_path, task=multiple_choice.TASK), pairs), QUESTION["choices"])
 
-    assert expected == result(api, QUESTION | more)
-    assert 1 == pytest.approx(sum(item["score"] for item in result(api, QUESTION | more)))
+    assert expected == answered(api, CHOOSE, QUESTION | more)
 
 
-def test_a_list_of_questions_returns_a_list_of_results(api: Send) -> None:
-    """A question has the same scores in any list; `prompt` is an alias of `question`."""
-    other = {"prompt": "a very", "choices": ["good film", "bad"]}
-    same = {"question": "a very", "choices": ["good film", "bad"]}
-
-    assert [result(api, QUESTION), result(api, other)] == [
-        [item | {"score": pytest.approx(item["score"], abs=1e-6)} for item in found] for found in result(api, [QUESTION, other])
-    ]
-    assert result(api, other) == result(api, same)
-    assert [result(api, other)] == result(api, [other])
-    assert [] == result(api, [])
+def test_a_prompt_is_a_question(api: Send) -> None:
+    choices = ["good film", "bad"]
+    assert answered(api, CHOOSE, {"prompt": "a very", "choices": choices}) == answered(
+        api, CHOOSE, {"question": "a very", "choices": choices}
+    )
 
 
 def test_all_protocols_give_the_same_scores(api: Send) -> None:
     """Covers the model's path, KServe's instances, and tensors, whose scores are in the order of the choices."""
-    expected = result(api, QUESTION)
+    expected = answered(api, CHOOSE, QUESTION)
     tensors = [
         {"name": "question", "shape": [1], "datatype": "BYTES", "data": [QUESTION["question"]]},
         {"name": "choices", "shape": [3, 1], "datatype": "BYTES", "data": QUESTION["choices"]},
     ]
     found = post(api, {"inputs": tensors}, path="/v2/models/choices/infer").json()["outputs"]
 
-    assert expected == result(api, QUESTION, path="/models/choices")
+    assert expected == answered(api, "/models/choices", QUESTION)
     assert {"predictions": [expected]} == post(api, {"instances": [QUESTION]}, path="/v1/models/choices:predict").json()
     assert ["score", "json"] == [output["name"] for output in found]
     assert [item["score"] for item in sorted(expected, key=lambda item: item["index"])] == pytest.approx(found[0]["data"])
@@ -103,7 +86,7 @@ def test_tensors_accept_a_context(api: Send) -> None:
     names = {"question": [QUESTION["question"]], "context": ["the book was dull"], "choices": QUESTION["choices"]}
     tensors = [{"name": name, "shape": [len(data)], "datatype": "BYTES", "data": data} for name, data in names.items()]
     (scores,) = post(api, {"inputs": tensors, "outputs": [{"name": "score"}]}, path="/v2/models/choices/infer").json()["outputs"]
-    expected = result(api, QUESTION | {"context": "the book was dull"})
+    expected = answered(api, CHOOSE, QUESTION | {"context": "the book was dull"})
 
     assert [item["score"] for item in sorted(expected, key=lambda item: item["index"])] == pytest.approx(scores["data"])
     twice = tensors[1] | {"data": ["a", "b"], "shape": [2]}
@@ -124,9 +107,6 @@ def test_a_pair_is_truncated_as_in_transformers(tokenizer: Tokenizer) -> None:
     assert not encode(multiple_choice, multiple_choice.ChooseRequest("good", ("bad", "film")), tokenizer).truncated
 
 
-def test_truncation_is_reported_or_refused(api: Send) -> None:
-    body = {"inputs": [QUESTION, QUESTION | {"context": LONG}]}
-    response = post(api, body, path=CHOOSE)
-
-    assert (200, "1") == (response.status_code, response.headers["x-truncated"])
-    assert re.match(r"inputs\[1\]: `choices\[0\]` has 73 tokens .* 29;", told(api, body["inputs"], parameters={"truncation": False}))
+def test_without_truncation_a_long_text_is_an_error(api: Send) -> None:
+    message = refused(api, CHOOSE, [QUESTION, QUESTION | {"context": LONG}], truncation=False)
+    assert re.match(r"inputs\[1\]: `choices\[0\]` has 73 tokens .* 29;", message)

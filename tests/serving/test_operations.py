@@ -9,12 +9,11 @@ import httpx
 import pytest
 
 import tiny
-from application import call, classify, faked, play, rejected
+from application import call, classify, play
 from bertserve.service import __version__
 from bertserve.service.api.routes import all_routes
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
-from fakes import FakeEngine
 
 PROBES = ("/health", "/health/live", "/health/ready", "/classify/health", "/models/tiny/health", "/ping")
 
@@ -49,18 +48,6 @@ def test_all_models_are_listed(tmp_path: Path) -> None:
     assert {"validation", "metrics", "source", "labels"} < set(pages[0])
 
 
-@pytest.mark.parametrize("path", ["/models/tinny", "/models/tinny/info"])
-def test_a_model_that_is_not_loaded_has_no_pages(models: Path, path: str) -> None:
-    assert "`tiny`" in rejected(call(models, "GET", path), 404, "not_found")
-
-
-@pytest.mark.parametrize("path", PROBES)
-def test_probes_return_200_while_requests_are_answered(models: Path, path: str) -> None:
-    response = call(models, "GET", path)
-    assert response.status_code == 200
-    assert response.json()["live"] is True
-
-
 def test_info_has_the_limits(models: Path) -> None:
     limits = {
         "max_inputs": 7,
@@ -79,34 +66,6 @@ def test_info_has_the_limits(models: Path) -> None:
     assert page["limits"] == limits
     assert page["version"] == __version__
     assert page["models"] == {"tiny": "text-classification"}
-
-
-def test_the_docs_work_offline(models: Path) -> None:
-    """Every file that `/docs` refers to is served by the service itself."""
-
-    async def check(client: httpx.AsyncClient) -> dict[str, int]:
-        page = (await client.get("/docs")).text
-        files = re.findall(r"""(?:src|href|url)\s*[=:]\s*["']([^"']+)["']""", page)
-        return {file: (await client.get(httpx.URL("http://test/docs").join(file))).status_code for file in files}
-
-    files = play(build(Settings(models=models)), check)
-    assert len(files) == 4
-    assert set(files.values()) == {200}
-    assert not any(file.startswith(("http:", "https:", "//", "/")) for file in files)
-
-
-def test_openapi_has_every_route(models: Path) -> None:
-    """The document has every path with its methods. Paths below `/v2` are not tested here."""
-    paths = call(models, "GET", "/openapi.json").json()["paths"]
-    tasks = ("/classify", "/ner", "/answer", "/fill-mask", "/choose", "/embed", "/similarity", "/rerank", "/zero-shot", "/attention")
-    below = {f"{base}/{leaf}" for base in (*tasks, "/models/{name}") for leaf in ("info", "health")}
-    get = ({*PROBES, "/metrics", "/info", "/models", "/v1/models", "/v1/models/{name}"} | below) - {"/models/tiny/health"}
-    others = ("/v1/embeddings", "/v1/rerank", "/v1/models/{name}:predict", "/predict", "/embed_all", "/invocations")
-    admin = [f"/models/{{name}}/{what}" for what in ("load", "reload", "unload")]
-    expected = (
-        {path: {"get"} for path in get} | {path: {"post"} for path in ("/", *tasks, *others, *admin)} | {"/models/{name}": {"get", "post"}}
-    )
-    assert {path: set(methods) for path, methods in paths.items() if not path.startswith("/v2")} == expected
 
 
 def test_a_valid_request_id_is_returned_once_and_another_one_replaced(models: Path) -> None:
@@ -133,12 +92,6 @@ def test_the_access_log_has_probes_only_on_request(models: Path, caplog: pytest.
     caplog.set_level("INFO", logger="bertserve.access")
     assert {200} == set(play(build(Settings(models=models, access_log=True, log_probes=log_probes)), check))
     assert (len(probes) * log_probes + 1) == len([record for record in caplog.records if record.name == "bertserve.access"])
-
-
-def test_an_empty_list_is_answered_without_the_engine(models: Path) -> None:
-    engine = FakeEngine()
-    response = play(faked(models, engine), lambda client: client.post("/classify", json={"inputs": []}))
-    assert (response.status_code, response.json(), engine.batches) == (200, [], [])
 
 
 def test_operation_ids_are_derived_from_the_paths(models: Path) -> None:

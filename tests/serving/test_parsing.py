@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pydantic_core
@@ -67,10 +66,6 @@ def test_structure_within_a_text_does_not_count(text: str) -> None:
     assert {"inputs": json.loads(f'"{text}"')} == parse(f'{{"inputs": "{text}"}}'.encode())
 
 
-def test_a_body_at_the_limit_of_containers_is_parsed() -> None:
-    assert MAX_CONTAINERS - 1 == len(parse(b"[" + b"[]," * (MAX_CONTAINERS - 2) + b"[]]"))
-
-
 @pytest.mark.parametrize("path", ["/classify", "/models/classifier", "/v1/models/classifier:predict", "/v2/models/classifier/infer"])
 def test_a_body_of_brackets_is_too_large(api: Send, path: str) -> None:
     raw = b'{"inputs": [' + b"[[]]," * MAX_CONTAINERS + b"[]]}"
@@ -78,20 +73,7 @@ def test_a_body_of_brackets_is_too_large(api: Send, path: str) -> None:
 
 
 _DIGITS = "9" * 4300
-_ODD = [
-    "NaN",
-    "Infinity",
-    "1e999",
-    f"-{_DIGITS}",
-    _DIGITS,
-    f"{_DIGITS}9",
-    r'"\ud800"',
-    r'"\ud800\ud800"',
-    r'"\udc00"',
-    r'"\u0000"',
-    "-0",
-    "[[[]]]",
-]
+_ODD = ["NaN", f"-{_DIGITS}", _DIGITS, f"{_DIGITS}9", r'"\ud800"']
 _PLACES = [
     ("/classify", '{"inputs": %s}'),
     ("/classify", '{"inputs": "good", "model": %s}'),
@@ -125,12 +107,8 @@ def test_an_odd_header_never_causes_a_server_error(api: Send, header: str, value
         assert api("POST", path, content=b'{"inputs": "good"}', headers={header: value}).status_code < 500
 
 
-def test_a_path_with_a_lone_surrogate_is_refused(api: Send) -> None:
-    """Such a path is not valid UTF-8."""
-    assert 400 == api("POST", "/models/%ED%A0%80", content=b'{"inputs": "good"}').status_code
-
-
-def test_the_limits_admit_the_largest_regular_bodies(tmp_path: Path) -> None:
-    """Two bodies are parsed: as many pairs as `--max-inputs` can allow, and two tensors with 131072 token ids each."""
+def test_the_limits_admit_the_largest_regular_bodies() -> None:
+    """They admit lists up to the limit, as many pairs as `--max-inputs` can allow, and two tensors with 131072 token ids each."""
+    assert MAX_CONTAINERS - 1 == len(parse(b"[" + b"[]," * (MAX_CONTAINERS - 2) + b"[]]"))
     assert 16384 == len(parse(json.dumps([{"text": "a,:[{", "text_pair": "b"}] * 16384).encode()))
     assert 2 == len(parse(b"[" + b",".join([b"[" + b"12023," * (2**17 - 1) + b"12023]"] * 2) + b"]"))

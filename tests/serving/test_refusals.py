@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,7 @@ import tiny
 from application import Send, blocked, call, classify, faked, play, posting, queued, refused, rejected
 from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.api.formats import hugging_face
-from bertserve.service.models.build import build
-from bertserve.service.settings import Settings
-from bertserve.service.tasks import fill_mask
-from bertserve.service.text.tokenizer import Tokenizer
+from conftest import metric
 from fakes import FakeEngine
 from served_socket import until
 
@@ -30,12 +26,6 @@ async def chunks(count: int) -> AsyncIterator[bytes]:
     """Yields a body in pieces, so that its length is not declared."""
     for _ in range(count):
         yield b" " * 512
-
-
-def sample(page: str, start: str) -> float:
-    """Returns the value of the metrics line that starts with `start`."""
-    [line] = [line for line in page.splitlines() if line.startswith(start)]
-    return float(line.rpartition(" ")[2])
 
 
 @pytest.mark.parametrize("body", [b" " * 2048, pytest.param(chunks(4), id="undeclared")])
@@ -64,7 +54,7 @@ def test_a_request_that_waits_too_long_expires(models: Path) -> None:
 
     response, page = blocked(faked(models, engine), engine, check)
     rejected(response, 504, "expired")
-    assert sample(page, "bertserve_expired_total{") == 1
+    assert 1 == metric(page, "expired_total")
 
 
 def test_a_full_queue_refuses_at_once(models: Path) -> None:
@@ -83,7 +73,7 @@ def test_a_full_queue_refuses_at_once(models: Path) -> None:
     response, page = blocked(service, engine, check)
     rejected(response, 429, "overloaded")
     assert int(response.headers["retry-after"]) >= 1
-    assert sample(page, 'bertserve_refused_total{model="tiny",reason="queue_full"') == 1
+    assert 1 == metric(page, "refused_total", model="tiny", reason="queue_full")
 
 
 def test_a_stopping_service_refuses_requests_and_is_not_ready(models: Path) -> None:
@@ -142,6 +132,22 @@ def test_more_open_requests_than_allowed_get_503_and_probes_are_answered(models:
     play(service, check)
 
 
+async def test_a_client_that_disconnects_while_it_sends_is_counted_as_499(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An incomplete body is not an error of the service if its client has disconnected."""
+    service = faked(models, FakeEngine())
+    messages = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
+
+    async def receive() -> Any:
+        return next(messages)
+
+    async def send(_: Any) -> None:
+        """Sends to nobody."""
+
+    await Endpoint(service)(posting(), receive, send)
+    assert 1 == metric(service.metrics.page().decode(), "requests_total", status="499")
+    assert [] == [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
 async def test_a_body_that_is_not_complete_in_time_gets_408(models: Path) -> None:
     """The connection closes, because the rest of the body may never come."""
     service = faked(models, FakeEngine(), body_timeout_s=0.05)
@@ -162,52 +168,5 @@ async def test_a_body_that_is_not_complete_in_time_gets_408(models: Path) -> Non
     assert (b"connection", b"close") in sent[0]["headers"]
 
 
-def test_two_content_types_are_refused(models: Path) -> None:
-    """A proxy that limits streams may read the other one."""
-    headers = [("content-type", "application/json"), ("content-type", "application/x-ndjson")]
-    answer = call(models, "POST", "/classify", content=b'{"inputs": "good"}', headers=headers)
-    rejected(answer, 400, "malformed")
-
-
-def test_many_targets_do_not_delay_other_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the maximum number of targets is tokenized, health probes and another short request are answered."""
-    tiny.bundle(tmp_path, task="fill-mask")
-    looked_up, go_on = threading.Event(), threading.Event()
-    tokenize = Tokenizer.tokenize
-
-    def slow(self: Tokenizer, texts: Sequence[str]) -> Any:
-        if len(texts) > 1:
-            looked_up.set()
-            assert go_on.wait(10)
-        return tokenize(self, texts)
-
-    monkeypatch.setattr(Tokenizer, "tokenize", slow)
-    many = {"inputs": "a [MASK] film", "parameters": {"targets": [f"x{number:03}{'x' * 12}" for number in range(fill_mask.MAX_TARGETS)]}}
-
-    async def check(client: httpx.AsyncClient) -> list[int]:
-        busy = asyncio.create_task(client.post("/fill-mask", json=many))
-        assert await asyncio.to_thread(looked_up.wait, 10)
-        others = [await client.get("/health/live"), await client.post("/fill-mask", json={"inputs": "a [MASK] film"})]
-        assert not busy.done()
-        go_on.set()
-        return [answer.status_code for answer in (*others, await busy)]
-
-    assert [200, 200, 200] == play(build(Settings(models=tmp_path, threads=2)), check)
-
-
 def test_all_targets_together_have_a_limit_of_characters(api: Send) -> None:
     assert "16384 characters" in refused(api, "/fill-mask", "a [MASK]", targets=["x" * 256] * 65)
-
-
-def test_a_request_with_more_tokens_than_the_queue_is_refused_before_it_runs(models: Path) -> None:
-    engine = FakeEngine()
-    service = faked(models, engine, max_queue_tokens=256)
-    message = rejected(
-        play(service, lambda client: client.post("/classify", json={"inputs": ["?" * 64] * 12})),
-        413,
-        "too_large",
-    )
-
-    assert "queue holds 256" in message
-    assert [] == engine.batches
-    assert 0 == service.scheduler.queue.queue_tokens

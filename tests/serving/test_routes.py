@@ -189,18 +189,6 @@ def test_no_mutated_path_bypasses_the_access_of_a_route(models: Path, root_path:
     asyncio.run(with_threads(state, ask()))
 
 
-@pytest.mark.parametrize("path", ["/models/tiny/unload%0A", "/models/tiny/unload", "/bert/bert/models/tiny/unload"])
-def test_a_service_without_admin_keys_rejects_model_changes(models: Path, path: str) -> None:
-    """A replica under Ray Serve, which mounts the application, has no admin keys."""
-    state, _, changes = service(models)
-
-    async def ask() -> int:
-        return (await Asked("POST", path, NO_KEY, "/bert").by(Endpoint(state))).status
-
-    assert asyncio.run(ask()) in (400, 403, 404)
-    assert [] == changes.names
-
-
 def test_a_path_without_a_route_is_404_before_its_body_is_read(models: Path) -> None:
     state, auth, _ = service(models)
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 
 import tiny
-from bertserve.service.bundle import files
-from bertserve.service.engine.onnx_engine import OnnxEngine
-from bertserve.service.tasks import classify, fill_mask, multiple_choice, question_answering, token_classification
-from bertserve.service.text.tokenizer import Encoding, Tokenizer
+from bertserve.service.tasks import attention, classify, fill_mask, multiple_choice, question_answering, token_classification
+from embedded import load_from
 from task_runs import encode
 
 LONG = "the film was not very good , but the book is great ! " * 4
@@ -59,28 +57,15 @@ REQUESTS: dict[str, tuple[Any, list[Any]]] = {
             multiple_choice.ChooseRequest(LONG, ("good", "bad")),
         ],
     ),
+    attention.TASK: (
+        attention,
+        [
+            attention.AttentionRequest("a good film", layers=((0, (0, 1)), (1, (0, 1, 2)))),
+            attention.AttentionRequest("good", layers=((1, (2,)),)),
+            attention.AttentionRequest("the book was dull", "a film", ((1, (0,)), (0, (0,)))),
+        ],
+    ),
 }
-CASES = [(task, side) for task in REQUESTS for side in ("left", "right")]
-
-
-class Served:
-    """A tiny bundle of a task, padded on one side, and the encodings of the task's requests."""
-
-    def __init__(self, folder: Path, task: str, side: Literal["left", "right"]) -> None:
-        path = tiny.bundle(folder, task=task)
-        loaded = files.load_bundle(path)
-        graph = loaded.manifest.graphs[0]
-        self.engine = OnnxEngine(path / graph.file, graph, pad_id=0, padding_side=side)
-        self.manifest = loaded.manifest
-        self.task, self.requests = REQUESTS[task]
-        self.tokenizer = Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
-        self.batches = [encode(self.task, request, self.tokenizer, self.manifest) for request in self.requests]
-        self.encodings: list[Encoding] = [encoding for batch in self.batches for encoding in batch.encodings]
-
-
-@pytest.fixture(name="served", params=CASES, ids=["-".join(case) for case in CASES])
-def served_bundle(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
-    return Served(tmp_path, *request.param)
 
 
 def assert_equal_rows(expected: list[dict[str, Any]], actual: list[dict[str, Any]]) -> None:
@@ -93,11 +78,19 @@ def assert_equal_rows(expected: list[dict[str, Any]], actual: list[dict[str, Any
             np.testing.assert_allclose(a[name], b[name], rtol=0, atol=1e-5)
 
 
-def test_a_row_in_a_batch_equals_the_row_alone(served: Served) -> None:
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("task", REQUESTS)
+def test_a_row_in_a_batch_equals_the_row_alone(tmp_path: Path, task: str, side: str) -> None:
     """Each row of one large batch equals the row from a batch of its own, also in reverse order. The batch needs padding."""
-    assert len({len(encoding) for encoding in served.encodings}) > 2
-    assert (served.task is fill_mask) == (len({len(encoding.masks) for encoding in served.encodings}) > 2)
-    alone = [served.engine.run([encoding])[0] for encoding in served.encodings]
+    heads = (2, 3) if task == attention.TASK else ()
+    path = tiny.bundle(tmp_path, task=classify.TASK if heads else task, attention_heads=heads)
+    model = load_from(tiny.edit(path, lambda fields: fields["tokenizer"].update(padding_side=side)))
+    module, requests = REQUESTS[task]
+    encodings = [each for request in requests for each in encode(module, request, model.tokenizer, model.manifest).encodings]
+    assert len({len(encoding) for encoding in encodings}) > 2
+    assert (task == fill_mask.TASK) == (len({len(encoding.masks) for encoding in encodings}) > 2)
+    assert (task == attention.TASK) == (len({encoding.maps for encoding in encodings}) > 2)
+    alone = model.rows(encodings)
 
-    assert_equal_rows(alone, served.engine.run(served.encodings))
-    assert_equal_rows(alone[::-1], served.engine.run(served.encodings[::-1]))
+    assert_equal_rows(alone, model.engine.run(encodings))
+    assert_equal_rows(alone[::-1], model.engine.run(encodings[::-1]))

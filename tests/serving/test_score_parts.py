@@ -12,7 +12,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +22,12 @@ import pytest
 
 import tiny
 from bertserve.service.engine.onnx_engine import OnnxEngine
-from bertserve.service.errors import EngineError, InvalidValueError
+from bertserve.service.errors import EngineError
 from bertserve.service.scoring import predictor
 from bertserve.service.scoring.parts import Parts
-from bertserve.service.tasks.batch import TaskModel, TaskRun
-from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.classify import classify
 from scored import TEXTS, read_lines, run, write_lines
 
-pytestmark = pytest.mark.usefixtures("logging_of_pytest")
-
-
-@pytest.fixture(autouse=True)
-def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predictor, "WINDOW_ROWS", 16)
+pytestmark = pytest.mark.usefixtures("logging_of_pytest", "small_windows")
 
 
 @contextmanager
@@ -114,7 +105,9 @@ def test_a_run_that_was_killed_at_any_point_continues_with_the_same_bytes(
     assert points > 4
 
 
-def test_the_parts_of_other_options_or_of_another_input_are_not_used(models: Path, tmp_path: Path) -> None:
+def test_the_parts_of_other_options_or_of_another_input_are_not_used(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
 
     def full(index: int) -> None:
@@ -123,6 +116,8 @@ def test_the_parts_of_other_options_or_of_another_input_are_not_used(models: Pat
 
     with before_each_write(full):
         assert 1 == run(models, source, output)
+    assert "(No space left on device)" in capsys.readouterr().err
+    assert not output.exists()
     assert 0 == run(models, source, output, "--parameters", '{"top_k": 1}')
     assert {1} == {len(row["prediction"]) for row in read_lines(output)}
     output.unlink()
@@ -203,47 +198,6 @@ def test_ctrl_c_keeps_the_complete_parts(models: Path, tmp_path: Path, after: in
     assert after == len(list(tmp_path.glob("out.jsonl.parts-*")))
     assert 0 == run(models, source, output)
     assert TEXTS == [row["text"] for row in read_lines(output)]
-
-
-def test_a_full_disk_is_an_error_message(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source, output = write_lines(tmp_path / "in.jsonl", [{"text": "good"}]), tmp_path / "out.jsonl"
-    for name in ("replace", "fsync"):
-        with monkeypatch.context() as patch:
-            patch.setattr(os, name, lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
-            assert 1 == run(models, source, output)
-        assert "(No space left on device)" in capsys.readouterr().err
-        assert not output.exists()
-    assert 0 == run(models, source, output)
-
-
-def test_faulty_rows_cause_no_additional_runs(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Invalid rows are found before the graph runs, and a row that fails when it is encoded or decoded fails alone."""
-    encoded: list[int] = []
-    execute = OnnxEngine.run
-
-    def counted(self: OnnxEngine, encodings: Sequence[Any]) -> Any:
-        encoded.append(len(encodings))
-        return execute(self, encodings)
-
-    def failing(request: Any, model: TaskModel) -> TaskRun:
-        result = yield from classify(request, model)
-        if request.text.startswith("book"):
-            raise InvalidValueError("the row fails in decode.")
-        return result
-
-    monkeypatch.setattr(OnnxEngine, "run", counted)
-    monkeypatch.setitem(TASKS, "text-classification", replace(TASKS["text-classification"], run=failing))  # type: ignore[index]
-    long = " ".join(["good"] * 100)
-    rows = [{"text": text} for text in ("good film", "book", "bad", "book a")]
-    source = write_lines(tmp_path / "in.jsonl", [*rows, {"text": 1}, {"txt": "a"}, "nope", {"text": long}, {"text": long}])
-
-    assert 3 == run(models, source, tmp_path / "out.jsonl", "--parameters", '{"truncation": false}')
-
-    assert [2, 4, 5, 6, 7, 8, 9] == [row["row"] for row in read_lines(tmp_path / "out.jsonl.rejected.jsonl")]
-    assert ["good film", "bad"] == [row["text"] for row in read_lines(tmp_path / "out.jsonl")]
-    assert len(rows) == sum(encoded[-(len(encoded) - encoded.index(max(encoded))) :])
 
 
 def test_the_outputs_of_a_run_are_freed_before_later_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

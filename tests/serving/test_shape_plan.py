@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -21,16 +19,14 @@ import tiny
 from application import assert_same, play
 from bertserve.service.bundle import files
 from bertserve.service.bundle.graph_spec import InputSpec, ShapeBucket, ShapePlan
-from bertserve.service.engine import onnx_engine
 from bertserve.service.engine.onnx_engine import OnnxEngine
-from bertserve.service.engine.sessions import open_session
 from bertserve.service.models.build import build
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduled_request import ScheduledRequest
 from bertserve.service.settings import Settings
 from bertserve.service.text.tokenizer import Encoding
 from conftest import metric
-from fakes import FakeRunner
+from fakes import FakeRunner, record_runs
 
 PLAN = ShapePlan(
     buckets=(
@@ -44,25 +40,8 @@ SHAPES = {(rows, b.length) for b in PLAN.buckets for rows in b.rows}
 TEXTS = ["good", "a good film", " ".join(["a dull book and"] * 3), " ".join(["the film was not good ,"] * 5), "bad"] * 5
 
 
-class Seen:
-    """Records the shapes of the inputs of all sessions that are opened."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.fed: list[dict[str, tuple[int, ...]]] = []
-        patch.setattr(onnx_engine, "open_session", self._opened)
-
-    def _opened(self, *arguments: Any, **options: Any) -> Any:
-        session = open_session(*arguments, **options)
-
-        def run(names: Sequence[str], feed: dict[str, Any]) -> Any:
-            self.fed.append({name: value.shape for name, value in feed.items()})
-            return session.run(names, feed)
-
-        return SimpleNamespace(run=run)
-
-    @property
-    def shapes(self) -> set[tuple[int, ...]]:
-        return {feed["input_ids"] for feed in self.fed}
+def shapes_of(feeds: list[Any]) -> set[tuple[int, ...]]:
+    return {feed["input_ids"].shape for feed in feeds}
 
 
 def encoding(length: int, masks: tuple[int, ...] = ()) -> Encoding:
@@ -162,7 +141,8 @@ def test_planned_shapes_give_the_same_outputs_as_exact_shapes(
 ) -> None:
     path = tiny.bundle(tmp_path, task=task)
     masks = task == "fill-mask"
-    exact, seen = planned(path, None, side), Seen(monkeypatch)
+    exact, feeds = planned(path, None, side), list[Any]()
+    record_runs(monkeypatch, feeds.append)
     made = planned(path, MASKED if masks else PLAN, side)
     texts = [encoding(n, (1,) + ((2, n - 2) if n > 6 else ()) if masks else ()) for n in (3, 5, 8, 9, 16, 17, 32, 4, 4, 4, 31)]
     for size in range(1, len(texts) + 1):
@@ -174,10 +154,10 @@ def test_planned_shapes_give_the_same_outputs_as_exact_shapes(
             assert alone.keys() == row.keys()
             for name, value in alone.items():
                 np.testing.assert_allclose(value, row[name], rtol=0, atol=1e-5)
-    assert seen.shapes <= SHAPES
-    assert len(seen.shapes) > 4
+    assert shapes_of(feeds) <= SHAPES
+    assert len(shapes_of(feeds)) > 4
     if masks:
-        assert {feed["mask_index"][0] for feed in seen.fed} <= set(MASKED.masks)
+        assert {len(feed["mask_index"]) for feed in feeds} <= set(MASKED.masks)
 
 
 def test_row_lengths_are_an_input(tmp_path: Path) -> None:
@@ -212,19 +192,20 @@ def test_lengths_need_padding_on_the_right(tmp_path: Path) -> None:
 
 def answers(models: Path, budget: int) -> tuple[Any, set[tuple[int, ...]], set[tuple[int, ...]]]:
     """Returns a service's answers to many texts, the shapes of its runs, and the shapes of its warm-up."""
+    feeds: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        seen = Seen(patch)
+        record_runs(patch, feeds.append)
         service = build(Settings(models=models, max_batch_tokens=budget, threads=1))
-    warm = seen.shapes
-    seen.fed.clear()
+    warm = shapes_of(feeds)
+    feeds.clear()
 
     async def send(client: httpx.AsyncClient) -> Any:
         response = await client.post("/classify", json={"inputs": TEXTS})
         page = (await client.get("/metrics")).text
-        assert sum(math.prod(feed["input_ids"]) for feed in seen.fed) == metric(page, "tokens_total")  # real and padding tokens
+        assert sum(feed["input_ids"].size for feed in feeds) == metric(page, "tokens_total")  # real and padding tokens
         return response.json()
 
-    return play(service, send), seen.shapes, warm
+    return play(service, send), shapes_of(feeds), warm
 
 
 def test_a_service_runs_only_planned_shapes(tmp_path: Path) -> None:

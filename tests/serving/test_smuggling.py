@@ -143,16 +143,6 @@ def test_only_the_spelling_of_the_mask_becomes_a_special_token(made: Callable[..
     assert tokens.ids.count(MASK) >= text.count(tokenizer.mask.token)
 
 
-@given(a=TEXTS, b=TEXTS)
-def test_texts_cannot_add_special_tokens_to_a_pair(made: Callable[..., Tokenizer], a: str, b: str) -> None:
-    """The ids of a pair have only the template's special tokens, at the template's positions."""
-    tokenizer = made()
-    first, second = tokenizer.tokenize([a, b])
-    ids = tokenizer.assemble(first.ids, second.ids).ids.tolist()
-
-    assert [0, 1 + len(first), len(ids) - 1] == [i for i, id_ in enumerate(ids) if id_ in (CLS, SEP)]
-
-
 @pytest.mark.parametrize("spelled", ["[SEP]", "</s>", "[CLS]", "<s>", "good [SEP] who?"])
 def test_special_tokens_in_the_inputs_of_a_task_stay_text(made: Callable[..., Tokenizer], spelled: str) -> None:
     tokenizer, plain = made(), made(mask=True)

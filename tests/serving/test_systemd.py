@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -17,26 +19,29 @@ Serve = Callable[..., Any]
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_systemd_is_told(models: Path, tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    heard: SimpleQueue[tuple[int, str]] = SimpleQueue()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
-        systemd.settimeout(20)
         systemd.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         systemd.bind(str(tmp_path / "notify"))
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
 
-        def heard() -> str:
-            message, credentials, _, _ = systemd.recvmsg(200, 100)
-            [(_, _, sender)] = credentials
-            assert int.from_bytes(sender[:4], "little") == served.process.pid
-            return message.decode()
+        def listen() -> None:
+            """Reads all messages at once, because the service waits while ten of them are unread."""
+            while True:
+                message, [(_, _, sender)], _, _ = systemd.recvmsg(200, 100)
+                heard.put((int.from_bytes(sender[:4], "little"), message.decode()))
 
-        with serve(models, "--workers", str(workers), "--threads", str(workers)) as served:
-            before = []
-            while not (ready := heard()).startswith("READY="):
-                before.append(ready)
-            assert ready == f"READY=1\nSTATUS=listens on {served.url}"
-            assert {*before, *(heard() for _ in range(3))} == {"WATCHDOG=1"}
-            served.process.send_signal(signal.SIGTERM)
-            while (message := heard()) == "WATCHDOG=1":
+        def heard_next() -> str:
+            """Returns the next message of the service that does not come from its watchdog."""
+            while (found := heard.get(timeout=20)) == (served.process.pid, "WATCHDOG=1"):
                 pass
-            assert message == "STOPPING=1"
+            assert served.process.pid == found[0]
+            return found[1]
+
+        threading.Thread(target=listen, daemon=True).start()
+        with serve(models, "--workers", str(workers), "--threads", str(workers)) as served:
+            assert f"READY=1\nSTATUS=listens on {served.url}" == heard_next()
+            assert (served.process.pid, "WATCHDOG=1") == heard.get(timeout=20)
+            served.process.send_signal(signal.SIGTERM)
+            assert "STOPPING=1" == heard_next()
     assert "Traceback" not in served.log.read_text()

@@ -63,10 +63,6 @@ def test_embed_all_returns_a_vector_per_token(api: Send) -> None:
     assert [6] == [len(tokens) for tokens in found]
 
 
-def test_sparse_vectors_are_not_supported(api: Send) -> None:
-    rejected(post(api, {"inputs": "good"}, path="/embed_sparse"), 404, "not_found")
-
-
 def test_bodies_of_tei_clients_are_accepted_at_shared_paths(api: Send) -> None:
     """The bodies have the same meaning at `/embed`, `/similarity` and `/rerank`, including capitalized values."""
     options = {"truncate": True, "truncation_direction": "Right"}
@@ -78,12 +74,9 @@ def test_bodies_of_tei_clients_are_accepted_at_shared_paths(api: Send) -> None:
     assert 1 == len(compared)
 
 
-@pytest.mark.parametrize(("path", "field", "item"), [("/predict", "inputs", ["a"])])
-def test_inputs_and_characters_are_limited(models: Path, path: str, field: str, item: Any) -> None:
-    """The limits are those of all endpoints. With one model, a body needs no model name."""
+def test_inputs_and_characters_are_limited(models: Path) -> None:
+    """The limits are those of all endpoints."""
     limits = {"max_inputs": 2, "max_chars": 9}
-    assert 200 == call(models, "POST", path, settings=limits, json={field: [item] * 2}).status_code
-    message = rejected(call(models, "POST", path, settings=limits, json={field: [item] * 3}), 413, "too_large")
-    assert f"`{field}` has 3 items and 2 " in message
-    body = {field: "a" * 10}
-    assert "9 are allowed" in rejected(call(models, "POST", path, settings=limits, json=body), 413, "too_large")
+    assert 200 == call(models, "POST", "/predict", settings=limits, json={"inputs": [["a"]] * 2}).status_code
+    for inputs, said in (([["a"]] * 3, "`inputs` has 3 items and 2 "), ("a" * 10, "9 are allowed")):
+        assert said in rejected(call(models, "POST", "/predict", settings=limits, json={"inputs": inputs}), 413, "too_large")

@@ -1,4 +1,4 @@
-"""Encodings of texts: templates, truncation and windows, compared with the library `tokenizers`."""
+"""Encodings of texts: templates, truncation and windows, compared with the library `tokenizers`; and models without special tokens."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tiny
+from application import call, rejected
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import TextPiece
 from bertserve.service.errors import BundleError, EngineError
 from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
 from bertserve.service.text.windows import truncate_longest_first, windows
+
+# ---- encodings
 
 
 @pytest.mark.parametrize(("text", "pair"), [("A good film.", None), ("", None), ("a film", "not good"), ("", "x"), ("x", "")])
@@ -109,3 +112,42 @@ def test_windows_match_tokenizers(count: int, room: int, data: st.DataObject) ->
     first = made.encode(" ".join(str(i) for i in range(count)))
 
     assert [first.ids, *(more.ids for more in first.overflowing)] == [list(window) for window in windows(count, room, stride)]
+
+
+# ---- tokenizers that add no special tokens, as GPT's
+
+
+BARE = {"single": [{"text": "a", "type_id": 0}], "pair": [{"text": "a", "type_id": 0}, {"text": "b", "type_id": 0}], "cls_index": None}
+QUESTION = {"question": "good?", "context": "a good film"}
+
+
+def bare(folder: Path, task: str) -> Path:
+    """Writes a bundle whose templates have no special tokens, and returns the models folder."""
+    return tiny.edit(tiny.bundle(folder / "models", task=task), lambda fields: fields["tokenizer"].update(BARE)).parent
+
+
+@pytest.mark.parametrize(
+    ("task", "path", "inputs"),
+    [("text-classification", "/classify", ""), ("text-classification", "/classify", ["good", ""]), ("feature-extraction", "/embed", "")],
+)
+def test_an_empty_text_is_refused(tmp_path: Path, task: str, path: str, inputs: Any) -> None:
+    assert "is empty" in rejected(call(bare(tmp_path, task), "POST", path, json={"inputs": inputs}), 422, "invalid_value")
+
+
+def test_the_index_of_a_token_is_its_place_in_the_input(tmp_path: Path) -> None:
+    body = {"inputs": "good film", "parameters": {"aggregation_strategy": "none", "ignore_labels": []}}
+    tokens = call(bare(tmp_path, "token-classification"), "POST", "/ner", json=body).json()
+    assert [0, 1] == [token["index"] for token in tokens]
+
+
+def test_a_model_without_cls_finds_answers(tmp_path: Path) -> None:
+    """The scores of all answers sum to at most 1, because only tokens of the passage are candidates."""
+    answers = call(bare(tmp_path, "question-answering"), "POST", "/answer", json={"inputs": QUESTION, "parameters": {"top_k": 100}}).json()
+
+    assert {"a", "good", "film", "a good", "good film", "a good film"} == {answer["answer"] for answer in answers}
+    assert 0 < sum(answer["score"] for answer in answers) <= 1
+
+
+def test_handle_impossible_answer_needs_a_model_with_cls(tmp_path: Path) -> None:
+    body = {"inputs": QUESTION, "parameters": {"handle_impossible_answer": True}}
+    assert "[CLS]" in rejected(call(bare(tmp_path, "question-answering"), "POST", "/answer", json=body), 422, "invalid_value")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,13 @@ import pytest
 
 import tiny
 from bertserve.service.bundle.graph_spec import ShapeBucket, ShapePlan
-from bertserve.service.engine import onnx_engine
-from bertserve.service.engine.sessions import open_session
 from bertserve.service.metrics import Metrics
 from bertserve.service.models.loading import load_model
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduled_request import ScheduledRequest
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.settings import ModelSettings
-from fakes import FakeRunner
+from fakes import FakeRunner, record_runs
 
 THREADS = {"inference-0", "inference-1"}
 PLAN = ShapePlan(buckets=(ShapeBucket(length=16, rows=(1, 4)), ShapeBucket(length=32, rows=(1,))))
@@ -36,32 +33,16 @@ async def run(scheduler: Scheduler, runner: FakeRunner, texts: int = 1) -> None:
     await scheduler.run(ScheduledRequest(runner, lambda results: (), now, now + 20), [(8, None)] * texts, 8 * texts)
 
 
-class Session:
-    """Records the thread and the shape of each run of a session."""
-
-    def __init__(self, session: Any, runs: set[tuple[str, tuple[int, int]]]) -> None:
-        self._session = session
-        self._runs = runs
-
-    def run(self, names: Sequence[str], feed: dict[str, Any]) -> Any:
-        self._runs.add((threading.current_thread().name, feed["input_ids"].shape))
-        return self._session.run(names, feed)
-
-
 @pytest.mark.parametrize("provider", ["cuda", "cpu"])
 def test_a_model_on_a_gpu_runs_its_planned_shapes_on_each_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: Any) -> None:
     """This applies at the start and after a reload. On a CPU, the runs that are timed at the load suffice."""
-    runs: set[tuple[str, tuple[int, int]]] = set()
-
-    def opened(path: Path, graph: Any, **options: Any) -> Session:
-        return Session(open_session(path, graph, **options | {"provider": "cpu"}), runs)
-
-    monkeypatch.setattr(onnx_engine, "open_session", opened)
+    runs: set[tuple[str, Any]] = set()
+    record_runs(monkeypatch, lambda feed: runs.add((threading.current_thread().name, feed["input_ids"].shape)), provider="cpu")
     changes = {"provider": provider, "shapes": PLAN.model_dump(mode="json")}
     path = tiny.edit(tiny.bundle(tmp_path), lambda fields: fields["graphs"][0].update(changes))
     settings = ModelSettings(provider=provider)
 
-    async def check() -> list[set[tuple[str, tuple[int, int]]]]:
+    async def check() -> list[set[tuple[str, Any]]]:
         scheduler, metrics, found = new_scheduler(), Metrics(), []
         load_model(path, settings=settings, scheduler=scheduler, metrics=metrics)
         scheduler.start()

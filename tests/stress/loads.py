@@ -10,9 +10,7 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +57,6 @@ def closed_loop(target: Target, connections: int, duration_s: float, *, warmup_s
     """Runs a closed loop: each of `connections` connections sends a request as soon as it has the last answer."""
     durations = Durations(duration_s, warmup_s, CLIENT_TIMEOUT_S)
     return run_load(target, durations, connections=connections, stop=threading.Event())
-
-
-@contextmanager
-def beside(load: Callable[[], LoadResult]) -> Iterator[Future[LoadResult]]:
-    """Yields the future of a load that runs in parallel with the block. Exits when both have ended."""
-    with ThreadPoolExecutor(1) as pool:
-        yield pool.submit(load)
 
 
 def open_loop(target: Target, arrivals: Sequence[float], duration_s: float, *, warmup_s: float = 0.0) -> LoadResult:

@@ -14,18 +14,7 @@ import slow
 from bertserve.bench.generator import LoadResult, poisson_arrivals
 from bertserve.bench.workloads import workload_inputs
 from conftest import ROOT
-from loads import (
-    LONG,
-    accesses,
-    assert_each_ended_once,
-    closed_loop,
-    measured,
-    open_loop,
-    samples,
-    seconds,
-    show,
-    target,
-)
+from loads import LONG, accesses, assert_each_ended_once, closed_loop, measured, open_loop, samples, seconds, show, target
 
 pytestmark = pytest.mark.serial
 
