@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import annotated_types
+from pydantic import IPvAnyNetwork
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -230,8 +231,9 @@ def _values(field: FieldInfo) -> str:
     kinds = [kind for kind in (get_args(field.annotation) or (field.annotation,)) if kind is not type(None)]
     if get_origin(field.annotation) is Literal:
         return _codes(get_args(field.annotation))
-    kind = kinds[0] if get_origin(field.annotation) is not dict else dict
-    shown = {int: "integer", float: "number", bool: "on or off", str: "text", Path: "path", dict: "`TASK=NAME,...`"}[kind]
+    kind = dict if get_origin(field.annotation) is dict else getattr(kinds[0], "__origin__", kinds[0])  # the type of an Annotated
+    names = {int: "integer", float: "number", bool: "on or off", str: "text", Path: "path", IPvAnyNetwork: "network"}
+    shown = "`TASK=NAME,...`" if kind is dict else names[kind]
     least = next((limit.ge for limit in field.metadata if isinstance(limit, annotated_types.Ge)), None)
     most = next((limit.le for limit in field.metadata if isinstance(limit, annotated_types.Le)), None)
     limits = {name: limit for name, limit in (("minimum", least), ("maximum", most)) if limit is not None}

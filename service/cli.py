@@ -17,20 +17,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
-from pydantic_settings import (
-    BaseSettings,
-    CliPositionalArg,
-    CliSubCommand,
-    CliToggleFlag,
-    SettingsConfigDict,
-)
+from pydantic_settings import BaseSettings, CliPositionalArg, CliSubCommand, CliToggleFlag
 
 from bertserve.service import __version__, listing
 from bertserve.service.api_keys import new_key
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import NAME_PATTERN
 from bertserve.service.errors import SettingsError, StartError, did_you_mean
-from bertserve.service.settings import PREFIX, AddressSettings, ModelSettings, Settings, SourceSettings, parse
+from bertserve.service.settings import COMMAND_LINE, AddressSettings, ModelSettings, Settings, SourceSettings, parse
 from bertserve.service.sources import with_sources
 
 # Formats of `score` by the suffix of a file.
@@ -172,7 +166,7 @@ class Health(AddressSettings):
 class NewKey(BaseSettings):
     """Create an API key. It prints the key to stderr, and its line for the file of --api-key-file, which has only a digest, to stdout."""
 
-    model_config = SettingsConfigDict(cli_hide_none_type=True)
+    model_config = COMMAND_LINE
 
     name: CliPositionalArg[str] = Field(description="Name of the key in logs and metrics.")
 
@@ -187,15 +181,7 @@ class NewKey(BaseSettings):
 class BertServe(BaseSettings):
     """Serve bundles made by bert-export. `bert-serve serve --help` lists all settings."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX,
-        cli_prog_name="bert-serve",
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
-        cli_hide_none_type=True,
-        cli_avoid_json=True,
-        cli_exit_on_error=False,
-    )
+    model_config = COMMAND_LINE
 
     serve: CliSubCommand[Serve] = Field(description="Serve the models of a folder over HTTP.")
     score: CliSubCommand[Score] = Field(description="Score the rows of a file with a model.")
@@ -228,6 +214,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StartError as error:
         print(f"bert-serve: {error}", file=sys.stderr)
         return 2 if isinstance(error, SettingsError) else 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except BrokenPipeError:  # for example, `head` has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the rest of the buffer must be written somewhere
         return 1

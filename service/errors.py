@@ -1,29 +1,6 @@
 """All errors of the service. This module does not use HTTP: `ERROR_STATUSES` maps each class to a status.
 
-    BertServeError
-    ├── StartError                  the process must not start, or a command must stop
-    │   ├── SettingsError           a flag or variable is wrong, or two of them contradict each other
-    │   ├── BundleError             a bundle is broken, incomplete or different from its manifest
-    │   └── ProviderError           the requested execution provider or its package is missing
-    ├── CallerError                 the request cannot be answered without a change
-    │   ├── MalformedRequestError   the body is not valid JSON for the endpoint
-    │   ├── UnauthorizedError       no API key, or a wrong one
-    │   ├── ForbiddenError          the API key does not allow this
-    │   ├── NotFoundError           no such model or path
-    │   ├── MethodNotAllowedError   the path exists, the method does not
-    │   ├── ConflictError           the service is not in a state that allows this
-    │   ├── TooLargeError           body, list, text or token count over a limit
-    │   ├── ContentEncodingError    a compressed body
-    │   ├── InvalidValueError       well-formed, but a value is not allowed
-    │   ├── HeadTooLargeError       the head of the request is over its limit
-    │   ├── SlowRequestError        the request came too slowly
-    │   └── ClientGoneError         the caller has disconnected
-    └── ServerError                 the request was valid
-        ├── RefusedError            the queue is full, or the deadline cannot be met
-        ├── ExpiredError            accepted, but its deadline passed before it could start
-        ├── UnavailableError        the service is stopping, or cannot answer
-        └── EngineError             the graph failed or returned invalid values
-
+A `StartError` ends a start or a command, a `CallerError` needs another request, and a `ServerError` is the service's own.
 A message says what is wrong, the given value, the allowed value and what to change, with names in backticks. The errors of callers and of
 the server have a template and values. The caller gets the sentence. The log has it too, with the placeholders of the values that are `Sent`.
 """
@@ -142,7 +119,7 @@ class BertServeError(Exception):
         """The message, with names of placeholders in place of the values that the caller sent."""
         if not self.values:
             return self.template
-        return self.template.format(**{name: _Name(name) if isinstance(value, Sent) else value for name, value in self.values.items()})
+        return self.template.format(**{name: f"{{{name}}}" if isinstance(value, Sent) else value for name, value in self.values.items()})
 
     def name_input(self, *, many: bool, subject: str = "inputs") -> None:
         """Puts the wrong input before the message: `inputs[i]` for a list, otherwise `inputs` or the name of the field that replaces it."""
@@ -166,15 +143,6 @@ class Sent:
 
     def __format__(self, spec: str) -> str:
         return format(self._value, spec)
-
-
-class _Name(str):
-    """The name of a value, which replaces a value of the caller; with braces, whatever the format is."""
-
-    __slots__ = ()
-
-    def __format__(self, spec: str) -> str:
-        return "{" + self + "}"
 
 
 class StartError(BertServeError):

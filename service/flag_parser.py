@@ -1,4 +1,4 @@
-"""The parser of `bert-export`, `bert-bench` and their subcommands. `bert-serve` reads its settings with pydantic-settings."""
+"""The parser of all commands. `bert-serve` reads its settings through it with pydantic-settings."""
 
 from __future__ import annotations
 
@@ -52,5 +52,6 @@ class FlagParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
     def _refuse(self, argument: str) -> NoReturn:
-        hint = did_you_mean(argument.partition("=")[0], self._flags, "see --help.", name_format="{}")
+        otherwise = "see --help." if self._commands is None else "give the command first, and see --help of the command."
+        hint = did_you_mean(argument.partition("=")[0], self._flags, otherwise, name_format="{}")
         self.error(f"unknown argument `{argument}`; {hint}")

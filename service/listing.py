@@ -61,19 +61,10 @@ def _graph_facts(path: Path, graph: GraphSpec) -> dict[str, Any]:
 
 
 def _row(model: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        model["name"],
-        model["task"],
-        _labels(model["labels"]),
-        f"{model['size_bytes'] / 2**20:.1f}",
-        "; ".join(map(_graph, model["graphs"])),
-        model["card"] or "none",
-    )
-
-
-def _labels(labels: Sequence[str]) -> str:
+    labels, size = model["labels"], f"{model['size_bytes'] / 2**20:.1f}"
     more = f" and {len(labels) - _SHOWN_LABELS} more" if len(labels) > _SHOWN_LABELS else ""
-    return ", ".join(label[:24] for label in labels[:_SHOWN_LABELS]) + more
+    shown = ", ".join(label[:24] for label in labels[:_SHOWN_LABELS]) + more
+    return model["name"], model["task"], shown, size, "; ".join(map(_graph, model["graphs"])), model["card"] or "none"
 
 
 def _graph(graph: dict[str, Any]) -> str:

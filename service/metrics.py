@@ -42,11 +42,9 @@ class ProcessMetrics(Collector):
     """
 
     def __init__(self, process_ids: Sequence[int] = (), replaced: Sequence[int] = (0, 0)) -> None:
-        """Creates it.
+        """Takes the process ids of the workers, by index, which are 0 while a worker does not run; by default that of this process.
 
-        Args:
-            process_ids: Process ids of the workers, by index; 0 for a worker that is not running. Empty for a single process.
-            replaced: Numbers of workers that were replaced because they ended, and because they hung.
+        `replaced` has the numbers of workers that were replaced because they ended, and because they hung.
         """
         self._process_ids = process_ids or (os.getpid(),)
         self._replaced = replaced

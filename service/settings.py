@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import os
 import re
 from collections.abc import Sequence
-from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, Literal, NoReturn, Self, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, IPvAnyNetwork, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     CliApp,
-    CliPositionalArg,
     CliSettingsSource,
-    CliSubCommand,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -27,15 +23,17 @@ from pydantic_settings import (
 from pydantic_settings import SettingsError as CommandLineError
 
 from bertserve.service.errors import SettingsError, did_you_mean, expectation
+from bertserve.service.flag_parser import FlagParser
 from bertserve.service.providers import ProviderChoice
 
 PREFIX = "BERT_SERVE_"
+# of all commands and their settings
+COMMAND_LINE = SettingsConfigDict(
+    env_prefix=PREFIX, cli_kebab_case=True, cli_implicit_flags=True, cli_hide_none_type=True, cli_avoid_json=True, cli_exit_on_error=False
+)
 # set by enableServiceLinks of a pod: BERT_SERVE_SERVICE_HOST, BERT_SERVE_PORT=tcp://..., BERT_SERVE_PORT_8000_TCP_ADDR and so on
 _SERVICE_LINK = re.compile("SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?")
 _SERVICE_ADDRESS = re.compile("(tcp|udp|sctp)://")
-_POSITIONAL = get_args(CliPositionalArg[str])[1]  # marks a field that is not a flag
-_SUBCOMMAND = get_args(CliSubCommand[BaseSettings])[1]  # type: ignore[misc]
-_ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-]+(:[0-9]{1,5})?|https?://\[[0-9a-fA-F:]+\](:[0-9]{1,5})?")
 
 
 def _pairs(value: Any) -> Any:
@@ -51,61 +49,19 @@ def _pairs(value: Any) -> Any:
     return {task.strip(): name.strip() for task, _, name in items}
 
 
-def _words(value: Any) -> Any:
-    """Reads `ONE,TWO`, or one word per use of the flag."""
-    values = value if isinstance(value, list | tuple) else [value]
-    return tuple(part.strip() for item in values for part in str(item).split(",") if part.strip())
-
-
-def _origins(value: Any) -> Any:
-    """Reads origins, as browsers write them."""
-    origins = _words(value)
-    for origin in origins:
-        if origin != "*" and not _ORIGIN.fullmatch(origin):
-            raise ValueError(
-                f"must be origins such as https://app.example.com, or *; `{origin[:64]}` is not an origin, which has "
-                "a scheme, a host, an optional port and no path"
-            )
-    return origins
-
-
-def _addresses(value: Any) -> Any:
-    """Reads addresses and networks."""
-    for address in (addresses := _words(value)):
-        try:
-            ipaddress.ip_network(address)
-        except ValueError:
-            raise ValueError(f"must be addresses or networks such as 10.0.0.0/8, and `{address[:64]}` is neither") from None
-    return addresses
-
-
-def _prefix(value: str) -> str:
-    """Checks a path prefix."""
-    if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", value):
-        raise ValueError("must be a path such as /bert, without a slash at its end")
-    return value
-
-
-def _collector(value: str | None) -> str | None:
-    """Checks the URL of a collector."""
-    if value is not None and not re.fullmatch(r"https?://([A-Za-z0-9._-]+|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?(/[A-Za-z0-9._~/-]*)?", value):
-        raise ValueError("must be a URL such as http://localhost:4318, without a user and a query")
-    return value
-
-
-def _list(value: Any) -> Any:
+def _split(value: Any) -> Any:
     """Reads `ONE,TWO`, or one value per use of the flag."""
     values = value if isinstance(value, list | tuple) else [value]
-    parts = [part for item in values for part in (item.split(",") if isinstance(item, str) else [item])]
-    if "" in parts:
-        raise ValueError("must not be empty; separate several with commas")
-    return tuple(parts)
+    parts = [part for item in values for part in (map(str.strip, item.split(",")) if isinstance(item, str) else [item])]
+    return tuple(part for part in parts if part != "")
 
 
-Texts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_list)]
-Paths = Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_list)]
-Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_origins)]
-Addresses = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_addresses)]
+_Separated = BeforeValidator(_split)
+_HOST = r"([A-Za-z0-9._-]+|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?"
+Texts = Annotated[tuple[str, ...], NoDecode, _Separated]
+Paths = Annotated[tuple[Path, ...], NoDecode, _Separated]
+Networks = Annotated[tuple[IPvAnyNetwork, ...], NoDecode, _Separated]
+Origins = Annotated[tuple[Annotated[str, Field(pattern=rf"^(https?://{_HOST}|\*)$")], ...], NoDecode, _Separated]
 Pairs = Annotated[dict[str, str], NoDecode, BeforeValidator(_pairs)]
 
 
@@ -144,17 +100,7 @@ class FileSettings(BaseSettings):
     All commands share variables and files, so these may have settings that a command does not use; flags must be known.
     """
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX,
-        frozen=True,
-        extra="forbid",
-        populate_by_name=True,
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
-        cli_hide_none_type=True,
-        cli_avoid_json=True,
-        cli_exit_on_error=False,
-    )
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", populate_by_name=True, **COMMAND_LINE)
 
     config: Path | None = Field(None, description="TOML file with settings; flags and environment variables take precedence.")
 
@@ -297,16 +243,18 @@ class Settings(ModelSettings, AddressSettings):
         None, description="File with API keys that can load, reload and unload models; without it model management is disabled."
     )
     public_metrics: bool = Field(True, description="Answer /metrics without an API key.")
-    root_path: Annotated[str, AfterValidator(_prefix)] = Field(
+    root_path: str = Field(
         "",
+        pattern="^(/[A-Za-z0-9._~-]+)*$",
         description="Path prefix under which a proxy exposes the service, such as /bert; requests work with and without it.",
     )
-    forwarded_allow_ips: Addresses = Field(
+    forwarded_allow_ips: Networks = Field(
         (), description="Addresses or networks of proxies, separated by commas, whose X-Forwarded-For is used in the log."
     )
     cors_origin: Origins = Field((), description="Origins, separated by commas, or *, whose pages can read answers in a browser.")
-    otlp_endpoint: Annotated[str | None, AfterValidator(_collector)] = Field(
+    otlp_endpoint: str | None = Field(
         None,
+        pattern=f"^https?://{_HOST}(/[A-Za-z0-9._~/-]*)?$",
         description="URL of an OpenTelemetry collector, such as http://localhost:4318, that gets a trace of each request by OTLP over "
         "HTTP. Needs the extra `otel`; OTEL_* variables configure the rest.",
     )
@@ -315,9 +263,12 @@ class Settings(ModelSettings, AddressSettings):
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:
-        _check_less(self, "max_chars", "max_body_bytes")
-        _check_less(self, "max_batch_tokens", "max_queue_tokens")
-        _check_less(self, "timeout_ms", "max_timeout_ms")
+        for less, more in (("max_chars", "max_body_bytes"), ("max_batch_tokens", "max_queue_tokens"), ("timeout_ms", "max_timeout_ms")):
+            if getattr(self, less) > getattr(self, more):
+                raise ValueError(
+                    f"{_flag(less)} is {getattr(self, less)}, over {_flag(more)}, which is {getattr(self, more)}; "
+                    "lower the first or raise the second"
+                )
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("--tls-cert and --tls-key belong together; give both, or neither")
         if self.log_probes and not self.access_log:
@@ -333,12 +284,12 @@ class Settings(ModelSettings, AddressSettings):
         return self
 
 
-def _check_less(settings: BaseSettings, less: str, more: str) -> None:
-    if getattr(settings, less) > getattr(settings, more):
-        raise ValueError(
-            f"{_flag(less)} is {getattr(settings, less)}, over {_flag(more)}, which is {getattr(settings, more)}; "
-            "lower the first or raise the second"
-        )
+class _SettingsParser(FlagParser):
+    """Raises its errors, so that `bert-serve` reports all errors of settings in the same way."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises a `SettingsError`."""
+        raise SettingsError(message if message.endswith((".", "?")) else f"{message}.")
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -354,7 +305,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         super().add_argument(action)
 
 
-_METAVARS = {"Path": "PATH", "str": "TEXT", "int": "NUMBER", "float": "NUMBER"}
+_METAVARS = {"Path": "PATH", "str": "TEXT", "IPvAnyNetwork": "NETWORK", "int": "NUMBER", "float": "NUMBER"}
 _PATH_DEFAULT = re.compile(r"\(\w+Path\('(.*)'\),\)")
 _Command = TypeVar("_Command", bound=BaseSettings)
 
@@ -362,9 +313,7 @@ _Command = TypeVar("_Command", bound=BaseSettings)
 def parse(command: type[_Command], args: Sequence[str]) -> _Command:
     """Reads settings from a command line, the environment, the file that either names, and defaults, in order of precedence.
 
-    Args:
-        command: Settings, or settings with subcommands.
-        args: The arguments after the program's name.
+    `args` has the arguments after the program's name.
 
     Raises:
         SettingsError: A flag or subcommand is unknown, a value is wrong, two values contradict each other, or a BERT_SERVE_* variable or a
@@ -372,9 +321,15 @@ def parse(command: type[_Command], args: Sequence[str]) -> _Command:
         SystemExit: `--help`.
     """
     check_environment()
-    _check_words(command, args)
+    parser = _SettingsParser(prog="bert-serve", description=command.__doc__, formatter_class=_HelpFormatter, allow_abbrev=False)
     try:
-        source = CliSettingsSource[Any](command, formatter_class=_HelpFormatter)
+        source = CliSettingsSource[Any](
+            command,
+            root_parser=parser,
+            add_argument_method=FlagParser.add_argument,
+            add_subparsers_method=FlagParser.add_subparsers,
+            formatter_class=_HelpFormatter,
+        )
         return CliApp.run(command, cli_args=list(args), cli_settings_source=source)
     except CommandLineError as error:
         raise SettingsError(f"{str(error).removeprefix('error parsing CLI: ')}.") from error
@@ -389,36 +344,6 @@ def parse(command: type[_Command], args: Sequence[str]) -> _Command:
         is_in_file = variable not in os.environ and all(word.partition("=")[0] != _flag(name) for word in args)
         where = f"`{name}` in the file of --config" if is_in_file else f"{_flag(name)} (or {variable})"
         raise SettingsError(f"{where} is `{first['input']}`: {message}.") from error
-
-
-def _check_words(command: type[BaseSettings], args: Sequence[str]) -> None:
-    """Refuses an unknown command or flag before argparse does, with the most similar known one."""
-    commands = {_words_of(name): field for name, field in command.model_fields.items() if _SUBCOMMAND in field.metadata}
-    name = args[0] if commands and args and not args[0].startswith("-") else None
-    if name is not None:
-        if name not in commands:
-            raise SettingsError(f"unknown command `{name}`; " + did_you_mean(name, commands, "see --help."))
-        command = next(kind for kind in get_args(commands[name].annotation) if hasattr(kind, "model_fields"))
-    positional = [field for field, info in command.model_fields.items() if _POSITIONAL in info.metadata]
-    flags_by_field = {field: str(info.validation_alias or _words_of(field)) for field, info in command.model_fields.items()}
-    known = {*flags_by_field.values(), "help"} - {*positional} - (commands.keys() if name is None else set())
-    for word in takewhile(lambda word: word != "--", args):
-        flag = word.partition("=")[0].removeprefix("--")
-        if not word.startswith("--") or flag.removeprefix("no-") in known:
-            continue
-        if flag in positional:
-            usage = " ".join(["bert-serve", str(name), *map(str.upper, positional)])
-            raise SettingsError(f"--{flag} is not a flag; give the value alone, as in `{usage}`.")
-        if flag.replace("-", "_") in Settings.model_fields:
-            if name is None:
-                raise SettingsError(f"give a command before --{flag}, such as `bert-serve serve --{flag} ...`.")
-            raise SettingsError(f"--{flag} is a flag of `bert-serve serve` and has no effect here; remove it.")
-        flags = [f"{prefix}{field}" for field in known for prefix in ("--", "--no-")]
-        raise SettingsError(f"unknown argument `{word}`; " + did_you_mean(f"--{flag}", flags, "see --help.", name_format="{}"))
-
-
-def _words_of(name: str) -> str:
-    return name.replace("_", "-")
 
 
 def check_environment() -> None:
@@ -440,4 +365,4 @@ def check_environment() -> None:
 
 
 def _flag(name: str) -> str:
-    return "--" + _words_of(name)
+    return "--" + name.replace("_", "-")

@@ -31,8 +31,16 @@ from bertserve.service.errors import SettingsError, StartError, install_command
 from bertserve.service.providers import PROVIDERS
 from bertserve.service.settings import SourceSettings
 
+logger = logging.getLogger("bertserve.sources")
+
+MODULE = "bertserve.export.cli"
 # the files of a checkpoint that bert-export reads, including its card, which the bundle's card quotes
 _READ = ("*.json", "*.safetensors", "pytorch_model*.bin", "*.txt", "*.model", "README.md")
+_GRAPH_MISSING = 4  # bert-export's exit code if a graph failed and the bundle lacks it
+_SIGNALED = 128  # signals have exit codes from here on
+_STDERR = 2  # stdout belongs to the service
+
+S = TypeVar("S", bound=SourceSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +144,6 @@ def _digest(facts: Sequence[object]) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
-GRAPH_MISSING = 4  # bert-export's exit code if a graph failed and the bundle lacks it
-_STDERR = 2  # stdout belongs to the service
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-MODULE = "bertserve.export.cli"
-
-
 def export_command(source: ModelSource) -> list[str]:
     """Returns the command to run bert-export for a source in this environment, without its arguments.
 
@@ -177,7 +179,7 @@ def run_export(argv: Sequence[str], *, lock: int) -> int:
         if process is not None:
             process.send_signal(number)
 
-    before = [(number, signal.signal(number, pass_on)) for number in _SIGNALS]
+    before = [(number, signal.signal(number, pass_on)) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
         # in its own process group, so that Ctrl-C reaches it only once, from this process
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=_STDERR, pass_fds=(lock,), process_group=0)  # noqa: S603 - no shell
@@ -188,15 +190,8 @@ def run_export(argv: Sequence[str], *, lock: int) -> int:
         for number, handler in before:
             signal.signal(number, handler)
     if received:
-        raise SystemExit(128 + received[0])
-    return code if code >= 0 else 128 - code
-
-
-logger = logging.getLogger("bertserve.sources")
-
-S = TypeVar("S", bound=SourceSettings)
-
-_SIGNALED = 128  # signals have exit codes from here on
+        raise SystemExit(_SIGNALED + received[0])
+    return code if code >= 0 else _SIGNALED - code
 
 
 def with_sources(settings: S, *, export: bool = True) -> S:
@@ -209,13 +204,8 @@ def with_sources(settings: S, *, export: bool = True) -> S:
         StartError: A source is wrong, the exporter is missing, or the cache cannot be written.
         SystemExit: bert-export failed and has reported why, or a signal stopped it.
     """
-    try:
-        return _with_sources(settings, export) if settings.model else settings
-    except KeyboardInterrupt:  # while it waits for another start, or reads weights
-        raise SystemExit(128 + signal.SIGINT) from None
-
-
-def _with_sources(settings: S, export: bool) -> S:
+    if not settings.model:
+        return settings
     sources = [read_source(text) for text in settings.model]
     for i, source in enumerate(sources):
         if twin := next((other for other in sources[:i] if other.name == source.name), None):
@@ -240,28 +230,29 @@ def obtain(source: ModelSource, options: Sequence[str], cache: Path, *, export: 
     """
     folder = cache / source.key(options)
     bundle = folder / source.name
-    if not is_bundle(bundle):
-        if not export:
-            raise StartError(
-                f"`{source.where}` was not exported yet with these settings; run `bert-serve serve --model {source.where}` to export it."
+    if is_bundle(bundle):
+        logger.info("%s was exported before, as %s", source.where, bundle)
+        return bundle
+    if not export:
+        raise StartError(
+            f"`{source.where}` was not exported yet with these settings; run `bert-serve serve --model {source.where}` to export it."
+        )
+    command = export_command(source)
+    with _locked(folder) as lock:
+        if is_bundle(bundle):  # another start has created it during the wait
+            return bundle
+        logger.info("exporting %s, once, as %s; this takes minutes, or one minute with --precision fp32", source.where, bundle)
+        revision = ["--revision", source.revision] if source.revision else []
+        flags = ["--output", str(folder), "--name", source.name, *options, *revision]
+        code = run_export([*command, *flags, "--", source.where], lock=lock)
+    if code == _GRAPH_MISSING and is_bundle(bundle):
+        logger.warning("serving %s without the graph that the line above names", source.where)
+    elif code != 0:
+        if code < _SIGNALED:
+            logger.error(
+                "the export failed; the line above names flags of `bert-export`: export with them, and serve the bundle with --model"
             )
-        command = export_command(source)
-        with _locked(folder) as lock:
-            if not is_bundle(bundle):  # another start may have created it during the wait
-                logger.info("exporting %s, once, as %s; this takes minutes, or one minute with --precision fp32", source.where, bundle)
-                revision = ["--revision", source.revision] if source.revision else []
-                flags = ["--output", str(folder), "--name", source.name, *options, *revision]
-                code = run_export([*command, *flags, "--", source.where], lock=lock)
-                if code == GRAPH_MISSING and is_bundle(bundle):
-                    logger.warning("serving %s without the graph that the line above names", source.where)
-                elif code != 0:
-                    if code < _SIGNALED:
-                        logger.error(
-                            "the export failed; the line above names flags of `bert-export`: export with them, and serve the bundle with --model"
-                        )
-                    raise SystemExit(code)
-                return bundle
-    logger.info("%s was exported before, as %s", source.where, bundle)
+        raise SystemExit(code)
     return bundle
 
 

@@ -246,7 +246,7 @@ def configure(app: ASGIApp, settings: Settings) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=bool(settings.forwarded_allow_ips),  # which may set the client's address
-        forwarded_allow_ips=list(settings.forwarded_allow_ips),
+        forwarded_allow_ips=list(map(str, settings.forwarded_allow_ips)),
         timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=FLUSH_S,
         ssl_certfile=settings.tls_cert,

@@ -143,14 +143,11 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     ("argv", "named"),
     [
         ([], "`check`"),
-        (["sevre"], "did you mean `serve`"),
+        (["sevre"], "did you mean serve"),
         (["xyzzy"], "--help"),
-        (["models", "--threads", "3"], "`bert-serve serve`"),
         (["health", "--prot", "3"], "did you mean --port"),
-        (["score", "in.csv", "--output", "out.csv"], "`bert-serve score SOURCE OUTPUT`"),
-        (["score", "in.csv", "out.csv", "--output", "other.csv"], "`bert-serve score SOURCE OUTPUT`"),
         (["serve", "--port"], "--port"),
-        (["--models", "models"], "`bert-serve serve --models ...`"),
+        (["--models", "models"], "command first"),
     ],
 )
 def test_a_usage_error_suggests_a_correction(argv: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
