@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from pydantic import TypeAdapter
+
 from bertserve.export import flags, verify_cli
 from bertserve.export.artifact import Tracer, choose_precisions
 from bertserve.export.bundle import graph_mib
@@ -22,7 +24,7 @@ from bertserve.export.errors import ExportError
 from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.export.workspace import Stopped, raise_on_signals
 from bertserve.service import __version__
-from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Metric, TokenTypes, read_metrics
+from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Metric, TokenTypes
 from bertserve.service.bundle.validation_policy import ENOUGH_AGREEMENT, describe_agreement, is_low, summarize_agreement
 from bertserve.service.engine.hardware import usable_cores
 from bertserve.service.flag_parser import FlagParser
@@ -301,7 +303,7 @@ def _parse_name(text: str) -> str:
 
 def _parse_metrics(path: str) -> tuple[Metric, ...]:
     try:
-        return read_metrics(Path(path).read_bytes())
+        return tuple(TypeAdapter(list[Metric]).validate_json(Path(path).read_bytes()))
     except (OSError, ValueError) as error:
         raise argparse.ArgumentTypeError(f"`{path}` is not a list of metrics: {error}") from error
 

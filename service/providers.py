@@ -112,11 +112,11 @@ def profile(inputs: Sequence[InputSpec], plan: ShapePlan, size: str) -> str:
     return ",".join(f"{spec.name}:{dims.get(spec.fill, f'{rows}x{length}')}" for spec in inputs)
 
 
-def tensorrt_version(load: Load = ctypes.CDLL) -> str:
+def tensorrt_version() -> str:
     """Returns `trt` and the version number of the TensorRT library that is found, or `unknown`; each version builds its own engines."""
     for major in range(20, 7, -1):
         try:
-            return f"trt{load(f'libnvinfer.so.{major}').getInferLibVersion()}"
+            return f"trt{ctypes.CDLL(f'libnvinfer.so.{major}').getInferLibVersion()}"
         except (OSError, AttributeError):
             continue
     return "trtunknown"

@@ -210,7 +210,7 @@ def _summary(state: AppState, model: Model) -> dict[str, Any]:
 
 
 def _describe(state: AppState, model: Model) -> dict[str, Any]:
-    manifest, graph = model.bundle.manifest, model.graph
+    manifest, graph, engines = model.bundle.manifest, model.graph, model.engines
     return {
         **_summary(state, model),
         "endpoint": f"/{TASKS[model.task].path}",
@@ -225,9 +225,7 @@ def _describe(state: AppState, model: Model) -> dict[str, Any]:
             "sha256": graph.identity[:12],
             "form": graph.form,
             "threads": sessions.THREADS,
-            "multi_threaded_run": None
-            if model.engines.multi_threaded is None
-            else {"threads": model.engines.multi_threaded.threads, "min_tokens": model.engines.multi_threaded.min_tokens},
+            "multi_threaded_run": {"threads": engines.threads, "min_tokens": engines.min_tokens} if engines.threads > 1 else None,
         },
         "batch_invariant": graph.batch_invariant,
         "limits": {"max_tokens": manifest.tokenizer.max_length, **state.settings.model_dump(include=_LIMITS)},

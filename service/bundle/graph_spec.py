@@ -1,4 +1,4 @@
-"""The manifest's description of a graph: inputs, outputs, and the measurements at its export."""
+"""The manifest's description of a graph. docs/reference/manifest.md specifies each field, and a test keeps it complete."""
 
 from __future__ import annotations
 
@@ -25,12 +25,7 @@ class ShapeBucket(Record):
 
 
 class ShapePlan(Record):
-    """The only shapes in which a graph runs: the shapes of its warm-up, of its TensorRT profiles and of its batches.
-
-    Attributes:
-        buckets: Ascending by length; the last length is the model's maximum. A longer bucket has at most as many rows as a shorter one.
-        masks: Numbers to which `mask_index` is filled up, ascending; empty for graphs without that input.
-    """
+    """The only shapes in which a graph runs: the shapes of its warm-up, of its TensorRT profiles and of its batches."""
 
     buckets: Annotated[tuple[ShapeBucket, ...], Field(strict=False, min_length=1)]
     masks: Annotated[tuple[int, ...], Field(strict=False)] = ()
@@ -56,9 +51,7 @@ class ShapePlan(Record):
     def shape(self, rows: int, tokens: int) -> tuple[int, int] | None:
         """Returns the smallest `(rows, length)` for a batch, or None if the batch has more rows than any planned batch of its length.
 
-        Args:
-            rows: Rows of the batch.
-            tokens: Tokens of its longest row. Masks count as additional tokens, so values above the last length count as that length.
+        `tokens` are those of its longest row. Masks count as additional tokens, so values above the last length count as that length.
         """
         bucket = self.buckets[min(bisect_left(self.buckets, tokens, key=lambda b: b.length), len(self.buckets) - 1)]
         i = bisect_left(bucket.rows, rows)
@@ -104,14 +97,7 @@ class OutputSpec(Record):
 
 
 class LengthParity(Record):
-    """The largest errors of the parity rows in a range of lengths.
-
-    Attributes:
-        up_to: Maximum tokens of a row in the range, which starts after the previous one.
-        rows: Number of rows, which are texts or windows.
-        worst_abs_error: Largest absolute difference of a logit from the checkpoint in PyTorch, float32.
-        worst_rel_error: Largest difference in a row, relative to the row's largest logit.
-    """
+    """The largest errors of the parity rows in a range of lengths."""
 
     up_to: int
     rows: int
@@ -127,14 +113,7 @@ class Timing(Record):
 
 
 class Speed(Record):
-    """Measured durations, with the machine.
-
-    Attributes:
-        cpu: The processor's name.
-        instructions: Its instruction sets that decide the speed of matrix products.
-        threads: Threads of a run.
-        timings: One per length.
-    """
+    """Measured durations, with the machine."""
 
     cpu: str
     instructions: Annotated[tuple[str, ...], Field(strict=False)]
@@ -143,17 +122,7 @@ class Speed(Record):
 
 
 class Agreement(Record):
-    """How closely a graph's decisions match those of its checkpoint, by the measure for its kind of head.
-
-    Attributes:
-        measure: `label`: share of inputs with the same best label, answer, choice or tokens. `set_f1`: F1 of the chosen labels, for a head
-            with independent labels. `span_f1`: F1 of the entities. `cosine`: mean cosine similarity of the vectors. `spearman`: rank
-            correlation of the scores, for a head with one score.
-        value: The value, 1 for full agreement; null if no input has a decision.
-        decisions: Inputs with a decision: for sets and spans, those with at least one on either side. It is 0 if the value is
-            null.
-        worst: Lowest cosine similarity of an input; null for other measures.
-    """
+    """How closely a graph's decisions match those of its checkpoint, by the measure for its kind of head."""
 
     measure: Measure
     value: float | None
@@ -168,27 +137,7 @@ class Agreement(Record):
 
 
 class ValidationReport(Record):
-    """Measurements at the export of this graph.
-
-    Attributes:
-        samples: Number of parity inputs.
-        worst_abs_error: Largest absolute difference of a logit from the checkpoint in PyTorch, float32.
-        worst_row_error: Largest absolute difference of a logit between a text in a batch and the same text alone.
-        nodes: Number of nodes of the graph.
-        fusions: Fused operator -> count, as reported by ONNX Runtime's optimizer.
-        quantized: Quantized operator -> count, including operators that stay in float; empty for a float graph.
-        quantization_error: Root mean square difference of the outputs from the float graph's outputs, relative to their standard deviation;
-            measured on the gate texts for int8, on the calibration texts for fp16.
-        quantization_limit: Largest `quantization_error` that the export allowed, by `--max-int8-error`; 0 for other graphs than int8.
-        provider: Execution provider of the measurements: the CPU if the graph's own provider was not available.
-        opset: Version of ONNX's own operators; null if not recorded.
-        lengths: The largest errors by length; empty if not recorded.
-        longest: Tokens of the longest parity row; null if not recorded.
-        speed: Durations of runs; null if not timed.
-        attention_error: Largest absolute difference of an attention weight from the checkpoint's; null for a graph without attention
-            outputs.
-        agreement: How closely the graph's decisions match those of its checkpoint; null without samples.
-    """
+    """Measurements at the export of this graph."""
 
     samples: int
     worst_abs_error: float
@@ -220,20 +169,7 @@ class GraphFile(Record):
 
 
 class GraphSpec(Record):
-    """An ONNX graph of the bundle.
-
-    Attributes:
-        file: File name within the bundle.
-        sha256: Digest of the file.
-        size_bytes: Size of the file; null if not recorded.
-        data: Further files with weights, which the graph loads by name; empty for a graph in one file, which is possible up to 2 GiB.
-        provider: Execution provider that the graph was made for.
-        precision: Number format of its computations.
-        form: A description of its creation, for readers.
-        default: Whether the service uses it for its provider by default.
-        batch_invariant: Whether a text's scores do not depend on the other texts of its batch.
-        shapes: The only shapes in which it runs; null for graphs that run in any shape, padded to the longest text.
-    """
+    """An ONNX graph of the bundle."""
 
     file: FileName
     sha256: str
@@ -253,12 +189,6 @@ class GraphSpec(Record):
     def name(self) -> str:
         """Its provider and precision, such as `cpu/int8`."""
         return f"{self.provider}/{self.precision}"
-
-    @property
-    def measured_as(self) -> tuple[Provider, Precision]:
-        """Provider and precision of the measurements; a CPU computes fp16 graphs in fp32."""
-        on = self.validation.provider
-        return on, "fp32" if on == "cpu" and self.precision == "fp16" else self.precision
 
     @property
     def gives_attentions(self) -> bool:
@@ -285,8 +215,6 @@ class GraphSpec(Record):
     def shape(self, rows: int, tokens: int) -> tuple[int, int] | None:
         """Returns the `(rows, length)` of a batch's run, or None if the batch has more rows than can run at once.
 
-        Args:
-            rows: Rows of the batch.
-            tokens: Tokens of its longest row.
+        `tokens` are those of its longest row.
         """
         return (rows, tokens) if self.shapes is None else self.shapes.shape(rows, tokens)

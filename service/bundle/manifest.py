@@ -1,10 +1,13 @@
-"""The manifest: everything that the service must know about a model. docs/reference/manifest.md specifies each field."""
+"""The manifest: everything that the service must know about a model.
+
+docs/reference/manifest.md specifies each field of each record; a test checks that none is missing there.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import Field, model_validator
 
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision, Record
 from bertserve.service.providers import Provider
@@ -51,13 +54,7 @@ class MaskToken(Record):
 
 
 class AddedToken(Record):
-    """A token that training added to the vocabulary, such as an entity marker. It is recognized in a text.
-
-    Attributes:
-        token: Its spelling in a text.
-        id: Its id.
-        special: Whether decoded texts omit it.
-    """
+    """A token that training added to the vocabulary, such as an entity marker. It is recognized in a text."""
 
     token: str
     id: Annotated[int, Field(ge=0)]
@@ -65,23 +62,7 @@ class AddedToken(Record):
 
 
 class TokenizerSpec(Record):
-    """The rules for tokenizing that are not in `tokenizer.json`.
-
-    Attributes:
-        sha256: Digest of `tokenizer.json`.
-        max_length: Maximum length in tokens, including special tokens.
-        pad_id: Token id of the padding.
-        padding_side: Side of the padding.
-        single: Template of one text.
-        pair: Template of a pair of texts; null if the model lacks a token type of it, so that it cannot read pairs.
-        cls_index: Position of [CLS] in both templates, -1 for the last one; null if there is none.
-        subword_prefix: Prefix of a token that continues a word; null if a word begins after white space instead.
-        mask: The mask token, for fill-mask.
-        pairs_only: Whether the model scores the relation of two texts, so that a single text has no meaning for it.
-        added_tokens: Additional tokens that texts can contain. They do not include template tokens, padding, the unknown token and the
-            mask; in a text, the spellings of those are ordinary text.
-        truncation_side: The side at which too long texts are cut, unless the request sets it.
-    """
+    """The rules for tokenizing that are not in `tokenizer.json`."""
 
     sha256: str
     max_length: Annotated[int, Field(ge=3)]
@@ -115,23 +96,7 @@ class Flops(Record):
 
 
 class Embedding(Record):
-    """The default settings of a text's vector, and the choices of a request.
-
-    Attributes:
-        pooling: The pooling of the tokens' vectors; padding never counts, special tokens do. With `graph`, the graphs return the vector of
-            a text too, because the service has no such pooling, or because layers follow it.
-        normalize: Whether vectors have length 1.
-        dimensions: Values of a token's vector of one layer.
-        vector_dimensions: Values of the graphs' vector of a text; null for other poolings than `graph`.
-        truncate_dim: Default number of leading values that a vector of a text keeps; null for all.
-        similarity: The function that compares the vectors of two texts.
-        layers: `last_four` if the graphs also return the last four layers in one output, or the numbers of the returned layers,
-            ascending and ending with the last layer.
-        default_layers: The default layers of a request; null for the last layer.
-        combine: The default function to combine several layers.
-        prompts: Name -> text to put before a text of that kind.
-        default_prompt: Name of the default prompt, or null.
-    """
+    """The default settings of a text's vector, and the choices of a request."""
 
     pooling: Pooling | Literal["graph"]
     normalize: bool
@@ -193,26 +158,7 @@ class Metric(Record):
 
 
 class Source(Record):
-    """The origin of the bundle.
-
-    Attributes:
-        checkpoint: Name of the checkpoint's folder, or the hub id.
-        revision: The requested revision on the hub, or null.
-        weights_sha256: Digest over the weight files.
-        versions: Versions of the packages that exported it.
-        commit: The hub's commit that was exported, or null for a local folder.
-        license: The hub's ids of the checkpoint's licenses, from its model card; empty if not given there. The next fields are from the
-            card too.
-        license_name: Name of a license without an id; `license` is then `other`.
-        license_link: Link to that license.
-        language: Codes of the languages.
-        datasets: The hub's ids of the training data.
-        ignored_weights: Patterns of names of weights that the exported model does not use, because the user allowed that.
-        weights_format: Format of the weight files: safetensors, or pickles that PyTorch read without running their code; null for a module
-            of the user, or if not recorded.
-        token_types: `template` if the model was trained with the token types of its tokenizer's template, `zero` if it was trained with none;
-            null if it reads none, or if not recorded.
-    """
+    """The origin of the bundle."""
 
     checkpoint: str
     revision: str | None
@@ -230,13 +176,7 @@ class Source(Record):
 
 
 class OmittedGraph(Record):
-    """A graph that was tried and omitted.
-
-    Attributes:
-        provider: Its provider.
-        precision: Its precision.
-        reason: Why it was omitted, and what to try.
-    """
+    """A graph that was tried and omitted."""
 
     provider: Provider
     precision: Precision
@@ -244,25 +184,14 @@ class OmittedGraph(Record):
 
 
 class TextSplit(Record):
-    """The texts or pairs of texts of a split, as short digests.
-
-    Attributes:
-        texts: Number of texts; passages that the exporter builds from them do not count.
-        hashes: Base64 of the first four bytes of each text's SHA-256, in order.
-    """
+    """The texts or pairs of texts of a split, as short digests."""
 
     texts: int
     hashes: str
 
 
 class TextSplits(Record):
-    """The texts that created and validated int8, so that other texts can be compared with them.
-
-    Attributes:
-        calibration: Texts for the choice of scales, rounding and bias.
-        gate: Texts that decided which matrices stay in float.
-        report: Texts of the validation report of int8.
-    """
+    """The texts that created and validated int8, so that other texts can be compared with them."""
 
     calibration: TextSplit
     gate: TextSplit
@@ -328,12 +257,3 @@ class Manifest(Record):
         if sorted(defaults) != sorted({graph.provider for graph in self.graphs}):
             raise ValueError("each provider needs exactly one graph with `default: true`")
         return self
-
-
-def read_metrics(raw: bytes) -> tuple[Metric, ...]:
-    """Reads a JSON list of metrics.
-
-    Raises:
-        ValueError: It is not a list of metrics.
-    """
-    return tuple(TypeAdapter(list[Metric]).validate_json(raw))

@@ -76,14 +76,8 @@ def is_of_other_kernels(graph: GraphSpec, instructions: Sequence[str]) -> bool:
     return _EXACT_INT8.isdisjoint(speed.instructions) != _EXACT_INT8.isdisjoint(instructions)
 
 
-def agreement_range(share: float, inputs: int) -> tuple[float, float]:
-    """Returns the 95 % confidence interval of the share of equal answers, for texts like the samples (Wilson's interval).
-
-    Args:
-        share: The measured share.
-        inputs: Number of inputs, at least one.
-    """
-    n = inputs
+def agreement_range(share: float, n: int) -> tuple[float, float]:
+    """Returns the 95 % confidence interval of a measured share of `n` inputs, at least one, for texts like them (Wilson's interval)."""
     center, spread = share + _Z**2 / (2 * n), _Z * math.sqrt(share * (1 - share) / n + (_Z / (2 * n)) ** 2)
     return max(0.0, (center - spread) / (1 + _Z**2 / n)), min(1.0, (center + spread) / (1 + _Z**2 / n))
 
@@ -131,21 +125,17 @@ class ValidationPolicy:
     min_agreement: float | None = None
 
     @property
-    def asks(self) -> bool:
+    def needs_report(self) -> bool:
         """Whether a validation report is required."""
         return self.required or self.min_agreement is not None
 
     def check(self, name: str, graph: GraphSpec) -> None:
         """Refuses a graph whose validation report is missing, is for another provider or precision, or is too weak.
 
-        Args:
-            name: The bundle's name, for the message.
-            graph: The graph to be served, on its own provider.
-
         Raises:
             BundleError: It is refused; the message has the bundle, the measurement, the requirement and the remedy.
         """
-        if not self.asks:
+        if not self.needs_report:
             return
         which, validation = f"bundle `{name}`, graph {graph.name}", graph.validation
         flag = "--require-validation is set" if self.required else f"--min-agreement is {self.min_agreement}"
@@ -154,7 +144,9 @@ class ValidationPolicy:
                 f"{which}: its manifest has no validation report (0 parity inputs), and {flag}; export it again with "
                 "bert-export, which makes one, or serve without the setting."
             )
-        provider, precision = graph.measured_as
+        provider = validation.provider
+        # a CPU computes fp16 graphs in fp32
+        precision = "fp32" if provider == "cpu" and graph.precision == "fp16" else graph.precision
         if (provider, precision) != (graph.provider, graph.precision):
             raise BundleError(
                 f"{which}: its validation report was measured on {provider} in {precision}, but it would run on {graph.provider} "

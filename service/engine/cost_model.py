@@ -14,11 +14,9 @@ PROPORTION_RUNS = 1024
 WARM_UP_WEIGHT = 2.0
 # Minimum part of the mean run's time that grows with its work: no model has only fixed cost.
 MIN_SLOPE = 1e-3
-MAX_RATIO = 4.0
-MIN_RATIO = 1e-3
-# Bounds of the measured values, far beyond any machine: a broken clock must not drive predictions to zero or infinity.
-MIN_SLOWDOWN, MAX_SLOWDOWN = 1e-6, 1e6
-MIN_SECONDS = 1e-9
+# A run counts at most this many times its prediction, and at least this part of it, so that a single stall has little effect.
+MAX_RATIO, MIN_RATIO = 4.0, 1e-3
+MIN_SECONDS = 1e-9  # of a run, for clocks that show none
 
 # Sums for least squares: weight, work, seconds, work squared, work times seconds.
 _Sums = Sequence[float]
@@ -64,21 +62,12 @@ class CostModel:
         self._first = self.fixed_s, self.rate
 
     def observe(self, rows: int, length: int, seconds: float) -> None:
-        """Learns from a run during service. A single stall has little effect, because a run counts at most MAX_RATIO times its prediction.
-
-        Args:
-            rows: Rows of the run.
-            length: Tokens per row, with padding.
-            seconds: Duration of the run; 0, from a coarse clock, is ignored.
-        """
-        if seconds <= 0:
-            return
+        """Learns from a run of `rows` padded to `length` tokens during service."""
         # if threads do this at the same time, one of the runs is lost, which does not matter
         work = rows * self._work(length)
         predicted = self.slowdown * (self.fixed_s + work / self.rate)
         seconds = max(MIN_RATIO * predicted, min(seconds, MAX_RATIO * predicted))
-        slowdown = self.slowdown * (1 + (seconds / predicted - 1) / SLOWDOWN_RUNS)
-        self.slowdown = min(max(slowdown, MIN_SLOWDOWN), MAX_SLOWDOWN)
+        self.slowdown *= 1 + (seconds / predicted - 1) / SLOWDOWN_RUNS
         run = _sums(work, seconds, 1 / predicted**2)
         self._runs = [(1 - 1 / PROPORTION_RUNS) * earlier + value for earlier, value in zip(self._runs, run, strict=True)]
         # scales the warm-up to the speed of these runs, so that a slower machine does not look like a higher fixed cost

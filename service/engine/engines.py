@@ -11,7 +11,6 @@ import logging
 import threading
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.onnx_engine import Engine
@@ -26,37 +25,53 @@ MAX_MULTI_THREADS = 4
 MULTI_THREADED_SECONDS_PER_NODE = 5e-5
 
 
-class MultiThreadedEngine:
-    """An engine whose runs use several cores. It is created in its own thread on the first request, and no run waits for it."""
+class Engines:
+    """The engines of a model. All inference threads use `single_threaded`, whose runs have one thread.
 
-    def __init__(self, make: Callable[[], Engine], *, model: str, threads: int, min_tokens: int) -> None:
-        """Stores the arguments; `engine` creates the engine.
+    The multi-threaded engine is created in its own thread on first use, and no run waits for it.
+    """
+
+    def __init__(
+        self,
+        single_threaded: Engine,
+        create: Callable[[], Engine] | None = None,
+        *,
+        threads: int = 1,
+        min_tokens: int = 0,
+        model: str = "",
+    ) -> None:
+        """Takes the first engine, and how to create the multi-threaded one for the same graph, if some text would be faster with it.
 
         Args:
-            make: Creates the engine: the same graph as on the inference threads, with more threads per run. Called once.
-            model: Name of the model, for the log.
-            threads: Threads of a run.
+            single_threaded: The engine of the inference threads.
+            create: Creates the other engine; it is called at most once.
+            threads: Threads of a multi-threaded run.
             min_tokens: Minimum padded tokens of a run that is faster with several threads.
+            model: Name of the model, for the log.
         """
+        self.single_threaded = single_threaded
         self.threads = threads
         self.min_tokens = min_tokens
-        self._make: Callable[[], Engine] | None = make
+        self._create = create
         self._model = model
-        self._engine: Engine | None = None
+        self._multi_threaded: Engine | None = None
         self._lock = threading.Lock()
 
-    def engine(self) -> Engine | None:
-        """Returns the engine, or None if it is not created yet or cannot be created. The first call starts to create it."""
-        with self._lock:
-            make, self._make = self._make, None
-        if make is not None:
-            # not a daemon like the calling thread: native code that returns to a finished interpreter aborts the process
-            threading.Thread(target=self._start, args=(make,), name=f"multi-threaded-{self._model}", daemon=False).start()
-        return self._engine
+    def for_multi_threaded_run(self, tokens: int) -> Engine:
+        """Returns the engine for a multi-threaded run of `tokens` padded tokens; the first call with enough tokens starts to create it."""
+        if tokens < self.min_tokens:
+            return self.single_threaded
+        if self._create is not None:
+            with self._lock:
+                create, self._create = self._create, None
+            if create is not None:
+                # not a daemon like the calling thread: native code that returns to a finished interpreter aborts the process
+                threading.Thread(target=self._start, args=(create,), name=f"multi-threaded-{self._model}", daemon=False).start()
+        return self._multi_threaded or self.single_threaded
 
-    def _start(self, make: Callable[[], Engine]) -> None:
+    def _start(self, create: Callable[[], Engine]) -> None:
         try:
-            self._engine = make()
+            self._multi_threaded = create()
         except Exception as error:  # noqa: BLE001 - the boundary of a thread; the inference threads do not need its result
             logger.error(
                 "all runs of the model %s have one thread, because a session with %d threads could not be created: %s",
@@ -66,37 +81,13 @@ class MultiThreadedEngine:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Engines:
-    """The engines of a model.
-
-    Attributes:
-        single_threaded: Its runs have one thread; all inference threads use it.
-        multi_threaded: Its runs have several threads; None if no text would be faster with it.
-    """
-
-    single_threaded: Engine
-    multi_threaded: MultiThreadedEngine | None = None
-
-    def for_multi_threaded_run(self, tokens: int) -> Engine:
-        """Returns the engine for a multi-threaded run of `tokens` padded tokens."""
-        if self.multi_threaded is None or tokens < self.multi_threaded.min_tokens:
-            return self.single_threaded
-        return self.multi_threaded.engine() or self.single_threaded
-
-
 def min_multi_threaded_tokens(cost: CostModel, *, nodes: int, longest: int) -> int | None:
     """Returns the minimum length of a text that is faster with several threads, by the cost model's predictions for one thread.
 
     It is a rule instead of a measurement, because other load during the start would decide for the lifetime of the service.
 
-    Args:
-        cost: The cost model, fitted to the warm-up and not yet updated.
-        nodes: Number of nodes of the graph; 0 if unknown.
-        longest: Tokens of the longest text.
-
-    Returns:
-        The length in tokens; None if no text is long enough, or `nodes` is unknown.
+    It is None if `longest`, the tokens of the longest text, are not enough, or the number of nodes of the graph is unknown (0). `cost` is
+    fitted to the warm-up and not yet updated.
     """
     if not nodes:
         return None

@@ -15,23 +15,10 @@ _DRIVER = "libcuda.so.1"
 _CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 _NAME_BYTES = 256
 
-# Instruction sets for matrix products on x86 and Arm, as in /proc/cpuinfo; AVX-512 and VNNI decide the speed of int8.
-INSTRUCTIONS = (
-    "avx2",
-    "fma",
-    "avx_vnni",
-    "avx512f",
-    "avx512bw",
-    "avx512_vnni",
-    "avx512_bf16",
-    "amx_int8",
-    "amx_bf16",
-    "asimd",
-    "asimddp",
-    "i8mm",
-    "bf16",
-    "sve",
-)
+# Instruction sets for matrix products, as in /proc/cpuinfo; AVX-512 and VNNI decide the speed of int8.
+_X86 = ("avx2", "fma", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
+_ARM = ("asimd", "asimddp", "i8mm", "bf16", "sve")
+INSTRUCTIONS = (*_X86, *_ARM)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,9 @@ number of rows. The outputs of additional rows are dropped.
 
 from __future__ import annotations
 
-import copy
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
-from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Literal, Protocol
@@ -52,23 +50,11 @@ class OnnxEngine:
         padding_side: Literal["left", "right"],
         provider: Provider | None = None,
         engine_cache: Path | None = None,
+        threads: int = THREADS,
     ) -> None:
-        """Creates a session whose runs have one thread.
-
-        Args:
-            path: The ONNX file.
-            graph: Its entry in the manifest.
-            pad_id: Token id of the padding.
-            padding_side: Side of the padding.
-            provider: The provider that runs it; None for the graph's own.
-            engine_cache: Folder of compiled engines, if the provider compiles; None to build them at every start.
-
-        Raises:
-            ProviderError: This onnxruntime lacks the provider, or the session did not get it; the message says what is missing.
-        """
+        """Opens the session of an ONNX file, with the arguments and errors of `open_session`; by default on the graph's own provider."""
         self.provider = provider or graph.provider
-        self._open = partial(open_session, path, graph, provider=self.provider, engine_cache=engine_cache)
-        self._session = self._open(threads=THREADS)
+        self._session = open_session(path, graph, provider=self.provider, threads=threads, engine_cache=engine_cache)
         self._inputs = graph.inputs
         self._outputs = graph.outputs
         self._names = [output.name for output in graph.outputs]
@@ -76,16 +62,6 @@ class OnnxEngine:
         self._left = padding_side == "left"
         self._plan = graph.shapes
         self._dtypes = {spec.name: np.dtype(spec.dtype) for spec in graph.inputs}
-
-    def with_threads(self, threads: int) -> OnnxEngine:
-        """Returns an engine for the same file with `threads` threads per run: another session.
-
-        Raises:
-            ProviderError: As for the first one.
-        """
-        engine = copy.copy(self)
-        engine._session = self._open(threads=threads)
-        return engine
 
     def run(self, encodings: Sequence[Encoding]) -> list[Row]:
         """Runs one batch of at least one encoding, padded to its longest text.

@@ -38,21 +38,16 @@ def open_session(
     threads: int = THREADS,
     engine_cache: Path | None = None,
 ) -> Any:
-    """Returns an `onnxruntime.InferenceSession`.
+    """Returns an `onnxruntime.InferenceSession` for an ONNX file, whose runs have `threads` threads.
 
-    Args:
-        path: The ONNX file.
-        graph: Its entry in the manifest.
-        provider: The provider that runs it.
-        threads: Threads of one run.
-        engine_cache: Folder of compiled engines, if the provider compiles; None to build them at every start.
+    `engine_cache` is the folder of compiled engines, if the provider compiles; None to build them at every start.
 
     Raises:
         ProviderError: This onnxruntime lacks the provider, or the session did not get it; the message says what is missing.
     """
     wanted = PROVIDERS[provider].ort_name
     if wanted not in ort.get_available_providers():
-        raise ProviderError(f"`{path}` needs {wanted}: {_missing(provider)} Or choose another --provider.")
+        raise ProviderError(f"`{path}` needs {wanted}: {missing(provider)} Or choose another --provider.")
     options = _provider_options(provider, graph, engine_cache)
     try:
         session = _session(str(path), provider, options, threads, in_order=graph.gives_attentions)
@@ -60,7 +55,7 @@ def open_session(
         raise ProviderError(f"onnxruntime {VERSION} cannot load `{path}`: {error}") from error
     if wanted not in session.get_providers():
         raise ProviderError(
-            f"`{path}` needs {wanted}, but the session only has {', '.join(session.get_providers())}: {_missing(provider)} "
+            f"`{path}` needs {wanted}, but the session only has {', '.join(session.get_providers())}: {missing(provider)} "
             "Or choose another --provider."
         )
     return session
@@ -80,8 +75,8 @@ def why_not(provider: Provider) -> str | None:
             if name in _session(_PROBE, provider, [(name, {})], THREADS).get_providers():
                 return None
         except Exception as error:  # noqa: BLE001 - onnxruntime's pybind exceptions share no base class but Exception
-            return f"{_missing(provider)} onnxruntime says: {error}"
-    return _missing(provider)
+            return f"{missing(provider)} onnxruntime says: {error}"
+    return missing(provider)
 
 
 def engine_folder(root: Path, graph: GraphSpec, gpu: Gpu, *, compiler: str) -> Path:
@@ -98,35 +93,25 @@ def engine_folder(root: Path, graph: GraphSpec, gpu: Gpu, *, compiler: str) -> P
     return root / name
 
 
-def missing(provider: Provider, available: Sequence[str], load: Load = ctypes.CDLL) -> str | None:
-    """Returns what a provider lacks on this machine: the wheel, the driver or a library; None if all of them are available.
+def missing(provider: Provider, available: Sequence[str] | None = None, load: Load = ctypes.CDLL) -> str:
+    """Returns what a provider lacks on this machine: the wheel, the driver or a library; or what to check if all of them are available.
 
     `available` has the providers of the installed onnxruntime, and `load` loads a shared library by its name.
     """
-    record = PROVIDERS[provider]
+    record, available = PROVIDERS[provider], available or ort.get_available_providers()
     if record.ort_name not in available:
         return (
             f"this onnxruntime {VERSION} lacks it (it has {', '.join(available)}); run `pip uninstall onnxruntime`, then install the extra "
             f"`{record.extra}`: `{install_command(record.extra)}`."
         )
-    if record.library is None:
-        return None
     try:
         hardware.first_gpu(load)
+        load(str(Path(ort.__file__).parent / "capi" / (record.library or "")))
     except ProviderError as error:
         return error.message
-    try:
-        load(str(Path(ort.__file__).parent / "capi" / record.library))
     except OSError as error:
         return f"a library that it needs is missing ({error}); install it, or add its folder to LD_LIBRARY_PATH."
-    return None
-
-
-def _missing(provider: Provider) -> str:
-    return (
-        missing(provider, ort.get_available_providers())
-        or "driver and libraries are installed, so check what onnxruntime logs when it loads them."
-    )
+    return "driver and libraries are installed, so check what onnxruntime logs when it loads them."
 
 
 def _provider_options(provider: Provider, graph: GraphSpec, engine_cache: Path | None) -> list[tuple[str, Options]]:

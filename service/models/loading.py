@@ -21,10 +21,10 @@ from bertserve.service.bundle.validation_policy import (
     is_of_other_kernels,
 )
 from bertserve.service.engine.cost_model import CostModel
-from bertserve.service.engine.engines import Engines, MultiThreadedEngine, min_multi_threaded_tokens
+from bertserve.service.engine.engines import Engines, min_multi_threaded_tokens
 from bertserve.service.engine.hardware import cpu_instructions
 from bertserve.service.engine.onnx_engine import OnnxEngine
-from bertserve.service.engine.sessions import available_provider, why_not
+from bertserve.service.engine.sessions import THREADS, available_provider, why_not
 from bertserve.service.errors import BundleError, EngineError, ProviderError, SettingsError
 from bertserve.service.metrics import Metrics
 from bertserve.service.models.model import Model
@@ -105,7 +105,7 @@ def load_model(
             bundle,
             graph,
             tokenizer=tokenizer,
-            engines=Engines(engine, _multi_threaded_engine(engine, bundle, graph, multi_threads, cost)),
+            engines=_engines(engine, bundle, graph, settings, cost, multi_threads),
             cost=cost,
             scheduler=scheduler,
             metrics=metrics.model(manifest.task, manifest.name),
@@ -135,8 +135,7 @@ def open_bundle(bundle: Bundle, settings: ModelSettings) -> tuple[GraphSpec, Tok
     policy = ValidationPolicy(settings.require_validation, settings.min_agreement)
     policy.check(manifest.name, graph)
     _warn(manifest, graph, policy)
-    file, folder = bundle.path / graph.file, settings.engine_cache
-    engine = OnnxEngine(file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, engine_cache=folder)
+    engine = _open_engine(bundle, graph, settings)
     tokenizer = Tokenizer(bundle.tokenizer_path, spec)
     _check_fit(bundle, engine, tokenizer)
     return graph, tokenizer, engine
@@ -152,7 +151,7 @@ def _warn(manifest: Manifest, graph: GraphSpec, policy: ValidationPolicy) -> Non
             model,
             describe_agreement(graph.validation),
         )
-    if policy.asks and is_of_other_kernels(graph, own := cpu_instructions()):
+    if policy.needs_report and is_of_other_kernels(graph, own := cpu_instructions()):
         measured = graph.validation.speed.instructions if graph.validation.speed else ("unknown instruction sets",)
         logger.warning(
             "%s was measured on a CPU with %s; this CPU has %s, and may round int8 differently. Measure it here with "
@@ -185,27 +184,32 @@ def _check_fit(bundle: Bundle, engine: OnnxEngine, tokenizer: Tokenizer) -> None
             f"or on the attention heads in its manifest, {list(heads)} ({error.message}) Export the bundle again."
         ) from error
     for name, expected in catalog.TASKS[manifest.task].widths(manifest).items():
-        if (width := row[name].shape[-1]) != expected:
+        width = row[name].shape[-1] if name in row else 0
+        if width != expected:
             raise BundleError(
                 f"bundle `{manifest.name}`: its graph returns {width} values as `{name}`, but its manifest says {expected}; export the "
                 "bundle again."
             )
 
 
-def _multi_threaded_engine(
-    engine: OnnxEngine, bundle: Bundle, graph: GraphSpec, threads: int, cost: CostModel
-) -> MultiThreadedEngine | None:
-    """Returns the creator of a second session with more threads, if it is configured and some text would run faster with it."""
+def _open_engine(bundle: Bundle, graph: GraphSpec, settings: ModelSettings, threads: int = THREADS) -> OnnxEngine:
+    """Returns an engine with `threads` threads per run."""
+    spec, file, cache = bundle.manifest.tokenizer, bundle.path / graph.file, settings.engine_cache
+    return OnnxEngine(file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, engine_cache=cache, threads=threads)
+
+
+def _engines(engine: OnnxEngine, bundle: Bundle, graph: GraphSpec, settings: ModelSettings, cost: CostModel, threads: int) -> Engines:
+    """Returns the engines of a model: with a second session, if it is configured and some text would run faster with more threads."""
     longest = bundle.manifest.tokenizer.max_length
     tokens = min_multi_threaded_tokens(cost, nodes=graph.validation.nodes, longest=longest)
     if threads == 1 or graph.provider != "cpu" or tokens is None:
-        return None
+        return Engines(engine)
 
-    def make() -> OnnxEngine:
+    def create() -> OnnxEngine:
         # the files may have changed since the model was loaded, and both sessions must return the same results
         files.verify_graph(bundle.path, graph)
-        threaded_engine = engine.with_threads(threads)
+        threaded_engine = _open_engine(bundle, graph, settings, threads)
         threaded_engine.time_runs([(1, tokens)], repeats=1)
         return threaded_engine
 
-    return MultiThreadedEngine(make, model=bundle.manifest.name, threads=threads, min_tokens=tokens)
+    return Engines(engine, create, threads=threads, min_tokens=tokens, model=bundle.manifest.name)

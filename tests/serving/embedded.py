@@ -37,14 +37,14 @@ class Loaded:
         return [self.engine.run([encoding])[0] for encoding in encodings]
 
 
-def load(name: str) -> Loaded:
-    return load_from(ROOT / "models" / name)
+def load(name: str, threads: int = 1) -> Loaded:
+    return load_from(ROOT / "models" / name, threads)
 
 
-def load_from(path: Path) -> Loaded:
+def load_from(path: Path, threads: int = 1) -> Loaded:
     bundle = files.load_bundle(path)
     spec, graph = bundle.manifest.tokenizer, bundle.graph("cpu")
-    engine = OnnxEngine(path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
+    engine = OnnxEngine(path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, threads=threads)
     return Loaded(bundle.manifest, Tokenizer(bundle.tokenizer_path, spec), engine)
 
 

@@ -14,7 +14,7 @@ import tiny
 from application import call_fresh, model_of
 from bertserve.service.bundle import files
 from bertserve.service.engine.cost_model import CostModel
-from bertserve.service.engine.engines import Engines, MultiThreadedEngine
+from bertserve.service.engine.engines import Engines
 from bertserve.service.engine.onnx_engine import Engine
 from bertserve.service.errors import ProviderError
 from bertserve.service.metrics import Metrics
@@ -45,7 +45,7 @@ def test_no_run_waits_for_the_multi_threaded_engine() -> None:
         assert gate.wait(20)
         return made
 
-    engines = Engines(single, MultiThreadedEngine(make, model="m", threads=2, min_tokens=10))
+    engines = Engines(single, make, model="m", threads=2, min_tokens=10)
     assert engines.for_multi_threaded_run(9) is single
     assert [] == calls
     first: list[Engine] = []
@@ -68,7 +68,7 @@ def test_runs_stay_single_threaded_if_the_second_engine_fails(error: Exception, 
         calls.append(1)
         raise error
 
-    engines = Engines(single, MultiThreadedEngine(make, model="m", threads=2, min_tokens=10))
+    engines = Engines(single, make, model="m", threads=2, min_tokens=10)
     for _ in range(3):
         assert engines.for_multi_threaded_run(10) is single
         wait_for_multi_threaded("m")
@@ -98,12 +98,12 @@ def test_a_changed_bundle_gets_no_second_session(
 def test_a_run_is_multi_threaded_only_with_enough_tokens(tmp_path: Path) -> None:
     loaded = files.load_bundle(tiny.bundle(tmp_path))
     metrics, single, several = Metrics(), FakeEngine(), FakeEngine()
-    multi_threaded = MultiThreadedEngine(lambda: several, model="tiny", threads=2, min_tokens=10)
-    multi_threaded.engine()
+    engines = Engines(single, lambda: several, model="tiny", threads=2, min_tokens=10)
+    engines.for_multi_threaded_run(10)
     wait_for_multi_threaded("tiny")
     scheduler = Scheduler(RequestQueue(max_batch_tokens=4096, max_queue_tokens=4096), threads=1)
     cost = CostModel(loaded.manifest.flops, fixed_s=1.0, rate=1e12)
-    model = model_of(loaded, Engines(single, multi_threaded), scheduler=scheduler, metrics=metrics, cost=cost)
+    model = model_of(loaded, engines, scheduler=scheduler, metrics=metrics, cost=cost)
 
     async def check() -> None:
         scheduler.start()
@@ -127,8 +127,7 @@ def test_a_run_is_multi_threaded_only_with_enough_tokens(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["sentiment", "ner", "qa", "fill-mask", "embed", "nli", "rerank"])
 def test_several_threads_give_the_same_output_as_one(name: str) -> None:
     """Outputs are bit-identical: threads divide rows and columns, but never split a sum."""
-    one_thread = load(name).engine
-    engines = [one_thread, one_thread.with_threads(3)]
+    engines = [load(name, threads=threads).engine for threads in (1, 3)]
     rng = np.random.default_rng(0)
 
     for length in (7, 64, 200):
