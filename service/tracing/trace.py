@@ -5,33 +5,23 @@ The tracer, which creates the spans, needs OpenTelemetry, an extra. It is import
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bertserve.service.errors import SettingsError, install_command
 
 if TYPE_CHECKING:
     from bertserve.service.tracing.tracer import Tracer
 
-# Stages that a trace keeps per name. A document with many windows can have hundreds of runs and of decoding slices; then the first ones and
-# the last one are kept.
-MAX_STAGES = 128
+# Stages and waits that a trace keeps: the first ones and the last one. A document with many windows can have hundreds of runs.
+MAX_STAGES = 512
 
 StageName = Literal["queue", "tokenize", "run", "decode"]
 
 
-@dataclass(frozen=True, slots=True)
-class TraceStage:
-    """A part of a request.
-
-    Attributes:
-        name: Name of the stage.
-        start: Start time in seconds of `time.perf_counter`.
-        end: End time, in the same unit.
-        batch: Id of its batch, or None if it is not a run.
-    """
+class TraceStage(NamedTuple):
+    """A part of a request, with its times in seconds of `time.perf_counter`; `batch` is the id of its batch if it is a run."""
 
     name: StageName
     start: float
@@ -64,29 +54,16 @@ class Trace:
     epoch_ns: int
     stages: list[TraceStage] = field(default_factory=list)
     puts: list[float] = field(default_factory=list)
-    _counts: Counter[StageName] = field(default_factory=Counter)
 
-    def note(self, name: StageName, start: float, end: float, *, waits: bool) -> None:
-        """Adds a stage that has ended and is not a run; `waits` is whether the request waits in the queue afterwards.
-
-        `start` and `end` are in seconds of `time.perf_counter`.
-        """
-        self.add(TraceStage(name, start, end))
+    def note(self, name: StageName, start: float, end: float, *, batch: Any = None, waits: bool = False) -> None:
+        """Adds a stage that has ended; `waits` is whether the request waits in the queue afterwards. Called from several threads."""
+        _append(self.stages, TraceStage(name, start, end, batch))
         if waits:
             self.put(end)
 
     def put(self, now: float) -> None:
         """Records that the request waits in the queue from now on."""
-        if len(self.puts) == MAX_STAGES:
-            self.puts.pop()
-        self.puts.append(now)
-
-    def add(self, stage: TraceStage) -> None:
-        """Adds a stage that has ended. Called from several threads."""
-        self._counts[stage.name] += 1
-        if self._counts[stage.name] > MAX_STAGES:
-            del self.stages[max(place for place, earlier_stage in enumerate(self.stages) if earlier_stage.name == stage.name)]
-        self.stages.append(stage)
+        _append(self.puts, now)
 
     def waits(self, end: float) -> Iterator[TraceStage]:
         """Yields the waits in the queue: each from a put until the start of its last item, or until the request's end without a start."""
@@ -95,6 +72,13 @@ class Trace:
             # decoding follows a run without a wait; only a decoding slice without a run has waited
             starts = [stage.start for stage in started if stage.name != "decode"] or [stage.start for stage in started]
             yield TraceStage("queue", queued_at, max(starts, default=next_queued_at))
+
+
+def _append(values: list[Any], value: Any) -> None:
+    """Appends a value, which replaces the last one if the list is full."""
+    if len(values) == MAX_STAGES:
+        values.pop()
+    values.append(value)
 
 
 def tracer_class() -> type[Tracer]:

@@ -25,7 +25,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import Link, SpanKind, StatusCode
 
 from bertserve.service import __version__
-from bertserve.service.tracing.trace import Trace, TraceStage
+from bertserve.service.tracing.trace import Trace
 
 Attributes: TypeAlias = Mapping[str, str | int | float | bool]
 
@@ -58,11 +58,7 @@ class Tracer:
 
     @classmethod
     def to(cls, endpoint: str) -> Tracer | None:
-        """Returns a tracer that sends to a collector; None if OTEL_SDK_DISABLED is set.
-
-        Args:
-            endpoint: Base address as in OTEL_EXPORTER_OTLP_ENDPOINT, or the address for traces.
-        """
+        """Returns a tracer that sends to a collector, by its base address or its address for traces; None if OTEL_SDK_DISABLED is set."""
         if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
             return None
         address = endpoint.rstrip("/")
@@ -71,9 +67,7 @@ class Tracer:
     def begin(self, headers: Iterable[tuple[bytes, bytes]], start: float) -> Trace:
         """Starts the span of a request, in the caller's trace if its headers name a valid one, otherwise in a new trace.
 
-        Args:
-            headers: The request's headers, with names in lower case.
-            start: Start time in seconds of `time.perf_counter`.
+        Names of headers are in lower case; `start` is in seconds of `time.perf_counter`.
         """
         carrier: dict[str, str] = {}
         for key, value in headers:
@@ -91,15 +85,7 @@ class Tracer:
         )
 
     def end(self, trace: Trace, end: float, *, name: str, attributes: Attributes, failed: bool) -> None:
-        """Ends the span of a request, and creates the spans of its stages.
-
-        Args:
-            trace: The result of `begin`.
-            end: End time in seconds of `time.perf_counter`.
-            name: Name of the span.
-            attributes: Its attributes.
-            failed: Whether the service failed.
-        """
+        """Ends the span of a request at `end`, in seconds of `time.perf_counter`, and creates the spans of its stages."""
         span = trace.span
         if trace.recorded:
             context = otel.set_span_in_context(span, Context())
@@ -116,15 +102,9 @@ class Tracer:
     def batch(
         self, traces: Sequence[Trace], name: str, start: float, end: float, *, attributes: Attributes, error: str | None = None
     ) -> None:
-        """Creates the span of a run, with links to the requests in it, and adds the run to their traces.
+        """Creates the span of a run, with links to the recorded requests in it, at least one, and adds the run to their traces.
 
-        Args:
-            traces: The traces of its recorded requests, at least one.
-            name: Name of the span.
-            start: Start time in seconds of `time.perf_counter`.
-            end: End time, in the same unit.
-            attributes: Attributes of the run.
-            error: Kind of the error, if the run failed.
+        `start` and `end` are in seconds of `time.perf_counter`; `error` is the kind of error, if the run failed.
         """
         epoch_ns = traces[0].epoch_ns
         links = [Link(trace.span.get_span_context()) for trace in traces]
@@ -135,7 +115,7 @@ class Tracer:
             span.set_status(StatusCode.ERROR)
         span.end(_ns(end, epoch_ns))
         for trace in traces:
-            trace.add(TraceStage("run", start, end, span.get_span_context()))
+            trace.note("run", start, end, batch=span.get_span_context())
 
     def close(self) -> None:
         """Exports finished spans with a short timeout, so that an unresponsive collector does not delay the end of the process."""
