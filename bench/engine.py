@@ -91,7 +91,7 @@ class OnnxLoop:
                 task = TASKS[requested_task(manifest.task, value)]
                 model = TaskModel(self._tokenizer, manifest)
                 requests = validate_as(task.body, value, NO_LIMITS).requests(manifest)
-                encodings = [encoding for request in requests for encoding in next(task.run(request, model)).encodings]
+                encodings = [encoding for request in requests for encoding in next(task.function(request, model)).encodings]
             except BertServeError as error:
                 raise BenchError(f"bundle `{manifest.name}` ({manifest.task}) cannot take a body: {error.message}") from error
             share = 1 / max(len(encodings), 1)

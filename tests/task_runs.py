@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun, kept
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, kept
 from bertserve.service.tasks.decoding import Row
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from fakes import Head
@@ -48,7 +48,7 @@ class _Tokens:
 class Begun:
     """A started task and its first batch."""
 
-    run: TaskRun
+    run: TaskGenerator
     batch: Batch
 
     def finish(self, rows: Sequence[Row]) -> Any:
@@ -61,7 +61,7 @@ class Begun:
         return send(self.run, self.batch, rows)
 
 
-def send(run: TaskRun, batch: Batch, rows: Sequence[Row]) -> Any:
+def send(run: TaskGenerator, batch: Batch, rows: Sequence[Row]) -> Any:
     """Sends the outputs of a batch to a task. Returns the task's next batch or its result, and skips batches without encodings."""
     try:
         following = run.send(kept(batch, rows))
@@ -75,7 +75,7 @@ def send(run: TaskRun, batch: Batch, rows: Sequence[Row]) -> Any:
 def begin(task: Any, request: Any, tokenizer: Any = None, config: ModelConfig | None = None) -> Begun:
     """Starts a task, which is a module with a `SPEC` or a `TaskSpec`, with `OneToken` and `Head()` by default."""
     spec = getattr(task, "SPEC", task)
-    run = spec.run(request, TaskModel(tokenizer or OneToken(), config or Head()))
+    run = spec.function(request, TaskModel(tokenizer or OneToken(), config or Head()))
     return Begun(run, next(run))
 
 

@@ -84,7 +84,7 @@ class ServedGraph:
         return self._run(request, execute)
 
     def _run(self, request: Any, execute: Callable[[Sequence[Encoding]], Sequence[Row]]) -> Any:
-        return to_plain(run_all(self.task.served.run(request, TaskModel(self.tokenizer, self.config)), execute))
+        return to_plain(run_all(self.task.served.function(request, TaskModel(self.tokenizer, self.config)), execute))
 
     def answer_body(self, document: Mapping[str, Any]) -> Any:
         """Returns the response of the HTTP API to a request body."""

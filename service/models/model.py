@@ -102,7 +102,7 @@ class Model:
             return Prediction()
         metrics = self._metrics if task is None or task == self.task else self._metrics.of(task)
         spec = TASKS[task or self.task]
-        run = RequestRun([spec.run(request, self._parts) for request in requests], self._scheduler.queue.max_queue_tokens, trace)
+        run = RequestRun([spec.function(request, self._parts) for request in requests], self._scheduler.queue.max_queue_tokens, trace)
         arrived = time.perf_counter()
         try:
             await self._predict(run, _chars(requests), timeout_s)

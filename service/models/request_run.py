@@ -11,7 +11,7 @@ from typing import Any
 
 from bertserve.service.errors import BertServeError
 from bertserve.service.scheduling.request_queue import larger_than_queue
-from bertserve.service.tasks.batch import Batch, ReadSpan, TaskRun
+from bertserve.service.tasks.batch import Batch, ReadSpan, TaskGenerator
 from bertserve.service.tasks.cost import NOTHING, Cost
 from bertserve.service.tasks.decoding import Row
 from bertserve.service.text.tokenizer import Encoding
@@ -78,7 +78,7 @@ class RequestRun:
         ended: Time at which the last run ended.
     """
 
-    tasks: Sequence[TaskRun]
+    tasks: Sequence[TaskGenerator]
     max_tokens: int
     trace: Trace | None = None
     batches: list[Batch | None] = field(default_factory=list)

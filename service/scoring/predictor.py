@@ -171,7 +171,7 @@ class Predictor:
         """Answers a chunk. A row that cannot be encoded or decoded, or that the graph cannot score, gets an error alone."""
         started: list[tuple[Row, RequestRun, Sequence[Text]]] = []
         for row in chunk:
-            run = RequestRun([self.columns.spec.run(row.request, self._parts)], max_tokens=sys.maxsize)
+            run = RequestRun([self.columns.spec.function(row.request, self._parts)], max_tokens=sys.maxsize)
             with rejecting(row):
                 run.tokenize()
                 started.append((row, run, [text for _, text in run.work()]))

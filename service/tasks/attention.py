@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import InvalidValueError, Sent, TooLargeError
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun, copied, too_long
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copied, too_long
 from bertserve.service.tasks.body import TaskBody, TaskParameters, body_config
 from bertserve.service.tasks.classify import TextsOrPairs
 from bertserve.service.tasks.cost import NUMBER_BYTES, Cost, text_bytes
@@ -47,13 +47,7 @@ class AttentionParameters(TaskParameters):
 
 @dataclass(slots=True)
 class AttentionRequest:
-    """One text or pair of texts.
-
-    Attributes:
-        text: The text, or the first text of a pair.
-        text_pair: The second text of a pair.
-        layers: For each requested layer, its number and its requested heads, in the order of the answer; numbers count from 0.
-    """
+    """One text or pair of texts; `layers` has each requested layer with its requested heads, counted from 0, in the order of the answer."""
 
     text: str
     text_pair: str | None = None
@@ -99,7 +93,7 @@ def _numbers(name: str, choice: Sequence[int] | None, count: int, owner: str) ->
     return numbers
 
 
-def show_attention(request: AttentionRequest, model: TaskModel) -> TaskRun:
+def show_attention(request: AttentionRequest, model: TaskModel) -> TaskGenerator:
     """Returns the tokens, and the weights of each layer: float32 [heads, length, length], from each token (rows) to each token (columns).
 
     The row has the output `attentions`, float32 [maps, length, length].
@@ -112,9 +106,8 @@ def show_attention(request: AttentionRequest, model: TaskModel) -> TaskRun:
     encoding, parts = encode(request, tokenizer)
     length = len(encoding)
     tokens = [tokenizer.token(id_) or "" for id_ in encoding.ids.tolist()]
-    starts = tokenizer.starts(*map(len, parts))
     offsets: list[tuple[int, int] | None] = [None] * length  # in code points of its own text; None for special tokens
-    for start, part in zip(starts, parts, strict=True):
+    for start, part in zip(encoding.starts, parts, strict=True):
         offsets[start : start + len(part)] = part.offsets
     values = len(maps) * length**2
     cost = Cost(
@@ -125,7 +118,12 @@ def show_attention(request: AttentionRequest, model: TaskModel) -> TaskRun:
     place = {key: i for i, key in enumerate(maps)}
     weights = row[OUTPUT]
     layers: list[Floats] = [weights[[place[layer, head] for head in heads]] for layer, heads in request.layers]
-    return {"tokens": tokens, "offsets": offsets, "sentence_b_start": max(starts) if len(parts) > 1 else None, "attentions": layers}
+    return {
+        "tokens": tokens,
+        "offsets": offsets,
+        "sentence_b_start": max(encoding.starts) if len(parts) > 1 else None,
+        "attentions": layers,
+    }
 
 
 def encode(request: AttentionRequest, tokenizer: Tokenizer) -> tuple[Encoding, list[Tokens]]:
@@ -201,7 +199,7 @@ SPEC = TaskSpec(
     title="Return attention weights",
     body=AttentionBody,
     answer=Attention | list[Attention],
-    run=show_attention,
+    function=show_attention,
     derivation=Derivation(
         base=None, compatible=lambda config: bool(config.attention_heads), needs=NEEDS, discriminator=("parameters", "output_attentions")
     ),

@@ -6,11 +6,11 @@ requests and sends back one row of outputs per encoding. The function may yield 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from bertserve.service.bundle.manifest import Activation, Embedding, MaskToken
+from bertserve.service.bundle.manifest import Activation, Embedding, MaskToken, Side
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.cost import NOTHING, Cost
 from bertserve.service.tasks.decoding import Row
@@ -77,32 +77,26 @@ class ModelConfig(Protocol):
     @property
     def labels(self) -> tuple[str, ...]:
         """Label names by id."""
-        ...
 
     @property
     def tags(self) -> tuple[str, ...]:
         """The tag of each label, for token classification; empty if the labels are the tags."""
-        ...
 
     @property
     def activation(self) -> Activation:
         """The function from logits to scores."""
-        ...
 
     @property
     def mask(self) -> MaskToken | None:
         """The mask token, if the model fills masks."""
-        ...
 
     @property
     def embedding(self) -> Embedding | None:
         """The settings of embeddings, if the model embeds texts."""
-        ...
 
     @property
     def attention_heads(self) -> tuple[int, ...]:
         """Number of heads of each layer, if the graph has attention as an output; otherwise empty."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +107,8 @@ class TaskModel:
     config: ModelConfig
 
 
-TaskRun = Generator[Batch, Sequence[Row], Any]
-TaskFunction = Callable[[Any, TaskModel], TaskRun]
+TaskGenerator = Generator[Batch, Sequence[Row], Any]
+TaskFunction = Callable[[Any, TaskModel], TaskGenerator]
 
 
 def too_long(total: int, room: int, remedy: str) -> InvalidValueError:
@@ -122,6 +116,33 @@ def too_long(total: int, room: int, remedy: str) -> InvalidValueError:
     return InvalidValueError(
         "the text has {total} tokens and the model takes {room}; shorten it, {remedy}.", total=total, room=room, remedy=remedy
     )
+
+
+def encode_pairs(
+    tokenizer: Tokenizer, texts: Iterable[str], *, side: Side | None = None, must_fit: bool, field: str, option: str
+) -> tuple[list[Encoding], bool]:
+    """Returns the encodings of the first text with each other text, and whether a pair is truncated, the longer text first.
+
+    `side` is the end to truncate; None for the model's own. For the error, `field` has the other texts, and `option` truncates.
+
+    Raises:
+        InvalidValueError: A pair is too long and `must_fit` is true.
+    """
+    room, encodings, truncated = tokenizer.room(pair=True), [], False
+    for index, (total, encoding) in enumerate(tokenizer.pairs(texts, side)):
+        if total > room and must_fit:
+            raise InvalidValueError(
+                "`{field}[{index}]` has {total} tokens together with the other text of its pair, and the model takes {room}; shorten them, "
+                "or set `{option}` to true.",
+                field=field,
+                index=index,
+                total=total,
+                room=room,
+                option=option,
+            )
+        truncated |= total > room
+        encodings.append(encoding)
+    return encodings, truncated
 
 
 def copied(_: int, row: Row) -> Row:
@@ -134,7 +155,7 @@ def kept(batch: Batch, rows: Sequence[Row]) -> list[Row]:
     return list(rows) if batch.keep is None else [batch.keep(index, row) for index, row in enumerate(rows)]
 
 
-def run_all(run: TaskRun, execute: Callable[[Sequence[Encoding]], Sequence[Row]]) -> Any:
+def run_all(run: TaskGenerator, execute: Callable[[Sequence[Encoding]], Sequence[Row]]) -> Any:
     """Runs a task from start to end without a scheduler, and returns its result; `execute` returns one row of outputs per encoding."""
     try:
         batch = next(run)

@@ -66,10 +66,10 @@ OffsetUnit = Annotated[
 ]
 
 
-class Closed(BaseModel):
-    """Base of the objects within a body: an unknown name is an error."""
+class StrictModel(BaseModel):
+    """Base of bodies and of the objects within them."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(strict=True)
 
     # Names of the fields, in a set that is created once, because it is needed for each item of a list.
     names: ClassVar[frozenset[str]] = frozenset()
@@ -78,6 +78,12 @@ class Closed(BaseModel):
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         """Stores the names of the fields."""
         cls.names = frozenset(cls.model_fields)
+
+
+class Closed(StrictModel):
+    """Base of the objects within a body: an unknown name is an error."""
+
+    model_config = ConfigDict(extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
@@ -101,13 +107,9 @@ def defaults(kind: type[TaskParameters]) -> TaskParameters:
     return kind()
 
 
-class TaskBody(BaseModel):
+class TaskBody(StrictModel):
     """Base of all request bodies; most tasks' bodies have `inputs` and `parameters`."""
 
-    model_config = ConfigDict(strict=True)
-
-    # Names of the fields.
-    names: ClassVar[frozenset[str]] = frozenset()
     # Whether a key with the value null is ignored, whatever its name.
     null_is_nothing: ClassVar[bool] = False
     # Class of the `parameters`.
@@ -123,11 +125,6 @@ class TaskBody(BaseModel):
     if TYPE_CHECKING:
         inputs: Any
     parameters: Any = None
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Stores the names of the fields."""
-        cls.names = frozenset(cls.model_fields)
 
     @classmethod
     def example(cls) -> dict[str, Any]:
@@ -150,7 +147,7 @@ class TaskBody(BaseModel):
     @property
     def count(self) -> int:
         """Number of texts, pairs or questions in the body."""
-        return len(self.inputs) if isinstance(self.inputs, list) else 1
+        return len(self.items)
 
     @property
     def top_k(self) -> int:
@@ -167,11 +164,7 @@ class TaskBody(BaseModel):
         return [item] if isinstance(item, str) else [value for _, value in item if isinstance(value, str)]
 
     def requests(self, config: ModelConfig | None = None) -> list[Any]:
-        """Returns one task request per input.
-
-        Args:
-            config: The model's defaults; only embeddings need them.
-        """
+        """Returns one task request per input; only embeddings need the model's defaults, in `config`."""
         parameters = defaults(self.parameters_type) if self.parameters is None else self.parameters
         return [self.request(item, parameters) for item in self.items]
 

@@ -6,8 +6,8 @@ error, or scored window by window on request.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -17,13 +17,13 @@ from typing_extensions import TypedDict
 from bertserve.service.bundle.manifest import Manifest, Side
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import occlusion
-from bertserve.service.tasks.batch import EMPTY, Batch, ModelConfig, ReadSpan, TaskModel, TaskRun, spans_read, too_long
+from bertserve.service.tasks.batch import EMPTY, Batch, ModelConfig, ReadSpan, TaskGenerator, TaskModel, spans_read, too_long
 from bertserve.service.tasks.body import LIST, PAIR, STOP, TEXT, Closed, Stride, TaskBody, TaskParameters, body_config, lower, one_of
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost, longest_label
 from bertserve.service.tasks.decoding import Floats, Row, activate, best_first
 from bertserve.service.tasks.occlusion import ReadText, WordImportance
 from bertserve.service.tasks.task_spec import TaskSpec
-from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
+from bertserve.service.text.tokenizer import Tokenizer
 from bertserve.service.text.windows import kept_of_pair, windows
 from bertserve.service.text.words import Unit, words_of
 
@@ -74,16 +74,13 @@ class ClassifyParameters(TaskParameters):
     ] = None
 
 
-DEFAULTS = ClassifyParameters()
-
-
 @dataclass(slots=True)
 class ClassifyRequest:
     """One text or pair of texts to classify; `truncation_side` is None for the model's own."""
 
     text: str
     text_pair: str | None = None
-    parameters: ClassifyParameters = DEFAULTS
+    parameters: ClassifyParameters = field(default_factory=ClassifyParameters)
     truncation_side: Side | None = None
 
     @property
@@ -92,7 +89,7 @@ class ClassifyRequest:
         return len(self.text) + len(self.text_pair or "")
 
 
-def classify(request: ClassifyRequest, model: TaskModel) -> TaskRun:
+def classify(request: ClassifyRequest, model: TaskModel) -> TaskGenerator:
     """Returns labels and scores, best first; equal scores keep the order of the labels. With `explain`, it also runs variants of the text.
 
     The rows have the output `logits`, float32 [labels]; there is one row per window.
@@ -102,15 +99,16 @@ def classify(request: ClassifyRequest, model: TaskModel) -> TaskRun:
             text, or `explain` got a text with too many words or several windows.
     """
     parameters, config = request.parameters, model.config
-    text = _read(request, model.tokenizer)
+    batch, read_texts = _first_batch(request, model.tokenizer)
     activation = parameters.function_to_apply or config.activation
     count = min(parameters.top_k or len(config.labels), len(config.labels))
     cost = Cost(count * (LABEL_BYTES + longest_label(config.labels)))
     if parameters.explain:
         explained = min(count, MAX_EXPLAINED) if activation == "sigmoid" else 1
-        words = sum(len(part.words) for part in text.parts)
-        cost += occlusion.cost(words, len(text.encodings[0]), [part.text for part in text.parts], explained=explained)
-    rows = yield Batch(text.encodings, cost, truncated=text.truncated, warnings=() if text.tokens else EMPTY, read=text.read)
+        words = sum(len(text.words) for text in read_texts)
+        cost += occlusion.cost(words, len(batch.encodings[0]), [text.text for text in read_texts], explained=explained)
+    batch.cost = cost
+    rows = yield batch
     scores = [activate(row["logits"], activation) for row in rows]
     combine = np.max if parameters.window == "max" else np.mean
     combined: Floats = combine(scores, axis=0) if len(scores) > 1 else scores[0]
@@ -127,7 +125,7 @@ def classify(request: ClassifyRequest, model: TaskModel) -> TaskRun:
     def keep(_: int, row: Row) -> Row:
         return {"scores": activate(row["logits"], activation)[chosen]}
 
-    left_out = occlusion.variants(text.parts, model.tokenizer)
+    left_out = occlusion.variants(read_texts, model.tokenizer)
     rows = yield Batch([variant.encoding for variant in left_out], keep=keep)
     for place, item in enumerate(scored[:count]):
         changes = [item["score"] - float(row["scores"][place]) for row in rows]
@@ -135,80 +133,48 @@ def classify(request: ClassifyRequest, model: TaskModel) -> TaskRun:
     return scored
 
 
-@dataclass(slots=True)
-class _Read:
-    """The parts of a request that the model reads.
-
-    Attributes:
-        encodings: One per window, or one for the (truncated) text or pair.
-        tokens: Tokens of the text or pair before truncation.
-        truncated: Whether text was cut.
-        read: The parts that are read, unless the whole text is read.
-        parts: The text or both texts, with the words to leave out for `explain`.
-    """
-
-    encodings: Sequence[Encoding]
-    tokens: int
-    truncated: bool = False
-    read: tuple[ReadSpan, ...] = ()
-    parts: Sequence[ReadText] = ()
-
-
-def _read(request: ClassifyRequest, tokenizer: Tokenizer) -> _Read:
+def _first_batch(request: ClassifyRequest, tokenizer: Tokenizer) -> tuple[Batch, list[ReadText]]:
+    """Returns the encodings of a request without their cost, and for `explain` the text or both texts with the words to leave out."""
     if tokenizer.pairs_only and not request.text_pair:
         raise InvalidValueError(
             'this model classifies pairs of texts, and the second text is missing; give a pair, such as {"text": "It began to rain.", "text_pair": "We went inside."}.'
         )
     # an empty second text counts as missing, as in the pipeline
-    texts = tokenizer.tokenize([request.text, request.text_pair] if request.text_pair else [request.text])
-    a, b = texts[0], texts[1] if len(texts) > 1 else None
-    room = tokenizer.room(pair=b is not None)
-    cuts = [range(len(tokens.ids)) for tokens in texts]
-    total = sum(map(len, cuts))
-    if request.parameters.window is not None and total > room:
-        return _in_windows(request, tokenizer, a, b, room)
-    if total > room and not request.parameters.truncation:
+    texts = [request.text, request.text_pair] if request.text_pair else [request.text]
+    fields = (FIRST, SECOND) if request.text_pair else ("",)
+    tokens, parameters = tokenizer.tokenize(texts), request.parameters
+    whole = [range(len(text.ids)) for text in tokens]
+    room, total = tokenizer.room(pair=len(texts) > 1), sum(map(len, whole))
+    truncated = total > room and parameters.window is None
+    cuts = [whole]  # for each encoding, the tokens of each text
+    spans: tuple[ReadSpan, ...] = ()
+    if truncated and not parameters.truncation:
         raise too_long(total, room, "or set `truncation` to true or `window` to `mean` or `max`")
-    if total > room:
+    if truncated:
         side = request.truncation_side or tokenizer.truncation_side
-        cuts = list(kept_of_pair(len(a), len(b or ()), room, side))[: len(texts)]
-    encodings = [tokenizer.assemble(*(tokens.ids[cut.start : cut.stop] for tokens, cut in zip(texts, cuts, strict=True)))]
-    truncated, spans = total > room, _read_of_cut(texts, cuts) if total > room else ()
-    if not request.parameters.explain:
-        return _Read(encodings, total, truncated, spans)
-    parts = _parts(request, texts, cuts)
-    occlusion.check_count(sum(len(part.words) for part in parts), "the text" if b is None else "the pair", "shorten it")
-    return _Read(encodings, total, truncated, spans, parts)
-
-
-def _read_of_cut(texts: Sequence[Tokens], cuts: Sequence[range]) -> tuple[ReadSpan, ...]:
-    fields = (FIRST, SECOND) if len(texts) > 1 else ("",)
-    return tuple(span for tokens, cut, field in zip(texts, cuts, fields, strict=True) for span in spans_read(tokens, [cut], field))
-
-
-def _parts(request: ClassifyRequest, texts: Sequence[Tokens], cuts: Sequence[range]) -> list[ReadText]:
-    """Returns the text or both texts, with the words within the parts that are read."""
-    inputs = [(FIRST, request.text), (SECOND, request.text_pair or "")] if len(texts) > 1 else [("", request.text)]
-    return [
-        ReadText(field, text, tokens.ids[cut.start : cut.stop], cut.start, words_of(text, tokens, cut))
-        for (field, text), tokens, cut in zip(inputs, texts, cuts, strict=True)
-    ]
-
-
-def _in_windows(request: ClassifyRequest, tokenizer: Tokenizer, a: Tokens, b: Tokens | None, room: int) -> _Read:
-    """Splits a long text into windows; for a pair, each window has the whole first text and a part of the second."""
-    text = a if b is None else b
-    room -= 0 if b is None else len(a)
-    cuts = windows(len(text), room, request.parameters.stride, tokenizer.truncation_side)
-    if request.parameters.explain:
+        cuts = [list(kept_of_pair(len(whole[0]), total - len(whole[0]), room, side))[: len(texts)]]
+        spans = tuple(span for text, kept, field in zip(tokens, cuts[0], fields, strict=True) for span in spans_read(text, [kept], field))
+    elif total > room:  # each window of a pair has the whole first text and a part of the second
+        last_text = windows(len(whole[-1]), room - total + len(whole[-1]), parameters.stride, tokenizer.truncation_side)
+        cuts = [[*whole[:-1], part] for part in last_text]
+        spans = spans_read(tokens[-1], last_text, fields[-1])
+    if parameters.explain and len(cuts) > 1:
         raise InvalidValueError(
             "`explain` needs a text that fits into one window, and this one needs {cuts_count}; shorten it, or "
             "remove `window` to truncate it.",
             cuts_count=len(cuts),
         )
-    parts = [text.ids[cut.start : cut.stop] for cut in cuts]
-    encodings = [tokenizer.assemble(part) if b is None else tokenizer.assemble(a.ids, part) for part in parts]
-    return _Read(encodings, len(a) + len(b or ()), read=spans_read(text, cuts, "" if b is None else SECOND))
+    ids = [[text.ids[part.start : part.stop] for text, part in zip(tokens, parts, strict=True)] for parts in cuts]
+    encodings = [tokenizer.assemble(*parts) for parts in ids]
+    batch = Batch(encodings, truncated=truncated, warnings=() if total else EMPTY, read=spans)
+    if not parameters.explain:
+        return batch, []
+    read_texts = [
+        ReadText(field, text, part_ids, part.start, words_of(text, text_tokens, part))
+        for field, text, part_ids, text_tokens, part in zip(fields, texts, ids[0], tokens, cuts[0], strict=True)
+    ]
+    occlusion.check_count(sum(len(text.words) for text in read_texts), "the pair" if request.text_pair else "the text", "shorten it")
+    return batch, read_texts
 
 
 class TextPair(Closed):
@@ -281,7 +247,7 @@ SPEC = TaskSpec(
     title="Classify texts or pairs of texts",
     body=ClassifyBody,
     answer=list[list[ClassifiedLabel]],
-    run=classify,
+    function=classify,
     requires=require_labels,
     widths=logit_widths,
     has_one_label=_has_one_label,

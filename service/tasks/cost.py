@@ -1,6 +1,6 @@
 """Cost: the resources of an input other than the tokens of its encodings, and the limits of a request.
 
-The unit of decoding is a step: about one microsecond of an inference thread, for example to decode a token or create an item of an answer.
+Decoding counts in predicted microseconds of an inference thread: about one to decode a token, and a few to create an item of an answer.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from bertserve.service.errors import TooLargeError
 MAX_CHARS = 2**20
 # Tokenizing a text has a fixed cost that equals this many characters; it counts for each text of a request after the first.
 TEXT_CHARS = 32
-MAX_STEPS = 2**20  # about one second
+MAX_DECODE_US = 2**20  # about one second
 MAX_ANSWER_BYTES = 2**23  # bytes of the answer as JSON; the event loop writes as many in 0.04 s
-# Steps that count as one token in the queue: a small encoder needs about the same time per token.
-STEPS_PER_TOKEN = 32
+# Microseconds of decoding that count as one token in the queue: a small encoder needs about the same time per token.
+US_PER_TOKEN = 32
 # Bytes of a float32 with its comma in an answer, and of a float64.
 NUMBER_BYTES, SCORE_BYTES = 14, 22
 
@@ -33,22 +33,22 @@ class Cost:
 
     Attributes:
         answer_bytes: Length of its result as JSON.
-        steps: Work of decoding.
+        decode_us: Predicted microseconds of an inference thread to decode its outputs.
         reserved_tokens: Additional tokens of the queue: for later batches, or for outputs much larger than those of a text.
     """
 
     answer_bytes: int = 0
-    steps: int = 0
+    decode_us: int = 0
     reserved_tokens: int = 0
 
     def __add__(self, other: Cost) -> Cost:
         """Returns the sum of both costs."""
-        return Cost(self.answer_bytes + other.answer_bytes, self.steps + other.steps, self.reserved_tokens + other.reserved_tokens)
+        return Cost(self.answer_bytes + other.answer_bytes, self.decode_us + other.decode_us, self.reserved_tokens + other.reserved_tokens)
 
     @property
     def queue_tokens(self) -> int:
         """Tokens of the queue in addition to the tokens of the encodings."""
-        return self.reserved_tokens + self.steps // STEPS_PER_TOKEN
+        return self.reserved_tokens + self.decode_us // US_PER_TOKEN
 
     def check(self) -> None:
         """Checks the limits of one request.
@@ -64,7 +64,7 @@ class Cost:
                 answer_bytes=self.answer_bytes,
                 limit=MAX_ANSWER_BYTES,
             )
-        if self.steps > MAX_STEPS:
+        if self.decode_us > MAX_DECODE_US:
             raise TooLargeError(
                 "the response would take too long to compute from the model's outputs; send fewer or shorter texts "
                 "at once, or make `top_k` or `max_answer_len` smaller."

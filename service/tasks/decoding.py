@@ -6,7 +6,6 @@ Spans are scored window by window, so memory holds the spans of one window.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -61,30 +60,39 @@ def best_tokens(scores: NDArray[Any], count: int, among: NDArray[np.int64] | Non
     return best if among is None else among[best]
 
 
-# Steps to turn a span into an answer, plus one step per this many characters.
-ANSWER_STEPS, CHARS_PER_STEP = 4, 256
+# Microseconds to turn a span into an answer, plus one for this many characters.
+ANSWER_US, CHARS_PER_US = 4, 256
 
 
-@dataclass(slots=True)
-class Spans:
-    """Scored token spans of one window, end inclusive, with indices in the whole passage; `cut` has the window's tokens."""
+def best_spans(start: Floats, end: Floats, cut: range, *, longest: int, at_least: int) -> Iterator[tuple[int, int, float]]:
+    """Yields the spans of a window by falling score, then by place: first token, last token, score. Tokens count in the whole passage.
 
-    cut: range
-    starts: NDArray[np.int64]
-    ends: NDArray[np.int64]
-    scores: Floats
+    The score of a span is p_start[i] * p_end[j]. Only the band i <= j < i + longest is computed, as a view of float32 [tokens, longest] on
+    the padded ends. Only as many spans are sorted as are needed.
 
-
-def score_spans(start: Floats, end: Floats, cut: range, longest: int) -> Spans:
-    """Scores every span of a window of at most `longest` tokens: p_start[i] * p_end[j].
-
-    It only computes the band i <= j < i + longest, as a view of float32 [tokens, longest] on the padded ends.
+    Args:
+        start: The probability of each token of the window to be the first one, float32 [tokens].
+        end: The probability to be the last one, float32 [tokens].
+        cut: The tokens of the window.
+        longest: Maximum tokens of a span.
+        at_least: The number of spans that the caller reads in most cases.
     """
     longest = min(longest, len(start))
     padded = np.concatenate([end, np.full(longest - 1, -1, dtype=np.float32)])
     band = start[:, None] * sliding_window_view(padded, longest)
-    i, length = np.nonzero(np.arange(len(start))[:, None] + np.arange(longest) < len(start))
-    return Spans(cut, cut.start + i, cut.start + i + length, band[i, length])
+    firsts, lengths = np.nonzero(np.arange(len(start))[:, None] + np.arange(longest) < len(start))
+    scores, firsts = band[firsts, lengths], firsts + cut.start
+    lasts = firsts + lengths
+    done, count = 0, 4 * at_least + 32
+    while done < len(scores):
+        count = min(count, len(scores))
+        # includes all spans that equal the last one, so that ties are complete
+        floor = scores[np.argpartition(-scores, count - 1)[count - 1]]
+        best = np.flatnonzero(scores >= floor)
+        order = best[np.lexsort((lasts[best], firsts[best], -scores[best]))]
+        for i in order[done:].tolist():
+            yield int(firsts[i]), int(lasts[i]), float(scores[i])
+        done, count = len(order), 8 * count
 
 
 class SpanTexts:
@@ -106,10 +114,10 @@ class SpanTexts:
         return {"answer": self._passage[first:last], "score": score, "start": first, "end": last}
 
 
-def _steps(answer: dict[str, Any]) -> int:
-    """Returns the steps to create an answer and to compare its text."""
-    steps: int = ANSWER_STEPS + (answer["end"] - answer["start"]) // CHARS_PER_STEP
-    return steps
+def _answer_us(answer: dict[str, Any]) -> int:
+    """Returns the microseconds to create an answer and to compare its text."""
+    chars: int = answer["end"] - answer["start"]
+    return ANSWER_US + chars // CHARS_PER_US
 
 
 def _word_bounds(word_ids: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -134,57 +142,42 @@ class BestAnswers:
 
     def __init__(self, texts: SpanTexts, *, top_k: int, count: int) -> None:
         """Starts with no answers; `count` is the number of tokens of the passage."""
-        self._wanted = top_k
+        self._top_k = top_k
         self._texts = texts
         self._whole = range(count)
         # text in lower case -> ((-score, first token, last token), which orders answers; the answer; its window)
-        self._found: dict[str, tuple[tuple[float, int, int], dict[str, Any], range]] = {}
+        self._by_text: dict[str, tuple[tuple[float, int, int], dict[str, Any], range]] = {}
         self._floor = -1.0
 
-    def add(self, window: Spans) -> int:
-        """Adds the best spans of a window, and returns the steps that this took."""
-        here, steps = set(), 0
-        for i in _best_first(window.starts, window.ends, window.scores, at_least=self._wanted):
-            start, end, score = int(window.starts[i]), int(window.ends[i]), float(window.scores[i])
+    def add(self, start: Floats, end: Floats, cut: range, longest: int) -> int:
+        """Adds the best spans of a window, and returns the microseconds that this took; the arguments are those of `best_spans`."""
+        texts, decode_us = set(), 0
+        for first, last, score in best_spans(start, end, cut, longest=longest, at_least=self._top_k):
             if score < self._floor:
                 break
-            answer = self._texts.answer(start, end, score, self._whole)
-            steps += _steps(answer)
+            answer = self._texts.answer(first, last, score, self._whole)
+            decode_us += _answer_us(answer)
             if text := answer["answer"].lower():
-                rank = (-score, start, end)
-                if text not in self._found or rank < self._found[text][0]:
-                    self._found[text] = (rank, answer, window.cut)
-                here.add(text)
-                if len(here) == self._wanted:
+                rank = (-score, first, last)
+                if text not in self._by_text or rank < self._by_text[text][0]:
+                    self._by_text[text] = (rank, answer, cut)
+                texts.add(text)
+                if len(texts) == self._top_k:
                     break
-        if len(self._found) >= self._wanted:
-            best = sorted(self._found.items(), key=lambda item: item[1][0])[: self._wanted]
-            self._found, self._floor = dict(best), best[-1][1][1]["score"]
-        return steps
+        if len(self._by_text) >= self._top_k:
+            best = sorted(self._by_text.items(), key=lambda item: item[1][0])[: self._top_k]
+            self._by_text, self._floor = dict(best), best[-1][1][1]["score"]
+        return decode_us
 
     def answers(self) -> list[dict[str, Any]]:
         """Returns the answers, best first."""
-        return sorted(
-            (answer for _, answer, _ in self._found.values()), key=lambda answer: (-answer["score"], answer["start"], answer["end"])
-        )
+        answers = [answer for _, answer, _ in self._by_text.values()]
+        return sorted(answers, key=lambda answer: (-answer["score"], answer["start"], answer["end"]))
 
     def place_of(self, answer: dict[str, Any]) -> tuple[range, range]:
         """Returns the tokens of an answer's span, before its extension to words, and the tokens of its window."""
-        (_, start, end), _, cut = self._found[answer["answer"].lower()]
-        return range(start, end + 1), cut
-
-
-def _best_first(starts: NDArray[np.int64], ends: NDArray[np.int64], scores: Floats, at_least: int) -> Iterator[int]:
-    """Yields the indices of spans by falling score, then start, then end; it sorts only as many as are needed."""
-    done, count = 0, 4 * at_least + 32
-    while done < len(scores):
-        count = min(count, len(scores))
-        # includes all spans that equal the last one, so that ties are complete
-        floor = scores[np.argpartition(-scores, count - 1)[count - 1]]
-        best = np.flatnonzero(scores >= floor)
-        order = best[np.lexsort((ends[best], starts[best], -scores[best]))]
-        yield from order[done:].tolist()
-        done, count = len(order), 8 * count
+        (_, first, last), _, cut = self._by_text[answer["answer"].lower()]
+        return range(first, last + 1), cut
 
 
 class SummedAnswers:
@@ -194,23 +187,23 @@ class SummedAnswers:
         """Starts with no answers; `limit` is the number of spans per window."""
         self._limit = limit
         self._texts = texts
-        self._found: dict[str, dict[str, Any]] = {}
+        self._by_text: dict[str, dict[str, Any]] = {}
 
-    def add(self, window: Spans) -> int:
-        """Adds the best spans of a window, and returns the steps that this took."""
-        count = steps = 0
-        for i in _best_first(window.starts, window.ends, window.scores, at_least=self._limit):
-            answer = self._texts.answer(int(window.starts[i]), int(window.ends[i]), float(window.scores[i]), window.cut)
-            steps += _steps(answer)
+    def add(self, start: Floats, end: Floats, cut: range, longest: int) -> int:
+        """Adds the best spans of a window, and returns the microseconds that this took; the arguments are those of `best_spans`."""
+        count = decode_us = 0
+        for first, last, score in best_spans(start, end, cut, longest=longest, at_least=self._limit):
+            answer = self._texts.answer(first, last, score, cut)
+            decode_us += _answer_us(answer)
             if answer["answer"]:
-                earlier = self._found.setdefault(answer["answer"].lower(), answer)
+                earlier = self._by_text.setdefault(answer["answer"].lower(), answer)
                 if earlier is not answer:
                     earlier["score"] += answer["score"]
                 count += 1
                 if count == self._limit:
                     break
-        return steps
+        return decode_us
 
     def answers(self) -> list[dict[str, Any]]:
         """Returns the answers, without order."""
-        return list(self._found.values())
+        return list(self._by_text.values())

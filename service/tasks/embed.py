@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, Field, Tag
 
 from bertserve.service.bundle.manifest import LAST_FOUR, VECTOR_OUTPUT, Combine, Embedding, Layers, Manifest
 from bertserve.service.errors import InvalidValueError, Sent
-from bertserve.service.tasks.batch import EMPTY, Batch, ModelConfig, TaskModel, TaskRun, too_long
+from bertserve.service.tasks.batch import EMPTY, Batch, ModelConfig, TaskGenerator, TaskModel, too_long
 from bertserve.service.tasks.body import (
     LIST,
     TEXT,
@@ -103,13 +103,8 @@ def _numbers(layers: Layers | list[int] | None) -> tuple[int, ...]:
 
 def _describe(embedding: Embedding) -> str:
     """Returns a description of the available layers, and how to get others."""
-    if embedding.layers == "last":
-        return "only its last layer, -1; the operator can export it with other `--layers`"
-    if embedding.layers == "last_four":
-        return "only the layers -4 to -1; the operator can export it with other `--layers`"
-    depth = embedding.layers[-1]
-    named = ", ".join(f"{layer} or {layer - depth - 1}" for layer in embedding.layers[:_MAX_SHOWN])
-    return f"only the layers {named}; the operator can export it with other `--layers`"
+    layers = ", ".join(map(str, sorted(embedding.places)[:_MAX_SHOWN]))
+    return f"only the layers {layers}; the operator can export it with other `--layers`"
 
 
 TASK = "feature-extraction"
@@ -165,14 +160,9 @@ DEFAULTS = EmbedParameters(pooling="cls", normalize=False)
 
 @dataclass(slots=True)
 class EmbedRequest:
-    """One text to embed.
+    """One text to embed, after the text `prompt`. `resolve` has replaced unset parameters by the bundle's defaults.
 
-    Attributes:
-        text: The text.
-        parameters: The parameters; `resolve` has replaced unset ones by the bundle's defaults.
-        prompt: Text to put before the text.
-        width: Values of a vector before `dimensions`; 0 if unknown.
-        layers: The layers of the vector.
+    `width` is the number of values of a vector before `dimensions`; 0 if unknown.
     """
 
     text: str
@@ -233,7 +223,7 @@ def _answer_bytes(request: EmbedRequest, manifest: Manifest) -> int:
     return _vector_bytes(request) * (manifest.tokenizer.max_length if request.parameters.pooling == "none" else 1)
 
 
-def embed(request: EmbedRequest, model: TaskModel) -> TaskRun:
+def embed(request: EmbedRequest, model: TaskModel) -> TaskGenerator:
     """Returns the vector, float32 [values] or base64; for the pooling `none`, one vector per token: float32 [length, values].
 
     The row has the output of the chosen layers, float32 [length, values], without padding.
@@ -327,16 +317,7 @@ class EmbedBody(EmbedOptions, TaskBody):
 
 
 def _missing(manifest: Manifest) -> str | None:
-    if manifest.embedding is None:
-        return "`embedding` must not be null for feature-extraction"
-    needed = {"layers": manifest.embedding.layers_output}
-    if manifest.embedding.pooling == "graph":
-        needed["pooling"] = VECTOR_OUTPUT
-    for field, output in needed.items():
-        without = next((graph.file for graph in manifest.graphs if output not in [spec.name for spec in graph.outputs]), None)
-        if without is not None:
-            return f"`embedding.{field}` needs the output `{output}`, which `{without}` does not have"
-    return None
+    return "`embedding` must not be null for feature-extraction" if manifest.embedding is None else None
 
 
 def _widths(manifest: Manifest) -> dict[str, int]:
@@ -352,7 +333,7 @@ SPEC = TaskSpec(
     title="Embed texts as vectors",
     body=EmbedBody,
     answer=list[list[Annotated[float, Field(examples=[0.0412])]]] | list[list[list[float]]] | list[str] | list[list[str]],
-    run=embed,
+    function=embed,
     answer_bytes=_answer_bytes,
     requires=_missing,
     widths=_widths,

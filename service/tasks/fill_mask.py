@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Annotated, Any, ClassVar
 
@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import InvalidValueError, Sent
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel
 from bertserve.service.tasks.body import MAX_TOP_K, TaskBody, TaskParameters, TextOrTexts, body_config
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import Row, activate, best_tokens
@@ -44,7 +44,7 @@ MAX_TARGET_CHARS = 256
 MAX_TARGETS_CHARS = 2**14
 # Bytes of a candidate in the answer, without its `sequence`, and additional bytes of its token.
 CANDIDATE_BYTES, PIECE_BYTES = 56 + SCORE_BYTES, 48
-CANDIDATE_STEPS = 4  # of a candidate, without the tokens of its `sequence`
+CANDIDATE_US = 4  # of a candidate, without the tokens of its `sequence`
 # Spellings of masks of other models, and common typing errors.
 _LOOKS_LIKE_A_MASK = re.compile(r"[\[<({]{1,2}\s*mask\s*[\])}>]{1,2}|_{3,}", re.IGNORECASE)
 
@@ -85,9 +85,6 @@ class FillMaskParameters(TaskParameters):
     ] = None
 
 
-DEFAULTS = FillMaskParameters()
-
-
 class Targets:
     """The targets of a request body, tokenized once for all of its texts.
 
@@ -106,24 +103,11 @@ class Targets:
 
 @dataclass(slots=True)
 class FillMaskRequest:
-    """One text with masks.
-
-    Attributes:
-        text: The text.
-        parameters: The parameters.
-        shared: The targets, if the text shares them with others.
-        mask: The spelling of the model's mask in a text, if known.
-    """
+    """One text with masks; `targets` are the only words to consider, which all texts of a body share, or None for any token."""
 
     text: str
-    parameters: FillMaskParameters = DEFAULTS
-    shared: Targets | None = None
-    mask: str | None = None
-
-    @property
-    def targets(self) -> Targets | None:
-        """The only words to consider, or None."""
-        return self.shared or (None if self.parameters.targets is None else Targets(self.parameters.targets))
+    parameters: FillMaskParameters = field(default_factory=FillMaskParameters)
+    targets: Targets | None = None
 
     @property
     def beam(self) -> int:
@@ -133,18 +117,18 @@ class FillMaskRequest:
     @property
     def chars(self) -> int:
         """Characters to tokenize, including this text's part of the targets; each target counts `TEXT_CHARS` more."""
-        if (targets := self.targets) is None:
+        if self.targets is None:
             return len(self.text)
         # targets of different lengths make a joint search of many texts, whose number is known only after tokenizing
-        return len(self.text) + targets.chars_each + (MAX_PATTERNS * TEXT_CHARS if self.parameters.joint else 0)
+        return len(self.text) + self.targets.chars_each + (MAX_PATTERNS * TEXT_CHARS if self.parameters.joint else 0)
 
 
-def _steps(tokens: int, candidates: int) -> int:
-    """Returns the steps to decode candidates, each with the whole text."""
-    return candidates * (CANDIDATE_STEPS + tokens)
+def _decode_us(tokens: int, candidates: int) -> int:
+    """Returns the microseconds to decode candidates, each with the whole text."""
+    return candidates * (CANDIDATE_US + tokens)
 
 
-def fill_masks(request: FillMaskRequest, model: TaskModel) -> TaskRun:
+def fill_masks(request: FillMaskRequest, model: TaskModel) -> TaskGenerator:
     """Returns the best tokens for the mask, or a list of them per mask if there are several; with `joint` the best fillings of all masks.
 
     The rows have the output `logits`, float32 [masks, vocabulary]; there is one row per window. A result is
@@ -173,7 +157,7 @@ def fill_masks(request: FillMaskRequest, model: TaskModel) -> TaskRun:
     candidates = len(masks) * min(request.parameters.top_k, tokenizer.vocabulary_size if among is None else len(among))
     # a decoder may put a space before each token
     answer_bytes = candidates * (CANDIDATE_BYTES + PIECE_BYTES + text_bytes(request.text) + len(ids))
-    cost = Cost(answer_bytes, steps=_steps(len(ids), candidates))
+    cost = Cost(answer_bytes, decode_us=_decode_us(len(ids), candidates))
     rows = yield Batch(_windows(ids, masks, tokenizer), cost, keep, warnings=warnings)
     best = [pair for row in rows for pair in zip(row["tokens"].tolist(), row["scores"].tolist(), strict=True)]
     if len(masks) == 1:
@@ -192,7 +176,7 @@ def _windows(ids: list[int], masks: Sequence[int], tokenizer: Tokenizer) -> list
     return [tokenizer.assemble(ids[start : start + room], masks=[i - start]) for i, start in zip(masks, starts, strict=True)]
 
 
-def _fill_jointly(request: FillMaskRequest, ids: list[int], masks: list[int], tokenizer: Tokenizer) -> TaskRun:
+def _fill_jointly(request: FillMaskRequest, ids: list[int], masks: list[int], tokenizer: Tokenizer) -> TaskGenerator:
     """Returns the best fillings of all masks of a text together."""
     beam, top_k, vocabulary = request.beam, request.parameters.top_k, tokenizer.vocabulary_size
     # without targets, any token of the vocabulary fills a mask
@@ -202,7 +186,7 @@ def _fill_jointly(request: FillMaskRequest, ids: list[int], masks: list[int], to
     longest, pieces = max(len(pattern.ids) for pattern in patterns), max(len(pattern.masks) for pattern in patterns)
     cost = Cost(
         count * (CANDIDATE_BYTES + PIECE_BYTES * pieces + text_bytes(request.text) + longest),
-        steps=_steps(longest, count),
+        decode_us=_decode_us(longest, count),
         reserved_tokens=reserved_tokens,
     )
     yield Batch([], cost, truncated=cut, warnings=warnings)  # the search starts after its total cost has been checked
@@ -234,9 +218,9 @@ def _check_masks(text: str, count: int, mask: str) -> None:
 
 def _pieces(targets: Sequence[str], tokenizer: Tokenizer) -> list[Pieces]:
     """Returns the tokens of each target: its own if the vocabulary has it, otherwise those of its text, of which some targets have none."""
-    exact = [tokenizer.token_id(target) for target in targets]
-    tokenized_targets = iter(tokenizer.tokenize([target for target, id_ in zip(targets, exact, strict=True) if id_ is None]))
-    pieces = [tuple(next(tokenized_targets).ids) if id_ is None else (id_,) for id_ in exact]
+    vocabulary_ids = [tokenizer.token_id(target) for target in targets]
+    tokenized_targets = iter(tokenizer.tokenize([target for target, id_ in zip(targets, vocabulary_ids, strict=True) if id_ is None]))
+    pieces = [tuple(next(tokenized_targets).ids) if id_ is None else (id_,) for id_ in vocabulary_ids]
     if not any(pieces):
         raise InvalidValueError("`targets` has no word of the model's vocabulary; give at least one.")
     return pieces
@@ -245,7 +229,7 @@ def _pieces(targets: Sequence[str], tokenizer: Tokenizer) -> list[Pieces]:
 def _token_ids(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     pieces = _pieces(targets, tokenizer)
     cut = [own[:1] for target, own in zip(targets, pieces, strict=True) if own and tokenizer.token_id(target) is None]
-    some = ", ".join(tokenizer.decode(first, skip_special=False)[:32] for first in cut[:5])
+    some = ", ".join(token[:32] for token in tokenizer.decode_all(cut[:5], skip_special=False))
     warnings = [f"targets; {len(cut)} of {len(targets)} are not in the vocabulary, so their first tokens are used: {some}"] if cut else []
     if without_tokens := sum(not own for own in pieces):
         warnings.append(f"targets; {without_tokens} of {len(targets)} have no tokens, so they are left out")
@@ -276,16 +260,15 @@ class FillMaskBody(TaskBody):
     @property
     def top_k(self) -> int:
         """Number of tokens for each mask."""
-        return (self.parameters or DEFAULTS).top_k
+        return 0 if self.parameters is None else self.parameters.top_k
 
     def requests(self, config: ModelConfig | None = None) -> list[Any]:
         """Returns one request per text, all with the same targets."""
-        parameters = self.parameters or DEFAULTS
+        parameters = self.parameters or FillMaskParameters()
         if parameters.beam is not None and not parameters.joint:
             raise InvalidValueError("`beam` needs `joint`; set `joint` to true, or remove `beam`.")
-        mask = None if config is None or config.mask is None else config.mask.token
-        shared = Targets(parameters.targets, texts=len(self.items)) if parameters.targets and self.items else None
-        return [FillMaskRequest(text, parameters, shared, mask) for text in self.items]
+        targets = Targets(parameters.targets, texts=len(self.items)) if parameters.targets and self.items else None
+        return [FillMaskRequest(text, parameters, targets) for text in self.items]
 
 
 class Filled(BaseModel):
@@ -317,7 +300,7 @@ SPEC = TaskSpec(
     title="Fill masked words",
     body=FillMaskBody,
     answer=list[Filled] | list[list[Filled]] | list[list[list[Filled]]] | list[JointlyFilled] | list[list[JointlyFilled]],
-    run=fill_masks,
+    function=fill_masks,
     requires=_missing,
     load_workload="mask",
 )

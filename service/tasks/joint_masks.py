@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.tasks.batch import Batch, TaskRun
+from bertserve.service.tasks.batch import Batch, TaskGenerator
 from bertserve.service.tasks.cost import Cost
 from bertserve.service.tasks.decoding import Floats, Row, best_tokens
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
@@ -117,12 +117,7 @@ def prepare(
 ) -> tuple[list[Pattern], int, bool]:
     """Returns the texts to search, the maximum number of tokens of the search, and whether text is left out.
 
-    Args:
-        ids: Token ids of the text.
-        masks: Positions of the masks, at least one.
-        slots: The slots to choose from for each mask.
-        beam: Beam width.
-        tokenizer: The model's tokenizer.
+    `ids` are those of the text, with the positions of its masks, at least one, and the slots to choose from for each of them.
 
     Raises:
         InvalidValueError: There are too many masks or texts, or the masks of a text do not fit the model's length.
@@ -233,26 +228,25 @@ class _Beam:
         return _Beam(self.pattern, tuple(sorted(candidates, key=lambda filling: filling.rank)[:count]))
 
 
-def search(patterns: Sequence[Pattern], *, beam: int, top_k: int, tokenizer: Tokenizer) -> TaskRun:
+def search(patterns: Sequence[Pattern], *, beam: int, top_k: int, tokenizer: Tokenizer) -> TaskGenerator:
     """Returns the `top_k` best fillings of all patterns, by falling score. Each batch runs the next mask of all patterns.
 
     `beam` is the number of fillings that each pattern keeps.
     """
-    beams = [_Beam(pattern) for pattern in patterns]
-    while open_ := [pattern_beam for pattern_beam in beams if not pattern_beam.full]:
-        texts: list[tuple[Encoding, Callable[[Row], Row]]] = []
+    beams, room = [_Beam(pattern) for pattern in patterns], tokenizer.room(pair=False)
+    while open_beams := [pattern_beam for pattern_beam in beams if not pattern_beam.full]:
+        encodings: list[Encoding] = []
+        keeps: list[Callable[[Row], Row]] = []
         reserved_tokens = 0
-        for pattern_beam in open_:
-            max_count = top_k if pattern_beam.last else beam
-            texts += [
-                (encoding, partial(_best, max_count=max_count, allowed=pattern_beam.pattern.allowed(filling.tokens)))
-                for filling, encoding in zip(pattern_beam.fillings, _encodings(pattern_beam, tokenizer), strict=True)
-            ]
-            later_runs = pattern_beam.pattern.runs[pattern_beam.done + 1 :]
-            reserved_tokens += sum(later_runs) * texts[-1][0].cost_tokens
-        keeps = [keep for _, keep in texts]
+        for pattern_beam in open_beams:
+            pattern, max_count = pattern_beam.pattern, top_k if pattern_beam.last else beam
+            for filling in pattern_beam.fillings:
+                ids = pattern.filled(filling.tokens, pattern.start, pattern.start + room)
+                encodings.append(tokenizer.assemble(ids, masks=[pattern.masks[pattern_beam.done] - pattern.start]))
+                keeps.append(partial(_best, max_count=max_count, allowed=pattern.allowed(filling.tokens)))
+            reserved_tokens += sum(pattern.runs[pattern_beam.done + 1 :]) * encodings[-1].cost_tokens
         rows = yield Batch(
-            [encoding for encoding, _ in texts],
+            encodings,
             Cost(reserved_tokens=reserved_tokens),
             lambda index, row, keeps=keeps: keeps[index](row),  # type: ignore[misc]
         )
@@ -266,14 +260,6 @@ def search(patterns: Sequence[Pattern], *, beam: int, top_k: int, tokenizer: Tok
     return _results(beams, top_k, tokenizer)
 
 
-def _encodings(beam: _Beam, tokenizer: Tokenizer) -> Iterator[Encoding]:
-    """Yields the text with each filling and its next mask."""
-    pattern, room = beam.pattern, tokenizer.room(pair=False)
-    for filling in beam.fillings:
-        ids = pattern.filled(filling.tokens, pattern.start, pattern.start + room)
-        yield tokenizer.assemble(ids, masks=[pattern.masks[beam.done] - pattern.start])
-
-
 def _best(row: Row, *, max_count: int, allowed: NDArray[np.int64] | None) -> Row:
     """Returns the best `tokens` of one mask, int64 [at most max_count], and the logarithms of their probabilities as `logs`, float64."""
     logs = log_softmax(row["logits"][0])
@@ -284,8 +270,8 @@ def _best(row: Row, *, max_count: int, allowed: NDArray[np.int64] | None) -> Row
 def log_softmax(logits: Floats) -> NDArray[np.float64]:
     """Returns the logarithms of the probabilities of logits, float32 [vocabulary], as float64."""
     shifted = logits.astype(np.float64) - logits.max()
-    exact: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
-    return exact
+    logs: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
+    return logs
 
 
 def _results(beams: Sequence[_Beam], top_k: int, tokenizer: Tokenizer) -> list[dict[str, object]]:
@@ -303,7 +289,7 @@ def _filled(tokenizer: Tokenizer, filling: Filling, pattern: Pattern, sequence: 
     return {
         "score": math.exp(filling.log),
         "tokens": list(filling.tokens),
-        "token_strs": [tokenizer.decode([token], skip_special=False) for token in filling.tokens],
+        "token_strs": tokenizer.decode_all([[token] for token in filling.tokens], skip_special=False),
         **({"targets": chosen} if chosen else {}),
         "sequence": sequence,
     }

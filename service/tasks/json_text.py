@@ -18,10 +18,8 @@ LIMITS = ((b"[{", 2**16, "lists and objects"), (b":", 2**16, "keys"), (b",", 2**
 _CHECKED_BYTES = 2**16  # a shorter body is below all limits
 
 
-def parse(raw: bytes, *, finite: bool = False) -> Any:
-    """Parses a JSON document.
-
-    With `finite`, `NaN` and `Infinity`, which are not valid JSON, are errors; otherwise they become numbers, which no field accepts.
+def parse(raw: bytes) -> Any:
+    """Parses a JSON document. `NaN` and `Infinity`, which are not valid JSON, become numbers, which no field accepts.
 
     Raises:
         ValueError: The document is not JSON.
@@ -36,7 +34,7 @@ def parse(raw: bytes, *, finite: bool = False) -> Any:
                 raise TooLargeError(
                     "the body has {count} {what} and {most} are allowed; split the request.", count=count, what=unit, most=limit
                 )
-    return from_json(raw, allow_inf_nan=not finite)
+    return from_json(raw)
 
 
 def _count(raw: bytes, characters: bytes) -> int:

@@ -8,7 +8,7 @@ and "question choice", joined by a space. As there, a pair over the model's leng
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Self
 
@@ -16,8 +16,7 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from bertserve.service.errors import InvalidValueError
-from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun
+from bertserve.service.tasks.batch import Batch, TaskGenerator, TaskModel, encode_pairs
 from bertserve.service.tasks.body import LIST, PAIR, STOP, Closed, TaskBody, TaskParameters, body_config, one_of
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
@@ -34,24 +33,14 @@ class ChooseParameters(TaskParameters):
     truncation: Annotated[bool, Field(description="Truncate long pairs, the longer text first; otherwise they are an error.")] = True
 
 
-DEFAULTS = ChooseParameters()
-
-
 @dataclass(slots=True)
 class ChooseRequest:
-    """One question with its choices.
-
-    Attributes:
-        question: The question, or the text that a choice completes.
-        choices: The choices, two or more.
-        context: The text that the question is about, or None.
-        parameters: The parameters.
-    """
+    """One question, or text that a choice completes, with two or more choices; `context` is the text that the question is about."""
 
     question: str
     choices: tuple[str, ...]
     context: str | None = None
-    parameters: ChooseParameters = DEFAULTS
+    parameters: ChooseParameters = field(default_factory=ChooseParameters)
 
     @property
     def first(self) -> str:
@@ -70,7 +59,7 @@ class ChooseRequest:
         return len(self.first) + repeated * len(self.choices) + sum(map(len, self.choices))
 
 
-def choose(request: ChooseRequest, model: TaskModel) -> TaskRun:
+def choose(request: ChooseRequest, model: TaskModel) -> TaskGenerator:
     """Returns `{index, score, text}` of each choice, best first; equal scores keep the order of the choices.
 
     The rows have the output `logits`, float32 [1]; there is one row per choice.
@@ -78,18 +67,8 @@ def choose(request: ChooseRequest, model: TaskModel) -> TaskRun:
     Raises:
         InvalidValueError: A pair is too long and `truncation` is false.
     """
-    room, encodings, truncated = model.tokenizer.room(pair=True), [], False
-    for i, (total, encoding) in enumerate(model.tokenizer.pairs(chain([request.first], request.seconds))):
-        if total > room and not request.parameters.truncation:
-            raise InvalidValueError(
-                "`choices[{i}]` has {total} tokens together with its question or prompt, and the model takes {room}; "
-                "shorten them, or set `truncation` to true.",
-                i=i,
-                total=total,
-                room=room,
-            )
-        truncated |= total > room
-        encodings.append(encoding)
+    texts, must_fit = chain([request.first], request.seconds), not request.parameters.truncation
+    encodings, truncated = encode_pairs(model.tokenizer, texts, must_fit=must_fit, field="choices", option="truncation")
     cost = Cost(CHOICE_BYTES * len(request.choices) + sum(map(text_bytes, request.choices)))
     rows = yield Batch(encodings, cost, truncated=truncated)
     scores = activate(np.concatenate([row["logits"] for row in rows]), "softmax")
@@ -178,7 +157,7 @@ SPEC = TaskSpec(
     title="Choose the best answer or continuation",
     body=ChooseBody,
     answer=list[Chosen] | list[list[Chosen]],
-    run=choose,
+    function=choose,
     widths=lambda manifest: {"logits": 1},
     load_body=_load_body,
 )

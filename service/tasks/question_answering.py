@@ -8,7 +8,7 @@ score, so that scores stay within [0, 1].
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, Field, Tag
 
 from bertserve.service.errors import InvalidValueError, Sent
 from bertserve.service.tasks import occlusion
-from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun, copied, spans_read
+from bertserve.service.tasks.batch import Batch, TaskGenerator, TaskModel, copied, spans_read
 from bertserve.service.tasks.body import (
     LIST,
     MAX_TOP_K,
@@ -31,7 +31,7 @@ from bertserve.service.tasks.body import (
     one_of,
 )
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes
-from bertserve.service.tasks.decoding import BestAnswers, Floats, Row, SpanTexts, SummedAnswers, activate, score_spans
+from bertserve.service.tasks.decoding import BestAnswers, Floats, Row, SpanTexts, SummedAnswers, activate
 from bertserve.service.tasks.occlusion import ReadText, WordImportance
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
@@ -42,8 +42,8 @@ TASK = "question-answering"
 DEFAULT_SEQ_LEN = 384
 DEFAULT_STRIDE = 128
 ANSWER_BYTES = 56 + SCORE_BYTES  # of an answer in the result, without its text
-# Spans that are scored and sorted per step.
-SPANS_PER_STEP = 32
+# Spans that are scored and sorted in a microsecond.
+SPANS_PER_US = 32
 
 
 class AnswerParameters(TaskParameters):
@@ -74,16 +74,13 @@ class AnswerParameters(TaskParameters):
     ] = False
 
 
-DEFAULTS = AnswerParameters()
-
-
 @dataclass(slots=True)
 class AnswerRequest:
     """One question about a passage, the `context`."""
 
     question: str
     context: str
-    parameters: AnswerParameters = DEFAULTS
+    parameters: AnswerParameters = field(default_factory=AnswerParameters)
 
     @property
     def chars(self) -> int:
@@ -93,11 +90,9 @@ class AnswerRequest:
 
 @dataclass(slots=True)
 class PassageWindows:
-    """A question, and the windows of its passage.
+    """The tokens of a question and of its passage, and the windows of the passage.
 
     Attributes:
-        question: Tokens of the question.
-        passage: Tokens of the whole passage.
         cuts: The tokens of the passage in each window.
         encodings: One per window: the question, and the window's part of the passage.
         cls_index: Index of [CLS] in an encoding, -1 for the last position; None if the model has no token for "no answer".
@@ -110,7 +105,7 @@ class PassageWindows:
     cls_index: int | None
 
 
-def answer_question(request: AnswerRequest, model: TaskModel) -> TaskRun:
+def answer_question(request: AnswerRequest, model: TaskModel) -> TaskGenerator:
     """Returns the best answer, or a list of answers if `top_k` is over 1. With `explain`, it also runs variants of the best window.
 
     The rows have the outputs `start_logits` and `end_logits`, float32 [length]; there is one row per window. An answer is
@@ -128,7 +123,8 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskRun:
     texts = SpanTexts(request.context, offsets, passage_windows.passage.word_ids if parameters.align_to_words else None)
     collector: SummedAnswers | BestAnswers
     if parameters.duplicates == "sum":
-        collector = SummedAnswers(texts, limit=_limit(request))
+        # the number of spans per window that transformers 5.2.0 considers
+        collector = SummedAnswers(texts, limit=2 * parameters.top_k + 10 if parameters.align_to_words else parameters.top_k)
     else:
         collector = BestAnswers(texts, top_k=parameters.top_k, count=len(passage_windows.passage))
     nulls = []
@@ -139,7 +135,7 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskRun:
         null, start, end = _probabilities(encoding, len(cut), row, passage_windows.cls_index)
         nulls.append(null)
         # the thousands of spans of a window are freed before those of the next one are created
-        yield Batch([], Cost(steps=collector.add(score_spans(start, end, cut, parameters.max_answer_len))))
+        yield Batch([], Cost(decode_us=collector.add(start, end, cut, parameters.max_answer_len)))
     answers = collector.answers()
     nothing = {"answer": "", "score": min(nulls), "start": 0, "end": 0}
     if parameters.handle_impossible_answer or not answers:  # without answers, no token has more than white space
@@ -197,7 +193,7 @@ def _cost(request: AnswerRequest, passage_windows: PassageWindows) -> Cost:
     """Returns the cost of a passage before its answers are known: its spans and its explanation."""
     parameters = request.parameters
     spans = sum(len(cut) * min(parameters.max_answer_len, len(cut)) for cut in passage_windows.cuts)
-    cost = Cost(steps=spans // SPANS_PER_STEP)
+    cost = Cost(decode_us=spans // SPANS_PER_US)
     if not parameters.explain:
         return cost
     words = len(words_of(request.question, passage_windows.question)) + most_within(
@@ -217,7 +213,7 @@ def _probabilities(encoding: Encoding, count: int, row: Row, cls_index: int | No
 
 def _explain(
     request: AnswerRequest, passage_windows: PassageWindows, best: dict[str, Any], cut: range, span: range | None, tokenizer: Tokenizer
-) -> TaskRun:
+) -> TaskGenerator:
     """Runs the variants of a window, and explains the best answer by the score of its span in each variant.
 
     `best` gets the explanation; `cut` is its window, and `span` has its tokens, None for "no answer".
@@ -250,11 +246,6 @@ def _touches(word: Word, answer: dict[str, Any], span: range) -> bool:
     return by_tokens or (word.start < answer["end"] and answer["start"] < word.end)
 
 
-def _limit(request: AnswerRequest) -> int:
-    """Returns how many spans per window transformers 5.2.0 considers."""
-    return 2 * request.parameters.top_k + 10 if request.parameters.align_to_words else request.parameters.top_k
-
-
 class Question(Closed):
     """A question and the passage that has the answer."""
 
@@ -278,7 +269,7 @@ class AnswerBody(TaskBody):
     @property
     def top_k(self) -> int:
         """Number of answers."""
-        return (self.parameters or DEFAULTS).top_k
+        return 0 if self.parameters is None else self.parameters.top_k
 
     def request(self, item: Any, parameters: AnswerParameters) -> AnswerRequest:
         """Returns the request of a question.
@@ -316,6 +307,6 @@ SPEC = TaskSpec(
     title="Answer questions from passages of any length",
     body=AnswerBody,
     answer=Answer | list[Answer] | list[list[Answer]],
-    run=answer_question,
+    function=answer_question,
     load_workload="qa",
 )

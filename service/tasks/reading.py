@@ -13,7 +13,7 @@ from bertserve.service.errors import InvalidValueError, Sent, TooLargeError, exp
 from bertserve.service.tasks.body import TAGS, Limits, TaskBody
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import parse
-from bertserve.service.tasks.unknown_fields import check_keys, no_json, no_object, unknown_within
+from bertserve.service.tasks.unknown_fields import check_keys, invalid_json, not_an_object, unknown_within
 
 B = TypeVar("B", bound=TaskBody)
 
@@ -29,8 +29,8 @@ def read_as(kind: type[B], raw: bytes, limits: Limits) -> B:
     return validate_as(kind, parse_json(raw, kind), limits)
 
 
-def parse_json(raw: bytes, body: type[TaskBody] | None = None, *, finite: bool = False) -> Any:
-    """Parses a body; `body` is its class, for the example in an error, and `finite` is as for `parse`.
+def parse_json(raw: bytes, body: type[TaskBody] | None = None) -> Any:
+    """Parses a body; `body` is its class, for the example in an error.
 
     Raises:
         MalformedRequestError: The body is not JSON.
@@ -38,13 +38,13 @@ def parse_json(raw: bytes, body: type[TaskBody] | None = None, *, finite: bool =
     """
     try:
         # not `model_validate_json`, which creates Python objects for each Python validator, and again for the error
-        return parse(raw, finite=finite)
+        return parse(raw)
     except ValueError as error:
-        raise no_json(raw, str(error), body) from error
+        raise invalid_json(raw, str(error), body) from error
 
 
 def requested_task(task: str, value: Any) -> str:
-    """Returns the task that a body requests, by default the model's own; a later step reports a body that is not an object."""
+    """Returns the task that a body requests, by default the model's own. `validate_as` reports a body that is not an object."""
     derived = ((spec.name, spec.derivation) for spec in TASKS.values() if spec.derivation is not None)
     return next((name for name, derivation in derived if derivation.accepts(task) and _has(value, derivation.discriminator)), task)
 
@@ -66,7 +66,7 @@ def validate_as(kind: type[B], value: Any, limits: Limits) -> B:
         TooLargeError: A list or a text exceeds its limit.
     """
     if not isinstance(value, dict):
-        raise no_object(value, kind)
+        raise not_an_object(value, kind)
     if not value.keys() <= kind.names:
         check_keys(value, kind)
     try:

@@ -16,9 +16,8 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import classify
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, encode_pairs
 from bertserve.service.tasks.body import STOP, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
@@ -49,13 +48,7 @@ DEFAULTS = RerankOptions()
 
 @dataclass(slots=True)
 class RerankRequest:
-    """A query and the texts to be ranked.
-
-    Attributes:
-        query: The query.
-        texts: The texts.
-        options: The options. If a pair exceeds the model's length, the longer text is truncated first.
-    """
+    """A query and the texts to be ranked. If a pair exceeds the model's length, the longer text is truncated first."""
 
     query: str
     texts: tuple[str, ...]
@@ -63,8 +56,8 @@ class RerankRequest:
 
     @property
     def chars(self) -> int:
-        """Characters to tokenize; each text counts `TEXT_CHARS` more. Without texts, the query is not tokenized."""
-        return len(self.query) + sum(map(len, self.texts)) + len(self.texts) * TEXT_CHARS if self.texts else 0
+        """Characters to tokenize; each text counts `TEXT_CHARS` more."""
+        return len(self.query) + sum(map(len, self.texts)) + len(self.texts) * TEXT_CHARS
 
 
 def relevant(labels: Sequence[str]) -> int | None:
@@ -84,7 +77,7 @@ def compatible(config: ModelConfig) -> bool:
     return relevant(config.labels) is not None
 
 
-def rerank(request: RerankRequest, model: TaskModel) -> TaskRun:
+def rerank(request: RerankRequest, model: TaskModel) -> TaskGenerator:
     """Returns `{index, score}` of each text, and `text` on request, best first; equal scores keep the order of the texts.
 
     Each text forms a pair with the query. The rows have the output `logits`, float32 [1], or [2] for a model with two labels.
@@ -92,22 +85,17 @@ def rerank(request: RerankRequest, model: TaskModel) -> TaskRun:
     Raises:
         InvalidValueError: A pair is too long and `truncate` is false.
     """
-    options, config, count = request.options, model.config, len(request.texts)
-    room, encodings, truncated = model.tokenizer.room(pair=True), [], False
-    pairs = model.tokenizer.pairs((request.query, *request.texts), options.truncation_direction) if request.texts else ()
-    for i, (total, encoding) in enumerate(pairs):
-        if total > room and options.truncate is False:
-            raise InvalidValueError(
-                "the query and `texts[{i}]` have {total} tokens together, and the model takes {room}; shorten them, "
-                "or set `truncate` to true.",
-                i=i,
-                total=total,
-                room=room,
-            )
-        truncated |= total > room
-        encodings.append(encoding)
+    options, config = request.options, model.config
+    encodings, truncated = encode_pairs(
+        model.tokenizer,
+        (request.query, *request.texts),
+        side=options.truncation_direction,
+        must_fit=options.truncate is False,
+        field="texts",
+        option="truncate",
+    )
     returned = sum(map(text_bytes, request.texts)) if options.return_text else 0
-    rows = yield Batch(encodings, Cost(returned + RANKED_BYTES * count), truncated=truncated)
+    rows = yield Batch(encodings, Cost(returned + RANKED_BYTES * len(encodings)), truncated=truncated)
     if not rows:
         return []
     place = relevant(config.labels)
@@ -139,7 +127,7 @@ class QueryBody(TaskBody):
 
     @property
     def is_list(self) -> bool:
-        """Always false."""
+        """Always false, because the texts have one result together."""
         return False
 
     @property
@@ -195,7 +183,7 @@ SPEC = TaskSpec(
     title="Rank texts by a query",
     body=RerankBody,
     answer=list[Ranked],
-    run=rerank,
+    function=rerank,
     derivation=Derivation(base=classify.TASK, compatible=compatible, needs=NEEDS, discriminator=("texts",)),
     load_body=_load_body,
 )

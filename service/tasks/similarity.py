@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import embed
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel
 from bertserve.service.tasks.body import STOP, Closed, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config, lower
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost
 from bertserve.service.tasks.decoding import Floats
@@ -39,7 +39,7 @@ class SimilarityRequest:
         return (self.source_sentence, *self.sentences) if self.sentences else ()
 
 
-def compare(request: SimilarityRequest, model: TaskModel) -> TaskRun:
+def compare(request: SimilarityRequest, model: TaskModel) -> TaskGenerator:
     """Returns the similarity of each sentence and the source, by the model's function; cosines are from -1 to 1.
 
     The rows are those of `embed`: one per sentence, the source first.
@@ -143,7 +143,7 @@ SPEC = TaskSpec(
     title="Compare a sentence with others",
     body=SimilarityBody,
     answer=list[Annotated[float, Field(examples=[0.83])]],
-    run=compare,
+    function=compare,
     derivation=Derivation(
         base=embed.TASK, compatible=lambda config: config.embedding is not None, needs="", discriminator=("inputs", "source_sentence")
     ),

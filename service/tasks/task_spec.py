@@ -63,7 +63,7 @@ class TaskSpec:
         title: A short description for OpenAPI.
         body: The body of a request. Its `parameters_type` declares the parameters, with limits and texts.
         answer: Type of the response's body, for OpenAPI.
-        run: The task's generator function, which yields encodings and returns the result.
+        function: The task's generator function, which yields encodings and returns the result.
         derivation: Set if bundles of other tasks answer the task.
         requires: Returns the fields that a manifest of this task lacks, as text, or None.
         widths: Returns the number of values of the graph's outputs per text, token or mask, by name; models are checked against it.
@@ -79,7 +79,7 @@ class TaskSpec:
     title: str
     body: type[TaskBody]
     answer: Any
-    run: TaskFunction
+    function: TaskFunction
     derivation: Derivation | None = None
     requires: Callable[[Manifest], str | None] = lambda manifest: None
     widths: Callable[[Manifest], Mapping[str, int]] = lambda manifest: {}

@@ -9,13 +9,13 @@ and entities of only white space are left out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field
 
-from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun, copied, spans_read
+from bertserve.service.tasks.batch import Batch, TaskGenerator, TaskModel, copied, spans_read
 from bertserve.service.tasks.body import OffsetUnit, Stride, TaskBody, TaskParameters, TextOrTexts, body_config, lower
 from bertserve.service.tasks.classify import logit_widths, require_labels
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost, longest_label, text_bytes
@@ -38,8 +38,8 @@ def split(tag: str) -> tuple[str, str]:
 TASK = "token-classification"
 MAX_IGNORED = 1000
 MAX_LABEL_CHARS = 1000
-# Bytes of an entity in an answer, without its label and text; steps of a token.
-ENTITY_BYTES, TOKEN_STEPS = 72 + SCORE_BYTES, 4
+# Bytes of an entity in an answer, without its label and text; microseconds of a token.
+ENTITY_BYTES, TOKEN_US = 72 + SCORE_BYTES, 4
 Strategy = Literal["none", "simple", "first", "average", "max"]
 
 
@@ -59,15 +59,12 @@ class NerParameters(TaskParameters):
     offset_unit: OffsetUnit = "code_points"
 
 
-DEFAULTS = NerParameters()
-
-
 @dataclass(slots=True)
 class NerRequest:
     """One text whose entities are searched."""
 
     text: str
-    parameters: NerParameters = DEFAULTS
+    parameters: NerParameters = field(default_factory=NerParameters)
 
     @property
     def chars(self) -> int:
@@ -85,7 +82,7 @@ class _Token:
     end: int
 
 
-def label_tokens(request: NerRequest, model: TaskModel) -> TaskRun:
+def label_tokens(request: NerRequest, model: TaskModel) -> TaskGenerator:
     """Returns the entities of a text in order; empty for a text without tokens.
 
     The rows have the output `logits`, float32 [length, labels]; there is one row per window. An entity is
@@ -100,7 +97,7 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskRun:
     room = tokenizer.room(pair=False)
     cuts = windows(len(tokens), room, request.parameters.stride, tokenizer.truncation_side) if len(tokens) else []
     encodings = [tokenizer.assemble(tokens.ids[cut.start : cut.stop]) for cut in cuts]
-    rows = yield Batch(encodings, Cost(steps=TOKEN_STEPS * len(tokens)), copied, read=spans_read(tokens, cuts) if len(cuts) > 1 else ())
+    rows = yield Batch(encodings, Cost(decode_us=TOKEN_US * len(tokens)), copied, read=spans_read(tokens, cuts) if len(cuts) > 1 else ())
     if not rows:
         return []
     scores = activate(merge(encodings, cuts, [row["logits"] for row in rows]), "softmax")
@@ -265,7 +262,7 @@ SPEC = TaskSpec(
     title="Find named entities, or label tokens",
     body=NerBody,
     answer=list[Entity] | list[list[Entity]],
-    run=label_tokens,
+    function=label_tokens,
     requires=require_labels,
     widths=logit_widths,
 )

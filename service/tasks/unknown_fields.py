@@ -38,7 +38,9 @@ def check_keys(value: Mapping[str, Any], body: type[TaskBody]) -> None:
         if allowed is not None and content not in allowed:
             raise InvalidValueError("`{field}` asks for a response format that this endpoint does not have; remove `{field}`.", field=name)
         if name == "options" and content is not None:
-            _check_options(content, body)
+            if not isinstance(content, dict):
+                raise InvalidValueError("`options` is wrong: must be an object; fix or remove it.")
+            check_names(content, OPTIONS, "`options`")
 
 
 def listed(names: Sequence[str]) -> str:
@@ -88,42 +90,20 @@ def _unknown(name: str, body: type[TaskBody]) -> InvalidValueError:
     return InvalidValueError("unknown field `{name}`; {remedy}.", name=Sent(name), remedy=remedy)
 
 
-def _check_options(options: Any, body: type[TaskBody]) -> None:
-    if not isinstance(options, dict):
-        raise InvalidValueError("`options` is wrong: must be an object; fix or remove it.")
-    unknown = next((name for name in options if name not in OPTIONS), None)
-    if unknown is not None:
-        is_parameter = unknown in body.parameters_type.model_fields
-        remedy = "put it into `parameters`" if is_parameter else f"known names are {listed(OPTIONS)}"
-        raise InvalidValueError("`options` has no `{name}`; {remedy}.", name=Sent(unknown), remedy=remedy)
-
-
-def no_json(raw: bytes, reason: str, body: type[TaskBody] | None) -> MalformedRequestError:
+def invalid_json(raw: bytes, reason: str, body: type[TaskBody] | None) -> MalformedRequestError:
     """Returns the error of a body that is not JSON; `reason` is the parser's error, and `body` is None if no task has this body."""
-    problem = at_column(raw, reason)
-    if body is None:
-        return MalformedRequestError("the body is not valid JSON: {problem}; send JSON.", problem=problem)
-    return MalformedRequestError(
-        "the body is not valid JSON: {problem}; send JSON, such as {example}.", problem=problem, example=example_of(body)
-    )
+    # in a document of one line, the number of the line says nothing: it can be any line of JSON Lines
+    problem = reason if b"\n" in raw.strip() else reason.replace(" at line 1 column ", " at column ")
+    example = "" if body is None else f", such as {json.dumps(body.example())}"
+    return MalformedRequestError("the body is not valid JSON: {problem}; send JSON{example}.", problem=problem, example=example)
 
 
-def at_column(raw: bytes, reason: str) -> str:
-    """Returns the error of a parser. For a document of one line the line number is left out, because it can be any line of JSON Lines."""
-    return reason if b"\n" in raw.strip() else reason.replace(" at line 1 column ", " at column ")
-
-
-def no_object(value: object, body: type[TaskBody]) -> InvalidValueError:
+def not_an_object(value: object, body: type[TaskBody]) -> InvalidValueError:
     """Returns the error of a body that is JSON, but not an object. Most often it has only the inputs."""
     kinds = {str: "a text", list: "a list", bool: "a truth value", int: "a number", float: "a number"}
     return InvalidValueError(
         "the body is {problem}, but must be an object with {known}, such as {example}.",
         problem=kinds.get(type(value), "null"),
         known=listed(required(body)),
-        example=example_of(body),
+        example=json.dumps(body.example()),
     )
-
-
-def example_of(body: type[TaskBody]) -> str:
-    """Returns a body as JSON."""
-    return json.dumps(body.example())

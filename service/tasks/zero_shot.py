@@ -17,13 +17,12 @@ from pydantic_core import PydanticCustomError
 
 from bertserve.service.errors import InvalidValueError, Sent
 from bertserve.service.tasks import classify
-from bertserve.service.tasks.batch import EMPTY, Batch, ModelConfig, TaskModel, TaskRun
+from bertserve.service.tasks.batch import EMPTY, Batch, ModelConfig, TaskGenerator, TaskModel
 from bertserve.service.tasks.body import TaskBody, TaskParameters, TextOrTexts, body_config
 from bertserve.service.tasks.classify import LABEL_BYTES, LabelScore
 from bertserve.service.tasks.cost import TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec, inputs_body
-from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.windows import kept_tokens
 
 TASK = "zero-shot-classification"
@@ -104,7 +103,7 @@ def compatible(config: ModelConfig) -> bool:
     return entailment(config.labels) is not None
 
 
-def classify_zero_shot(request: ZeroShotRequest, model: TaskModel) -> TaskRun:
+def classify_zero_shot(request: ZeroShotRequest, model: TaskModel) -> TaskGenerator:
     """Returns the labels with their scores, best first; of equal scores, the later label is first, as in the pipeline.
 
     The rows have the output `logits`, float32 [labels of the model]; there is one row per label of the caller.
@@ -113,7 +112,23 @@ def classify_zero_shot(request: ZeroShotRequest, model: TaskModel) -> TaskRun:
         InvalidValueError: A hypothesis leaves no tokens for the text.
     """
     config, labels = model.config, request.parameters.candidate_labels
-    encodings, truncated = _hypotheses(request, model.tokenizer)
+    tokenizer, template = model.tokenizer, request.parameters.hypothesis_template
+    hypotheses = tokenizer.each([request.text, *(template.replace(PLACE, label) for label in labels)])
+    text = next(hypotheses)
+    room, encodings, truncated = tokenizer.room(pair=True), [], False
+    for label, hypothesis in zip(labels, hypotheses, strict=True):
+        text_room = room - len(hypothesis)
+        if text_room < min(len(text), 1):
+            raise InvalidValueError(
+                "the hypothesis of the label `{label}` has {hypothesis_count} tokens and at most {room} are allowed; "
+                "shorten the label or `hypothesis_template`.",
+                label=Sent(label),
+                hypothesis_count=len(hypothesis),
+                room=room - 1,
+            )
+        truncated |= len(text) > text_room
+        cut = kept_tokens(len(text), text_room, tokenizer.truncation_side)
+        encodings.append(tokenizer.assemble(text.ids[cut.start : cut.stop], hypothesis.ids))
     # some clients get the text with the labels
     cost = Cost(text_bytes(request.text) + sum(LABEL_BYTES + text_bytes(label) for label in labels))
     rows = yield Batch(encodings, cost, truncated=truncated, warnings=() if request.text.strip() else EMPTY)
@@ -127,29 +142,6 @@ def classify_zero_shot(request: ZeroShotRequest, model: TaskModel) -> TaskRun:
         scores = activate(logits[:, entails], "softmax")
     order = np.argsort(scores, kind="stable")[::-1]
     return [{"label": labels[i], "score": float(scores[i])} for i in order.tolist()]
-
-
-def _hypotheses(request: ZeroShotRequest, tokenizer: Tokenizer) -> tuple[list[Encoding], bool]:
-    """Returns the encodings of the text with the whole hypothesis of each label, and whether the text is truncated."""
-    hypotheses = tokenizer.each(
-        [request.text, *(request.parameters.hypothesis_template.replace(PLACE, label) for label in request.parameters.candidate_labels)]
-    )
-    text = next(hypotheses)
-    room, encodings, truncated = tokenizer.room(pair=True), [], False
-    for label, hypothesis in zip(request.parameters.candidate_labels, hypotheses, strict=True):
-        text_room = room - len(hypothesis)
-        if text_room < min(len(text), 1):
-            raise InvalidValueError(
-                "the hypothesis of the label `{label}` has {hypothesis_count} tokens and at most {room} are allowed; "
-                "shorten the label or `hypothesis_template`.",
-                label=Sent(label),
-                hypothesis_count=len(hypothesis),
-                room=room - 1,
-            )
-        truncated |= len(text) > text_room
-        cut = kept_tokens(len(text), text_room, tokenizer.truncation_side)
-        encodings.append(tokenizer.assemble(text.ids[cut.start : cut.stop], hypothesis.ids))
-    return encodings, truncated
 
 
 class ZeroShotBody(TaskBody):
@@ -183,7 +175,7 @@ SPEC = TaskSpec(
     title="Classify texts by your own labels",
     body=ZeroShotBody,
     answer=list[LabelScore] | list[list[LabelScore]],
-    run=classify_zero_shot,
+    function=classify_zero_shot,
     derivation=Derivation(base=classify.TASK, compatible=compatible, needs=NEEDS, discriminator=("parameters", "candidate_labels")),
     has_one_label=lambda parameters, config: not parameters.get("multi_label"),
     answer_bytes=lambda request, manifest: sum(LABEL_BYTES + text_bytes(label) for label in request.parameters.candidate_labels),

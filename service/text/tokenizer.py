@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,16 +21,12 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from bertserve.service.bundle.manifest import Piece, Side, SpecialPiece, TextPiece, TokenizerSpec
+from bertserve.service.bundle.manifest import Piece, Side, SpecialPiece, TokenizerSpec
 from bertserve.service.errors import BundleError, EngineError, InvalidValueError
 from bertserve.service.text.windows import kept_of_pair
 
-# Inference threads run in parallel; the thread pool of `tokenizers` would compete with them for the same cores.
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
 TokenIds = Sequence[int]
 SHORT_CHARS = 600  # tokenized in about 0.2 ms (0.3 us per character, docs/explanation/scheduling.md)
-
 GROUP_CHARS = 2**16  # that are tokenized in one call, unless a single text is longer
 
 
@@ -87,19 +82,24 @@ class Encoding:
     Attributes:
         ids: Token ids, int64 [length].
         type_ids: Segment ids, int64 [length].
-        start: Position of the first token of the text; of a pair, of the second text.
+        starts: Position of the first token of each text.
         masks: Positions of the masks to fill.
         maps: Layer and head, counted from 0, of each requested attention map, ascending.
     """
 
     ids: NDArray[np.int64]
     type_ids: NDArray[np.int64]
-    start: int = 1
+    starts: tuple[int, ...] = (1,)
     masks: tuple[int, ...] = ()
     maps: tuple[tuple[int, int], ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def start(self) -> int:
+        """Position of the first token of the text; of a pair, of the second text."""
+        return self.starts[-1]
 
     @property
     def cost_tokens(self) -> int:
@@ -126,11 +126,9 @@ class Tokenizer:
         self.truncation_side = spec.truncation_side
         self.subword_prefix = spec.subword_prefix
         self.vocabulary_size: int = self._tokenizer.get_vocab_size()
-        spelling: str | None = getattr(self._tokenizer.model, "unk_token", None)
-        # The flag above has no effect for a spelling that the vocabulary itself has: pieces of SentencePiece, and whole words.
-        self.unknown_id: int | None = self._library.unknown_id if spelling is None else self.token_id(spelling)
-        self._stand_in = self._library.id_of_question_mark(path) if self.unknown_id is None else self.unknown_id
-        self._reserved = _special_ids(self._tokenizer, spec) - {self._stand_in}
+        self.unknown_id = self._library.unknown_id
+        # the library's flag for special tokens has no effect for a spelling that the vocabulary itself has, as a piece or a whole word
+        self._reserved = _special_ids(self._tokenizer, spec) - {self._library.replacement_id}
         special = [token.id for token in spec.added_tokens if token.special]
         self._left_out = frozenset(special if spec.mask is None else [*special, spec.mask.id])
 
@@ -153,7 +151,13 @@ class Tokenizer:
             if _is_failure(error):
                 raise EngineError("the tokenizer failed with {name}. This is a bug.", name=type(error).__name__) from error
             raise
-        return [Tokens(encoding, self._ids(encoding)) for encoding in encodings]
+        texts_tokens = []
+        for encoding in encodings:
+            ids: list[int] = encoding.ids
+            if not self._reserved.isdisjoint(ids):
+                ids = [self._library.replacement_id if id_ in self._reserved else id_ for id_ in ids]
+            texts_tokens.append(Tokens(encoding, ids))
+        return texts_tokens
 
     def each(self, texts: Iterable[str]) -> Iterator[Tokens]:
         """Yields the tokens of each text, like `tokenize`, but never holds the tokens of many long texts at once."""
@@ -168,11 +172,6 @@ class Tokenizer:
         if group:
             yield from self.tokenize(group)
 
-    def _ids(self, encoding: Any) -> list[int]:
-        """Returns the ids of an encoding; special tokens in the text are replaced by the unknown token."""
-        ids: list[int] = encoding.ids
-        return ids if self._reserved.isdisjoint(ids) else [self._stand_in if id_ in self._reserved else id_ for id_ in ids]
-
     def token_id(self, token: str) -> int | None:
         """Returns the id of exactly this vocabulary entry, or None."""
         id_: int | None = self._tokenizer.token_to_id(token)
@@ -183,20 +182,13 @@ class Tokenizer:
         token: str | None = self._tokenizer.id_to_token(id_)
         return token
 
-    def decode(self, ids: TokenIds, *, skip_special: bool) -> str:
-        """Returns the text of token ids."""
-        text: str = self._tokenizer.decode(self._kept(ids, skip_special), skip_special_tokens=skip_special)
-        return text
-
     def decode_all(self, texts: Sequence[TokenIds], *, skip_special: bool) -> list[str]:
         """Returns the text of each list of token ids. It releases the GIL."""
-        id_lists = [self._kept(ids, skip_special) for ids in texts]
+        # the mask and added tokens are special for the model, but not for the library
+        left_out = self._left_out if skip_special else ()
+        id_lists = [[id_ for id_ in ids if id_ not in left_out] for ids in texts]
         strings: list[str] = self._tokenizer.decode_batch(id_lists, skip_special_tokens=skip_special)
         return strings
-
-    def _kept(self, ids: TokenIds, skip_special: bool) -> list[int]:
-        """Returns ids without the mask and added tokens, which are special for the model but not for the library, if special ones are skipped."""
-        return [id_ for id_ in ids if id_ not in self._left_out] if skip_special and self._left_out else list(ids)
 
     def room(self, *, pair: bool) -> int:
         """Returns the number of text tokens that fit in addition to the template's special tokens.
@@ -209,10 +201,6 @@ class Tokenizer:
                 "this model cannot read pairs of texts, because it has no token type for the second text; send single texts."
             )
         return self.max_length - self._templates[pair].specials
-
-    def starts(self, a: int, b: int | None = None) -> list[int]:
-        """Returns the position of each text in an encoding, given the number of tokens of each text; `b` is None for a single text."""
-        return self._templates[b is not None].starts({"a": a, "b": b or 0})
 
     def assemble(self, a: TokenIds, b: TokenIds | None = None, *, masks: Sequence[int] = ()) -> Encoding:
         """Adds the special tokens to one text or a pair.
@@ -247,35 +235,20 @@ class Tokenizer:
 class _LibraryTokenizer:
     """A tokenizer of the library, shared by all tokenizers with the same file; it is never changed.
 
-    For SentencePiece, `unknown_id` is the id of the unknown token, which the library does not expose.
+    Attributes:
+        tokenizer: The library's object.
+        unknown_id: Id of the unknown token; None if the vocabulary has none.
+        replacement_id: Id that replaces special tokens in a text: the unknown token, or the last token of a question mark.
     """
 
     tokenizer: Any
     unknown_id: int | None
-
-    def id_of_question_mark(self, path: Path) -> int:
-        """Returns the last id of a question mark, which is the unknown token if the vocabulary has no question mark.
-
-        Raises:
-            BundleError: The tokenizer cannot encode it.
-        """
-        try:
-            id_: int = self.tokenizer.encode("?", add_special_tokens=False).ids[-1]
-            return id_
-        except BaseException as error:
-            if _is_failure(error):
-                raise _unreadable(path, error) from error
-            raise
+    replacement_id: int
 
 
 def _is_failure(error: BaseException) -> bool:
     """Returns whether the library failed: its panic is not an Exception, and must end neither a thread nor a reload."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
-
-
-def _unreadable(path: Path, error: BaseException) -> BundleError:
-    """Returns the error for a tokenizer file that the library cannot read."""
-    return BundleError(f"`{path}` cannot be read by this version of `tokenizers`: {error}.")
 
 
 # Content -> the loaded tokenizer. Many models share a vocabulary, and loading one takes 6 MB and 20 ms.
@@ -287,7 +260,7 @@ def _library_tokenizer(path: Path) -> _LibraryTokenizer:
     """Returns the tokenizer of a file; files with the same content share one.
 
     Raises:
-        BundleError: The file is not a tokenizer that this version of `tokenizers` can read.
+        BundleError: The file is not a tokenizer that this version of `tokenizers` can read, or it cannot encode a question mark.
     """
     try:
         content = path.read_bytes()
@@ -300,13 +273,16 @@ def _library_tokenizer(path: Path) -> _LibraryTokenizer:
             tokenizer.no_padding()
             # "[SEP]" in a caller's text is ordinary text; this flag is not stored in the file.
             tokenizer.encode_special_tokens = True
-            has_unknown = getattr(tokenizer.model, "unk_token", None) is not None
-            created = _LibraryTokenizer(tokenizer, None if has_unknown else json.loads(content)["model"].get("unk_id"))
-            _loaded[key] = created
+            spelling: str | None = getattr(tokenizer.model, "unk_token", None)
+            # the library does not expose the unknown token of SentencePiece
+            unknown = json.loads(content)["model"].get("unk_id") if spelling is None else tokenizer.token_to_id(spelling)
+            # without a question mark in the vocabulary, its token is the unknown token
+            replacement = tokenizer.encode("?", add_special_tokens=False).ids[-1] if unknown is None else unknown
+            created = _loaded[key] = _LibraryTokenizer(tokenizer, unknown, replacement)
             return created
     except BaseException as error:
         if _is_failure(error):
-            raise _unreadable(path, error) from error
+            raise BundleError(f"`{path}` cannot be read by this version of `tokenizers`: {error}.") from error
         raise
 
 
@@ -322,31 +298,20 @@ class _Template:
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self._pieces = pieces
-        self._second = max((piece.text for piece in pieces if isinstance(piece, TextPiece)), default="a")
         self.specials = sum(isinstance(piece, SpecialPiece) for piece in pieces)
 
     def fill(self, a: TokenIds, b: TokenIds, masks: Sequence[int]) -> Encoding:
         ids: list[int] = []
         type_ids: list[int] = []
-        start = 0
+        starts: dict[str, int] = {}
         for piece in self._pieces:
             if isinstance(piece, SpecialPiece):
                 part: TokenIds = (piece.id,)
             else:
                 part = a if piece.text == "a" else b
-                if piece.text == self._second:
-                    start = len(ids)
+                starts[piece.text] = len(ids)
             ids.extend(part)
             type_ids.extend([piece.type_id] * len(part))
-        placed = tuple(start + mask for mask in masks)
-        return Encoding(np.array(ids, dtype=np.int64), np.array(type_ids, dtype=np.int64), start, placed)
-
-    def starts(self, lengths: Mapping[str, int]) -> list[int]:
-        positions, place = {}, 0
-        for piece in self._pieces:
-            if isinstance(piece, SpecialPiece):
-                place += 1
-            else:
-                positions[piece.text] = place
-                place += lengths[piece.text]
-        return [positions[text] for text in sorted(positions)]
+        ordered = tuple(starts[text] for text in sorted(starts))
+        placed = tuple(ordered[-1] + mask for mask in masks)
+        return Encoding(np.array(ids, dtype=np.int64), np.array(type_ids, dtype=np.int64), ordered, placed)

@@ -55,7 +55,7 @@ def in_pytorch(checkpoint: Checkpoint, folder: Path, body: dict[str, Any], task:
     model = TaskModel(service_tokenizer(checkpoint, folder), checkpoint)
     requests = TASKS[task].body(**body).requests(checkpoint)
     rows = [run(checkpoint, request) for request in requests]
-    runs = [TASKS[task].run(request, model) for request in requests]
+    runs = [TASKS[task].function(request, model) for request in requests]
     return [to_plain(run_all(each, lambda _, windows=windows: windows)) for each, windows in zip(runs, rows, strict=True)]
 
 

@@ -75,7 +75,7 @@ def test_answers_count_with_their_own_length(api: Send, allowed: Any) -> None:
 def test_the_search_for_answers_has_a_limit(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     """To find 1000 different answers in a passage that repeats one word, the search would examine all spans of all windows."""
     passage = {"question": "good", "context": "film " * 3000}
-    monkeypatch.setattr("bertserve.service.tasks.cost.MAX_STEPS", 20_000)
+    monkeypatch.setattr("bertserve.service.tasks.cost.MAX_DECODE_US", 20_000)
     assert 10 == len(answered(api, "/answer", passage, top_k=10, max_answer_len=12))
     assert "`max_answer_len`" in too_large(api, "/answer", inputs=passage, parameters={"top_k": 1000, "max_answer_len": 12})
 

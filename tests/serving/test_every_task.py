@@ -275,7 +275,7 @@ def test_harmless_keys_of_other_clients_are_accepted(api: Send, path: str) -> No
     [
         ({"stream": True}, "`stream` asks for"),
         ({"encoding_format": "base64"}, "`encoding_format` asks for"),
-        ({"options": {"top_k": 2}}, "`top_k`; put it into `parameters`."),
+        ({"options": {"top_k": 2}}, "`options` has no `top_k`"),
         ({"options": True}, "`options` is wrong"),
     ],
 )

@@ -80,7 +80,8 @@ def text_of(runs: Runs, text: str, *, beam: int, top_k: int, targets: Sequence[s
     parameters = fill_mask.FillMaskParameters.model_construct(
         joint=True, beam=beam, top_k=top_k, targets=None if targets is None else list(targets)
     )
-    begun = begin(fill_mask, fill_mask.FillMaskRequest(text, parameters), runs.tokenizer)
+    shared = None if targets is None else fill_mask.Targets(targets)
+    begun = begin(fill_mask, fill_mask.FillMaskRequest(text, parameters, shared), runs.tokenizer)
     assert [] == begun.batch.encodings
     return begun
 

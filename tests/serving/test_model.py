@@ -19,7 +19,7 @@ from bertserve.service.metrics import Metrics
 from bertserve.service.models.model import Model
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
-from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun
+from bertserve.service.tasks.batch import Batch, TaskGenerator, TaskModel
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.classify import ClassifyRequest
 from bertserve.service.tasks.cost import Cost
@@ -59,7 +59,7 @@ async def test_only_batch_invariant_graphs_are_batched(tmp_path: Path, invariant
 async def test_an_input_that_cannot_be_decoded_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[Any]) -> None:
     """The error has the index of the input, at whichever step of its decoding it is raised."""
 
-    def failing(request: Any, model: TaskModel) -> TaskRun:
+    def failing(request: Any, model: TaskModel) -> TaskGenerator:
         (tokens,) = model.tokenizer.tokenize([request.text])
         batch = Batch([model.tokenizer.assemble(tokens.ids)], Cost(answer_bytes=9))
         yield batch
@@ -69,7 +69,7 @@ async def test_an_input_that_cannot_be_decoded_is_named(tmp_path: Path, monkeypa
             raise TooLargeError("too large")
         return 1
 
-    monkeypatch.setitem(TASKS, "text-classification", replace(TASKS["text-classification"], run=failing))  # type: ignore[arg-type]
+    monkeypatch.setitem(TASKS, "text-classification", replace(TASKS["text-classification"], function=failing))  # type: ignore[arg-type]
     model, scheduler = model_in(tmp_path, FakeEngine())
     with pytest.raises(TooLargeError) as caught:
         await model.predict([ClassifyRequest(text) for text in ("good", "fine", "bad", "good")], timeout_s=10)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun
+from bertserve.service.tasks.batch import Batch, TaskGenerator, TaskModel
 from bertserve.service.tasks.body import Closed, TaskBody, TaskParameters, body_config
 from bertserve.service.tasks.cost import Cost
 from bertserve.service.tasks.task_spec import TaskSpec
@@ -61,7 +61,7 @@ class ToyBody(TaskBody):
         return ToyRequest(item.left, item.right, parameters.factor)
 
 
-def count(request: ToyRequest, model: TaskModel) -> TaskRun:
+def count(request: ToyRequest, model: TaskModel) -> TaskGenerator:
     """Returns the number of tokens of both texts times the factor, and the number of the model's outputs."""
     left, right = model.tokenizer.tokenize([request.left, request.right])
     [row] = yield Batch([model.tokenizer.assemble(left.ids, right.ids)], Cost(answer_bytes=32))
@@ -74,6 +74,6 @@ SPEC = TaskSpec(
     title="Count the tokens of two texts",
     body=ToyBody,
     answer=dict[str, int] | list[dict[str, int]],
-    run=count,
+    function=count,
     widths=lambda manifest: {"logits": len(manifest.labels)},
 )

@@ -79,11 +79,6 @@ class SequencesBody(ForeignBody):
             return [[self.inputs]]
         return self.inputs if self.is_list else [self.inputs]
 
-    @property
-    def count(self) -> int:
-        """Number of inputs."""
-        return len(self.items)
-
     def texts_of(self, item: Any) -> Iterable[str]:
         """Returns the one or two texts of an item."""
         return item  # type: ignore[no-any-return]
