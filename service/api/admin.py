@@ -99,8 +99,8 @@ def _add_models(probes: APIRouter, routes: APIRouter, state: AppState) -> None:
 
     def in_openai_format(model: Model) -> dict[str, Any]:
         """Returns a model as OpenAI's clients read it; those of KServe's V1 protocol, who use the same path, read the last three keys."""
-        own = {"task": model.task, "name": model.name, "ready": state.scheduler.ready}
-        return {"id": model.name, "object": "model", "created": created, "owned_by": "bertserve", **own}
+        kserve_keys = {"task": model.task, "name": model.name, "ready": state.scheduler.ready}
+        return {"id": model.name, "object": "model", "created": created, "owned_by": "bertserve", **kserve_keys}
 
     @routes.get("/v1/models", summary="All models, in OpenAI's format")
     async def openai_models() -> Response:
@@ -236,8 +236,8 @@ def _describe(state: AppState, model: Model) -> dict[str, Any]:
 
 
 def _provider_asked(state: AppState) -> Provider:
-    asked = state.settings.provider
-    return state.provider if asked == "auto" else asked
+    provider = state.settings.provider
+    return state.provider if provider == "auto" else provider
 
 
 def _json(value: Any) -> Response:

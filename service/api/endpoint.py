@@ -60,8 +60,8 @@ class Endpoint:
         self._fastapi = create_fastapi(state, asks_for_key=self._auth.keys is not None)
         routes = [route for route in self._fastapi.routes if isinstance(route, InferenceRoute)]
         # a fixed path has precedence over one with a name
-        self._fixed = {route.path: route for route in routes if "{" not in route.path}
-        self._named = [route for route in routes if "{" in route.path]
+        self._fixed_routes = {route.path: route for route in routes if "{" not in route.path}
+        self._named_routes = [route for route in routes if "{" in route.path]
         self._errors = ErrorLog()
         self._ids = random.Random()  # noqa: S311 - ids only tell requests apart, they protect nothing
         self._open = 0  # requests to models without a complete answer
@@ -121,10 +121,10 @@ class Endpoint:
         """Returns the route of a request that runs models, and sets `route` and `path_params` as FastAPI's router does."""
         if scope["method"] != "POST":
             return None
-        if (fixed := self._fixed.get(scope["path"])) is not None:
+        if (fixed := self._fixed_routes.get(scope["path"])) is not None:
             scope["route"], scope["path_params"] = fixed, {}
             return fixed
-        for route in self._named:
+        for route in self._named_routes:
             match, parameters = route.matches(scope)
             if match is Match.FULL:
                 scope.update(parameters)
@@ -160,12 +160,12 @@ class Endpoint:
                     )
             value = request.headers.get(_TIMEOUT)
             timeout_s = state.settings.timeout_ms / 1000 if value is None else self._timeout_s(value)
-            named = request.named_model if scope["path_params"] else None
+            model = request.named_model if scope["path_params"] else None
             if is_stream:
                 await LineStream(route.wire, request, timeout_s, self._errors).answer(receive, send)
                 return
-            if named is not None:
-                request.task, request.model = named.task, named.name
+            if model is not None:
+                request.task, request.model = model.task, model.name
             raw = await read_body(receive, request.headers, limit=state.settings.max_body_bytes, timeout_s=state.settings.body_timeout_s)
             if len(raw) > LARGE_BYTES:
                 await state.scheduler.own_turn()

@@ -72,7 +72,7 @@ class ErrorLog:
     """Logs errors of requests; it belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._seen: Counter[tuple[int, str]] = Counter()
+        self._counts: Counter[tuple[int, str]] = Counter()
 
     def write(self, error: Exception, request: Mapping[str, Any]) -> None:
         """Logs the error of a request, or only counts it if many errors of its kind were logged within the last second.
@@ -80,16 +80,16 @@ class ErrorLog:
         `request` has `request_id`, `method`, `path` and further fields of the log line.
         """
         kind = classify(error)
-        if kind not in self._seen:
+        if kind not in self._counts:
             asyncio.get_running_loop().call_later(INTERVAL_S, self._release, kind)
-        self._seen[kind] += 1
-        if kind == INTERNAL or self._seen[kind] <= MAX_LINES:
+        self._counts[kind] += 1
+        if kind == INTERNAL or self._counts[kind] <= MAX_LINES:
             self._log(error, kind, request)
 
     def _release(self, kind: tuple[int, str]) -> None:
-        more = self._seen.pop(kind) - MAX_LINES
-        if more > 0 and kind != INTERNAL:
-            logger.warning("%s %s: %d more within %.0f s", *kind, more, INTERVAL_S, extra={"status": kind[0], "error_type": kind[1]})
+        rest = self._counts.pop(kind) - MAX_LINES
+        if rest > 0 and kind != INTERNAL:
+            logger.warning("%s %s: %d more within %.0f s", *kind, rest, INTERVAL_S, extra={"status": kind[0], "error_type": kind[1]})
 
     def _log(self, error: Exception, kind: tuple[int, str], request: Mapping[str, Any]) -> None:
         status, error_type = kind

@@ -58,11 +58,11 @@ class LineStream:
         """Begins without lines."""
         self._state = self.request.state
         self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._taken = asyncio.Event()
+        self._chunk_taken = asyncio.Event()
         self._answers: asyncio.Queue[tuple[asyncio.Task[bytes] | None, int]] = asyncio.Queue()
         self._lines = self._weight = 0  # lines so far; weight of those in progress
         self._last_answer_bytes = FIRST_ANSWER_BYTES
-        self._sent = asyncio.Event()
+        self._answer_sent = asyncio.Event()
 
     async def answer(self, receive: Receive, send: Send) -> None:
         """Answers all lines. The response starts with the first answer, so that an earlier failure can have its own status.
@@ -91,8 +91,9 @@ class LineStream:
                 async with asyncio.timeout(timeout_s):
                     message = await receive()
             except TimeoutError:
-                if self._weight or self._sent.is_set():  # the client may pause while lines are in progress, and after their last answer
-                    self._sent.clear()
+                # the client may pause while lines are in progress, and after their last answer
+                if self._weight or self._answer_sent.is_set():
+                    self._answer_sent.clear()
                     continue
                 raise SlowRequestError(
                     "no line came within {timeout_s:g} s; end the request after the last line.", timeout_s=timeout_s
@@ -104,15 +105,15 @@ class LineStream:
                 if not (more := message.get("more_body", False)):
                     self._chunks.put_nowait(None)
                 if (ahead := self._chunks.qsize() - READ_AHEAD) >= 0:
-                    self._taken.clear()
+                    self._chunk_taken.clear()
                     with suppress(TimeoutError):  # only reading detects a client that has left, so it continues slowly
-                        await asyncio.wait_for(self._taken.wait(), 1 + ahead)
+                        await asyncio.wait_for(self._chunk_taken.wait(), 1 + ahead)
 
     async def _cut(self, group: asyncio.TaskGroup) -> None:
         """Starts a request for each line that is not blank."""
         line, size = bytearray(), self._state.settings.max_body_bytes + 1  # a line that is too long keeps one byte too many, and is refused
         while (chunk := await self._chunks.get()) is not None:
-            self._taken.set()
+            self._chunk_taken.set()
             first, *others = LINE_ENDS.split(chunk)
             line += first[: size - len(line)]
             if others:
@@ -125,10 +126,10 @@ class LineStream:
 
     async def _start(self, line: bytes, group: asyncio.TaskGroup) -> None:
         """Starts the request of a line when there is room for it."""
-        least = MAX_WEIGHT // self._state.settings.max_stream_requests
-        while self._weight + (weight := max(least, len(line), self._last_answer_bytes // ANSWER_SHARE)) > MAX_WEIGHT and self._weight:
-            self._sent.clear()
-            await self._sent.wait()
+        min_weight = MAX_WEIGHT // self._state.settings.max_stream_requests
+        while self._weight + (weight := max(min_weight, len(line), self._last_answer_bytes // ANSWER_SHARE)) > MAX_WEIGHT and self._weight:
+            self._answer_sent.clear()
+            await self._answer_sent.wait()
         self._lines += 1
         self._weight += weight
         self._answers.put_nowait((group.create_task(self._answer(line, self._lines)), weight))
@@ -144,7 +145,7 @@ class LineStream:
                 await send({"type": "http.response.start", "status": _OK, "headers": [(b"content-type", MEDIA_TYPE.encode())]})
             await send({"type": "http.response.body", "body": answer, "more_body": more})
             self._weight -= weight
-            self._sent.set()
+            self._answer_sent.set()
 
     async def _answer(self, line: bytes, number: int) -> bytes:
         """Returns the answer to a line as JSON, or its error in the usual JSON shape; counts both."""

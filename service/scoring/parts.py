@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from bertserve.service.errors import SettingsError, classify
-from bertserve.service.scoring.rows import Row, Window, explained
+from bertserve.service.scoring.rows import Row, Window, arrow_errors
 from bertserve.service.tasks.json_text import to_json, to_plain
 
 with suppress(ImportError):  # the extra `parquet`
@@ -72,14 +72,14 @@ def with_predictions(table: Any, rows: Sequence[Row], names: Sequence[str]) -> A
         predictions = [list(value) if isinstance(value, np.ndarray) and value.ndim == 2 else value for value in predictions]
     else:
         predictions = to_plain(predictions)
-    with explained("the predictions have different types"):
+    with arrow_errors("the predictions have different types"):
         column = pa.array(predictions)
     return table.append_column(names[0], column).append_column(names[1], pa.array([row.warnings for row in rows], pa.list_(pa.string())))
 
 
-def merged(schemas: Sequence[Any]) -> Any:
+def unified_schema(schemas: Sequence[Any]) -> Any:
     """Returns a schema for tables with several schemas: a window without an entity, for example, does not show the type of entities."""
-    with explained("the predictions have different types"):
+    with arrow_errors("the predictions have different types"):
         return pa.unify_schemas(schemas, promote_options="permissive")
 
 
@@ -103,7 +103,7 @@ class ParquetWriter:
 
     def join(self, parts: Sequence[Path], path: Path) -> None:
         """Writes all parts to a file."""
-        schema = merged([self._empty, *map(pq.read_schema, parts)])
+        schema = unified_schema([self._empty, *map(pq.read_schema, parts)])
         with pq.ParquetWriter(path, schema) as writer:
             for part in parts:
                 with pq.ParquetFile(part) as file:
@@ -136,25 +136,25 @@ class Parts:
         """Writes the part of a window."""
         self._folder.mkdir(exist_ok=True)
         for kind, content in (("rejected", _reasons(window)), ("part", self._writer.write(window))):
-            made = self._made(kind)
-            made.write_bytes(content)
-            _move(made, self._path(kind, index))
+            path = self._temporary_path(kind)
+            path.write_bytes(content)
+            _move(path, self._path(kind, index))
 
     def finish(self, count: int) -> int:
         """Joins `count` parts to the output, and to the file of rejected rows if there are any; returns the number of these rows."""
         self._folder.mkdir(exist_ok=True)
-        output, rejected = self._made("output"), self._made("rejected")
+        output, rejected = self._temporary_path("output"), self._temporary_path("rejected")
         self._writer.join([self._path("part", index) for index in range(count)], output)
         reasons = b"".join(self._path("rejected", index).read_bytes() for index in range(count))
         rejected.write_bytes(reasons)
-        for made, target in ((rejected, self.rejected), (output, self.output))[0 if reasons else 1 :]:
-            if not (target.exists() and filecmp.cmp(made, target, shallow=False)):
+        for path, target in ((rejected, self.rejected), (output, self.output))[0 if reasons else 1 :]:
+            if not (target.exists() and filecmp.cmp(path, target, shallow=False)):
                 _check_new(target)
-                _move(made, target)
+                _move(path, target)
         shutil.rmtree(self._folder)
         return reasons.count(b"\n")
 
-    def _made(self, name: str) -> Path:
+    def _temporary_path(self, name: str) -> Path:
         return self._folder / f".{name}-{os.getpid()}"  # not that of another run
 
 
@@ -199,8 +199,8 @@ def _check_new(path: Path) -> None:
         raise SettingsError(f"`{path}` exists already; remove it, or give another name.")
 
 
-def _move(made: Path, target: Path) -> None:
+def _move(path: Path, target: Path) -> None:
     """Gives a complete file its name."""
-    with made.open("rb") as file:
+    with path.open("rb") as file:
         os.fsync(file.fileno())
-    os.replace(made, target)
+    os.replace(path, target)

@@ -146,7 +146,7 @@ class Predictor:
         """Ends the threads after their current chunks."""
         self._pool.shutdown(cancel_futures=True)
 
-    def answered(self, windows: Iterable[Window]) -> Iterator[Window]:
+    def answer(self, windows: Iterable[Window]) -> Iterator[Window]:
         """Yields windows whose rows have a prediction or an error; the next window starts while the last rows of a window run."""
         started = ((window, self._start(window.rows) if not window.is_written else ()) for window in windows)
         for (window, futures), _ in pairwise(chain(started, [(Window(rows=(), size=0), ())])):

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from bertserve.service.bundle import files
 from bertserve.service.errors import SettingsError, StartError, install_command
-from bertserve.service.scoring.parts import merged, with_predictions
+from bertserve.service.scoring.parts import unified_schema, with_predictions
 from bertserve.service.scoring.predictor import Predictor, RowTask
 from bertserve.service.scoring.rows import Window, rows_of
 from bertserve.service.settings import ModelSettings
@@ -40,10 +40,10 @@ class Scorer:
         table = batch if isinstance(batch, pa.Table) else pa.table(dict(batch))
         self._predictor.columns.check(table.column_names, (*self._names, "error"))
         rows = rows_of(table, self._predictor.columns.by_field.values())
-        list(self._predictor.answered([Window(rows, size=0)]))
+        list(self._predictor.answer([Window(rows, size=0)]))
         errors = [None if row.error is None else row.error.message for row in rows]
         table = with_predictions(table, rows, self._names).append_column("error", pa.array(errors, pa.string()))
-        self._schema = merged([self._schema, table.schema])
+        self._schema = unified_schema([self._schema, table.schema])
         return table.cast(self._schema)
 
 

@@ -139,7 +139,7 @@ def _error(fields: Sequence[str], columns: Sequence[str]) -> BertServeError | No
 
 
 @contextmanager
-def explained(problem: str, remedy: str = "write JSON Lines, because a Parquet column has one type") -> Iterator[None]:
+def arrow_errors(problem: str, remedy: str = "write JSON Lines, because a Parquet column has one type") -> Iterator[None]:
     """Raises errors of pyarrow as `StartError`."""
     try:
         yield
@@ -149,7 +149,7 @@ def explained(problem: str, remedy: str = "write JSON Lines, because a Parquet c
 
 def read_parquet(path: Path, inputs: Collection[str] | None, max_rows: int) -> tuple[Any, Iterator[Window]]:
     """Returns the schema and the windows of a file; rows have the `inputs` among its columns, or all columns if it is None, for text."""
-    with explained(f"the input `{path}` cannot be read as Parquet", "check its format"):
+    with arrow_errors(f"the input `{path}` cannot be read as Parquet", "check its format"):
         # INT96 has days and nanoseconds: as 64-bit nanoseconds, times outside 1677 to 2262 would become other times
         file = pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
     if inputs is None and (others := [column for column in file.schema_arrow if _NOT_TEXT.search(str(column.type))]):
@@ -160,7 +160,7 @@ def read_parquet(path: Path, inputs: Collection[str] | None, max_rows: int) -> t
     def windows() -> Iterator[Window]:
         total, size, position = file.metadata.num_rows, path.stat().st_size, 0
         decoded_size = sum(file.metadata.row_group(group).total_byte_size for group in range(file.num_row_groups))
-        with explained("the input is broken", "write it again"):
+        with arrow_errors("the input is broken", "write it again"):
             for batch in file.iter_batches(max(1, min(max_rows, WINDOW_BYTES * total // max(decoded_size, 1)))):
                 table = pa.Table.from_batches([batch])
                 yield Window(rows_of(table, inputs, position), size * len(table) // total, table)
@@ -177,7 +177,7 @@ def rows_of(table: Any, inputs: Collection[str] | None, before: int = 0) -> list
             column = table.column(name)
             if pa.types.is_timestamp(column.type):  # Python has no nanoseconds
                 column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
-            with explained(f"the column `{name}` has a value that is not a text", "convert it to UTF-8"):
+            with arrow_errors(f"the column `{name}` has a value that is not a text", "convert it to UTF-8"):
                 columns[name] = column.to_pylist()
     rows = zip(*columns.values(), strict=True)
     return [Row(number, values=dict(zip(columns, row, strict=True))) for number, row in enumerate(rows, before + 1)]

@@ -92,7 +92,7 @@ def _run(source: Path, predictor: Predictor, windows: Iterable[rows.Window], run
     """Scores all windows, and returns the exit code, which is 3 if rows were rejected."""
     totals, start = Counter[str](), time.perf_counter()
     with tqdm(total=source.stat().st_size or None, unit="B", unit_scale=True, leave=False, disable=None) as bar:
-        for index, window in enumerate(predictor.answered(run.mark_written(windows))):
+        for index, window in enumerate(predictor.answer(run.mark_written(windows))):
             if not window.is_written:
                 run.write(index, window)
                 totals.update(scored=len(window.rows), warned=sum(bool(row.warnings) for row in window.rows if row.error is None))

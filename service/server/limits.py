@@ -162,8 +162,8 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         if self._stage != BODY or not self.cycle.response_started:
             request_id = uuid.uuid4().hex
-            known = error if isinstance(error, BertServeError) else MalformedRequestError("not a valid HTTP/1.1 request.")
-            response = error_answers.response(known, request_id)
+            answer_error = error if isinstance(error, BertServeError) else MalformedRequestError("not a valid HTTP/1.1 request.")
+            response = error_answers.response(answer_error, request_id)
             response.headers.update({"x-request-id": request_id, "connection": "close"})
             head = STATUS_LINE[response.status_code] + b"".join(b"%s: %s\r\n" % header for header in response.raw_headers)
             self.transport.write(head + b"\r\n" + bytes(response.body))

@@ -41,14 +41,14 @@ def configure_logging(log_format: str) -> None:
 def background_logging() -> Iterator[None]:
     """Makes a thread write the logs until the block ends, so that a slow reader of stderr never blocks the event loop."""
     root = logging.getLogger()
-    written_by = root.handlers
+    handlers = root.handlers
     waiting: queue.Queue[logging.LogRecord] = queue.Queue(MAX_WAITING)
-    QueueListener(waiting, *written_by).start()
+    QueueListener(waiting, *handlers).start()
     root.handlers = [_DroppingHandler(waiting)]
     try:
         yield
     finally:
-        root.handlers = written_by
+        root.handlers = handlers
         end = time.monotonic() + FLUSH_S
         # the thread of the listener ends with the process: to stop it would wait for a reader of stderr
         while waiting.unfinished_tasks and time.monotonic() < end:

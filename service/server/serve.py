@@ -113,14 +113,14 @@ def prepare(settings: Settings) -> Authenticator:
 
 def _announce(settings: Settings, listener: socket.socket, start: float, started: tuple[list[str], int]) -> None:
     """Prints the served models and the address, and notifies systemd."""
-    models, threads = started
+    models, thread_count = started
     host, port = listener.getsockname()[:2]
     address = f"{'http' if settings.tls_cert is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
     seconds = time.perf_counter() - start
-    chosen = plural(threads, "inference thread") + (f" in {settings.workers} workers" if settings.workers > 1 else "")
+    threads = plural(thread_count, "inference thread") + (f" in {settings.workers} workers" if settings.workers > 1 else "")
     for model in models:
         print(f"  {model}")
-    print(f"bertserve {__version__} listens on {address}, ready after {seconds:.2f} s with {chosen}; docs at {address}/docs", flush=True)
+    print(f"bertserve {__version__} listens on {address}, ready after {seconds:.2f} s with {threads}; docs at {address}/docs", flush=True)
     sd_notify(f"READY=1\nSTATUS=listens on {address}", logger)
 
 
@@ -197,9 +197,9 @@ class Server(uvicorn.Server):
         if aborted := await self._state.scheduler.stop(timeout_s):
             logger.warning("at the shutdown timeout, %s aborted", plural(aborted, "request"))
         assert sockets
-        late = self._accept_waiting(sockets[0])
+        late_connections = self._accept_waiting(sockets[0])
         await super().shutdown(sockets)
-        await asyncio.gather(*late, return_exceptions=True)
+        await asyncio.gather(*late_connections, return_exceptions=True)
         logger.info("shutdown finished after %.1f s", time.monotonic() - began)
 
     def _accept_waiting(self, listener: socket.socket) -> list[asyncio.Task[Any]]:
