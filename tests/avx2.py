@@ -5,8 +5,6 @@ In the copy, each `xgetbv` instruction becomes a constant: the operating system 
 On the same inputs, its results were bit-identical to the results of an emulated Haswell CPU.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Replicas behind a real HAProxy or nginx, and a load in a thread that records the responses of its clients."""
 
-from __future__ import annotations
-
 import csv
 import io
 import threading

@@ -1,7 +1,5 @@
 """Test doubles: a manual clock, engines that block, fail or record, and a session with the faults of a graph."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

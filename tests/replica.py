@@ -3,8 +3,6 @@
 A replica can be restarted at its address. The proxies run with the configurations of `deploy/`, but with other addresses.
 """
 
-from __future__ import annotations
-
 import contextlib
 import getpass
 import os

@@ -1,7 +1,5 @@
 """Prints the lines and files of each package next to its budget: `python tests/size.py` (`make size`)."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Runs task functions on model outputs that a test provides, without a scheduler and a graph."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """What the serving install contains and imports."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The files in locks/, which the image installs: every pin has hashes and the tested version, and no requirement is missing."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The templates of errors, which the log shows: none has a text of a caller, and each gets its values."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 from string import Formatter

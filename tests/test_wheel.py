@@ -1,7 +1,5 @@
 """The wheel installs only the package `bertserve`, and its commands work without this repository."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

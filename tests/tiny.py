@@ -1,7 +1,5 @@
 """Builds tiny, deterministic bundles without torch: each has a real tokenizer, a real ONNX graph and a valid manifest."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fixtures and helpers for client tests: a service with the embedded models and a tiny model, and a browser."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

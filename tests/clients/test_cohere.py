@@ -1,7 +1,5 @@
 """The clients of cohere: `Client` calls `/v1/rerank`, and `ClientV2` calls `/v2/rerank`."""
 
-from __future__ import annotations
-
 import cohere
 import pytest
 from cohere.errors import NotFoundError, UnprocessableEntityError

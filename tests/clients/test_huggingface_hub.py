@@ -3,8 +3,6 @@
 Version 2 is tested in tests/serving/test_client.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from typing import Any

@@ -1,7 +1,5 @@
 """@huggingface/inference for JavaScript: all its methods for the tasks of the service, run by node (`calls.mjs`)."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """LangChain: embeddings through the huggingface_hub client and through the OpenAI client."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

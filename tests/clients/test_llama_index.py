@@ -1,7 +1,5 @@
 """LlamaIndex: the classes that take an endpoint URL, for the Hub API, Text Embeddings Inference and Jina."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The openai client: embeddings, models, and an exception for each error."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

@@ -1,7 +1,5 @@
 """The playground in a real Chromium, driven by playwright-core (`playground.mjs`): each loaded task, by keyboard."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

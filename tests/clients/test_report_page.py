@@ -1,7 +1,5 @@
 """The HTML report of `bert-bench` in a real Chromium, driven by playwright-core (`report_page.mjs`)."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

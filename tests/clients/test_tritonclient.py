@@ -1,7 +1,5 @@
 """tritonclient over HTTP: texts in binary and JSON tensors, metadata and probes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import urllib.request

@@ -3,8 +3,6 @@
 Clients see the same as from one process, even while replicas start, stop and die.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

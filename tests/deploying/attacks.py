@@ -1,7 +1,5 @@
 """Attacks on HTTP/1.1, as bytes that connections send and read. Run it as `python attacks.py NAME PORT SECONDS`."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Reads the files in `deploy/`: YAML documents, pods, containers, durations and the systemd unit. The tests check the rules."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ During each attack, a probe asks the replica itself, its memory is measured, and
 `pytest -s` prints a table of all attacks. `make test` runs the attacks of EVERY_RUN for a part of a second, `make test-all` all of them.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import socket

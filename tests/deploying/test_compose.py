@@ -1,7 +1,5 @@
 """deploy/compose and deploy/systemd match the service: ports, mounts, settings and shutdown time."""
 
-from __future__ import annotations
-
 import shlex
 
 import manifests

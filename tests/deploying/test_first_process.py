@@ -1,7 +1,5 @@
 """The service as the first process of a container, which ignores each signal without a handler."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The Kubernetes and KServe manifests match the service: paths, port, settings, metrics and shutdown time."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """deploy/haproxy and deploy/nginx: the proxies accept the configurations, their limits match the service, and requests pass unchanged."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """deploy/ray: the files match Ray's schema, each other, and the settings of the service."""
 
-from __future__ import annotations
-
 import warnings
 from importlib import import_module
 from typing import Any

@@ -1,7 +1,5 @@
 """Replicas that stop, die or hang behind a real HAProxy or nginx, under a load without pauses."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

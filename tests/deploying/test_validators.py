@@ -3,8 +3,6 @@
 The tools from PyPI are in a separate environment, which `make test-all` creates. The system provides kubectl and systemd-analyze.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The service in process, for tests of its HTTP interface: built as `bert-serve` builds it, or around a fake engine."""
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import functools

@@ -1,7 +1,5 @@
 """Many clients on open connections, each of which sends a request as soon as the previous one is answered, for a limited time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field

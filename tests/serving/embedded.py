@@ -1,7 +1,5 @@
 """Loaded bundles whose graph a test runs directly: the embedded ones, which tests compare with golden files, and tiny ones."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Hypothesis strategies of bodies that a client should not send: valid bodies with one invalid part, and bytes that are not JSON."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """Unusual and invalid HTTP/1.1 messages, each with the expected statuses, and a Hypothesis strategy that generates more."""
 
-from __future__ import annotations
-
 import gzip
 import select
 import socket

@@ -1,7 +1,5 @@
 """Bench: a scheduler under test with real threads and a real event loop. The work is a fake that can block or fail."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """Helpers of the tests of `bert-serve score`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """LimitedProtocol on a real socket around any ASGI application, in process: for tests of connections."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine

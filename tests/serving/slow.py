@@ -3,8 +3,6 @@
 One runs each text alone and multiplies large matrices first. The other hangs, for seconds or hours, if a text contains a certain word.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The wire format of /embed, /similarity, /rerank and /zero-shot on tiny bundles: results, parameters and errors of these tasks."""
 
-from __future__ import annotations
-
 import base64
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The wire format of /ner, /answer and /fill-mask on tiny bundles: shapes, parameters, errors and long texts."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Attention at /attention: weights compared with plain formulas, tokens and offsets, pairs, batches, limits, bundles without attention."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Authorization: every route with and without a key, the key file, and the metrics of each key."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

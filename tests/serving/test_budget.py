@@ -1,7 +1,5 @@
 """The limits of one request in addition to its tokens: characters, memory, decoding work and response bytes, for all tasks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

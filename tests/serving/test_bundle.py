@@ -1,7 +1,5 @@
 """Bundles: their loading, the errors for broken and malicious ones, and the service of the other models."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Callable

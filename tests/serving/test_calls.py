@@ -1,7 +1,5 @@
 """The number of calls of the service's own functions in one `/classify` request."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import tiny

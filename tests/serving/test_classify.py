@@ -1,7 +1,5 @@
 """The wire format of /classify: parameters, accepted and refused bodies, and long texts, which are truncated, refused or scored in windows."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 from pathlib import Path

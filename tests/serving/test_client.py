@@ -1,7 +1,5 @@
 """The official client, unmodified, against a running service: results, errors and warnings of every task, as its user sees them."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The commands `bert-serve serve` and `bert-serve check`: the messages and exit codes of their errors."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Limits of connections: size and time of heads, trailers, upgrades, unread bodies, pipelining, and how a connection ends."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

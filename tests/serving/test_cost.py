@@ -1,7 +1,5 @@
 """CostModel: how the runs of the service change its predictions."""
 
-from __future__ import annotations
-
 from math import isfinite
 
 import pytest

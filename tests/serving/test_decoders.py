@@ -1,7 +1,5 @@
 """The decoders of entities and answers on random logits, each compared with its definition in plain loops."""
 
-from __future__ import annotations
-
 import functools
 import tempfile
 import unicodedata

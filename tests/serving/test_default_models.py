@@ -1,7 +1,5 @@
 """The default model of a task: chosen by the operator if several models are candidates, and stable while it is loaded."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Responses conform to the OpenAPI description: schemathesis sends valid and invalid requests over a real connection."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Multi-threaded runs: when they are used, and that their outputs are identical."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Errors: one table has the status of each class, all have the same fields, and they say how to correct common mistakes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """What all tasks share over HTTP: paths, models, bodies, parameters, limits, errors, descriptions and metrics."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

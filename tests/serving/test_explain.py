@@ -1,7 +1,5 @@
 """`explain` of /classify and /answer: the importance of each word, compared with texts without the word; and what it costs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise

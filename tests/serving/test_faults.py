@@ -1,7 +1,5 @@
 """Graph faults in a real service with a faulty session: the request that causes the fault gets an error, its batch-mates do not."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Scores are compared with the exact softmax of the same logits. The pipeline sums
 to 1.5e-5. A row is rebuilt from the 100 best logits, the targets, and a constant tail of equal mass.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

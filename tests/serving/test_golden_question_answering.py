@@ -5,8 +5,6 @@ requested and one was found, it returns a dict; here the result is a list. By de
 span is searched: tests/serving/test_decoders.py compares that with loops over all spans.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,8 +3,6 @@
 `tests/golden/make_reranking.py` wrote the file of cases; these tests need no checkpoint.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,8 +5,6 @@ of lengths tells that a token continues a word. A combining mark that the tokeni
 it. `word` is a slice of the caller's text. For texts with several windows, the reference is brute force.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

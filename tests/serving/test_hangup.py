@@ -1,7 +1,5 @@
 """SIGHUP: all workers reload keys and models while they answer requests; and TLS."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import ssl

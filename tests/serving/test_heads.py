@@ -1,7 +1,5 @@
 """Decoding on plain numbers, compared with plain formulas: classes, embeddings, reranking, zero-shot labels, and tag schemes."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Callers with long lists or documents, in virtual time: how much longer other callers with short texts wait."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from functools import cache

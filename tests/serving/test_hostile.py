@@ -3,8 +3,6 @@
 `make stress` runs 100,000 random cases; `make test` runs 2,000, always the same ones.
 """
 
-from __future__ import annotations
-
 import httpx
 import pytest
 from hypothesis import given

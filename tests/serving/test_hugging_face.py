@@ -1,7 +1,5 @@
 """Clients of Hugging Face: the base URL, which is the only one that they know of an Inference Endpoint, and answers for JavaScript."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Joint mask filling: the search compared with all fillings of a text, its runs compared with the reserved tokens, and the endpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache, partial
 from itertools import product

@@ -1,7 +1,5 @@
 """`bert-serve models` lists models as a table or as JSON, and reports bundles that it cannot read."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Logs: a line of a failed request has the reason, but no data of its caller; and a slow reader never blocks the event loop."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

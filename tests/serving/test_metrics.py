@@ -1,7 +1,5 @@
 """The metrics have the right values."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

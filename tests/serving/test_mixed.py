@@ -1,7 +1,5 @@
 """End to end over a real port with the embedded models: concurrent clients send valid and invalid requests for all tasks."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`Model`, between requests and inference threads: batching by graph, and errors that name their input."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from pathlib import Path

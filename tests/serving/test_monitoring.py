@@ -1,7 +1,5 @@
 """deploy/grafana and deploy/prometheus: their metrics exist, are described, and have values for a service under load."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

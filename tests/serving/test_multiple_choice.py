@@ -1,7 +1,5 @@
 """Multiple choice at /choose: scores and their order checked against plain formulas, long texts, limits, errors and tensors."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

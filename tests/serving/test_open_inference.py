@@ -1,7 +1,5 @@
 """The Open Inference Protocol and KServe's V1 protocol over HTTP: texts in binary and JSON tensors, wrong requests, metadata, probes."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """OpenAI's paths below `/v1`, and the rerank formats of Cohere and Jina; tests/clients runs the client libraries themselves."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterator
 from pathlib import Path

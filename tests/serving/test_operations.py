@@ -1,7 +1,5 @@
 """What operators and clients read in addition to predictions: models, health, limits, docs, OpenAPI and request ids."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

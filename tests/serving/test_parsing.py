@@ -1,7 +1,5 @@
 """The JSON structure of a body has limits, which are checked before it is parsed."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The playground's files, which use nothing but this service; tests/clients tests the page in a browser."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

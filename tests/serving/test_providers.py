@@ -1,7 +1,5 @@
 """Execution providers: options, the folder of TensorRT engines, and errors for unavailable providers; no test needs a GPU."""
 
-from __future__ import annotations
-
 import ctypes
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Access through a proxy or a browser: path prefix, client address, docs pages and cross-origin requests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

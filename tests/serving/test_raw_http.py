@@ -3,8 +3,6 @@
 The tests use a real server process. tests/serving/raw_http.py defines the bytes.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

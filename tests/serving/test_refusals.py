@@ -1,7 +1,5 @@
 """Refusals: sizes, encodings, deadlines, a full queue, too many open requests, a stopping service and a failing engine."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator

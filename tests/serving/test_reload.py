@@ -1,7 +1,5 @@
 """Models change under load: no request fails, no request gets results of two versions, and an unloaded model frees its memory."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import gc

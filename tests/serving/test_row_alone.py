@@ -1,7 +1,5 @@
 """For every task, a row in a batch of mixed lengths equals the row from a batch of its own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The outputs of a run are bounded: the logits of masks, which can be gigabytes, and attention weights; and freed memory is returned."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import threading

@@ -1,7 +1,5 @@
 """`bert-serve score` scores files in each format, refuses invalid input, and resumes an interrupted run."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """`bert-serve score` and its files: runs that are killed continue with the same bytes, and no file is replaced unasked."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

@@ -1,7 +1,5 @@
 """Flags override variables, variables override the file of --config, and the file overrides defaults. Errors name invalid settings."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

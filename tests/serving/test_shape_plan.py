@@ -1,7 +1,5 @@
 """Shape plans: the scheduler makes batches for planned shapes, the engine runs only these shapes, and the answers do not change."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

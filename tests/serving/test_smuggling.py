@@ -1,7 +1,5 @@
 """The text of a request cannot inject special tokens: with every kind of tokenizer, their spellings stay ordinary text."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path

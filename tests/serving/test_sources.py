@@ -1,7 +1,5 @@
 """`--model SOURCE`: the kinds of sources, the cache of exports, the export in another process, and the errors."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Starts on a real port with one or two workers: the output, the log, failed starts, and the files that a start leaves behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Shutdown: requests under load, readiness, half-sent requests and further signals."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import signal

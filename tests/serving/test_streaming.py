@@ -1,7 +1,5 @@
 """JSON Lines: one answer or error per line in order, back pressure, and cancellation when the client disconnects."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

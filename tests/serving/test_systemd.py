@@ -1,7 +1,5 @@
 """Messages of a service to systemd with `Type=notify`: ready, watchdog and stopping."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import threading

@@ -1,7 +1,5 @@
 """The routes of Text Embeddings Inference, with the bodies of its API description."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Encodings of texts: templates, truncation and windows, compared with the library `tokenizers`; and models without special tokens."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A new base task needs a file and a line in the catalog; endpoints, tensors, columns, playground and OpenAPI follow from its spec."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

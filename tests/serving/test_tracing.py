@@ -1,7 +1,5 @@
 """Tracing: the spans of real requests as an OTLP collector receives them, the caller's trace, and a missing collector."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import http.server

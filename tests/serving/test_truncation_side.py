@@ -3,8 +3,6 @@
 `tests/exporting/test_random_checkpoints.py` compares the tokens of both sides with those of transformers.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Bundles that are refused because of a missing or an insufficient validation report."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

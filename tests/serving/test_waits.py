@@ -1,7 +1,5 @@
 """Predicted and real waits: a queue whose inference threads run in virtual time, at twice their capacity."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Models on a GPU are warmed up on each inference thread, because cuDNN builds its plans per thread."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Several workers on one port: divided limits, one metrics page, replacement, shutdown, and failed starts."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """A test-only base task that counts the tokens of two texts. It shows what the file of a new task in service/tasks contains."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar

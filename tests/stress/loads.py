@@ -4,8 +4,6 @@
 STRESS_SECONDS, runs each load on the embedded models for the full duration, and prints each metric with its threshold.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import threading

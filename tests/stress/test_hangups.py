@@ -1,7 +1,5 @@
 """Clients that disconnect while their requests wait or run: the service cancels the requests and frees their resources."""
 
-from __future__ import annotations
-
 import json
 import socket
 import struct

@@ -1,7 +1,5 @@
 """Overload at three times the capacity: the service keeps its throughput, and refuses the other requests at once with `Retry-After`."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A long load of all tasks, text lengths and invalid requests: memory, file descriptors and threads stay constant."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
