@@ -168,10 +168,6 @@ class Stream:
         self._writer, self._rejected = writer, 0
         sys.stdout.buffer.write(writer.head)
 
-    def mark_written(self, windows: Iterable[Window]) -> Iterator[Window]:
-        """Yields windows."""
-        yield from windows
-
     def write(self, index: int, window: Window) -> None:
         """Writes a window, and the reasons of its rows without an answer."""
         reasons = _reasons(window)

@@ -45,7 +45,8 @@ def score(settings: ModelSettings, task: RowTask, source: Path, output: Path, re
             )
             if isinstance(writer, parts.LineWriter) and output == STDOUT:
                 return _run(source, predictor, windows, parts.Stream(writer))
-            return _run(source, predictor, windows, parts.Parts(output, rejected, writer, facts))
+            run = parts.Parts(output, rejected, writer, facts)
+            return _run(source, predictor, run.mark_written(windows), run)
     except KeyboardInterrupt:
         print("stopped; run the same command again to continue.", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -92,7 +93,7 @@ def _run(source: Path, predictor: Predictor, windows: Iterable[rows.Window], run
     """Scores all windows, and returns the exit code, which is 3 if rows were rejected."""
     totals, start = Counter[str](), time.perf_counter()
     with tqdm(total=source.stat().st_size or None, unit="B", unit_scale=True, leave=False, disable=None) as bar:
-        for index, window in enumerate(predictor.answer(run.mark_written(windows))):
+        for index, window in enumerate(predictor.answer(windows)):
             if not window.is_written:
                 run.write(index, window)
                 totals.update(scored=len(window.rows), warned=sum(bool(row.warnings) for row in window.rows if row.error is None))
