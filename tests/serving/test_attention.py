@@ -14,7 +14,7 @@ from onnx import numpy_helper
 
 import application
 import tiny
-from application import Send, call, call_fresh, post, posted, rejected, started
+from application import Send, call_fresh, post, posted, rejected, started
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.errors import BundleError, SettingsError
 from bertserve.service.models.build import build
@@ -182,10 +182,6 @@ def test_the_error_for_a_bundle_without_attention_says_what_to_do(api: Send, fol
     for path, body in ((ATTENTION, {"model": "plain"}), ("/models/plain", {"parameters": {"output_attentions": True}})):
         message = rejected(post(api, {"inputs": TEXT, **body}, path=path), 422, "invalid_value")
         assert "`--attentions`" in message and "`chooser`, `classifier`, `filler`" in message
-
-
-def test_attention_is_not_found_if_no_model_has_it(models: Path) -> None:
-    assert "`--attentions`" in rejected(call(models, "POST", ATTENTION, json={"inputs": TEXT}), 404, "not_found")
 
 
 def test_the_path_of_a_model_returns_attention_only_on_request(api: Send) -> None:

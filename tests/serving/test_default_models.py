@@ -77,12 +77,6 @@ def test_the_default_is_the_only_candidate_or_the_configured_model(
     assert expected == used(state_of(made(tmp_path, **models), **settings))
 
 
-def test_a_derived_task_needs_a_default_if_that_of_its_base_is_incompatible(tmp_path: Path) -> None:
-    folder = made(tmp_path, a=NLI, b=NLI, mood=tiny.LABELS)
-    with pytest.raises(SettingsError, match=r" /zero-shot \(`a`, `b`\); .* --default zero-shot=NAME,"):
-        state_of(folder, default={"classify": "mood"})
-
-
 @pytest.mark.parametrize("stored", ["{}", '{"classify": "a"}'])
 def test_a_broken_model_is_not_a_candidate(tmp_path: Path, stored: str) -> None:
     folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS)

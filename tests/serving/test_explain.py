@@ -210,10 +210,6 @@ def test_the_window_with_the_answer_to_a_long_passage_is_explained(api: Send) ->
     assert [item["word"] for item in context] == [passage[item["start"] : item["end"]] for item in context]
 
 
-def test_explain_with_summed_duplicates_is_refused(api: Send) -> None:
-    assert "`duplicates`" in refused(api, ANSWER, {"question": "good ?", "context": "a film"}, explain=True, duplicates="sum")
-
-
 # ---- cost
 
 
@@ -227,8 +223,9 @@ def test_too_many_words_are_refused_with_their_number(tmp_path: Path) -> None:
     assert f" {MAX_WORDS + 2} words " in long and "`max_seq_len`" in long
 
 
-def test_parameters_without_effect_are_refused(api: Send) -> None:
+def test_parameters_that_do_not_fit_an_explanation_are_refused(api: Send) -> None:
     assert "needs `explain`" in refused(api, CLASSIFY, "good", offset_unit="utf8")
+    assert "`duplicates`" in refused(api, ANSWER, {"question": "good ?", "context": "a film"}, explain=True, duplicates="sum")
     assert "needs 3" in refused(api, CLASSIFY, "good film " * 60, explain=True, window="mean")
     assert answered(api, CLASSIFY, TEXT, explain=True) == answered(api, CLASSIFY, TEXT, explain=True, window="max")
 

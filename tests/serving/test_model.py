@@ -1,28 +1,35 @@
-"""`Model`, between requests and inference threads: batching by graph, and errors that name their input."""
+"""`Model`, between requests and inference threads: batching by graph, errors that name their input, and faults of a graph."""
 
 import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import tiny
-from application import model_of
+from application import model_of, play, queued, rejected
 from bertserve.service.bundle import files
+from bertserve.service.engine import onnx_engine
 from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.engines import Engines
+from bertserve.service.engine.sessions import open_session
 from bertserve.service.errors import TooLargeError
 from bertserve.service.metrics import Metrics
+from bertserve.service.models.build import build
 from bertserve.service.models.model import Model
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
+from bertserve.service.settings import Settings
 from bertserve.service.tasks.batch import Batch, TaskGenerator, TaskModel
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.classify import ClassifyRequest
 from bertserve.service.tasks.cost import Cost
-from fakes import FakeEngine
+from fakes import FakeEngine, FaultySession
 from served_socket import until
+
+# ---- requests and batches
 
 
 def model_in(folder: Path, engine: FakeEngine, *, batch_variant: bool = False, **changes: Any) -> tuple[Model, Scheduler]:
@@ -73,3 +80,57 @@ async def test_an_input_that_cannot_be_decoded_is_named(tmp_path: Path, monkeypa
         await model.predict([ClassifyRequest(text) for text in ("good", "fine", "bad", "good")], timeout_s=10)
     assert (2, 0, 0) == (caught.value.input_index, scheduler.queue.queue_items, scheduler.queue.queue_tokens)
     await scheduler.stop(5)
+
+
+# ---- faults of a graph in a real service with a faulty session
+
+
+GUILTY = "poor"
+INNOCENT = ("good", "bad", "fine", "dull", "great")
+FAULTS = {
+    "raise": "RuntimeError",
+    "panic": "SystemExit",
+    "memory": "1 x 3 tokens",
+    "allocation": "1 x 3 tokens",
+    "bad_alloc": "1 x 3 tokens",
+    "nan": "`logits` is not finite",
+    "short": "`logits` has 0 rows",
+}
+
+
+@pytest.mark.parametrize(("fault", "value"), FAULTS.items())
+def test_only_the_request_that_causes_a_graph_fault_fails(models: Path, monkeypatch: pytest.MonkeyPatch, fault: str, value: str) -> None:
+    """Its batch-mates get their usual scores, the service stays ready, and the inference thread continues."""
+    sessions: list[FaultySession] = []
+
+    def opened(*arguments: Any, **options: Any) -> FaultySession:
+        sessions.append(FaultySession(open_session(*arguments, **options), tiny.VOCABULARY.index(GUILTY), fault))
+        return sessions[-1]
+
+    monkeypatch.setattr(onnx_engine, "open_session", opened)
+    service = build(Settings(models=models, threads=1))
+    [session] = sessions
+
+    async def check(client: httpx.AsyncClient) -> None:
+        def ask(text: str) -> asyncio.Task[httpx.Response]:
+            return asyncio.ensure_future(client.post("/classify", json={"inputs": text}))
+
+        before = [(await ask(text)).json() for text in INNOCENT]
+        session.gate.clear()
+        blocker, runs = ask("book"), len(session.batches)
+        await until(lambda: len(session.batches) > runs)
+        together = [ask(text) for text in (*INNOCENT, GUILTY)]
+        await queued(service, len(together))
+        session.gate.set()
+        *innocent, guilty = await asyncio.gather(*together)
+        assert value in rejected(guilty, 500, "engine")
+        assert [200] * len(INNOCENT) == [answer.status_code for answer in innocent]
+        for expected, answer in zip(before, innocent, strict=True):
+            assert [one["label"] for one in expected[0]] == [one["label"] for one in answer.json()[0]]
+            assert [one["score"] for one in answer.json()[0]] == pytest.approx([one["score"] for one in expected[0]], abs=1e-6)
+        assert max(session.batches) > 1, "they shared no batch"
+        assert 200 == (await blocker).status_code
+        assert 200 == (await ask("good")).status_code
+        assert 200 == (await client.get("/health/ready")).status_code
+
+    play(service, check)
