@@ -50,11 +50,11 @@ def _other_files(target: Path) -> list[str]:
     if MANIFEST_FILE not in names:
         return names
     # hidden files are those of a killed `verify --update`, or of a file manager
-    own = (MANIFEST_FILE, TOKENIZER_FILE, CARD_FILE)
+    bundle_files = (MANIFEST_FILE, TOKENIZER_FILE, CARD_FILE)
     return [
         name
         for name in names
-        if (target / name).is_dir() or not (name in own or name.endswith((".onnx", ".onnx.data")) or name.startswith("."))
+        if (target / name).is_dir() or not (name in bundle_files or name.endswith((".onnx", ".onnx.data")) or name.startswith("."))
     ]
 
 
@@ -155,9 +155,11 @@ def _embedding(manifest: Manifest) -> list[str]:
     )
     normalized = "normalized to length 1" if spec.normalize else "not normalized"
     values = spec.vector_dimensions or spec.dimensions
-    kept = f", of which the first {spec.truncate_dim} are kept" if spec.truncate_dim and spec.truncate_dim < values else ""
+    truncation = f", of which the first {spec.truncate_dim} are kept" if spec.truncate_dim and spec.truncate_dim < values else ""
     similarity = "" if spec.similarity == "cosine" else f" Their similarity is `{spec.similarity}`."
-    return [f"Vectors have {values} values{kept}, with the pooling `{spec.pooling}`, and are {normalized}.{similarity}{layers}{prompts}"]
+    return [
+        f"Vectors have {values} values{truncation}, with the pooling `{spec.pooling}`, and are {normalized}.{similarity}{layers}{prompts}"
+    ]
 
 
 def _attention(manifest: Manifest) -> list[str]:
@@ -212,10 +214,10 @@ def _how_made(graph: GraphSpec) -> str:
 def _describe_quantization(validation: ValidationReport) -> str:
     """Returns the quantized operators, the error of the outputs, and the number of matrices with too few texts for GPTQ."""
     error = f", which changes the outputs by {validation.quantization_error:.3f} of their spread" if validation.quantization_error else ""
-    nearest = validation.quantized.get("RoundedToNearest", 0)
+    nearest_count = validation.quantized.get("RoundedToNearest", 0)
     remark = (
-        f"; {nearest} of these matrices {'is' if nearest == 1 else 'are'} rounded without GPTQ, because of too few calibration texts"
-        if nearest
+        f"; {nearest_count} of these matrices {'is' if nearest_count == 1 else 'are'} rounded without GPTQ, because of too few calibration texts"
+        if nearest_count
         else ""
     )
     return _describe_counts(validation.quantized) + error + remark

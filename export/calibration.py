@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -75,16 +75,16 @@ def read_texts(path: Path, purpose: str = "calibration") -> list[TextOrPair]:
             f"the {purpose} texts `{path}` cannot be read: {error}; give UTF-8 text with one text per line, JSON Lines ({', '.join(JSON_LINES)}), "
             "CSV or TSV."
         ) from error
-    first: dict[str, TextOrPair] = {}
+    text_of: dict[str, TextOrPair] = {}
     for text in texts:
-        first.setdefault(_normalized(text), text)
-    different = list(first.values())
-    if len(different) < MIN_TEXTS:
+        text_of.setdefault(_normalized(text), text)
+    distinct_texts = list(text_of.values())
+    if len(distinct_texts) < MIN_TEXTS:
         raise CheckpointError(
-            f"`{path}` has {plural(len(different), 'different text')}, but {purpose} needs at least {MIN_TEXTS}, one per "
+            f"`{path}` has {plural(len(distinct_texts), 'different text')}, but {purpose} needs at least {MIN_TEXTS}, one per "
             "line; a few hundred are better."
         )
-    return different
+    return distinct_texts
 
 
 def _read_row(path: Path, row: Row) -> TextOrPair:
@@ -118,7 +118,7 @@ def sample(items: Sequence[Item], count: int) -> list[Item]:
     return [items[place] for place in np.random.default_rng(0).integers(starts[:-1], starts[1:])]
 
 
-def mixed(items: Sequence[Item], block: int) -> list[Item]:
+def shuffled(items: Sequence[Item], block: int) -> list[Item]:
     """Returns the items with each block of neighbors in a fixed random order, to break patterns such as one line per class."""
     rng = np.random.default_rng(0)
     places = [start + place for start in range(0, len(items), block) for place in rng.permutation(min(block, len(items) - start))]
@@ -133,8 +133,8 @@ def split_digest(texts: Iterable[TextOrPair]) -> TextSplit:
 
 def hashes_of(split: TextSplit) -> list[bytes]:
     """Returns the hashes in a manifest's entry, in order."""
-    joined = base64.b64decode(split.hashes)
-    return [joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES)]
+    digests = base64.b64decode(split.hashes)
+    return [digests[start : start + HASH_BYTES] for start in range(0, len(digests), HASH_BYTES)]
 
 
 def text_hash(text: TextOrPair) -> bytes:
@@ -192,8 +192,7 @@ class Texts:
         return passages
 
 
-@dataclass(frozen=True)
-class Split:
+class Split(NamedTuple):
     """The texts for int8; no text is in two splits.
 
     Attributes:
@@ -208,11 +207,11 @@ class Split:
 
     def with_passages(self, tokenizer: Tokenizer) -> Split:
         """Returns all splits with passages, each from its own lines."""
-        return Split(*(texts.with_passages(tokenizer) for texts in (self.calibration, self.gate, self.report)))
+        return Split(*(texts.with_passages(tokenizer) for texts in self))
 
     def digests(self) -> TextSplits:
         """Returns the manifest's entry for the texts of each split."""
-        calibration, gate, report = (split_digest((*texts.lines, *texts.pairs)) for texts in (self.calibration, self.gate, self.report))
+        calibration, gate, report = (split_digest((*texts.lines, *texts.pairs)) for texts in self)
         return TextSplits(calibration=calibration, gate=gate, report=report)
 
 
@@ -225,7 +224,7 @@ def read_split(calibration: Path, validation: Path | None = None) -> Split:
     texts = read_texts(calibration)
     selection = sample(texts, MAX_TEXTS)
     if calibration != BUILT_IN:  # its lines have no pattern
-        selection = mixed(selection, BLOCK)
+        selection = shuffled(selection, BLOCK)
     held_out = selection[HELD_OUT_STEP - 1 :: HELD_OUT_STEP]
     count = max(len(held_out) // GATE_SHARE, min(MIN_GATE, len(held_out) // 2))
     places = {i * len(held_out) // count for i in range(count)}
@@ -238,8 +237,8 @@ def read_split(calibration: Path, validation: Path | None = None) -> Split:
                 "it is calibrated on; remove them from one of the files, or remove --validation to hold out texts "
                 "of the calibration file."
             )
-    judging = {*gate, *report}
-    return Split(Texts.of([text for text in selection if text not in judging]), Texts.of(gate), report_texts(report))
+    judged_texts = {*gate, *report}
+    return Split(Texts.of([text for text in selection if text not in judged_texts]), Texts.of(gate), report_texts(report))
 
 
 def refuse_pairs(texts: Sequence[Texts], task: str, spec: TokenizerSpec) -> None:
@@ -270,14 +269,14 @@ def read_report(manifest: Manifest, validation: Path | None) -> Texts:
     path = validation or BUILT_IN
     splits = manifest.int8_texts or read_split(BUILT_IN).digests()
     texts = {text_hash(text): text for text in read_texts(path, "validation")}
-    recorded = hashes_of(splits.report)
-    if texts.keys() >= set(recorded):
-        return Texts.of([texts[digest] for digest in recorded])
-    shared = texts.keys() & {*hashes_of(splits.calibration), *hashes_of(splits.gate)}
-    if shared:
+    report_hashes = hashes_of(splits.report)
+    if texts.keys() >= set(report_hashes):
+        return Texts.of([texts[digest] for digest in report_hashes])
+    shared_hashes = texts.keys() & {*hashes_of(splits.calibration), *hashes_of(splits.gate)}
+    if shared_hashes:
         raise DataError(
-            f"int8 of `{manifest.name}` was made with {len(shared)} of the {len(texts)} texts of `{path}`, but must be judged on others; "
-            f"it was judged on {len(recorded)} texts at the export: give their file, or another one, with --validation."
+            f"int8 of `{manifest.name}` was made with {len(shared_hashes)} of the {len(texts)} texts of `{path}`, but must be judged on others; "
+            f"it was judged on {len(report_hashes)} texts at the export: give their file, or another one, with --validation."
         )
     return report_texts(list(texts.values()))
 

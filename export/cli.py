@@ -118,10 +118,7 @@ def _problem(args: argparse.Namespace) -> str | None:
     is_module = args.module is not None
     problems = {
         "give a SOURCE, or --module FILE:FACTORY instead": (args.source is None) != is_module,
-        f"argument --module: it would run the code of `{args.module}` with your rights, which can do anything; "
-        "read it, and give --trust-module if you trust it": is_module and not args.trust_module,
-        "argument --trust-module: it is for --module; remove it, because code of a checkpoint is never run": args.trust_module
-        and not is_module,
+        **flags.module_problems(args),
         "argument --module: the factory sets the task; remove --task, --revision, --layers, --ignore-weights and --token-types": is_module
         and (args.task != "auto" or args.revision is not None or args.layers is not None or args.ignored_weights or args.token_types),
         "argument --attentions: it is not supported with --module; remove it": args.attentions and is_module,
@@ -202,16 +199,8 @@ def _parser() -> argparse.ArgumentParser:
         help=f"comma list of {', '.join(PROVIDERS)}: providers to make graphs for (default: cpu)",
     )
     parser.add_argument("--revision", help="branch, tag or commit of a hub id")
-    parser.add_argument(
-        "--module",
-        metavar="FILE:FACTORY",
-        help="instead of SOURCE: a Python file and its function that returns a PyTorch module, a tokenizer file, a task and labels; "
-        "needs --trust-module",
-    )
-    parser.add_argument(
-        "--trust-module",
-        action="store_true",
-        help="run the code of --module with your rights; read the file first",
+    flags.add_module_flags(
+        parser, "instead of SOURCE: a Python file and its function that returns a PyTorch module, a tokenizer file, a task and labels"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing bundle of that name")
     parser.add_argument(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from onnxruntime.transformers.fusion_options import AttentionMaskFormat, FusionOptions
+from onnxruntime.transformers.fusion_options import AttentionMaskFormat
 
 from bertserve.export import calibration
 from bertserve.export.artifact import Artifact
@@ -78,11 +78,8 @@ def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> dict[str, int]:
     Returns:
         Fused operator -> count.
     """
-    options = FusionOptions("bert")
-    options.enable_embed_layer_norm = False
-    options.enable_attention = not checkpoint.attention_heads
-    options.attention_mask_format = AttentionMaskFormat.AttentionMask
-    fused, counts = ort_fusion.optimize(source, *checkpoint.attention_size, options)
+    attention, mask = not checkpoint.attention_heads, AttentionMaskFormat.AttentionMask
+    fused, counts = ort_fusion.optimize(source, checkpoint.attention_size, attention=attention, mask=mask, embeddings=False)
     fused.topological_sort()
     onnx_files.save_proto(fused.model, target, folder=source.parent)
     return counts

@@ -24,6 +24,24 @@ def say_missing(packages: Iterable[str], purpose: str, *extras: str) -> bool:
     return bool(missing)
 
 
+def add_module_flags(parser: argparse.ArgumentParser, description: str) -> None:
+    """Adds `--module`, with this description, and `--trust-module`."""
+    parser.add_argument("--module", metavar="FILE:FACTORY", help=f"{description}; needs --trust-module")
+    parser.add_argument("--trust-module", action="store_true", help="run the code of --module with your rights; read the file first")
+
+
+def module_problems(args: argparse.Namespace) -> dict[str, bool]:
+    """Returns possible problems of these two flags, and whether the arguments have them."""
+    is_module = args.module is not None
+    return {
+        f"argument --module: it would run the code of `{args.module}` with your rights, which can do anything; read it, and give "
+        "--trust-module if you trust it": is_module and not args.trust_module,
+        "argument --trust-module: it is for --module; remove it, because code of a checkpoint is never run": (
+            args.trust_module and not is_module
+        ),
+    }
+
+
 def parse_positive(text: str) -> float:
     """Returns a number above 0 and at most 1.
 
@@ -61,9 +79,9 @@ def parse_layers(text: str) -> Layers:
     Raises:
         argparse.ArgumentTypeError: It is neither.
     """
-    named: dict[str, Layers] = {"last": "last", "last_four": "last_four"}
-    if text in named:
-        return named[text]
+    layers_by_name: dict[str, Layers] = {"last": "last", "last_four": "last_four"}
+    if text in layers_by_name:
+        return layers_by_name[text]
     if not re.fullmatch(r"-?\d{1,4}(,-?\d{1,4})*", text):
         raise argparse.ArgumentTypeError(f"`{text}` is neither last nor last_four nor a list of numbers such as -4,-3,-2,-1")
     return tuple(map(int, text.split(",")))
@@ -71,10 +89,10 @@ def parse_layers(text: str) -> Layers:
 
 def join_negative_layers(arguments: Sequence[str]) -> list[str]:
     """Returns the arguments with `--layers` and a list that begins with a minus joined, because argparse would take the list for a flag."""
-    joined: list[str] = []
+    joined_arguments: list[str] = []
     for argument in arguments:
-        if joined[-1:] == ["--layers"] and re.fullmatch(r"-\d[\d,-]*", argument):
-            joined[-1] = f"--layers={argument}"
+        if joined_arguments[-1:] == ["--layers"] and re.fullmatch(r"-\d[\d,-]*", argument):
+            joined_arguments[-1] = f"--layers={argument}"
         else:
-            joined.append(argument)
-    return joined
+            joined_arguments.append(argument)
+    return joined_arguments

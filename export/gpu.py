@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
-from onnxruntime.transformers.fusion_options import AttentionMaskFormat, FusionOptions
+from onnxruntime.transformers.fusion_options import AttentionMaskFormat
 from onnxruntime.transformers.onnx_model import OnnxModel
 
 from bertserve.export import calibration, inference
@@ -79,12 +79,12 @@ def _build_for_cuda(build: GraphBuild) -> Iterator[Artifact]:
         with stage("optimize", "cuda, fp16"):
             feeds = calibration.make_feeds(build.texts, checkpoint, build.tokenizer, fused.inputs)
             ids = next(spec.name for spec in fused.inputs if spec.fill == "token_ids")
-            short = [feed for feed in feeds if feed[ids].shape[1] + PADDING <= checkpoint.tokenizer_spec.max_length]
-            padded = [
+            short_feeds = [feed for feed in feeds if feed[ids].shape[1] + PADDING <= checkpoint.tokenizer_spec.max_length]
+            padded_feeds = [
                 calibration.pad(feed, fused.inputs, pad_id=checkpoint.tokenizer_spec.pad_id, tokens=PADDING)
-                for feed in short[:PADDED_TEXTS]
+                for feed in short_feeds[:PADDED_TEXTS]
             ]
-            counts, error = convert_to_fp16(fp32, fp16, build.traced.parent, feeds, padded)
+            counts, error = convert_to_fp16(fp32, fp16, build.traced.parent, feeds, padded_feeds)
         yield replace(fused, path=fp16, precision="fp16").with_facts(quantized=counts, quantization_error=error)
 
 
@@ -111,9 +111,10 @@ def plan_shapes(max_length: int, *, masks: bool, rectangle: bool) -> ShapePlan:
     same numbers of rows, for a provider that reserves memory for the longest text in the largest batch.
     """
     lengths = [*(length for length in _LENGTHS if length < max_length), max_length]
-    last = max(MAX_TOKENS // max_length, _MIN_LONGEST_ROWS)
+    max_rows = max(MAX_TOKENS // max_length, _MIN_LONGEST_ROWS)
     buckets = tuple(
-        ShapeBucket(length=n, rows=tuple(r for r in _ROWS if r == 1 or (r <= last if rectangle else r * n <= MAX_TOKENS))) for n in lengths
+        ShapeBucket(length=n, rows=tuple(r for r in _ROWS if r == 1 or (r <= max_rows if rectangle else r * n <= MAX_TOKENS)))
+        for n in lengths
     )
     tokens = max(bucket.length * bucket.rows[-1] for bucket in buckets)
     # a mask counts as another token, so a batch has at most half as many masks as tokens; a single text may have any number
@@ -127,10 +128,11 @@ def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> Artifact:
     Attention stays as traced, with the mask, unless it is fused in every layer and padding is on the right. A single layer that
     needs the mask requires copying it, and lengths do not describe padding on the left.
     """
-    fused, counts = _optimize(source, checkpoint, attention=True)
+    fused, counts = ort_fusion.optimize(source, checkpoint.attention_size, attention=True, mask=AttentionMaskFormat.MaskIndexEnd)
     all_fused = len(fused.get_nodes_by_op_type("Attention")) == checkpoint.attentions and checkpoint.tokenizer_spec.padding_side == "right"
     if not all_fused:
-        fused, counts = _optimize(source, checkpoint, attention=False)
+        # with the other form, the fused embedding would sum a mask that no longer exists
+        fused, counts = ort_fusion.optimize(source, checkpoint.attention_size, attention=False, mask=AttentionMaskFormat.AttentionMask)
     if all_fused:
         _take_lengths(fused)
     fused.prune_graph()
@@ -144,14 +146,6 @@ def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> Artifact:
     ]
     form = FUSED_FORM if all_fused else PARTLY_FUSED_FORM
     return Artifact(target, "cuda", "fp32", form, (*inputs, *([LENGTHS] if all_fused else []))).with_facts(fusions=counts)
-
-
-def _optimize(source: Path, checkpoint: Checkpoint, *, attention: bool) -> tuple[Any, dict[str, int]]:
-    options = FusionOptions("bert")
-    options.enable_attention = attention
-    # the fused embedding would sum a mask that no longer exists
-    options.attention_mask_format = AttentionMaskFormat.MaskIndexEnd if attention else AttentionMaskFormat.AttentionMask
-    return ort_fusion.optimize(source, *checkpoint.attention_size, options)
 
 
 def _take_lengths(model: Any) -> None:
@@ -200,12 +194,12 @@ def convert_to_fp16(
     for i, node in enumerate(model.graph.node):  # the converter identifies nodes by name
         node.name = f"{i}/{node.op_type}"
     float_nodes = overflowing(model, peaks)
-    computing = sum(any(name in peaks for name in node.output) for node in model.graph.node)
-    converted = OnnxModel(model)
-    converted.convert_float_to_float16(keep_io_types=True, node_block_list=sorted(float_nodes))
-    onnx_files.save_proto(converted.model, target)
+    node_count = sum(any(name in peaks for name in node.output) for node in model.graph.node)
+    converter = OnnxModel(model)
+    converter.convert_float_to_float16(keep_io_types=True, node_block_list=sorted(float_nodes))
+    onnx_files.save_proto(converter.model, target)
     error = inference.relative_error(inference.outputs(source, probe), inference.outputs(target, probe))
-    return {"Float16": computing - len(float_nodes)} | ({"KeptFloat": len(float_nodes)} if float_nodes else {}), error
+    return {"Float16": node_count - len(float_nodes)} | ({"KeptFloat": len(float_nodes)} if float_nodes else {}), error
 
 
 def overflowing(model: onnx.ModelProto, peaks: dict[str, float]) -> set[str]:
@@ -224,10 +218,10 @@ def overflowing(model: onnx.ModelProto, peaks: dict[str, float]) -> set[str]:
     float_nodes = set()
     for node in model.graph.node:
         values = [sizes[name] for name in (*node.input, *node.output) if name in sizes]
-        added = [sizes[name] for name in (*node.input[:2], *node.input[4:5]) if name in sizes]
-        inside = sum(added) if node.op_type == "SkipLayerNormalization" else 0.0
+        summands = [sizes[name] for name in (*node.input[:2], *node.input[4:5]) if name in sizes]
+        inner_sum = sum(summands) if node.op_type == "SkipLayerNormalization" else 0.0
         # NaN and infinity also count as beyond the limit; products of a mask's minimum float overflow
-        if node.op_type != "Constant" and any(not size <= LIMIT for size in (*values, inside)):
+        if node.op_type != "Constant" and any(not size <= LIMIT for size in (*values, inner_sum)):
             float_nodes.add(node.name)
     return float_nodes
 

@@ -33,15 +33,7 @@ from bertserve.export.validation.pytorch import answer_example, measure_graph, s
 from bertserve.export.workspace import workspace
 from bertserve.service.bundle.files import TOKENIZER_FILE, digest
 from bertserve.service.bundle.graph_spec import GraphFile, GraphSpec, Precision
-from bertserve.service.bundle.manifest import (
-    NAME_PATTERN,
-    Combine,
-    Layers,
-    Manifest,
-    Metric,
-    OmittedGraph,
-    TokenTypes,
-)
+from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Layers, Manifest, Metric, OmittedGraph, TokenTypes
 from bertserve.service.bundle.validation_policy import is_low
 from bertserve.service.errors import BundleError
 from bertserve.service.providers import Provider
@@ -114,7 +106,7 @@ def export(spec: ExportSpec) -> tuple[Path, Manifest]:
                 ", ".join(f"`{label}`" for label in names[:_SHOWN_TAGS]),
                 checkpoint.origin.checkpoint,
             )
-        calibration.refuse_pairs((texts.calibration, texts.gate, texts.report), checkpoint.task, checkpoint.tokenizer_spec)
+        calibration.refuse_pairs(texts, checkpoint.task, checkpoint.tokenizer_spec)
         bundle, work = scratch / "bundle", scratch / "work"
         bundle.mkdir()
         work.mkdir()
@@ -147,7 +139,7 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Split, bu
         spec.source,
         checkpoint.tokenizer,
         checkpoint.tokenizer_spec.pad_id,
-        [line for texts in (lines.calibration, lines.gate, lines.report) for line in texts.lines],
+        [line for texts in lines for line in texts.lines],
     )
     raw = work / "raw.onnx"
     with stage("trace", f"to ONNX by {spec.tracer}" if spec.tracer else "to ONNX"):

@@ -33,8 +33,8 @@ def main(argv: Sequence[str]) -> int:
     # importing onnxruntime takes a while, and --help and wrong flags do not need it
     from bertserve.export.validation.verify import Report, VerifySpec, verify
 
-    own = {"checkpoint": checkpoint, "module": args.module is not None, "min_metrics": dict(args.min_metrics)}
-    spec = VerifySpec(**{name: value for name, value in (vars(args) | own).items() if name not in ("json", "trust_module")})
+    values = {"checkpoint": checkpoint, "module": args.module is not None, "min_metrics": dict(args.min_metrics)}
+    spec = VerifySpec(**{name: value for name, value in (vars(args) | values).items() if name not in ("json", "trust_module")})
     report = Report(as_json=args.json)
     try:
         verify(spec, report)
@@ -53,10 +53,7 @@ def _problem(args: argparse.Namespace) -> str | None:
         "--min-agreement and --min-metric need --data; give it too": args.data is None and has_minimum,
         "--min-metric has a duplicate metric; give each once": len(dict(args.min_metrics)) < len(args.min_metrics),
         "--module replaces --checkpoint; remove one of them": has_module and has_checkpoint,
-        f"--module would run the code of `{args.module}` with your rights; read it, and give --trust-module if you trust it": (
-            has_module and not args.trust_module
-        ),
-        "--trust-module is for --module; remove it": args.trust_module and not has_module,
+        **flags.module_problems(args),
         "--revision is for the hub id of --checkpoint; give --checkpoint too": args.revision is not None and not has_checkpoint,
         "--update measures all graphs against the checkpoint; give --checkpoint or --module, and no --provider": (
             args.update and (not (has_checkpoint or has_module) or args.providers is not None)
@@ -75,10 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="folder of the bundle, such as models/sentiment")
     parser.add_argument("--checkpoint", metavar="DIR", help="checkpoint of the bundle: compare each graph with PyTorch again")
     parser.add_argument("--revision", help="branch, tag or commit of the hub id of --checkpoint")
-    parser.add_argument(
-        "--module", metavar="FILE:FACTORY", help="instead of --checkpoint: the --module of the bundle's export; needs --trust-module"
-    )
-    parser.add_argument("--trust-module", action="store_true", help="run the code of --module with your rights; read the file first")
+    flags.add_module_flags(parser, "instead of --checkpoint: the --module of the bundle's export")
     parser.add_argument(
         "--data",
         metavar="FILE",

@@ -109,10 +109,10 @@ def _use_file(source: str, tokenizer: Any, folder: Path) -> None:
         written.pre_tokenizer.add_prefix_space = bool(tokenizer.add_prefix_space)
     if _TEMPLATE_SETTINGS & tokenizer.init_kwargs.keys():
         written.post_processor = loaded.post_processor
-    configured = [token for _, token in sorted(tokenizer.init_kwargs["added_tokens_decoder"].items())]
-    known = {token.content for token in (*written.get_added_tokens_decoder().values(), *configured)}
-    named = [token for _, token in sorted(tokenizer.added_tokens_decoder.items()) if token.content not in known]
-    written.add_tokens([*configured, *named])
+    configured_tokens = [token for _, token in sorted(tokenizer.init_kwargs["added_tokens_decoder"].items())]
+    known_contents = {token.content for token in (*written.get_added_tokens_decoder().values(), *configured_tokens)}
+    named_tokens = [token for _, token in sorted(tokenizer.added_tokens_decoder.items()) if token.content not in known_contents]
+    written.add_tokens([*configured_tokens, *named_tokens])
     by_class, by_file = (
         [(encoding.ids, encoding.type_ids) for encoding in _encode(source, backend.encode_batch, _COMPARED_TEXTS)]
         for backend in (loaded, written)
@@ -158,12 +158,12 @@ def describe_tokenizer(
 
 def _read_added_tokens(tokenizer: Any, pieces: Iterable[Piece], pad_id: int) -> tuple[AddedToken, ...]:
     """Returns the added tokens that a text can contain: all except template tokens, padding, the unknown token and the mask."""
-    inert = {piece.id for piece in pieces if isinstance(piece, SpecialPiece)}
-    inert |= {pad_id, tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.mask_token_id}
+    inert_ids = {piece.id for piece in pieces if isinstance(piece, SpecialPiece)}
+    inert_ids |= {pad_id, tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.mask_token_id}
     return tuple(
         AddedToken(token=token.content, id=id_, special=token.special)
         for id_, token in sorted(tokenizer.added_tokens_decoder.items())
-        if id_ not in inert
+        if id_ not in inert_ids
     )
 
 

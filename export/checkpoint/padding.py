@@ -46,16 +46,16 @@ def settle_pad_token(source: str, model: PreTrainedModel, tokenizer: Any, pieces
         return
     template = {piece.id for piece in pieces if isinstance(piece, SpecialPiece)}
     order = (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id, tokenizer.bos_token_id, *tokenizer.all_special_ids)
-    free = next((id_ for id_ in order if id_ is not None and id_ not in template and _is_row(id_, model)), None)
-    if free is None:
+    free_id = next((id_ for id_ in order if id_ is not None and id_ not in template and _is_row(id_, model)), None)
+    if free_id is None:
         raise CheckpointError(
             f"the tokenizer of `{source}` has no padding token, and no other special token that texts do not use; "
             "set `pad_token` and save it again."
         )
     if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(free)
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(free_id)
     if configured_id is None:
-        config.pad_token_id = free
+        config.pad_token_id = free_id
 
 
 def refuse_ordinary_padding(source: str, tokenizer: Any, pad_id: int, texts: Iterable[str]) -> None:
@@ -102,10 +102,10 @@ def _tolerates(model: PreTrainedModel, tokenizer: Any, names: Sequence[str], max
     side, cut = padding.side, {"truncation": True, "max_length": max_length, "return_tensors": "pt", "return_token_type_ids": True}
     batch = tokenizer([short, long], padding=True, padding_side=side, **cut)
     batch["input_ids"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, padding.id)
-    alone = tokenizer([short], **cut)
-    length = alone["input_ids"].shape[1]
+    short_batch = tokenizer([short], **cut)
+    length = short_batch["input_ids"].shape[1]
     with torch.no_grad():
-        padded_outputs, outputs = (model(**{name: inputs[name] for name in names}) for inputs in (batch, alone))
+        padded_outputs, outputs = (model(**{name: inputs[name] for name in names}) for inputs in (batch, short_batch))
     for name in outputs:
         padded, expected = padded_outputs[name], outputs[name]
         if not isinstance(expected, torch.Tensor):

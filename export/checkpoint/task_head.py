@@ -114,27 +114,27 @@ def read_activation(config: Any, setting: str | None = None) -> Activation:
     Raises:
         CheckpointError: A cross-encoder has an unsupported function, or one that contradicts the rule.
     """
-    usual: Activation = "softmax"
+    default: Activation = "softmax"
     if config.problem_type == "regression":
-        usual = "none"
+        default = "none"
     elif config.problem_type == "multi_label_classification" or config.num_labels == 1:
-        usual = "sigmoid"
+        default = "sigmoid"
     name = _cross_encoder_function(config) if setting is None else setting
     if name is None:
-        return usual
+        return default
     package, _, function = name.rpartition(".")
     if not package.startswith("torch.nn") or function not in _CROSS_ENCODER_FUNCTIONS:
         raise CheckpointError(
             f"the checkpoint names `{name}` as the function from logits to scores (`activation_fn` in {SETTINGS_FILE}, or a field of "
-            f"config.json), but only {' and '.join(_CROSS_ENCODER_FUNCTIONS)} of `torch.nn` are supported; change it, or remove it to get {usual}."
+            f"config.json), but only {' and '.join(_CROSS_ENCODER_FUNCTIONS)} of `torch.nn` are supported; change it, or remove it to get {default}."
         )
     activation = _CROSS_ENCODER_FUNCTIONS[function]
-    if activation == usual or (activation == "none" and config.num_labels > 1):
-        return usual  # Identity is the default for several labels, whose scores then follow the pipeline's rule
+    if activation == default or (activation == "none" and config.num_labels > 1):
+        return default  # Identity is the default for several labels, whose scores then follow the pipeline's rule
     if config.problem_type is not None:
         raise CheckpointError(
             f"the checkpoint names `{name}` as the function from logits to scores, but with the `problem_type` {config.problem_type} in "
-            f"config.json it would be {usual}; remove one of them."
+            f"config.json it would be {default}; remove one of them."
         )
     return activation
 

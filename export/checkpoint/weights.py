@@ -126,13 +126,13 @@ def refuse_unexpected_weights(source: str, unexpected: Collection[str], model: P
         )
     modules = {name for name, _ in model.named_modules()}
     other_heads = _names_with_other_heads(model)
-    unknown = [name for name in names if not _is_harmless(name, modules, other_heads)]
-    if unknown:
+    unknown_names = [name for name in names if not _is_harmless(name, modules, other_heads)]
+    if unknown_names:
         raise CheckpointError(
-            f"`{source}` has {plural(len(unknown), 'weight')} that its architecture does not use, such as `{unknown[0]}`. "
+            f"`{source}` has {plural(len(unknown_names), 'weight')} that its architecture does not use, such as `{unknown_names[0]}`. "
             "The model would answer without them. Set the architecture that it was trained with in config.json, "
             "merge or remove the weights, export the module with --module, or, if they do not matter, pass "
-            + " ".join(f"--ignore-weights '{pattern}'" for pattern in dict.fromkeys(map(_without_layer_numbers, unknown)))
+            + " ".join(f"--ignore-weights '{pattern}'" for pattern in dict.fromkeys(map(_without_layer_numbers, unknown_names)))
             + "."
         )
 

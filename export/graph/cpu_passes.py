@@ -107,10 +107,10 @@ def _bias_gelu(_: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence[ir.Va
 def _gemm(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence[ir.Value]:
     """Returns a product and the addition of a bias, if any: the form of all other layers, so quantization handles only one form."""
     attributes = node.attributes
-    plain = attributes.get_float("alpha", 1.0) == attributes.get_float("beta", 1.0) == 1.0 and not attributes.get_int("transA", 0)
+    is_plain = attributes.get_float("alpha", 1.0) == attributes.get_float("beta", 1.0) == 1.0 and not attributes.get_int("transA", 0)
     x, weight, bias = (*node.inputs, None)[:3]
     array = rewrite.constant(weight)
-    if weight is None or array is None or not plain:
+    if weight is None or array is None or not is_plain:
         return ()
     if attributes.get_int("transB", 0):
         weight = rewrite.add_constant(graph, f"{weight.name}/transposed", np.ascontiguousarray(array.T))

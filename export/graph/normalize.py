@@ -62,18 +62,18 @@ def _simplify(model: ir.Model) -> None:
 
 def _read_sizes_of_first(graph: ir.Graph) -> None:
     """Reads rows and length from the first input's shape, so that an input that is only read for its shape can be removed."""
-    first = graph.inputs[0]
+    first_input = graph.inputs[0]
     sizes = [
         node
         for node in graph
         if node.op_type == "Shape"
         and node.inputs[0] is not None
         and node.inputs[0].is_graph_input()
-        and node.inputs[0].shape == first.shape
+        and node.inputs[0].shape == first_input.shape
     ]
     if not sizes:
         return
-    shape = ir.node("Shape", [first])
+    shape = ir.node("Shape", [first_input])
     graph.insert_before(graph[0], shape)
     zero = rewrite.add_constant(graph, "sizes/axis_0", np.array([0], dtype=np.int64))
     for node in sizes:
@@ -84,7 +84,7 @@ def _read_sizes_of_first(graph: ir.Graph) -> None:
             size = tape.op("Unsqueeze", [tape.op("Gather", [shape.outputs[0], index], {"axis": 0}), zero])
             ir.convenience.replace_nodes_and_values(graph, node, [node], tape.nodes, node.outputs, [size])
         else:
-            node.replace_input_with(0, first)
+            node.replace_input_with(0, first_input)
 
 
 def _fill_shapes(graph: ir.Graph) -> None:

@@ -7,14 +7,27 @@ from typing import Any
 
 import onnx
 from onnx import helper
-from onnxruntime.transformers.fusion_options import FusionOptions
+from onnxruntime.transformers.fusion_options import AttentionMaskFormat, FusionOptions
 from onnxruntime.transformers.optimizer import optimize_model
 
 from bertserve.export.graph import onnx_files
 
 
-def optimize(source: Path, heads: int, hidden: int, options: FusionOptions) -> tuple[Any, dict[str, int]]:
-    """Returns the fused graph as the optimizer's own model, and its fused operators with their counts; `heads` is 0 if unknown."""
+def optimize(
+    source: Path, attention_size: tuple[int, int], *, attention: bool, mask: AttentionMaskFormat, embeddings: bool = True
+) -> tuple[Any, dict[str, int]]:
+    """Returns the fused graph as the optimizer's own model, and its fused operators with their counts.
+
+    Args:
+        source: The traced graph.
+        attention_size: Number of heads of an attention, and of values that they divide; zeros if unknown.
+        attention: Whether attention is fused.
+        mask: The form of the mask that fused operators read.
+        embeddings: Whether the embedding is fused with its norm.
+    """
+    options = FusionOptions("bert")
+    options.enable_attention, options.enable_embed_layer_norm, options.attention_mask_format = attention, embeddings, mask
+    heads, hidden = attention_size
     with onnx_files.lazy_weights(source) as model:
         fused = optimize_model(model, model_type="bert", num_heads=heads, hidden_size=hidden, optimization_options=options, opt_level=0)
     if heads:

@@ -50,20 +50,20 @@ def split_hidden_units(graph: ir.Graph, activation: ir.Node, peak: Floats) -> ND
     assert block is not None, activation.name
     first, second = block
     order = np.argsort(-peak, kind="stable")
-    outlying, others = np.sort(order[:HIDDEN_UNITS]), np.sort(order[HIDDEN_UNITS:])
+    outlying_units, other_units = np.sort(order[:HIDDEN_UNITS]), np.sort(order[HIDDEN_UNITS:])
     parts = []
     # units are columns of the first matrix and its bias, and rows of the second matrix
     for node, value, axis in ((first.matmul, first.weight, -1), (first.add, first.bias, -1), (second.matmul, second.weight, 0)):
         assert node is not None
         assert value is not None
-        rest, part = (np.ascontiguousarray(np.take(array(value), units, axis=axis)) for units in (others, outlying))
+        rest, part = (np.ascontiguousarray(np.take(array(value), units, axis=axis)) for units in (other_units, outlying_units))
         node.replace_input_with(node.inputs.index(value), rewrite.add_constant(graph, f"{value.name}/rest", rest))
         parts.append(rewrite.add_constant(graph, f"{value.name}/float", part))
     tape = ir.tape.Tape()
     hidden = tape.op("Gelu", [tape.op("Add", [tape.op("MatMul", [first.x, parts[0]]), parts[1]])], domain=CONTRIB)
     # after the bias, so that product and bias stay recognizable
     rewrite.add_to_output(graph, second.nodes[-1], tape, tape.op("MatMul", [hidden, parts[2]]))
-    return others
+    return other_units
 
 
 def split_input_channels(graph: ir.Graph, layer: Linear, peak: Floats) -> None:
@@ -72,13 +72,13 @@ def split_input_channels(graph: ir.Graph, layer: Linear, peak: Floats) -> None:
     These rows of the layer's own matrix become zero. `peak` is the largest magnitude of each channel, [channels].
     """
     x, weight = layer.x, layer.weight
-    outlying = np.sort(np.argsort(-peak, kind="stable")[:INPUT_CHANNELS])
+    outlying_channels = np.sort(np.argsort(-peak, kind="stable")[:INPUT_CHANNELS])
     rest = array(weight).copy()
-    part = rewrite.add_constant(graph, f"{weight.name}/outlying", np.ascontiguousarray(rest[outlying]))
-    rest[outlying] = 0
+    part = rewrite.add_constant(graph, f"{weight.name}/outlying", np.ascontiguousarray(rest[outlying_channels]))
+    rest[outlying_channels] = 0
     layer.matmul.replace_input_with(1, rewrite.add_constant(graph, f"{weight.name}/rest", rest))
     tape = ir.tape.Tape()
-    channels = tape.op("Gather", [x, rewrite.add_constant(graph, f"{x.name}/outlying", outlying.astype(np.int64))], {"axis": -1})
+    channels = tape.op("Gather", [x, rewrite.add_constant(graph, f"{x.name}/outlying", outlying_channels.astype(np.int64))], {"axis": -1})
     # after the bias, so that product and bias stay recognizable
     rewrite.add_to_output(graph, layer.nodes[-1], tape, tape.op("MatMul", [channels, part]))
 

@@ -85,24 +85,24 @@ def quantize(
         )
     activations = observe(model, layers, part, feeds, samples)
     scales = _choose_scales(layers, activations)
-    shared = {x for group in rewrite.sharing_weights(layers) for x in group}
+    shared_inputs = {x for group in rewrite.sharing_weights(layers) for x in group}
     # for attention outputs smoothing is free, and they are never split, so their sensitivity does not matter
-    of_attention = {node.outputs[0].name for node in model.graph if node.op_type == "MultiHeadAttention"}
-    changeable = {x: layer for x, layer in layers.items() if x not in of_attention | shared}
+    attention_outputs = {node.outputs[0].name for node in model.graph if node.op_type == "MultiHeadAttention"}
+    changeable_layers = {x: layer for x, layer in layers.items() if x not in attention_outputs | shared_inputs}
     sensitivities: dict[str, float] = {}
-    if changeable and not quick:
-        nearest = _quantize_weights(changeable, activations, scales, use_gptq=False)
-        sensitivities = sensitivity.measure(model, nearest, part, feeds, limits=(SPLIT_ABOVE, SMOOTH_ABOVE))
+    if changeable_layers and not quick:
+        nearest_params = _quantize_weights(changeable_layers, activations, scales, use_gptq=False)
+        sensitivities = sensitivity.measure(model, nearest_params, part, feeds, limits=(SPLIT_ABOVE, SMOOTH_ABOVE))
     onnx_files.remove(part)
-    sensitive = [x for x, share in sensitivities.items() if share > SPLIT_ABOVE]
-    insensitive = {x for x, share in sensitivities.items() if share < SMOOTH_ABOVE}
-    multipliers = {x: scale.multiplier for x, scale in scales.items() if scale.is_smoothed and x not in shared}
+    sensitive_inputs = [x for x, share in sensitivities.items() if share > SPLIT_ABOVE]
+    insensitive_inputs = {x for x, share in sensitivities.items() if share < SMOOTH_ABOVE}
+    multipliers = {x: scale.multiplier for x, scale in scales.items() if scale.is_smoothed and x not in shared_inputs}
     for x in graph_edits.fold_smoothing(model.graph, multipliers):
         activations[x], scales[x] = activations[x].scaled(multipliers[x]), scales[x].folded()
-    units, inputs = _split_outliers(model.graph, sensitive, activations)
-    rescaled = {*units, *inputs, *(x for x in insensitive if scales[x].is_smoothed)}
+    units, inputs = _split_outliers(model.graph, sensitive_inputs, activations)
+    rescaled = {*units, *inputs, *(x for x in insensitive_inputs if scales[x].is_smoothed)}
     layers = rewrite.find_linears(model.graph)  # a split has replaced matrices
-    scales |= _choose_scales({x: layers[x] for x in scales if x in rescaled}, activations, unsmoothed=insensitive)
+    scales |= _choose_scales({x: layers[x] for x in scales if x in rescaled}, activations, unsmoothed=insensitive_inputs)
     params = _quantize_weights(layers, activations, scales, use_gptq=True)
     shutil.rmtree(samples)
     # the most important first; without a measurement a matrix counts as average, and with --quick its own output error counts
@@ -141,13 +141,13 @@ def _quantize_weights(
 
 def _of_each(function: Callable[[str], Item], keys: dict[str, Any], step: str) -> dict[str, Item]:
     """Returns the function's result for each tensor; tensors with the same key share the result of the first."""
-    first = {key: x for x, key in reversed(keys.items())}
-    results = track(progress.each(function, first.values()), step, unit="matrices", total=len(first))
-    by_key = dict(zip(first, results, strict=True))
+    first_input = {key: x for x, key in reversed(keys.items())}
+    results = track(progress.each(function, first_input.values()), step, unit="matrices", total=len(first_input))
+    by_key = dict(zip(first_input, results, strict=True))
     return {x: by_key[key] for x, key in keys.items()}
 
 
-def _split_outliers(graph: ir.Graph, sensitive: Sequence[str], activations: dict[str, Activations]) -> tuple[list[str], list[str]]:
+def _split_outliers(graph: ir.Graph, sensitive_inputs: Sequence[str], activations: dict[str, Activations]) -> tuple[list[str], list[str]]:
     """Computes outlying channels of the sensitive tensors in float, and updates the records of these tensors.
 
     Returns:
@@ -155,11 +155,11 @@ def _split_outliers(graph: ir.Graph, sensitive: Sequence[str], activations: dict
     """
     layers = rewrite.find_linears(graph)
     blocks = {str(node.outputs[0].name): node for node in graph_edits.feed_forwards(graph)}
-    normed = {node.outputs[0].name for node in graph if node.op_type == "LayerNormalization"}
+    norm_outputs = {node.outputs[0].name for node in graph if node.op_type == "LayerNormalization"}
     # a split needs the addition of the bias as its end
-    sensitive = [x for x in sensitive if layers[x].add is not None]
-    units = [x for x in sensitive if x in blocks]
-    inputs = [x for x in sensitive if x in normed]
+    sensitive_inputs = [x for x in sensitive_inputs if layers[x].add is not None]
+    units = [x for x in sensitive_inputs if x in blocks]
+    inputs = [x for x in sensitive_inputs if x in norm_outputs]
     # units first, because a block with split inputs is not recognized
     for x in units:
         activations[x] = activations[x].restricted(graph_edits.split_hidden_units(graph, blocks[x], activations[x].peak))
@@ -191,21 +191,21 @@ def _emit_within(
         rewrite.save(candidate, target)
         return float_count, tables, inference.relative_error(expected, inference.outputs(target, probe))
 
-    written = emit(0)
-    if written[2] <= max_error:
-        return written
-    written = best = emit(len(order) - 1)
-    if best[2] > max_error:
+    attempt = emit(0)
+    if attempt[2] <= max_error:
+        return attempt
+    attempt = best_attempt = emit(len(order) - 1)
+    if best_attempt[2] > max_error:
         raise GraphError(
-            f"int8 changes the model's outputs by {best[2]:.2g} of their spread on unseen texts, over the limit "
-            f"of {max_error:.2g}, even with {best[0]} of {len(order)} matrices in float; give texts of the model's "
+            f"int8 changes the model's outputs by {best_attempt[2]:.2g} of their spread on unseen texts, over the limit "
+            f"of {max_error:.2g}, even with {best_attempt[0]} of {len(order)} matrices in float; give texts of the model's "
             "own domain with --calibration, allow more with --max-int8-error, or export with --precision fp32."
         )
     too_few = 0
-    while best[0] - too_few > 1:
-        written = emit((too_few + best[0]) // 2)
-        if written[2] <= max_error:
-            best = written
+    while best_attempt[0] - too_few > 1:
+        attempt = emit((too_few + best_attempt[0]) // 2)
+        if attempt[2] <= max_error:
+            best_attempt = attempt
         else:
-            too_few = written[0]
-    return best if written is best else emit(best[0])
+            too_few = attempt[0]
+    return best_attempt if attempt is best_attempt else emit(best_attempt[0])

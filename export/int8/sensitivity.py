@@ -48,8 +48,8 @@ def measure(
     graph = _ShiftedGraph(model, path)
     errors = _measure(graph, params, texts[:FIRST_TEXTS])
     average = max(sum(errors.values()) / len(errors), 1e-12)
-    near = [x for x, error in errors.items() if any(1 / LIMIT_FACTOR < error / average / limit < LIMIT_FACTOR for limit in limits)]
-    later_errors = _measure(graph, {x: params[x] for x in near}, texts[FIRST_TEXTS:]) if texts[FIRST_TEXTS:] else {}
+    candidates = [x for x, error in errors.items() if any(1 / LIMIT_FACTOR < error / average / limit < LIMIT_FACTOR for limit in limits)]
+    later_errors = _measure(graph, {x: params[x] for x in candidates}, texts[FIRST_TEXTS:]) if texts[FIRST_TEXTS:] else {}
     errors |= {x: (errors[x] * FIRST_TEXTS + error * (len(texts) - FIRST_TEXTS)) / len(texts) for x, error in later_errors.items()}
     average = max(sum(errors.values()) / len(errors), 1e-12)
     return {x: error / average for x, error in errors.items()}

@@ -46,8 +46,8 @@ class _FillMask(ExportTask):
     def fixed_requests(self, spec: TokenizerSpec) -> list[Any]:
         mask = _mask(spec)
         # a token has at least one character, so these texts fit; without its mask, a text would have nothing to compare
-        short = [text[: spec.max_length - 16] for text in TEXTS]
-        sides = [(text[: len(text) // 2], text[len(text) // 2 :]) for text in short]
+        short_texts = [text[: spec.max_length - 16] for text in TEXTS]
+        sides = [(text[: len(text) // 2], text[len(text) // 2 :]) for text in short_texts]
         return [
             *(fill_mask.FillMaskRequest(f"{a} {mask} {b}") for a, b in sides),
             fill_mask.FillMaskRequest(f"A {mask} film with a {mask} cast."),
@@ -73,15 +73,15 @@ class _FillMask(ExportTask):
         return words
 
     def score(self, golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, Score]:
-        right = []
+        matches = []
         for gold, result in zip(golds, results, strict=True):
-            best = [candidates[0]["token_str"] for candidates in _candidates(result)]
-            if len(best) != len(gold):
+            best_words = [candidates[0]["token_str"] for candidates in _candidates(result)]
+            if len(best_words) != len(gold):
                 raise DataError(
-                    f"a text has {plural(len(best), 'mask')} and {plural(len(gold), 'word')} as its `target`; give one for each mask."
+                    f"a text has {plural(len(best_words), 'mask')} and {plural(len(gold), 'word')} as its `target`; give one for each mask."
                 )
-            right += [token.strip().casefold() == word.strip().casefold() for token, word in zip(best, gold, strict=True)]
-        return {TOP_1: Score(fmean(right))}
+            matches += [token.strip().casefold() == word.strip().casefold() for token, word in zip(best_words, gold, strict=True)]
+        return {TOP_1: Score(fmean(matches))}
 
 
 TASK = _FillMask()

@@ -50,8 +50,8 @@ def result_spans(result: Any) -> set[Span]:
 
 def normalize_answer(text: str) -> str:
     """Returns an answer in the normalized form of SQuAD's official script: lower case, no punctuation, no articles, single spaces."""
-    bare = "".join(c for c in text.lower() if c not in string.punctuation)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
+    letters = "".join(c for c in text.lower() if c not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", letters).split())
 
 
 def exact_match(answer: str, golds: Sequence[str]) -> float:
@@ -102,11 +102,11 @@ def widen_to_words(spans: Collection[Span], words: Sequence[tuple[int, int]]) ->
         spans: Spans of a text.
         words: Start and end of each of its words; if empty, the spans are returned unchanged.
     """
-    wide = set()
+    widened_spans = set()
     for start, end, label in spans:
-        touched = [word for word in words if word[0] < end and start < word[1]]
-        wide.add((touched[0][0], touched[-1][1], label) if touched else (start, end, label))
-    return wide
+        touched_words = [word for word in words if word[0] < end and start < word[1]]
+        widened_spans.add((touched_words[0][0], touched_words[-1][1], label) if touched_words else (start, end, label))
+    return widened_spans
 
 
 def matthews(expected: Sequence[str], predicted: Sequence[str]) -> float:

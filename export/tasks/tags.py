@@ -32,8 +32,8 @@ def unread_labels(labels: Sequence[str]) -> list[str]:
     if len(names) > 1 and {name.upper() for name in names} <= _SPELLINGS.keys():
         return names
     groups = [group for form in _FORMS for group in _by_type(names, form).values()]
-    similar = [group for group in groups if len(set(group.values())) > 1 or {"B", "I"} & set(group.values())]
-    return [name for name in names if name not in read and any(name in group for group in similar)]
+    similar_groups = [group for group in groups if len(set(group.values())) > 1 or {"B", "I"} & set(group.values())]
+    return [name for name in names if name not in read and any(name in group for group in similar_groups)]
 
 
 def _letters_by_label(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -45,12 +45,12 @@ def _letters_by_label(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
             groups = [set(group.values()) for group in types.values() if set(group.values()) <= set(scheme)]
             used = {letter for letters in groups if len(letters) > 1 for letter in letters}
             readings.append(_within(types, set(scheme) if used - {"B", "I"} else used))
-    if best := max(readings, key=len):
-        return best
+    if best_reading := max(readings, key=len):
+        return best_reading
     # no type has several letters, so the labels must have the usual spelling, or all begin with a letter
-    usual = {label: (label[0], label[2:]) for label in labels if re.fullmatch("[BI]-.+", label)}
+    usual_tags = {label: (label[0], label[2:]) for label in labels if re.fullmatch("[BI]-.+", label)}
     of_letters = _within(_by_type(labels, _FORMS[0]), {"B", "I"})
-    return of_letters if len(of_letters) == len(_inside(labels)) else usual
+    return of_letters if len(of_letters) == len(_inside(labels)) else usual_tags
 
 
 def _inside(labels: Sequence[str]) -> list[str]:

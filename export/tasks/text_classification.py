@@ -182,10 +182,10 @@ class _TextClassification(ExportTask):
         correlation = {MATTHEWS: Score(matthews(expected, predicted), _constant(golds, predictions, "label"))}
         if len(config.labels) > _TWO:
             return accuracy | {MACRO_F1: Score(macro_f1(expected, predicted))} | correlation
-        second = config.labels[1]
-        right = sum(a == b == second for a, b in zip(expected, predicted, strict=True))
-        remark = "" if second in (*expected, *predicted) else f"no input has the label {second}, and it was never found; 0 is shown instead"
-        return accuracy | {F1: Score(f1(right, predicted.count(second), expected.count(second)), remark)} | correlation
+        label = config.labels[1]
+        right = sum(a == b == label for a, b in zip(expected, predicted, strict=True))
+        remark = "" if label in (*expected, *predicted) else f"no input has the label {label}, and it was never found; 0 is shown instead"
+        return accuracy | {F1: Score(f1(right, predicted.count(label), expected.count(label)), remark)} | correlation
 
 
 TASK = _TextClassification()

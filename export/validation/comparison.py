@@ -62,7 +62,7 @@ class Reference:
         answers: Its answer to each request; None without a reference.
         fixed: Number of the fixed samples.
         answer: Its answer to another request. It raises EngineError if it has none.
-        own: The graphs whose answers these are; empty for the checkpoint.
+        graphs: The graphs whose answers these are; empty for the checkpoint.
         maps: Requests for attention with their weights, float32 [maps, length, length].
     """
 
@@ -71,7 +71,7 @@ class Reference:
     answers: Sequence[Answer | None]
     fixed: int
     answer: Callable[[Any], Answer | None] = lambda request: None
-    own: Sequence[ServedGraph] = ()
+    graphs: Sequence[ServedGraph] = ()
     maps: Sequence[tuple[attention.AttentionRequest, NDArray[np.float32]]] = ()
 
 
@@ -139,7 +139,7 @@ class Comparison:
 
     def __init__(self, served: ServedGraph, reference: Reference) -> None:
         self.served, self.reference = served, reference
-        self.is_own = served in reference.own
+        self.is_own = served in reference.graphs
         self.results, self.expected = list[Any](), list[Any]()
         self.worst_row_error, self.batch_invariant = 0.0, False
         self.attention_error: float | None = None

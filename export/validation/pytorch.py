@@ -188,12 +188,12 @@ def compare_settings(manifest: Manifest, checkpoint: Checkpoint) -> str | None:
 
     The comparison of outputs cannot find it, because it decodes both outputs with the same settings.
     """
-    chosen = {"embedding": {"layers", "default_layers", "combine"}, "tokenizer": {"sha256"}}
+    user_choices = {"embedding": {"layers", "default_layers", "combine"}, "tokenizer": {"sha256"}}
     updates = {name: getattr(checkpoint, name) for name in ("labels", "activation", "embedding")} | {"tokenizer": checkpoint.tokenizer_spec}
-    own, other = (
-        side.model_dump(mode="json", include={*updates}, exclude=chosen) for side in (manifest, manifest.model_copy(update=updates))
+    manifest_settings, checkpoint_settings = (
+        side.model_dump(mode="json", include={*updates}, exclude=user_choices) for side in (manifest, manifest.model_copy(update=updates))
     )
-    return difference(own, other, 0.0)
+    return difference(manifest_settings, checkpoint_settings, 0.0)
 
 
 def measure_graph(folder: Path, graph: GraphSpec, checkpoint: Checkpoint, tokenizer: Tokenizer, reference: Reference) -> GraphSpec:
@@ -262,9 +262,9 @@ def update(bundle: Bundle, checkpoint: Checkpoint, tokenizer: Tokenizer, validat
     graphs = tuple(measure_graph(bundle.path, graph, checkpoint, tokenizer, reference) for graph in manifest.graphs)
     source = manifest.source.model_copy(update=checkpoint.origin.model_dump(include=CARD_FIELDS))
     updates = {"graphs": graphs, "flops": checkpoint.flops, "source": source, "int8_texts": int8_texts}
-    updated = Manifest.model_validate(manifest.model_copy(update=updates).model_dump())
+    new_manifest = Manifest.model_validate(manifest.model_copy(update=updates).model_dump())
     # each file is replaced as a whole; the card comes first, because the manifest is verified
-    for name, text in bundle_texts(updated, bundle.path, checkpoint.card).items():
+    for name, text in bundle_texts(new_manifest, bundle.path, checkpoint.card).items():
         aside = bundle.path / f".{name}"
         aside.write_text(text, encoding="utf-8")
         os.replace(aside, bundle.path / name)

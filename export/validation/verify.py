@@ -107,9 +107,9 @@ def verify(spec: VerifySpec, report: Report) -> None:
         existing = ", ".join(graph.name for graph in graphs)
         report.add("graphs", False, f"the bundle has no graph for {', '.join(sorted(missing))}; it has {existing}")
         return
-    chosen = [graph for graph in graphs if spec.providers is None or graph.provider in spec.providers]
-    usable = [served for graph in chosen if (served := _open(bundle, graph, tokenizer, spec, report)) is not None]
-    if not usable:
+    chosen_graphs = [graph for graph in graphs if spec.providers is None or graph.provider in spec.providers]
+    usable_graphs = [served for graph in chosen_graphs if (served := _open(bundle, graph, tokenizer, spec, report)) is not None]
+    if not usable_graphs:
         return
     # importing torch and transformers takes seconds, and the other checks need neither
     if spec.checkpoint is not None:
@@ -118,8 +118,8 @@ def verify(spec: VerifySpec, report: Report) -> None:
         checkpoint = load_checkpoint_of(bundle.manifest, spec, report)
         reference = sample_reference(checkpoint)
     else:
-        reference = _choose_reference(bundle.manifest, usable, on_data=bool(rows))
-    comparisons = [comparison for served in usable if (comparison := _compare_samples(served, reference, report)) is not None]
+        reference = _choose_reference(bundle.manifest, usable_graphs, on_data=bool(rows))
+    comparisons = [comparison for served in usable_graphs if (comparison := _compare_samples(served, reference, report)) is not None]
     for row in rows:
         _compare_row(comparisons, reference, row)
     for comparison in comparisons:
@@ -182,9 +182,11 @@ def _choose_reference(manifest: Manifest, graphs: Sequence[ServedGraph], *, on_d
     if fp32 is None or len(graphs) == 1 or not on_data:
         return Reference("", samples, [None] * len(samples), len(samples))
     # a CPU runs one precision, so TensorRT's graphs, which share a file, have the same answers
-    own = [served for served in graphs if served is fp32 or (served.graph.file == fp32.graph.file and served.provider == "cpu")]
+    reference_graphs = [
+        served for served in graphs if served is fp32 or (served.graph.file == fp32.graph.file and served.provider == "cpu")
+    ]
     answers = [answer_sample(fp32, request) for request in samples]
-    return Reference("the fp32 graph", samples, answers, len(samples), answer=fp32.answer, own=own)
+    return Reference("the fp32 graph", samples, answers, len(samples), answer=fp32.answer, graphs=reference_graphs)
 
 
 def _compare_samples(served: ServedGraph, reference: Reference, report: Report) -> Comparison | None:
