@@ -96,33 +96,30 @@ class RequestRun:
             InvalidValueError: An input cannot be encoded; `input_index` is its index.
         """
         start = time.perf_counter()
-        for index, task in enumerate(self.tasks):
-            try:
-                self._add(index, next(task))
-            except BertServeError as error:
-                error.input_index = index
-                raise
+        prediction = self.prediction
+        try:
+            for index, task in enumerate(self.tasks):
+                batch = next(task)
+                self.batches.append(batch)
+                prediction.results.append(None)
+                prediction.tokens += batch.tokens
+                prediction.warnings += [(index, warning) for warning in batch.warnings]
+                if batch.truncated:
+                    prediction.truncated.append(index)
+                prediction.read = batch.read if index == 0 else ()
+                self.cost = batch.cost if index == 0 else self.cost + batch.cost
+                self.held_tokens = prediction.tokens + self.cost.queue_tokens
+                # checked after each input, because the windows of one text may have a thousand times as many tokens as the text
+                if self.held_tokens > self.max_tokens:
+                    raise larger_than_queue(self.held_tokens, self.max_tokens)
+                self.cost.check()
+        except BertServeError as error:
+            error.input_index = index
+            raise
         end = time.perf_counter()
-        self.prediction.tokenize_s = end - start
+        prediction.tokenize_s = end - start
         if self.trace is not None:
             self.trace.note("tokenize", start, end, waits=True)
-
-    def _add(self, index: int, batch: Batch) -> None:
-        """Adds the first batch of an input."""
-        prediction = self.prediction
-        self.batches.append(batch)
-        prediction.results.append(None)
-        prediction.tokens += batch.tokens
-        prediction.warnings += [(index, warning) for warning in batch.warnings]
-        if batch.truncated:
-            prediction.truncated.append(index)
-        prediction.read = batch.read if index == 0 else ()
-        self.cost = batch.cost if index == 0 else self.cost + batch.cost
-        self.held_tokens = prediction.tokens + self.cost.queue_tokens
-        # checked after each input, because the windows of one text may have a thousand times as many tokens as the text
-        if self.held_tokens > self.max_tokens:
-            raise larger_than_queue(self.held_tokens, self.max_tokens)
-        self.cost.check()
 
     def work(self) -> list[tuple[int, Text]]:
         """Returns the encodings of the open inputs, each with its tokens."""
@@ -142,13 +139,13 @@ class RequestRun:
         """
         start = self.ended = time.perf_counter()
         remaining = iter(rows)
-        for index, batch in enumerate(self.batches):
-            if batch is not None:
-                try:
+        try:
+            for index, batch in enumerate(self.batches):
+                if batch is not None:
                     self._continue(index, list(islice(remaining, len(batch.encodings))))
-                except BertServeError as error:
-                    error.input_index = index
-                    raise
+        except BertServeError as error:
+            error.input_index = index
+            raise
         is_done = not any(self.batches)
         end = time.perf_counter()
         self.prediction.decode_s += end - start
