@@ -48,20 +48,19 @@ def settings_table() -> str:
     return _table(("flag", "default", "values", "meaning"), rows)
 
 
-def score_table() -> str:
-    """Returns a row for each argument of `bert-serve score` that is no setting of the service."""
+def score_list() -> str:
+    """Returns an item for each argument of `bert-serve score` that is no setting of the service."""
     rows = []
     for name, field in facts.score_settings().items():
         default, meaning = _default(field.get_default()), _cell(field.description)
         shown = meaning if default == "none" else f"{meaning.removesuffix('.')} (default: {default})."
-        rows.append((f"`{name.upper() if field.is_required() else _flag(name)}`", shown))
-    return _table(("flag", "meaning"), rows)
+        rows.append((name.upper() if field.is_required() else _flag(name), shown))
+    return _list(rows)
 
 
-def flags_table(command: str) -> str:
-    """Returns a row for each flag of a command."""
-    flags = facts.flags(facts.parsers()[command])
-    return _table(("flag", "meaning"), [(f"`{flag.usage}`", _sentence(flag)) for flag in flags])
+def flags_list(command: str) -> str:
+    """Returns an item for each flag of a command."""
+    return _list((flag.usage, _sentence(flag)) for flag in facts.flags(facts.parsers()[command]))
 
 
 def bench_table() -> str:
@@ -148,9 +147,9 @@ def blocks() -> dict[str, Callable[[], str]]:
     """Returns what writes each block, by the name that its comment gives."""
     return {
         "settings": settings_table,
-        "flags of bert-serve score": score_table,
-        "flags of bert-export": lambda: flags_table("bert-export"),
-        "flags of bert-export verify": lambda: flags_table("bert-export verify"),
+        "flags of bert-serve score": score_list,
+        "flags of bert-export": lambda: flags_list("bert-export"),
+        "flags of bert-export verify": lambda: flags_list("bert-export verify"),
         "commands of bert-bench": bench_commands_table,
         "flags of bert-bench": bench_table,
         "metrics": metrics_table,
@@ -199,6 +198,10 @@ def generated_pages() -> list[Path]:
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _list(items: Iterable[tuple[str, str]]) -> str:
+    return "\n".join(f"- `{name}`: {meaning}" for name, meaning in items)
 
 
 def _cell(text: str | None) -> str:
