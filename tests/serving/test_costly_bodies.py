@@ -3,8 +3,6 @@
 The fields come from the bodies' models; a field without a case is an error. With `-s` and `-m ""`, pytest prints a line for each case.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 import time
@@ -13,7 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -220,7 +218,7 @@ class Probe(threading.Thread):
                 self.longest_s = max(self.longest_s, time.perf_counter() - start)
                 time.sleep(0.001)
 
-    def __enter__(self) -> Probe:
+    def __enter__(self) -> Self:
         self.start()
         time.sleep(0.01)
         return self

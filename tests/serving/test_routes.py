@@ -1,11 +1,9 @@
 """Every route enforces its declared access, for each kind of key, at its own path and at similar paths."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import unquote
 
 import pytest
@@ -75,7 +73,7 @@ class Asked:
         self.body = b""
         self.unread: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
 
-    async def by(self, app: ASGIApp) -> Asked:
+    async def by(self, app: ASGIApp) -> Self:
         """Sends the request to an application."""
 
         async def receive() -> Message:
