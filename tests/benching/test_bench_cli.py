@@ -36,19 +36,19 @@ def test_a_load_writes_self_contained_reports_without_secrets(tmp_path: Path, ca
     with listening(ok) as server:
         assert 0 == load(server.port, "--json", tmp_path / "a.json", "--html", tmp_path / "a.html", "--slo", "error_rate=0", *secrets)
     out, err = capsys.readouterr()
-    text, page_ = ((tmp_path / name).read_text(encoding="utf-8") for name in ("a.json", "a.html"))
-    document = json.loads(text)
+    report, html = ((tmp_path / name).read_text(encoding="utf-8") for name in ("a.json", "a.html"))
+    document = json.loads(report)
     [made] = document["runs"]
-    ids = re.findall(r' id="([^"]+)"', page_)
+    ids = re.findall(r' id="([^"]+)"', html)
 
     assert ("closed", ["passed: error_rate <= 0, measured 0"]) == (document["command"], document["verdicts"])
     assert {"200": made["requests"]} == made["outcomes"]
     assert ("", True) == (err, "closed, 16 connections" in out)
-    assert 2 == page_.count("<svg")
+    assert 2 == html.count("<svg")
     assert sorted(set(ids)) == sorted(ids)
-    assert [] == re.findall(r"<(?:script|link|img)|@import|url\((?!#)", page_)
-    assert "x-token" in text
-    assert "secret" not in text + page_ + out
+    assert [] == re.findall(r"<(?:script|link|img)|@import|url\((?!#)", html)
+    assert "x-token" in report
+    assert "secret" not in report + html + out
 
 
 def test_json_on_stdout_replaces_the_summary(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,17 +55,25 @@ def naming(labels: tuple[str, ...]) -> dict[str, Any]:
 
 def save(path: Path, architecture: str, config: Any, *, model_max_length: int = 512, tokenizer_class: str = "BertTokenizer") -> Path:
     """Writes a random model with this configuration and its tokenizer, and returns the path."""
+    save_random(path, architecture, config)
+    _save_tokenizer(path, model_max_length, tokenizer_class)
+    return path
+
+
+def save_random(path: Path, architecture: str, config: Any, *, initializer_range: float = 0.3, word_scale: float = 1) -> Path:
+    """Writes a random model and returns the path; `word_scale` multiplies the word embeddings."""
     torch.manual_seed(0)
     # the weight spread of a trained model, so that logits differ between texts
-    config.initializer_range = 0.3
+    config.initializer_range = initializer_range
     model = getattr(transformers, architecture)(config)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1 or "bias" in name:
                 # initial biases are 0 and initial norms are 1; with these values, a test would not notice their loss
                 parameter.add_(0.1 * torch.randn_like(parameter))
+        if word_scale != 1:
+            model.get_input_embeddings().weight.mul_(word_scale)
     model.save_pretrained(path)
-    _save_tokenizer(path, model_max_length, tokenizer_class)
     return path
 
 
@@ -96,7 +104,7 @@ def _save_tokenizer(path: Path, model_max_length: int, tokenizer_class: str) -> 
     )
 
 
-def train_adapter(model: Any, folder: Path, **config: Any) -> Any:
+def save_adapter(model: Any, folder: Path, **config: Any) -> Any:
     """Saves a random LoRA adapter to a folder, as peft does after training; returns the adapted model."""
     from peft import LoraConfig, get_peft_model
 
@@ -197,21 +205,30 @@ def shard(path: Path, count: int, *, pickled: bool = False) -> None:
     write_json(path / f"{stem}.{suffix}.index.json", {"metadata": {}, "weight_map": weight_map})
 
 
-def prune_heads(path: Path, pruned: Mapping[int, Sequence[int]], *, heads: int) -> None:
+def prune_heads(
+    path: Path,
+    pruned: Mapping[int, Sequence[int]],
+    *,
+    heads: int,
+    layer: str = "bert.encoder.layer.{}.attention",
+    inputs: Sequence[str] = ("self.query", "self.key", "self.value"),
+    output: str = "output.dense",
+) -> None:
     """Removes heads, by layer, from a checkpoint with `heads` per layer in place, in the format of transformers 4."""
-    tensors = load_file(path / "model.safetensors")
-    for layer, gone in pruned.items():
-        prefix = f"bert.encoder.layer.{layer}.attention"
-        output = tensors[f"{prefix}.output.dense.weight"]
-        kept = torch.ones(heads, output.shape[1] // heads, dtype=torch.bool)
-        kept[list(gone)] = False
-        rows = kept.flatten()
-        tensors[f"{prefix}.output.dense.weight"] = output[:, rows].contiguous()
-        for part in ("query", "key", "value"):
-            for kind in ("weight", "bias"):
-                tensors[f"{prefix}.self.{part}.{kind}"] = tensors[f"{prefix}.self.{part}.{kind}"][rows].contiguous()
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    edit_json(path / "config.json", pruned_heads={str(layer): list(gone) for layer, gone in pruned.items()})
+
+    def prune(tensors: dict[str, torch.Tensor]) -> None:
+        for number, gone in pruned.items():
+            prefix = layer.format(number)
+            weight = tensors[f"{prefix}.{output}.weight"]
+            kept = torch.ones(heads, weight.shape[1] // heads, dtype=torch.bool)
+            kept[list(gone)] = False
+            rows = kept.flatten()
+            tensors[f"{prefix}.{output}.weight"] = weight[:, rows].contiguous()
+            for name in (f"{prefix}.{part}.{kind}" for part in inputs for kind in ("weight", "bias")):
+                tensors[name] = tensors[name][rows].contiguous()
+
+    edit_weights(path, prune)
+    edit_json(path / "config.json", pruned_heads={str(number): list(gone) for number, gone in pruned.items()})
 
 
 def silence_heads(model: torch.nn.Module, pruned: Mapping[int, Sequence[int]], *, heads: int) -> None:

@@ -13,18 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-import torch
 import transformers
 from tokenizers import normalizers, pre_tokenizers, trainers
 from transformers.models.auto import modeling_auto
 
 import tiny
 from bertserve.export.calibration import BUILT_IN
-from checkpoints import naming
+from checkpoints import SIZES, naming, save_random
 
 LENGTH = 144  # usable tokens; enough for a window with any question of the parity samples
 PIECES = 1100  # the int8 stage quantizes only embeddings with at least 1024 rows
-SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 HEADS: dict[str, tuple[dict[str, str], type]] = {
     "text-classification": (modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES, transformers.AutoModelForSequenceClassification),
     "token-classification": (modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES, transformers.AutoModelForTokenClassification),
@@ -80,27 +78,11 @@ class Family:
         sizes = {"max_position_embeddings": LENGTH + self.offset, **SIZES, **naming(LABELS[task]), **ids}
         given = {**sizes, "vocab_size": len(tokenizer), **self.fields, **fields}
         config = self.config(**{name: value for name, value in given.items() if value is not None or name in ids})
-        save_random(
-            path, getattr(transformers, str(self.architecture(task))), config, word_scale=max(self.word_scale, WORD_SCALES.get(task, 1))
-        )
+        spread = 0.2 * (32 / config.hidden_size) ** 0.5
+        word_scale = max(self.word_scale, WORD_SCALES.get(task, 1))
+        save_random(path, str(self.architecture(task)), config, initializer_range=spread, word_scale=word_scale)
         tokenizer.save_pretrained(path)
         return path
-
-
-def save_random(path: Path, architecture: Any, config: Any, *, word_scale: float = 1) -> Path:
-    """Writes a random model with the weight spread of a trained one and returns the path; `word_scale` multiplies the word embeddings."""
-    torch.manual_seed(0)
-    config.initializer_range = 0.2 * (32 / config.hidden_size) ** 0.5
-    model = architecture(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim == 1 or "bias" in name:
-                # initial biases are 0 and initial norms are 1; with these values, a test would not notice their loss
-                parameter.add_(0.1 * torch.randn_like(parameter))
-        if word_scale != 1:
-            model.get_input_embeddings().weight.mul_(word_scale)
-    model.save_pretrained(path)
-    return path
 
 
 # ---- tokenizers: built once from the built-in texts, then combined with each family's special tokens

@@ -72,16 +72,14 @@ def task_flag(name: str, task: str) -> str:
     return task if "ForConditionalGeneration" in str(FAMILIES[name].architecture(task)) else "auto"
 
 
-def save_bundle(
-    name: str, task: str, folder: Path, *, precisions: Sequence[Precision] = ("fp32", "int8"), **fields: Any
-) -> tuple[Path, Bundle]:
-    """Creates a checkpoint, exports it, and returns the checkpoint and its bundle.
+def save_bundle(name: str, task: str, folder: Path, **fields: Any) -> tuple[Path, Bundle]:
+    """Creates a checkpoint, exports it in fp32 and int8, and returns the checkpoint and its bundle.
 
     Random logits have a small spread, so int8 changes many labels. Therefore the int8 gate accepts any error here.
     """
     source = FAMILIES[name].save(folder / "checkpoint", task, **fields)
-    options = {"task": task_flag(name, task), "name": "bundle", "precisions": precisions, "calibration": few_texts(folder)}
-    return source, exported(source, max_int8_error=1.0, **options)
+    options = {"task": task_flag(name, task), "name": "bundle", "calibration": few_texts(folder)}
+    return source, exported(source, precisions=("fp32", "int8"), max_int8_error=1.0, **options)
 
 
 def compared(source: Path, bundle: Bundle, task: str) -> tuple[list[Encoding], list[Row]]:

@@ -15,7 +15,7 @@ import torch
 import transformers
 from hypothesis import strategies as st
 
-from checkpoints import edit_json, edit_weights, naming, sentence_transformers, shard, train_adapter, write_modules
+from checkpoints import edit_json, edit_weights, naming, save_adapter, sentence_transformers, shard, write_modules
 from families import CASES, FAMILIES, HEADS
 
 EMBED = "feature-extraction"
@@ -387,7 +387,7 @@ def _write_adapter(case: Case, base: Path, folder: Path) -> Path:
     settings = {"use_dora": case.adapter == "dora", "use_rslora": case.adapter == "rslora"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        train_adapter(model, folder / "adapter", task_type=task_type, r=2, target_modules=layers[:2], **settings)
+        save_adapter(model, folder / "adapter", task_type=task_type, r=2, target_modules=layers[:2], **settings)
     if case.adapter == "pissa":  # PiSSA also changes the base model
         edit_json(folder / "adapter" / "adapter_config.json", init_lora_weights="pissa")
     for file in base.glob("tokenizer*"):

@@ -116,13 +116,13 @@ def test_a_model_in_a_subfolder_is_found(tmp_path: Path, length_file: str) -> No
     flat = sentence_transformers(encoder(tmp_path, layers=1), "Normalize", max_length=48)
     digest = load_checkpoint(str(flat)).origin.weights_sha256
     source = moved(flat, length_file=length_file)
-    bundle = exported(source)
-    manifest, embedding = bundle.manifest, bundle.manifest.embedding
+    found = load_checkpoint(str(source))
 
-    assert (digest, 48) == (manifest.source.weights_sha256, manifest.tokenizer.max_length)
-    assert embedding is not None
-    assert ("mean", True, PROMPTS) == (embedding.pooling, embedding.normalize, embedding.prompts)
-    assert "What it was trained on." in (bundle.path / "README.md").read_text(encoding="utf-8")
+    assert (digest, 48) == (found.origin.weights_sha256, found.tokenizer_spec.max_length)
+    assert found.embedding is not None
+    assert ("mean", True, PROMPTS) == (found.embedding.pooling, found.embedding.normalize, found.embedding.prompts)
+    assert found.card is not None
+    assert "What it was trained on." in found.card
 
 
 @pytest.mark.parametrize("safe", [True, False], ids=["safetensors", "pickle"])

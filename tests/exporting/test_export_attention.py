@@ -20,8 +20,8 @@ from bertserve.service.bundle.files import Bundle
 from bertserve.service.tasks import attention
 from bertserve.service.text.tokenizer import Tokenizer
 from bundles import engine_of, exported, refused
-from checkpoints import few_texts, prune_heads
-from families import ALL_HEADS, FAMILIES, HEADS, SIZES, Family, bert_tokenizer, roberta_tokenizer
+from checkpoints import SIZES, few_texts, prune_heads
+from families import ALL_HEADS, FAMILIES, HEADS, Family, bert_tokenizer, roberta_tokenizer
 from task_runs import decode, encode
 from test_export_special_models import OTHERS
 

@@ -19,7 +19,7 @@ from bertserve.export import cli
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import CheckpointError
 from bundles import exported
-from checkpoints import edit_json, train_adapter
+from checkpoints import edit_json, save_adapter
 from families import FAMILIES
 from grid import logit_error
 
@@ -61,7 +61,7 @@ def test_weights_equal_the_weights_that_peft_merges(tmp_path: Path, settings: di
     path, source = FAMILIES["BERT"].save(tmp_path / "base", "fill-mask"), tmp_path / "adapter"
     base, trained = (transformers.BertForSequenceClassification.from_pretrained(path, num_labels=LABELS) for _ in range(2))
     modules: dict[str, Any] = {"target_modules": ["query", "value"], "modules_to_save": ["pooler", "classifier"]}
-    train_adapter(trained, source, task_type="SEQ_CLS", r=RANK, lora_alpha=ALPHA, **modules, **settings)
+    save_adapter(trained, source, task_type="SEQ_CLS", r=RANK, lora_alpha=ALPHA, **modules, **settings)
     plain = {name: tensor.clone() for name, tensor in base.state_dict().items()}
     model = PeftModel.from_pretrained(base, source).merge_and_unload().eval()
     expected = model.state_dict()
@@ -137,7 +137,7 @@ def test_a_change_of_a_shared_matrix_in_only_one_of_two_places_is_refused(
 ) -> None:
     """Peft trains a copy of the matrix for one module, but a merge would change both modules. A shared bias is trained as one tensor."""
     base = transformers.BertForMaskedLM.from_pretrained(FAMILIES["BERT"].save(tmp_path / "base", "fill-mask"))
-    adapted = train_adapter(base, tmp_path / "adapter", **{"r": RANK, "target_modules": ["query"], **settings})
+    adapted = save_adapter(base, tmp_path / "adapter", **{"r": RANK, "target_modules": ["query"], **settings})
     if message is not None:
         with pytest.raises(CheckpointError, match=re.escape(message)):
             load_checkpoint(str(tmp_path / "adapter"))

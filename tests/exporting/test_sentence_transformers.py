@@ -33,7 +33,11 @@ EXPORTED = (
     "lasttoken",
     "dense",
     "truncate-normalized",
-    *(pytest.param(name, marks=FULL) for name in ("cls", "max", "normalize", "prompts", "several", "dense-last", "residual")),
+    "dot",
+    *(
+        pytest.param(name, marks=FULL)
+        for name in ("cls", "max", "normalize", "prompts", "several", "dense-last", "residual", "euclidean", "manhattan")
+    ),
 )
 PAIRS = [{"text": TEXTS[0], "text_pair": text} for text in SECOND_TEXTS]
 SETTINGS, TRANSFORMER = "config_sentence_transformers.json", "sentence_bert_config.json"
@@ -88,13 +92,6 @@ def test_the_graph_makes_the_vectors_and_compares_them(name: str, tmp_path: Path
     assert [close(vector) for vector in line["vectors"]] == served.answer({"inputs": TEXTS})
     sentences = {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}
     assert close(line["similarity"]) == served.answer({"inputs": sentences}, similarity.TASK)
-
-
-@pytest.mark.parametrize("name", ["dot", *(pytest.param(name, marks=FULL) for name in ("euclidean", "manhattan", "mean"))])
-def test_the_similarity_is_the_one_of_the_model(name: str, tmp_path: Path) -> None:
-    line = GOLDEN[f"6.2.0/{name}"]
-    served = Served(exported(written(tmp_path, f"6.2.0/{name}")))
-    assert close(line["similarity"]) == served.answer({"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}}, similarity.TASK)
 
 
 def test_t5_encoders_with_a_dense_layer_are_exported(tmp_path: Path) -> None:

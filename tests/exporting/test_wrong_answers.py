@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import sys
@@ -200,8 +199,6 @@ def test_the_digest_covers_only_the_loaded_files(tmp_path: Path) -> None:
     before = load_checkpoint(str(source)).origin.weights_sha256
     shutil.copy(source / "model.safetensors", source / "optimizer.safetensors")
     assert before == load_checkpoint(str(source)).origin.weights_sha256
-    assert before == hashlib.sha256(hashlib.sha256((source / "model.safetensors").read_bytes()).digest()).hexdigest()
-
     rename_weights(source, "part.safetensors")
     assert before == load_checkpoint(str(source)).origin.weights_sha256
 
