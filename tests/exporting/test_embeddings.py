@@ -19,6 +19,7 @@ import bertserve.service.cli
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.manifest import Layers
+from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import zero_shot
 from bundles import Served, exported, refused
 from checkpoints import (
@@ -251,7 +252,7 @@ def test_layers_match_pytorchs_hidden_states(tmp_path: Path, architecture: str) 
             found = pooled(bundle, layers=layers, combine=combine, pooling="mean")
             np.testing.assert_allclose(combined(source, layers, combine), found, rtol=0, atol=1e-4)
     np.testing.assert_allclose(combined(source, [-1], "concat"), pooled(bundle, pooling="mean"), rtol=0, atol=1e-4)
-    with pytest.raises(Exception, match="0 or -5, 1 or -4, 3 or -2, 4 or -1"):
+    with pytest.raises(InvalidValueError, match="layers"):
         pooled(bundle, layers=[2])
 
 
