@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import threading
 import time
@@ -15,6 +16,7 @@ import httpx
 import pytest
 
 import slow
+import tiny
 from application import play, rejected
 from bertserve.service.errors import SettingsError
 from bertserve.service.models.build import build
@@ -245,3 +247,41 @@ def test_no_worker_outlives_its_parent_process(models: Path, serve: Serve) -> No
         assert not reader.is_alive()
         with pytest.raises(httpx.TransportError):
             httpx.get(served.url, trust_env=False)
+
+
+@pytest.mark.full_grid
+def test_sighup_changes_the_models_of_all_workers_under_load(models: Path, tmp_path: Path, serve: Serve) -> None:
+    """No request fails or is answered by two models. A later replacement has the new models too."""
+    with serve(models, *TWO) as served, clients_of(served, 8, workers=2) as clients:
+        done = threading.Event()
+        seen: set[tuple[float, ...]] = set()
+
+        def ask(client: httpx.Client) -> None:
+            while not done.is_set():
+                answer = client.post("/models/tiny", json={"inputs": ["good"] * 20})
+                assert answer.status_code == 200, answer.text
+                [scores] = {tuple(item["score"] for item in result) for result in answer.json()}
+                seen.add(scores)
+
+        def versions() -> set[str]:
+            return {client.get("/models/tiny").json()["version"] for client in clients[4:]}
+
+        before = workers_of(served)
+        with ThreadPoolExecutor(4) as pool:
+            asking = [pool.submit(ask, client) for client in clients[:4]]
+            for seed in (1, 2, 3):
+                old = versions()
+                shutil.rmtree(models / "tiny")
+                tiny.bundle(models, "tiny", seed=seed)
+                served.process.send_signal(signal.SIGHUP)
+                wait_until(lambda old=old: len(now := versions()) == 1 and now.isdisjoint(old))  # type: ignore[misc]
+            done.set()
+            for future in asking:
+                future.result()
+        assert len(seen) >= 3
+        new = versions()
+        os.kill(before[0], signal.SIGKILL)
+        wait_until(lambda: "worker 0 restarted as process" in served.log.read_text())
+        with clients_of(served, 2, workers=2) as others:
+            assert new == {client.get("/models/tiny").json()["version"] for client in others}
+    assert "Traceback" not in served.log.read_text()

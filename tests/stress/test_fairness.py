@@ -1,0 +1,41 @@
+"""Fairness between one client with heavy requests and clients with short requests: waiting times."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from bertserve.bench.workloads import workload_inputs
+from loads import assert_each_ended_once, closed_loop, measured, models_for, samples, seconds, show, target
+
+pytestmark = pytest.mark.serial
+
+SHORT = workload_inputs("short", seed=1)
+# (description, path, body) of the heavy requests
+HEAVY = [
+    ("lists of 500 texts", "/classify", {"inputs": [SHORT[i % len(SHORT)] for i in range(500)]}),
+    ("documents of 80 windows", "/answer", {"inputs": {"question": "How long is it?", "context": "The river is long and wide. " * 2800}}),
+]
+
+
+@pytest.mark.full_grid
+@pytest.mark.parametrize(("name", "path", "body"), HEAVY, ids=[name for name, _, _ in HEAVY])
+def test_short_requests_do_not_wait_for_a_heavy_client(
+    tmp_path: Path, serve: Callable[..., Any], name: str, path: str, body: dict[str, Any]
+) -> None:
+    """All requests are answered. In one queue for all in order of arrival, others would wait for half of a heavy request or longer."""
+    with serve(models_for(tmp_path)) as served:
+        others, client = target(served, "/classify", [{"inputs": text} for text in SHORT]), target(served, path, [body])
+        before = samples(served)
+        # the heavy client stops with its first answer after the others' load, so that it is active all the time
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(closed_loop, client, 1, seconds(15))
+            short = closed_loop(others, 2, seconds(15))
+        heavy = future.result()
+        assert {200} == set(assert_each_ended_once(before, samples(served), short, heavy))
+    short_s, heavy_s = (median(record.ended - record.intended for record in measured(load)) for load in (short, heavy))
+    show(f"p50 of short requests, and of {name}", f"{short_s * 1000:.1f} and {heavy_s * 1000:.1f} ms")
+    assert short_s < heavy_s / 4
