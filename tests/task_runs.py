@@ -8,7 +8,7 @@ import numpy as np
 
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, kept
 from bertserve.service.tasks.decoding import Row
-from bertserve.service.text.tokenizer import Encoding, Tokenizer
+from bertserve.service.text.tokenizer import Encoding
 from fakes import Head
 
 
@@ -19,8 +19,6 @@ class OneToken:
     truncation_side = "right"
     max_length = 512
     vocabulary_size = 1000
-
-    pairs = Tokenizer.pairs
 
     def tokenize(self, texts: Sequence[str]) -> list[Any]:
         return [_Tokens() for _ in texts]

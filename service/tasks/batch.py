@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
 
 from bertserve.service.bundle.manifest import Activation, Embedding, MaskToken, Side
@@ -15,6 +16,7 @@ from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.cost import NOTHING, Cost
 from bertserve.service.tasks.decoding import Row
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
+from bertserve.service.text.windows import kept_of_pair
 
 # Maximum number of windows that an answer describes.
 MAX_SPANS = 64
@@ -119,9 +121,9 @@ def too_long(total: int, room: int, remedy: str) -> InvalidValueError:
 
 
 def encode_pairs(
-    tokenizer: Tokenizer, texts: Iterable[str], *, side: Side | None = None, must_fit: bool, field: str, option: str
+    tokenizer: Tokenizer, first: str, others: Iterable[str], *, side: Side | None = None, must_fit: bool, field: str, option: str
 ) -> tuple[list[Encoding], bool]:
-    """Returns the encodings of the first text with each other text, and whether a pair is truncated, the longer text first.
+    """Returns the encodings of a text with each other text, and whether a pair is truncated, the longer text first.
 
     `side` is the end to truncate; None for the model's own. For the error, `field` has the other texts, and `option` truncates.
 
@@ -129,7 +131,10 @@ def encode_pairs(
         InvalidValueError: A pair is too long and `must_fit` is true.
     """
     room, encodings, truncated = tokenizer.room(pair=True), [], False
-    for index, (total, encoding) in enumerate(tokenizer.pairs(texts, side)):
+    texts = tokenizer.each(chain([first], others))
+    a = next(texts)
+    for index, b in enumerate(texts):
+        total = len(a) + len(b)
         if total > room and must_fit:
             raise InvalidValueError(
                 "`{field}[{index}]` has {total} tokens together with the other text of its pair, and the model takes {room}; shorten them, "
@@ -141,7 +146,8 @@ def encode_pairs(
                 option=option,
             )
         truncated |= total > room
-        encodings.append(encoding)
+        kept_a, kept_b = kept_of_pair(len(a), len(b), room, side or tokenizer.truncation_side)
+        encodings.append(tokenizer.assemble(a.ids[kept_a.start : kept_a.stop], b.ids[kept_b.start : kept_b.stop]))
     return encodings, truncated
 
 

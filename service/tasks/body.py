@@ -59,11 +59,7 @@ TruncationDirection = Annotated[
     Field(description="End to truncate; by default the model's own."),
 ]
 Stride = Annotated[int | None, Field(ge=0, description="Tokens shared by neighboring windows; by default 128, or half a window if less.")]
-OffsetUnit = Annotated[
-    Unit,
-    BeforeValidator(lower),
-    Field(description="Unit of `start` and `end`; `utf16` for JavaScript."),
-]
+OffsetUnit = Annotated[Unit, BeforeValidator(lower), Field(description="Unit of `start` and `end`; `utf16` for JavaScript.")]
 
 
 class StrictModel(BaseModel):

@@ -63,10 +63,7 @@ class ClassifyParameters(TaskParameters):
         Field(description="Score all windows of a long text and combine the scores, instead of truncating."),
     ] = None
     stride: Stride = None
-    explain: Annotated[
-        bool,
-        Field(description="Explain the best label: n words need n more runs."),
-    ] = False
+    explain: Annotated[bool, Field(description="Explain the best label: n words need n more runs.")] = False
     offset_unit: Annotated[
         Unit | None,
         BeforeValidator(lower),

@@ -23,16 +23,7 @@ from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, Tas
 from bertserve.service.tasks.body import MAX_TOP_K, TaskBody, TaskParameters, TextOrTexts, body_config
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import Row, activate, best_tokens
-from bertserve.service.tasks.joint_masks import (
-    DEFAULT_BEAM,
-    MAX_BEAM,
-    MAX_PATTERNS,
-    Pieces,
-    Slot,
-    prepare,
-    search,
-    slots_of,
-)
+from bertserve.service.tasks.joint_masks import DEFAULT_BEAM, MAX_BEAM, MAX_PATTERNS, Pieces, Slot, prepare, search, slots_of
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
@@ -77,11 +68,7 @@ class FillMaskParameters(TaskParameters):
     joint: Annotated[bool, Field(description="Fill all masks of a text together, instead of each by itself.")] = False
     beam: Annotated[
         int | None,
-        Field(
-            ge=1,
-            le=MAX_BEAM,
-            description=f"With `joint`, the beam width; by default {DEFAULT_BEAM}.",
-        ),
+        Field(ge=1, le=MAX_BEAM, description=f"With `joint`, the beam width; by default {DEFAULT_BEAM}."),
     ] = None
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
@@ -48,7 +47,7 @@ class ChooseRequest:
         return self.question if self.context is None else self.context
 
     @property
-    def seconds(self) -> Iterator[str]:
+    def second_texts(self) -> Iterator[str]:
         """The second text of each choice's pair, one by one: a long question is not in memory once per choice."""
         return (choice if self.context is None else f"{self.question} {choice}" for choice in self.choices)
 
@@ -67,8 +66,10 @@ def choose(request: ChooseRequest, model: TaskModel) -> TaskGenerator:
     Raises:
         InvalidValueError: A pair is too long and `truncation` is false.
     """
-    texts, must_fit = chain([request.first], request.seconds), not request.parameters.truncation
-    encodings, truncated = encode_pairs(model.tokenizer, texts, must_fit=must_fit, field="choices", option="truncation")
+    must_fit = not request.parameters.truncation
+    encodings, truncated = encode_pairs(
+        model.tokenizer, request.first, request.second_texts, must_fit=must_fit, field="choices", option="truncation"
+    )
     cost = Cost(CHOICE_BYTES * len(request.choices) + sum(map(text_bytes, request.choices)))
     rows = yield Batch(encodings, cost, truncated=truncated)
     scores = activate(np.concatenate([row["logits"] for row in rows]), "softmax")

@@ -74,10 +74,7 @@ def check_count(words: int, of: str, instead: str) -> None:
 
 def cost(words: int, length: int, texts: Sequence[str], *, explained: int = 1) -> Cost:
     """Returns the cost of an explanation: one run of `length` tokens per word, and the words in the answer for each explained score."""
-    return Cost(
-        answer_bytes=explained * (words * WORD_BYTES + sum(map(text_bytes, texts))),
-        reserved_tokens=words * length,
-    )
+    return Cost(answer_bytes=explained * (words * WORD_BYTES + sum(map(text_bytes, texts))), reserved_tokens=words * length)
 
 
 @dataclass(slots=True)

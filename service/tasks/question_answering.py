@@ -68,10 +68,7 @@ class AnswerParameters(TaskParameters):
         Field(description="Equal answers keep the best score, or add up as in transformers 5.2.0."),
     ] = "best"
     offset_unit: OffsetUnit = "code_points"
-    explain: Annotated[
-        bool,
-        Field(description="Explain the best answer: n words in its window need n more runs."),
-    ] = False
+    explain: Annotated[bool, Field(description="Explain the best answer: n words in its window need n more runs.")] = False
 
 
 @dataclass(slots=True)

@@ -88,7 +88,8 @@ def rerank(request: RerankRequest, model: TaskModel) -> TaskGenerator:
     options, config = request.options, model.config
     encodings, truncated = encode_pairs(
         model.tokenizer,
-        (request.query, *request.texts),
+        request.query,
+        request.texts,
         side=options.truncation_direction,
         must_fit=options.truncate is False,
         field="texts",

@@ -21,9 +21,8 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from bertserve.service.bundle.manifest import Piece, Side, SpecialPiece, TokenizerSpec
+from bertserve.service.bundle.manifest import Piece, SpecialPiece, TokenizerSpec
 from bertserve.service.errors import BundleError, EngineError, InvalidValueError
-from bertserve.service.text.windows import kept_of_pair
 
 TokenIds = Sequence[int]
 SHORT_CHARS = 600  # tokenized in about 0.2 ms (0.3 us per character, docs/explanation/scheduling.md)
@@ -217,18 +216,6 @@ class Tokenizer:
         if not len(encoding.ids):
             raise InvalidValueError("the text is empty, and this model adds no special token to it; give a text.")
         return encoding
-
-    def pairs(self, texts: Iterable[str], side: Side | None = None) -> Iterator[tuple[int, Encoding]]:
-        """Yields, for the first text with each other text, the number of tokens of both and their encoding, cut to the model's length.
-
-        The longer text is cut first, at the end `side`; None is the model's own side.
-        """
-        tokenized_texts = self.each(texts)
-        first = next(tokenized_texts)
-        room = self.room(pair=True)
-        for second in tokenized_texts:
-            a, b = kept_of_pair(len(first), len(second), room, side or self.truncation_side)
-            yield len(first) + len(second), self.assemble(first.ids[a.start : a.stop], second.ids[b.start : b.stop])
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

@@ -90,7 +90,7 @@ def test_an_unsupported_option_is_named(api: Send, parameters: dict[str, Any], s
 def test_a_text_that_must_not_be_cut_is_refused(api: Send) -> None:
     """With `truncate: false`, a text over the limit is an error that names the text."""
     assert wrong(api, EMBED, {"inputs": ["good", LONG], "truncate": False}).startswith("inputs[1]: ")
-    assert "`texts[1]` have 61 tokens" in wrong(api, RERANK, {"query": "good", "texts": ["good", LONG], "truncate": False})
+    assert "`texts[1]` has 61 tokens" in wrong(api, RERANK, {"query": "good", "texts": ["good", LONG], "truncate": False})
 
 
 # /similarity
