@@ -117,10 +117,10 @@ def limits_table() -> str:
     return _table(("limit", "of"), [(f"{limit:,}", what) for what, limit in facts.limits().items()])
 
 
-def body_table(path: str) -> str:
-    """Returns a row for each field of a task's body, and of its `parameters`; those that several tasks share are left out.
+def body_list(path: str) -> str:
+    """Returns an item for each field of a task's body, and of its `parameters`; those that several tasks share are left out.
 
-    A parameter that may also stand beside `inputs` has one row.
+    A parameter that may also stand beside `inputs` has one item.
     """
     document = facts.openapi()
     content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
@@ -135,7 +135,7 @@ def body_table(path: str) -> str:
         for name, schema in within["properties"].items()
         if name not in beside and name not in _SHARED
     ]
-    return _table(("field", "values", "meaning"), rows)
+    return _list((name, f"{values}. {meaning}") for name, values, meaning in rows)
 
 
 def layers_drawing(package: str) -> str:
@@ -157,7 +157,7 @@ def blocks() -> dict[str, Callable[[], str]]:
         "tasks": tasks_table,
         "quality of the included models": quality_sentence,
         "limits": limits_table,
-        **{f"body of /{spec.path}": (lambda path=f"/{spec.path}": body_table(path)) for spec in facts.tasks()},
+        **{f"body of /{spec.path}": (lambda path=f"/{spec.path}": body_list(path)) for spec in facts.tasks()},
     }
 
 
@@ -245,10 +245,10 @@ def _values(field: FieldInfo) -> str:
 
 
 def _field(name: str, schema: Mapping[str, Any], required: bool) -> tuple[str, str, str]:
-    """Returns the row of a field of a body."""
+    """Returns the name, values and meaning of a field of a body."""
     default = schema.get("default")
     shown = "; required" if required else "" if default is None else f"; default `{_json(default)}`"
-    return f"`{name}`", _kind(schema) + shown, _cell(schema.get("description"))
+    return name, _kind(schema) + shown, _cell(schema.get("description"))
 
 
 def _json(value: Any) -> str:
