@@ -96,9 +96,9 @@ def _of_folder(text: str, name: str, folder: Path) -> ModelSource:
         inside = [path.parent.name for path in folder.glob(f"*/{MANIFEST_FILE}")] if folder.is_dir() else []
         if inside:
             raise StartError(f"`{folder}` is a folder of bundles ({', '.join(sorted(inside)[:4])}); give it with --models {folder}.")
-        steps = sorted(str(path) for path in folder.iterdir() if is_checkpoint(path)) if folder.is_dir() else []
-        if steps:
-            raise StartError(f"`{folder}` is a folder of checkpoints; give one of them, such as --model {steps[-1]}.")
+        checkpoints = sorted(str(path) for path in folder.iterdir() if is_checkpoint(path)) if folder.is_dir() else []
+        if checkpoints:
+            raise StartError(f"`{folder}` is a folder of checkpoints; give one of them, such as --model {checkpoints[-1]}.")
         raise StartError(f"`{folder}` is neither a checkpoint, which has a `config.json`, nor a bundle, which has a `{MANIFEST_FILE}`.")
     return ModelSource(_checked(name or own_name, text), str(folder))
 

@@ -36,8 +36,7 @@ class Trace:
     Attributes:
         tracer: The tracer that started it and creates its spans.
         span: The tracer's span object.
-        trace_id: 32 hexadecimal digits.
-        span_id: 16 hexadecimal digits.
+        trace_id: 32 hexadecimal digits; `span_id` has 16.
         traceparent: Both ids in the format of the header.
         recorded: Whether it is exported; otherwise only its ids are used, and stages need not be added.
         epoch_ns: Nanoseconds from 1970 to the zero of `time.perf_counter`.

@@ -25,6 +25,12 @@ pytestmark = pytest.mark.usefixtures("logging_of_pytest")
 REQUEST = {"inputs": ["a good film", {"text": "bad", "text_pair": "fine"}], "parameters": {"top_k": 2}}
 
 
+@pytest.fixture(autouse=True)
+def free_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the tests pass while another process listens on the default port, which `serve` binds before it loads models."""
+    monkeypatch.setenv("BERT_SERVE_PORT", "0")
+
+
 def failure(capsys: pytest.CaptureFixture[str], code: int, *argv: str) -> str:
     """Runs a command that must fail with an exit code and one line on stderr; returns that line."""
     assert main(list(argv)) == code
