@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, IPvAnyNetwork, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, IPvAnyNetwork, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -53,7 +53,20 @@ def _split(value: Any) -> Any:
     """Reads `ONE,TWO`, or one value per use of the flag."""
     values = value if isinstance(value, list | tuple) else [value]
     parts = [part for item in values for part in (map(str.strip, item.split(",")) if isinstance(item, str) else [item])]
+    if values and not any(parts):
+        raise ValueError("must not be empty; separate several with commas")
     return tuple(part for part in parts if part != "")
+
+
+def _like(example: str, pattern: str) -> AfterValidator:
+    """Returns a validator that accepts texts that match a pattern; its error shows the example."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"must be like {example}")
+        return value
+
+    return AfterValidator(check)
 
 
 _Separated = BeforeValidator(_split)
@@ -61,7 +74,9 @@ _HOST = r"([A-Za-z0-9._-]+|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?"
 Texts = Annotated[tuple[str, ...], NoDecode, _Separated]
 Paths = Annotated[tuple[Path, ...], NoDecode, _Separated]
 Networks = Annotated[tuple[IPvAnyNetwork, ...], NoDecode, _Separated]
-Origins = Annotated[tuple[Annotated[str, Field(pattern=rf"^(https?://{_HOST}|\*)$")], ...], NoDecode, _Separated]
+Origins = Annotated[
+    tuple[Annotated[str, _like("https://app.example.com, without a path, or *", rf"https?://{_HOST}|\*")], ...], NoDecode, _Separated
+]
 Pairs = Annotated[dict[str, str], NoDecode, BeforeValidator(_pairs)]
 
 
@@ -243,18 +258,16 @@ class Settings(ModelSettings, AddressSettings):
         None, description="File with API keys that can load, reload and unload models; without it model management is disabled."
     )
     public_metrics: bool = Field(True, description="Answer /metrics without an API key.")
-    root_path: str = Field(
+    root_path: Annotated[str, _like("/bert, without a slash at its end", "(/[A-Za-z0-9._~-]+)*")] = Field(
         "",
-        pattern="^(/[A-Za-z0-9._~-]+)*$",
         description="Path prefix under which a proxy exposes the service, such as /bert; requests work with and without it.",
     )
     forwarded_allow_ips: Networks = Field(
         (), description="Addresses or networks of proxies, separated by commas, whose X-Forwarded-For is used in the log."
     )
     cors_origin: Origins = Field((), description="Origins, separated by commas, or *, whose pages can read answers in a browser.")
-    otlp_endpoint: str | None = Field(
+    otlp_endpoint: Annotated[str, _like("http://localhost:4318", f"https?://{_HOST}(/[A-Za-z0-9._~/-]*)?")] | None = Field(
         None,
-        pattern=f"^https?://{_HOST}(/[A-Za-z0-9._~/-]*)?$",
         description="URL of an OpenTelemetry collector, such as http://localhost:4318, that gets a trace of each request by OTLP over "
         "HTTP. Needs the extra `otel`; OTEL_* variables configure the rest.",
     )
