@@ -34,7 +34,7 @@ LINE_ENDS = re.compile(rb"\n\s*")  # with the blank lines that follow, of which 
 MAX_WEIGHT, ANSWER_SHARE = 2**16, 64
 FIRST_ANSWER_BYTES = 2**20  # size of an answer until one is known
 READ_AHEAD = 8  # chunks of up to 64 KiB
-RETRY_S = 0.1  # seconds until a refused line asks again
+MIN_RETRY_S = 0.1  # seconds until a refused line asks again, at least
 _OK, _CLIENT_GONE, _SERVER_ERROR = 200, 499, 500
 
 
@@ -178,9 +178,18 @@ class LineStream:
         return body
 
     async def _predict(self, call: Call) -> Prediction:
-        """Returns the prediction; while the queue is full, it waits and tries again."""
+        """Returns the prediction. A refused line waits and asks again, until it has waited `timeout_s` seconds.
+
+        Raises:
+            RefusedError: The line was still refused after that time.
+        """
+        end = time.monotonic() + self.timeout_s
         while True:
             try:
                 return await call.predict(self.timeout_s, counts_refusals=False)
-            except RefusedError:
-                await asyncio.sleep(RETRY_S)
+            except RefusedError as error:
+                left_s = end - time.monotonic()
+                if left_s <= 0:
+                    raise
+                # each attempt may tokenize the line again
+                await asyncio.sleep(max(MIN_RETRY_S, min(error.retry_after_s, left_s)))

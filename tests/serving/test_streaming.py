@@ -17,6 +17,7 @@ import slow
 import tiny
 from application import assert_same, call, faked, play, posting, rejected
 from bertserve.service.api.endpoint import Endpoint
+from bertserve.service.errors import RefusedError
 from bertserve.service.models.build import AppState, build
 from bertserve.service.models.request_run import Prediction
 from bertserve.service.scheduling.scheduler import LARGE_BYTES
@@ -302,16 +303,32 @@ def test_a_disconnect_cancels_the_waiting_requests(models: Path, chunks: int) ->
 
 @pytest.mark.parametrize("timeout_ms", ["120000", "1"])
 def test_lines_wait_while_the_queue_is_full(models: Path, timeout_ms: str) -> None:
-    """Lines that do not fit in the queue ask again, whatever their deadline, and the metrics do not count them as refused."""
+    """Lines that do not fit in the queue ask again until their deadline, and the metrics do not count them as refused."""
     content = written(*({"inputs": "good " * 12} for _ in range(64)))
     settings = {"max_queue_tokens": 64, "max_batch_tokens": 64}
     answers = streamed(models, content, settings=settings, headers=LINES | {"x-request-timeout-ms": timeout_ms})
 
-    kinds = {list} if timeout_ms == "120000" else {list, "expired"}
+    kinds = {list} if timeout_ms == "120000" else {list, "expired", "overloaded"}
     assert 64 == len(answers)
     assert kinds >= {list if isinstance(answer, list) else answer["error_type"] for answer in answers}
     page = call(models, "GET", "/metrics", settings=settings).text
     assert [] == [line for line in page.splitlines() if line.startswith("bertserve_refused_total") and not line.endswith(" 0.0")]
+
+
+def test_a_line_that_stays_refused_ends_at_its_deadline(models: Path) -> None:
+    """It waits for the predicted time before it asks again, because each attempt may tokenize it again."""
+    service, attempts = build(Settings(models=models)), 0
+
+    async def refuse(*_: Any, **__: Any) -> Any:
+        nonlocal attempts
+        attempts += 1
+        raise RefusedError("the queue is long.", reason="deadline", retry_after_s=1000)
+
+    service.registry.get("tiny").predict = refuse  # type: ignore[method-assign]
+    headers = LINES | {"x-request-timeout-ms": "300"}
+    answer = play(service, lambda client: client.post("/classify", content=written({"inputs": "a"}, {"inputs": 1}), headers=headers))
+    assert ["overloaded", "invalid_value"] == [each["error_type"] for each in read(answer)]
+    assert 2 == attempts
 
 
 def test_a_failure_of_the_service_is_logged(models: Path, caplog: pytest.LogCaptureFixture) -> None:
