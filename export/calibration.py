@@ -24,13 +24,13 @@ from bertserve.export.inference import Feed
 from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.export.tasks.spec import INPUT_KEYS, read_input
 from bertserve.service.bundle.graph_spec import InputSpec
-from bertserve.service.bundle.manifest import Manifest, TextSplit, TextSplits, TokenizerSpec
+from bertserve.service.bundle.manifest import Int8TextDigests, Manifest, TextDigests, TokenizerSpec
 from bertserve.service.errors import BertServeError, StartError, plural
 from bertserve.service.scoring.rows import Row, read_delimited, read_json_lines
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.windows import truncate_longest_first
 
-MIN_TEXTS = 16
+MIN_FILE_TEXTS = 16  # distinct ones; 11 of them calibrate, 2 are for the gate, and 3 for the report
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 PAIR_FIELDS = (("text", "text_pair"), ("question", "context"))
@@ -39,8 +39,8 @@ TextOrPair = str | tuple[str, str]
 Item = TypeVar("Item")
 
 BUILT_IN = Path(__file__).with_name("calibration.txt")
-MAX_TOKENS = 128
-MAX_TEXTS = 1000  # of a file; a longer file is sampled
+MAX_LINE_TOKENS = 128  # of a text for calibration; longer ones are cut, and passages have more
+MAX_FILE_TEXTS = 1000  # a longer file is sampled
 HELD_OUT_STEP = 3  # one of this many texts is held out from calibration
 # One of this many held-out texts is for the gate, but at least MIN_GATE, or half of them if there are fewer; the others are for the report.
 GATE_SHARE, MIN_GATE = 4, 8
@@ -54,7 +54,7 @@ def read_texts(path: Path, purpose: str = "calibration") -> list[TextOrPair]:
     """Returns the distinct texts of a file: one per line, or the texts and pairs of JSON Lines, CSV or TSV, by the end of its name.
 
     Raises:
-        CheckpointError: The file cannot be read, or has fewer than `MIN_TEXTS` distinct texts.
+        CheckpointError: The file cannot be read, or has fewer than `MIN_FILE_TEXTS` distinct texts.
     """
     suffix = path.suffix.lower()
     try:
@@ -79,9 +79,9 @@ def read_texts(path: Path, purpose: str = "calibration") -> list[TextOrPair]:
     for text in texts:
         text_of.setdefault(_normalized(text), text)
     distinct_texts = list(text_of.values())
-    if len(distinct_texts) < MIN_TEXTS:
+    if len(distinct_texts) < MIN_FILE_TEXTS:
         raise CheckpointError(
-            f"`{path}` has {plural(len(distinct_texts), 'different text')}, but {purpose} needs at least {MIN_TEXTS}, one per "
+            f"`{path}` has {plural(len(distinct_texts), 'different text')}, but {purpose} needs at least {MIN_FILE_TEXTS}, one per "
             "line; a few hundred are better."
         )
     return distinct_texts
@@ -125,13 +125,13 @@ def shuffled(items: Sequence[Item], block: int) -> list[Item]:
     return [items[place] for place in places]
 
 
-def split_digest(texts: Iterable[TextOrPair]) -> TextSplit:
+def digest_texts(texts: Iterable[TextOrPair]) -> TextDigests:
     """Returns the manifest's entry for these texts."""
     hashes = list(map(text_hash, texts))
-    return TextSplit(texts=len(hashes), hashes=base64.b64encode(b"".join(hashes)).decode())
+    return TextDigests(texts=len(hashes), hashes=base64.b64encode(b"".join(hashes)).decode())
 
 
-def hashes_of(split: TextSplit) -> list[bytes]:
+def hashes_of(split: TextDigests) -> list[bytes]:
     """Returns the hashes in a manifest's entry, in order."""
     digests = base64.b64decode(split.hashes)
     return [digests[start : start + HASH_BYTES] for start in range(0, len(digests), HASH_BYTES)]
@@ -148,12 +148,12 @@ def _normalized(text: TextOrPair) -> str:
 
 
 @dataclass(frozen=True)
-class Texts:
+class SplitTexts:
     """The texts of one split.
 
     Attributes:
         lines: Single texts of the file, without duplicates.
-        passages: Neighboring lines joined, each with more than `MAX_TOKENS` tokens.
+        passages: Neighboring lines joined, each with more than `MAX_LINE_TOKENS` tokens.
         pairs: Pairs of the file, without duplicates; for question answering, a question and its context.
     """
 
@@ -165,11 +165,11 @@ class Texts:
         return len(self.lines) + len(self.passages) + len(self.pairs)
 
     @classmethod
-    def of(cls, texts: Sequence[TextOrPair]) -> Texts:
+    def of(cls, texts: Sequence[TextOrPair]) -> SplitTexts:
         """Returns the texts of a file, without passages."""
         return cls(tuple(text for text in texts if isinstance(text, str)), pairs=tuple(text for text in texts if isinstance(text, tuple)))
 
-    def with_passages(self, tokenizer: Tokenizer) -> Texts:
+    def with_passages(self, tokenizer: Tokenizer) -> SplitTexts:
         """Returns the same texts with passages of the lengths in `PASSAGES`, as far as the lines and the model's length allow."""
         tokens = [len(entry.ids) for entry in tokenizer.tokenize(self.lines)]
         room = tokenizer.room(pair=False)
@@ -180,19 +180,19 @@ class Texts:
         return replace(self, passages=tuple(dict.fromkeys(passages)))
 
     def _joined(self, tokens: Sequence[int], length: int) -> list[str]:
-        """Returns consecutive lines joined to at most `length` tokens, if they have more than `MAX_TOKENS`."""
+        """Returns consecutive lines joined to at most `length` tokens, if they have more than `MAX_LINE_TOKENS`."""
         passages, start = [], 0
         while start < len(self.lines):
             end, total = start + 1, tokens[start]
             while end < len(self.lines) and total + tokens[end] <= length:
                 total, end = total + tokens[end], end + 1
-            if total > MAX_TOKENS:
+            if total > MAX_LINE_TOKENS:
                 passages.append(" ".join(self.lines[start:end]))
             start = end
         return passages
 
 
-class Split(NamedTuple):
+class Int8Texts(NamedTuple):
     """The texts for int8; no text is in two splits.
 
     Attributes:
@@ -201,28 +201,28 @@ class Split(NamedTuple):
         report: Texts of the validation report of int8.
     """
 
-    calibration: Texts
-    gate: Texts
-    report: Texts
+    calibration: SplitTexts
+    gate: SplitTexts
+    report: SplitTexts
 
-    def with_passages(self, tokenizer: Tokenizer) -> Split:
+    def with_passages(self, tokenizer: Tokenizer) -> Int8Texts:
         """Returns all splits with passages, each from its own lines."""
-        return Split(*(texts.with_passages(tokenizer) for texts in self))
+        return Int8Texts(*(texts.with_passages(tokenizer) for texts in self))
 
-    def digests(self) -> TextSplits:
+    def digests(self) -> Int8TextDigests:
         """Returns the manifest's entry for the texts of each split."""
-        calibration, gate, report = (split_digest((*texts.lines, *texts.pairs)) for texts in self)
-        return TextSplits(calibration=calibration, gate=gate, report=report)
+        calibration, gate, report = (digest_texts((*texts.lines, *texts.pairs)) for texts in self)
+        return Int8TextDigests(calibration=calibration, gate=gate, report=report)
 
 
-def read_split(calibration: Path, validation: Path | None = None) -> Split:
+def read_int8_texts(calibration: Path, validation: Path | None = None) -> Int8Texts:
     """Returns the texts of all splits, without passages. Without a file for `validation`, the first file also gives the texts of the report.
 
     Raises:
         CheckpointError: A file cannot be read, has too few texts, or shares texts with the other.
     """
     texts = read_texts(calibration)
-    selection = sample(texts, MAX_TEXTS)
+    selection = sample(texts, MAX_FILE_TEXTS)
     if calibration != BUILT_IN:  # its lines have no pattern
         selection = shuffled(selection, BLOCK)
     held_out = selection[HELD_OUT_STEP - 1 :: HELD_OUT_STEP]
@@ -238,10 +238,11 @@ def read_split(calibration: Path, validation: Path | None = None) -> Split:
                 "of the calibration file."
             )
     judged_texts = {*gate, *report}
-    return Split(Texts.of([text for text in selection if text not in judged_texts]), Texts.of(gate), report_texts(report))
+    unjudged_texts = [text for text in selection if text not in judged_texts]
+    return Int8Texts(SplitTexts.of(unjudged_texts), SplitTexts.of(gate), sample_report_texts(report))
 
 
-def refuse_pairs(texts: Sequence[Texts], task: str, spec: TokenizerSpec) -> None:
+def refuse_pairs(texts: Sequence[SplitTexts], task: str, spec: TokenizerSpec) -> None:
     """Refuses pairs for a task or a model that takes single texts.
 
     Raises:
@@ -254,12 +255,12 @@ def refuse_pairs(texts: Sequence[Texts], task: str, spec: TokenizerSpec) -> None
         )
 
 
-def report_texts(texts: Sequence[TextOrPair]) -> Texts:
+def sample_report_texts(texts: Sequence[TextOrPair]) -> SplitTexts:
     """Returns the texts for a validation report; a large number of texts is sampled."""
-    return Texts.of(sample(texts, MAX_REPORT - sum(PASSAGES.values())))
+    return SplitTexts.of(sample(texts, MAX_REPORT - sum(PASSAGES.values())))
 
 
-def read_report(manifest: Manifest, validation: Path | None) -> Texts:
+def read_validation_texts(manifest: Manifest, validation: Path | None) -> SplitTexts:
     """Returns the texts to validate int8 again, without passages: those of the export if the file has them all, otherwise others.
 
     Raises:
@@ -267,25 +268,26 @@ def read_report(manifest: Manifest, validation: Path | None) -> Texts:
         DataError: Some of its texts were used to create int8.
     """
     path = validation or BUILT_IN
-    splits = manifest.int8_texts or read_split(BUILT_IN).digests()
+    splits = manifest.int8_texts or read_int8_texts(BUILT_IN).digests()
     texts = {text_hash(text): text for text in read_texts(path, "validation")}
     report_hashes = hashes_of(splits.report)
     if texts.keys() >= set(report_hashes):
-        return Texts.of([texts[digest] for digest in report_hashes])
+        return SplitTexts.of([texts[digest] for digest in report_hashes])
     shared_hashes = texts.keys() & {*hashes_of(splits.calibration), *hashes_of(splits.gate)}
     if shared_hashes:
         raise DataError(
             f"int8 of `{manifest.name}` was made with {len(shared_hashes)} of the {len(texts)} texts of `{path}`, but must be judged on others; "
             f"it was judged on {len(report_hashes)} texts at the export: give their file, or another one, with --validation."
         )
-    return report_texts(list(texts.values()))
+    return sample_report_texts(list(texts.values()))
 
 
-def make_feeds(texts: Texts, checkpoint: Checkpoint, tokenizer: Tokenizer, inputs: Sequence[InputSpec] | None = None) -> list[Feed]:
+def make_feeds(texts: SplitTexts, checkpoint: Checkpoint, tokenizer: Tokenizer, inputs: Sequence[InputSpec] | None = None) -> list[Feed]:
     """Returns the graph's inputs for each text, then for each pair, as the task uses them; each is a batch of one without padding.
 
-    Lines are cut to `MAX_TOKENS`, pairs of lines to twice as many; passages, and pairs of the user's file, to the longest of `PASSAGES` or
-    the model's length. For fill-mask, one token in eight is masked. `inputs` are by default those of the traced graph.
+    Lines are cut to `MAX_LINE_TOKENS`, and pairs of lines to twice as many. Passages, and pairs of the user's file, are cut to the longest
+    length in `PASSAGES` or to the model's length, whichever is shorter. For fill-mask, one token in eight is masked. `inputs` are by default
+    those of the traced graph.
     """
     # a text with only control characters has no tokens, and without special tokens there is nothing to run
     without_specials = tokenizer.room(pair=False) == tokenizer.max_length
@@ -296,7 +298,7 @@ def make_feeds(texts: Texts, checkpoint: Checkpoint, tokenizer: Tokenizer, input
     longest = max(PASSAGES)
     user_pairs = [(pair[0], pair[1]) for pair in (tokenize(pair, longest) for pair in texts.pairs) if len(pair) == 2]
     singles, pairs = TASKS[checkpoint.task].arrange(
-        tokenize(texts.lines, MAX_TOKENS), tokenize(texts.passages, longest), user_pairs, checkpoint.tokenizer_spec
+        tokenize(texts.lines, MAX_LINE_TOKENS), tokenize(texts.passages, longest), user_pairs, checkpoint.tokenizer_spec
     )
     encodings = [_single(text, i, checkpoint, tokenizer) for i, text in enumerate(singles)]
     encodings += [_pair(*pair, checkpoint, tokenizer) for pair in pairs]
@@ -312,10 +314,10 @@ class _Cut:
 
 
 def _pair(first: _Cut, second: _Cut, checkpoint: Checkpoint, tokenizer: Tokenizer) -> Encoding:
-    room = min(tokenizer.room(pair=True), max(2 * MAX_TOKENS, second.max_tokens))
+    room = min(tokenizer.room(pair=True), max(2 * MAX_LINE_TOKENS, second.max_tokens))
     a, b = truncate_longest_first(len(first.ids), len(second.ids), room)
     if TASKS[checkpoint.task].needs_pairs:
-        a = min(len(first.ids), min(room, 2 * MAX_TOKENS) // 4)
+        a = min(len(first.ids), min(room, 2 * MAX_LINE_TOKENS) // 4)
         b = room - a
     return tokenizer.assemble(first.ids[:a], second.ids[:b])
 

@@ -10,7 +10,7 @@ from onnxruntime.transformers.fusion_options import AttentionMaskFormat
 
 from bertserve.export import calibration
 from bertserve.export.artifact import Artifact
-from bertserve.export.calibration import Split
+from bertserve.export.calibration import Int8Texts
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.graph import cpu_passes, onnx_files, ort_fusion, rewrite
 from bertserve.export.int8 import quantize
@@ -40,7 +40,7 @@ def build_graphs(
     folder: Path,
     checkpoint: Checkpoint,
     tokenizer: Tokenizer,
-    texts: Split,
+    texts: Int8Texts,
     *,
     max_error: float,
     quick: bool,

@@ -19,7 +19,7 @@ from onnxruntime.transformers.onnx_model import OnnxModel
 
 from bertserve.export import calibration, inference
 from bertserve.export.artifact import Artifact
-from bertserve.export.calibration import Texts
+from bertserve.export.calibration import SplitTexts
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.graph import onnx_files, ort_fusion
 from bertserve.export.inference import Feed
@@ -29,18 +29,18 @@ from bertserve.service.providers import PROVIDERS, Provider
 from bertserve.service.text.tokenizer import Tokenizer
 
 PADDED_TEXTS, PADDING = 8, 3  # texts that are also measured with padding, and the number of padding tokens
-MAX_TOKENS = 16384  # of a batch: enough for the largest GPUs (8 to 16 thousand tokens per launch)
+MAX_BATCH_TOKENS = 16384  # of a batch: enough for the largest GPUs (8 to 16 thousand tokens per launch)
 _MIN_LONGEST_ROWS = 8  # minimum rows of the longest texts, in a rectangular plan
-_LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
-_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+_PLANNED_LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+_PLANNED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
-LENGTHS = InputSpec(name="lengths", fill="lengths", dtype="int32")
+ROW_LENGTHS = InputSpec(name="lengths", fill="lengths", dtype="int32")
 FUSED_FORM = "fused for CUDA, attention with the length of each row"
 PARTLY_FUSED_FORM = "fused for CUDA, attention in standard operators"
 
 HEADROOM = 4  # factor by which other texts may have larger values than the measured ones
 LIMIT = float(np.finfo(np.float16).max) / HEADROOM
-PROBE_TEXTS = 96
+FP16_PROBE_TEXTS = 96  # texts that measure the largest value of each tensor
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class GraphBuild:
     folder: Path
     checkpoint: Checkpoint
     tokenizer: Tokenizer
-    texts: Texts
+    texts: SplitTexts
 
 
 def build_graphs(provider: Provider, build: GraphBuild) -> Iterator[Artifact]:
@@ -110,10 +110,10 @@ def plan_shapes(max_length: int, *, masks: bool, rectangle: bool) -> ShapePlan:
     rows is at most 1.5 times the previous one, so a batch fills at least two thirds of each dimension. In a rectangle all lengths have the
     same numbers of rows, for a provider that reserves memory for the longest text in the largest batch.
     """
-    lengths = [*(length for length in _LENGTHS if length < max_length), max_length]
-    max_rows = max(MAX_TOKENS // max_length, _MIN_LONGEST_ROWS)
+    lengths = [*(length for length in _PLANNED_LENGTHS if length < max_length), max_length]
+    max_rows = max(MAX_BATCH_TOKENS // max_length, _MIN_LONGEST_ROWS)
     buckets = tuple(
-        ShapeBucket(length=n, rows=tuple(r for r in _ROWS if r == 1 or (r <= max_rows if rectangle else r * n <= MAX_TOKENS)))
+        ShapeBucket(length=n, rows=tuple(r for r in _PLANNED_ROWS if r == 1 or (r <= max_rows if rectangle else r * n <= MAX_BATCH_TOKENS)))
         for n in lengths
     )
     tokens = max(bucket.length * bucket.rows[-1] for bucket in buckets)
@@ -145,20 +145,20 @@ def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> Artifact:
         spec.model_copy(update={"dtype": "int32"}) if spec.name in as_int32 else spec for spec in checkpoint.inputs if spec.name in names
     ]
     form = FUSED_FORM if all_fused else PARTLY_FUSED_FORM
-    return Artifact(target, "cuda", "fp32", form, (*inputs, *([LENGTHS] if all_fused else []))).with_facts(fusions=counts)
+    return Artifact(target, "cuda", "fp32", form, (*inputs, *([ROW_LENGTHS] if all_fused else []))).with_facts(fusions=counts)
 
 
 def _take_lengths(model: Any) -> None:
     """Gives the fused operators the number of tokens per row as an input, after which no node reads the mask."""
     for node in model.get_nodes_by_op_type("Attention"):
-        node.input[3] = LENGTHS.name
+        node.input[3] = ROW_LENGTHS.name
         for attribute in [attribute for attribute in node.attribute if attribute.name == "mask_filter_value"]:
             node.attribute.remove(attribute)  # an attribute of the removed mask
     for node in model.get_nodes_by_op_type("EmbedLayerNormalization"):
         if len(node.input) > 7:
             del node.input[7]
     graph = model.model.graph
-    graph.input.append(helper.make_tensor_value_info(LENGTHS.name, TensorProto.INT32, ["rows"]))
+    graph.input.append(helper.make_tensor_value_info(ROW_LENGTHS.name, TensorProto.INT32, ["rows"]))
 
 
 def _take_int32(model: Any) -> set[str]:
@@ -188,7 +188,7 @@ def convert_to_fp16(
         The nodes in half precision (`Float16`) and the nodes that stay in float32 (`KeptFloat`) -> count; and the root mean square
         difference of the outputs from the float graph's on the texts, relative to their standard deviation.
     """
-    probe = [*feeds[:: max(1, len(feeds) // PROBE_TEXTS)], *padded]
+    probe = [*feeds[:: max(1, len(feeds) // FP16_PROBE_TEXTS)], *padded]
     peaks = _peaks(source, workspace / "all_outputs.onnx", probe)
     model = onnx.load(str(source))
     for i, node in enumerate(model.graph.node):  # the converter identifies nodes by name

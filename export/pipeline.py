@@ -19,7 +19,7 @@ from bertserve import service
 from bertserve.export import calibration, cpu, gpu, onnx_trace
 from bertserve.export.artifact import Artifact, Tracer, choose_precisions
 from bertserve.export.bundle import package_bundle, refuse_existing
-from bertserve.export.calibration import Split
+from bertserve.export.calibration import Int8Texts
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.checkpoint.module import load_module, module_name
@@ -96,7 +96,8 @@ def export(spec: ExportSpec) -> tuple[Path, Manifest]:
     target = spec.output / name
     with workspace(name, spec.output) as scratch:
         refuse_existing(target, overwrite=spec.overwrite)
-        texts = calibration.read_split(spec.calibration, spec.validation)  # before the checkpoint is loaded, because the texts may be wrong
+        # before the checkpoint is loaded, because the texts may be wrong
+        texts = calibration.read_int8_texts(spec.calibration, spec.validation)
         with stage("load", spec.source):
             checkpoint = _load(spec)
         if checkpoint.task == token_classification.TASK and (names := unread_labels(checkpoint.labels)):
@@ -132,7 +133,7 @@ def _load(spec: ExportSpec) -> Checkpoint:
     )
 
 
-def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Split, bundle: Path, work: Path) -> Manifest:
+def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Int8Texts, bundle: Path, work: Path) -> Manifest:
     """Writes graphs and tokenizer to the folder `bundle`; returns the manifest."""
     precisions = choose_precisions(spec.providers, spec.precisions)
     refuse_ordinary_padding(

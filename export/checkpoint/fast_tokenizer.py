@@ -21,14 +21,14 @@ from bertserve.export.checkpoint.source import read_with_transformers
 from bertserve.export.checkpoint.token_types import TypedTemplates
 from bertserve.export.checkpoint.vocabulary_files import refusal, replace_steps, use_vocabulary_files
 from bertserve.export.errors import CheckpointError
-from bertserve.export.tasks.spec import NAMES, TEXTS
+from bertserve.export.tasks.spec import NAMES, SAMPLE_TEXTS
 from bertserve.service.bundle.files import TOKENIZER_FILE
 from bertserve.service.bundle.manifest import AddedToken, MaskToken, Piece, SpecialPiece, TextPiece, TokenizerSpec
 
 logger = logging.getLogger("bertserve.export")
 
 # the last text shows the most common differences between normalizers and between pre-tokenizers
-_COMPARED_TEXTS = [*TEXTS, ("a", "b"), NAMES, "ﬁne Ⅷ ２０ ÀÉ don't well-known  SOME_word\n中文 😴"]
+_COMPARED_TEXTS = [*SAMPLE_TEXTS, ("a", "b"), NAMES, "ﬁne Ⅷ ２０ ÀÉ don't well-known  SOME_word\n中文 😴"]
 
 _TEMPLATE_SETTINGS = {"add_bos_token", "add_eos_token", "src_lang"}  # in tokenizer_config.json
 

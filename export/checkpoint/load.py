@@ -99,7 +99,8 @@ def load_checkpoint(
     embeds = TASKS[chosen_task].embeds
     if layers != "last" and not embeds:
         text = layers if isinstance(layers, str) else ",".join(map(str, layers))
-        raise CheckpointError(f"--layers {text} is for {feature_extraction.TASK.name}, but `{source}` is for {chosen_task}; remove it.")
+        embed_task = feature_extraction.EXPORT_TASK.name
+        raise CheckpointError(f"--layers {text} is for {embed_task}, but `{source}` is for {chosen_task}; remove it.")
     if combine is not None and layers == "last":
         raise CheckpointError(f"--combine {combine} needs several layers; give them with --layers, or remove it.")
     settings, encoder_settings = SentenceSettings.read(files.folder / SETTINGS_FILE), read_transformer_settings(files.trained_folder)
@@ -144,7 +145,7 @@ def _find_task(files: SourceFiles, config: Any, task: str) -> tuple[Task, Any]:
     """Returns the task and the auto class that loads it."""
     if task == "auto" and any(entry.kind == POOLING for entry in read_modules(files.folder)):
         # modules.json decides; all-mpnet-base-v2, for example, names the class in which its base was trained
-        task = feature_extraction.TASK.name
+        task = feature_extraction.EXPORT_TASK.name
     chosen_task, auto_class = choose_task(config, task, files.adapter)
     if auto_class.__name__ in (getattr(config, "auto_map", None) or {}):
         raise CheckpointError(

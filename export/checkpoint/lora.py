@@ -24,7 +24,7 @@ from bertserve.service.errors import install_command
 from bertserve.service.tasks import classify, question_answering, token_classification
 
 CONFIG_FILE = "adapter_config.json"
-WEIGHTS_FILE, PICKLE = "adapter_model.safetensors", "adapter_model.bin"  # versions of peft before 0.7 wrote the second one
+WEIGHTS_FILE, PICKLED_ADAPTER = "adapter_model.safetensors", "adapter_model.bin"  # versions of peft before 0.7 wrote the second one
 
 # peft's names of tasks; its others have no head of this exporter's
 _TASKS = {"SEQ_CLS": classify.TASK, "TOKEN_CLS": token_classification.TASK, "QUESTION_ANS": question_answering.TASK}
@@ -150,7 +150,7 @@ def read_adapter(folder: Path) -> LoraAdapter | None:
     if not (folder / CONFIG_FILE).is_file():
         return None
     config = read_object(folder / CONFIG_FILE)
-    weights = next((folder / name for name in (WEIGHTS_FILE, PICKLE) if (folder / name).is_file()), folder / WEIGHTS_FILE)
+    weights = next((folder / name for name in (WEIGHTS_FILE, PICKLED_ADAPTER) if (folder / name).is_file()), folder / WEIGHTS_FILE)
     tensors = read_weights(folder.name, weights)
     _check_settings(folder, config)
     use_dora = bool(config.get("use_dora"))

@@ -21,7 +21,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
-from bertserve.export.checkpoint.lora import CONFIG_FILE, PICKLE, WEIGHTS_FILE, LoraAdapter, read_adapter
+from bertserve.export.checkpoint.lora import CONFIG_FILE, PICKLED_ADAPTER, WEIGHTS_FILE, LoraAdapter, read_adapter
 from bertserve.export.checkpoint.sentence_transformers import DENSE, find_transformer, read_modules
 from bertserve.export.checkpoint.weight_files import SAFETENSORS, find_weights
 from bertserve.export.errors import CheckpointError
@@ -33,7 +33,7 @@ MAX_CARD_BYTES = 2**20
 
 # no Python files and no other pickles: files that are not downloaded cannot be loaded
 _WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")
-_PICKLES = ("pytorch_model*.bin", PICKLE)  # of a folder without one of these files:
+_PICKLES = ("pytorch_model*.bin", PICKLED_ADAPTER)  # of a folder without one of these files:
 _WITHOUT_PICKLES = (SAFETENSORS, f"{SAFETENSORS}.index.json", WEIGHTS_FILE)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from bertserve.export.errors import CheckpointError
 
-SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
+SAFETENSORS, PICKLED_MODEL = "model.safetensors", "pytorch_model.bin"
 _GLOBAL = re.compile(r"\bGLOBAL ([\w.]+)")  # in the message of torch
 
 
@@ -28,13 +28,13 @@ def find_weights(source: str, folder: Path) -> list[Path]:
     Raises:
         CheckpointError: An index is broken or names files of another format, or all weights are in formats that are not supported.
     """
-    for name in (SAFETENSORS, PICKLE):
+    for name in (SAFETENSORS, PICKLED_MODEL):
         if (folder / name).is_file():
             return [folder / name]
         if (folder / f"{name}.index.json").is_file():
             return _parts(source, folder / f"{name}.index.json", Path(name).suffix)
     raise CheckpointError(
-        f"the weights of `{source}` cannot be read: it has neither `{SAFETENSORS}` nor `{PICKLE}`; save the model with `save_pretrained`. "
+        f"the weights of `{source}` cannot be read: it has neither `{SAFETENSORS}` nor `{PICKLED_MODEL}`; save the model with `save_pretrained`. "
         "Weights of TensorFlow or Flax must first be loaded with transformers 4 (`from_tf=True`, `from_flax=True`)."
     )
 

@@ -19,7 +19,7 @@ from bertserve.export.inference import Feed
 from bertserve.export.progress import track
 
 # minimum rows of each tensor, and rows per channel: GPTQ needs one, and is better with two
-MIN_ROWS = 6144
+MIN_SAMPLED_ROWS = 6144
 ROWS_PER_CHANNEL = 2.1
 # Maximum operations of an observation, multiplications plus additions; it is enough for all texts of small models. The widest
 # tensor always gets enough tokens for its rows.
@@ -110,7 +110,7 @@ def observe_tensors(path: Path, tensors: Sequence[str], feeds: Sequence[Feed], s
         observations = []
         for value in session.run(list(tensors), dict(batches[place])):
             flat = value.reshape(-1, value.shape[-1])
-            share = max(MIN_ROWS, ROWS_PER_CHANNEL * flat.shape[1]) / tokens
+            share = max(MIN_SAMPLED_ROWS, ROWS_PER_CHANNEL * flat.shape[1]) / tokens
             observations.append((flat[_select_rows(value.shape, texts[place], share, rng)], flat.max(axis=0), flat.min(axis=0)))
         return observations
 

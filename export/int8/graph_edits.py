@@ -25,7 +25,7 @@ from bertserve.export.int8.smoothquant import QuantParams
 HIDDEN_UNITS = 16
 INPUT_CHANNELS = 4
 
-MIN_ROWS = 1024  # smaller tables, such as those of types and usually of positions, are not worth the lost precision
+MIN_TABLE_ROWS = 1024  # smaller tables, such as those of types and usually of positions, are not worth the lost precision
 
 
 def feed_forwards(graph: ir.Graph) -> list[ir.Node]:
@@ -174,7 +174,7 @@ def emit_embeddings(graph: ir.Graph) -> int:
         axis = node.attributes.get_int("axis", 0)  # another axis would gather columns, but the scales are per row
         table = node.inputs[0] if node.op_type == "Gather" and axis == 0 else None
         shape = rewrite.constant_shape(table)
-        if table is None or shape is None or len(shape) != 2 or shape[0] < MIN_ROWS:
+        if table is None or shape is None or len(shape) != 2 or shape[0] < MIN_TABLE_ROWS:
             continue
         array = rewrite.constant(table)
         if array is None or array.dtype != np.float32:
@@ -194,8 +194,8 @@ def _quantize_rows(table: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArra
     """Returns the rows as int8 with the same shape, and their scales, float32 [rows, 1]."""
     quantized = np.empty(table.shape, dtype=np.int8)
     scales = np.empty((len(table), 1), dtype=np.float32)
-    for start in range(0, len(table), MIN_ROWS):  # temporaries for the table of a large vocabulary would need gigabytes
-        part = table[start : start + MIN_ROWS]
+    for start in range(0, len(table), MIN_TABLE_ROWS):  # temporaries for the table of a large vocabulary would need gigabytes
+        part = table[start : start + MIN_TABLE_ROWS]
         part_scales = (np.maximum(np.abs(part).max(axis=1, keepdims=True), np.finfo(np.float32).tiny) / gptq.MAX_INT8).astype(np.float32)
-        quantized[start : start + MIN_ROWS], scales[start : start + MIN_ROWS] = np.rint(part / part_scales), part_scales
+        quantized[start : start + MIN_TABLE_ROWS], scales[start : start + MIN_TABLE_ROWS] = np.rint(part / part_scales), part_scales
     return quantized, scales

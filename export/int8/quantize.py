@@ -33,7 +33,7 @@ from bertserve.export.int8.activations import Activations, observe
 from bertserve.export.int8.smoothquant import ActivationScale, QuantParams
 from bertserve.export.progress import track
 
-PROBE_TEXTS = 48  # for the gate
+GATE_PROBE_TEXTS = 48  # at most twice as many texts of the gate run for each attempt
 # Multiples of the average sensitivity. Above the first, outliers of a tensor are computed in float; below the second, the channels of a
 # tensor are not worth a multiplication.
 SPLIT_ABOVE = 1 / 2
@@ -108,7 +108,7 @@ def quantize(
     # the most important first; without a measurement a matrix counts as average, and with --quick its own output error counts
     weights = sensitivities or {x: scale.error for x, scale in scales.items()}
     order = sorted(params, key=lambda x: -weights.get(x, 1.0))
-    probe = gate[:: max(1, len(gate) // PROBE_TEXTS)]
+    probe = gate[:: max(1, len(gate) // GATE_PROBE_TEXTS)]
     float_count, tables, error = _emit_within(max_error, model, target, params, order, probe, inference.outputs(source, probe))
     counts = {"MatMulIntegerToFloat": len(params) - float_count, "PerRowEmbedding": tables}
     counts |= {"FloatUnits": len(units), "FloatInputs": len(inputs)}

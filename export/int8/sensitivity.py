@@ -31,7 +31,7 @@ MIN_TOKENS, TEXT_GROUPS = 16, 8
 FIRST_TEXTS, LIMIT_FACTOR = 8, 4
 # Maximum operations of all runs, multiplications plus additions, within these numbers of texts.
 MAX_FLOPS = 2e12
-MIN_TEXTS, MAX_TEXTS = 16, 64
+MIN_MEASURED_TEXTS, MAX_MEASURED_TEXTS = 16, 64
 
 
 def measure(
@@ -113,12 +113,13 @@ def _changes(layer: Linear, quant: QuantParams, inputs: Sequence[Floats]) -> lis
 
 
 def choose_texts(feeds: Sequence[Feed], tokens: float) -> list[Feed]:
-    """Returns the texts for the measurement in random order: about `tokens` tokens, but at least `MIN_TEXTS` and at most `MAX_TEXTS` texts."""
+    """Returns texts of about `tokens` tokens in random order: at least `MIN_MEASURED_TEXTS` and at most `MAX_MEASURED_TEXTS`."""
     candidates = [feed for feed in feeds if inference.tokens(feed) >= MIN_TOKENS] or sorted(feeds, key=inference.tokens)[::-1]
     bounds = [i * len(candidates) // TEXT_GROUPS for i in range(TEXT_GROUPS + 1)]
     groups = [sorted(candidates[start:end], key=inference.tokens) for start, end in itertools.pairwise(bounds)]
     shortest = [feed for row in itertools.zip_longest(*groups) for feed in row if feed is not None]
-    count = int(np.clip(tokens / np.mean([inference.tokens(feed) for feed in shortest[:TEXT_GROUPS]]), MIN_TEXTS, MAX_TEXTS))
+    mean_tokens = np.mean([inference.tokens(feed) for feed in shortest[:TEXT_GROUPS]])
+    count = int(np.clip(tokens / mean_tokens, MIN_MEASURED_TEXTS, MAX_MEASURED_TEXTS))
     return [shortest[:count][i] for i in np.random.default_rng(0).permutation(min(count, len(shortest)))]
 
 

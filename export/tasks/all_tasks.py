@@ -16,11 +16,11 @@ from bertserve.export.tasks.spec import ExportTask
 TASKS: dict[str, ExportTask] = {
     task.name: task
     for task in (
-        text_classification.TASK,
-        token_classification.TASK,
-        question_answering.TASK,
-        fill_mask.TASK,
-        multiple_choice.TASK,
-        feature_extraction.TASK,
+        text_classification.EXPORT_TASK,
+        token_classification.EXPORT_TASK,
+        question_answering.EXPORT_TASK,
+        fill_mask.EXPORT_TASK,
+        multiple_choice.EXPORT_TASK,
+        feature_extraction.EXPORT_TASK,
     )
 }

@@ -13,7 +13,7 @@ from bertserve.service.tasks.batch import ModelConfig
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bertserve.export.calibration import Texts
+    from bertserve.export.calibration import SplitTexts
 
 
 class _FeatureExtraction(ExportTask):
@@ -25,7 +25,7 @@ class _FeatureExtraction(ExportTask):
     def text_request(self, text: str, spec: TokenizerSpec) -> embed.EmbedRequest:
         return embed.EmbedRequest(text)
 
-    def ordinary_requests(self, texts: Texts, spec: TokenizerSpec) -> list[Any]:
+    def ordinary_requests(self, texts: SplitTexts, spec: TokenizerSpec) -> list[Any]:
         return []
 
     def example(self, spec: TokenizerSpec) -> dict[str, Any]:
@@ -42,4 +42,4 @@ class _FeatureExtraction(ExportTask):
         return [parameters | {"encoding_format": "float"} for parameters in line_parameters]
 
 
-TASK = _FeatureExtraction()
+EXPORT_TASK = _FeatureExtraction()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertserve.export.errors import DataError
 from bertserve.export.tasks.quality import TOP_1, Score
-from bertserve.export.tasks.spec import TEXTS, Document, ExportTask, halves
+from bertserve.export.tasks.spec import SAMPLE_TEXTS, Document, ExportTask, halves
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.errors import plural
@@ -17,7 +17,7 @@ from bertserve.service.tasks.batch import ModelConfig
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bertserve.export.calibration import Texts
+    from bertserve.export.calibration import SplitTexts
 
 
 def _mask(spec: TokenizerSpec) -> str:
@@ -46,14 +46,14 @@ class _FillMask(ExportTask):
     def fixed_requests(self, spec: TokenizerSpec) -> list[Any]:
         mask = _mask(spec)
         # a token has at least one character, so these texts fit; without its mask, a text would have nothing to compare
-        short_texts = [text[: spec.max_length - 16] for text in TEXTS]
+        short_texts = [text[: spec.max_length - 16] for text in SAMPLE_TEXTS]
         sides = [(text[: len(text) // 2], text[len(text) // 2 :]) for text in short_texts]
         return [
             *(fill_mask.FillMaskRequest(f"{a} {mask} {b}") for a, b in sides),
             fill_mask.FillMaskRequest(f"A {mask} film with a {mask} cast."),
         ]
 
-    def ordinary_requests(self, texts: Texts, spec: TokenizerSpec) -> list[Any]:
+    def ordinary_requests(self, texts: SplitTexts, spec: TokenizerSpec) -> list[Any]:
         """Returns a request for each text, with a mask instead of the word in its middle."""
         mask = _mask(spec)
         sides = [halves(text) for text in (*(line[: spec.max_length - 16] for line in texts.lines), *texts.passages)]
@@ -84,4 +84,4 @@ class _FillMask(ExportTask):
         return {TOP_1: Score(fmean(matches))}
 
 
-TASK = _FillMask()
+EXPORT_TASK = _FillMask()

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from bertserve.export.tasks.quality import ACCURACY, Score
-from bertserve.export.tasks.spec import LONG, NAMES, SENTENCE, TEXTS, Document, ExportTask, TokenizerCall, read_input
+from bertserve.export.tasks.spec import LONG, NAMES, SAMPLE_TEXTS, SENTENCE, Document, ExportTask, TokenizerCall, read_input
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import multiple_choice
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from bertserve.export.calibration import Texts
+    from bertserve.export.calibration import SplitTexts
 
 _CHOICES = 4  # of a question that is built from ordinary texts
 
@@ -65,15 +65,15 @@ class _MultipleChoice(ExportTask):
         encoder.register_forward_pre_hook(restore_inputs, with_kwargs=True)
 
     def fixed_requests(self, spec: TokenizerSpec) -> list[Any]:
-        choices = tuple(TEXTS[:4])
+        choices = tuple(SAMPLE_TEXTS[:4])
         return [
-            *(multiple_choice.ChooseRequest(text, choices) for text in ["", *TEXTS, LONG * 30]),
+            *(multiple_choice.ChooseRequest(text, choices) for text in ["", *SAMPLE_TEXTS, LONG * 30]),
             multiple_choice.ChooseRequest("A man is eating food.", ("Someone eats.", "")),
             multiple_choice.ChooseRequest("Who met Charles Babbage?", ("Ada Lovelace", "Maria Agnesi", "the Royal Society"), NAMES),
             multiple_choice.ChooseRequest("What was said?", (LONG * 20, "nothing"), LONG * 8),
         ]
 
-    def ordinary_requests(self, texts: Texts, spec: TokenizerSpec) -> list[Any]:
+    def ordinary_requests(self, texts: SplitTexts, spec: TokenizerSpec) -> list[Any]:
         """Returns requests with each text as a choice once, after the line before the group. A single text would not be a choice."""
         lines = texts.lines
         groups = [(i, side[i : i + _CHOICES]) for side in (lines, texts.passages) for i in range(0, len(side) - 1, _CHOICES)]
@@ -101,4 +101,4 @@ class _MultipleChoice(ExportTask):
         return {ACCURACY: Score(fmean([result[0]["index"] == gold for gold, result in zip(golds, results, strict=True)]))}
 
 
-TASK = _MultipleChoice()
+EXPORT_TASK = _MultipleChoice()

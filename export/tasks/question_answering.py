@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from bertserve.export.tasks.quality import EXACT_MATCH, F1, Score, answer_f1, exact_match
-from bertserve.export.tasks.spec import LONG, NAMES, TEXTS, Document, ExportTask, TokenizerCall, halves
+from bertserve.export.tasks.spec import LONG, NAMES, SAMPLE_TEXTS, Document, ExportTask, TokenizerCall, halves
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import question_answering
@@ -15,7 +15,7 @@ from bertserve.service.tasks.batch import ModelConfig
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bertserve.export.calibration import Texts
+    from bertserve.export.calibration import SplitTexts
 
 _QUESTION_CHARS = 200  # of a passage whose beginning becomes the question
 
@@ -44,12 +44,12 @@ class _QuestionAnswering(ExportTask):
     def fixed_requests(self, spec: TokenizerSpec) -> list[Any]:
         names = ("Who met Charles Babbage?", "Where is the Royal Society?", "Who was invited, and from where?")
         return [
-            *(question_answering.AnswerRequest("What was said?", text) for text in [*TEXTS, LONG * 30]),
+            *(question_answering.AnswerRequest("What was said?", text) for text in [*SAMPLE_TEXTS, LONG * 30]),
             *(question_answering.AnswerRequest(question, NAMES) for question in names),
             question_answering.AnswerRequest(names[0], NAMES * 20, question_answering.AnswerParameters(top_k=3)),
         ]
 
-    def ordinary_requests(self, texts: Texts, spec: TokenizerSpec) -> list[Any]:
+    def ordinary_requests(self, texts: SplitTexts, spec: TokenizerSpec) -> list[Any]:
         """Returns a request for each text and each passage, with a question about its end, and for each pair."""
         lines, passages, max_length = texts.lines, texts.passages, spec.max_length
         sides = [halves(line[: max_length - 16]) for line in lines]
@@ -95,4 +95,4 @@ class _QuestionAnswering(ExportTask):
         }
 
 
-TASK = _QuestionAnswering()
+EXPORT_TASK = _QuestionAnswering()

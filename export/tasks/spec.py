@@ -21,7 +21,7 @@ from bertserve.service.text.windows import default_stride
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from bertserve.export.calibration import Texts
+    from bertserve.export.calibration import SplitTexts
 
 Document = dict[str, Any]
 # the names of the two texts of a pair, in this project and in the data sets of GLUE
@@ -39,7 +39,7 @@ LONG = (
 )
 NAMES = "Ada Lovelace met Charles Babbage in London, and the Royal Society of Sweden invited Maria Agnesi from Milan to Uppsala. "
 SENTENCE = "A warm, funny and thoroughly engaging film."
-TEXTS = [
+SAMPLE_TEXTS = [
     "good",
     SENTENCE,
     "It isn't that the acting is bad; it's that there is none.",
@@ -173,9 +173,9 @@ class ExportTask:
 
     def fixed_requests(self, spec: TokenizerSpec) -> list[Any]:
         """Returns requests of every kind, on which each graph must agree with the checkpoint."""
-        return [self.text_request(text, spec) for text in ["", *TEXTS, NAMES * 5, LONG * 30]]
+        return [self.text_request(text, spec) for text in ["", *SAMPLE_TEXTS, NAMES * 5, LONG * 30]]
 
-    def ordinary_requests(self, texts: Texts, spec: TokenizerSpec) -> list[Any]:
+    def ordinary_requests(self, texts: SplitTexts, spec: TokenizerSpec) -> list[Any]:
         """Returns a request for each text, passage and pair that validate int8."""
         return [self.text_request(text, spec) for text in (*texts.lines, *texts.passages)]
 

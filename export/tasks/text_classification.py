@@ -35,8 +35,8 @@ from bertserve.export.tasks.quality import (
 )
 from bertserve.export.tasks.spec import (
     LONG,
+    SAMPLE_TEXTS,
     SENTENCE,
-    TEXTS,
     Document,
     ExportTask,
     TokenizerCall,
@@ -50,10 +50,9 @@ from bertserve.service.tasks.batch import ModelConfig
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bertserve.export.calibration import Texts
+    from bertserve.export.calibration import SplitTexts
 
 SIGMOID_THRESHOLD = 0.5  # a label of a sigmoid head counts as chosen from this score on
-_TWO = 2
 _SQUASHED = (
     "the model's values go through a sigmoid and lie between 0 and 1, but the right answers do not; if "
     'it was trained on values without a sigmoid, set "problem_type": "regression" in its config.json '
@@ -113,16 +112,16 @@ class _TextClassification(ExportTask):
             classify.ClassifyRequest("short question?", LONG * 30),
         ]
         if spec.pairs_only:
-            return [*(classify.ClassifyRequest(a, b) for a, b in itertools.pairwise(TEXTS)), *pairs]
+            return [*(classify.ClassifyRequest(a, b) for a, b in itertools.pairwise(SAMPLE_TEXTS)), *pairs]
         stride = min(64, spec.max_length // 8)
         return [
-            *(classify.ClassifyRequest(text) for text in ["", *TEXTS, LONG * 30]),
+            *(classify.ClassifyRequest(text) for text in ["", *SAMPLE_TEXTS, LONG * 30]),
             classify.ClassifyRequest(LONG * 30, parameters=classify.ClassifyParameters(window="mean")),
             classify.ClassifyRequest(LONG * 40, parameters=classify.ClassifyParameters(window="max", stride=stride)),
             *([] if spec.pair is None else pairs),
         ]
 
-    def ordinary_requests(self, texts: Texts, spec: TokenizerSpec) -> list[Any]:
+    def ordinary_requests(self, texts: SplitTexts, spec: TokenizerSpec) -> list[Any]:
         singles, pairs = self.arrange(texts.lines, texts.passages, texts.pairs, spec)
         return [*map(classify.ClassifyRequest, singles), *(classify.ClassifyRequest(*pair) for pair in pairs)]
 
@@ -180,7 +179,7 @@ class _TextClassification(ExportTask):
             return accuracy | {MICRO_F1: Score(micro_f1(golds, predictions), remark)}
         expected, predicted = ([label for (label,) in labels] for labels in (golds, predictions))
         correlation = {MATTHEWS: Score(matthews(expected, predicted), _constant(golds, predictions, "label"))}
-        if len(config.labels) > _TWO:
+        if len(config.labels) > 2:
             return accuracy | {MACRO_F1: Score(macro_f1(expected, predicted))} | correlation
         label = config.labels[1]
         right = sum(a == b == label for a, b in zip(expected, predicted, strict=True))
@@ -188,4 +187,4 @@ class _TextClassification(ExportTask):
         return accuracy | {F1: Score(f1(right, predicted.count(label), expected.count(label)), remark)} | correlation
 
 
-TASK = _TextClassification()
+EXPORT_TASK = _TextClassification()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertserve.export.tasks.quality import ENTITY_F1, Score, Span, micro_f1, result_spans, spans_of_tags, widen_to_words
-from bertserve.export.tasks.spec import NAMES, TEXTS, Document, ExportTask, TokenizerCall, read_input, read_text_list, window_stride
+from bertserve.export.tasks.spec import NAMES, SAMPLE_TEXTS, Document, ExportTask, TokenizerCall, read_input, read_text_list, window_stride
 from bertserve.export.tasks.tags import read_tags
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
@@ -67,7 +67,7 @@ class _TokenClassification(ExportTask):
     def fixed_requests(self, spec: TokenizerSpec) -> list[Any]:
         stride = min(64, spec.max_length // 8)
         return [
-            *(token_classification.NerRequest(text) for text in [*TEXTS, NAMES * 5]),
+            *(token_classification.NerRequest(text) for text in [*SAMPLE_TEXTS, NAMES * 5]),
             *(
                 token_classification.NerRequest(NAMES, token_classification.NerParameters(aggregation_strategy=s))
                 for s in ("none", "first", "max", "average")
@@ -111,4 +111,4 @@ class _TokenClassification(ExportTask):
         return {ENTITY_F1: Score(micro_f1(expected, spans), remark)}
 
 
-TASK = _TokenClassification()
+EXPORT_TASK = _TokenClassification()

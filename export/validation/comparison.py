@@ -47,7 +47,7 @@ MAX_ATTENTION_ERROR = 1e-4  # of an attention weight, which is from 0 to 1, for 
 # while dynamic scales, which depend on the batch, change nearly all.
 MAX_ROW_ERROR, MAX_ROW_ERROR_FP16, MAX_INT8_SHARE = 1e-5, 2e-2, 0.05
 BATCH_ROWS = 4
-MAX_TOKENS = 2048  # of a row in a batch; attention of a batch of longer rows would need gigabytes
+MAX_BATCHED_TOKENS = 2048  # of a row in a batch; attention of a batch of longer rows would need gigabytes
 SHORTEST_RANGE = 16  # in tokens; each range of the table by length is twice as long as the previous one
 MAX_REASON = 300  # characters of ONNX Runtime's own message
 
@@ -249,11 +249,11 @@ def _attention_error(served: ServedGraph, request: attention.AttentionRequest, w
 
 
 def measure_row_errors(served: ServedGraph, alone: Sequence[tuple[Encoding, Row]]) -> tuple[float, bool]:
-    """Compares rows in batches with the same rows run alone, without those over `MAX_TOKENS`; neighbors share batches.
+    """Compares rows in batches with the same rows run alone, without those over `MAX_BATCHED_TOKENS`; neighbors share batches.
 
     It returns the largest difference of an output, and whether all are rounding, so that the graph is batch-invariant.
     """
-    rows = [pair for pair in alone if len(pair[0]) <= MAX_TOKENS]
+    rows = [pair for pair in alone if len(pair[0]) <= MAX_BATCHED_TOKENS]
     assert len(rows) > 1, "a batch has several rows"
 
     def run_batch(start: int) -> list[RowError]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from bertserve.export import calibration
 from bertserve.export.bundle import CARD_FIELDS, bundle_texts
-from bertserve.export.calibration import Texts, split_digest
+from bertserve.export.calibration import SplitTexts, digest_texts
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.checkpoint.module import load_module
@@ -27,7 +27,7 @@ from bertserve.export.checkpoint.signature import read_output, returning_attenti
 from bertserve.export.errors import CheckpointError, DataError, ParityError
 from bertserve.export.progress import time_runs, track
 from bertserve.export.tasks.all_tasks import TASKS
-from bertserve.export.tasks.spec import LONG, NAMES, TEXTS, TokenizerCall
+from bertserve.export.tasks.spec import LONG, NAMES, SAMPLE_TEXTS, TokenizerCall
 from bertserve.export.validation.comparison import Reference, compare
 from bertserve.export.validation.served_graph import Answer, open_graph, sample_requests
 from bertserve.export.validation.verify import Report, VerifySpec
@@ -41,22 +41,22 @@ from bertserve.service.errors import BertServeError, EngineError
 from bertserve.service.tasks import attention
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
-MAX_TOKENS = 512  # of a text with attention; PyTorch returns the maps of all layers and heads at once
+MAX_ATTENTION_TOKENS = 512  # of a text with attention; PyTorch returns the maps of all layers and heads at once
 _ATTENTION_TEXTS = 7  # number of the built-in texts to use; each runs with the weights of all layers and heads
 
-LENGTHS = (16, 64, 128)  # in tokens; the model's maximum length is timed too
-MAX_SECONDS = 0.5  # for each length
-RUNS = (3, 15)  # minimum and maximum
+TIMED_LENGTHS = (16, 64, 128)  # in tokens; the model's maximum length is timed too
+MAX_TIMED_SECONDS = 0.5  # for each length
+TIMED_RUNS = (3, 15)  # minimum and maximum
 
 
-def sample_reference(checkpoint: Checkpoint, texts: Texts | None = None) -> Reference:
+def sample_reference(checkpoint: Checkpoint, texts: SplitTexts | None = None) -> Reference:
     """Returns the checkpoint's answers to the samples of its task, and to texts to validate int8, which were not used to create it.
 
     Raises:
         ParityError: PyTorch or the tokenizer cannot run some of them.
     """
     spec, tokenizer = checkpoint.tokenizer_spec, checkpoint.tokenizer
-    texts = texts or Texts()
+    texts = texts or SplitTexts()
     texts = replace(texts, passages=tuple(passage for passage in texts.passages if passage not in texts.lines))
     try:
         fixed = sample_requests(checkpoint, spec, lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]))
@@ -129,14 +129,14 @@ def _run_window(checkpoint: Checkpoint, window: dict[str, list[int]]) -> Row:
 def _sample_attention(checkpoint: Checkpoint) -> list[tuple[attention.AttentionRequest, NDArray[np.float32]]]:
     """Returns the checkpoint's attention for short and long texts, for as many heads as an answer may have."""
     spec, all_heads = checkpoint.tokenizer_spec, [(i, head) for i, count in enumerate(checkpoint.attention_heads) for head in range(count)]
-    texts = [(text,) for text in (*TEXTS[:_ATTENTION_TEXTS], LONG, LONG * 9)]
+    texts = [(text,) for text in (*SAMPLE_TEXTS[:_ATTENTION_TEXTS], LONG, LONG * 9)]
     pairs = [] if spec.pair is None else [("A man is eating food.", "Someone eats."), (LONG * 2, NAMES)]
     samples = []
     for parts in (*texts, *pairs):
         ordered = parts[::-1] if spec.second_text_first else parts
         batch = checkpoint.tokenizer(*ordered, return_tensors="pt", return_token_type_ids=True, return_attention_mask=True)
         length = batch["input_ids"].shape[1]
-        if not 0 < length <= min(spec.max_length, MAX_TOKENS):
+        if not 0 < length <= min(spec.max_length, MAX_ATTENTION_TOKENS):
             continue
         with torch.no_grad(), returning_attention(checkpoint.model):
             weights = checkpoint.model(**{spec.name: batch[spec.name] for spec in checkpoint.inputs if spec.name in batch})["attentions"]
@@ -226,9 +226,9 @@ def measure_latency(engine: Engine, *, max_length: int, pad_id: int) -> Speed:
 
     def median_ms(length: int) -> float:
         batch = [Encoding(np.full(length, pad_id, dtype=np.int64), np.zeros(length, dtype=np.int64), masks=(1,))]
-        return round(1000 * statistics.median(time_runs(lambda: engine.run(batch), RUNS, MAX_SECONDS)), 3)
+        return round(1000 * statistics.median(time_runs(lambda: engine.run(batch), TIMED_RUNS, MAX_TIMED_SECONDS)), 3)
 
-    lengths = sorted({min(length, max_length) for length in (*LENGTHS, max_length)})
+    lengths = sorted({min(length, max_length) for length in (*TIMED_LENGTHS, max_length)})
     timings = tuple(Timing(length=length, median_ms=median_ms(length)) for length in lengths)
     return Speed(cpu=cpu_name(), instructions=cpu_instructions(), threads=1, timings=timings)
 
@@ -250,14 +250,14 @@ def update(bundle: Bundle, checkpoint: Checkpoint, tokenizer: Tokenizer, validat
         ExportError: A graph does not agree with the checkpoint, or the texts cannot be used.
         OSError: A file cannot be written.
     """
-    manifest, int8_texts, texts = bundle.manifest, bundle.manifest.int8_texts, Texts()
+    manifest, int8_texts, texts = bundle.manifest, bundle.manifest.int8_texts, SplitTexts()
     if any(graph.precision == "int8" for graph in manifest.graphs):
-        texts = calibration.read_report(manifest, validation)
+        texts = calibration.read_validation_texts(manifest, validation)
     elif validation is not None:
         raise DataError(f"`{manifest.name}` has no int8 graph, which --validation needs; remove --validation.")
     calibration.refuse_pairs((texts,), manifest.task, manifest.tokenizer)
     if int8_texts is not None:
-        int8_texts = int8_texts.model_copy(update={"report": split_digest((*texts.lines, *texts.pairs))})
+        int8_texts = int8_texts.model_copy(update={"report": digest_texts((*texts.lines, *texts.pairs))})
     reference = sample_reference(checkpoint, texts.with_passages(tokenizer))
     graphs = tuple(measure_graph(bundle.path, graph, checkpoint, tokenizer, reference) for graph in manifest.graphs)
     source = manifest.source.model_copy(update=checkpoint.origin.model_dump(include=CARD_FIELDS))

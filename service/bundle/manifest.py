@@ -183,19 +183,19 @@ class OmittedGraph(Record):
     reason: str
 
 
-class TextSplit(Record):
+class TextDigests(Record):
     """The texts or pairs of texts of a split, as short digests."""
 
     texts: int
     hashes: str
 
 
-class TextSplits(Record):
+class Int8TextDigests(Record):
     """The texts that created and validated int8, so that other texts can be compared with them."""
 
-    calibration: TextSplit
-    gate: TextSplit
-    report: TextSplit
+    calibration: TextDigests
+    gate: TextDigests
+    report: TextDigests
 
 
 class Manifest(Record):
@@ -217,7 +217,7 @@ class Manifest(Record):
     metrics: Annotated[tuple[Metric, ...], Field(strict=False)]
     source: Source
     omitted: Annotated[tuple[OmittedGraph, ...], Field(strict=False)] = ()
-    int8_texts: TextSplits | None = None  # null if there is no int8 graph, or if not recorded
+    int8_texts: Int8TextDigests | None = None  # null if there is no int8 graph, or if not recorded
     # number of heads of each layer, if the graphs return attention maps
     attention_heads: Annotated[tuple[Annotated[int, Field(gt=0)], ...], Field(strict=False)] = ()
 

@@ -46,7 +46,7 @@ class Staged:
     nodes_restricted: int
 
     def feeds(self, texts: Sequence[str]) -> list[Feed]:
-        return calibration.make_feeds(calibration.Texts(tuple(texts)), self.loaded, self.tokenizer)
+        return calibration.make_feeds(calibration.SplitTexts(tuple(texts)), self.loaded, self.tokenizer)
 
 
 def checkpoint_of(folder: Path, task: str) -> Path:

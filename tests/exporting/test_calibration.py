@@ -10,7 +10,7 @@ import pytest
 
 import tiny
 from bertserve.export import calibration
-from bertserve.export.calibration import Texts
+from bertserve.export.calibration import SplitTexts
 from bertserve.export.errors import CheckpointError
 from bertserve.service.bundle.files import load_bundle
 from bundles import json_lines
@@ -28,7 +28,7 @@ TEXTS = ["a good film", "the book was very dull !", EMPTY, "long " * 300]
 
 
 def test_each_nonblank_line_of_a_file_is_a_text(tmp_path: Path) -> None:
-    lines = [f"täxt {i} " for i in range(calibration.MAX_TEXTS + 5)]
+    lines = [f"täxt {i} " for i in range(calibration.MAX_FILE_TEXTS + 5)]
     (tmp_path / "texts.txt").write_text("\n \n".join(lines), encoding="utf-8")
 
     assert lines == calibration.read_texts(tmp_path / "texts.txt")
@@ -37,7 +37,7 @@ def test_each_nonblank_line_of_a_file_is_a_text(tmp_path: Path) -> None:
 def test_each_split_of_alternating_classes_has_all_classes(tmp_path: Path) -> None:
     """In NLI data sets, each premise has one line for each label."""
     (tmp_path / "texts.txt").write_bytes(b"".join(b"class%d text %d\n" % (i % 3, i) for i in range(600)))
-    split = calibration.read_split(tmp_path / "texts.txt")
+    split = calibration.read_int8_texts(tmp_path / "texts.txt")
 
     for texts in (split.calibration, split.gate, split.report):
         assert {"class0", "class1", "class2"} == {line.split()[0] for line in texts.lines}
@@ -80,8 +80,8 @@ def test_columns_of_a_table_hold_texts_and_pairs(tmp_path: Path, suffix: str, de
 def test_pairs_are_refused_for_a_task_of_single_texts(tmp_path: Path) -> None:
     spec = load_bundle(tiny.bundle(tmp_path)).manifest.tokenizer
     with pytest.raises(CheckpointError, match=r"2 pairs, .* fill-mask "):
-        calibration.refuse_pairs((Texts(pairs=(("a", "b"), ("c", "d"))), Texts(("e",))), "fill-mask", spec)
-    calibration.refuse_pairs((Texts(pairs=(("a", "b"),)),), "text-classification", spec)
+        calibration.refuse_pairs((SplitTexts(pairs=(("a", "b"), ("c", "d"))), SplitTexts(("e",))), "fill-mask", spec)
+    calibration.refuse_pairs((SplitTexts(pairs=(("a", "b"),)),), "text-classification", spec)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_file_that_cannot_be_used_is_an_error(tmp_path: Path, name: str, conte
 # ---- three splits
 
 
-def sizes(split: calibration.Split) -> tuple[int, int, int]:
+def sizes(split: calibration.Int8Texts) -> tuple[int, int, int]:
     """Returns the number of texts for calibration, for the gate and for the report."""
     return len(split.calibration), len(split.gate), len(split.report)
 
@@ -127,13 +127,13 @@ def test_a_duplicate_text_is_in_only_one_split(tmp_path: Path, count: int, expec
     content = numbered_texts(tmp_path / "texts.txt", range(count)).read_bytes()
     (tmp_path / "texts.txt").write_bytes(content * 2 + content.replace(b" ", b"  "))
 
-    assert expected == sizes(calibration.read_split(tmp_path / "texts.txt"))
+    assert expected == sizes(calibration.read_int8_texts(tmp_path / "texts.txt"))
 
 
 def test_a_validation_file_gives_the_texts_of_the_report(tmp_path: Path) -> None:
     """The first file is split between calibration and the gate."""
     own = numbered_texts(tmp_path / "own.txt", range(40))
-    split = calibration.read_split(own, numbered_texts(tmp_path / "validation.txt", range(41, 60)))
+    split = calibration.read_int8_texts(own, numbered_texts(tmp_path / "validation.txt", range(41, 60)))
 
     assert (34, 6, 19) == sizes(split)
     assert {f"text {i}" for i in range(40)} == {*split.calibration.lines, *split.gate.lines}
@@ -144,20 +144,20 @@ def test_files_that_share_texts_are_an_error(tmp_path: Path) -> None:
     own, validation = numbered_texts(tmp_path / "own.txt", range(40)), numbered_texts(tmp_path / "validation.txt", range(37, 60))
 
     with pytest.raises(CheckpointError, match=r"own.txt` .*validation.txt` .* 3 texts"):
-        calibration.read_split(own, validation)
+        calibration.read_int8_texts(own, validation)
 
 
 def test_passages_join_neighboring_texts_of_one_split(all_staged: dict[str, Staged]) -> None:
     """Each passage is longer than a truncated text, fits the model, and contains no text of the other split."""
     staged = all_staged["text-classification"]
-    split = calibration.read_split(calibration.BUILT_IN).with_passages(staged.tokenizer)
+    split = calibration.read_int8_texts(calibration.BUILT_IN).with_passages(staged.tokenizer)
     room = staged.tokenizer.room(pair=False)
 
     for side, other in ((split.calibration, split.report), (split.report, split.calibration)):
         joined = [passage for passage in side.passages if passage not in side.lines]
         lengths = [len(entry.ids) for entry in staged.tokenizer.tokenize(joined)]
         assert 12 == len(side.passages) > len(joined) / 2 > 0
-        assert all(calibration.MAX_TOKENS < length <= room for length in lengths)
+        assert all(calibration.MAX_LINE_TOKENS < length <= room for length in lengths)
         assert all(passage in " ".join(side.lines) for passage in side.passages)
         assert not any(line in passage for passage in joined for line in other.lines if len(line) > 40)
 
@@ -166,10 +166,10 @@ def test_passages_join_neighboring_texts_of_one_split(all_staged: dict[str, Stag
 
 
 def test_a_text_is_fed_as_the_checkpoints_tokenizer_encodes_it(all_staged: dict[str, Staged]) -> None:
-    """Each text is a batch of one without padding. A long text is truncated to `MAX_TOKENS`."""
+    """Each text is a batch of one without padding. A long text is truncated to `MAX_LINE_TOKENS`."""
     staged = all_staged["token-classification"]
     expected = [
-        staged.loaded.tokenizer(text, truncation=True, max_length=calibration.MAX_TOKENS + 2, return_tensors="np") for text in TEXTS
+        staged.loaded.tokenizer(text, truncation=True, max_length=calibration.MAX_LINE_TOKENS + 2, return_tensors="np") for text in TEXTS
     ]
     feeds = staged.feeds(TEXTS)
 

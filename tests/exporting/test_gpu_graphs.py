@@ -185,7 +185,7 @@ def test_plans_reach_the_maximum_length_within_the_token_limit(max_length: int, 
     assert all(bucket.rows[0] == 1 for bucket in plan.buckets)
     assert plan.masks[-1] >= max_length
     most = max(rows * length for rows, length in plan.shapes)
-    assert most <= (max(gpu.MAX_TOKENS, 8 * max_length) if rectangle else max(gpu.MAX_TOKENS, max_length))
+    assert most <= (max(gpu.MAX_BATCH_TOKENS, 8 * max_length) if rectangle else max(gpu.MAX_BATCH_TOKENS, max_length))
     if rectangle:
         assert 1 == len({bucket.rows for bucket in plan.buckets})
     for tokens in range(1, max_length + 1, 7):

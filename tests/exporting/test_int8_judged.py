@@ -14,7 +14,7 @@ import pytest
 
 import tiny
 from bertserve.export import calibration, cli
-from bertserve.export.calibration import Split, Texts, hashes_of, read_split, split_digest
+from bertserve.export.calibration import Int8Texts, SplitTexts, digest_texts, hashes_of, read_int8_texts
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import DataError, GraphError
 from bertserve.export.int8 import quantize
@@ -64,7 +64,7 @@ def test_int8_is_judged_on_the_texts_of_the_validation_flag(
     assert " 654 texts, " in capsys.readouterr().err  # 642 lines, and 12 passages
     assert texts is not None
     assert [642, 58, 17] == [getattr(texts, name).texts for name in ("calibration", "gate", "report")]
-    assert split_digest(own.splitlines()) == texts.report
+    assert digest_texts(own.splitlines()) == texts.report
 
 
 def test_the_gate_does_not_run_the_texts_of_the_report(source: Path, output: Path, tmp_path: Path, run: Run, play: Played) -> None:
@@ -98,9 +98,9 @@ LINES = ("a good film", "Who wrote the book?", "The bridge was built in Porto in
 def test_a_classifier_is_also_judged_on_pairs(tmp_path: Path) -> None:
     """Every second text is also sent as a pair with another text. If there are pairs, no others are formed."""
     bert = spec(tmp_path)
-    mixed = EXPORT_TASKS["text-classification"].ordinary_requests(Texts(LINES[:2]), bert)
-    own = EXPORT_TASKS["text-classification"].ordinary_requests(Texts(("alone",), pairs=(("a", "b"),)), bert)
-    questions = EXPORT_TASKS["question-answering"].ordinary_requests(Texts(pairs=(("Who?", "He."),)), bert)
+    mixed = EXPORT_TASKS["text-classification"].ordinary_requests(SplitTexts(LINES[:2]), bert)
+    own = EXPORT_TASKS["text-classification"].ordinary_requests(SplitTexts(("alone",), pairs=(("a", "b"),)), bert)
+    questions = EXPORT_TASKS["question-answering"].ordinary_requests(SplitTexts(pairs=(("Who?", "He."),)), bert)
 
     assert [classify.ClassifyRequest(LINES[0]), classify.ClassifyRequest(LINES[1]), classify.ClassifyRequest(LINES[1], LINES[0])] == mixed
     assert [classify.ClassifyRequest("alone"), classify.ClassifyRequest("a", "b")] == own
@@ -160,29 +160,30 @@ def any_manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     return load_bundle(tiny.bundle(tmp_path_factory.mktemp("bundle"))).manifest
 
 
-def made_with(manifest: Manifest, split: Split) -> Manifest:
+def made_with(manifest: Manifest, split: Int8Texts) -> Manifest:
     """Returns the manifest of a bundle whose int8 was created with the texts of this split."""
     return manifest.model_copy(update={"int8_texts": split.digests()})
 
 
 def test_int8_is_validated_again_on_the_same_texts(manifest: Manifest, tmp_path: Path) -> None:
     """The texts of the export's report are used again, from a user's file or from the built-in file."""
-    own = read_split(numbered_texts(tmp_path / "own.txt", range(40)))
-    built_in = read_split(calibration.BUILT_IN)
+    own = read_int8_texts(numbered_texts(tmp_path / "own.txt", range(40)))
+    built_in = read_int8_texts(calibration.BUILT_IN)
 
-    assert own.report == calibration.read_report(made_with(manifest, own), tmp_path / "own.txt")
-    assert built_in.report == calibration.read_report(made_with(manifest, built_in), None)
+    assert own.report == calibration.read_validation_texts(made_with(manifest, own), tmp_path / "own.txt")
+    assert built_in.report == calibration.read_validation_texts(made_with(manifest, built_in), None)
 
 
 def test_int8_is_not_validated_on_texts_that_created_it(manifest: Manifest, tmp_path: Path) -> None:
     """The error has the number of shared texts; a file of new texts is accepted."""
-    split = read_split(numbered_texts(tmp_path / "own.txt", range(40)), numbered_texts(tmp_path / "validation.txt", range(100, 120)))
+    split = read_int8_texts(numbered_texts(tmp_path / "own.txt", range(40)), numbered_texts(tmp_path / "validation.txt", range(100, 120)))
     numbered_texts(tmp_path / "others.txt", range(35, 60))
     numbered_texts(tmp_path / "new.txt", range(40, 60))
 
     with pytest.raises(DataError, match=r" 5 of the 25 texts .*others.txt`"):
-        calibration.read_report(made_with(manifest, split), tmp_path / "others.txt")
-    assert tuple(f"text {i}" for i in range(40, 60)) == calibration.read_report(made_with(manifest, split), tmp_path / "new.txt").lines
+        calibration.read_validation_texts(made_with(manifest, split), tmp_path / "others.txt")
+    other_texts = calibration.read_validation_texts(made_with(manifest, split), tmp_path / "new.txt")
+    assert tuple(f"text {i}" for i in range(40, 60)) == other_texts.lines
 
 
 @pytest.mark.full_grid

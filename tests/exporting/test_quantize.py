@@ -21,7 +21,7 @@ from bertserve.export import calibration, inference
 from bertserve.export.errors import GraphError
 from bertserve.export.graph import rewrite
 from bertserve.export.int8.gptq import MAX_INT8, MAX_INT16
-from bertserve.export.int8.graph_edits import MIN_ROWS, emit_embeddings
+from bertserve.export.int8.graph_edits import MIN_TABLE_ROWS, emit_embeddings
 from bertserve.export.int8.quantize import quantize
 from checkpoints import edit_weights
 from staged import ARCHITECTURES, Staged, checkpoint_of, graph_of, run, stage
@@ -200,8 +200,8 @@ def test_a_cpu_that_saturates_gives_the_same_products(quantized: Quantized, tmp_
 # ---- embeddings
 
 # square and large in both directions, so that only the axis distinguishes rows from columns; the rows have very different sizes
-TABLE = np.random.default_rng(0).normal(size=(MIN_ROWS, MIN_ROWS)).astype(np.float32)
-TABLE *= np.geomspace(1e-6, 1e4, MIN_ROWS, dtype=np.float32)[:, None]
+TABLE = np.random.default_rng(0).normal(size=(MIN_TABLE_ROWS, MIN_TABLE_ROWS)).astype(np.float32)
+TABLE *= np.geomspace(1e-6, 1e4, MIN_TABLE_ROWS, dtype=np.float32)[:, None]
 TABLE[0] = 0
 
 

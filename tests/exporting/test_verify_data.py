@@ -434,7 +434,7 @@ def test_labeled_lines_are_counted_and_ignored_keys_named(tmp_path: Path, verify
     ],
 )
 def test_a_right_answer_names_a_label_or_its_id(labels: tuple[str, ...], label: str, expected: str | None) -> None:
-    read_gold, config = text_classification.TASK.read_gold, SimpleNamespace(labels=labels, activation="softmax")
+    read_gold, config = text_classification.EXPORT_TASK.read_gold, SimpleNamespace(labels=labels, activation="softmax")
     if expected is None:
         with pytest.raises(ValueError, match=f"`label` .*{label}"):
             read_gold({"label": json.loads(label)}, config)
