@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from bertserve.service.bundle.validation_policy import describe_agreement, is_lo
 from bertserve.service.errors import plural
 
 CARD_FIELDS = {"license", "license_name", "license_link", "language", "datasets"}  # of `Source`, from the card of the checkpoint
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")  # of a block of code
 _TOKEN_TYPES = {
     "template": "- token types (segment ids): those of the tokenizer's template",
     "zero": "- token types (segment ids): none, so the second text of a pair has the type of the first one",
@@ -316,8 +318,19 @@ def _quote(card: str | None) -> list[str]:
     """Returns the checkpoint's own card without its front matter, with its headings one level lower."""
     if not card:
         return []
-    body = REGEX_YAML_BLOCK.sub("", card)
-    return ["The checkpoint has this card:", "", *(f"#{line}" if line.startswith("#") else line for line in body.strip().split("\n"))]
+    return ["The checkpoint has this card:", "", *_lower_headings(REGEX_YAML_BLOCK.sub("", card).strip().split("\n"))]
+
+
+def _lower_headings(lines: Iterable[str]) -> Iterator[str]:
+    """Yields lines of Markdown with their headings one level lower; a comment in a block of code is not a heading."""
+    fence = ""  # of the open block
+    for line in lines:
+        match = _FENCE.match(line)
+        if match and not fence:
+            fence = match[1]
+        elif match and match[1].startswith(fence) and line.strip() == match[1]:
+            fence = ""
+        yield f"#{line}" if line.startswith("#") and not fence else line
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

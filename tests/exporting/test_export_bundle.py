@@ -238,7 +238,11 @@ tags: [films]
 ---
 # My model
 
-Trained on films.
+```python
+# not a heading
+```
+
+## Data
 """
 
 
@@ -253,7 +257,7 @@ def test_the_checkpoints_own_card_is_kept(tmp_path: Path, monkeypatch: pytest.Mo
     assert said == metadata_load(target / CARD_FILE)
     stored = json.loads((target / MANIFEST_FILE).read_text(encoding="utf-8"))["source"]
     assert said | {"license": ["other"], "license_link": None} == {name: stored[name] for name in [*said, "license_link"]}
-    assert card.endswith(":\n\n## My model\n\nTrained on films.\n")
+    assert card.endswith(":\n\n## My model\n\n```python\n# not a heading\n```\n\n### Data\n")
     assert "\n---\n# tiny-bert\n" in card
 
 
