@@ -158,7 +158,9 @@ def _split_outliers(graph: ir.Graph, sensitive_inputs: Sequence[str], activation
     norm_outputs = {node.outputs[0].name for node in graph if node.op_type == "LayerNormalization"}
     # a split needs the addition of the bias as its end
     sensitive_inputs = [x for x in sensitive_inputs if layers[x].add is not None]
-    units = [x for x in sensitive_inputs if x in blocks]
+    # smaller matrices would be in float as a whole
+    enough = rewrite.MIN_SIDE + graph_edits.HIDDEN_UNITS
+    units = [x for x in sensitive_inputs if x in blocks and len(layers[x].arrays()[0]) >= enough]
     inputs = [x for x in sensitive_inputs if x in norm_outputs]
     # units first, because a block with split inputs is not recognized
     for x in units:

@@ -44,7 +44,7 @@ def bert(
     return save(
         folder / name,
         architecture,
-        BertConfig(vocab_size=rows, max_position_embeddings=positions, **SIZES, **naming(labels), **config),
+        BertConfig(vocab_size=rows, max_position_embeddings=positions, **SIZES | naming(labels) | config),
         model_max_length=model_max_length,
     )
 

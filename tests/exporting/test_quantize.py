@@ -23,7 +23,7 @@ from bertserve.export.graph import rewrite
 from bertserve.export.int8.gptq import MAX_INT8, MAX_INT16
 from bertserve.export.int8.graph_edits import MIN_TABLE_ROWS, emit_embeddings
 from bertserve.export.int8.quantize import quantize
-from checkpoints import edit_weights
+from checkpoints import bert, edit_weights
 from staged import ARCHITECTURES, Staged, checkpoint_of, graph_of, run, stage
 
 pytestmark = pytest.mark.torch
@@ -115,6 +115,15 @@ def test_the_huge_channel_and_unit_are_computed_in_float(quantized_of: Quantized
     assert CHANNEL in rewrite.constant(first.inputs[1])
     assert len(biases) == quantized.counts["FloatUnits"] > 0
     assert [True] * len(biases) == [bool(np.isin(whole[UNIT], part)) for whole, part in biases]
+
+
+def test_a_feed_forward_block_stays_whole_if_its_rest_would_be_too_small(tmp_path: Path) -> None:
+    """Without 16 of its 40 hidden units, a matrix would be smaller than those that are quantized."""
+    source = bert(tmp_path, intermediate_size=40)
+    edit_weights(source, plant_outliers)
+    counts, _ = int8(stage(source, tmp_path / "stages"), tmp_path / "int8.onnx")
+
+    assert (0, 10) == (counts["FloatUnits"], counts["MatMulIntegerToFloat"])
 
 
 def test_identical_calibration_texts_are_accepted(quantized_of: QuantizedOf, tmp_path: Path) -> None:
