@@ -19,7 +19,6 @@ from pydantic import TypeAdapter
 
 from bertserve.export import flags, verify_cli
 from bertserve.export.artifact import Tracer, choose_precisions
-from bertserve.export.bundle import graph_mib
 from bertserve.export.errors import ExportError
 from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.export.workspace import Stopped, raise_on_signals
@@ -119,8 +118,13 @@ def _problem(args: argparse.Namespace) -> str | None:
     problems = {
         "give a SOURCE, or --module FILE:FACTORY instead": (args.source is None) != is_module,
         **flags.module_problems(args),
-        "argument --module: the factory sets the task; remove --task, --revision, --layers, --ignore-weights and --token-types": is_module
-        and (args.task != "auto" or args.revision is not None or args.layers is not None or args.ignored_weights or args.token_types),
+        "argument --module: the factory sets the task; remove --task, --revision, --layers, --combine, --ignore-weights and "
+        "--token-types": is_module
+        and (
+            args.task != "auto"
+            or any(value is not None for value in (args.revision, args.layers, args.combine, args.token_types))
+            or args.ignored_weights
+        ),
         "argument --attentions: it is not supported with --module; remove it": args.attentions and is_module,
         f"argument --attentions: only graphs for the CPU return attention, but --provider is {','.join(args.providers)}; "
         "remove one of them": args.attentions and args.providers != ("cpu",),
@@ -152,6 +156,8 @@ def missing_graphs(manifest: Manifest) -> list[str]:
 
 
 def _print_agreements(target: Path, manifest: Manifest) -> None:
+    from bertserve.export.bundle import graph_mib  # imports huggingface_hub, which `verify` does not need
+
     labels = ", ".join(manifest.labels[:_SHOWN_LABELS])
     more = f" and {len(manifest.labels) - _SHOWN_LABELS} more" if len(manifest.labels) > _SHOWN_LABELS else ""
     print(f"{target}: {manifest.task}" + (f", labels {labels}{more}" if labels else ""))

@@ -107,6 +107,7 @@ def test_a_module_that_depends_on_padding_is_not_batch_invariant(tmp_path: Path)
         ([], "give a SOURCE"),
         (["folder", "--trust-module"], "--trust-module:"),
         (["--module", "loud.py:make", "--trust-module", "--task", "fill-mask"], "--task, --revision"),
+        (["--module", "loud.py:make", "--trust-module", "--combine", "sum"], "--combine, --ignore-weights"),
         (["--module", "loud.py:make", "--trust-module", "--attentions"], "--attentions: "),
     ],
 )
