@@ -42,7 +42,7 @@ from bertserve.export.checkpoint.signature import (
     graph_outputs,
     model_inputs,
 )
-from bertserve.export.checkpoint.source import SourceFiles, find_source, read_card, read_with_transformers
+from bertserve.export.checkpoint.source import SourceFiles, find_source, read_with_transformers
 from bertserve.export.checkpoint.task_head import adapt_head, choose_task, fixed_labels, judges_pairs, read_activation, read_labels
 from bertserve.export.checkpoint.token_types import TypedTemplates, choose_token_types, type_templates
 from bertserve.export.checkpoint.weights import load_model
@@ -191,7 +191,7 @@ def _describe(
         tokenizer=tokenizer,
         tokenizer_json=tokenizer_json(tokenizer, spec),
         tokenizer_spec=spec,
-        card=read_card(files.folder / "README.md", errors="replace"),
+        card=None if files.card is None else files.card.read_text(encoding="utf-8-sig", errors="replace"),
         embedding=embedding,
     )
 

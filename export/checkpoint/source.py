@@ -38,13 +38,13 @@ _WITHOUT_PICKLES = (SAFETENSORS, f"{SAFETENSORS}.index.json", WEIGHTS_FILE)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def read_card_metadata(card: Path) -> dict[str, Any]:
-    """Reads the front matter of a checkpoint's README.md, if any, as fields of the manifest's `Source`; a missing field is empty.
+def read_card_metadata(card: Path | None) -> dict[str, Any]:
+    """Reads the front matter of a card from `find_card`, if any, as fields of the manifest's `Source`; a missing field is empty.
 
     Values other than texts and lists of texts are ignored and logged as warnings.
     """
     try:
-        metadata = _front_matter(read_card(card) or "")
+        metadata = {} if card is None else _front_matter(card.read_text(encoding="utf-8-sig"))
     except Exception as error:  # noqa: BLE001 - YAML raises any error of its constructors, such as IndexError for an empty number
         reason = (str(error).splitlines() or [""])[0] or type(error).__name__
         logger.warning("the front matter of `%s` is not a YAML object (%s), so its license and languages are unknown.", card, reason)
@@ -54,12 +54,9 @@ def read_card_metadata(card: Path) -> dict[str, Any]:
     return many | {name: next(iter(values), None) for name, values in single.items()}
 
 
-def read_card(card: Path, errors: str = "strict") -> str | None:
-    """Returns the text of a checkpoint's README.md; None if it does not exist, leaves the checkpoint or is larger than a mebibyte.
-
-    Raises:
-        UnicodeDecodeError: It is not UTF-8, and `errors`, as in `str.decode`, is `strict`.
-    """
+def find_card(folder: Path) -> Path | None:
+    """Returns a checkpoint's README.md; None if it does not exist, or with a warning if it leaves the checkpoint or exceeds a mebibyte."""
+    card = folder / "README.md"
     if not card.is_file():
         return None
     reason = None
@@ -70,7 +67,7 @@ def read_card(card: Path, errors: str = "strict") -> str | None:
     if reason:
         logger.warning("`%s` %s, so it is ignored, and its license and languages are unknown.", card, reason)
         return None
-    return card.read_text(encoding="utf-8-sig", errors=errors)
+    return card
 
 
 def _is_inside(link: Path) -> bool:
@@ -90,7 +87,7 @@ def _front_matter(text: str) -> dict[Any, Any]:
     return metadata or {}
 
 
-def _texts(card: Path, metadata: dict[Any, Any], key: str, *, lists: bool) -> tuple[str, ...]:
+def _texts(card: Path | None, metadata: dict[Any, Any], key: str, *, lists: bool) -> tuple[str, ...]:
     """Returns the texts of a field: a text, or a list of texts if it may be one."""
     value = metadata.get(key)
     items = value if lists and isinstance(value, list) else [] if value is None else [value]
@@ -137,6 +134,11 @@ class SourceFiles:
         """The model's weight files: all are safetensors, or all are pickles."""
         return find_weights(self.source, self.model_folder)
 
+    @cached_property
+    def card(self) -> Path | None:
+        """The checkpoint's README.md, if it can be used."""
+        return find_card(self.folder)
+
     def origin(self, ignored_weights: Sequence[str], token_types: TokenTypes | None) -> Source:
         """Returns the manifest's entry for the checkpoint, without the versions of packages."""
         dense = [path for entry in read_modules(self.folder) if entry.kind == DENSE for path in find_weights(self.source, entry.folder)]
@@ -155,7 +157,7 @@ class SourceFiles:
             ignored_weights=tuple(ignored_weights),
             weights_format="pickle" if any(path.suffix == ".bin" for path in paths) else "safetensors",
             token_types=token_types,
-            **read_card_metadata(self.folder / "README.md"),
+            **read_card_metadata(self.card),
         )
 
 

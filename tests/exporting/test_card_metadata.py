@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bertserve.export.checkpoint.source import MAX_CARD_BYTES, read_card, read_card_metadata
+from bertserve.export.checkpoint.source import MAX_CARD_BYTES, find_card, read_card_metadata
 
 pytestmark = pytest.mark.torch
 
@@ -46,7 +46,7 @@ def fields(**values: Any) -> dict[str, Any]:
 def test_card_fields_are_read(tmp_path: Path, content: str | bytes, expected: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     """A string is read as a list of one. A missing field or a missing card causes no warning."""
     assert expected == read_card_metadata(card(tmp_path, content))
-    assert fields() == read_card_metadata(tmp_path / "none.md")
+    assert fields() == read_card_metadata(find_card(tmp_path / "none"))
     assert "" == caplog.text
 
 
@@ -95,7 +95,7 @@ def test_broken_front_matter_and_a_large_card_cause_a_warning(
     tmp_path: Path, content: str | bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Invalid YAML does not make the export fail. Bytes that are not UTF-8 are not decoded with another encoding."""
-    assert fields() == read_card_metadata(card(tmp_path, content))
+    assert fields() == read_card_metadata(find_card(card(tmp_path, content).parent))
     [record] = caplog.records
     assert [tmp_path / "README.md"] == list(record.args or ())[:1]  # if a field were ignored, its name would come first
 
@@ -120,6 +120,5 @@ def test_a_link_out_of_the_checkpoint_is_ignored(
     (folder / target).write_text(front("license: mit"), encoding="utf-8")
     (folder / "README.md").symlink_to(target)
 
-    assert is_read is (read_card(folder / "README.md") is not None)
-    assert (("mit",) if is_read else ()) == read_card_metadata(folder / "README.md")["license"]
+    assert (("mit",) if is_read else ()) == read_card_metadata(find_card(folder))["license"]
     assert is_read is (caplog.text == "")
