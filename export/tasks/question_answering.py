@@ -11,6 +11,7 @@ from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import question_answering
 from bertserve.service.tasks.batch import ModelConfig
+from bertserve.service.text.windows import default_stride
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +63,7 @@ class _QuestionAnswering(ExportTask):
 
     def tokenizer_call(self, request: question_answering.AnswerRequest, spec: TokenizerSpec) -> TokenizerCall:
         length = min(request.parameters.max_seq_len or question_answering.DEFAULT_SEQ_LEN, spec.max_length)
-        stride = min(length // 2, question_answering.DEFAULT_STRIDE)
+        stride = default_stride(length)
         if spec.second_text_first:
             return TokenizerCall((request.context, request.question), "only_first", stride, length)
         return TokenizerCall((request.question, request.context), "only_second", stride, length)

@@ -35,12 +35,11 @@ from bertserve.service.tasks.decoding import BestAnswers, Floats, Row, SpanTexts
 from bertserve.service.tasks.occlusion import ReadText, WordImportance
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
-from bertserve.service.text.windows import windows
+from bertserve.service.text.windows import default_stride, windows
 from bertserve.service.text.words import Word, most_within, rebase, words_of
 
 TASK = "question-answering"
 DEFAULT_SEQ_LEN = 384
-DEFAULT_STRIDE = 128
 ANSWER_BYTES = 56 + SCORE_BYTES  # of an answer in the result, without its text
 # Spans that are scored and sorted in a microsecond.
 SPANS_PER_US = 32
@@ -169,19 +168,10 @@ def windows_of(request: AnswerRequest, tokenizer: Tokenizer) -> PassageWindows:
             max_seq_len=Sent(length),
             max_length=tokenizer.max_length,
         )
-    stride = min(length // 2, DEFAULT_STRIDE) if parameters.doc_stride is None else parameters.doc_stride
+    stride = default_stride(length) if parameters.doc_stride is None else parameters.doc_stride
     room = length - (tokenizer.max_length - tokenizer.room(pair=True)) - len(question)
-    if len(passage) > room and room <= stride:
-        raise InvalidValueError(
-            "`doc_stride` is {stride}, but a window of {max_seq_len} tokens has room for {room} tokens of the passage "
-            "after a question of {question_count}; make `doc_stride` smaller, the question shorter, or `max_seq_len` "
-            "greater.",
-            max_seq_len=Sent(length),
-            room=max(room, 0),
-            question_count=len(question),
-            stride=Sent(stride),
-        )
-    cuts = windows(len(passage), room, stride, tokenizer.truncation_side)
+    remedy = "make `max_seq_len` greater or the question shorter"
+    cuts = windows(len(passage), room, stride, tokenizer.truncation_side, field="doc_stride", remedy=remedy)
     encodings = [tokenizer.assemble(question.ids, passage.ids[cut.start : cut.stop]) for cut in cuts]
     return PassageWindows(question, passage, cuts, encodings, tokenizer.cls_index)
 

@@ -32,7 +32,15 @@ def kept_of_pair(a: int, b: int, room: int, side: Side) -> tuple[range, range]:
     return kept_tokens(a, keep_a, side), kept_tokens(b, keep_b, side)
 
 
-def windows(count: int, room: int, stride: int | None = None, side: Side = "right") -> list[range]:
+def windows(
+    count: int,
+    room: int,
+    stride: int | None = None,
+    side: Side = "right",
+    *,
+    field: str = "stride",
+    remedy: str = "shorten the first text of a pair",
+) -> list[range]:
     """Cuts `count` tokens into windows of at most `room`, neighbors overlapping by `stride` tokens, in the order of the text.
 
     There is always at least one window, which may be empty. The first window starts with the first token, and the last one ends with the
@@ -40,21 +48,29 @@ def windows(count: int, room: int, stride: int | None = None, side: Side = "righ
 
     Args:
         count: Tokens of the text.
-        room: Tokens of a full window.
+        room: Tokens of a full window; not positive if another text fills it.
         stride: Tokens that a window shares with the one before; None for the default.
         side: The end at which a text is cut; the windows start at the other end.
+        field: Name of the field with the stride, for the error.
+        remedy: How the caller makes room if another text fills the windows.
 
     Raises:
-        InvalidValueError: The text needs too many windows, or windows are too small for `stride`.
+        InvalidValueError: The text needs too many windows, or windows have no room or are too small for `stride`.
     """
     if count <= room:
         return [range(count)]
-    stride = default_stride(max(room, 0)) if stride is None else stride
+    if room <= 0:
+        raise InvalidValueError(
+            "the first text leaves no room for the second text, which has {count} tokens; {remedy}.", count=count, remedy=remedy
+        )
+    stride = default_stride(room) if stride is None else stride
     if room <= stride:
         raise InvalidValueError(
-            "`stride` is {stride}, which is too large for windows of {room} tokens; make it smaller, or shorten the first text of a pair.",
-            room=max(room, 0),
+            "`{field}` is {stride}, which is too large for windows of {room} tokens; make `{field}` smaller, or {remedy}.",
+            field=field,
             stride=Sent(stride),
+            room=room,
+            remedy=remedy,
         )
     starts = range(0, max(count - stride, 1), room - stride)
     if len(starts) > MAX_WINDOWS:

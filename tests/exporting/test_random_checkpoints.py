@@ -198,7 +198,7 @@ def _requests(case: Case, user: User, manifest: Manifest, text: str, other: str)
         room = case.limit - user.tokenizer.num_special_tokens_to_add()
         return [(token_classification.NerRequest(text), user.windows(text, stride=default_stride(room), return_overflowing_tokens=True))]
     length = min(question_answering.DEFAULT_SEQ_LEN, case.limit)
-    stride = min(length // 2, question_answering.DEFAULT_STRIDE)
+    stride = default_stride(length)
     options = {"max_length": length, "stride": stride, "return_overflowing_tokens": True}
     # the order of transformers' scripts and pipeline for question answering
     if user.tokenizer.padding_side == "left":

@@ -298,12 +298,18 @@ def test_scores_are_finite_for_every_logit(logits: list[float], activation: str)
 @pytest.mark.parametrize(
     ("request_", "numbers"),
     [
-        (classify.ClassifyRequest("good " * 40, parameters=classify.ClassifyParameters(window="mean", stride=30)), " 30, .* 30 tokens;"),
+        (
+            classify.ClassifyRequest("good " * 40, parameters=classify.ClassifyParameters(window="mean", stride=30)),
+            "`stride` is 30, .* 30 tokens;",
+        ),
         (
             classify.ClassifyRequest("film " * 25, "bad " * 30, classify.ClassifyParameters(window="mean", stride=4)),
-            " 4, .* 4 tokens;",
+            "`stride` is 4, .* 4 tokens;",
         ),
-        (classify.ClassifyRequest("film " * 40, "bad", classify.ClassifyParameters(window="mean", stride=0)), " 0, .* 0 tokens;"),
+        (
+            classify.ClassifyRequest("film " * 40, "bad " * 2, classify.ClassifyParameters(window="mean")),
+            "no room .* 2 tokens; shorten the f",
+        ),
     ],
 )
 def test_windows_without_tokens_of_the_text_are_an_error(tokenizer: Tokenizer, request_: classify.ClassifyRequest, numbers: str) -> None:
