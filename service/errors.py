@@ -121,11 +121,11 @@ class BertServeError(Exception):
             return self.template
         return self.template.format(**{name: f"{{{name}}}" if isinstance(value, Sent) else value for name, value in self.values.items()})
 
-    def name_input(self, *, many: bool, subject: str = "inputs") -> None:
+    def name_input(self, *, many: bool, input_name: str = "inputs") -> None:
         """Puts the wrong input before the message: `inputs[i]` for a list, otherwise `inputs` or the name of the field that replaces it."""
         if self.input_index is not None:
-            place = f"{subject}[{self.input_index}]: " if many else f"{subject}: "
-            self.message, self.template = place + self.message, place + self.template
+            prefix = f"{input_name}[{self.input_index}]: " if many else f"{input_name}: "
+            self.message, self.template = prefix + self.message, prefix + self.template
             self.input_index = None
 
 

@@ -44,7 +44,7 @@ class Call:
             requests = self.body.requests(self.model.bundle.manifest)
             return await self.model.predict(requests, timeout_s=timeout_s, task=self.task, **options)
         except BertServeError as error:
-            error.name_input(many=self.body.is_list, subject=self.body.subject)
+            error.name_input(many=self.body.is_list, input_name=self.body.input_name)
             raise
 
     def headers(self, prediction: Prediction, size: int, tail_size: int) -> list[tuple[bytes, bytes]]:
@@ -64,7 +64,7 @@ class Call:
             headers.append((HEADER_LENGTH, b"%d" % size))
         if prediction.truncated:
             headers.append((b"x-truncated", b"%d" % len(prediction.truncated)))
-            count = f"{len(prediction.truncated)} of {len(prediction.results)} {self.body.subject} " if self.body.is_list else ""
+            count = f"{len(prediction.truncated)} of {len(prediction.results)} {self.body.input_name} " if self.body.is_list else ""
             warnings.append(
                 f"truncation; {count}cut to the model's {self.model.bundle.manifest.tokenizer.max_length} tokens: "
                 f"{_named(prediction.truncated, self.body)}"
@@ -88,8 +88,8 @@ def _warnings(prediction: Prediction, body: TaskBody) -> Iterator[str]:
 def _named(indices: Sequence[int], body: TaskBody) -> str:
     """Returns inputs by the names that the caller knows: `inputs` for a single one, `inputs[i]` for items of a list."""
     if not body.is_list:
-        return body.subject
-    return ", ".join(f"{body.subject}[{index}]" for index in indices[:10]) + (", ..." if len(indices) > 10 else "")
+        return body.input_name
+    return ", ".join(f"{body.input_name}[{index}]" for index in indices[:10]) + (", ..." if len(indices) > 10 else "")
 
 
 def _windows(read_spans: Sequence[ReadSpan]) -> str:

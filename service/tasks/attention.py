@@ -165,9 +165,8 @@ class AttentionBody(TaskBody):
     inputs: TextsOrPairs
     parameters: AttentionParameters | None = None
 
-    def requests(self, config: ModelConfig | None = None) -> list[Any]:
+    def requests(self, config: ModelConfig) -> list[Any]:
         """Returns one request per text or pair."""
-        assert config is not None, "the manifest has the layers"
         layers = choose(self.parameters or AttentionParameters(), config.attention_heads)
         return [
             AttentionRequest(item, None, layers) if isinstance(item, str) else AttentionRequest(item.text, item.text_pair, layers)

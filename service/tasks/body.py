@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
@@ -68,12 +68,12 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(strict=True)
 
     # Names of the fields, in a set that is created once, because it is needed for each item of a list.
-    names: ClassVar[frozenset[str]] = frozenset()
+    field_names: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         """Stores the names of the fields."""
-        cls.names = frozenset(cls.model_fields)
+        cls.field_names = frozenset(cls.model_fields)
 
 
 class Closed(StrictModel):
@@ -85,8 +85,8 @@ class Closed(StrictModel):
     @classmethod
     def _no_unknown_name(cls, value: Any) -> Any:
         """Stops at the first unknown name: `extra="forbid"` creates an error for each name, which takes seconds for a million names."""
-        if type(value) is dict and not value.keys() <= cls.names:  # JSON creates no subclasses, and this runs for each item of a list
-            unknown = next(name for name in value if name not in cls.names)
+        if type(value) is dict and not value.keys() <= cls.field_names:  # JSON creates no subclasses, and this runs for each item of a list
+            unknown = next(name for name in value if name not in cls.field_names)
             raise PydanticCustomError("unknown_name", "unknown", {"name": unknown, "known": list(cls.model_fields)})
         return value
 
@@ -97,8 +97,11 @@ class TaskParameters(Closed):
     model_config = ConfigDict(frozen=True)
 
 
+P = TypeVar("P", bound=TaskParameters)
+
+
 @functools.cache
-def defaults(kind: type[TaskParameters]) -> TaskParameters:
+def defaults(kind: type[P]) -> P:
     """Returns parameters of a class with all defaults; they are frozen, so all requests share them."""
     return kind()
 
@@ -107,14 +110,14 @@ class TaskBody(StrictModel):
     """Base of all request bodies; most tasks' bodies have `inputs` and `parameters`."""
 
     # Whether a key with the value null is ignored, whatever its name.
-    null_is_nothing: ClassVar[bool] = False
+    ignores_null_fields: ClassVar[bool] = False
     # Class of the `parameters`.
     parameters_type: ClassVar[type[TaskParameters]] = TaskParameters
     # Whether a single input gets the same answer as a list of one, as clients of this path expect.
     always_list: ClassVar[bool] = False
     # The text in the error about too many inputs, and the field that errors about an input name.
-    counted: ClassVar[str] = "`inputs` has {} items"
-    subject: ClassVar[str] = "inputs"
+    count_message: ClassVar[str] = "`inputs` has {} items"
+    input_name: ClassVar[str] = "inputs"
 
     model: Annotated[str | None, Field(description="Name of the model, if several can do the task.")] = None
     # only for type checkers, because one body has a query and texts instead
@@ -159,13 +162,8 @@ class TaskBody(StrictModel):
         """Returns the texts of one input that count for the limit of characters."""
         return [item] if isinstance(item, str) else [value for _, value in item if isinstance(value, str)]
 
-    def requests(self, config: ModelConfig | None = None) -> list[Any]:
-        """Returns one task request per input; only embeddings need the model's defaults, in `config`."""
-        parameters = defaults(self.parameters_type) if self.parameters is None else self.parameters
-        return [self.request(item, parameters) for item in self.items]
-
-    def request(self, item: Any, parameters: Any) -> Any:
-        """Returns the task request of one input."""
+    def requests(self, config: ModelConfig) -> list[Any]:
+        """Returns one task request per input; `config` has the model's own settings."""
         raise NotImplementedError
 
     def answer(self, results: list[Any]) -> Any:
@@ -176,12 +174,12 @@ class TaskBody(StrictModel):
 class ForeignBody(TaskBody):
     """Base of the bodies in other services' formats, which have no `parameters`. Some clients send null for unset fields."""
 
-    null_is_nothing: ClassVar[bool] = True
+    ignores_null_fields: ClassVar[bool] = True
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         """Stores the names of the fields."""
-        cls.names = frozenset(cls.model_fields) - {"parameters"}
+        cls.field_names = frozenset(cls.model_fields) - {"parameters"}
 
 
 @dataclass(frozen=True, slots=True)

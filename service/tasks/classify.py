@@ -18,7 +18,20 @@ from bertserve.service.bundle.manifest import Manifest, Side
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import occlusion
 from bertserve.service.tasks.batch import EMPTY, Batch, ModelConfig, ReadSpan, TaskGenerator, TaskModel, spans_read, too_long
-from bertserve.service.tasks.body import LIST, PAIR, STOP, TEXT, Closed, Stride, TaskBody, TaskParameters, body_config, lower, one_of
+from bertserve.service.tasks.body import (
+    LIST,
+    PAIR,
+    STOP,
+    TEXT,
+    Closed,
+    Stride,
+    TaskBody,
+    TaskParameters,
+    body_config,
+    defaults,
+    lower,
+    one_of,
+)
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost, longest_label
 from bertserve.service.tasks.decoding import Floats, Row, activate, best_first
 from bertserve.service.tasks.occlusion import ReadText, WordImportance
@@ -201,17 +214,21 @@ class ClassifyBody(TaskBody):
     inputs: TextsOrPairs
     parameters: ClassifyParameters | None = None
 
-    def request(self, item: Any, parameters: ClassifyParameters) -> ClassifyRequest:
-        """Returns the request of a text or a pair.
+    def requests(self, config: ModelConfig) -> list[Any]:
+        """Returns one request per text or pair.
 
         Raises:
             InvalidValueError: `offset_unit` is set without `explain`, or `stride` without `window`.
         """
+        parameters = self.parameters or defaults(ClassifyParameters)
         if parameters.stride is not None and parameters.window is None:
             raise InvalidValueError("`stride` needs `window`; set `window` to `mean` or `max`, or remove `stride`.")
         if parameters.offset_unit is not None and not parameters.explain:
             raise InvalidValueError("`offset_unit` needs `explain`; set `explain` to true, or remove `offset_unit`.")
-        return ClassifyRequest(item, None, parameters) if isinstance(item, str) else ClassifyRequest(item.text, item.text_pair, parameters)
+        return [
+            ClassifyRequest(item, None, parameters) if isinstance(item, str) else ClassifyRequest(item.text, item.text_pair, parameters)
+            for item in self.items
+        ]
 
 
 def _has_one_label(parameters: Mapping[str, Any], config: ModelConfig) -> bool:

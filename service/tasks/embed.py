@@ -302,9 +302,9 @@ class EmbedBody(EmbedOptions, TaskBody):
     inputs: TextOrTexts
     parameters: EmbedParameters | None = None
 
-    def requests(self, config: ModelConfig | None = None) -> list[Any]:
+    def requests(self, config: ModelConfig) -> list[Any]:
         """Returns one request per text, with the bundle's defaults for unset parameters."""
-        assert config is not None and config.embedding is not None, "every manifest of an embedding model has it"
+        assert config.embedding is not None, "every manifest of an embedding model has it"
         options = self.model_dump(include=set(EmbedOptions.model_fields), exclude_none=True)
         within = {} if self.parameters is None else self.parameters.model_dump(exclude_none=True)
         for name in options.keys() & within.keys():

@@ -249,7 +249,7 @@ class FillMaskBody(TaskBody):
         """Number of tokens for each mask."""
         return 0 if self.parameters is None else self.parameters.top_k
 
-    def requests(self, config: ModelConfig | None = None) -> list[Any]:
+    def requests(self, config: ModelConfig) -> list[Any]:
         """Returns one request per text, all with the same targets."""
         parameters = self.parameters or FillMaskParameters()
         if parameters.beam is not None and not parameters.joint:

@@ -15,8 +15,8 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from bertserve.service.tasks.batch import Batch, TaskGenerator, TaskModel, encode_pairs
-from bertserve.service.tasks.body import LIST, PAIR, STOP, Closed, TaskBody, TaskParameters, body_config, one_of
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, encode_pairs
+from bertserve.service.tasks.body import LIST, PAIR, STOP, Closed, TaskBody, TaskParameters, body_config, defaults, one_of
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
 from bertserve.service.tasks.task_spec import TaskSpec
@@ -114,7 +114,7 @@ class ChooseBody(TaskBody):
         parameters={"truncation": False},
     )
     parameters_type: ClassVar[type[TaskParameters]] = ChooseParameters
-    counted: ClassVar[str] = "`inputs` has {} choices"
+    count_message: ClassVar[str] = "`inputs` has {} choices"
 
     inputs: Annotated[
         Annotated[Choices, Tag(PAIR)] | Annotated[list[Choices], STOP, Tag(LIST)],
@@ -132,10 +132,11 @@ class ChooseBody(TaskBody):
         """Returns the question, the context and the choices."""
         return (item.question_or_prompt, item.context or "", *item.choices)
 
-    def request(self, item: Any, parameters: ChooseParameters) -> ChooseRequest:
-        """Returns the request of a question."""
+    def requests(self, config: ModelConfig) -> list[Any]:
+        """Returns one request per question."""
+        parameters = self.parameters or defaults(ChooseParameters)
         # an empty context counts as missing, as in CSV files
-        return ChooseRequest(item.question_or_prompt, tuple(item.choices), item.context or None, parameters)
+        return [ChooseRequest(item.question_or_prompt, tuple(item.choices), item.context or None, parameters) for item in self.items]
 
 
 class Chosen(BaseModel):

@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, Field, Tag
 
 from bertserve.service.errors import InvalidValueError, Sent
 from bertserve.service.tasks import occlusion
-from bertserve.service.tasks.batch import Batch, TaskGenerator, TaskModel, copied, spans_read
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copied, spans_read
 from bertserve.service.tasks.body import (
     LIST,
     MAX_TOP_K,
@@ -27,6 +27,7 @@ from bertserve.service.tasks.body import (
     TaskBody,
     TaskParameters,
     body_config,
+    defaults,
     lower,
     one_of,
 )
@@ -258,18 +259,19 @@ class AnswerBody(TaskBody):
         """Number of answers."""
         return 0 if self.parameters is None else self.parameters.top_k
 
-    def request(self, item: Any, parameters: AnswerParameters) -> AnswerRequest:
-        """Returns the request of a question.
+    def requests(self, config: ModelConfig) -> list[Any]:
+        """Returns one request per question.
 
         Raises:
             InvalidValueError: `explain` is combined with summed scores.
         """
+        parameters = self.parameters or defaults(AnswerParameters)
         if parameters.explain and parameters.duplicates == "sum":
             raise InvalidValueError(
                 "`explain` cannot be combined with `duplicates` set to `sum`, which adds up the scores of several "
                 "places; remove one of them."
             )
-        return AnswerRequest(item.question, item.context, parameters)
+        return [AnswerRequest(item.question, item.context, parameters) for item in self.items]
 
 
 class Answer(BaseModel):

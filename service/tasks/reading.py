@@ -67,7 +67,7 @@ def validate_as(kind: type[B], value: Any, limits: Limits) -> B:
     """
     if not isinstance(value, dict):
         raise not_an_object(value, kind)
-    if not value.keys() <= kind.names:
+    if not value.keys() <= kind.field_names:
         check_keys(value, kind)
     try:
         body = kind.model_validate(value)
@@ -76,7 +76,7 @@ def validate_as(kind: type[B], value: Any, limits: Limits) -> B:
     if body.count > limits.max_inputs:
         raise TooLargeError(
             "{counted} and {max_inputs} are allowed; split the request; the operator can raise --max-inputs.",
-            counted=body.counted.format(body.count),
+            counted=body.count_message.format(body.count),
             max_inputs=limits.max_inputs,
         )
     if body.parameters is not None and body.top_k > limits.max_top_k:
@@ -99,7 +99,7 @@ def _too_long(text: str, body: TaskBody, index: int, limits: Limits) -> TooLarge
         max_chars=limits.max_chars,
     )
     error.input_index = index
-    error.name_input(many=body.is_list, subject=body.subject)
+    error.name_input(many=body.is_list, input_name=body.input_name)
     return error
 
 

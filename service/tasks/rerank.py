@@ -145,8 +145,8 @@ class RerankBody(RerankOptions, QueryBody):
     """Body of a rerank request in the format of Text Embeddings Inference."""
 
     model_config = body_config(query="What is a panda?", texts=["A panda is a bear.", "The bridge was built in 1886."], return_text=True)
-    counted: ClassVar[str] = "`texts` has {} items"
-    subject: ClassVar[str] = "texts"
+    count_message: ClassVar[str] = "`texts` has {} items"
+    input_name: ClassVar[str] = "texts"
 
     texts: Annotated[list[str], STOP, Field(description="The texts to rank.")]
     # no parameters exist; huggingface_hub sends an empty object
@@ -157,7 +157,7 @@ class RerankBody(RerankOptions, QueryBody):
         """The texts."""
         return self.texts
 
-    def requests(self, config: ModelConfig | None = None) -> list[Any]:
+    def requests(self, config: ModelConfig) -> list[Any]:
         """Returns the only request."""
         return [
             RerankRequest(

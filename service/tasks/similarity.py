@@ -100,7 +100,7 @@ class SimilarityBody(TaskBody):
 
     model_config = body_config(inputs={"source_sentence": "A warm film.", "sentences": ["A funny film.", "The bridge was built in 1886."]})
     parameters_type: ClassVar[type[TaskParameters]] = SimilarityParameters
-    counted: ClassVar[str] = "`sentences` has {} items"
+    count_message: ClassVar[str] = "`sentences` has {} items"
 
     inputs: Annotated[Sentences, Field(description="A sentence and the sentences to compare it with.")]
     parameters: SimilarityParameters | None = None
@@ -119,13 +119,13 @@ class SimilarityBody(TaskBody):
         """Returns all sentences."""
         return (item.source_sentence, *item.sentences)
 
-    def requests(self, config: ModelConfig | None = None) -> list[Any]:
+    def requests(self, config: ModelConfig) -> list[Any]:
         """Returns the only request, with the bundle's defaults for unset parameters.
 
         Raises:
             InvalidValueError: The model has no prompt of this name, or its own pooling returns a vector for each token.
         """
-        assert config is not None and config.embedding is not None, "every manifest of an embedding model has it"
+        assert config.embedding is not None, "every manifest of an embedding model has it"
         parameters = embed.EmbedParameters(**({} if self.parameters is None else self.parameters.model_dump(exclude_none=True)))
         like = embed.resolve(parameters, config.embedding)
         if like.parameters.pooling == "none":

@@ -15,8 +15,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field
 
-from bertserve.service.tasks.batch import Batch, TaskGenerator, TaskModel, copied, spans_read
-from bertserve.service.tasks.body import OffsetUnit, Stride, TaskBody, TaskParameters, TextOrTexts, body_config, lower
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copied, spans_read
+from bertserve.service.tasks.body import OffsetUnit, Stride, TaskBody, TaskParameters, TextOrTexts, body_config, defaults, lower
 from bertserve.service.tasks.classify import logit_widths, require_labels
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost, longest_label, text_bytes
 from bertserve.service.tasks.decoding import Floats, activate
@@ -239,9 +239,10 @@ class NerBody(TaskBody):
     inputs: TextOrTexts
     parameters: NerParameters | None = None
 
-    def request(self, item: Any, parameters: NerParameters) -> NerRequest:
-        """Returns the request of a text."""
-        return NerRequest(item, parameters)
+    def requests(self, config: ModelConfig) -> list[Any]:
+        """Returns one request per text."""
+        parameters = self.parameters or defaults(NerParameters)
+        return [NerRequest(text, parameters) for text in self.items]
 
 
 class Entity(BaseModel):

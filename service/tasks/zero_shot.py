@@ -149,7 +149,7 @@ class ZeroShotBody(TaskBody):
 
     model_config = body_config(inputs="The new phone has a better camera.", parameters={"candidate_labels": ["technology", "politics"]})
     parameters_type: ClassVar[type[TaskParameters]] = ZeroShotParameters
-    counted: ClassVar[str] = "`inputs` and `candidate_labels` make {} pairs"
+    count_message: ClassVar[str] = "`inputs` and `candidate_labels` make {} pairs"
 
     inputs: TextOrTexts
     # without `parameters`, the error names the missing field in them
@@ -160,9 +160,9 @@ class ZeroShotBody(TaskBody):
         """Number of pairs of a text and a label."""
         return len(self.items) * len(self.parameters.candidate_labels)
 
-    def request(self, item: Any, parameters: ZeroShotParameters) -> ZeroShotRequest:
-        """Returns the request of a text."""
-        return ZeroShotRequest(item, parameters)
+    def requests(self, config: ModelConfig) -> list[Any]:
+        """Returns one request per text."""
+        return [ZeroShotRequest(text, self.parameters) for text in self.items]
 
 
 def _load_body(inputs: Sequence[Any]) -> dict[str, Any]:

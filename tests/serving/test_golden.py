@@ -24,7 +24,7 @@ FLOOR = 0.98
 
 def requests_of(case: dict[str, Any]) -> list[classify.ClassifyRequest]:
     """Returns the task requests of a case, parsed from JSON as in the service."""
-    return list(embedded.read(classify.TASK, case["request"]).requests())
+    return list(embedded.read(classify.TASK, case["request"]).requests(SENTIMENT.manifest))
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])

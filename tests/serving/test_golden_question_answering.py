@@ -41,7 +41,7 @@ def pairs(case: dict[str, Any], **changes: Any) -> list[tuple[question_answering
     parameters.pop("max_question_len", None)  # of the reference, where it changes no answer of these cases
     body = embedded.read(question_answering.TASK, case["request"] | {"parameters": parameters})
     answers = case["answer"] if body.is_list else [case["answer"]]
-    return list(zip(body.requests(), case["windows"], answers, strict=True))
+    return list(zip(body.requests(QA.manifest), case["windows"], answers, strict=True))
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])

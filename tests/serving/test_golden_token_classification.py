@@ -40,11 +40,11 @@ def decoded(request: token_classification.NerRequest, windows: list[dict[str, An
 def test_stored_logits_decode_to_the_reference_entities(case: dict[str, Any]) -> None:
     """Labels, offsets and order are equal, and scores agree to 1e-6; `word` is the text between the offsets."""
     body = embedded.read(token_classification.TASK, case["request"])
-    actual = body.answer([decoded(request, windows) for request, windows in zip(body.requests(), case["windows"], strict=True)])
+    actual = body.answer([decoded(request, windows) for request, windows in zip(body.requests(NER.manifest), case["windows"], strict=True)])
     expected = case.get("corrected", case["answer"])
 
     for request, wanted, found in zip(
-        body.requests(), expected if body.is_list else [expected], actual if body.is_list else [actual], strict=True
+        body.requests(NER.manifest), expected if body.is_list else [expected], actual if body.is_list else [actual], strict=True
     ):
         keys = [key for key in ("entity", "entity_group", "index", "start", "end") if wanted and key in wanted[0]]
         assert [[item[key] for key in keys] for item in wanted] == [[item[key] for key in keys] for item in found]
@@ -57,7 +57,9 @@ def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int) -> None:
     """Entity spans of the served graph and of float32 have an F1 of at least 0.9, for texts without near ties."""
     right = found = wanted = texts = 0
     for case in CASES[::step]:
-        for request, windows in zip(embedded.read(token_classification.TASK, case["request"]).requests(), case["windows"], strict=True):
+        for request, windows in zip(
+            embedded.read(token_classification.TASK, case["request"]).requests(NER.manifest), case["windows"], strict=True
+        ):
             logits = [np.array(window["logits"], dtype=np.float32) for window in windows if window["count"]]
             best = [
                 np.sort(np.exp(x - x.max(-1, keepdims=True)) / np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True)) for x in logits

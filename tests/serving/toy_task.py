@@ -6,8 +6,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from bertserve.service.tasks.batch import Batch, TaskGenerator, TaskModel
-from bertserve.service.tasks.body import Closed, TaskBody, TaskParameters, body_config
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel
+from bertserve.service.tasks.body import Closed, TaskBody, TaskParameters, body_config, defaults
 from bertserve.service.tasks.cost import Cost
 from bertserve.service.tasks.task_spec import TaskSpec
 
@@ -54,9 +54,10 @@ class ToyBody(TaskBody):
         """Returns both texts."""
         return item.left, item.right
 
-    def request(self, item: Any, parameters: ToyParameters) -> ToyRequest:
-        """Returns the request of a pair."""
-        return ToyRequest(item.left, item.right, parameters.factor)
+    def requests(self, config: ModelConfig) -> list[Any]:
+        """Returns one request per pair."""
+        parameters = self.parameters or defaults(ToyParameters)
+        return [ToyRequest(item.left, item.right, parameters.factor) for item in self.items]
 
 
 def count(request: ToyRequest, model: TaskModel) -> TaskGenerator:

@@ -36,8 +36,8 @@ class DocumentsBody(ForeignBody, rerank.QueryBody):
     """Body of a rerank request in the format of Cohere's and Jina's APIs."""
 
     model_config = body_config(query="What is a panda?", documents=["A panda is a bear.", "The bridge was built in 1886."], top_n=1)
-    counted: ClassVar[str] = "`documents` has {} items"
-    subject: ClassVar[str] = "documents"
+    count_message: ClassVar[str] = "`documents` has {} items"
+    input_name: ClassVar[str] = "documents"
 
     documents: Annotated[list[_Document], STOP, Field(description="Texts, or objects with a `text`; other keys are only returned.")]
     top_n: Annotated[int | None, Field(ge=1, description="Number of results to return; by default all.")] = None
@@ -48,7 +48,7 @@ class DocumentsBody(ForeignBody, rerank.QueryBody):
         """The texts of the documents."""
         return tuple(document if isinstance(document, str) else document.text for document in self.documents)
 
-    def requests(self, config: ModelConfig | None = None) -> list[Any]:
+    def requests(self, config: ModelConfig) -> list[Any]:
         """Returns the only request."""
         return [rerank.RerankRequest(self.query, self.ranked)]
 

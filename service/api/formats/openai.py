@@ -33,8 +33,8 @@ class EmbeddingsBody(ForeignBody):
     """Body of an embedding request in the format of OpenAI's API."""
 
     model_config = body_config(input=["A warm, funny film.", "The bridge was built in 1886."], encoding_format="float")
-    counted: ClassVar[str] = "`input` has {} items"
-    subject: ClassVar[str] = "input"
+    count_message: ClassVar[str] = "`input` has {} items"
+    input_name: ClassVar[str] = "input"
 
     input: Annotated[TextOrTexts, BeforeValidator(_no_token_ids)]
     encoding_format: Annotated[
@@ -49,13 +49,13 @@ class EmbeddingsBody(ForeignBody):
         """The texts."""
         return self.input
 
-    def requests(self, config: ModelConfig | None = None) -> list[Any]:
+    def requests(self, config: ModelConfig) -> list[Any]:
         """Returns one request per text.
 
         Raises:
             InvalidValueError: The model has fewer dimensions, or returns a vector per token.
         """
-        assert config is not None and config.embedding is not None, "every manifest of an embedding model has it"
+        assert config.embedding is not None, "every manifest of an embedding model has it"
         # clients expect unit vectors, as from OpenAI and Text Embeddings Inference, and this format has no field for it
         parameters = embed.EmbedParameters(dimensions=self.dimensions, encoding_format=self.encoding_format, normalize=True)
         like = embed.resolve(parameters, config.embedding)

@@ -83,7 +83,7 @@ class SequencesBody(ForeignBody):
         """Returns the one or two texts of an item."""
         return item  # type: ignore[no-any-return]
 
-    def requests(self, config: ModelConfig | None = None) -> list[Any]:
+    def requests(self, config: ModelConfig) -> list[Any]:
         """Returns one request per text or pair."""
         parameters = ClassifyParameters(function_to_apply="none" if self.raw_scores else None, truncation=self.truncate is not False)
         side = self.truncation_direction
@@ -101,7 +101,7 @@ class EmbedAllBody(ForeignBody):
     truncate: Truncate = None
     truncation_direction: TruncationDirection = None
 
-    def requests(self, config: ModelConfig | None = None) -> list[Any]:
+    def requests(self, config: ModelConfig) -> list[Any]:
         """Returns one request per text."""
         options = {name: getattr(self, name) for name in ("prompt_name", "truncate", "truncation_direction")}
         body = embed.EmbedBody(inputs=self.inputs, parameters=EmbedParameters(pooling="none", normalize=False, **options))
