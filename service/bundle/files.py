@@ -111,8 +111,10 @@ def read_manifest(path: Path) -> tuple[Manifest, str]:
     """Returns the manifest in a bundle's folder, and the bundle's version, which is the start of the manifest's digest.
 
     Raises:
-        BundleError: The manifest is missing or invalid, or has another bundle's name.
+        BundleError: The folder's name is not allowed; or the manifest is missing or invalid, or has another bundle's name.
     """
+    if not re.fullmatch(NAME_PATTERN, path.name):
+        raise BundleError(f"`{path}` cannot be a model: names must match {NAME_PATTERN}; rename or move the folder.")
     try:
         raw = (path / MANIFEST_FILE).read_bytes()
         manifest = Manifest.model_validate_json(raw)
@@ -149,17 +151,27 @@ def find_bundles(folders: Sequence[Path]) -> list[Path]:
             raise BundleError(f"the models folder `{folder}` cannot be read ({error.strerror}); make it readable for this user.") from error
         for entry in entries:
             if entry.name in bundles:
-                raise BundleError(
-                    f"`{bundles[entry.name]}` and `{entry}` are both called `{entry.name}`; remove one, or export it with another --name."
-                )
+                raise _twins(bundles[entry.name], entry)
             bundles[entry.name] = entry
     return [bundles[name] for name in sorted(bundles)]
 
 
-def find_bundle(folders: Sequence[Path], name: str) -> Path:
-    """Returns the folder of one bundle: the first one with a manifest, otherwise where it should be. Errors of other bundles do not matter."""
-    paths = [path for folder in folders for path in (Path(os.path.abspath(folder)), folder / name) if path.name == name]
-    return max(paths, key=lambda path: (os.path.isfile(path / MANIFEST_FILE), os.path.isdir(path)))
+def find_bundle(folders: Sequence[Path], name: str) -> Path | None:
+    """Returns the bundle folder of that name, as `find_bundles` does, or None. Errors of other folders do not matter.
+
+    Raises:
+        BundleError: Two bundles have the name.
+    """
+    # a models folder may be a bundle itself
+    paths = [Path(os.path.abspath(folder)) if os.path.isfile(folder / MANIFEST_FILE) else folder / name for folder in folders]
+    found = [path for path in paths if path.name == name and not name.startswith(".") and os.path.isdir(path)]
+    if len(found) > 1:
+        raise _twins(*found[:2])
+    return found[0] if found else None
+
+
+def _twins(first: Path, second: Path) -> BundleError:
+    return BundleError(f"`{first}` and `{second}` are both called `{first.name}`; remove one, or export it with another --name.")
 
 
 def _bundles_in(folder: Path) -> list[Path]:
@@ -174,9 +186,6 @@ def _bundles_in(folder: Path) -> list[Path]:
     folders = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if not folders:
         raise BundleError(f"the models folder `{folder}` has no bundle; create one with `bert-export SOURCE --output {folder}`.")
-    for entry in folders:
-        if not re.fullmatch(NAME_PATTERN, entry.name):
-            raise BundleError(f"`{entry}` cannot be a model: names must match {NAME_PATTERN}; rename or move the folder.")
     return folders
 
 

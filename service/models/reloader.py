@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TypeVar
 
 from bertserve.service.bundle import files
 from bertserve.service.errors import (
@@ -26,7 +27,8 @@ from bertserve.service.models.registry import Registry
 
 logger = logging.getLogger("bertserve.loading")
 
-Load = Callable[[Path, Model | None], Model]  # `load_model`, for a bundle's folder and the model that is served
+T = TypeVar("T")
+LoadModel = Callable[[Path, Model | None], Model]  # `load_model`, for a bundle's folder and the model that is served
 
 
 class Reloader:
@@ -36,7 +38,7 @@ class Reloader:
     If a model cannot be loaded, the old one stays. The end of the service does not wait for a load.
     """
 
-    def __init__(self, folders: Sequence[Path], load: Load, *, registry: Registry, metrics: Metrics, workers: int = 1) -> None:
+    def __init__(self, folders: Sequence[Path], load: LoadModel, *, registry: Registry, metrics: Metrics, workers: int = 1) -> None:
         """Creates it for the models folders. If there are several workers, only SIGHUP changes models: a request reaches only one of them.
 
         `load` is called in a thread. The registry also gets the errors of models that could not be loaded.
@@ -61,7 +63,7 @@ class Reloader:
         self._check_single()
         async with self._lock:
             try:
-                path = (await self._bundles()).get(name)
+                path = await self._in_thread(files.find_bundle, self._folders, name)
                 if path is None:
                     self._clear_error(name)
                     raise NotFoundError("no models folder has a bundle `{name}`; put it there first.", name=Sent(name))
@@ -100,7 +102,7 @@ class Reloader:
         async with self._lock:
             self._refresh_waits = False
             try:
-                bundles = await self._bundles()
+                bundles = {path.name: path for path in await self._in_thread(files.find_bundles, self._folders)}
             except StartError as error:
                 logger.error("cannot reload the models: %s", error.message)
                 return
@@ -115,15 +117,14 @@ class Reloader:
                 if name in self._registry.models:
                     self._remove(self._registry.models[name])
 
-    async def _bundles(self) -> dict[str, Path]:
-        paths = await asyncio.get_running_loop().run_in_executor(self._thread, files.find_bundles, self._folders)
-        return {path.name: path for path in paths}
+    async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     async def _replace(self, path: Path, *, only_changed: bool = False) -> Model:
         name = path.name
         old = self._registry.models.get(name)
         try:
-            model = await asyncio.get_running_loop().run_in_executor(self._thread, self._load, path, old if only_changed else None)
+            model = await self._in_thread(self._load, path, old if only_changed else None)
         except Exception as error:  # such as MemoryError: a refresh must continue with the other bundles
             if isinstance(error, BertServeError):
                 message = error.message
