@@ -312,6 +312,8 @@ def test_instances_give_predictions(api: Send) -> None:
         ({"inputs": ["good"]}, "`instances`"),
         ({"instances": ["good"], "parameter": {}}, "did you mean `parameters`?"),
         ({"instances": [5]}, "is wrong"),
+        ({"instances": ["good"], "parameters": False}, "`parameters`"),
+        ({"instances": ["good"], "parameters": ""}, "`parameters`"),
     ],
 )
 def test_invalid_instances_are_refused(api: Send, body: Any, said: str) -> None:

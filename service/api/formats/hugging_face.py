@@ -112,5 +112,6 @@ def read_predict(raw: bytes, request: Request) -> Call:
     check_names(value, list(PredictBody.model_fields), "the body")
     task = requested_task(model.task, value)
     request.state.registry.for_task(task, model.name)
-    body = validate_as(TASKS[task].body, {"inputs": value["instances"], "parameters": value.get("parameters") or {}}, request.state.limits)
-    return Call(task, model, body, lambda answered: {"predictions": answered.results})
+    parameters = {} if value.get("parameters") is None else value["parameters"]
+    body = validate_as(TASKS[task].body, {"inputs": value["instances"], "parameters": parameters}, request.state.limits)
+    return Call(task, model, body, lambda prediction: {"predictions": prediction.results})
