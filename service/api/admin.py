@@ -127,7 +127,7 @@ def _add_changes(routes: APIRouter, state: AppState) -> None:
 async def _audited(state: AppState, scope: Scope, name: str, change: Awaitable[T]) -> T:
     """Makes a change of a model, and logs who made it and its outcome."""
     action, outcome = scope["route"].path.rpartition("/")[2], "done"
-    is_known = name in state.registry.models
+    is_known = _is_known(state, name)
     try:
         return await change
     except Exception as error:
@@ -135,11 +135,15 @@ async def _audited(state: AppState, scope: Scope, name: str, change: Awaitable[T
         raise
     finally:
         # the name of no model is only the caller's text
-        model = name if is_known or name in state.registry.models or name in state.registry.broken else UNKNOWN
+        model = name if is_known or _is_known(state, name) else UNKNOWN
         request = scope[REQUEST]
         request.model = model
         fields = {**request.log_fields(), "key": request.key, "action": action, "outcome": outcome}
         audit_log.info("%s of the model %s by the key %s: %s", action, model, request.key, outcome, extra=fields)
+
+
+def _is_known(state: AppState, name: str) -> bool:
+    return name in state.registry.models or name in state.registry.broken
 
 
 def _add_operations(probes: APIRouter, models: APIRouter, scrapes: APIRouter, state: AppState) -> None:

@@ -80,12 +80,13 @@ class Reloader:
 
         Raises:
             ConflictError: The service has several workers.
-            NotFoundError: No such model is loaded.
+            NotFoundError: There is no such model and no such error.
         """
         self._check_single()
         async with self._lock:
+            if name in self._registry.models or name not in self._registry.broken:
+                self._remove(self._registry.get(name))
             self._clear_error(name)
-            self._remove(self._registry.get(name))
 
     def _check_single(self) -> None:
         if self._workers > 1:

@@ -152,9 +152,11 @@ def test_the_old_model_keeps_serving_if_its_new_bundle_is_broken(models: Path, t
     administered(state, tmp_path, check)
 
 
-@pytest.mark.parametrize("action", ["load", "unload"])
-def test_a_broken_bundle_is_forgotten_when_it_is_gone_or_unloaded(models: Path, tmp_path: Path, action: str) -> None:
-    """The answer is 404, because no version was served."""
+@pytest.mark.parametrize(("action", "status"), [("load", 404), ("unload", 200)])
+def test_a_broken_bundle_is_forgotten_when_it_is_gone_or_unloaded(
+    models: Path, tmp_path: Path, action: str, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "bertserve.audit")
     state = build(Settings(models=models))
 
     async def check(client: httpx.AsyncClient) -> None:
@@ -163,11 +165,13 @@ def test_a_broken_bundle_is_forgotten_when_it_is_gone_or_unloaded(models: Path, 
         assert ["other"] == list(state.registry.broken)
         if action == "load":
             shutil.rmtree(models / "other")
-        rejected(await client.post(f"/models/other/{action}", headers=ADMIN), 404, "not_found")
+        assert status == (await client.post(f"/models/other/{action}", headers=ADMIN)).status_code
         assert [] == list(state.registry.broken)
         assert 0 == metric((await client.get("/metrics")).text, "broken_models")
 
     administered(state, tmp_path, check)
+    [*_, audit] = [vars(record) for record in caplog.records if record.name == "bertserve.audit"]
+    assert (action, "other", "done" if status == 200 else "not_found") == (audit["action"], audit["model"], audit["outcome"])
 
 
 def test_an_endpoint_follows_loads_and_unloads(models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
