@@ -80,20 +80,25 @@ UNKNOWN = "unknown"
 disable_created_metrics()  # type: ignore[no-untyped-call]  # otherwise each collector has a second, unused series
 
 
+def use_worker_files(folder: Path, index: int) -> None:
+    """Stores the values of all metrics that this process creates from now on in files, where other workers can read them.
+
+    The index of the worker is in the names of its files, and a later worker with the same index continues them.
+    """
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
+    values.ValueClass = values.MultiProcessValue(lambda: index)  # type: ignore[no-untyped-call]
+
+
 class Metrics:
     """The collectors of one process, in their own registry."""
 
-    def __init__(self, folder: Path | None = None, processes: ProcessMetrics | None = None, *, index: int = 0) -> None:
+    def __init__(self, folder: Path | None = None, processes: ProcessMetrics | None = None) -> None:
         """Creates the collectors.
 
         Args:
-            folder: The folder with the values of all workers, if there are several.
+            folder: The folder of `use_worker_files`, if there are several workers.
             processes: The process metrics of all workers; by default of this process only.
-            index: Index of this worker: it is in the names of its files, and a later worker with the same index continues them.
         """
-        if folder is not None:
-            os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
-            values.ValueClass = values.MultiProcessValue(lambda: index)  # type: ignore[no-untyped-call]  # values are stored in files
         self._registry = CollectorRegistry()
         self._folder = folder
         self.processes = processes or ProcessMetrics()
@@ -126,7 +131,7 @@ class Metrics:
         self.requests = self._counter("requests_total", "Requests to models, by HTTP status.", ("task", "model", "status"))
         self.request_seconds = self._histogram("request_seconds", "Seconds from a request's headers to its answer.")
         self.tokenize_seconds = self._histogram("tokenize_seconds", "Seconds to tokenize a request.")
-        self.queue_seconds = self._histogram("queue_seconds", "Seconds until the last item of a request started.")
+        self.queue_seconds = self._histogram("queue_seconds", "Seconds until the first run of a request starts, without tokenizing.")
         self.inference_seconds = self._histogram("inference_seconds", "Seconds per run of the graph.")
         self.decode_seconds = self._histogram("decode_seconds", "Seconds to decode a request's outputs.")
         self.batch_rows = self._histogram("batch_rows", "Rows per run of the graph.", ROWS)
@@ -144,7 +149,7 @@ class Metrics:
     def _create_process_metrics(self) -> None:
         """Creates the metrics of the queue, the threads and the models."""
         self.queue_items = self._gauge("queue_items", "Items waiting in the queue.", "livesum")
-        self.queue_tokens = self._gauge("queue_tokens", "Tokens waiting in the queue.", "livesum")
+        self.queue_tokens = self._gauge("queue_tokens", "Tokens that open requests hold of --max-queue-tokens: waiting, running and reserved.", "livesum")
         self.threads = self._gauge("threads", "Inference threads: batches that can run at once.", "livesum")
         self.thread_busy = self._counter(
             "thread_busy_seconds_total",
@@ -190,32 +195,12 @@ class Metrics:
 
     def page(self) -> bytes:
         """Returns the metrics of all workers in Prometheus' text format."""
-        return generate_latest(self._everyones())
-
-    def totals(self) -> dict[str, dict[str, float]]:
-        """Returns the samples of each model, summed over its tasks and all workers.
-
-        Returns:
-            Model -> name of a sample without the prefix, such as `queue_seconds_sum`, -> value. Answered requests count as
-            `requests_total`, and others as `requests_failed`.
-        """
-        sums: dict[str, dict[str, float]] = {}
-        for sample in (sample for metric in self._everyones().collect() for sample in metric.samples):
-            if "model" in sample.labels and "le" not in sample.labels:
-                name = sample.name.removeprefix("bertserve_")
-                name = "requests_failed" if name == "requests_total" and sample.labels["status"] != "200" else name
-                of_model = sums.setdefault(sample.labels["model"], {})
-                of_model[name] = of_model.get(name, 0) + sample.value
-        return sums
-
-    def _everyones(self) -> CollectorRegistry:
-        """Returns the registry with the values of all workers."""
         if self._folder is None:
-            return self._registry
+            return generate_latest(self._registry)
         everyone = CollectorRegistry()
         MultiProcessCollector(everyone, str(self._folder))  # type: ignore[no-untyped-call]
         everyone.register(self.processes)
-        return everyone
+        return generate_latest(everyone)
 
 
 class ModelMetrics:

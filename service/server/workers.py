@@ -26,7 +26,7 @@ from gunicorn.workers.base import Worker
 from prometheus_client.multiprocess import mark_process_dead
 
 from bertserve.service.errors import StartError
-from bertserve.service.metrics import Metrics, ProcessMetrics
+from bertserve.service.metrics import Metrics, ProcessMetrics, use_worker_files
 from bertserve.service.settings import Settings
 
 logger = logging.getLogger("bertserve.workers")
@@ -151,7 +151,8 @@ class _Worker(Worker):  # type: ignore[misc]
         os.environ.pop("NOTIFY_SOCKET", None)
         arbiter = self.app
         arbiter.process_ids[self.index] = os.getpid()
-        metrics = Metrics(arbiter.folder, ProcessMetrics(arbiter.process_ids, arbiter.replaced), index=self.index)
+        use_worker_files(arbiter.folder, self.index)
+        metrics = Metrics(arbiter.folder, ProcessMetrics(arbiter.process_ids, arbiter.replaced))
         try:
             arbiter.work(self._report.send, index=self.index, metrics=metrics, beat=self._beat)
         except StartError as error:
