@@ -24,7 +24,7 @@ _DEFAULT_URL = "http://127.0.0.1:8000/classify"
 COMMANDS: Mapping[str, str] = {
     "closed": "closed loop: each connection sends its next request when the last one is answered",
     "open": "open loop: Poisson arrivals at a rate; latency counts from the scheduled time",
-    "sweep": "find the highest open-loop rate that meets the targets of --slo (default: p99_ms=50) in two runs",
+    "sweep": "find the highest open-loop rate that meets the objectives of --slo (default: p99_ms=50) in two runs",
     "compare": "service and raw ONNX Runtime loop in turn: the ratio of their throughputs, with its spread",
 }
 
@@ -75,11 +75,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--max-rate",
         type=_positive,
         help="start with this rate and try no higher one (default: start with 1.1 times the closed-loop throughput, and double it while "
-        "the targets hold)",
+        "the objectives are met)",
     )
     command = commands["compare"]
     command.add_argument("--bundle", type=Path, required=True, metavar="DIR", help="bundle that the target serves, for the raw loop")
-    command.add_argument("--bare-graph", type=Path, metavar="FILE", help="ONNX file for the raw loop instead of the bundle's graph")
+    command.add_argument("--raw-graph", type=Path, metavar="FILE", help="ONNX file for the raw loop instead of the bundle's graph")
     command.add_argument("--threads", type=_count, help="concurrent raw loops (default: the service's inference threads)")
     command.add_argument("--rounds", type=_count, default=3, help="rounds of both measurements (default: 3)")
     return parser
@@ -109,7 +109,7 @@ def _add_load(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="METRIC=NUMBER",
-        help="target; exit code 1 if it is missed. Repeat, or separate with commas. error_rate=0.01 is added unless you give another: "
+        help="objective; exit code 1 if it is missed. Repeat, or separate with commas. error_rate=0.01 is added unless you give another: "
         f"{', '.join(objectives.METRICS)}",
     )
     command.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON; `-` prints it instead of the summary")
@@ -139,11 +139,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measure(args: argparse.Namespace, stop: threading.Event) -> int:
     """Runs a command that measures; after an error it reports the measurements so far."""
-    goals = objectives.parse(args.slo or (["p99_ms=50"] if args.command == "sweep" else []))
+    parsed_objectives = objectives.parse(args.slo or (["p99_ms=50"] if args.command == "sweep" else []))
     if args.html:
         page.require_matplotlib()  # before the load
     settings = vars(args) | {"header": [name for name, _ in args.header]}  # a value may be a key
-    report = BenchReport(args.command, settings, goals)
+    report = BenchReport(args.command, settings, parsed_objectives)
     # importing tokenizers, pydantic and onnxruntime takes a second, and --help and wrong flags do not need them
     from bertserve.bench import commands
 

@@ -1,4 +1,4 @@
-"""The commands that measure: loads and engine loops, and metrics computed from several of them.
+"""The commands that measure: loads and raw loops, and metrics computed from several of them.
 
 Values that are compared are measured in turn in one process, so that a slow machine affects all of them. After Ctrl-C, a
 command ends after its current measurement, with the metrics so far.
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from bertserve.bench import BenchError
-from bertserve.bench.engine import OnnxLoop
 from bertserve.bench.generator import Durations, poisson_arrivals, run_load
 from bertserve.bench.measurement import Run, summarize, worst_metrics
 from bertserve.bench.objectives import METRICS, Objective
+from bertserve.bench.raw_loop import RawLoop
 from bertserve.bench.report import BenchReport
 from bertserve.bench.target import Target, fetch_info, probe_target
 from bertserve.service.errors import plural
@@ -96,27 +96,27 @@ def compare(args: argparse.Namespace, test: LoadTest) -> None:
     """
     if test.report.model is None:
         _log(f"warning: {test.target.address.url} does not say what it serves, so --bundle may be another model")
-    engine = OnnxLoop(args.bundle, args.bare_graph, served=test.report.model)
+    raw_loop = RawLoop(args.bundle, args.raw_graph, served=test.report.model)
     threads = args.threads or (test.report.service or {}).get("limits", {}).get("threads", _THREADS)
-    test.report.engine = engine.description | {"threads": threads}
-    runs = engine.encode(test.target.bodies)
-    served, bare = [], []
+    test.report.raw_loop = raw_loop.description | {"threads": threads}
+    runs = raw_loop.encode(test.target.bodies)
+    served, raw = [], []
     for i in range(1, args.rounds + 1):
         run = test.run_closed_loop(args.connections, f"round {i}")
         if not test.stop.is_set():
-            _log(f"round {i}, engine, {plural(threads, 'thread')}, {args.seconds:g} s")
-            texts_per_s = engine.run_loop(runs, threads=threads, seconds=args.seconds, stop=test.stop)
+            _log(f"round {i}, raw loop, {plural(threads, 'thread')}, {args.seconds:g} s")
+            texts_per_s = raw_loop.run_loop(runs, threads=threads, seconds=args.seconds, stop=test.stop)
         if test.stop.is_set():
             break
         served.append(run.texts_per_s)
-        bare.append(texts_per_s)
-        _log(f"  {served[-1]:.1f} and {bare[-1]:.1f} texts/s, ratio {served[-1] / bare[-1]:.3f}")
+        raw.append(texts_per_s)
+        _log(f"  {served[-1]:.1f} and {raw[-1]:.1f} texts/s, ratio {served[-1] / raw[-1]:.3f}")
     if served:
-        ratios = [mine / its for mine, its in zip(served, bare, strict=True)]
+        ratios = [mine / its for mine, its in zip(served, raw, strict=True)]
         test.report.metrics = worst_metrics(test.report.runs)
-        test.report.figures |= {
+        test.report.results |= {
             "served_texts_per_s": statistics.median(served),
-            "engine_texts_per_s": statistics.median(bare),
+            "raw_texts_per_s": statistics.median(raw),
             "ratio": statistics.median(ratios),
             "ratio_lowest": min(ratios),
             "ratio_highest": max(ratios),
@@ -137,7 +137,7 @@ def sweep(test: LoadTest, *, connections: int, steps: int, max_rate: float | Non
     rate = max_rate or (test.run_closed_loop(connections).metrics()["rps"] or 0.0) * _HEADROOM
     if not rate:
         raise BenchError("no request of the closed loop was answered, so there is no rate to start with; check the service.")
-    report.figures |= {"max_rate": None, "lowest_rate_not_held": None}
+    report.results |= {"max_rate": None, "lowest_rate_not_held": None}
     low, high = 0.0, None  # the highest rate that held, and the lowest that did not
     for _ in range(steps):
         holds = _holds(test, limits, rate)
@@ -146,7 +146,7 @@ def sweep(test: LoadTest, *, connections: int, steps: int, max_rate: float | Non
         if holds:
             low = rate
         else:
-            report.figures["lowest_rate_not_held"] = high = rate
+            report.results["lowest_rate_not_held"] = high = rate
         if low == max_rate:
             break
         rate = low * _GROWTH if high is None else (low + high) / 2
@@ -168,5 +168,5 @@ def _holds(test: LoadTest, limits: Sequence[Objective], rate: float) -> bool:
             return False
         runs.append(run)
     report.metrics = worst_metrics(runs)
-    report.figures["max_rate"] = rate
+    report.results["max_rate"] = rate
     return True

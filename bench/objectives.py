@@ -49,7 +49,7 @@ def parse(texts: Sequence[str]) -> list[Objective]:
         except ValueError:
             bound = math.nan
         if metric not in METRICS or not equals or not math.isfinite(bound) or bound < 0:
-            raise BenchError(f"`{part}` is not a target; give METRIC=NUMBER, where METRIC is one of {', '.join(METRICS)}.")
+            raise BenchError(f"`{part}` is not an objective; give METRIC=NUMBER, where METRIC is one of {', '.join(METRICS)}.")
         objectives[metric] = Objective(metric, bound)
     objectives.setdefault("error_rate", Objective("error_rate", _DEFAULT_ERROR_RATE))
     return list(objectives.values())

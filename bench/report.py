@@ -28,8 +28,8 @@ class BenchReport:
     Attributes:
         settings: The flags of the command, without keys.
         service: `/info` of the service, if available; `model` is the endpoint's information about its model, likewise.
-        engine: Bundle and graph of the raw loop, if there is one.
-        figures: Results of the command as a whole, such as `ratio`.
+        raw_loop: Bundle and graph of the raw loop, if there is one.
+        results: Results of the command as a whole, such as `ratio`.
         metrics: Metrics of the loads that the objectives are checked against.
     """
 
@@ -38,9 +38,9 @@ class BenchReport:
     objectives: Sequence[Objective] = ()
     service: Mapping[str, Any] | None = None
     model: Mapping[str, Any] | None = None
-    engine: Mapping[str, Any] | None = None
+    raw_loop: Mapping[str, Any] | None = None
     runs: list[Run] = field(default_factory=list)
-    figures: dict[str, float | None] = field(default_factory=dict)
+    results: dict[str, float | None] = field(default_factory=dict)
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     interrupted: bool = False
     started: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))
@@ -48,7 +48,7 @@ class BenchReport:
     @property
     def has_results(self) -> bool:
         """Whether a request had status 200, and a sweep found a rate."""
-        return any(run.latency for run in self.runs) and (self.command != "sweep" or self.figures.get("max_rate") is not None)
+        return any(run.latency for run in self.runs) and (self.command != "sweep" or self.results.get("max_rate") is not None)
 
     @property
     def is_missed(self) -> bool:
@@ -59,12 +59,12 @@ class BenchReport:
     def result(self) -> str:
         """The result as a sentence."""
         if self.command == "compare":
-            ratio, lowest, highest = (format_number(self.figures.get(name)) for name in ("ratio", "ratio_lowest", "ratio_highest"))
-            return f"the service has {ratio} times the throughput of the engine, {lowest} to {highest} in the rounds"
+            ratio, lowest, highest = (format_number(self.results.get(name)) for name in ("ratio", "ratio_lowest", "ratio_highest"))
+            return f"the service has {ratio} times the throughput of the raw loop, {lowest} to {highest} in the rounds"
         if self.command != "sweep":
             return "misses an objective" if self.is_missed else "meets all objectives"
         limits = " and ".join(str(objective) for objective in self.objectives if METRICS[objective.metric])
-        rate, above = self.figures.get("max_rate"), self.figures.get("lowest_rate_not_held")
+        rate, above = self.results.get("max_rate"), self.results.get("lowest_rate_not_held")
         if rate is None:
             return f"does not hold {limits} at any rate that was tried" if above else "no rate was measured"
         limit = "; higher rates may hold too" if above is None else f", but not at {above:.4g}"
@@ -84,7 +84,7 @@ class BenchReport:
         return value
 
     def _measured(self, objective: Objective) -> float | None:
-        return {**self.metrics, **self.figures}.get(objective.metric)
+        return {**self.metrics, **self.results}.get(objective.metric)
 
 
 def summary_lines(report: BenchReport) -> Iterator[str]:
@@ -94,11 +94,11 @@ def summary_lines(report: BenchReport) -> Iterator[str]:
         yield f"service: {report.service.get('name')} {report.service.get('version')}, {limits.get('threads', '?')} threads"
     if report.model:
         yield "  {endpoint}: {name} {version}, {provider}/{precision}".format(**report.model)
-    if report.engine:
-        yield "engine: {bundle} {digest}, {graph}, {threads} threads".format(**report.engine)
+    if report.raw_loop:
+        yield "raw loop: {bundle} {digest}, {graph}, {threads} threads".format(**report.raw_loop)
     for run in report.runs:
         yield from _run_lines(run)
-    for name, value in report.figures.items():
+    for name, value in report.results.items():
         yield f"{name}: {format_number(value)}"
     yield f"result: {report.result}"
     yield from report.verdicts()

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from bertserve.bench import BenchError
 from bertserve.bench.bodies import Body, build_bodies
-from bertserve.bench.engine import WARM_UP_SHARE, EngineRun, OnnxLoop
 from bertserve.bench.generator import Durations, run_load
+from bertserve.bench.raw_loop import WARM_UP_SHARE, RawLoop, RawRun
 from bertserve.bench.target import OK, build_target, parse_url
 from replica import Replica, free_ports
 
@@ -154,7 +154,7 @@ def _batch_rows(replica: Replica) -> tuple[float, float]:
 
 def _graph_s(bundle: Path, bodies: Sequence[Body], rows: float, seconds: float) -> float:
     """Returns the processor seconds per text of a bundle's graph alone, on a thread per core, in batches of `rows` texts on average."""
-    loop = OnnxLoop(bundle)
+    loop = RawLoop(bundle)
     texts = [run.feed for run in loop.encode(bodies)]
     ends = [round(i * rows) for i in range(1, int(len(texts) / rows) + 1)]
     batches = [_batch(texts[start:end]) for start, end in zip([0, *ends], ends, strict=False) if end > start]
@@ -163,13 +163,13 @@ def _graph_s(bundle: Path, bodies: Sequence[Body], rows: float, seconds: float) 
     return (time.process_time() - began) / (texts_per_s * seconds * (1 + WARM_UP_SHARE))
 
 
-def _batch(feeds: Sequence[dict[str, NDArray[Any]]]) -> EngineRun:
+def _batch(feeds: Sequence[dict[str, NDArray[Any]]]) -> RawRun:
     """Returns one run of several texts, padded to the longest one."""
     longest = max(values.shape[1] for feed in feeds for values in feed.values())
     padded = {
         name: np.concatenate([np.pad(feed[name], ((0, 0), (0, longest - feed[name].shape[1]))) for feed in feeds]) for name in feeds[0]
     }
-    return EngineRun(padded, len(feeds))
+    return RawRun(padded, len(feeds))
 
 
 def table(base: str, loads: Sequence[Load], rounds: Sequence[dict[str, list[Result]]]) -> Iterator[str]:

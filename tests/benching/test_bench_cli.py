@@ -145,7 +145,7 @@ def test_a_sweep_finds_the_highest_rate_or_exits_with_1(
     document = json.loads((tmp_path / "a.json").read_text())
 
     assert loads == [made["name"] for made in document["runs"]]
-    assert (found, above) == (document["figures"]["max_rate"], document["figures"]["lowest_rate_not_held"])
+    assert (found, above) == (document["results"]["max_rate"], document["results"]["lowest_rate_not_held"])
 
 
 def test_ctrl_c_prints_partial_results(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import tiny
-from bertserve.bench import cli, commands, engine
+from bertserve.bench import cli, commands, raw_loop
 from conftest import running
 
 # no warm-up: on a stalled machine, the first requests may be the only ones
@@ -44,7 +44,7 @@ def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 @pytest.fixture(autouse=True)
 def everything_starts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Removes the warm-up of the raw loop, and schedules the first request of an open loop at its start."""
-    monkeypatch.setattr(engine, "WARM_UP_SHARE", 0.0)
+    monkeypatch.setattr(raw_loop, "WARM_UP_SHARE", 0.0)
     monkeypatch.setattr(commands, "poisson_arrivals", lambda rate, seconds, *, seed: [i * seconds / 10 for i in range(10)])
 
 
@@ -64,15 +64,15 @@ def test_a_closed_loop_reports_the_service_and_its_model(service: Service, tmp_p
     assert made["overhead_ms"] is not None
 
 
-def test_compare_measures_service_and_engine_in_each_round(service: Service, tmp_path: Path) -> None:
+def test_compare_measures_service_and_raw_loop_in_each_round(service: Service, tmp_path: Path) -> None:
     given = ("--target", f"{service.url}/classify={service.texts}", "--connections", 2, "--texts", 32, "--rounds", 2)
     document = measure(tmp_path, "compare", *SHORT, *given, "--bundle", service.models / "classifier")
-    figures = document["figures"]
+    results = document["results"]
 
-    assert document["engine"]["digest"] == document["model"]["version"]
-    assert document["engine"]["threads"] == document["service"]["limits"]["threads"]
+    assert document["raw_loop"]["digest"] == document["model"]["version"]
+    assert document["raw_loop"]["threads"] == document["service"]["limits"]["threads"]
     assert 2 == len(document["runs"])
-    assert 0 < figures["ratio_lowest"] <= figures["ratio"] <= figures["ratio_highest"]
+    assert 0 < results["ratio_lowest"] <= results["ratio"] <= results["ratio_highest"]
 
 
 # path, bundle, texts per request, and texts that the model reads per request
@@ -95,4 +95,4 @@ def test_each_kind_of_endpoint_can_be_loaded(service: Service, tmp_path: Path, p
 
     assert f"/{path} short" == document["model"]["endpoint"]
     assert made["texts_per_s"] == pytest.approx(each * made["rps"])
-    assert document["figures"]["ratio"] > 0
+    assert document["results"]["ratio"] > 0

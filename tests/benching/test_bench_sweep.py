@@ -76,7 +76,7 @@ def test_the_search_goes_up_or_down_from_the_closed_loop(
 
     assert [f"{rate}/s" for rate in rates] == [name for name in service.names if "confirmation" not in name]
     assert [f"{rate}/s, confirmation" for rate in rates if rate <= CAPACITY] == [name for name in service.names if "confirmation" in name]
-    assert (pytest.approx(found), above and pytest.approx(above)) == (report.figures["max_rate"], report.figures["lowest_rate_not_held"])
+    assert (pytest.approx(found), above and pytest.approx(above)) == (report.results["max_rate"], report.results["lowest_rate_not_held"])
     assert (above is None, 10.0) == ("higher rates may hold" in report.result, report.metrics["p99_ms"])
 
 
@@ -87,7 +87,7 @@ def test_no_rate_exceeds_max_rate(monkeypatch: pytest.MonkeyPatch, max_rate: flo
     report = service.sweep(steps=3, max_rate=max_rate)
 
     assert [f"{rate}/s" for rate in rates] == [name for name in service.names if "confirmation" not in name]
-    assert (found, bound) == (report.figures["max_rate"], "higher rates may hold" in report.result)
+    assert (found, bound) == (report.results["max_rate"], "higher rates may hold" in report.result)
 
 
 def test_a_rate_that_only_one_run_held_is_not_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_a_rate_that_only_one_run_held_is_not_the_result(monkeypatch: pytest.Mon
     report = service.sweep(steps=3, max_rate=480)
 
     assert ["480/s", "480/s, confirmation", "240/s", "240/s, confirmation", "360/s", "360/s, confirmation"] == service.names
-    assert (360, 480, 44.0) == (report.figures["max_rate"], report.figures["lowest_rate_not_held"], report.metrics["p99_ms"])
+    assert (360, 480, 44.0) == (report.results["max_rate"], report.results["lowest_rate_not_held"], report.metrics["p99_ms"])
     assert "up to 360 requests/s in two runs, but not at 480" in report.result
 
 
@@ -106,7 +106,7 @@ def test_a_late_generator_ends_the_upward_search(monkeypatch: pytest.MonkeyPatch
     service = Service(monkeypatch, late=lambda name: name == f"open, {late}")
     report = service.sweep(steps=3)
 
-    assert (pytest.approx(330), pytest.approx(440)) == (report.figures["max_rate"], report.figures["lowest_rate_not_held"])
+    assert (pytest.approx(330), pytest.approx(440)) == (report.results["max_rate"], report.results["lowest_rate_not_held"])
 
 
 def test_a_closed_loop_without_responses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

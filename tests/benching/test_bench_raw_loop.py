@@ -12,19 +12,19 @@ import pytest
 
 import tiny
 from bertserve.bench import BenchError, bodies
-from bertserve.bench.engine import OnnxLoop
+from bertserve.bench.raw_loop import RawLoop
 from conftest import ROOT
 
 
 @pytest.fixture(name="sentiment", scope="module")
-def sentiment_engine() -> OnnxLoop:
-    return OnnxLoop(ROOT / "models/sentiment")
+def sentiment_raw_loop() -> RawLoop:
+    return RawLoop(ROOT / "models/sentiment")
 
 
 @pytest.mark.parametrize(
     ("workload", "low", "mean", "high"), [("short", 15, 23, 30), ("long", 135, 162, 190), ("mixed", 5, 48, 320), ("uniform", 12, 260, 512)]
 )
-def test_workloads_have_the_expected_token_counts(sentiment: OnnxLoop, workload: str, low: int, mean: int, high: int) -> None:
+def test_workloads_have_the_expected_token_counts(sentiment: RawLoop, workload: str, low: int, mean: int, high: int) -> None:
     tokens = [run.feed["input_ids"].shape[1] for run in sentiment.encode(bodies.build_bodies(workload))]
 
     assert mean == pytest.approx(fmean(tokens), rel=0.05)
@@ -39,8 +39,8 @@ def test_zero_shot_and_rerank_bodies_run_on_classifiers(tmp_path: Path) -> None:
     zero_shot = bodies.Body(b'{"inputs": "good", "parameters": {"candidate_labels": ["a", "b", "c"]}}', 1)
     rerank = bodies.Body(b'{"query": "good", "texts": ["a film", "bad"]}', 1)
 
-    assert 3 == len(OnnxLoop(tmp_path / "nli").encode([zero_shot]))
-    assert [6, 5] == [run.feed["input_ids"].shape[1] for run in OnnxLoop(tmp_path / "ranker").encode([rerank])]
+    assert 3 == len(RawLoop(tmp_path / "nli").encode([zero_shot]))
+    assert [6, 5] == [run.feed["input_ids"].shape[1] for run in RawLoop(tmp_path / "ranker").encode([rerank])]
 
 
 def test_the_raw_loop_feeds_only_the_inputs_of_the_graph(tmp_path: Path) -> None:
@@ -54,12 +54,12 @@ def test_the_raw_loop_feeds_only_the_inputs_of_the_graph(tmp_path: Path) -> None
             other.graph.node.insert(0, onnx.helper.make_node("Sub", ["input_ids", "input_ids"], ["token_type_ids"]))
     onnx.save(other, str(file))
     body = bodies.Body(json.dumps({"inputs": {"question": "good ?", "context": "a good film " * 30}}).encode(), 1)
-    bare = OnnxLoop(path, file)
-    runs = bare.encode([body])
+    raw = RawLoop(path, file)
+    runs = raw.encode([body])
 
     assert ["attention_mask", "input_ids"] == sorted(runs[0].feed)
     assert len(runs) > 1
-    assert bare.run_loop(runs, threads=2, seconds=0.1, stop=threading.Event()) > 0
+    assert raw.run_loop(runs, threads=2, seconds=0.1, stop=threading.Event()) > 0
 
 
 def test_a_graph_with_an_unknown_input_is_refused(models: Path, tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_graph_with_an_unknown_input_is_refused(models: Path, tmp_path: Path) 
     onnx.save(made, str(tmp_path / "odd.onnx"))
 
     with pytest.raises(BenchError, match="pixels"):
-        OnnxLoop(models / "tiny", tmp_path / "odd.onnx")
+        RawLoop(models / "tiny", tmp_path / "odd.onnx")
 
 
 SERVED = {"endpoint": "/classify short", "name": "tiny", "provider": "cpu", "precision": "fp32"}
@@ -77,8 +77,8 @@ SERVED = {"endpoint": "/classify short", "name": "tiny", "provider": "cpu", "pre
 @pytest.mark.parametrize("changed", [{"version": "0" * 12}, {"provider": "cuda"}, {"precision": "int8"}])
 def test_a_bundle_that_is_not_what_the_service_runs_is_refused(models: Path, changed: dict[str, str]) -> None:
     """Another bundle, another version of it, a graph that it does not have, or another provider: the ratio would compare two things."""
-    served = SERVED | {"version": OnnxLoop(models / "tiny").bundle.version}
+    served = SERVED | {"version": RawLoop(models / "tiny").bundle.version}
 
-    assert "fp32" == OnnxLoop(models / "tiny", served=served).description["precision"]
+    assert "fp32" == RawLoop(models / "tiny", served=served).description["precision"]
     with pytest.raises(BenchError):
-        OnnxLoop(models / "tiny", served=served | changed)
+        RawLoop(models / "tiny", served=served | changed)

@@ -1,4 +1,4 @@
-"""The engine throughput: the speed of a bundle's graph, or of another graph of the same model, in a loop without other work.
+"""The raw loop: the speed of a bundle's graph, or of another graph of the same model, in a loop of ONNX Runtime without other work.
 
 Bodies become encodings exactly like in the service, including windows, but before the loop. The loop times `session.run` of single rows
 on several threads with one session, whose runs have one thread each. It has no HTTP, queue, batches or decoding. So this is
@@ -34,14 +34,14 @@ WARM_UP_SHARE = 0.1  # relative to the measured time
 _STOCK_INPUTS = {"input_ids": "token_ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
 
-class EngineRun(NamedTuple):
+class RawRun(NamedTuple):
     """The inputs of one run of the graph by name, each with one row, and its number of texts: a window is a part of a text."""
 
     feed: dict[str, NDArray[Any]]
     texts: float
 
 
-class OnnxLoop:
+class RawLoop:
     """A bundle's tokenizer, and an onnxruntime session with one of its graphs or another one."""
 
     def __init__(self, path: Path, graph: Path | None = None, *, served: Mapping[str, Any] | None = None) -> None:
@@ -77,14 +77,14 @@ class OnnxLoop:
             "onnxruntime": ort.__version__,
         }
 
-    def encode(self, bodies: Sequence[Body]) -> list[EngineRun]:
+    def encode(self, bodies: Sequence[Body]) -> list[RawRun]:
         """Tokenizes bodies like the service, and returns their runs.
 
         Raises:
             BenchError: The bundle's model does not support a body.
         """
         manifest = self.bundle.manifest
-        runs: list[EngineRun] = []
+        runs: list[RawRun] = []
         for body in bodies:
             try:
                 value = parse_json(body.content, TASKS[manifest.task].body)
@@ -95,10 +95,10 @@ class OnnxLoop:
             except BertServeError as error:
                 raise BenchError(f"bundle `{manifest.name}` ({manifest.task}) cannot take a body: {error.message}") from error
             share = 1 / max(len(encodings), 1)
-            runs += [EngineRun(self._feed(encoding), body.texts * share) for encoding in encodings]
+            runs += [RawRun(self._feed(encoding), body.texts * share) for encoding in encodings]
         return runs
 
-    def run_loop(self, runs: Sequence[EngineRun], *, threads: int, seconds: float, stop: threading.Event) -> float:
+    def run_loop(self, runs: Sequence[RawRun], *, threads: int, seconds: float, stop: threading.Event) -> float:
         """Does the runs repeatedly in order, one row at a time per thread, and returns texts per second.
 
         There must be at least one run. A tenth of `seconds` more is run before the measured time. `stop` ends the loop early.
@@ -109,7 +109,7 @@ class OnnxLoop:
         next_index = itertools.count().__next__
         start = time.perf_counter() + seconds * WARM_UP_SHARE
         end = start + seconds
-        finished: list[tuple[EngineRun, float]] = []  # with the time of its end; appends of several threads are atomic
+        finished: list[tuple[RawRun, float]] = []  # with the time of its end; appends of several threads are atomic
 
         def loop(_: int) -> None:
             while not stop.is_set() and time.perf_counter() < end:
