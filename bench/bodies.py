@@ -8,21 +8,43 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bertserve.bench import BenchError, workloads
 from bertserve.service.errors import CallerError
+from bertserve.service.tasks import attention, multiple_choice, rerank, similarity, zero_shot
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.reading import requested_task, validate_as
-from bertserve.service.tasks.task_spec import TaskSpec, inputs_body
+from bertserve.service.tasks.task_spec import TaskSpec
 
 _MAX_BODIES = 512
+_CHOICES = ["It was late.", "The bridge was closed.", "Nobody had seen it before.", "They sold it for ten times the price."]
+_SOURCE = "The bridge was opened in the summer of 1886."
 
 NO_LIMITS = Limits(max_inputs=1_000_000, max_chars=100_000_000)
+
+
+def _single_or_list(inputs: Sequence[Any]) -> Any:
+    """Returns a single input without a list."""
+    return inputs[0] if len(inputs) == 1 else list(inputs)
+
+
+# Task -> the body for one or more texts. The bodies of other tasks have only inputs.
+_TEXT_BODIES: Mapping[str, Callable[[Sequence[Any]], dict[str, Any]]] = {
+    # with all layers, answers of several texts would be too long
+    attention.TASK: lambda texts: {"inputs": _single_or_list(texts), "parameters": {"output_attentions": True, "layers": [-1]}},
+    multiple_choice.TASK: lambda texts: {"inputs": _single_or_list([{"prompt": text, "choices": _CHOICES} for text in texts])},
+    rerank.TASK: lambda texts: {"query": "Who built the bridge over the river?", "texts": list(texts)},
+    similarity.TASK: lambda texts: {"inputs": {"source_sentence": _SOURCE, "sentences": list(texts)}},
+    zero_shot.TASK: lambda texts: {
+        "inputs": _single_or_list(texts),
+        "parameters": {"candidate_labels": ["culture", "travel", "technology", "history"]},
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +110,13 @@ def _request_body(spec: TaskSpec | None, inputs: Sequence[Any]) -> dict[str, Any
     Raises:
         BenchError: The endpoint takes texts, and the inputs are questions with passages.
     """
-    body = inputs_body if spec is None else spec.load_body
-    if spec is not None and body is not inputs_body and not all(isinstance(item, str) for item in inputs):
+    if spec is None or spec.name not in _TEXT_BODIES:
+        return {"inputs": _single_or_list(inputs)}
+    if not all(isinstance(item, str) for item in inputs):
         raise BenchError(
             f"/{spec.path} takes texts, not questions with passages; give another workload, or a file of texts or whole bodies."
         )
-    return body(inputs)
+    return _TEXT_BODIES[spec.name](inputs)
 
 
 def count_texts(value: Mapping[str, Any]) -> int:
@@ -105,7 +128,8 @@ def count_texts(value: Mapping[str, Any]) -> int:
     # derived tasks with specific keys come before tasks that accept any inputs
     for name in sorted(names, key=lambda name: TASKS[name].derivation is None):
         try:
-            return validate_as(TASKS[name].body, value, NO_LIMITS).texts_read
+            # the count of similarity is without the source sentence
+            return validate_as(TASKS[name].body, value, NO_LIMITS).count + (name == similarity.TASK)
         except CallerError:
             continue
     inputs = value.get("inputs")

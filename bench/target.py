@@ -13,10 +13,12 @@ from urllib.parse import urlsplit
 
 from bertserve.bench import BenchError, bodies, workloads
 from bertserve.bench.bodies import Body
-from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks import fill_mask, question_answering
 
 _TIMEOUT_S = 30
 OK = 200
+# Task -> the workload with suitable inputs. The others read short texts.
+_TASK_WORKLOADS = {fill_mask.TASK: "mask", question_answering.TASK: "qa"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +127,7 @@ def probe_target(text: str, headers: Mapping[str, str], *, texts: int, seed: int
         url, workload = text, ""
     address = parse_url(url)
     model = fetch_info(address, address.path.partition("?")[0].rstrip("/") + "/info", headers)
-    task = TASKS.get((model or {}).get("task", ""))
-    workload = workload or (task.load_workload if task else "short")
+    workload = workload or _TASK_WORKLOADS.get((model or {}).get("task", ""), "short")
     mask = str((model or {}).get("mask_token") or workloads.MASK)
     target = build_target(address, bodies.build_bodies(workload, path=address.path, texts=texts, seed=seed, mask=mask), headers)
     status, value = fetch(address, "POST", address.path, headers, target.bodies[0].content)

@@ -20,7 +20,7 @@ from bertserve.service.tasks.body import TaskBody, TaskParameters, body_config
 from bertserve.service.tasks.classify import TextsOrPairs
 from bertserve.service.tasks.cost import NUMBER_BYTES, Cost, text_bytes
 from bertserve.service.tasks.decoding import Floats
-from bertserve.service.tasks.task_spec import Derivation, TaskSpec, inputs_body
+from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 
 TASK = "attention"
@@ -183,11 +183,6 @@ class Attention(BaseModel):
     attentions: Annotated[list[list[list[list[float]]]], Field(examples=[[[[[0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]]]]])]
 
 
-def _load_body(inputs: Sequence[Any]) -> dict[str, Any]:
-    # with all layers, answers of several texts would be too long
-    return inputs_body(inputs) | {"parameters": {"output_attentions": True, "layers": [-1]}}
-
-
 def _answer_bytes(request: AttentionRequest, manifest: Manifest) -> int:
     return NUMBER_BYTES * min(MAX_VALUES, len(request.maps) * manifest.tokenizer.max_length**2)
 
@@ -203,5 +198,4 @@ SPEC = TaskSpec(
         base=None, compatible=lambda config: bool(config.attention_heads), needs=NEEDS, discriminator=("parameters", "output_attentions")
     ),
     answer_bytes=_answer_bytes,
-    load_body=_load_body,
 )

@@ -153,11 +153,6 @@ class TaskBody(StrictModel):
         """Number of results of each input that are computed one by one."""
         return 0
 
-    @property
-    def texts_read(self) -> int:
-        """Number of texts or pairs that the model reads for it, without windows; load tests count these."""
-        return self.count
-
     def texts_of(self, item: Any) -> Iterable[str]:
         """Returns the texts of one input that count for the limit of characters."""
         return [item] if isinstance(item, str) else [value for _, value in item if isinstance(value, str)]

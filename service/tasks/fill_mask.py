@@ -289,5 +289,4 @@ SPEC = TaskSpec(
     answer=list[Filled] | list[list[Filled]] | list[list[list[Filled]]] | list[JointlyFilled] | list[list[JointlyFilled]],
     function=fill_masks,
     requires=_missing,
-    load_workload="mask",
 )

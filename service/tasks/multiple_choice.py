@@ -7,7 +7,7 @@ and "question choice", joined by a space. As there, a pair over the model's leng
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Self
 
@@ -147,12 +147,6 @@ class Chosen(BaseModel):
     text: Annotated[str, Field(examples=["waited for it to boil."])]
 
 
-def _load_body(inputs: Sequence[Any]) -> dict[str, Any]:
-    choices = ["It was late.", "The bridge was closed.", "Nobody had seen it before.", "They sold it for ten times the price."]
-    items = [{"prompt": text, "choices": choices} for text in inputs]
-    return {"inputs": items[0] if len(items) == 1 else items}
-
-
 SPEC = TaskSpec(
     name=TASK,
     path="choose",
@@ -161,5 +155,4 @@ SPEC = TaskSpec(
     answer=list[Chosen] | list[list[Chosen]],
     function=choose,
     widths=lambda manifest: {"logits": 1},
-    load_body=_load_body,
 )

@@ -297,5 +297,4 @@ SPEC = TaskSpec(
     body=AnswerBody,
     answer=Answer | list[Answer] | list[list[Answer]],
     function=answer_question,
-    load_workload="qa",
 )

@@ -174,10 +174,6 @@ class Ranked(BaseModel):
     text: Annotated[str | None, Field(examples=["A panda is a bear."])] = None
 
 
-def _load_body(inputs: Sequence[Any]) -> dict[str, Any]:
-    return {"query": "Who built the bridge over the river?", "texts": list(inputs)}
-
-
 SPEC = TaskSpec(
     name=TASK,
     path="rerank",
@@ -186,5 +182,4 @@ SPEC = TaskSpec(
     answer=list[Ranked],
     function=rerank,
     derivation=Derivation(base=classify.TASK, compatible=compatible, needs=NEEDS, discriminator=("texts",)),
-    load_body=_load_body,
 )

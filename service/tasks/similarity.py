@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -110,11 +110,6 @@ class SimilarityBody(TaskBody):
         """Number of sentences to compare."""
         return len(self.inputs.sentences)
 
-    @property
-    def texts_read(self) -> int:
-        """Number of sentences that the model reads, including the source."""
-        return self.count + 1
-
     def texts_of(self, item: Any) -> Iterable[str]:
         """Returns all sentences."""
         return (item.source_sentence, *item.sentences)
@@ -133,10 +128,6 @@ class SimilarityBody(TaskBody):
         return [SimilarityRequest(self.inputs.source_sentence, tuple(self.inputs.sentences), like)]
 
 
-def _load_body(inputs: Sequence[Any]) -> dict[str, Any]:
-    return {"inputs": {"source_sentence": "The bridge was opened in the summer of 1886.", "sentences": list(inputs)}}
-
-
 SPEC = TaskSpec(
     name=TASK,
     path="similarity",
@@ -147,5 +138,4 @@ SPEC = TaskSpec(
     derivation=Derivation(
         base=embed.TASK, compatible=lambda config: config.embedding is not None, needs="", discriminator=("inputs", "source_sentence")
     ),
-    load_body=_load_body,
 )

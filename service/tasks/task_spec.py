@@ -1,11 +1,11 @@
 """TaskSpec: all facts about a task that the rest of the service needs.
 
-Routes, OpenAPI, docs and load tests are derived from it.
+Routes, OpenAPI and docs are derived from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin
 
@@ -48,11 +48,6 @@ def types_within(annotation: Any) -> Iterator[Any]:
         yield from types_within(argument)
 
 
-def inputs_body(inputs: Sequence[Any]) -> dict[str, Any]:
-    """Returns a body with only inputs; a single input is sent without a list."""
-    return {"inputs": inputs[0] if len(inputs) == 1 else list(inputs)}
-
-
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
     """A task.
@@ -70,8 +65,6 @@ class TaskSpec:
         has_one_label: Returns whether the best label with its score is a sufficient answer for most readers, given `parameters` as JSON.
             If so, a result is a list of objects with `label` and `score`, the best first.
         answer_bytes: Returns the maximum bytes of the answer of a request, given the manifest; None if answers are about as small as texts.
-        load_body: Returns the body of a load test for one or more inputs.
-        load_workload: The built-in workload of `bert-bench` with suitable inputs.
     """
 
     name: str
@@ -85,8 +78,6 @@ class TaskSpec:
     widths: Callable[[Manifest], Mapping[str, int]] = lambda manifest: {}
     has_one_label: Callable[[Mapping[str, Any], ModelConfig], bool] = lambda parameters, config: False
     answer_bytes: Callable[[Any, Manifest], int] | None = None
-    load_body: Callable[[Sequence[Any]], dict[str, Any]] = inputs_body
-    load_workload: str = "short"
 
     @property
     def input_fields(self) -> dict[str, FieldInfo]:

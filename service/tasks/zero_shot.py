@@ -22,7 +22,7 @@ from bertserve.service.tasks.body import TaskBody, TaskParameters, TextOrTexts, 
 from bertserve.service.tasks.classify import LABEL_BYTES, LabelScore
 from bertserve.service.tasks.cost import TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate
-from bertserve.service.tasks.task_spec import Derivation, TaskSpec, inputs_body
+from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 from bertserve.service.text.windows import kept_tokens
 
 TASK = "zero-shot-classification"
@@ -165,10 +165,6 @@ class ZeroShotBody(TaskBody):
         return [ZeroShotRequest(text, self.parameters) for text in self.items]
 
 
-def _load_body(inputs: Sequence[Any]) -> dict[str, Any]:
-    return inputs_body(inputs) | {"parameters": {"candidate_labels": ["culture", "travel", "technology", "history"]}}
-
-
 SPEC = TaskSpec(
     name=TASK,
     path="zero-shot",
@@ -179,5 +175,4 @@ SPEC = TaskSpec(
     derivation=Derivation(base=classify.TASK, compatible=compatible, needs=NEEDS, discriminator=("parameters", "candidate_labels")),
     has_one_label=lambda parameters, config: not parameters.get("multi_label"),
     answer_bytes=lambda request, manifest: sum(LABEL_BYTES + text_bytes(label) for label in request.parameters.candidate_labels),
-    load_body=_load_body,
 )
