@@ -1,19 +1,14 @@
-"""Turns logits into scores and their order, and token spans into the best answers. Only numpy, float32.
-
-Spans are scored window by window, so memory holds the spans of one window.
-"""
+"""Turns logits into scores and their order. Only numpy, float32."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from bertserve.service.bundle.manifest import Activation
-from bertserve.service.text.words import trimmed
 
 Floats = NDArray[np.float32]
 Row = Mapping[str, NDArray[Any]]  # one text's graph outputs by name, float32, or the parts that its task keeps
@@ -55,155 +50,6 @@ def best_tokens(scores: NDArray[Any], count: int, among: NDArray[np.int64] | Non
     values = scores if among is None else scores[among]
     count = min(count, len(values))
     floor = np.partition(values, len(values) - count)[len(values) - count]
-    places = np.flatnonzero(values >= floor)  # with all that equal the last one, so that ties are complete
-    best = places[np.argsort(-values[places], kind="stable")][:count]
+    candidates = np.flatnonzero(values >= floor)  # with all that equal the last one, so that ties are complete
+    best = candidates[np.argsort(-values[candidates], kind="stable")][:count]
     return best if among is None else among[best]
-
-
-# Microseconds to turn a span into an answer, plus one for this many characters.
-ANSWER_US, CHARS_PER_US = 4, 256
-
-
-def best_spans(start: Floats, end: Floats, cut: range, *, longest: int, at_least: int) -> Iterator[tuple[int, int, float]]:
-    """Yields the spans of a window by falling score, then by place: first token, last token, score. Tokens count in the whole passage.
-
-    The score of a span is p_start[i] * p_end[j]. Only the band i <= j < i + longest is computed, as a view of float32 [tokens, longest] on
-    the padded ends. Only as many spans are sorted as are needed.
-
-    Args:
-        start: The probability of each token of the window to be the first one, float32 [tokens].
-        end: The probability to be the last one, float32 [tokens].
-        cut: The tokens of the window.
-        longest: Maximum tokens of a span.
-        at_least: The number of spans that the caller reads in most cases.
-    """
-    longest = min(longest, len(start))
-    padded = np.concatenate([end, np.full(longest - 1, -1, dtype=np.float32)])
-    band = start[:, None] * sliding_window_view(padded, longest)
-    firsts, lengths = np.nonzero(np.arange(len(start))[:, None] + np.arange(longest) < len(start))
-    scores, firsts = band[firsts, lengths], firsts + cut.start
-    lasts = firsts + lengths
-    done, count = 0, 4 * at_least + 32
-    while done < len(scores):
-        count = min(count, len(scores))
-        # includes all spans that equal the last one, so that ties are complete
-        floor = scores[np.argpartition(-scores, count - 1)[count - 1]]
-        best = np.flatnonzero(scores >= floor)
-        order = best[np.lexsort((lasts[best], firsts[best], -scores[best]))]
-        for i in order[done:].tolist():
-            yield int(firsts[i]), int(lasts[i]), float(scores[i])
-        done, count = len(order), 8 * count
-
-
-class SpanTexts:
-    """Turns token spans into answers."""
-
-    def __init__(self, passage: str, offsets: Sequence[tuple[int, int]], word_ids: Sequence[int] | None) -> None:
-        """Takes a passage with the offsets of each token and, to extend answers to whole words, the word of each token."""
-        self._passage = passage
-        self._offsets = offsets
-        self._firsts = self._lasts = list(range(len(offsets)))
-        if word_ids is not None:
-            self._firsts, self._lasts = _word_bounds(word_ids)
-
-    def answer(self, start: int, end: int, score: float, cut: range) -> dict[str, Any]:
-        """Returns the answer of a span of tokens, end inclusive; words are extended only within `cut`. White space has the answer ""."""
-        first = self._offsets[max(self._firsts[start], cut.start)][0]
-        last = self._offsets[min(self._lasts[end], cut.stop - 1)][1]
-        first, last = trimmed(self._passage, first, last)
-        return {"answer": self._passage[first:last], "score": score, "start": first, "end": last}
-
-
-def _answer_us(answer: dict[str, Any]) -> int:
-    """Returns the microseconds to create an answer and to compare its text."""
-    chars: int = answer["end"] - answer["start"]
-    return ANSWER_US + chars // CHARS_PER_US
-
-
-def _word_bounds(word_ids: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Returns for each token the first and the last token of its word."""
-    firsts = list(range(len(word_ids)))
-    lasts = list(range(len(word_ids)))
-    for i in range(1, len(word_ids)):
-        if word_ids[i] == word_ids[i - 1]:
-            firsts[i] = firsts[i - 1]
-    for i in range(len(word_ids) - 2, -1, -1):
-        if word_ids[i] == word_ids[i + 1]:
-            lasts[i] = lasts[i + 1]
-    return firsts, lasts
-
-
-class BestAnswers:
-    """The `top_k` best answers over all windows and spans; equal texts, ignoring case, keep their best score.
-
-    It stores at most `top_k` answers: if this many answers are better than a span, in one window or after some windows, the span
-    cannot be among the best.
-    """
-
-    def __init__(self, texts: SpanTexts, *, top_k: int, count: int) -> None:
-        """Starts with no answers; `count` is the number of tokens of the passage."""
-        self._top_k = top_k
-        self._texts = texts
-        self._whole = range(count)
-        # text in lower case -> ((-score, first token, last token), which orders answers; the answer; its window)
-        self._by_text: dict[str, tuple[tuple[float, int, int], dict[str, Any], range]] = {}
-        self._floor = -1.0
-
-    def add(self, start: Floats, end: Floats, cut: range, longest: int) -> int:
-        """Adds the best spans of a window, and returns the microseconds that this took; the arguments are those of `best_spans`."""
-        texts, decode_us = set(), 0
-        for first, last, score in best_spans(start, end, cut, longest=longest, at_least=self._top_k):
-            if score < self._floor:
-                break
-            answer = self._texts.answer(first, last, score, self._whole)
-            decode_us += _answer_us(answer)
-            if text := answer["answer"].lower():
-                rank = (-score, first, last)
-                if text not in self._by_text or rank < self._by_text[text][0]:
-                    self._by_text[text] = (rank, answer, cut)
-                texts.add(text)
-                if len(texts) == self._top_k:
-                    break
-        if len(self._by_text) >= self._top_k:
-            best = sorted(self._by_text.items(), key=lambda item: item[1][0])[: self._top_k]
-            self._by_text, self._floor = dict(best), best[-1][1][1]["score"]
-        return decode_us
-
-    def answers(self) -> list[dict[str, Any]]:
-        """Returns the answers, best first."""
-        answers = [answer for _, answer, _ in self._by_text.values()]
-        return sorted(answers, key=lambda answer: (-answer["score"], answer["start"], answer["end"]))
-
-    def place_of(self, answer: dict[str, Any]) -> tuple[range, range]:
-        """Returns the tokens of an answer's span, before its extension to words, and the tokens of its window."""
-        (_, first, last), _, cut = self._by_text[answer["answer"].lower()]
-        return range(first, last + 1), cut
-
-
-class SummedAnswers:
-    """The answers of transformers 5.2.0: a few best spans of each window, with the scores of equal texts added up."""
-
-    def __init__(self, texts: SpanTexts, *, limit: int) -> None:
-        """Starts with no answers; `limit` is the number of spans per window."""
-        self._limit = limit
-        self._texts = texts
-        self._by_text: dict[str, dict[str, Any]] = {}
-
-    def add(self, start: Floats, end: Floats, cut: range, longest: int) -> int:
-        """Adds the best spans of a window, and returns the microseconds that this took; the arguments are those of `best_spans`."""
-        count = decode_us = 0
-        for first, last, score in best_spans(start, end, cut, longest=longest, at_least=self._limit):
-            answer = self._texts.answer(first, last, score, cut)
-            decode_us += _answer_us(answer)
-            if answer["answer"]:
-                earlier = self._by_text.setdefault(answer["answer"].lower(), answer)
-                if earlier is not answer:
-                    earlier["score"] += answer["score"]
-                count += 1
-                if count == self._limit:
-                    break
-        return decode_us
-
-    def answers(self) -> list[dict[str, Any]]:
-        """Returns the answers, without order."""
-        return list(self._by_text.values())

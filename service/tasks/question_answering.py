@@ -16,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, Field, Tag
 
 from bertserve.service.errors import InvalidValueError, Sent
 from bertserve.service.tasks import occlusion
+from bertserve.service.tasks.answer_spans import BestAnswers, SpanTexts, SummedAnswers
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copied, spans_read
 from bertserve.service.tasks.body import (
     LIST,
@@ -32,7 +33,7 @@ from bertserve.service.tasks.body import (
     one_of,
 )
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes
-from bertserve.service.tasks.decoding import BestAnswers, Floats, Row, SpanTexts, SummedAnswers, activate
+from bertserve.service.tasks.decoding import Floats, Row, activate
 from bertserve.service.tasks.occlusion import ReadText, WordImportance
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
@@ -140,7 +141,9 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskGenerator:
     answers = sorted(answers, key=lambda answer: -answer["score"])[: parameters.top_k]
     if parameters.explain:
         assert isinstance(collector, BestAnswers), "summed scores are not explained"
-        span, cut = (None, passage_windows.cuts[nulls.index(min(nulls))]) if answers[0] is nothing else collector.place_of(answers[0])
+        span, cut = (
+            (None, passage_windows.cuts[nulls.index(min(nulls))]) if answers[0] is nothing else collector.token_ranges_of(answers[0])
+        )
         yield from _explain(request, passage_windows, answers[0], cut, span, model.tokenizer)
     # their length is only known now
     yield Batch([], Cost(sum(ANSWER_BYTES + text_bytes(answer["answer"]) for answer in answers)))
