@@ -149,7 +149,9 @@ class Metrics:
     def _create_process_metrics(self) -> None:
         """Creates the metrics of the queue, the threads and the models."""
         self.queue_items = self._gauge("queue_items", "Items waiting in the queue.", "livesum")
-        self.queue_tokens = self._gauge("queue_tokens", "Tokens that open requests hold of --max-queue-tokens: waiting, running and reserved.", "livesum")
+        self.queue_tokens = self._gauge(
+            "queue_tokens", "Tokens that open requests hold of --max-queue-tokens: waiting, running and reserved.", "livesum"
+        )
         self.threads = self._gauge("threads", "Inference threads: batches that can run at once.", "livesum")
         self.thread_busy = self._counter(
             "thread_busy_seconds_total",

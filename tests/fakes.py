@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import Activation, Embedding, MaskToken
 from bertserve.service.engine import onnx_engine
-from bertserve.service.engine.onnx_engine import Engine, Row
+from bertserve.service.engine.onnx_engine import Engine
 from bertserve.service.engine.sessions import open_session
 from bertserve.service.errors import EngineError
 from bertserve.service.text.tokenizer import Encoding
@@ -60,7 +61,7 @@ class FakeEngine:
         self.entered = threading.Semaphore(0)
         self.batches: list[int] = []
 
-    def run(self, encodings: Sequence[Encoding]) -> list[Row]:
+    def run(self, encodings: Sequence[Encoding]) -> list[Outputs]:
         self.entered.release()
         assert self.gate.wait(20), "the test never opened the gate"
         self.batches.append(len(encodings))
@@ -68,7 +69,7 @@ class FakeEngine:
             raise EngineError("the graph failed with GuiltyToken.")
         return [self.row(encoding) for encoding in encodings]
 
-    def row(self, encoding: Encoding) -> Row:
+    def row(self, encoding: Encoding) -> Outputs:
         logits = np.zeros(self.labels, dtype=np.float32)
         logits[int(encoding.ids[1]) % self.labels] = len(encoding) / 10
         return {"logits": logits}
@@ -93,7 +94,7 @@ class RecordingEngine:
         self.engine = engine
         self.runs: list[Sequence[Encoding]] = []
 
-    def run(self, encodings: Sequence[Encoding]) -> list[Row]:
+    def run(self, encodings: Sequence[Encoding]) -> list[Outputs]:
         self.runs.append(encodings)
         return self.engine.run(encodings)
 

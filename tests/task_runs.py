@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, kept
-from bertserve.service.tasks.decoding import Row
 from bertserve.service.text.tokenizer import Encoding
 from fakes import Head
 
@@ -47,17 +47,17 @@ class Begun:
     run: TaskGenerator
     batch: Batch
 
-    def finish(self, rows: Sequence[Row]) -> Any:
+    def finish(self, rows: Sequence[Outputs]) -> Any:
         """Returns the task's result, given the outputs of its only batch."""
         result = self.advance(rows)
         assert not isinstance(result, Batch), "the task runs more than one batch"
         return result
 
-    def advance(self, rows: Sequence[Row]) -> Any:
+    def advance(self, rows: Sequence[Outputs]) -> Any:
         return send(self.run, self.batch, rows)
 
 
-def send(run: TaskGenerator, batch: Batch, rows: Sequence[Row]) -> Any:
+def send(run: TaskGenerator, batch: Batch, rows: Sequence[Outputs]) -> Any:
     """Sends the outputs of a batch to a task. Returns the task's next batch or its result, and skips batches without encodings."""
     try:
         following = run.send(kept(batch, rows))
@@ -79,6 +79,6 @@ def encode(task: Any, request: Any, tokenizer: Any, config: ModelConfig | None =
     return begin(task, request, tokenizer, config).batch
 
 
-def decode(task: Any, request: Any, rows: Sequence[Row], config: ModelConfig | None = None, tokenizer: Any = None) -> Any:
+def decode(task: Any, request: Any, rows: Sequence[Outputs], config: ModelConfig | None = None, tokenizer: Any = None) -> Any:
     """Returns the result of a task, given the outputs of its only batch."""
     return begin(task, request, tokenizer, config).finish(rows)

@@ -21,8 +21,7 @@ from bertserve.export.errors import ParityError
 from bertserve.export.tasks.quality import micro_f1, spearman
 from bertserve.export.tasks.spec import ExportTask
 from bertserve.export.validation.served_graph import Answer, ServedGraph
-from bertserve.service.bundle.graph_spec import Agreement, LengthParity, Precision
-from bertserve.service.engine.onnx_engine import Row
+from bertserve.service.bundle.graph_spec import Agreement, LengthParity, Outputs, Precision
 from bertserve.service.errors import EngineError
 from bertserve.service.tasks import attention
 from bertserve.service.tasks.batch import ModelConfig
@@ -93,7 +92,7 @@ class RowError(NamedTuple):
     request: Any = None
 
     @classmethod
-    def of(cls, encoding: Encoding, expected: Row, actual: Row, request: Any = None) -> RowError:
+    def of(cls, encoding: Encoding, expected: Outputs, actual: Outputs, request: Any = None) -> RowError:
         """Returns the difference of two rows with the same shapes."""
         sums = {}
         for name, output in expected.items():
@@ -230,7 +229,7 @@ def compare(served: ServedGraph, reference: Reference) -> Comparison:
     answering = progress.each(partial(answer_sample, served), requests)
     answers = progress.track(answering, "compare answers", unit="samples", total=len(requests))
     comparison = Comparison(served, reference)
-    pairs = list[tuple[Encoding, Row]]()
+    pairs = list[tuple[Encoding, Outputs]]()
     for answer, request, expected in zip(answers, requests, reference.answers, strict=False):
         comparison.add(request, answer, expected)
         pairs += zip(answer.encodings, answer.rows, strict=True)
@@ -248,7 +247,7 @@ def _attention_error(served: ServedGraph, request: attention.AttentionRequest, w
     return float(np.abs(row[attention.OUTPUT] - weights).max())
 
 
-def measure_row_errors(served: ServedGraph, alone: Sequence[tuple[Encoding, Row]]) -> tuple[float, bool]:
+def measure_row_errors(served: ServedGraph, alone: Sequence[tuple[Encoding, Outputs]]) -> tuple[float, bool]:
     """Compares rows in batches with the same rows run alone, without those over `MAX_BATCHED_TOKENS`; neighbors share batches.
 
     It returns the largest difference of an output, and whether all are rounding, so that the graph is batch-invariant.

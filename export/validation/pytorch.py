@@ -32,11 +32,11 @@ from bertserve.export.validation.comparison import Reference, compare
 from bertserve.export.validation.served_graph import Answer, open_graph, sample_requests
 from bertserve.export.validation.verify import Report, VerifySpec
 from bertserve.service.bundle.files import Bundle
-from bertserve.service.bundle.graph_spec import GraphSpec, Speed, Timing
+from bertserve.service.bundle.graph_spec import GraphSpec, Outputs, Speed, Timing
 from bertserve.service.bundle.manifest import Example, Manifest
 from bertserve.service.check import difference
 from bertserve.service.engine.hardware import cpu_instructions, cpu_name
-from bertserve.service.engine.onnx_engine import Engine, Row
+from bertserve.service.engine.onnx_engine import Engine
 from bertserve.service.errors import BertServeError, EngineError
 from bertserve.service.tasks import attention
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
@@ -81,7 +81,7 @@ def _answer(checkpoint: Checkpoint, request: Any) -> Answer:
     return Answer((), rows, None)
 
 
-def run(checkpoint: Checkpoint, request: Any) -> list[Row]:
+def run(checkpoint: Checkpoint, request: Any) -> list[Outputs]:
     """Returns the outputs of each window of a request in PyTorch; windows run alone, because they change each other in some models."""
     call = TASKS[checkpoint.task].tokenizer_call(request, checkpoint.tokenizer_spec)
     return [_run_window(checkpoint, window) for window in _windows(checkpoint, call)]
@@ -115,7 +115,7 @@ def _windows(checkpoint: Checkpoint, call: TokenizerCall) -> list[dict[str, list
     return windows[::-1] if call.stride is not None and checkpoint.tokenizer_spec.truncation_side == "left" else windows
 
 
-def _run_window(checkpoint: Checkpoint, window: dict[str, list[int]]) -> Row:
+def _run_window(checkpoint: Checkpoint, window: dict[str, list[int]]) -> Outputs:
     """Returns a window's outputs from PyTorch in the engine's form, float32 by name."""
     with torch.no_grad():
         outputs = checkpoint.model(**{name: torch.tensor([values]) for name, values in window.items()})

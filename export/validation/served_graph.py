@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.export.tasks.spec import LONG, NAMES, SENTENCE, ExportTask
-from bertserve.service.bundle.graph_spec import GraphSpec
+from bertserve.service.bundle.graph_spec import GraphSpec, Outputs
 from bertserve.service.bundle.manifest import Manifest, SpecialPiece, TokenizerSpec
-from bertserve.service.engine.onnx_engine import Engine, OnnxEngine, Row
+from bertserve.service.engine.onnx_engine import Engine, OnnxEngine
 from bertserve.service.engine.sessions import why_not
 from bertserve.service.errors import EngineError
 from bertserve.service.providers import Provider
@@ -40,7 +40,7 @@ class Answer:
     """
 
     encodings: Sequence[Encoding]
-    rows: Sequence[Row]
+    rows: Sequence[Outputs]
     result: Any
 
 
@@ -61,20 +61,20 @@ class ServedGraph:
 
     def answer(self, request: Any) -> Answer:
         """Returns the answer; raises CallerError for a request that the task cannot answer, and EngineError if a run fails."""
-        batches: list[tuple[Sequence[Encoding], Sequence[Row]]] = []
+        batches: list[tuple[Sequence[Encoding], Sequence[Outputs]]] = []
 
-        def execute(encodings: Sequence[Encoding]) -> Sequence[Row]:
+        def execute(encodings: Sequence[Encoding]) -> Sequence[Outputs]:
             batches.append((encodings, [row for encoding in encodings for row in self.engine.run([encoding])]))
             return batches[-1][1]
 
         result = self._run(request, execute)
         return Answer(*(batches[0] if batches else ((), ())), result)
 
-    def decode(self, request: Any, rows: Sequence[Row]) -> Any:
+    def decode(self, request: Any, rows: Sequence[Outputs]) -> Any:
         """Returns the result for a checkpoint's outputs of the first batch; raises EngineError if the task needs more batches."""
         batches = [rows]
 
-        def execute(_: Sequence[Encoding]) -> Sequence[Row]:
+        def execute(_: Sequence[Encoding]) -> Sequence[Outputs]:
             if not batches:
                 raise EngineError(
                     "it needs more than one run (`joint` or `explain`), which is not compared with a checkpoint; remove that parameter."
@@ -83,7 +83,7 @@ class ServedGraph:
 
         return self._run(request, execute)
 
-    def _run(self, request: Any, execute: Callable[[Sequence[Encoding]], Sequence[Row]]) -> Any:
+    def _run(self, request: Any, execute: Callable[[Sequence[Encoding]], Sequence[Outputs]]) -> Any:
         return to_plain(run_all(self.task.served.function(request, TaskModel(self.tokenizer, self.config)), execute))
 
     def answer_body(self, document: Mapping[str, Any]) -> Any:

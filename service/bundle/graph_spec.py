@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bertserve.service.providers import Provider
+
+Outputs = dict[str, NDArray[Any]]  # a graph's outputs for one encoding by name, float32, or the parts that a task keeps
 
 
 class Record(BaseModel):

@@ -16,13 +16,12 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from bertserve.service.bundle.graph_spec import GraphSpec, OutputSpec
+from bertserve.service.bundle.graph_spec import GraphSpec, Outputs, OutputSpec
 from bertserve.service.engine.sessions import THREADS, open_session
 from bertserve.service.errors import EngineError
 from bertserve.service.providers import Provider
 from bertserve.service.text.tokenizer import Encoding
 
-Row = dict[str, NDArray[np.float32]]
 _Feed = dict[str, NDArray[np.int32 | np.int64]]
 
 
@@ -33,7 +32,7 @@ _OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "failed to allocate memory", "o
 class Engine(Protocol):
     """The interface of an engine for models; it is small, so that tests can implement it in a few lines."""
 
-    def run(self, encodings: Sequence[Encoding]) -> list[Row]:
+    def run(self, encodings: Sequence[Encoding]) -> list[Outputs]:
         """Returns one row of outputs per encoding, in order."""
         ...
 
@@ -63,7 +62,7 @@ class OnnxEngine:
         self._plan = graph.shapes
         self._dtypes = {spec.name: np.dtype(spec.dtype) for spec in graph.inputs}
 
-    def run(self, encodings: Sequence[Encoding]) -> list[Row]:
+    def run(self, encodings: Sequence[Encoding]) -> list[Outputs]:
         """Runs one batch of at least one encoding, padded to its longest text.
 
         Returns:
@@ -83,7 +82,7 @@ class OnnxEngine:
             outputs = self._session.run(self._names, self._feed(encodings, rows, longest))
         except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
             raise _failure(error, rows, longest) from error
-        answers: list[Row] = [{} for _ in encodings]
+        answers: list[Outputs] = [{} for _ in encodings]
         for spec, output in zip(self._outputs, outputs, strict=True):
             if not np.isfinite(output).all():
                 raise EngineError("output `{name}` is not finite; this graph cannot score this text.", name=spec.name)

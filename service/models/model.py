@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bertserve.service.bundle.files import Bundle
-from bertserve.service.bundle.graph_spec import GraphSpec
+from bertserve.service.bundle.graph_spec import GraphSpec, Outputs
 from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.engines import Engines
 from bertserve.service.errors import BertServeError, ExpiredError, RefusedError, TooLargeError
@@ -19,7 +19,6 @@ from bertserve.service.scheduling.scheduler import LARGE_BYTES, Scheduler
 from bertserve.service.tasks.batch import TaskModel
 from bertserve.service.tasks.catalog import TASKS, tasks_of
 from bertserve.service.tasks.cost import MAX_CHARS, TEXT_CHARS
-from bertserve.service.tasks.decoding import Row
 from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
 from bertserve.service.tracing.trace import Trace
 
@@ -153,7 +152,7 @@ class Model:
             if run.cost.answer_bytes > LARGE_BYTES:
                 await scheduler.own_turn()
 
-    def run(self, payloads: Sequence[Text], *, multi_threaded: bool = False) -> Sequence[Row]:
+    def run(self, payloads: Sequence[Text], *, multi_threaded: bool = False) -> Sequence[Outputs]:
         """Returns the outputs of each text that its task keeps.
 
         Raises:

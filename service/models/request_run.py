@@ -9,11 +9,11 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import BertServeError
 from bertserve.service.scheduling.request_queue import larger_than_queue
 from bertserve.service.tasks.batch import Batch, ReadSpan, TaskGenerator
 from bertserve.service.tasks.cost import NOTHING, Cost
-from bertserve.service.tasks.decoding import Row
 from bertserve.service.text.tokenizer import Encoding
 from bertserve.service.tracing.trace import Trace
 
@@ -59,7 +59,7 @@ class Text:
     encoding: Encoding
     run: RequestRun
     index: int
-    keep: Callable[[Row], Row] | None
+    keep: Callable[[Outputs], Outputs] | None
 
 
 @dataclass(slots=True, eq=False)
@@ -130,7 +130,7 @@ class RequestRun:
             for place, encoding in enumerate(batch.encodings)
         ]
 
-    def proceed(self, rows: Sequence[Row]) -> list[tuple[int, Text]]:
+    def proceed(self, rows: Sequence[Outputs]) -> list[tuple[int, Text]]:
         """Continues the open inputs with a row for each of their encodings; returns the next encodings, or none if it is done.
 
         Raises:
@@ -153,7 +153,7 @@ class RequestRun:
             self.trace.note("decode", start, end, waits=not is_done)
         return [] if is_done else self.work()
 
-    def _continue(self, index: int, rows: Sequence[Row]) -> None:
+    def _continue(self, index: int, rows: Sequence[Outputs]) -> None:
         """Continues an input until it has another batch to run, or a result."""
         try:
             while True:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
 
+from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import Activation, Embedding, MaskToken, Side
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.cost import NOTHING, Cost
-from bertserve.service.tasks.decoding import Row
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 from bertserve.service.text.windows import kept_of_pair
 
@@ -62,7 +62,7 @@ class Batch:
 
     encodings: Sequence[Encoding]
     cost: Cost = NOTHING
-    keep: Callable[[int, Row], Row] | None = None
+    keep: Callable[[int, Outputs], Outputs] | None = None
     truncated: bool = False
     warnings: tuple[str, ...] = ()
     read: tuple[ReadSpan, ...] = ()
@@ -109,7 +109,7 @@ class TaskModel:
     config: ModelConfig
 
 
-TaskGenerator = Generator[Batch, Sequence[Row], Any]
+TaskGenerator = Generator[Batch, Sequence[Outputs], Any]
 TaskFunction = Callable[[Any, TaskModel], TaskGenerator]
 
 
@@ -151,17 +151,17 @@ def encode_pairs(
     return encodings, truncated
 
 
-def copied(_: int, row: Row) -> Row:
+def copied(_: int, row: Outputs) -> Outputs:
     """Returns all outputs, without the padding of their batch."""
     return {name: values.copy() for name, values in row.items()}
 
 
-def kept(batch: Batch, rows: Sequence[Row]) -> list[Row]:
+def kept(batch: Batch, rows: Sequence[Outputs]) -> list[Outputs]:
     """Returns the outputs of a batch that its task needs, from one row of outputs per encoding."""
     return list(rows) if batch.keep is None else [batch.keep(index, row) for index, row in enumerate(rows)]
 
 
-def run_all(run: TaskGenerator, execute: Callable[[Sequence[Encoding]], Sequence[Row]]) -> Any:
+def run_all(run: TaskGenerator, execute: Callable[[Sequence[Encoding]], Sequence[Outputs]]) -> Any:
     """Runs a task from start to end without a scheduler, and returns its result; `execute` returns one row of outputs per encoding."""
     try:
         batch = next(run)

@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field, Tag
 from typing_extensions import TypedDict
 
+from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import Manifest, Side
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import occlusion
@@ -33,7 +34,7 @@ from bertserve.service.tasks.body import (
     one_of,
 )
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost, longest_label
-from bertserve.service.tasks.decoding import Floats, Row, activate, best_first
+from bertserve.service.tasks.decoding import Floats, activate, best_first
 from bertserve.service.tasks.occlusion import ReadText, WordImportance
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Tokenizer
@@ -132,7 +133,7 @@ def classify(request: ClassifyRequest, model: TaskModel) -> TaskGenerator:
         count += 1
     chosen = list(order[:count])
 
-    def keep(_: int, row: Row) -> Row:
+    def keep(_: int, row: Outputs) -> Outputs:
         return {"scores": activate(row["logits"], activation)[chosen]}
 
     left_out = occlusion.variants(read_texts, model.tokenizer)

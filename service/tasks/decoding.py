@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from numpy.typing import NDArray
 from bertserve.service.bundle.manifest import Activation
 
 Floats = NDArray[np.float32]
-Row = Mapping[str, NDArray[Any]]  # one text's graph outputs by name, float32, or the parts that its task keeps
 
 
 def activate(logits: Floats, activation: Activation) -> Floats:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field, Tag
 
+from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import LAST_FOUR, VECTOR_OUTPUT, Combine, Embedding, Layers, Manifest
 from bertserve.service.errors import InvalidValueError, Sent
 from bertserve.service.tasks.batch import EMPTY, Batch, ModelConfig, TaskGenerator, TaskModel, too_long
@@ -29,7 +30,7 @@ from bertserve.service.tasks.body import (
     one_of,
 )
 from bertserve.service.tasks.cost import NUMBER_BYTES, Cost
-from bertserve.service.tasks.decoding import Floats, Row
+from bertserve.service.tasks.decoding import Floats
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.windows import kept_tokens
@@ -53,7 +54,7 @@ class LayerChoice:
     places: tuple[int, ...] = (0,)
     combine: Combine = "concat"
 
-    def of(self, row: Row) -> Floats:
+    def of(self, row: Outputs) -> Floats:
         """Returns the vectors of all tokens, float32 [length, values].
 
         Args:
@@ -262,13 +263,13 @@ def packed(values: Floats) -> str:
     return base64.b64encode(values.astype("<f4").tobytes()).decode("ascii")
 
 
-def pooled_row(request: EmbedRequest, row: Row) -> Row:
+def pooled_row(request: EmbedRequest, row: Outputs) -> Outputs:
     """Returns a copy of a row with its pooled `vector`, float32 [values], or for the pooling `none` tokens', float32 [length, values]."""
     values = pool(request.layers.of(row), request.parameters.pooling)
     return {"vector": np.array(values[..., : request.parameters.dimensions])}
 
 
-def vector(request: EmbedRequest, row: Row) -> Floats:
+def vector(request: EmbedRequest, row: Outputs) -> Floats:
     """Returns the final vector, float32 [values], or for the pooling `none` float32 [length, values], from a row of `pooled_row`."""
     return normalized(row["vector"]) if request.parameters.normalize else row["vector"]
 

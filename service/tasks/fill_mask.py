@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import InvalidValueError, Sent
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel
 from bertserve.service.tasks.body import MAX_TOP_K, TaskBody, TaskParameters, TextOrTexts, body_config
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost, text_bytes
-from bertserve.service.tasks.decoding import Row, activate, best_tokens
+from bertserve.service.tasks.decoding import activate, best_tokens
 from bertserve.service.tasks.joint_masks import DEFAULT_BEAM, MAX_BEAM, MAX_PATTERNS, Pieces, Slot, prepare, search, slots_of
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
@@ -133,7 +134,7 @@ def fill_masks(request: FillMaskRequest, model: TaskModel) -> TaskGenerator:
         return (yield from _fill_jointly(request, ids, masks, tokenizer))
     among, warnings = (None, ()) if request.targets is None else request.targets.tokenized(tokenizer)
 
-    def keep(_: int, row: Row) -> Row:
+    def keep(_: int, row: Outputs) -> Outputs:
         best = []
         for logits in row["logits"]:  # one by one, because the scores of a whole vocabulary are large
             scores = activate(logits, "softmax")

@@ -20,10 +20,11 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.batch import Batch, TaskGenerator
 from bertserve.service.tasks.cost import Cost
-from bertserve.service.tasks.decoding import Floats, Row, best_tokens
+from bertserve.service.tasks.decoding import Floats, best_tokens
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 DEFAULT_BEAM = 8
@@ -213,7 +214,7 @@ class _Beam:
         """Whether the next mask is the last one."""
         return self.done + 1 == len(self.pattern.masks)
 
-    def grown(self, rows: Sequence[Row], count: int) -> _Beam:
+    def grown(self, rows: Sequence[Outputs], count: int) -> _Beam:
         """Returns the best `count` fillings with one more mask filled; `rows` has the result of `_best` for each filling."""
         logs = [filling.log + row["logs"] for filling, row in zip(self.fillings, rows, strict=True)]
         every = np.concatenate(logs)
@@ -236,7 +237,7 @@ def search(patterns: Sequence[Pattern], *, beam: int, top_k: int, tokenizer: Tok
     beams, room = [_Beam(pattern) for pattern in patterns], tokenizer.room(pair=False)
     while open_beams := [pattern_beam for pattern_beam in beams if not pattern_beam.full]:
         encodings: list[Encoding] = []
-        keeps: list[Callable[[Row], Row]] = []
+        keeps: list[Callable[[Outputs], Outputs]] = []
         reserved_tokens = 0
         for pattern_beam in open_beams:
             pattern, max_count = pattern_beam.pattern, top_k if pattern_beam.last else beam
@@ -260,7 +261,7 @@ def search(patterns: Sequence[Pattern], *, beam: int, top_k: int, tokenizer: Tok
     return _results(beams, top_k, tokenizer)
 
 
-def _best(row: Row, *, max_count: int, allowed: NDArray[np.int64] | None) -> Row:
+def _best(row: Outputs, *, max_count: int, allowed: NDArray[np.int64] | None) -> Outputs:
     """Returns the best `tokens` of one mask, int64 [at most max_count], and the logarithms of their probabilities as `logs`, float64."""
     logs = log_softmax(row["logits"][0])
     best = best_tokens(logs, max_count, allowed)

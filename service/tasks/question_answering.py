@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field, Tag
 
+from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import InvalidValueError, Sent
 from bertserve.service.tasks import occlusion
 from bertserve.service.tasks.answer_spans import BestAnswers, SpanTexts, SummedAnswers
@@ -33,7 +34,7 @@ from bertserve.service.tasks.body import (
     one_of,
 )
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes
-from bertserve.service.tasks.decoding import Floats, Row, activate
+from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.tasks.occlusion import ReadText, WordImportance
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
@@ -194,7 +195,7 @@ def _cost(request: AnswerRequest, passage_windows: PassageWindows) -> Cost:
     return cost + occlusion.cost(words, max(map(len, passage_windows.encodings)), [request.question, request.context])
 
 
-def _probabilities(encoding: Encoding, count: int, row: Row, cls_index: int | None) -> tuple[float, Floats, Floats]:
+def _probabilities(encoding: Encoding, count: int, row: Outputs, cls_index: int | None) -> tuple[float, Floats, Floats]:
     """Returns the probability of "no answer", and the start and end probabilities of each of the window's `count` tokens of the passage."""
     none = [] if cls_index is None else [cls_index]
     place = np.array([*none, *range(encoding.start, encoding.start + count)])
@@ -217,7 +218,7 @@ def _explain(
     ]
     left_out = occlusion.variants(parts, tokenizer)
 
-    def keep(index: int, row: Row) -> Row:
+    def keep(index: int, row: Outputs) -> Outputs:
         encoding, word = left_out[index].encoding, left_out[index].word
         missing = len(word.tokens) if left_out[index].part is parts[1] else 0
         null, start, end = _probabilities(encoding, len(cut) - missing, row, passage_windows.cls_index)

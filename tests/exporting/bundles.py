@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from bertserve.service.bundle.files import Bundle, load_bundle
-from bertserve.service.bundle.graph_spec import GraphSpec
-from bertserve.service.engine.onnx_engine import OnnxEngine, Row
+from bertserve.service.bundle.graph_spec import GraphSpec, Outputs
+from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.tasks.batch import Batch
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
@@ -71,10 +71,10 @@ class Served:
     def encodings(self, *requests: Any) -> list[Encoding]:
         return [encoding for request in requests for encoding in self.encode(request).encodings]
 
-    def alone(self, request: Any) -> list[Row]:
+    def alone(self, request: Any) -> list[Outputs]:
         return [self.engine.run([encoding])[0] for encoding in self.encodings(request)]
 
-    def decode(self, request: Any, rows: list[Row]) -> Any:
+    def decode(self, request: Any, rows: list[Outputs]) -> Any:
         return decode(self.task, request, rows, self.manifest, self.tokenizer)
 
     def answer(self, body: dict[str, Any], task: str | None = None) -> Any:

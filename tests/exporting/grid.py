@@ -13,8 +13,7 @@ import torch
 from bertserve.export import inference
 from bertserve.export.calibration import BUILT_IN
 from bertserve.service.bundle.files import Bundle
-from bertserve.service.bundle.graph_spec import GraphSpec, Precision
-from bertserve.service.engine.onnx_engine import Row
+from bertserve.service.bundle.graph_spec import GraphSpec, Outputs, Precision
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bundles import engine_of, exported
 from checkpoints import few_texts
@@ -82,13 +81,13 @@ def save_bundle(name: str, task: str, folder: Path, **fields: Any) -> tuple[Path
     return source, exported(source, precisions=("fp32", "int8"), max_int8_error=1.0, **options)
 
 
-def compared(source: Path, bundle: Bundle, task: str) -> tuple[list[Encoding], list[Row]]:
+def compared(source: Path, bundle: Bundle, task: str) -> tuple[list[Encoding], list[Outputs]]:
     """Returns the encodings of the grid and the checkpoint's outputs for them."""
     encodings = grid(Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer), task)
     return encodings, reference(source, task, bundle, encodings)
 
 
-def worst_error(expected: Sequence[Row], found: Sequence[Sequence[Row]]) -> float:
+def worst_error(expected: Sequence[Outputs], found: Sequence[Sequence[Outputs]]) -> float:
     """Returns the largest difference from the expected outputs, over all runs."""
     return max(float(np.abs(a[key] - b[key]).max()) for side in found for a, b in zip(expected, side, strict=True) for key in a)
 
@@ -126,7 +125,7 @@ def grid(tokenizer: Tokenizer, task: str) -> list[Encoding]:
     return encodings
 
 
-def reference(source: Path, task: str, bundle: Bundle, encodings: Sequence[Encoding]) -> list[Row]:
+def reference(source: Path, task: str, bundle: Bundle, encodings: Sequence[Encoding]) -> list[Outputs]:
     """Returns the checkpoint's outputs in transformers with its default attention implementation, one text at a time."""
     model = ALL_HEADS[task][1].from_pretrained(source, dtype=torch.float32).eval()  # type: ignore[attr-defined]
     taken = [spec for spec in bundle.manifest.graphs[0].inputs if spec.fill != "mask_index"]
@@ -146,7 +145,7 @@ def reference(source: Path, task: str, bundle: Bundle, encodings: Sequence[Encod
     return rows
 
 
-def rows(bundle: Bundle, precision: Precision, encodings: Sequence[Encoding]) -> tuple[list[Row], list[Row]]:
+def rows(bundle: Bundle, precision: Precision, encodings: Sequence[Encoding]) -> tuple[list[Outputs], list[Outputs]]:
     """Returns a graph's outputs for each encoding without batching, and for all encodings in one padded batch."""
     engine = engine_of(bundle, bundle.graph("cpu", precision))
     return [engine.run([encoding])[0] for encoding in encodings], engine.run(encodings)

@@ -22,9 +22,9 @@ from bertserve.export.validation.comparison import Reference, compare
 from bertserve.export.validation.pytorch import sample_reference
 from bertserve.export.validation.served_graph import Answer, ServedGraph
 from bertserve.service.bundle.files import Bundle
-from bertserve.service.bundle.graph_spec import Precision
+from bertserve.service.bundle.graph_spec import Outputs, Precision
 from bertserve.service.bundle.manifest import TokenizerSpec
-from bertserve.service.engine.onnx_engine import OnnxEngine, Row
+from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bundles import Array, edit_constant, engine_of, exported
 from checkpoints import POSITIONS, bert
@@ -40,7 +40,7 @@ class Faulty:
         self.engine = engine
         self.fault = fault
 
-    def run(self, encodings: Sequence[Encoding]) -> list[Row]:
+    def run(self, encodings: Sequence[Encoding]) -> list[Outputs]:
         return [{"logits": self.fault(row["logits"])} for row in self.engine.run(encodings)]
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from bertserve.service.bundle import files
+from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.engine.onnx_engine import OnnxEngine, Row
+from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.reading import read_as
@@ -30,7 +31,7 @@ class Loaded:
     tokenizer: Tokenizer
     engine: OnnxEngine
 
-    def rows(self, encodings: Sequence[Encoding]) -> list[Row]:
+    def rows(self, encodings: Sequence[Encoding]) -> list[Outputs]:
         """Runs encodings one by one, as the service does with a graph that is not batch-invariant."""
         return [self.engine.run([encoding])[0] for encoding in encodings]
 

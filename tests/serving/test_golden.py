@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import embedded
+from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.tasks import classify
-from bertserve.service.tasks.decoding import Row, activate
+from bertserve.service.tasks.decoding import activate
 from fakes import Head
 from golden import cases
 from task_runs import decode, encode
@@ -50,7 +51,7 @@ def test_every_text_has_as_many_windows_as_in_the_reference() -> None:
 @pytest.mark.parametrize("step", embedded.STEPS)
 def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int) -> None:
     clear = agreed = ties = 0
-    ran: dict[bytes, Row] = {}  # many cases have the same text
+    ran: dict[bytes, Outputs] = {}  # many cases have the same text
     for case in CASES[::step]:
         for request, windows in zip(requests_of(case), case["logits"], strict=True):
             best = classify.ClassifyRequest(
