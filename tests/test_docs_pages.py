@@ -107,6 +107,13 @@ def test_named_commands_exist(page: Path) -> None:
     assert set() == set(shown) - known
 
 
+@pytest.mark.torch
+@each_current_page
+def test_shown_imports_of_bertserve_work(page: Path) -> None:
+    for line in re.findall(r"^\s*((?:from|import) bertserve\b.*)$", page.read_text(encoding="utf-8"), re.MULTILINE):
+        exec(line)
+
+
 @pytest.mark.parametrize("page", generate.generated_pages(), ids=lambda page: page.name)
 def test_generated_tables_are_current(page: Path) -> None:
     """`make docs` would not change the page, except that other CPUs give slightly different scores."""
