@@ -228,7 +228,7 @@ def _add_int8_flags(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="your own texts, at least 16, for int8 calibration: one per line, or JSON Lines (.jsonl), CSV or TSV with "
-        "text and, for pairs, text_pair, or question and context; a third is held out to validate int8 (default: 700 built-in English texts)",
+        "text and, for pairs, text_pair, or question and context; a third is held out to judge int8, or a twelfth with --validation (default: 700 built-in English texts)",
     )
     parser.add_argument(
         "--validation",

@@ -240,7 +240,9 @@ class Settings(ModelSettings, AddressSettings):
     keep_alive_s: int = Field(
         75, ge=1, description="Seconds until an idle connection is closed; set more than the load balancer's idle timeout."
     )
-    header_timeout_s: float = Field(10, gt=0, description="Seconds to receive the request line and headers, from the first byte.")
+    header_timeout_s: float = Field(
+        10, gt=0, description="Seconds until the first byte of a new connection, and then to receive the request line and headers."
+    )
     max_header_bytes: int = Field(
         32768, ge=1024, description="Maximum bytes of request line and headers; also of a body's trailers and chunk extensions."
     )
