@@ -1,8 +1,8 @@
-"""All errors of the service. This module does not use HTTP: `ERROR_STATUSES` maps each class to a status.
+"""All errors of the service, and the HTTP status of each class: `ERROR_STATUSES`.
 
 A `StartError` ends a start or a command, a `CallerError` needs another request, and a `ServerError` is the service's own.
 A message says what is wrong, the given value, the allowed value and what to change, with names in backticks. The errors of callers and of
-the server have a template and values. The caller gets the sentence. The log has it too, with the placeholders of the values that are `Sent`.
+the server have a template and values. The caller gets the sentence. The log has it too, with the placeholders of the values that are `CallerValue`.
 """
 
 from __future__ import annotations
@@ -22,18 +22,13 @@ from urllib.parse import unquote, urlsplit
 SHOWN_CHARS = 64
 
 
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Returns the known name that is most similar to a wrong one, or None if none is similar."""
-    return next(iter(difflib.get_close_matches(name[:SHOWN_CHARS], list(names), n=1)), None)
-
-
 def did_you_mean(name: str, names: Iterable[str], otherwise: str = "", *, name_format: str = "`{}`") -> str:
     """Returns a question with the known name that is most similar to a wrong one, or `otherwise` if none is similar.
 
     `name_format` is how the question writes the name.
     """
-    near = nearest(name, names)
-    return f"did you mean {name_format.format(near)}?" if near else otherwise
+    similar = difflib.get_close_matches(name[:SHOWN_CHARS], list(names), n=1)
+    return f"did you mean {name_format.format(similar[0])}?" if similar else otherwise
 
 
 # The requirement for a value, by the type of pydantic's error.
@@ -86,8 +81,8 @@ def install_command(*extras: str) -> str:
     """
     origin = json.loads(distribution("bertserve").read_text("direct_url.json") or "{}").get("url", "")
     path = unquote(urlsplit(origin).path) if origin.startswith("file:") else ""
-    place = path if os.path.exists(path) else "."
-    return f"pip install {shlex.quote(place + '[' + ','.join(extras) + ']')}"
+    source = path if os.path.exists(path) else "."
+    return f"pip install {shlex.quote(source + '[' + ','.join(extras) + ']')}"
 
 
 class BertServeError(Exception):
@@ -107,7 +102,7 @@ class BertServeError(Exception):
 
         Args:
             template: A literal, so that it has no text of a request. Without values, its braces are plain text.
-            **values: The values by name; each value that the caller sent is a `Sent`.
+            **values: The values by name; each value that the caller sent is a `CallerValue`.
         """
         self.template = template
         self.values = values
@@ -119,7 +114,9 @@ class BertServeError(Exception):
         """The message, with names of placeholders in place of the values that the caller sent."""
         if not self.values:
             return self.template
-        return self.template.format(**{name: f"{{{name}}}" if isinstance(value, Sent) else value for name, value in self.values.items()})
+        return self.template.format(
+            **{name: f"{{{name}}}" if isinstance(value, CallerValue) else value for name, value in self.values.items()}
+        )
 
     def name_input(self, *, many: bool, input_name: str = "inputs") -> None:
         """Puts the wrong input before the message: `inputs[i]` for a list, otherwise `inputs` or the name of the field that replaces it."""
@@ -129,10 +126,10 @@ class BertServeError(Exception):
             self.input_index = None
 
 
-class Sent:
+class CallerValue:
     """A value that the caller sent, for an error: the answer has it, the log has the name of its placeholder instead.
 
-    Sizes and places that the service counted are not the caller's, nor are names that the service knows.
+    Sizes and positions that the service counted are not the caller's, nor are names that the service knows.
     """
 
     __slots__ = ("_value",)
@@ -275,6 +272,6 @@ def traceback_places(error: Exception) -> str:
     return " < ".join(f"{frame.name} ({frame.filename.rpartition('/')[2]}:{frame.lineno})" for frame in frames)
 
 
-def classify(error: Exception) -> tuple[int, str]:
+def status_and_type(error: Exception) -> tuple[int, str]:
     """Returns the status and the error type of an exception."""
     return next((ERROR_STATUSES[kind] for kind in type(error).__mro__ if kind in ERROR_STATUSES), INTERNAL)

@@ -23,7 +23,7 @@ from bertserve.service.api.request import REQUEST
 from bertserve.service.api_keys import Access
 from bertserve.service.engine import sessions
 from bertserve.service.engine.hardware import cpu_name
-from bertserve.service.errors import NotFoundError, UnavailableError, classify
+from bertserve.service.errors import NotFoundError, UnavailableError, status_and_type
 from bertserve.service.metrics import CONTENT_TYPE, UNKNOWN
 from bertserve.service.models.build import AppState
 from bertserve.service.models.model import Model
@@ -131,7 +131,7 @@ async def _audited(state: AppState, scope: Scope, name: str, change: Awaitable[T
     try:
         return await change
     except Exception as error:
-        _, outcome = classify(error)
+        _, outcome = status_and_type(error)
         raise
     finally:
         # the name of no model is only the caller's text

@@ -16,7 +16,7 @@ from bertserve.service.api.admin import routers as admin_routers
 from bertserve.service.api.openapi import TAGS, add_description, docs_router, inference_routes
 from bertserve.service.api.request import REQUEST
 from bertserve.service.api.routes import check_declared
-from bertserve.service.errors import MethodNotAllowedError, NotFoundError, Sent
+from bertserve.service.errors import CallerValue, MethodNotAllowedError, NotFoundError
 from bertserve.service.models.build import AppState
 from bertserve.service.tasks.catalog import TASKS
 
@@ -79,10 +79,10 @@ async def _translate(request: Request, error: Exception) -> Response:
         # a path can have several routes, and the router names only the methods of the first one
         routes = [route for route in request.app.routes if route.matches(request.scope)[0] is Match.PARTIAL]
         allowed = ", ".join(sorted({method for route in routes for method in route.methods}))
-        raise MethodNotAllowedError("`{path}` takes only {allowed}; see /docs.", path=Sent(path), allowed=allowed)
+        raise MethodNotAllowedError("`{path}` takes only {allowed}; see /docs.", path=CallerValue(path), allowed=allowed)
     tasks = ", ".join(f"/{spec.path}" for spec in TASKS.values())
     raise NotFoundError(
         "there is no path `{path}`; send a POST to {tasks} or /models/NAME, without a slash at the end; see /docs.",
-        path=Sent(path),
+        path=CallerValue(path),
         tasks=tasks,
     )

@@ -25,7 +25,7 @@ from bertserve.service.api.error_answers import ErrorLog
 from bertserve.service.api.jsonl import MEDIA_TYPES, LineStream
 from bertserve.service.api.request import REQUEST, TIMEOUT_HEADER, Request, read_body, until_disconnect
 from bertserve.service.api.routes import InferenceRoute
-from bertserve.service.errors import INTERNAL, ContentEncodingError, InvalidValueError, MalformedRequestError, Sent, UnavailableError
+from bertserve.service.errors import INTERNAL, CallerValue, ContentEncodingError, InvalidValueError, MalformedRequestError, UnavailableError
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.models.build import AppState
 from bertserve.service.scheduling.scheduler import LARGE_BYTES
@@ -151,12 +151,12 @@ class Endpoint:
             if scope["query_string"]:
                 raise InvalidValueError(
                     "the URL has the query parameter `{name}`, but this path takes none; put it into the body.",
-                    name=Sent(next(iter(QueryParams(scope["query_string"])), "")),
+                    name=CallerValue(next(iter(QueryParams(scope["query_string"])), "")),
                 )
             for header, plain in ((b"content-encoding", b"identity"), (b"transfer-encoding", b"chunked")):
                 if (encoding := request.headers.get(header, plain)).lower() != plain:
                     raise ContentEncodingError(
-                        "the body's encoding is `{encoding}`; send it uncompressed.", encoding=Sent(encoding.decode("latin-1"))
+                        "the body's encoding is `{encoding}`; send it uncompressed.", encoding=CallerValue(encoding.decode("latin-1"))
                     )
             value = request.headers.get(_TIMEOUT)
             timeout_s = state.settings.timeout_ms / 1000 if value is None else self._timeout_s(value)
@@ -188,7 +188,7 @@ class Endpoint:
             raise InvalidValueError(
                 "the header `{timeout_header}` is `{value}`; it must be a whole number from 1 to {max_timeout_ms}.",
                 timeout_header=TIMEOUT_HEADER,
-                value=Sent(value.decode("latin-1")),
+                value=CallerValue(value.decode("latin-1")),
                 max_timeout_ms=self._state.settings.max_timeout_ms,
             )
         return int(value) / 1000

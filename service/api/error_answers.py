@@ -15,7 +15,7 @@ from typing import Any
 from starlette.responses import Response
 
 from bertserve.service import errors
-from bertserve.service.errors import INTERNAL, BertServeError, classify
+from bertserve.service.errors import INTERNAL, BertServeError, status_and_type
 from bertserve.service.tasks.json_text import to_json
 
 logger = logging.getLogger("bertserve.errors")
@@ -38,7 +38,7 @@ def response(error: Exception, request_id: str, path: str = "") -> Response:
         request_id: The request's id.
         path: The request's path, if known; it decides the shape of the answer.
     """
-    status, error_type = classify(error)
+    status, error_type = status_and_type(error)
     message = "internal error. This is a bug; the log of the service has the details under this request id."
     if isinstance(error, errors.BertServeError):
         message = printable(error.message)
@@ -79,7 +79,7 @@ class ErrorLog:
 
         `request` has `request_id`, `method`, `path` and further fields of the log line.
         """
-        kind = classify(error)
+        kind = status_and_type(error)
         if kind not in self._counts:
             asyncio.get_running_loop().call_later(INTERVAL_S, self._release, kind)
         self._counts[kind] += 1

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
-from bertserve.service.errors import ClientGoneError, MalformedRequestError, Sent, SlowRequestError, TooLargeError
+from bertserve.service.errors import CallerValue, ClientGoneError, MalformedRequestError, SlowRequestError, TooLargeError
 from bertserve.service.metrics import UNKNOWN
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Request:
             raise MalformedRequestError(
                 "the path `{path}` has a control character, an encoded slash, a dot segment or bytes that are not UTF-8; send "
                 "the plain path, see /docs.",
-                path=Sent(path),
+                path=CallerValue(path),
             )
 
     def log_fields(self) -> dict[str, Any]:

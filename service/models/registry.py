@@ -9,7 +9,7 @@ from textwrap import shorten
 
 from pydantic import TypeAdapter, ValidationError
 
-from bertserve.service.errors import BundleError, InvalidValueError, NotFoundError, Sent, SettingsError, did_you_mean, fault
+from bertserve.service.errors import BundleError, CallerValue, InvalidValueError, NotFoundError, SettingsError, did_you_mean, fault
 from bertserve.service.models.model import Model
 from bertserve.service.tasks.catalog import TASKS
 
@@ -155,7 +155,7 @@ class Registry:
         """
         if (model := self.models.get(name)) is None:
             hint = did_you_mean(name, self.models, f"loaded are: {_quoted(self.models)}.")
-            raise NotFoundError("no model `{name}` is loaded; {hint}", name=Sent(name), hint=hint)
+            raise NotFoundError("no model `{name}` is loaded; {hint}", name=CallerValue(name), hint=hint)
         return model
 
     def for_task(self, task: str, name: str | None = None) -> Model:

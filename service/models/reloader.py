@@ -14,10 +14,10 @@ from bertserve.service.bundle import files
 from bertserve.service.errors import (
     BertServeError,
     BundleError,
+    CallerValue,
     ConflictError,
     InvalidValueError,
     NotFoundError,
-    Sent,
     StartError,
     traceback_places,
 )
@@ -66,7 +66,7 @@ class Reloader:
                 path = await self._in_thread(files.find_bundle, self._folders, name)
                 if path is None:
                     self._clear_error(name)
-                    raise NotFoundError("no models folder has a bundle `{name}`; put it there first.", name=Sent(name))
+                    raise NotFoundError("no models folder has a bundle `{name}`; put it there first.", name=CallerValue(name))
                 return await self._replace(path)
             except StartError as error:
                 raise InvalidValueError(

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from bertserve.service.errors import SettingsError, classify
+from bertserve.service.errors import SettingsError, status_and_type
 from bertserve.service.scoring.rows import Row, Window, arrow_errors
 from bertserve.service.tasks.json_text import to_json, to_plain
 
@@ -184,7 +184,7 @@ class Stream:
 def _reasons(window: Window) -> bytes:
     """Returns a line for each row without an answer."""
     return b"".join(
-        to_json({"row": row.number, "line": row.line, "error": row.error.message, "error_type": classify(row.error)[1]}) + b"\n"
+        to_json({"row": row.number, "line": row.line, "error": row.error.message, "error_type": status_and_type(row.error)[1]}) + b"\n"
         for row in window.rows
         if row.error is not None
     )

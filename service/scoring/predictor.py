@@ -16,7 +16,7 @@ import orjson
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.engine.hardware import usable_cores
-from bertserve.service.errors import SHOWN_CHARS, BertServeError, EngineError, InvalidValueError, Sent, SettingsError, did_you_mean
+from bertserve.service.errors import SHOWN_CHARS, BertServeError, CallerValue, EngineError, InvalidValueError, SettingsError, did_you_mean
 from bertserve.service.models import loading
 from bertserve.service.models.request_run import RequestRun, Text
 from bertserve.service.scoring.rows import Row, Window, rejecting
@@ -113,7 +113,7 @@ class Columns:
                     "the column `{column}` must be {kind}; the row has {columns}.",
                     column=column,
                     kind=kind,
-                    columns=Sent(listed(list(values)[:20])),
+                    columns=CallerValue(listed(list(values)[:20])),
                 )
         if self._body_keys == ["inputs"]:
             inputs = {"inputs": inputs[TEXT] if list(inputs) == [TEXT] else inputs}

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field
 
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.errors import InvalidValueError, Sent, TooLargeError
+from bertserve.service.errors import CallerValue, InvalidValueError, TooLargeError
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copied, too_long
 from bertserve.service.tasks.body import TaskBody, TaskParameters, body_config
 from bertserve.service.tasks.classify import TextsOrPairs
@@ -81,7 +81,7 @@ def _numbers(name: str, choice: Sequence[int] | None, count: int, owner: str) ->
         raise InvalidValueError(
             "`{field}` has {wrong}, but {whose} has {count} {field}; give 0 to {last}, or -1 to {least} to count from the end.",
             field=name,
-            wrong=Sent(invalid),
+            wrong=CallerValue(invalid),
             whose=owner,
             count=count,
             last=count - 1,
@@ -89,7 +89,7 @@ def _numbers(name: str, choice: Sequence[int] | None, count: int, owner: str) ->
         )
     numbers = tuple(number % count for number in indices)
     if len(set(numbers)) < len(numbers):
-        raise InvalidValueError("`{field}` has a duplicate: {given}; name each once.", field=name, given=Sent(list(indices)))
+        raise InvalidValueError("`{field}` has a duplicate: {given}; name each once.", field=name, given=CallerValue(list(indices)))
     return numbers
 
 

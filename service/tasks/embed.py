@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, Field, Tag
 
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import LAST_FOUR, VECTOR_OUTPUT, Combine, Embedding, Layers, Manifest
-from bertserve.service.errors import InvalidValueError, Sent
+from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.tasks.batch import EMPTY, Batch, ModelConfig, TaskGenerator, TaskModel, too_long
 from bertserve.service.tasks.body import (
     LIST,
@@ -85,12 +85,12 @@ def choose(layers: Layers | list[int] | None, combine: Combine | None, embedding
     if missing := [layer for layer in numbers if layer not in place_by_layer]:
         raise InvalidValueError(
             "`layers` has {missing}, but this model has {describe}.",
-            missing=Sent(missing[0]),
+            missing=CallerValue(missing[0]),
             describe=_describe(embedding),
         )
     places = tuple(place_by_layer[layer] for layer in numbers)
     if len(set(places)) < len(places):
-        raise InvalidValueError("`layers` has a duplicate: {wanted}; name each once.", wanted=Sent(list(numbers)))
+        raise InvalidValueError("`layers` has a duplicate: {wanted}; name each once.", wanted=CallerValue(list(numbers)))
     if places == (place_by_layer[-1],):
         return LAST_LAYER
     return LayerChoice(embedding.layers_output, embedding.layer_count, places, combine or embedding.combine)
@@ -199,14 +199,14 @@ def resolve(parameters: EmbedParameters, embedding: Embedding) -> EmbedRequest:
     if parameters.dimensions is not None and parameters.dimensions > width:
         raise InvalidValueError(
             "`dimensions` is {dimensions}, but this model's vectors have {width}; give at most {width}.",
-            dimensions=Sent(parameters.dimensions),
+            dimensions=CallerValue(parameters.dimensions),
             width=width,
         )
     name = embedding.default_prompt if parameters.prompt_name is None else parameters.prompt_name
     if name is not None and name not in embedding.prompts:
         prompts = ", ".join(f"`{prompt}`" for prompt in embedding.prompts)
         raise InvalidValueError(
-            "unknown prompt `{name}`; this model has {known}.", name=Sent(name), known=prompts or "none, so remove `prompt_name`"
+            "unknown prompt `{name}`; this model has {known}.", name=CallerValue(name), known=prompts or "none, so remove `prompt_name`"
         )
     cut = None if embedding.truncate_dim is None or pooling == "none" else min(embedding.truncate_dim, width)
     own = {"pooling": pooling, "normalize": embedding.normalize, "dimensions": cut}

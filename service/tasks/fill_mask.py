@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.errors import InvalidValueError, Sent
+from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel
 from bertserve.service.tasks.body import MAX_TOP_K, TaskBody, TaskParameters, TextOrTexts, body_config
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost, text_bytes
@@ -199,7 +199,9 @@ def _check_masks(text: str, count: int, mask: str) -> None:
     if count == 0:
         if similar := _LOOKS_LIKE_A_MASK.search(text):
             raise InvalidValueError(
-                "`{given}` is not this model's mask; write `{known}` for each word to fill in.", given=Sent(similar.group()), known=mask
+                "`{given}` is not this model's mask; write `{known}` for each word to fill in.",
+                given=CallerValue(similar.group()),
+                known=mask,
             )
         raise InvalidValueError("the text has no mask; write `{known}` for each word to fill in.", known=mask)
 

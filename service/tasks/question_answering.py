@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field, Tag
 
 from bertserve.service.bundle.graph_spec import Outputs
-from bertserve.service.errors import InvalidValueError, Sent
+from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.tasks import occlusion
 from bertserve.service.tasks.answer_spans import BestAnswers, SpanTexts, SummedAnswers
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copied, spans_read
@@ -170,7 +170,7 @@ def windows_of(request: AnswerRequest, tokenizer: Tokenizer) -> PassageWindows:
     if length > tokenizer.max_length:
         raise InvalidValueError(
             "`max_seq_len` is {max_seq_len} and the model takes {max_length}; make it smaller.",
-            max_seq_len=Sent(length),
+            max_seq_len=CallerValue(length),
             max_length=tokenizer.max_length,
         )
     stride = default_stride(length) if parameters.doc_stride is None else parameters.doc_stride

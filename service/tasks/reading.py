@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from bertserve.service.errors import InvalidValueError, Sent, TooLargeError, expectation
+from bertserve.service.errors import CallerValue, InvalidValueError, TooLargeError, expectation
 from bertserve.service.tasks.body import TAGS, Limits, TaskBody
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import parse
@@ -82,7 +82,7 @@ def validate_as(kind: type[B], value: Any, limits: Limits) -> B:
     if body.parameters is not None and body.top_k > limits.max_top_k:
         raise TooLargeError(
             "`top_k` is {top_k} and {max_top_k} is allowed; make it smaller; the operator can raise --max-top-k.",
-            top_k=Sent(body.top_k),
+            top_k=CallerValue(body.top_k),
             max_top_k=limits.max_top_k,
         )
     for index, item in enumerate(body.items):
@@ -136,9 +136,9 @@ def where(parts: Sequence[int | str]) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
 
 
-def show(value: Any) -> Sent | str:
+def show(value: Any) -> CallerValue | str:
     """Returns a value of a body for a message: the start of a text or a number, otherwise a description."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else f"a list of {len(value)}"
     shown = json.dumps(value[:41] if isinstance(value, str) else value, ensure_ascii=False)
-    return Sent(shown if len(shown) <= 40 else f"{shown[:40]}…")
+    return CallerValue(shown if len(shown) <= 40 else f"{shown[:40]}…")

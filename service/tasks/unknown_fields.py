@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bertserve.service.errors import InvalidValueError, MalformedRequestError, Sent, did_you_mean
+from bertserve.service.errors import CallerValue, InvalidValueError, MalformedRequestError, did_you_mean
 from bertserve.service.tasks.body import TaskBody
 
 # Keys that clients of other services send next to `inputs`, with the values that change nothing here. None means any value.
@@ -59,7 +59,7 @@ def unknown_name(name: str, holder: str, known: Sequence[str]) -> InvalidValueEr
     """Returns the error of an unknown name; `holder` is the object that does not have it, for the message."""
     hint = did_you_mean(name.lower(), known)
     remedy = f"{hint + ' Known' if hint else 'known'} names are {listed(known)}" if known else "leave it out"
-    return InvalidValueError("{holder} has no `{name}`; {remedy}.", holder=holder, name=Sent(name), remedy=remedy)
+    return InvalidValueError("{holder} has no `{name}`; {remedy}.", holder=holder, name=CallerValue(name), remedy=remedy)
 
 
 def check_names(names: Iterable[str], known: Sequence[str], holder: str) -> None:
@@ -87,7 +87,7 @@ def _unknown(name: str, body: type[TaskBody]) -> InvalidValueError:
         return InvalidValueError("unknown field `{field}` next to {known}; put it into `parameters`.", field=name, known=texts)
     hint = did_you_mean(name.lower(), known) or did_you_mean(name.lower(), parameters, name_format="`{}` in `parameters`")
     remedy = f"{hint + ' Known' if hint else 'known'} fields are {listed(known)}"
-    return InvalidValueError("unknown field `{name}`; {remedy}.", name=Sent(name), remedy=remedy)
+    return InvalidValueError("unknown field `{name}`; {remedy}.", name=CallerValue(name), remedy=remedy)
 
 
 def invalid_json(raw: bytes, reason: str, body: type[TaskBody] | None) -> MalformedRequestError:

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from bertserve.service.errors import InvalidValueError, Sent
+from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.batch import EMPTY, Batch, ModelConfig, TaskGenerator, TaskModel
 from bertserve.service.tasks.body import TaskBody, TaskParameters, TextOrTexts, body_config
@@ -122,7 +122,7 @@ def classify_zero_shot(request: ZeroShotRequest, model: TaskModel) -> TaskGenera
             raise InvalidValueError(
                 "the hypothesis of the label `{label}` has {hypothesis_count} tokens and at most {room} are allowed; "
                 "shorten the label or `hypothesis_template`.",
-                label=Sent(label),
+                label=CallerValue(label),
                 hypothesis_count=len(hypothesis),
                 room=room - 1,
             )

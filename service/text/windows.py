@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bertserve.service.bundle.manifest import Side
-from bertserve.service.errors import InvalidValueError, Sent
+from bertserve.service.errors import CallerValue, InvalidValueError
 
 # Of one text; a stride close to the window's length would need one window per token.
 MAX_WINDOWS = 4096
@@ -68,7 +68,7 @@ def windows(
         raise InvalidValueError(
             "`{field}` is {stride}, which is too large for windows of {room} tokens; make `{field}` smaller, or {remedy}.",
             field=field,
-            stride=Sent(stride),
+            stride=CallerValue(stride),
             room=room,
             remedy=remedy,
         )
@@ -80,7 +80,7 @@ def windows(
             count=count,
             starts_count=len(starts),
             room=room,
-            stride=Sent(stride),
+            stride=CallerValue(stride),
             limit=MAX_WINDOWS,
         )
     ranges = [range(start, min(start + room, count)) for start in starts]

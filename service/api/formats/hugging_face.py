@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from bertserve.service.api.call import Call
 from bertserve.service.api.request import Request
-from bertserve.service.errors import InvalidValueError, Sent
+from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.models.model import Model
 from bertserve.service.tasks import classify, fill_mask, question_answering, token_classification, zero_shot
 from bertserve.service.tasks.body import TaskBody
@@ -45,7 +45,7 @@ def _read_for(model: Model, raw: bytes, request: Request) -> Call:
     body = validate_as(TASKS[task].body, value, request.state.limits)
     if body.model not in (None, model.name):
         raise InvalidValueError(
-            "`model` is `{given}`, but the path names `{model}`; remove one of them.", given=Sent(body.model), model=model.name
+            "`model` is `{given}`, but the path names `{model}`; remove one of them.", given=CallerValue(body.model), model=model.name
         )
     return _call(task, model, body, request)
 

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from bertserve.service.api.call import HEADER_LENGTH, BinaryAnswer, Call
 from bertserve.service.api.request import Request
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.errors import InvalidValueError, MalformedRequestError, Sent
+from bertserve.service.errors import CallerValue, InvalidValueError, MalformedRequestError
 from bertserve.service.models.model import Model
 from bertserve.service.models.request_run import Prediction
 from bertserve.service.tasks import classify, embed, multiple_choice, rerank, similarity, zero_shot
@@ -218,7 +218,7 @@ def _read_texts(inputs: Sequence[InferInput], binary_data: memoryview, task: str
                 "`{name}` has {given} texts and the shape {shape}; the shape must be [{given}] or [{given}, 1].",
                 name=tensor.name,
                 given=len(texts[tensor.name]),
-                shape=Sent(list(tensor.shape)),
+                shape=CallerValue(list(tensor.shape)),
             )
     if len(binary_data):
         raise MalformedRequestError("the body has {left} bytes after its last tensor; remove them.", left=len(binary_data))
@@ -262,9 +262,9 @@ def _texts_of(tensor: InferInput, binary_data: memoryview) -> tuple[list[str], m
         raise MalformedRequestError(
             "the {size} bytes of `{name}` are not {count} texts, each after its length in 4 bytes, little-endian; {left} bytes follow the "
             "JSON or the tensor before (header `Inference-Header-Content-Length`).",
-            size=Sent(size),
+            size=CallerValue(size),
             name=tensor.name,
-            count=Sent(tensor.shape[0]),
+            count=CallerValue(tensor.shape[0]),
             left=len(binary_data),
         )
     return texts, binary_data[size:]
@@ -296,7 +296,7 @@ def _read_body(raw: bytes, request: Request) -> tuple[InferBody, memoryview]:
         raise MalformedRequestError(
             "the header `Inference-Header-Content-Length` is `{header}`; it must be the length of the JSON before the "
             "tensors, from 1 to the {size} bytes of the body.",
-            header=Sent(header.decode("latin-1")),
+            header=CallerValue(header.decode("latin-1")),
             size=len(raw),
         )
     try:
