@@ -25,10 +25,10 @@ from bertserve.service.api.error_answers import ErrorLog
 from bertserve.service.api.jsonl import MEDIA_TYPES, LineStream
 from bertserve.service.api.request import REQUEST, TIMEOUT_HEADER, Request, read_body, until_disconnect
 from bertserve.service.api.routes import InferenceRoute
+from bertserve.service.api.turns import LARGE_BYTES, Turns
 from bertserve.service.errors import INTERNAL, CallerValue, ContentEncodingError, InvalidValueError, MalformedRequestError, UnavailableError
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.models.build import AppState
-from bertserve.service.scheduling.scheduler import LARGE_BYTES
 from bertserve.service.tasks.json_text import to_json
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class Endpoint:
         self._fixed_routes = {route.path: route for route in routes if "{" not in route.path}
         self._named_routes = [route for route in routes if "{" in route.path]
         self._errors = ErrorLog()
+        self._turns = Turns()
         self._ids = random.Random()  # noqa: S311 - ids only tell requests apart, they protect nothing
         self._open = 0  # requests to models without a complete answer
         self._respond: ASGIApp = self._answer
@@ -162,18 +163,20 @@ class Endpoint:
             timeout_s = state.settings.timeout_ms / 1000 if value is None else self._timeout_s(value)
             model = request.named_model if scope["path_params"] else None
             if is_stream:
-                await LineStream(route.wire, request, timeout_s, self._errors).answer(receive, send)
+                await LineStream(route.wire, request, timeout_s, self._errors, self._turns).answer(receive, send)
                 return
             if model is not None:
                 request.task, request.model = model.task, model.name
             raw = await read_body(receive, request.headers, limit=state.settings.max_body_bytes, timeout_s=state.settings.body_timeout_s)
             if len(raw) > LARGE_BYTES:
-                await state.scheduler.own_turn()
+                await self._turns.wait()
             call = route.wire.read(raw, request)
             del raw  # the body is not needed during inference
             request.task, request.model = call.task, call.model.name
             trace = request.trace if request.trace is not None and request.trace.recorded else None
             prediction = request.prediction = await until_disconnect(call.predict(timeout_s, trace=trace), receive)
+            if prediction.answer_bytes > LARGE_BYTES:
+                await self._turns.wait()
             answer = call.answer(prediction)
             value, tail = answer if isinstance(answer, BinaryAnswer) else (answer, b"")
             body = to_json(value)

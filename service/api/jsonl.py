@@ -18,11 +18,11 @@ from bertserve.service.api import error_answers
 from bertserve.service.api.call import Call
 from bertserve.service.api.request import Request
 from bertserve.service.api.routes import Route
+from bertserve.service.api.turns import LARGE_BYTES, Turns
 from bertserve.service.api_keys import Access
 from bertserve.service.errors import BertServeError, ClientGoneError, MalformedRequestError, RefusedError, SlowRequestError, TooLargeError
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.models.request_run import Prediction
-from bertserve.service.scheduling.scheduler import LARGE_BYTES
 from bertserve.service.tasks.json_text import to_json
 
 MEDIA_TYPE = "application/x-ndjson"
@@ -47,12 +47,14 @@ class LineStream:
         request: The stream's request.
         timeout_s: Seconds until a line must have started, counted from its admission.
         error_log: Takes failures of the service; errors of callers are only in the answers, because a stream can have millions of lines.
+        turns: The turns of large lines and answers.
     """
 
     route: Route
     request: Request
     timeout_s: float
     error_log: error_answers.ErrorLog
+    turns: Turns
 
     def __post_init__(self) -> None:
         """Begins without lines."""
@@ -159,10 +161,13 @@ class LineStream:
                     max_body_bytes=state.settings.max_body_bytes,
                 )
             if len(line) > LARGE_BYTES:
-                await state.scheduler.own_turn()
+                await self.turns.wait()
             call = self.route.read(line, request)  # it looks the model up for each line, because it can be reloaded during the stream
             labels = (call.task, call.model.name)
-            body, status = to_json(call.answer(await self._predict(call))), _OK
+            prediction = await self._predict(call)
+            if prediction.answer_bytes > LARGE_BYTES:
+                await self.turns.wait()
+            body, status = to_json(call.answer(prediction)), _OK
             self._last_answer_bytes = len(body)
         except Exception as error:  # noqa: BLE001 - the process boundary of a line
             if isinstance(error, BertServeError):

@@ -15,7 +15,7 @@ from bertserve.service.errors import BertServeError, ExpiredError, RefusedError,
 from bertserve.service.metrics import ModelMetrics
 from bertserve.service.models.request_run import Prediction, RequestRun, Text
 from bertserve.service.scheduling.scheduled_request import ScheduledRequest
-from bertserve.service.scheduling.scheduler import LARGE_BYTES, Scheduler
+from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.tasks.batch import TaskModel
 from bertserve.service.tasks.catalog import TASKS, tasks_of
 from bertserve.service.tasks.cost import MAX_CHARS, TEXT_CHARS
@@ -120,6 +120,7 @@ class Model:
         started = run.ended if run.started is None else run.started
         prediction.queue_s = max(started - arrived - prediction.tokenize_s, 0.0)
         prediction.inference_s = run.ended - started
+        prediction.answer_bytes = run.cost.answer_bytes
         metrics.tokenize_seconds.observe(prediction.tokenize_s)
         metrics.queue_seconds.observe(prediction.queue_s)
         metrics.decode_seconds.observe(prediction.decode_s)
@@ -131,7 +132,7 @@ class Model:
         """Tokenizes the inputs, queues them, and waits for the results."""
         scheduler = self._scheduler
         arrived = scheduler.clock()
-        scheduler.check(timeout_s, is_long=chars > SHORT_CHARS)
+        scheduler.check(timeout_s)
         if chars <= SHORT_CHARS:  # a thread and back costs more than tokenizing a short text
             run.tokenize()
         else:
@@ -149,8 +150,6 @@ class Model:
         if work:
             request = ScheduledRequest(self, run.proceed, arrived, arrived + timeout_s)
             await scheduler.run(request, work, run.held_tokens)
-            if run.cost.answer_bytes > LARGE_BYTES:
-                await scheduler.own_turn()
 
     def run(self, payloads: Sequence[Text], *, multi_threaded: bool = False) -> Sequence[Outputs]:
         """Returns the outputs of each text that its task keeps.

@@ -31,6 +31,7 @@ class Prediction:
         queue_s: Seconds until its first run started, without `tokenize_s`.
         inference_s: Seconds from the start of its first run to the end of its last one.
         decode_s: Seconds to decode all inputs.
+        answer_bytes: About the bytes of the results as JSON.
         read: The spans that the model read of a single input, if it is cut or was read in several windows.
     """
 
@@ -42,6 +43,7 @@ class Prediction:
     queue_s: float = 0.0
     inference_s: float = 0.0
     decode_s: float = 0.0
+    answer_bytes: int = 0
     read: Sequence[ReadSpan] = ()
 
 

@@ -13,7 +13,7 @@ from itertools import count
 from math import inf
 
 from bertserve.service.errors import InvalidValueError, RefusedError, TooLargeError
-from bertserve.service.scheduling.scheduled_request import Item, Runner, ScheduledRequest, Work
+from bertserve.service.scheduling.scheduled_request import Item, Runner, ScheduledRequest, SizedPayloads
 
 # Factor by which a request's earlier items count in the priorities of its later ones: others run between them even on a slower machine
 # than predicted.
@@ -72,23 +72,23 @@ class RequestQueue:
         short, both = self._seconds[False], sum(self._seconds.values())
         return ((both if is_long else min(AHEAD_PER_SHORT * short, both)) + busy_s) / self._threads
 
-    def check(self, time_left_s: float, busy_s: float, *, is_long: bool) -> None:
-        """Checks whether a request that arrives now would probably start before its deadline, before its tokens are known.
+    def check(self, time_left_s: float, busy_s: float) -> None:
+        """Checks whether a short request that arrives now would probably start before its deadline, before its tokens are known.
 
         Raises:
             RefusedError: The queue is full or too long.
         """
         if self.queue_tokens >= self.max_queue_tokens:
             raise self._full(1, self.max_queue_tokens, busy_s)
-        if wait := self.wait_s(busy_s, is_long=is_long):
+        if wait := self.wait_s(busy_s):
             self._check_wait(wait, 0.0, time_left_s)
 
-    def put(self, request: ScheduledRequest, work: Work, tokens: int, time_left_s: float, busy_s: float = 0.0) -> None:
+    def put(self, request: ScheduledRequest, payloads: SizedPayloads, tokens: int, time_left_s: float, busy_s: float = 0.0) -> None:
         """Admits a new request with its first items.
 
         Args:
             request: A new request.
-            work: Its first items, at least one.
+            payloads: Tokens and payload of each of its first items, at least one.
             tokens: What it holds of the queue until it ends.
             time_left_s: Seconds until its deadline.
             busy_s: Seconds that the inference threads need for their current runs, in total; 0 if one is free.
@@ -105,23 +105,23 @@ class RequestQueue:
         if self.queue_tokens and self.queue_tokens + tokens > limit:
             raise self._full(tokens, limit, busy_s)
         request.priority = request.arrived
-        items = self._new_items(request, work)
+        items = self._new_items(request, payloads)
         before = (items[-1].priority - request.arrived) / PACE
         request.is_long = before > LONG_S
-        if before:  # otherwise `check` has done so
-            self._check_wait(self.wait_s(busy_s, is_long=request.is_long), PACE * before / self._threads, time_left_s)
+        if before and (wait := self.wait_s(busy_s, is_long=request.is_long)):  # without items before the last one, `check` has done so
+            self._check_wait(wait, PACE * before / self._threads, time_left_s)
         request.is_open = True
         request.tokens = tokens
         self.queue_tokens += tokens
         self._add(request, items)
 
-    def put_next(self, request: ScheduledRequest, work: Work) -> None:
+    def put_next(self, request: ScheduledRequest, payloads: SizedPayloads) -> None:
         """Queues the next items of an open request after the results of the ones before.
 
         Raises:
             InvalidValueError: An item exceeds the maximum tokens of a batch.
         """
-        self._add(request, self._new_items(request, work))
+        self._add(request, self._new_items(request, payloads))
 
     def take(self, now: float, *, last_thread: bool = False) -> list[Item]:
         """Takes the best batch: the first item by priority, and batch-mates of nearest lengths while each saves more time than it costs.
@@ -172,7 +172,7 @@ class RequestQueue:
     def _check_wait(self, wait: float, own: float, time_left_s: float) -> None:
         """Checks a predicted wait; `own` is the virtual time between a request's first and last item, divided by the threads."""
         # its own items count only within the error of the prediction; otherwise a queue at its limit would admit only short texts
-        if wait and max(PREDICTION_ERROR * wait, wait + own) > time_left_s:
+        if max(PREDICTION_ERROR * wait, wait + own) > time_left_s:
             raise RefusedError(
                 "the queue is about {wait:.1f} s long, so the request would probably miss its deadline; "
                 "try again later, or allow more time.",
@@ -192,11 +192,11 @@ class RequestQueue:
             retry_after_s=(busy_s + sum(self._seconds.values()) * min(excess, 1.0)) / self._threads,  # requests end after the current runs
         )
 
-    def _new_items(self, request: ScheduledRequest, work: Work) -> list[Item]:
+    def _new_items(self, request: ScheduledRequest, payloads: SizedPayloads) -> list[Item]:
         """Returns items with their priorities, and moves the priority of the request behind them."""
         runs: dict[int, tuple[int, float]] = {}  # length and seconds by tokens
         items = []
-        for index, (tokens, payload) in enumerate(work):
+        for index, (tokens, payload) in enumerate(payloads):
             if tokens not in runs:
                 runs[tokens] = self._alone(request.runner, tokens)
             length, seconds = runs[tokens]

@@ -30,7 +30,7 @@ class Runner(Protocol):
         ...
 
 
-Work = Sequence[tuple[int, Any]]  # tokens and payload of each item
+SizedPayloads = Sequence[tuple[int, Any]]  # tokens and payload of each item
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +53,7 @@ class ScheduledRequest:
     """
 
     runner: Runner
-    proceed: Callable[[Sequence[Any]], Work]
+    proceed: Callable[[Sequence[Any]], SizedPayloads]
     arrived: float
     deadline: float
     priority: float = 0.0

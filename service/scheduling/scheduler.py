@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bertserve.service.errors import EngineError, ExpiredError, UnavailableError
+from bertserve.service.scheduling.completion_queue import CompletionQueue
 from bertserve.service.scheduling.prepare import PreparePool
 from bertserve.service.scheduling.request_queue import RequestQueue
-from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest, Work
+from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest, SizedPayloads
 from bertserve.service.scheduling.watchdog import HUNG_FLOOR_S, InferenceThread, Watchdog
 
 logger = logging.getLogger("bertserve.scheduler")
@@ -26,8 +27,6 @@ logger = logging.getLogger("bertserve.scheduler")
 # long each time. With less than 1e-4, threads take the GIL from each other so often that short texts take 4 % longer.
 SWITCH_S = 1e-4
 STOP_TICK_S = 0.02
-# Bytes of a body or an answer from which it gets its own turn of the event loop: many can come at once, and each takes up to 0.04 s.
-LARGE_BYTES = 2**17
 _EXPIRED = "the request's deadline passed while it waited; allow more time with `x-request-timeout-ms`, or send less at once."
 
 
@@ -66,12 +65,11 @@ class Scheduler:
         """
         self.queue = queue
         self.prepare = PreparePool(prepare_threads)
-        self._turn = asyncio.Lock()
         self.clock = clock
         self._thread_count = threads
         self._multi_threads = multi_threads
         self._lock = threading.RLock()
-        self._work = threading.Condition(self._lock)
+        self._wakeup = threading.Condition(self._lock)
         self._free = 0  # threads that wait, and that nothing has woken yet
         self._concurrency = PeakConcurrency()
         self._callers = PeakConcurrency()
@@ -134,8 +132,8 @@ class Scheduler:
             while not (end.wait(STOP_TICK_S) or thread.hung or self._stopped or self.is_broken):
                 pass
 
-    def check(self, timeout_s: float, *, is_long: bool = False) -> None:
-        """Checks whether a request that arrives now would be admitted, before its texts are tokenized.
+    def check(self, timeout_s: float) -> None:
+        """Checks whether a short request that arrives now would be admitted, before its texts are tokenized.
 
         Raises:
             RefusedError: The queue is full, or the request would expire before it could start.
@@ -145,14 +143,14 @@ class Scheduler:
             if not self._accepts or self.is_broken:
                 raise self._unavailable()
             self._callers.record(1 + len(self._open), self.clock())
-            self.queue.check(timeout_s, self._busy_s(), is_long=is_long)
+            self.queue.check(timeout_s, self._busy_s())
 
-    async def run(self, request: ScheduledRequest, work: Work, tokens: int) -> None:
+    async def run(self, request: ScheduledRequest, payloads: SizedPayloads, tokens: int) -> None:
         """Runs a request until its `proceed` returns no more items. Cancelling the coroutine closes the request.
 
         Args:
             request: A new request.
-            work: Its first items, at least one.
+            payloads: Tokens and payload of each of its first items, at least one.
             tokens: What it holds of the queue until it ends: the tokens of all its items, and a reserve for later ones and decoding.
 
         Raises:
@@ -169,9 +167,9 @@ class Scheduler:
                 raise self._unavailable()
             if (time_left_s := request.deadline - self.clock()) <= 0:
                 raise ExpiredError(_EXPIRED)
-            self.queue.put(request, work, tokens, time_left_s, self._busy_s() if len(work) > 1 else 0.0)
+            self.queue.put(request, payloads, tokens, time_left_s, self._busy_s())
             self._open.add(request)
-            self._wake(len(work))
+            self._wake(len(payloads))
         timer = self._loop.call_later(time_left_s, self._expire, request)
         try:
             await request.future
@@ -180,11 +178,6 @@ class Scheduler:
             if request.is_open:  # the caller was cancelled
                 self._end(request)
             request.future = None  # an error in it refers to this frame; without this cycle, texts and tokens are freed at once
-
-    async def own_turn(self) -> None:
-        """Waits for a turn of the event loop in which no other large body or answer is read or written."""
-        async with self._turn:
-            await asyncio.sleep(0)
 
     async def stop(self, shutdown_timeout_s: float) -> int:
         """Refuses new requests, lets others finish for `shutdown_timeout_s` seconds, fails the rest and ends the inference threads.
@@ -199,7 +192,7 @@ class Scheduler:
         with self._lock:
             self._stopped = True
             aborted = len(self._open)
-            self._work.notify_all()
+            self._wakeup.notify_all()
         self._fail_all(self._unavailable())
         self._watchdog.stop()
         self.prepare.close()
@@ -247,7 +240,7 @@ class Scheduler:
                 if batch or thread.steps:
                     break
                 self._free += 1
-                self._work.wait()
+                self._wakeup.wait()
             if self.queue.queue_items:
                 self._wake()  # another thread found no item that it could start, and this may have changed
             thread.batch, thread.since, thread.ticks = batch, now, 0
@@ -265,7 +258,7 @@ class Scheduler:
     def _wake(self, count: int = 1) -> None:
         count = min(count, self._free)
         self._free -= count
-        self._work.notify(count)
+        self._wakeup.notify(count)
 
     def _execute(self, thread: InferenceThread, batch: Sequence[Item], *, multi_threaded: bool = False) -> None:
         """Runs a batch, or a part of it, and delivers the results. A batch that fails runs again in halves, so only the guilty item fails."""
@@ -302,15 +295,15 @@ class Scheduler:
                 return
             results, proceed = request.results, request.proceed
         try:
-            work = proceed(results)
+            payloads = proceed(results)
             with self._lock:
-                if work and request.is_open:
-                    self.queue.put_next(request, work)
-                    self._wake(len(work))
+                if payloads and request.is_open:
+                    self.queue.put_next(request, payloads)
+                    self._wake(len(payloads))
         except BaseException as error:  # noqa: BLE001 - the boundary of a batch: an error of a request's own code is that request's answer
             self._fail(request, error)
             return
-        if not work:
+        if not payloads:
             self._end(request)
 
     def _end(self, request: ScheduledRequest, error: Exception | None = None) -> None:
@@ -368,34 +361,6 @@ class Scheduler:
         if self.is_broken:
             return UnavailableError("an inference thread died and the service must be restarted. This is a bug.")
         return UnavailableError("the service is stopping; send the request to another instance, or try again later.")
-
-
-class CompletionQueue:
-    """Resolves futures of an event loop from any thread, and wakes the loop once for all that come until it runs."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._lock = threading.Lock()
-        self._ended: list[tuple[asyncio.Future[None], Exception | None]] = []
-
-    def post(self, future: asyncio.Future[None], error: Exception | None) -> None:
-        """Resolves a future soon."""
-        with self._lock:
-            self._ended.append((future, error))
-            first = len(self._ended) == 1
-        if first:
-            self._loop.call_soon_threadsafe(self._resolve)
-
-    def _resolve(self) -> None:
-        with self._lock:
-            ended, self._ended = self._ended, []
-        for future, error in ended:
-            if future.done():  # its caller was cancelled
-                continue
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
 
 
 class PeakConcurrency:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from bertserve.service.errors import RefusedError
 from bertserve.service.scheduling import request_queue
 from bertserve.service.scheduling.request_queue import MIN_GAIN, PREDICTION_ERROR
-from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest, Work
+from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest, SizedPayloads
 from fakes import FakeRunner
 from simulation import TIMEOUT_S, Progress, Simulation, cost_model, recorded_s
 from test_heavy_callers import DOCUMENT, LIST, p99
@@ -108,11 +108,11 @@ class FirstCome:
     def wait_s(self, busy_s: float) -> float:
         return (self._seconds + busy_s) / self._threads
 
-    def check(self, time_left_s: float, busy_s: float, *, is_long: bool) -> None:
+    def check(self, time_left_s: float, busy_s: float) -> None:
         if PREDICTION_ERROR * self.wait_s(busy_s) > time_left_s:
             raise RefusedError("too late", reason="deadline", retry_after_s=1.0)
 
-    def put(self, request: ScheduledRequest, work: Work, tokens: int, time_left_s: float, busy_s: float) -> None:
+    def put(self, request: ScheduledRequest, work: SizedPayloads, tokens: int, time_left_s: float, busy_s: float) -> None:
         request.is_open, request.remaining = True, len(work)
         for index, (length, _) in enumerate(work):
             item = Item(request, index, length, None, length, request.runner.seconds(1, length), 0.0)
@@ -159,10 +159,10 @@ class EarlierQueue:
         wait_s: float = self.queue.wait_s(self.now(), busy_s)
         return wait_s
 
-    def check(self, time_left_s: float, busy_s: float, *, is_long: bool) -> None:
+    def check(self, time_left_s: float, busy_s: float) -> None:
         """It admits only whole requests."""
 
-    def put(self, request: ScheduledRequest, work: Work, tokens: int, time_left_s: float, busy_s: float) -> None:
+    def put(self, request: ScheduledRequest, work: SizedPayloads, tokens: int, time_left_s: float, busy_s: float) -> None:
         now, cost = self.now(), request.runner.seconds
         seconds = sum(cost(1, length) for length, _ in work)
         admitted = self.queue.admit(tokens=tokens, seconds=seconds, deadline=now + time_left_s, now=now, busy_s=busy_s, items=len(work))

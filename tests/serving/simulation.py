@@ -120,7 +120,7 @@ class Simulation:
         request = ScheduledRequest(self.runner, lambda results: (), self.now, self.now + TIMEOUT_S)
         wait, time_left_s = self.queue.wait_s(busy_s), float("inf") if always else TIMEOUT_S
         try:
-            self.queue.check(time_left_s, busy_s, is_long=len(lengths) > 1)
+            self.queue.check(time_left_s, busy_s)
             self.queue.put(request, [(length, None) for length in lengths], sum(lengths), time_left_s, busy_s)
         except RefusedError as error:
             self.refusals.append(error.retry_after_s)

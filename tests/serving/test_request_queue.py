@@ -53,7 +53,7 @@ def add(
 ) -> ScheduledRequest:
     """Queues a request with one item per number of tokens; the payloads are their indexes."""
     request = ScheduledRequest(runner, lambda results: (), now, deadline)
-    queue.check(deadline - now, 0.0, is_long=len(tokens) > 1)
+    queue.check(deadline - now, 0.0)
     queue.put(request, [(n, i) for i, n in enumerate(tokens)], sum(tokens) if held is None else held, deadline - now)
     return request
 
@@ -161,18 +161,18 @@ def test_large_requests_leave_room_for_small_ones() -> None:
     with pytest.raises(RefusedError):
         add(queue, 16)
     with pytest.raises(RefusedError):
-        queue.check(100.0, 0.0, is_long=False)
+        queue.check(100.0, 0.0)
 
 
 def test_a_request_that_would_miss_its_deadline_is_refused() -> None:
     """The wait is predicted from the work of all threads, with a margin for errors. The error says when to retry."""
     queue = new_queue(threads=2)
     add(queue, 10, runner=alone(6.0))
-    for refused in (lambda: queue.check(2.0, 0.0, is_long=False), lambda: add(queue, 10, deadline=2.0)):
+    for refused in (lambda: queue.check(2.0, 0.0), lambda: add(queue, 10, deadline=2.0)):
         with pytest.raises(RefusedError) as error:
             refused()
         assert ("deadline", pytest.approx(3 - 2 / 1.15)) == (error.value.reason, error.value.retry_after_s)
-    queue.check(3 * 1.15 + 1e-9, 0.0, is_long=False)
+    queue.check(3 * 1.15 + 1e-9, 0.0)
     with pytest.raises(RefusedError) as error:  # its last item is due 1.5 times the 4 s of its first one later, divided by two threads
         add(queue, 10, 10, deadline=5.9, runner=alone(4.0))
     assert 3 + 1.5 * 4 / 2 - 5.9 == pytest.approx(error.value.retry_after_s)

@@ -131,6 +131,19 @@ async def test_current_runs_count_in_the_predicted_wait(bench: Bench) -> None:
     await long
 
 
+@on_loop(manual=True, max_queue_tokens=100)
+async def test_a_full_queue_counts_current_runs_in_the_time_to_retry(bench: Bench) -> None:
+    bench.work.gate.clear()
+    running = bench.submit("running", runner=bench.runs(seconds=takes(8.0)), tokens=60)
+    await asyncio.sleep(0)
+    await asyncio.to_thread(bench.work.started.acquire)
+    with pytest.raises(RefusedError) as refused:
+        await bench.run("text", tokens=60, timeout_s=100.0)
+    assert ("queue_full", 8.0) == (refused.value.reason, refused.value.retry_after_s)
+    bench.work.gate.set()
+    await running
+
+
 class Text:
     """A payload or an answer for weak references."""
 

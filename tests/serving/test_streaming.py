@@ -17,10 +17,10 @@ import slow
 import tiny
 from application import assert_same, call, faked, play, posting, rejected
 from bertserve.service.api.endpoint import Endpoint
+from bertserve.service.api.turns import LARGE_BYTES
 from bertserve.service.errors import RefusedError
 from bertserve.service.models.build import AppState, build
 from bertserve.service.models.request_run import Prediction
-from bertserve.service.scheduling.scheduler import LARGE_BYTES
 from bertserve.service.settings import Settings
 from fakes import FakeEngine
 
@@ -267,9 +267,10 @@ async def answered_in(service: AppState, clients: list[Client], path: str, conte
             await asyncio.sleep(0)
 
     async def ask(client: Client) -> int:
-        await stream(service, client, path, content_type)
+        await endpoint(posting(path, (b"content-type", content_type)), client.receive, client.send)
         return turn
 
+    endpoint = Endpoint(service)
     counting = asyncio.create_task(count())
     turns = await asyncio.gather(*map(ask, clients))
     counting.cancel()
