@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bertserve.service.bundle.graph_spec import GraphSpec, InputSpec, Precision, ShapePlan
 
 Options = dict[str, str]
-Load = Callable[[str], Any]  # loads a shared library by its name
+LoadLibrary = Callable[[str], Any]  # loads a shared library by its name
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bertserve.service.bundle.graph_spec import Outputs
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, kept
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, apply_keep
 from bertserve.service.text.tokenizer import Encoding
 from fakes import Head
 
@@ -60,7 +60,7 @@ class Begun:
 def send(run: TaskGenerator, batch: Batch, rows: Sequence[Outputs]) -> Any:
     """Sends the outputs of a batch to a task. Returns the task's next batch or its result, and skips batches without encodings."""
     try:
-        following = run.send(kept(batch, rows))
+        following = run.send(apply_keep(batch, rows))
         while not following.encodings:
             following = run.send([])
         return following

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bertserve.service.errors import ProviderError
-from bertserve.service.providers import Load
+from bertserve.service.providers import LoadLibrary
 
 _DRIVER = "libcuda.so.1"
 _CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
@@ -50,7 +50,7 @@ def _cpu_info(info: Path) -> list[tuple[str, str]]:
     return [(key.strip(), value.strip()) for key, _, value in (line.partition(":") for line in lines)]
 
 
-def first_gpu(load: Load = ctypes.CDLL) -> Gpu:
+def first_gpu(load: LoadLibrary = ctypes.CDLL) -> Gpu:
     """Returns the first GPU of the NVIDIA driver; `load` loads a shared library by its name.
 
     Raises:

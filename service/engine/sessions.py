@@ -13,7 +13,7 @@ from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.engine import hardware
 from bertserve.service.engine.hardware import Gpu
 from bertserve.service.errors import ProviderError, install_command
-from bertserve.service.providers import PROVIDERS, Load, Options, Provider, profile
+from bertserve.service.providers import PROVIDERS, LoadLibrary, Options, Provider, profile
 
 try:
     import onnxruntime as ort
@@ -93,7 +93,7 @@ def engine_folder(root: Path, graph: GraphSpec, gpu: Gpu, *, compiler: str) -> P
     return root / name
 
 
-def missing(provider: Provider, available: Sequence[str] | None = None, load: Load = ctypes.CDLL) -> str:
+def missing(provider: Provider, available: Sequence[str] | None = None, load: LoadLibrary = ctypes.CDLL) -> str:
     """Returns what a provider lacks on this machine: the wheel, the driver or a library; or what to check if all of them are available.
 
     `available` has the providers of the installed onnxruntime, and `load` loads a shared library by its name.

@@ -26,7 +26,7 @@ from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS, tasks_of
 from bertserve.service.tasks.reading import requested_task, validate_as
 from bertserve.service.tasks.task_spec import TEXT, types_within
-from bertserve.service.tasks.unknown_fields import listed, required
+from bertserve.service.tasks.unknown_fields import quote_names, required
 from bertserve.service.text.tokenizer import Encoding
 
 # Maximum rows and characters of a chunk, which a thread answers: enough for the batches of a GPU; on a CPU it takes one or two seconds.
@@ -67,7 +67,7 @@ class Columns:
         self.spec, self._body_keys = TASKS[name], required(TASKS[name].body)
         fields = self.spec.input_fields
         if unknown := [name for name in columns if name not in fields]:
-            raise SettingsError(f"--columns has `{unknown[0]}`, but {name} has the inputs {listed(list(fields))}.")
+            raise SettingsError(f"--columns has `{unknown[0]}`, but {name} has the inputs {quote_names(list(fields))}.")
         self._needed = {name for name, info in fields.items() if info.is_required()}
         self._required = self._needed | columns.keys()
         self._lists = {name for name, info in fields.items() if list in types_within(info.annotation)}
@@ -89,7 +89,7 @@ class Columns:
         for name, column in self.by_field.items():
             if name in self._required and column not in columns:
                 hint = did_you_mean(column, columns, "choose others with --columns.")
-                shown = listed([name[:SHOWN_CHARS] for name in columns[:20]])
+                shown = quote_names([name[:SHOWN_CHARS] for name in columns[:20]])
                 raise SettingsError(f"the input has no column `{column}`, but it has {shown}; {hint}")
         ((name, count),) = Counter([*columns, *added]).most_common(1)
         if count > 1:
@@ -113,7 +113,7 @@ class Columns:
                     "the column `{column}` must be {kind}; the row has {columns}.",
                     column=column,
                     kind=kind,
-                    columns=CallerValue(listed(list(values)[:20])),
+                    columns=CallerValue(quote_names(list(values)[:20])),
                 )
         if self._body_keys == ["inputs"]:
             inputs = {"inputs": inputs[TEXT] if list(inputs) == [TEXT] else inputs}

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import CallerValue, InvalidValueError, TooLargeError
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copied, too_long
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copy_outputs, too_long
 from bertserve.service.tasks.body import TaskBody, TaskParameters, body_config
 from bertserve.service.tasks.classify import TextsOrPairs
 from bertserve.service.tasks.cost import NUMBER_BYTES, Cost, text_bytes
@@ -64,7 +64,7 @@ class AttentionRequest:
         return sorted((layer, head) for layer, heads in self.layers for head in heads)
 
 
-def choose(parameters: AttentionParameters, counts: Sequence[int]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+def select_heads(parameters: AttentionParameters, counts: Sequence[int]) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Returns the requested layers, each with its heads; `counts` has the number of heads of each layer.
 
     Raises:
@@ -114,7 +114,7 @@ def show_attention(request: AttentionRequest, model: TaskModel) -> TaskGenerator
         NUMBER_BYTES * values + sum(TOKEN_BYTES + text_bytes(token) for token in tokens),
         reserved_tokens=values // WEIGHTS_PER_TOKEN,
     )
-    [row] = yield Batch([encoding], cost, copied)
+    [row] = yield Batch([encoding], cost, copy_outputs)
     place = {key: i for i, key in enumerate(maps)}
     weights = row[OUTPUT]
     layers: list[Floats] = [weights[[place[layer, head] for head in heads]] for layer, heads in request.layers]
@@ -167,7 +167,7 @@ class AttentionBody(TaskBody):
 
     def requests(self, config: ModelConfig) -> list[Any]:
         """Returns one request per text or pair."""
-        layers = choose(self.parameters or AttentionParameters(), config.attention_heads)
+        layers = select_heads(self.parameters or AttentionParameters(), config.attention_heads)
         return [
             AttentionRequest(item, None, layers) if isinstance(item, str) else AttentionRequest(item.text, item.text_pair, layers)
             for item in self.items

@@ -151,12 +151,12 @@ def encode_pairs(
     return encodings, truncated
 
 
-def copied(_: int, row: Outputs) -> Outputs:
+def copy_outputs(_: int, row: Outputs) -> Outputs:
     """Returns all outputs, without the padding of their batch."""
     return {name: values.copy() for name, values in row.items()}
 
 
-def kept(batch: Batch, rows: Sequence[Outputs]) -> list[Outputs]:
+def apply_keep(batch: Batch, rows: Sequence[Outputs]) -> list[Outputs]:
     """Returns the outputs of a batch that its task needs, from one row of outputs per encoding."""
     return list(rows) if batch.keep is None else [batch.keep(index, row) for index, row in enumerate(rows)]
 
@@ -166,6 +166,6 @@ def run_all(run: TaskGenerator, execute: Callable[[Sequence[Encoding]], Sequence
     try:
         batch = next(run)
         while True:
-            batch = run.send(kept(batch, execute(batch.encodings) if batch.encodings else []))
+            batch = run.send(apply_keep(batch, execute(batch.encodings) if batch.encodings else []))
     except StopIteration as end:
         return end.value

@@ -1,6 +1,6 @@
 """The common parts of all tasks' bodies: types of `inputs`, `parameters`, and the shape of an answer.
 
-An unknown name is an error, because it would have no effect. `Closed` checks the names in `parameters` and in the objects of `inputs`.
+An unknown name is an error, because it would have no effect. `ClosedModel` checks the names in `parameters` and in the objects of `inputs`.
 The reader of the body checks the names next to `inputs`; it ignores some names that clients send.
 """
 
@@ -76,7 +76,7 @@ class StrictModel(BaseModel):
         cls.field_names = frozenset(cls.model_fields)
 
 
-class Closed(StrictModel):
+class ClosedModel(StrictModel):
     """Base of the objects within a body: an unknown name is an error."""
 
     model_config = ConfigDict(extra="forbid")
@@ -91,7 +91,7 @@ class Closed(StrictModel):
         return value
 
 
-class TaskParameters(Closed):
+class TaskParameters(ClosedModel):
     """Base of all `parameters`."""
 
     model_config = ConfigDict(frozen=True)

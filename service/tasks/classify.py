@@ -24,7 +24,7 @@ from bertserve.service.tasks.body import (
     PAIR,
     STOP,
     TEXT,
-    Closed,
+    ClosedModel,
     Stride,
     TaskBody,
     TaskParameters,
@@ -140,7 +140,7 @@ def classify(request: ClassifyRequest, model: TaskModel) -> TaskGenerator:
     rows = yield Batch([variant.encoding for variant in left_out], keep=keep)
     for place, item in enumerate(scored[:count]):
         changes = [item["score"] - float(row["scores"][place]) for row in rows]
-        item["explanation"] = occlusion.described(left_out, changes, parameters.offset_unit or "code_points")
+        item["explanation"] = occlusion.describe_words(left_out, changes, parameters.offset_unit or "code_points")
     return scored
 
 
@@ -188,7 +188,7 @@ def _first_batch(request: ClassifyRequest, tokenizer: Tokenizer) -> tuple[Batch,
     return batch, read_texts
 
 
-class TextPair(Closed):
+class TextPair(ClosedModel):
     """A text and a second text."""
 
     text: str

@@ -75,7 +75,7 @@ LAST_LAYER = LayerChoice()
 OWN_VECTOR = LayerChoice(VECTOR_OUTPUT)  # the vector of the whole text, for the pooling `graph`
 
 
-def choose(layers: Layers | list[int] | None, combine: Combine | None, embedding: Embedding) -> LayerChoice:
+def select_layers(layers: Layers | list[int] | None, combine: Combine | None, embedding: Embedding) -> LayerChoice:
     """Returns the chosen layers of a request; `layers` and `combine` are None for the bundle's defaults.
 
     Raises:
@@ -193,7 +193,7 @@ def resolve(parameters: EmbedParameters, embedding: Embedding) -> EmbedRequest:
     pooling = parameters.pooling or embedding.pooling
     if pooling == "graph" and parameters.layers is not None:
         raise InvalidValueError("`layers` needs `pooling`, because the model's own pooling is for its last layer; set `pooling` too.")
-    layers = OWN_VECTOR if pooling == "graph" else choose(parameters.layers, parameters.combine, embedding)
+    layers = OWN_VECTOR if pooling == "graph" else select_layers(parameters.layers, parameters.combine, embedding)
     width = embedding.vector_dimensions if pooling == "graph" else None
     width = width or embedding.dimensions * (len(layers.places) if layers.combine == "concat" else 1)
     if parameters.dimensions is not None and parameters.dimensions > width:
@@ -240,7 +240,7 @@ def embed(request: EmbedRequest, model: TaskModel) -> TaskGenerator:
     )
     result = vector(request, row)
     if request.parameters.encoding_format == "base64":
-        return packed(result) if result.ndim == 1 else [packed(token_vector) for token_vector in result]
+        return to_base64(result) if result.ndim == 1 else [to_base64(token_vector) for token_vector in result]
     return result
 
 
@@ -258,7 +258,7 @@ def encode(request: EmbedRequest, tokenizer: Tokenizer) -> tuple[Encoding, bool]
     return tokenizer.assemble(tokens.ids[cut.start : cut.stop]), len(tokens) > room
 
 
-def packed(values: Floats) -> str:
+def to_base64(values: Floats) -> str:
     """Returns a vector, float32 [values], as base64: four bytes per value, little-endian, as clients of the OpenAI API read it."""
     return base64.b64encode(values.astype("<f4").tobytes()).decode("ascii")
 

@@ -261,7 +261,7 @@ class FillMaskBody(TaskBody):
         return [FillMaskRequest(text, parameters, targets) for text in self.items]
 
 
-class Filled(BaseModel):
+class MaskCandidate(BaseModel):
     """A token that fills a mask."""
 
     score: Annotated[float, Field(examples=[0.257])]
@@ -270,7 +270,7 @@ class Filled(BaseModel):
     sequence: Annotated[str, Field(examples=["the king of england died in 1066."])]
 
 
-class JointlyFilled(BaseModel):
+class JointMaskCandidate(BaseModel):
     """Tokens that fill all masks of a text; with `targets`, also the targets that they spell."""
 
     score: Annotated[float, Field(examples=[0.091])]
@@ -289,7 +289,11 @@ SPEC = TaskSpec(
     path="fill-mask",
     title="Fill masked words",
     body=FillMaskBody,
-    answer=list[Filled] | list[list[Filled]] | list[list[list[Filled]]] | list[JointlyFilled] | list[list[JointlyFilled]],
+    answer=list[MaskCandidate]
+    | list[list[MaskCandidate]]
+    | list[list[list[MaskCandidate]]]
+    | list[JointMaskCandidate]
+    | list[list[JointMaskCandidate]],
     function=fill_masks,
     requires=_missing,
 )

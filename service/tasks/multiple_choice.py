@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, encode_pairs
-from bertserve.service.tasks.body import LIST, PAIR, STOP, Closed, TaskBody, TaskParameters, body_config, defaults, one_of
+from bertserve.service.tasks.body import LIST, PAIR, STOP, ClosedModel, TaskBody, TaskParameters, body_config, defaults, one_of
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
 from bertserve.service.tasks.task_spec import TaskSpec
@@ -58,7 +58,7 @@ class ChooseRequest:
         return len(self.first) + repeated * len(self.choices) + sum(map(len, self.choices))
 
 
-def choose(request: ChooseRequest, model: TaskModel) -> TaskGenerator:
+def rank_choices(request: ChooseRequest, model: TaskModel) -> TaskGenerator:
     """Returns `{index, score, text}` of each choice, best first; equal scores keep the order of the choices.
 
     The rows have the output `logits`, float32 [1]; there is one row per choice.
@@ -82,7 +82,7 @@ def _check_choices(choices: list[str]) -> list[str]:
     return choices
 
 
-class Choices(Closed):
+class Choices(ClosedModel):
     """A question, or a text to complete, and its choices."""
 
     choices: Annotated[
@@ -139,7 +139,7 @@ class ChooseBody(TaskBody):
         return [ChooseRequest(item.question_or_prompt, tuple(item.choices), item.context or None, parameters) for item in self.items]
 
 
-class Chosen(BaseModel):
+class ChoiceScore(BaseModel):
     """The index and score of a choice."""
 
     index: Annotated[int, Field(examples=[0])]
@@ -152,7 +152,7 @@ SPEC = TaskSpec(
     path="choose",
     title="Choose the best answer or continuation",
     body=ChooseBody,
-    answer=list[Chosen] | list[list[Chosen]],
-    function=choose,
+    answer=list[ChoiceScore] | list[list[ChoiceScore]],
+    function=rank_choices,
     widths=lambda manifest: {"logits": 1},
 )

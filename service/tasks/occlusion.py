@@ -98,7 +98,7 @@ def variants(parts: Sequence[ReadText], tokenizer: Tokenizer) -> list[Variant]:
     return variant_list
 
 
-def described(left_out: Sequence[Variant], importances: Sequence[float], unit: Unit) -> list[WordImportance]:
+def describe_words(left_out: Sequence[Variant], importances: Sequence[float], unit: Unit) -> list[WordImportance]:
     """Returns the words with their importance, in the order of the texts; offsets refer to the word's own text."""
     words: list[WordImportance] = []
     for part in {id(variant.part): variant.part for variant in left_out}.values():

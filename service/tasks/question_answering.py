@@ -18,13 +18,13 @@ from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.tasks import occlusion
 from bertserve.service.tasks.answer_spans import BestAnswers, SpanTexts, SummedAnswers
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copied, spans_read
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copy_outputs, spans_read
 from bertserve.service.tasks.body import (
     LIST,
     MAX_TOP_K,
     PAIR,
     STOP,
-    Closed,
+    ClosedModel,
     OffsetUnit,
     TaskBody,
     TaskParameters,
@@ -116,7 +116,7 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskGenerator:
     """
     parameters, passage_windows = request.parameters, windows_of(request, model.tokenizer)
     spans = spans_read(passage_windows.passage, passage_windows.cuts, "context") if len(passage_windows.cuts) > 1 else ()
-    rows = yield Batch(passage_windows.encodings, _cost(request, passage_windows), copied, read=spans)
+    rows = yield Batch(passage_windows.encodings, _cost(request, passage_windows), copy_outputs, read=spans)
     # the reference omits combining marks that the tokenizer strips
     offsets = passage_windows.passage.offsets if parameters.duplicates == "sum" else passage_windows.passage.spans(request.context)
     texts = SpanTexts(request.context, offsets, passage_windows.passage.word_ids if parameters.align_to_words else None)
@@ -229,7 +229,7 @@ def _explain(
 
     rows = yield Batch([variant.encoding for variant in left_out], keep=keep)
     changes = [best["score"] - float(row["score"]) for row in rows]
-    best["explanation"] = occlusion.described(left_out, changes, request.parameters.offset_unit)
+    best["explanation"] = occlusion.describe_words(left_out, changes, request.parameters.offset_unit)
 
 
 def _touches(word: Word, answer: dict[str, Any], span: range) -> bool:
@@ -238,7 +238,7 @@ def _touches(word: Word, answer: dict[str, Any], span: range) -> bool:
     return by_tokens or (word.start < answer["end"] and answer["start"] < word.end)
 
 
-class Question(Closed):
+class Question(ClosedModel):
     """A question and the passage that has the answer."""
 
     question: str

@@ -60,7 +60,7 @@ class RerankRequest:
         return len(self.query) + sum(map(len, self.texts)) + len(self.texts) * TEXT_CHARS
 
 
-def relevant(labels: Sequence[str]) -> int | None:
+def relevant_label(labels: Sequence[str]) -> int | None:
     """Returns the id of the label that ranks texts: the only one, `yes` of `yes` and `no`, or the one of two that begins with "relevant".
 
     Case is ignored.
@@ -74,7 +74,7 @@ def relevant(labels: Sequence[str]) -> int | None:
 
 def compatible(config: ModelConfig) -> bool:
     """Returns whether a text classification model is a cross-encoder."""
-    return relevant(config.labels) is not None
+    return relevant_label(config.labels) is not None
 
 
 def rerank(request: RerankRequest, model: TaskModel) -> TaskGenerator:
@@ -99,7 +99,7 @@ def rerank(request: RerankRequest, model: TaskModel) -> TaskGenerator:
     rows = yield Batch(encodings, Cost(returned + RANKED_BYTES * len(encodings)), truncated=truncated)
     if not rows:
         return []
-    place = relevant(config.labels)
+    place = relevant_label(config.labels)
     assert place is not None, "a derived task runs only on compatible models"
     logits = np.stack([row["logits"] for row in rows])
     odds = logits[:, place]
@@ -166,7 +166,7 @@ class RerankBody(RerankOptions, QueryBody):
         ]
 
 
-class Ranked(BaseModel):
+class RankedText(BaseModel):
     """The index and score of a text."""
 
     index: Annotated[int, Field(examples=[1])]
@@ -179,7 +179,7 @@ SPEC = TaskSpec(
     path="rerank",
     title="Rank texts by a query",
     body=RerankBody,
-    answer=list[Ranked],
+    answer=list[RankedText],
     function=rerank,
     derivation=Derivation(base=classify.TASK, compatible=compatible, needs=NEEDS, discriminator=("texts",)),
 )

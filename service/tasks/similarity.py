@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import embed
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel
-from bertserve.service.tasks.body import STOP, Closed, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config, lower
+from bertserve.service.tasks.body import STOP, ClosedModel, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config, lower
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost
 from bertserve.service.tasks.decoding import Floats
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
@@ -88,7 +88,7 @@ class SimilarityParameters(TaskParameters):
     ] = None
 
 
-class Sentences(Closed):
+class Sentences(ClosedModel):
     """The sentences of a request: a source and those to compare with it."""
 
     source_sentence: str

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field
 
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copied, spans_read
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copy_outputs, spans_read
 from bertserve.service.tasks.body import OffsetUnit, Stride, TaskBody, TaskParameters, TextOrTexts, body_config, defaults, lower
 from bertserve.service.tasks.classify import logit_widths, require_labels
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost, longest_label, text_bytes
@@ -97,7 +97,9 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskGenerator:
     room = tokenizer.room(pair=False)
     cuts = windows(len(tokens), room, request.parameters.stride, tokenizer.truncation_side) if len(tokens) else []
     encodings = [tokenizer.assemble(tokens.ids[cut.start : cut.stop]) for cut in cuts]
-    rows = yield Batch(encodings, Cost(decode_us=TOKEN_US * len(tokens)), copied, read=spans_read(tokens, cuts) if len(cuts) > 1 else ())
+    rows = yield Batch(
+        encodings, Cost(decode_us=TOKEN_US * len(tokens)), copy_outputs, read=spans_read(tokens, cuts) if len(cuts) > 1 else ()
+    )
     if not rows:
         return []
     scores = activate(merge(encodings, cuts, [row["logits"] for row in rows]), "softmax")

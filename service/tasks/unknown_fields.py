@@ -43,7 +43,7 @@ def check_keys(value: Mapping[str, Any], body: type[TaskBody]) -> None:
             check_names(content, OPTIONS, "`options`")
 
 
-def listed(names: Sequence[str]) -> str:
+def quote_names(names: Sequence[str]) -> str:
     """Returns names for a message."""
     return ", ".join(f"`{name}`" for name in names)
 
@@ -51,14 +51,14 @@ def listed(names: Sequence[str]) -> str:
 def unknown_within(name: str, where: str, known: Sequence[str], body: type[TaskBody]) -> InvalidValueError:
     """Returns the error of an unknown name in an object within a body, such as `parameters` or `inputs[3]`."""
     if where == "parameters" and name in body.field_names:
-        return InvalidValueError("`parameters` has no `{field}`; put it next to {known}.", field=name, known=listed(required(body)))
+        return InvalidValueError("`parameters` has no `{field}`; put it next to {known}.", field=name, known=quote_names(required(body)))
     return unknown_name(name, f"`{where}`", known)
 
 
 def unknown_name(name: str, holder: str, known: Sequence[str]) -> InvalidValueError:
     """Returns the error of an unknown name; `holder` is the object that does not have it, for the message."""
     hint = did_you_mean(name.lower(), known)
-    remedy = f"{hint + ' Known' if hint else 'known'} names are {listed(known)}" if known else "leave it out"
+    remedy = f"{hint + ' Known' if hint else 'known'} names are {quote_names(known)}" if known else "leave it out"
     return InvalidValueError("{holder} has no `{name}`; {remedy}.", holder=holder, name=CallerValue(name), remedy=remedy)
 
 
@@ -80,13 +80,13 @@ def required(body: type[TaskBody]) -> list[str]:
 
 def _unknown(name: str, body: type[TaskBody]) -> InvalidValueError:
     """Returns the error of an unknown name at the top of a body."""
-    texts = listed(required(body))
+    texts = quote_names(required(body))
     known = [field for field in dict.fromkeys([*required(body), "parameters", *body.model_fields]) if field in body.field_names]
     parameters = list(body.parameters_type.model_fields)
     if name in parameters:
         return InvalidValueError("unknown field `{field}` next to {known}; put it into `parameters`.", field=name, known=texts)
     hint = did_you_mean(name.lower(), known) or did_you_mean(name.lower(), parameters, name_format="`{}` in `parameters`")
-    remedy = f"{hint + ' Known' if hint else 'known'} fields are {listed(known)}"
+    remedy = f"{hint + ' Known' if hint else 'known'} fields are {quote_names(known)}"
     return InvalidValueError("unknown field `{name}`; {remedy}.", name=CallerValue(name), remedy=remedy)
 
 
@@ -104,6 +104,6 @@ def not_an_object(value: object, body: type[TaskBody]) -> InvalidValueError:
     return InvalidValueError(
         "the body is {problem}, but must be an object with {known}, such as {example}.",
         problem=kinds.get(type(value), "null"),
-        known=listed(required(body)),
+        known=quote_names(required(body)),
         example=json.dumps(body.example()),
     )

@@ -13,7 +13,7 @@ from bertserve.service.bundle.manifest import Activation, Embedding
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import classify, embed, rerank, token_classification, zero_shot
 from bertserve.service.tasks.decoding import activate
-from bertserve.service.tasks.embed import LAST_LAYER, LayerChoice, choose
+from bertserve.service.tasks.embed import LAST_LAYER, LayerChoice, select_layers
 from bertserve.service.text.tokenizer import Tokenizer
 from fakes import Head
 from task_runs import decode, encode
@@ -125,7 +125,7 @@ def test_the_relevant_one_of_two_labels_gives_the_score(values: list[tuple[float
 )
 def test_a_cross_encoder_is_recognized_by_its_labels(labels: tuple[str, ...], place: int | None) -> None:
     """A cross-encoder has one label, or two labels of which exactly one is the relevant one."""
-    assert place == rerank.relevant(labels)
+    assert place == rerank.relevant_label(labels)
     assert rerank.compatible(Head(labels=labels)) is (place is not None)
 
 
@@ -153,13 +153,13 @@ def spec(layers: Any, **fields: Any) -> Embedding:
 def test_layers_are_counted_from_either_end(embedding: Embedding, asked: Any, places: tuple[int, ...]) -> None:
     """Layer numbers are those of transformers. The bundle has the default for a request without layers."""
     combine = embedding.combine
-    assert LayerChoice(embedding.layers_output, 4, places, combine) == choose(asked, None, embedding)
+    assert LayerChoice(embedding.layers_output, 4, places, combine) == select_layers(asked, None, embedding)
 
 
 @pytest.mark.parametrize("embedding", [spec("last"), spec("last_four"), spec((0, 6))])
 @pytest.mark.parametrize("asked", [None, "last", [-1]])
 def test_the_last_layer_has_its_own_output(embedding: Embedding, asked: Any) -> None:
-    assert choose(asked, "sum", embedding) == LAST_LAYER
+    assert select_layers(asked, "sum", embedding) == LAST_LAYER
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_the_last_layer_has_its_own_output(embedding: Embedding, asked: Any) -> 
 )
 def test_missing_layers_and_repeated_layers_are_refused(embedding: Embedding, asked: Any, value: str) -> None:
     with pytest.raises(InvalidValueError, match=value):
-        choose(asked, None, embedding)
+        select_layers(asked, None, embedding)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel
-from bertserve.service.tasks.body import Closed, TaskBody, TaskParameters, body_config, defaults
+from bertserve.service.tasks.body import ClosedModel, TaskBody, TaskParameters, body_config, defaults
 from bertserve.service.tasks.cost import Cost
 from bertserve.service.tasks.task_spec import TaskSpec
 
@@ -34,7 +34,7 @@ class ToyRequest:
         return len(self.left) + len(self.right)
 
 
-class ToyPair(Closed):
+class ToyPair(ClosedModel):
     """Two texts."""
 
     left: str

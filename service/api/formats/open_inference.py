@@ -21,7 +21,7 @@ from bertserve.service.errors import CallerValue, InvalidValueError, MalformedRe
 from bertserve.service.models.model import Model
 from bertserve.service.models.request_run import Prediction
 from bertserve.service.tasks import classify, embed, multiple_choice, rerank, similarity, zero_shot
-from bertserve.service.tasks.body import MAX_ITEMS, Closed, TaskBody
+from bertserve.service.tasks.body import MAX_ITEMS, ClosedModel, TaskBody
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import to_json
 from bertserve.service.tasks.reading import parse_json, requested_task, show, validate_as, where, wrong_value
@@ -42,13 +42,13 @@ _OUTPUTS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-class InferInputParameters(Closed):
+class InferInputParameters(ClosedModel):
     """Parameters of an input tensor."""
 
     binary_data_size: Annotated[int | None, Field(ge=0, description="Bytes of this tensor after the JSON, instead of `data`.")] = None
 
 
-class InferInput(Closed):
+class InferInput(ClosedModel):
     """An input tensor of a request."""
 
     name: Annotated[str, Field(max_length=256)]
@@ -58,13 +58,13 @@ class InferInput(Closed):
     data: Annotated[list[Any] | None, Field(description="The texts, flat or nested.")] = None
 
 
-class InferOutputParameters(Closed):
+class InferOutputParameters(ClosedModel):
     """Parameters of a requested output."""
 
     binary_data: Annotated[bool | None, Field(description="Send the values after the JSON, instead of `data`.")] = None
 
 
-class InferOutput(Closed):
+class InferOutput(ClosedModel):
     """A requested output tensor."""
 
     name: Annotated[str, Field(max_length=256)]
@@ -79,7 +79,7 @@ class InferParameters(BaseModel):
     binary_data_output: Annotated[bool, Field(description="Whether outputs are binary by default.")] = False
 
 
-class InferBody(Closed):
+class InferBody(ClosedModel):
     """Body of a request of the Open Inference Protocol, or the JSON before its binary tensors."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
