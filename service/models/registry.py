@@ -80,7 +80,7 @@ class Registry:
     """
 
     def __init__(self, models: Iterable[Model], choices: Mapping[str, str], broken: dict[str, str], *, by_name: bool = False) -> None:
-        """Takes loaded models.
+        """Chooses the defaults.
 
         Args:
             models: The models, in any order.
@@ -95,21 +95,34 @@ class Registry:
         self.broken = broken
         self._choices = choices
         self._by_name = by_name
-        self.defaults = self._chosen({})
+        self.defaults = self._choose({})
         self._check_defaults()
 
     def _check_defaults(self) -> None:
-        # tasks that models of any task can answer are left out: with several such models, a request names the model
-        missing = {task: able for task in TASKS if _base(task) and task not in self.defaults and len(able := self._able(task)) > 1}
-        # the default of the base task is also the default of a derived task with the same models
-        missing = {task: able for task, able in missing.items() if task == (base := _base(task)) or able != missing.get(base or "")}
-        if missing:
-            which = "; ".join(f"/{TASKS[task].path} ({_quoted(able)})" for task, able in missing.items())
-            flag = ",".join(f"{TASKS[task].path}=NAME" for task in missing)
+        ambiguous = self._ambiguous_tasks()
+        if ambiguous:
+            which = "; ".join(f"/{TASKS[task].path} ({_quoted(names)})" for task, names in ambiguous.items())
+            flag = ",".join(f"{TASKS[task].path}=NAME" for task in ambiguous)
             raise SettingsError(
                 f"several models can answer {which}; choose the default with --default {flag}, or allow the first "
                 "by name with --allow-implicit-default."
             )
+
+    def _ambiguous_tasks(self) -> dict[str, list[str]]:
+        """Returns task -> names of the models that answer it, for tasks with several models and without a default that they need."""
+        without_default = {}
+        for task in TASKS:
+            names = self._candidates(task)
+            # a task that models of any task can answer needs no default: with several such models, a request names the model
+            if _base(task) is not None and task not in self.defaults and len(names) > 1:
+                without_default[task] = names
+        ambiguous = {}
+        for task, names in without_default.items():
+            base = _base(task)
+            # the default of the base task is also the default of a derived task with the same models
+            if base == task or without_default.get(base or "") != names:
+                ambiguous[task] = names
+        return ambiguous
 
     def default_of(self, model: Model) -> list[str]:
         """Returns the tasks that have a model as their default."""
@@ -122,28 +135,32 @@ class Registry:
         """
         before, known = self.defaults, self.models
         self.models = dict(sorted(models.items()))
-        self.defaults = self._chosen(before)
+        self.defaults = self._choose(before)
+        ambiguous = self._ambiguous_tasks()
         for task, spec in TASKS.items():
-            old, new, able = before.get(task), self.defaults.get(task), self._able(task)
-            if new is None and len(able) > 1:
-                logger.warning("/%s has no default model, but %s can answer it; choose one with --default", spec.path, ", ".join(able))
+            old, new = before.get(task), self.defaults.get(task)
+            if task in ambiguous:
+                names = ", ".join(ambiguous[task])
+                logger.warning("/%s has no default model, but %s can answer it; choose one with --default", spec.path, names)
             elif new is not None and old != new:
                 logger.warning("/%s now uses the model %s%s", spec.path, new, "" if old is None else f" instead of {old}")
-            elif added := [name for name in able if name not in known]:
+            elif new is not None and (added := [name for name in self._candidates(task) if name not in known]):
                 logger.info("the model %s can also answer /%s, which still uses %s", ", ".join(added), spec.path, new)
 
-    def _chosen(self, before: Mapping[str, str]) -> dict[str, str]:
+    def _choose(self, before: Mapping[str, str]) -> dict[str, str]:
         """Returns task -> its default model: by choice, by the choice for its base task, as before, or the only or first candidate."""
         chosen = {}
         for task in TASKS:
-            able = self._able(task)
+            candidates = self._candidates(task)
             preferred = (self._choices.get(task), self._choices.get(_base(task) or ""), before.get(task))
-            candidates = [name for name in preferred if name in able] or (able if len(able) == 1 or self._by_name else [])
-            if candidates:
-                chosen[task] = candidates[0]
+            names = [name for name in preferred if name in candidates]
+            if not names and (len(candidates) == 1 or self._by_name):
+                names = candidates
+            if names:
+                chosen[task] = names[0]
         return chosen
 
-    def _able(self, task: str) -> list[str]:
+    def _candidates(self, task: str) -> list[str]:
         """Returns the names of the models that answer a task."""
         return [model.name for model in self.models.values() if task in model.tasks]
 
@@ -173,7 +190,7 @@ class Registry:
                 "ask the operator to load one; loaded are: {models}.",
                 task=task,
                 requirement=_requirement(task),
-                able=_quoted(self._able(task)),
+                able=_quoted(self._candidates(task)),
                 models=", ".join(f"{model.name} ({model.task})" for model in self.models.values()) or "none",
             )
         model = self.get(name)
@@ -186,7 +203,7 @@ class Registry:
                 labels=shorten(_quoted(model.bundle.manifest.labels), 300, placeholder=" ..."),
                 task=task,
                 requirement=_requirement(task),
-                able=_quoted(self._able(task)),
+                able=_quoted(self._candidates(task)),
             )
         return model
 
