@@ -134,9 +134,10 @@ class Check(Settings):
     def run(self) -> int:
         """Checks all models; returns the exit code."""
         from bertserve.service.check import check  # a slow import, which wrong flags do not need
-        from bertserve.service.server.serve import prepare
+        from bertserve.service.server.serve import authenticator, check_start
 
-        prepare(self)
+        check_start(self)
+        authenticator(self)
         return asyncio.run(check(with_sources(self)))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -16,6 +18,7 @@ from bertserve.service.api.admin import routers as admin_routers
 from bertserve.service.api.openapi import TAGS, add_description, docs_router, inference_routes
 from bertserve.service.api.request import REQUEST
 from bertserve.service.api.routes import check_declared
+from bertserve.service.engine.freed_memory import return_freed_memory
 from bertserve.service.errors import CallerValue, MethodNotAllowedError, NotFoundError
 from bertserve.service.models.build import AppState
 from bertserve.service.tasks.catalog import TASKS
@@ -25,7 +28,6 @@ DESCRIPTION = """Fine-tuned BERT-family encoders over HTTP, in the wire format o
 For a list of inputs, the answer is a list. Errors have one shape, `{"error", "error_type", "request_id"}`. Every answer has the header
 `x-request-id`. The answer of a model also has `x-model` and `server-timing`; `x-truncated` and `X-HF-Warning` say when
 text was cut."""
-_METHOD_NOT_ALLOWED = 405
 
 
 def create_fastapi(state: AppState, *, asks_for_key: bool = False) -> FastAPI:
@@ -40,7 +42,10 @@ def create_fastapi(state: AppState, *, asks_for_key: bool = False) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         state.scheduler.start()
         state.utilization.start()
+        stopped = threading.Event()
+        threading.Thread(target=return_freed_memory, args=(stopped,), name="freed-memory", daemon=True).start()
         yield
+        stopped.set()
         state.utilization.stop()
         await state.scheduler.stop(0)
 
@@ -75,7 +80,7 @@ async def _translate(request: Request, error: Exception) -> Response:
     """Turns the router's own errors into errors of this service."""
     assert isinstance(error, HTTPException)
     path: str = request.scope["path"]
-    if error.status_code == _METHOD_NOT_ALLOWED:
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         # a path can have several routes, and the router names only the methods of the first one
         routes = [route for route in request.app.routes if route.matches(request.scope)[0] is Match.PARTIAL]
         allowed = ", ".join(sorted({method for route in routes for method in route.methods}))

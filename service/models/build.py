@@ -80,7 +80,7 @@ def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None,
     """
     metrics = metrics or Metrics()
     paths = files.find_bundles(settings.models)
-    model_settings = loading.choose_provider(settings, paths)
+    model_settings = loading.with_provider(settings, paths)
     provider = model_settings.provider
     total_threads = max(settings.threads or (usable_cores() if provider == "cpu" else 1), settings.workers)
     threads = _share(total_threads, settings.workers, index)

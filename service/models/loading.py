@@ -42,7 +42,7 @@ WARM_UP_SHAPES = ((1, 8), (1, 32), (1, 128), (4, 32))
 WARM_UP_REPEATS = 3
 
 
-def choose_provider(settings: ModelSettings, bundles: Iterable[Path]) -> ModelSettings:
+def with_provider(settings: ModelSettings, bundles: Iterable[Path]) -> ModelSettings:
     """Returns settings with the execution provider to use: for `auto`, the best one for which all bundles in these folders have a graph.
 
     Raises:
@@ -79,7 +79,7 @@ def load_model(
     Args:
         path: The bundle's folder.
         served: A model that is returned if the bundle still has its version.
-        settings: As returned by `choose_provider`.
+        settings: As returned by `with_provider`.
         scheduler: Runs the model's texts.
         metrics: Get its times.
         multi_threads: Threads of a run in a second session; 1 creates none.

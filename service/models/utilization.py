@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 
-from bertserve.service.engine.freed_memory import return_freed_memory
 from bertserve.service.metrics import Metrics
 from bertserve.service.scheduling.scheduler import Scheduler
 
@@ -17,22 +15,18 @@ class Utilization:
     """Measures one process; used only from its event loop."""
 
     def __init__(self, scheduler: Scheduler, metrics: Metrics) -> None:
-        """Creates it for the inference threads of a scheduler; `metrics` gets the measurements."""
         self._scheduler = scheduler
         self._metrics = metrics
-        self._stopped = threading.Event()
         self._busy_s = 0.0
         self._loop_s: float | None = None
 
     def start(self) -> None:
         """Starts regular measurements in the running event loop. Their delay is also the delay of other callbacks of the loop."""
         self._loop_s = time.thread_time()
-        threading.Thread(target=return_freed_memory, args=(self._stopped,), name="freed-memory", daemon=True).start()
         self._task = asyncio.get_running_loop().create_task(self._measure_regularly())
 
     def stop(self) -> None:
         """Stops the regular measurements."""
-        self._stopped.set()
         self._task.cancel()
 
     def measure(self) -> None:

@@ -131,7 +131,7 @@ class Predictor:
         """Loads the only model of the settings' folders; a `StartError` says why it cannot be loaded, or does not support the task."""
         (path,) = files.find_bundles(settings.models)
         bundle = files.load_bundle(path)
-        self.graph, tokenizer, self._engine = loading.open_bundle(bundle, loading.choose_provider(settings, [path]))
+        self.graph, tokenizer, self._engine = loading.open_bundle(bundle, loading.with_provider(settings, [path]))
         self.manifest, self.version, self._parts = bundle.manifest, bundle.version, TaskModel(tokenizer, bundle.manifest)
         self.columns = Columns(task, bundle.manifest, Limits(settings.max_inputs, settings.max_chars, settings.max_top_k))
         self.window_rows = max(1, min(WINDOW_ROWS, WINDOW_ANSWER_BYTES // max(1, self.columns.answer_bytes)))

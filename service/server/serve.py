@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("bertserve")
 
 TICK_S = 0.5  # between two calls of `beat`
+# Open files: more than one process can serve as connections. Some systems allow a billion, and libraries may visit each possible number.
+MAX_FILES = 2**16
 FLUSH_S = 5  # for clients to read their answers, after the scheduler has stopped
 OnReady = Callable[[tuple[list[str], int]], None]  # takes a line for each model, and the inference threads of all workers
 
@@ -57,7 +59,9 @@ def serve(settings: Settings, with_sources: Callable[[Settings], Settings]) -> N
     start = time.perf_counter()
     configure_logging(settings.log_format)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # it waits until models are loaded
-    auth = prepare(settings)
+    raise_file_limit()
+    check_start(settings)
+    auth = authenticator(settings)
     if auth.keys is None and settings.host not in ("127.0.0.1", "::1", "localhost"):
         logger.warning(
             "LISTENING ON %s WITHOUT AN API KEY: anyone who reaches this address can use the service. "
@@ -72,7 +76,7 @@ def serve(settings: Settings, with_sources: Callable[[Settings], Settings]) -> N
             reason = f"cannot listen on {settings.host}:{settings.port} ({error.strerror})"
             raise StartError(f"{reason}; choose another --host or --port.") from error
         settings = with_sources(settings)  # once, and before workers exist
-        on_ready, run = partial(_announce, settings, listener, start), partial(work, settings, listener, auth)
+        on_ready, run = partial(_announce, settings, listener, start), partial(serve_models, settings, listener, auth)
         if settings.workers > 1:
             from bertserve.service.server.workers import work_together
 
@@ -84,14 +88,18 @@ def serve(settings: Settings, with_sources: Callable[[Settings], Settings]) -> N
     os._exit(code)  # native code of a daemon thread that returns to a finished interpreter would abort the process
 
 
-def prepare(settings: Settings) -> Authenticator:
-    """Makes all checks that are possible before models are loaded, and reads the keys.
+def raise_file_limit() -> None:
+    """Raises the limit on open files, which is 1024 by default: a connection needs one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, MAX_FILES)), hard))
+
+
+def check_start(settings: Settings) -> None:
+    """Makes the checks that are possible before models are loaded, except those of `authenticator`.
 
     Raises:
         SettingsError: The service cannot start with these settings.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65536)), hard))
     if settings.otlp_endpoint is not None:
         tracer_class()
     if settings.tls_cert is not None:
@@ -103,6 +111,14 @@ def prepare(settings: Settings) -> Authenticator:
                 f"--tls-cert `{settings.tls_cert}` and --tls-key `{settings.tls_key}` cannot be used ({error.strerror}); both must be PEM "
                 "files, and the key must belong to the certificate and have no password."
             ) from error
+
+
+def authenticator(settings: Settings) -> Authenticator:
+    """Reads the files of keys.
+
+    Raises:
+        SettingsError: A file cannot be read, or has no valid keys.
+    """
     return Authenticator(
         None if settings.api_key_file is None else ApiKeys(settings.api_key_file),
         admin_keys=None if settings.admin_key_file is None else ApiKeys(settings.admin_key_file, flag="--admin-key-file"),
@@ -124,7 +140,7 @@ def _announce(settings: Settings, listener: socket.socket, start: float, started
     sd_notify(f"READY=1\nSTATUS=listens on {address}", logger)
 
 
-def work(
+def serve_models(
     settings: Settings,
     listener: socket.socket,
     auth: Authenticator,
@@ -159,7 +175,7 @@ class Server(uvicorn.Server):
     """uvicorn with an orderly shutdown: each admitted request gets its answer or an error of this service before its connection closes."""
 
     def __init__(self, app: ASGIApp, state: AppState, auth: Authenticator, on_ready: OnReady, beat: Callable[[], None]) -> None:
-        """Configures uvicorn; `work` describes the arguments."""
+        """Configures uvicorn; `serve_models` describes the arguments."""
         super().__init__(configure(app, state.settings))
         self._state, self._auth, self._on_ready, self._beat = state, auth, on_ready, beat
 

@@ -14,7 +14,7 @@ import trustme
 import tiny
 from bertserve.service.cli import main
 from bertserve.service.errors import SettingsError
-from bertserve.service.server.serve import prepare
+from bertserve.service.server.serve import check_start
 from bertserve.service.settings import Settings
 from conftest import BERT_SERVE, Served, running, wait_until
 
@@ -60,14 +60,14 @@ CHANGED = f"""
 from pathlib import Path
 from bertserve.service.server import serve
 
-prepare = serve.prepare
+authenticator = serve.authenticator
 
 def changed(settings):
-    auth = prepare(settings)
+    auth = authenticator(settings)
     Path(settings.api_key_file).write_text("two")
     return auth
 
-serve.prepare = changed
+serve.authenticator = changed
 {BERT_SERVE}
 """
 
@@ -120,4 +120,4 @@ def test_an_unusable_certificate_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     for wrong in ((chain, tmp_path / "none"), (key, key), (chain, certified(tmp_path / "other")[1])):
         with pytest.raises(SettingsError, match="--tls-cert"):
-            prepare(Settings(tls_cert=wrong[0], tls_key=wrong[1]))
+            check_start(Settings(tls_cert=wrong[0], tls_key=wrong[1]))
