@@ -16,7 +16,7 @@ import secrets
 from enum import Enum
 from pathlib import Path
 
-from bertserve.service.errors import SettingsError, plural
+from bertserve.service.errors import SHOWN_CHARS, SettingsError, plural
 
 logger = logging.getLogger("bertserve.keys")
 
@@ -117,7 +117,7 @@ def new_key(name: str) -> tuple[str, str]:
     """
     if not re.fullmatch(_NAME, name):
         raise SettingsError(
-            f"the name `{name[:64]}` is not a valid key name: use 1 to 64 of the letters a-z and A-Z, digits, `.`, `_` and `-`."
+            f"the name `{name[:SHOWN_CHARS]}` is not a valid key name: use 1 to 64 of the letters a-z and A-Z, digits, `.`, `_` and `-`."
         )
     key = secrets.token_urlsafe(32)
     return key, f"{name} sha256:{hashlib.sha256(key.encode()).hexdigest()}"

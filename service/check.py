@@ -14,6 +14,8 @@ from bertserve.service.tasks.reading import validate_as
 
 # Maximum difference of a score from the stored one; kernels differ between CPUs, those of int8 most.
 CHECK_TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-2, "int8": 0.05}
+# Seconds for the example of a model: far more than it takes, because nothing else runs.
+EXAMPLE_TIMEOUT_S = 60
 
 
 async def check(settings: Settings) -> int:
@@ -31,7 +33,7 @@ async def check(settings: Settings) -> int:
         tolerance = max(CHECK_TOLERANCE[graph.precision] for graph in graphs if graph.default or graph.precision == model.graph.precision)
         try:
             body = validate_as(TASKS[model.task].body, example.request, state.limits)
-            prediction = await model.predict(body.requests(model.bundle.manifest), timeout_s=60)
+            prediction = await model.predict(body.requests(model.bundle.manifest), timeout_s=EXAMPLE_TIMEOUT_S)
             reason = difference(example.result, to_plain(body.answer(prediction.results)), tolerance)
         except BertServeError as error:
             reason = error.message

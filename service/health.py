@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import http.client
 import ssl
+from http import HTTPStatus
 
 from bertserve.service.errors import StartError
 from bertserve.service.settings import AddressSettings
 
 TIMEOUT_S = 2.0
-_READY, _KEY_NEEDED = 200, 401
 
 
 def ask(settings: AddressSettings) -> str:
@@ -36,8 +36,8 @@ def ask(settings: AddressSettings) -> str:
         raise StartError(f"nothing answers on {where} ({error or type(error).__name__}); start the service, or check its log.") from error
     finally:
         connection.close()
-    if status == _KEY_NEEDED and not settings.public_health:
+    if status == HTTPStatus.UNAUTHORIZED and not settings.public_health:
         return f"{where} answers, but --no-public-health hides whether it is ready."
-    if status != _READY:
+    if status != HTTPStatus.OK:
         raise StartError(f"the service on {where} is not ready (status {status}).")
     return f"{where} is ready."

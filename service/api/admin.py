@@ -50,32 +50,32 @@ _LIMITS = {
 
 def routers(state: AppState) -> list[APIRouter]:
     """Returns the routes, with one router for each access."""
-    probes = endpoints(Access.PROBE, tags=["health"])
-    models = endpoints(Access.KEY, tags=["models"])
-    changes = endpoints(Access.ADMIN, tags=["models"])
-    metrics = endpoints(Access.METRICS, tags=["health"])
+    probe_routes = endpoints(Access.PROBE, tags=["health"])
+    key_routes = endpoints(Access.KEY, tags=["models"])
+    admin_routes = endpoints(Access.ADMIN, tags=["models"])
+    metrics_routes = endpoints(Access.METRICS, tags=["health"])
     for spec in TASKS.values():
-        _add_task(probes, models, state, spec)
-    _add_models(probes, models, state)
-    _add_changes(changes, state)
-    _add_operations(probes, models, metrics, state)
-    return [probes, models, changes, metrics]
+        _add_task(probe_routes, key_routes, state, spec)
+    _add_models(probe_routes, key_routes, state)
+    _add_changes(admin_routes, state)
+    _add_operations(probe_routes, key_routes, metrics_routes, state)
+    return [probe_routes, key_routes, admin_routes, metrics_routes]
 
 
-def _add_task(probes: APIRouter, models: APIRouter, state: AppState, spec: TaskSpec) -> None:
-    @models.get(f"/{spec.path}/info", summary=f"Default model of /{spec.path}")
+def _add_task(probe_routes: APIRouter, key_routes: APIRouter, state: AppState, spec: TaskSpec) -> None:
+    @key_routes.get(f"/{spec.path}/info", summary=f"Default model of /{spec.path}")
     async def info() -> Response:
         return _json(_describe(state, state.registry.for_task(spec.name)))
 
-    @probes.get(f"/{spec.path}/health", summary=f"Readiness of /{spec.path}")
+    @probe_routes.get(f"/{spec.path}/health", summary=f"Readiness of /{spec.path}")
     async def health() -> Response:
         return _health(state, state.registry.defaults.get(spec.name, ""))
 
 
-def _add_models(probes: APIRouter, routes: APIRouter, state: AppState) -> None:
+def _add_models(probe_routes: APIRouter, key_routes: APIRouter, state: AppState) -> None:
     created = int(time.time())  # OpenAI's clients show it; the creation time of a model is unknown
 
-    @routes.get("/models", summary="All loaded models, in brief")
+    @key_routes.get("/models", summary="All loaded models, in brief")
     async def models() -> Response:
         served = state.registry.models
         described = [_summary(state, model) for model in served.values()]
@@ -83,17 +83,17 @@ def _add_models(probes: APIRouter, routes: APIRouter, state: AppState) -> None:
         # one model per line, for people
         return Response(b"[%s]\n" % b",\n ".join(map(to_json, described + broken)), media_type="application/json")
 
-    @routes.get(_NAMED, summary="One model in detail")
-    @routes.get(f"{_NAMED}/info", summary="One model in detail")
+    @key_routes.get(_NAMED, summary="One model in detail")
+    @key_routes.get(f"{_NAMED}/info", summary="One model in detail")
     async def model_info(name: str) -> Response:
         return _json(_describe(state, state.registry.get(name)))
 
-    @routes.get("/v2/models/{name}", summary="Inputs and outputs of a model", tags=["open inference"])
+    @key_routes.get("/v2/models/{name}", summary="Inputs and outputs of a model", tags=["open inference"])
     async def model_metadata(name: str) -> Response:
         return _json(metadata(state.registry.get(name)))
 
-    @probes.get(f"{_NAMED}/health", summary="Readiness of one model")
-    @probes.get("/v2/models/{name}/ready", summary="Readiness of a model", tags=["open inference"])
+    @probe_routes.get(f"{_NAMED}/health", summary="Readiness of one model")
+    @probe_routes.get("/v2/models/{name}/ready", summary="Readiness of a model", tags=["open inference"])
     async def model_health(name: str) -> Response:
         return _health(state, name)
 
@@ -102,29 +102,29 @@ def _add_models(probes: APIRouter, routes: APIRouter, state: AppState) -> None:
         kserve_keys = {"task": model.task, "name": model.name, "ready": state.scheduler.ready}
         return {"id": model.name, "object": "model", "created": created, "owned_by": "bertserve", **kserve_keys}
 
-    @routes.get("/v1/models", summary="All models, in OpenAI's format")
+    @key_routes.get("/v1/models", summary="All models, in OpenAI's format")
     async def openai_models() -> Response:
         served = state.registry.models.values()
         return _json({"object": "list", "data": [in_openai_format(model) for model in served], "models": [model.name for model in served]})
 
-    @routes.get("/v1/models/{name}", summary="One model, in OpenAI's format")
+    @key_routes.get("/v1/models/{name}", summary="One model, in OpenAI's format")
     async def openai_model(name: str) -> Response:
         return _json(in_openai_format(state.registry.get(name)))
 
 
-def _add_changes(routes: APIRouter, state: AppState) -> None:
-    @routes.post(f"{_NAMED}/load", summary="Load or reload a model from its folder (admin key)")
-    @routes.post(f"{_NAMED}/reload", summary="The same as load (admin key)")
+def _add_changes(admin_routes: APIRouter, state: AppState) -> None:
+    @admin_routes.post(f"{_NAMED}/load", summary="Load or reload a model from its folder (admin key)")
+    @admin_routes.post(f"{_NAMED}/reload", summary="The same as load (admin key)")
     async def load(name: str, request: Request) -> Response:
-        return _json(_describe(state, await _audited(state, request.scope, name, state.reloader.load(name))))
+        return _json(_describe(state, await _audit(state, request.scope, name, state.reloader.load(name))))
 
-    @routes.post(f"{_NAMED}/unload", summary="Unload a model (admin key)")
+    @admin_routes.post(f"{_NAMED}/unload", summary="Unload a model (admin key)")
     async def unload(name: str, request: Request) -> Response:
-        await _audited(state, request.scope, name, state.reloader.unload(name))
+        await _audit(state, request.scope, name, state.reloader.unload(name))
         return _json({"name": name, "unloaded": True})
 
 
-async def _audited(state: AppState, scope: Scope, name: str, change: Awaitable[T]) -> T:
+async def _audit(state: AppState, scope: Scope, name: str, change: Awaitable[T]) -> T:
     """Makes a change of a model, and logs who made it and its outcome."""
     action, outcome = scope["route"].path.rpartition("/")[2], "done"
     is_known = _is_known(state, name)
@@ -146,22 +146,22 @@ def _is_known(state: AppState, name: str) -> bool:
     return name in state.registry.models or name in state.registry.broken
 
 
-def _add_operations(probes: APIRouter, models: APIRouter, scrapes: APIRouter, state: AppState) -> None:
-    @probes.get("/v2/health/live", summary="Liveness: the process runs", tags=["open inference"])
-    @probes.get("/health/live", summary="Liveness: the process runs")
+def _add_operations(probe_routes: APIRouter, key_routes: APIRouter, metrics_routes: APIRouter, state: AppState) -> None:
+    @probe_routes.get("/v2/health/live", summary="Liveness: the process runs", tags=["open inference"])
+    @probe_routes.get("/health/live", summary="Liveness: the process runs")
     async def live() -> Response:
         return _json({"live": True})
 
-    @probes.get("/health", summary="Readiness: requests are answered")
-    @probes.get("/health/ready", summary="Readiness: requests are answered")
-    @probes.get("/v2/health/ready", summary="Readiness: requests are answered", tags=["open inference"])
-    @probes.get("/ping", summary="Readiness, for SageMaker")
+    @probe_routes.get("/health", summary="Readiness: requests are answered")
+    @probe_routes.get("/health/ready", summary="Readiness: requests are answered")
+    @probe_routes.get("/v2/health/ready", summary="Readiness: requests are answered", tags=["open inference"])
+    @probe_routes.get("/ping", summary="Readiness, for SageMaker")
     async def ready() -> Response:
         return _health(state)
 
     cpu = cpu_name()
 
-    @models.get("/info", summary="Version, limits, machine and models")
+    @key_routes.get("/info", summary="Version, limits, machine and models")
     async def info() -> Response:
         return _json(
             {
@@ -187,12 +187,12 @@ def _add_operations(probes: APIRouter, models: APIRouter, scrapes: APIRouter, st
             }
         )
 
-    @models.get("/v2/", include_in_schema=False)
-    @models.get("/v2", summary="Name and version of the service", tags=["open inference"])
+    @key_routes.get("/v2/", include_in_schema=False)
+    @key_routes.get("/v2", summary="Name and version of the service", tags=["open inference"])
     async def server() -> Response:
         return _json({"name": "bertserve", "version": __version__, "extensions": ["binary_tensor_data"]})
 
-    @scrapes.get(METRICS, summary="Prometheus metrics", response_class=PlainTextResponse)
+    @metrics_routes.get(METRICS, summary="Prometheus metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         state.utilization.measure()
         # a page reads the files of all workers, and a page with many series takes a while to write

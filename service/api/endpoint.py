@@ -10,6 +10,7 @@ import logging
 import random
 import re
 import time
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import QueryParams
@@ -40,7 +41,7 @@ _TIMEOUT = TIMEOUT_HEADER.encode()
 _SINGLE = {b"content-type", b"content-encoding", _TIMEOUT}
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _INTERNAL, _ = INTERNAL
-_UNAUTHORIZED = 401
+_UNAUTHORIZED = HTTPStatus.UNAUTHORIZED  # in Python 3.11, each look-up in an enumeration is a call
 _PROBES = ("/health", "/live", "/ready", "/ping", METRICS)  # ends of paths that are not traced, nor logged by default
 _EXPOSED = ("x-request-id", "x-model", "server-timing", "x-truncated", "x-windows", "x-hf-warning", "retry-after")
 
@@ -142,25 +143,13 @@ class Endpoint:
         request.key = self._auth.check(route.access, scope["headers"])
         self._open += 1
         try:
-            single = [name for name, _ in scope["headers"] if name in _SINGLE]
-            if len(single) > len(set(single)):  # a proxy may have read the other one
-                raise MalformedRequestError("the request has a header of its type, encoding or deadline twice; send one of each.")
             content_type = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
             is_stream = route.wire.streams and content_type in MEDIA_TYPES
             if not is_stream:  # otherwise each line counts as a request
                 request.task, request.model = route.wire.task or UNKNOWN, UNKNOWN
-            if scope["query_string"]:
-                raise InvalidValueError(
-                    "the URL has the query parameter `{name}`, but this path takes none; put it into the body.",
-                    name=CallerValue(next(iter(QueryParams(scope["query_string"])), "")),
-                )
-            for header, plain in ((b"content-encoding", b"identity"), (b"transfer-encoding", b"chunked")):
-                if (encoding := request.headers.get(header, plain)).lower() != plain:
-                    raise ContentEncodingError(
-                        "the body's encoding is `{encoding}`; send it uncompressed.", encoding=CallerValue(encoding.decode("latin-1"))
-                    )
-            value = request.headers.get(_TIMEOUT)
-            timeout_s = state.settings.timeout_ms / 1000 if value is None else self._timeout_s(value)
+            _check_headers(request)
+            timeout_header = request.headers.get(_TIMEOUT)
+            timeout_s = state.settings.timeout_ms / 1000 if timeout_header is None else self._parse_timeout(timeout_header)
             model = request.named_model if scope["path_params"] else None
             if is_stream:
                 await LineStream(route.wire, request, timeout_s, self._errors, self._turns).answer(receive, send)
@@ -178,23 +167,27 @@ class Endpoint:
             if prediction.answer_bytes > LARGE_BYTES:
                 await self._turns.wait()
             answer = call.answer(prediction)
-            value, tail = answer if isinstance(answer, BinaryAnswer) else (answer, b"")
-            body = to_json(value)
+            payload, tail = answer if isinstance(answer, BinaryAnswer) else (answer, b"")
+            body = to_json(payload)
             await send({"type": "http.response.start", "status": 200, "headers": call.headers(prediction, len(body), len(tail))})
             await send({"type": "http.response.body", "body": body + tail})
         finally:
             self._open -= 1
 
-    def _timeout_s(self, value: bytes) -> float:
-        """Returns the seconds of the header with the deadline, after a check."""
-        if not (re.fullmatch(b"[0-9]{1,9}", value) and 1 <= int(value) <= self._state.settings.max_timeout_ms):
+    def _parse_timeout(self, header: bytes) -> float:
+        """Returns the seconds in the header with the deadline.
+
+        Raises:
+            InvalidValueError: It is not a number of milliseconds that is allowed.
+        """
+        if not (re.fullmatch(b"[0-9]{1,9}", header) and 1 <= int(header) <= self._state.settings.max_timeout_ms):
             raise InvalidValueError(
                 "the header `{timeout_header}` is `{value}`; it must be a whole number from 1 to {max_timeout_ms}.",
                 timeout_header=TIMEOUT_HEADER,
-                value=CallerValue(value.decode("latin-1")),
+                value=CallerValue(header.decode("latin-1")),
                 max_timeout_ms=self._state.settings.max_timeout_ms,
             )
-        return int(value) / 1000
+        return int(header) / 1000
 
     def _record(self, request: Request) -> None:
         """Counts and logs a request that has ended, and ends its trace."""
@@ -214,6 +207,30 @@ class Endpoint:
             access_log.info(line, fields["client"], fields["method"], fields["path"], status, seconds * 1000, request.id, extra=fields)
         if request.trace is not None:
             _end(request.trace, end, request, status)
+
+
+def _check_headers(request: Request) -> None:
+    """Checks the headers and the query of a request that runs models.
+
+    Raises:
+        MalformedRequestError: A header that may occur only once occurs twice.
+        InvalidValueError: The URL has a query.
+        ContentEncodingError: The body is compressed.
+    """
+    scope = request.scope
+    single = [name for name, _ in scope["headers"] if name in _SINGLE]
+    if len(single) > len(set(single)):  # a proxy may have read the other one
+        raise MalformedRequestError("the request has a header of its type, encoding or deadline twice; send one of each.")
+    if scope["query_string"]:
+        raise InvalidValueError(
+            "the URL has the query parameter `{name}`, but this path takes none; put it into the body.",
+            name=CallerValue(next(iter(QueryParams(scope["query_string"])), "")),
+        )
+    for header, plain in ((b"content-encoding", b"identity"), (b"transfer-encoding", b"chunked")):
+        if (encoding := request.headers.get(header, plain)).lower() != plain:
+            raise ContentEncodingError(
+                "the body's encoding is `{encoding}`; send it uncompressed.", encoding=CallerValue(encoding.decode("latin-1"))
+            )
 
 
 def _end(trace: Trace, end: float, request: Request, status: int) -> None:

@@ -10,6 +10,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 from starlette.responses import Response
@@ -25,9 +26,12 @@ INTERVAL_S = 1.0
 MAX_LINES = 20
 _OPENAI = "/v1/"  # paths below it are OpenAI's, and their clients expect errors of that shape
 _PREDICT = ":predict"  # paths with it are KServe's
-_OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-_INVALID, _INVALID_IN_OPENAI = 422, 400  # statuses of an InvalidValueError
-_SERVER_ERROR, _UNAVAILABLE = 500, 503
+_OPENAI_TYPES: dict[int, str] = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+}
 
 
 def response(error: Exception, request_id: str, path: str = "") -> Response:
@@ -44,8 +48,9 @@ def response(error: Exception, request_id: str, path: str = "") -> Response:
         message = printable(error.message)
     fields: dict[str, Any] = {"error": message, "error_type": error_type, "request_id": request_id}
     if path.startswith(_OPENAI) and not path.endswith(_PREDICT):
-        status = _INVALID_IN_OPENAI if status == _INVALID else status
-        kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < _SERVER_ERROR else "server_error")
+        if status == HTTPStatus.UNPROCESSABLE_ENTITY:
+            status = HTTPStatus.BAD_REQUEST
+        kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error")
         fields["error"] = {"message": message, "type": kind, "param": None, "code": error_type}
     headers = {}
     if isinstance(error, errors.RefusedError):
@@ -98,6 +103,10 @@ class ErrorLog:
         if kind == INTERNAL:
             logger.error("%s %s %s: %s", status, type(error).__name__, where, errors.traceback_places(error), extra=extra)
         else:
-            level = logging.ERROR if status >= _SERVER_ERROR and status != _UNAVAILABLE else logging.WARNING
+            level = (
+                logging.ERROR
+                if status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.SERVICE_UNAVAILABLE
+                else logging.WARNING
+            )
             reason = printable(error.for_log) if isinstance(error, BertServeError) else type(error).__name__
             logger.log(level, "%s %s %s: %s", status, error_type, where, reason, extra={**extra, "reason": reason})

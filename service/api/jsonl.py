@@ -11,6 +11,7 @@ import re
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 
 from starlette.types import Receive, Send
 
@@ -35,7 +36,7 @@ MAX_WEIGHT, ANSWER_SHARE = 2**16, 64
 FIRST_ANSWER_BYTES = 2**20  # size of an answer until one is known
 READ_AHEAD = 8  # chunks of up to 64 KiB
 MIN_RETRY_S = 0.1  # seconds until a refused line asks again, at least
-_OK, _CLIENT_GONE, _SERVER_ERROR = 200, 499, 500
+CLIENT_GONE = 499  # of nginx; no standard has a status for it
 
 
 @dataclass(eq=False)
@@ -144,7 +145,7 @@ class LineStream:
             more = task is not None
             answer = b"" if task is None else await task + b"\n"
             if self.request.status == 0:
-                await send({"type": "http.response.start", "status": _OK, "headers": [(b"content-type", MEDIA_TYPE.encode())]})
+                await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": [(b"content-type", MEDIA_TYPE.encode())]})
             await send({"type": "http.response.body", "body": answer, "more_body": more})
             self._weight -= weight
             self._answer_sent.set()
@@ -152,7 +153,7 @@ class LineStream:
     async def _answer(self, line: bytes, number: int) -> bytes:
         """Returns the answer to a line as JSON, or its error in the usual JSON shape; counts both."""
         start, state, request = time.perf_counter(), self._state, self.request
-        labels, status = (self.route.task or UNKNOWN, UNKNOWN), _CLIENT_GONE
+        labels, status = (self.route.task or UNKNOWN, UNKNOWN), CLIENT_GONE
         try:
             request.auth.check(Access.KEY, request.scope["headers"])  # again, because a stream may have no end
             if len(line) > state.settings.max_body_bytes:
@@ -167,14 +168,14 @@ class LineStream:
             prediction = await self._predict(call)
             if prediction.answer_bytes > LARGE_BYTES:
                 await self.turns.wait()
-            body, status = to_json(call.answer(prediction)), _OK
+            body, status = to_json(call.answer(prediction)), HTTPStatus.OK
             self._last_answer_bytes = len(body)
         except Exception as error:  # noqa: BLE001 - the process boundary of a line
             if isinstance(error, BertServeError):
                 error.message = f"line {number}: {error.message}"
             refusal = error_answers.response(error, request.id)
             body, status = bytes(refusal.body), refusal.status_code
-            if status >= _SERVER_ERROR:
+            if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 self.error_log.write(error, request.log_fields())
         finally:
             state.metrics.requests_of(*labels, status).inc()

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, Tag
 
 from bertserve.service.api.call import Call
-from bertserve.service.api.formats.openai import Usage
+from bertserve.service.api.formats.openai import Usage, usage
 from bertserve.service.api.request import Request
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.models.request_run import Prediction
@@ -83,15 +83,14 @@ def read_rerank(raw: bytes, request: Request) -> Call:
             "`documents` has a number of more than 64 bits, which cannot be returned; send it as a text, or remove `return_documents`."
         ) from error
 
-    def answer(answered: Prediction) -> dict[str, Any]:
-        (ranked,) = answered.results
+    def answer(prediction: Prediction) -> dict[str, Any]:
+        (ranked,) = prediction.results
         results = [
             {"index": item["index"], "relevance_score": item["score"]} | ({"document": documents[item["index"]]} if documents else {})
             for item in ranked[: body.top_n]
         ]
-        usage = {"prompt_tokens": answered.tokens, "total_tokens": answered.tokens}
         # each vendor's client expects the tokens in another field
-        meta = {"tokens": {"input_tokens": answered.tokens}}
-        return {"id": request.id, "model": model.name, "results": results, "usage": usage, "meta": meta}
+        meta = {"tokens": {"input_tokens": prediction.tokens}}
+        return {"id": request.id, "model": model.name, "results": results, "usage": usage(prediction), "meta": meta}
 
     return Call(rerank.TASK, model, body, answer)

@@ -81,6 +81,11 @@ class Usage(BaseModel):
     total_tokens: int
 
 
+def usage(prediction: Prediction) -> dict[str, int]:
+    """Returns the fields of `Usage`."""
+    return {"prompt_tokens": prediction.tokens, "total_tokens": prediction.tokens}
+
+
 class EmbeddingList(BaseModel):
     """The vectors of all texts, in the order of the texts."""
 
@@ -95,9 +100,8 @@ def read_embeddings(raw: bytes, request: Request) -> Call:
     body = read_as(EmbeddingsBody, raw, request.state.limits)
     model = request.state.registry.for_task(embed.TASK, body.model)
 
-    def answer(answered: Prediction) -> dict[str, Any]:
-        data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(answered.results)]
-        usage = {"prompt_tokens": answered.tokens, "total_tokens": answered.tokens}
-        return {"object": "list", "data": data, "model": model.name, "usage": usage}
+    def answer(prediction: Prediction) -> dict[str, Any]:
+        data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(prediction.results)]
+        return {"object": "list", "data": data, "model": model.name, "usage": usage(prediction)}
 
     return Call(embed.TASK, model, body, answer)
