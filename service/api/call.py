@@ -69,8 +69,8 @@ class Call:
                 f"truncation; {count}cut to the model's {self.model.bundle.manifest.tokenizer.max_length} tokens: "
                 f"{_named(prediction.truncated, self.body)}"
             )
-        if prediction.read:
-            headers.append((b"x-windows", _escaped(_windows(prediction.read))))
+        if prediction.windows_read:
+            headers.append((b"x-windows", _escaped(_windows(prediction.windows_read))))
         # one header per warning, because the official client expects that
         headers.extend((b"x-hf-warning", _escaped(warning)) for warning in warnings)
         return headers

@@ -32,7 +32,7 @@ class Prediction:
         inference_s: Seconds from the start of its first run to the end of its last one.
         decode_s: Seconds to decode all inputs.
         answer_bytes: About the bytes of the results as JSON.
-        read: The spans that the model read of a single input, if it is cut or was read in several windows.
+        windows_read: The spans that the model read of a single input, if it is cut or was read in several windows.
     """
 
     results: list[Any] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Prediction:
     inference_s: float = 0.0
     decode_s: float = 0.0
     answer_bytes: int = 0
-    read: Sequence[ReadSpan] = ()
+    windows_read: Sequence[ReadSpan] = ()
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class RequestRun:
                 prediction.warnings += [(index, warning) for warning in batch.warnings]
                 if batch.truncated:
                     prediction.truncated.append(index)
-                prediction.read = batch.read if index == 0 else ()
+                prediction.windows_read = batch.windows_read if index == 0 else ()
                 self.cost = batch.cost if index == 0 else self.cost + batch.cost
                 self.held_tokens = prediction.tokens + self.cost.queue_tokens
                 # checked after each input, because the windows of one text may have a thousand times as many tokens as the text

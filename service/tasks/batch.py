@@ -43,7 +43,7 @@ def spans_read(tokens: Tokens, cuts: Sequence[range], field: str = "") -> tuple[
 
 
 # the warning for an input without tokens, whose result is the same for every empty text
-EMPTY = ("empty; the text is empty, so its answer has no meaning",)
+EMPTY_TEXT_WARNING = ("empty; the text is empty, so its answer has no meaning",)
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class Batch:
             requests share, and they would stay in memory until the last encoding has run. None if the outputs are only a few numbers.
         truncated: Whether text was cut. Only the first batch sets this and the following attributes.
         warnings: Other warnings for the caller, each `topic; message`.
-        read: The parts of a text that is cut or read in several windows; empty if the model reads the whole text.
+        windows_read: The parts of a text that is cut or read in several windows; empty if the model reads the whole text.
     """
 
     encodings: Sequence[Encoding]
@@ -65,7 +65,7 @@ class Batch:
     keep: Callable[[int, Outputs], Outputs] | None = None
     truncated: bool = False
     warnings: tuple[str, ...] = ()
-    read: tuple[ReadSpan, ...] = ()
+    windows_read: tuple[ReadSpan, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -131,7 +131,7 @@ def encode_pairs(
         InvalidValueError: A pair is too long and `must_fit` is true.
     """
     room, encodings, truncated = tokenizer.room(pair=True), [], False
-    texts = tokenizer.each(chain([first], others))
+    texts = tokenizer.tokenize_lazily(chain([first], others))
     a = next(texts)
     for index, b in enumerate(texts):
         total = len(a) + len(b)

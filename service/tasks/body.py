@@ -45,10 +45,10 @@ MAX_TOP_K = 1000  # whatever --max-top-k is
 # Maximum items of a list, whatever --max-inputs is: reading a body blocks the event loop, and a body of 2 MiB may have a million items.
 MAX_ITEMS = 2**14
 # without fail_fast a list of invalid items would create an error per item
-STOP = Field(fail_fast=True, max_length=MAX_ITEMS)
+LIST_LIMIT = Field(fail_fast=True, max_length=MAX_ITEMS)
 
 TextOrTexts = Annotated[
-    Annotated[str, Tag(TEXT)] | Annotated[list[str], STOP, Tag(LIST)],
+    Annotated[str, Tag(TEXT)] | Annotated[list[str], LIST_LIMIT, Tag(LIST)],
     one_of("a text or a list of texts", TEXT, LIST),
     Field(description="One or more texts."),
 ]

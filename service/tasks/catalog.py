@@ -49,7 +49,7 @@ def spec_of(bundle: Bundle) -> TaskSpec:
     if spec is None or spec.derivation is not None:
         known = ", ".join(other.name for other in TASKS.values() if other.derivation is None)
         raise BundleError(f"bundle `{bundle.path}` is for the task `{manifest.task[:64]}`; this version serves {known}.")
-    if (missing := spec.requires(manifest)) is not None:
+    if (missing := spec.missing_field(manifest)) is not None:
         raise BundleError(f"bundle `{bundle.path}` has a wrong manifest: {missing}; export it again.")
     return spec
 

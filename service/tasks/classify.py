@@ -18,11 +18,11 @@ from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import Manifest, Side
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import occlusion
-from bertserve.service.tasks.batch import EMPTY, Batch, ModelConfig, ReadSpan, TaskGenerator, TaskModel, spans_read, too_long
+from bertserve.service.tasks.batch import EMPTY_TEXT_WARNING, Batch, ModelConfig, ReadSpan, TaskGenerator, TaskModel, spans_read, too_long
 from bertserve.service.tasks.body import (
     LIST,
+    LIST_LIMIT,
     PAIR,
-    STOP,
     TEXT,
     ClosedModel,
     Stride,
@@ -177,7 +177,7 @@ def _first_batch(request: ClassifyRequest, tokenizer: Tokenizer) -> tuple[Batch,
         )
     ids = [[text.ids[part.start : part.stop] for text, part in zip(tokens, parts, strict=True)] for parts in cuts]
     encodings = [tokenizer.assemble(*parts) for parts in ids]
-    batch = Batch(encodings, truncated=truncated, warnings=() if total else EMPTY, read=spans)
+    batch = Batch(encodings, truncated=truncated, warnings=() if total else EMPTY_TEXT_WARNING, windows_read=spans)
     if not parameters.explain:
         return batch, []
     read_texts = [
@@ -199,7 +199,7 @@ _Text = Annotated[str, Tag(TEXT)]
 _Pair = Annotated[TextPair, Tag(PAIR)]
 _TextOrPair = Annotated[_Text | _Pair, one_of('a text, or a pair such as {"text": "a", "text_pair": "b"}', TEXT, PAIR)]
 TextsOrPairs = Annotated[
-    _Text | _Pair | Annotated[list[_TextOrPair], STOP, Tag(LIST)],
+    _Text | _Pair | Annotated[list[_TextOrPair], LIST_LIMIT, Tag(LIST)],
     one_of("a text, {text, text_pair}, or a list of these", TEXT, PAIR, LIST),
     Field(description="One or more texts or pairs."),
 ]
@@ -246,8 +246,8 @@ def _answer_bytes(request: ClassifyRequest, manifest: Manifest) -> int:
     return count * (LABEL_BYTES + longest_label(manifest.labels)) + explained * occlusion.MAX_WORDS * occlusion.WORD_BYTES
 
 
-def require_labels(manifest: Manifest) -> str | None:
-    """Returns the fields that a classification manifest lacks, or None."""
+def missing_labels(manifest: Manifest) -> str | None:
+    """Returns an error if a classification manifest lacks its labels, otherwise None."""
     return None if manifest.labels else f"`labels` must not be empty for {manifest.task}"
 
 
@@ -263,7 +263,7 @@ SPEC = TaskSpec(
     body=ClassifyBody,
     answer=list[list[ClassifiedLabel]],
     function=classify,
-    requires=require_labels,
+    missing_field=missing_labels,
     widths=logit_widths,
     has_one_label=_has_one_label,
     answer_bytes=_answer_bytes,

@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, Field, Tag
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import LAST_FOUR, VECTOR_OUTPUT, Combine, Embedding, Layers, Manifest
 from bertserve.service.errors import CallerValue, InvalidValueError
-from bertserve.service.tasks.batch import EMPTY, Batch, ModelConfig, TaskGenerator, TaskModel, too_long
+from bertserve.service.tasks.batch import EMPTY_TEXT_WARNING, Batch, ModelConfig, TaskGenerator, TaskModel, too_long
 from bertserve.service.tasks.body import (
     LIST,
     TEXT,
@@ -236,7 +236,11 @@ def embed(request: EmbedRequest, model: TaskModel) -> TaskGenerator:
     count = len(encoding) if request.parameters.pooling == "none" else 1
     cost = Cost(count * _vector_bytes(request))
     [row] = yield Batch(
-        [encoding], cost, lambda _, row: pooled_row(request, row), truncated=truncated, warnings=() if request.text.strip() else EMPTY
+        [encoding],
+        cost,
+        lambda _, row: pooled_row(request, row),
+        truncated=truncated,
+        warnings=() if request.text.strip() else EMPTY_TEXT_WARNING,
     )
     result = vector(request, row)
     if request.parameters.encoding_format == "base64":
@@ -313,11 +317,11 @@ class EmbedBody(EmbedOptions, TaskBody):
                 raise InvalidValueError(
                     "`{field}` is given next to `inputs` and in `parameters`, with different values; remove one of them.", field=name
                 )
-        like = resolve(EmbedParameters(**options | within), config.embedding)
-        return [replace(like, text=text) for text in self.items]
+        template = resolve(EmbedParameters(**options | within), config.embedding)
+        return [replace(template, text=text) for text in self.items]
 
 
-def _missing(manifest: Manifest) -> str | None:
+def _missing_field(manifest: Manifest) -> str | None:
     return "`embedding` must not be null for feature-extraction" if manifest.embedding is None else None
 
 
@@ -336,6 +340,6 @@ SPEC = TaskSpec(
     answer=list[list[Annotated[float, Field(examples=[0.0412])]]] | list[list[list[float]]] | list[str] | list[list[str]],
     function=embed,
     answer_bytes=_answer_bytes,
-    requires=_missing,
+    missing_field=_missing_field,
     widths=_widths,
 )

@@ -280,7 +280,7 @@ class JointMaskCandidate(BaseModel):
     sequence: Annotated[str, Field(examples=["the king of london died in 1066."])]
 
 
-def _missing(manifest: Manifest) -> str | None:
+def _missing_field(manifest: Manifest) -> str | None:
     return "`tokenizer.mask` must not be null for fill-mask" if manifest.tokenizer.mask is None else None
 
 
@@ -295,5 +295,5 @@ SPEC = TaskSpec(
     | list[JointMaskCandidate]
     | list[list[JointMaskCandidate]],
     function=fill_masks,
-    requires=_missing,
+    missing_field=_missing_field,
 )

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, encode_pairs
-from bertserve.service.tasks.body import LIST, PAIR, STOP, ClosedModel, TaskBody, TaskParameters, body_config, defaults, one_of
+from bertserve.service.tasks.body import LIST, LIST_LIMIT, PAIR, ClosedModel, TaskBody, TaskParameters, body_config, defaults, one_of
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
 from bertserve.service.tasks.task_spec import TaskSpec
@@ -86,7 +86,7 @@ class Choices(ClosedModel):
     """A question, or a text to complete, and its choices."""
 
     choices: Annotated[
-        list[str], STOP, AfterValidator(_check_choices), Field(json_schema_extra={"minItems": MIN_CHOICES, "maxItems": MAX_CHOICES})
+        list[str], LIST_LIMIT, AfterValidator(_check_choices), Field(json_schema_extra={"minItems": MIN_CHOICES, "maxItems": MAX_CHOICES})
     ]
     question: str | None = None
     prompt: str | None = None
@@ -117,7 +117,7 @@ class ChooseBody(TaskBody):
     count_message: ClassVar[str] = "`inputs` has {} choices"
 
     inputs: Annotated[
-        Annotated[Choices, Tag(PAIR)] | Annotated[list[Choices], STOP, Tag(LIST)],
+        Annotated[Choices, Tag(PAIR)] | Annotated[list[Choices], LIST_LIMIT, Tag(LIST)],
         one_of("{question, choices} or a list of these", PAIR, LIST),
         Field(description="One or more questions with choices."),
     ]

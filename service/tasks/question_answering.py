@@ -21,9 +21,9 @@ from bertserve.service.tasks.answer_spans import BestAnswers, SpanTexts, SummedA
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copy_outputs, spans_read
 from bertserve.service.tasks.body import (
     LIST,
+    LIST_LIMIT,
     MAX_TOP_K,
     PAIR,
-    STOP,
     ClosedModel,
     OffsetUnit,
     TaskBody,
@@ -116,7 +116,7 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskGenerator:
     """
     parameters, passage_windows = request.parameters, windows_of(request, model.tokenizer)
     spans = spans_read(passage_windows.passage, passage_windows.cuts, "context") if len(passage_windows.cuts) > 1 else ()
-    rows = yield Batch(passage_windows.encodings, _cost(request, passage_windows), copy_outputs, read=spans)
+    rows = yield Batch(passage_windows.encodings, _cost(request, passage_windows), copy_outputs, windows_read=spans)
     # the reference omits combining marks that the tokenizer strips
     offsets = passage_windows.passage.offsets if parameters.duplicates == "sum" else passage_windows.passage.spans(request.context)
     texts = SpanTexts(request.context, offsets, passage_windows.passage.word_ids if parameters.align_to_words else None)
@@ -252,7 +252,7 @@ class AnswerBody(TaskBody):
     parameters_type: ClassVar[type[TaskParameters]] = AnswerParameters
 
     inputs: Annotated[
-        Annotated[Question, Tag(PAIR)] | Annotated[list[Question], STOP, Tag(LIST)],
+        Annotated[Question, Tag(PAIR)] | Annotated[list[Question], LIST_LIMIT, Tag(LIST)],
         one_of("{question, context} or a list of these", PAIR, LIST),
         Field(description="One or more questions with their passages."),
     ]

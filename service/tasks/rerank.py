@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, encode_pairs
-from bertserve.service.tasks.body import STOP, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config
+from bertserve.service.tasks.body import LIST_LIMIT, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
@@ -148,7 +148,7 @@ class RerankBody(RerankOptions, QueryBody):
     count_message: ClassVar[str] = "`texts` has {} items"
     input_name: ClassVar[str] = "texts"
 
-    texts: Annotated[list[str], STOP, Field(description="The texts to rank.")]
+    texts: Annotated[list[str], LIST_LIMIT, Field(description="The texts to rank.")]
     # no parameters exist; huggingface_hub sends an empty object
     parameters: TaskParameters | None = None
 

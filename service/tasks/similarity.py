@@ -12,7 +12,16 @@ from pydantic import BeforeValidator, Field
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import embed
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel
-from bertserve.service.tasks.body import STOP, ClosedModel, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config, lower
+from bertserve.service.tasks.body import (
+    LIST_LIMIT,
+    ClosedModel,
+    TaskBody,
+    TaskParameters,
+    Truncate,
+    TruncationDirection,
+    body_config,
+    lower,
+)
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost
 from bertserve.service.tasks.decoding import Floats
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
@@ -22,16 +31,16 @@ TASK = "sentence-similarity"
 
 @dataclass(slots=True)
 class SimilarityRequest:
-    """A sentence, and the sentences to compare it with; `like` is the embedding request to copy for each, and its text is ignored."""
+    """A sentence, and the sentences to compare it with; `template` is the embedding request to copy for each, and its text is ignored."""
 
     source_sentence: str
     sentences: tuple[str, ...]
-    like: embed.EmbedRequest
+    template: embed.EmbedRequest
 
     @property
     def chars(self) -> int:
         """Characters to tokenize; each of the other sentences counts `TEXT_CHARS` more."""
-        return sum(map(len, self.texts)) + len(self.texts) * len(self.like.prompt) + len(self.sentences) * TEXT_CHARS
+        return sum(map(len, self.texts)) + len(self.texts) * len(self.template.prompt) + len(self.sentences) * TEXT_CHARS
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -47,17 +56,17 @@ def compare(request: SimilarityRequest, model: TaskModel) -> TaskGenerator:
     Raises:
         InvalidValueError: A sentence is too long and must not be truncated.
     """
-    encoded = [embed.encode(replace(request.like, text=text), model.tokenizer) for text in request.texts]
+    encoded = [embed.encode(replace(request.template, text=text), model.tokenizer) for text in request.texts]
     rows = yield Batch(
         [encoding for encoding, _ in encoded],
         Cost(SCORE_BYTES * len(encoded)),
-        lambda _, row: embed.pooled_row(request.like, row),
+        lambda _, row: embed.pooled_row(request.template, row),
         truncated=any(truncated for _, truncated in encoded),
     )
     if not rows:
         return []
     assert model.config.embedding is not None, "every manifest of an embedding model has it"
-    vectors = np.stack([embed.vector(request.like, row) for row in rows])
+    vectors = np.stack([embed.vector(request.template, row) for row in rows])
     return _SIMILARITIES[model.config.embedding.similarity](vectors[0], vectors[1:]).tolist()
 
 
@@ -92,7 +101,7 @@ class Sentences(ClosedModel):
     """The sentences of a request: a source and those to compare with it."""
 
     source_sentence: str
-    sentences: Annotated[list[str], STOP]
+    sentences: Annotated[list[str], LIST_LIMIT]
 
 
 class SimilarityBody(TaskBody):
@@ -122,10 +131,10 @@ class SimilarityBody(TaskBody):
         """
         assert config.embedding is not None, "every manifest of an embedding model has it"
         parameters = embed.EmbedParameters(**({} if self.parameters is None else self.parameters.model_dump(exclude_none=True)))
-        like = embed.resolve(parameters, config.embedding)
-        if like.parameters.pooling == "none":
+        template = embed.resolve(parameters, config.embedding)
+        if template.parameters.pooling == "none":
             raise InvalidValueError("this model returns a vector for each token; set `pooling` to `cls`, `mean` or `max` in `parameters`.")
-        return [SimilarityRequest(self.inputs.source_sentence, tuple(self.inputs.sentences), like)]
+        return [SimilarityRequest(self.inputs.source_sentence, tuple(self.inputs.sentences), template)]
 
 
 SPEC = TaskSpec(

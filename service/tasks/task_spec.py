@@ -60,7 +60,7 @@ class TaskSpec:
         answer: Type of the response's body, for OpenAPI.
         function: The task's generator function, which yields encodings and returns the result.
         derivation: Set if bundles of other tasks answer the task.
-        requires: Returns the fields that a manifest of this task lacks, as text, or None.
+        missing_field: Returns an error if a manifest lacks a field that the task needs, otherwise None.
         widths: Returns the number of values of the graph's outputs per text, token or mask, by name; models are checked against it.
         has_one_label: Returns whether the best label with its score is a sufficient answer for most readers, given `parameters` as JSON.
             If so, a result is a list of objects with `label` and `score`, the best first.
@@ -74,7 +74,7 @@ class TaskSpec:
     answer: Any
     function: TaskFunction
     derivation: Derivation | None = None
-    requires: Callable[[Manifest], str | None] = lambda manifest: None
+    missing_field: Callable[[Manifest], str | None] = lambda manifest: None
     widths: Callable[[Manifest], Mapping[str, int]] = lambda manifest: {}
     has_one_label: Callable[[Mapping[str, Any], ModelConfig], bool] = lambda parameters, config: False
     answer_bytes: Callable[[Any, Manifest], int] | None = None

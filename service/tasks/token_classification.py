@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copy_outputs, spans_read
 from bertserve.service.tasks.body import OffsetUnit, Stride, TaskBody, TaskParameters, TextOrTexts, body_config, defaults, lower
-from bertserve.service.tasks.classify import logit_widths, require_labels
+from bertserve.service.tasks.classify import logit_widths, missing_labels
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost, longest_label, text_bytes
 from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.tasks.task_spec import TaskSpec
@@ -98,7 +98,7 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskGenerator:
     cuts = windows(len(tokens), room, request.parameters.stride, tokenizer.truncation_side) if len(tokens) else []
     encodings = [tokenizer.assemble(tokens.ids[cut.start : cut.stop]) for cut in cuts]
     rows = yield Batch(
-        encodings, Cost(decode_us=TOKEN_US * len(tokens)), copy_outputs, read=spans_read(tokens, cuts) if len(cuts) > 1 else ()
+        encodings, Cost(decode_us=TOKEN_US * len(tokens)), copy_outputs, windows_read=spans_read(tokens, cuts) if len(cuts) > 1 else ()
     )
     if not rows:
         return []
@@ -266,6 +266,6 @@ SPEC = TaskSpec(
     body=NerBody,
     answer=list[Entity] | list[list[Entity]],
     function=label_tokens,
-    requires=require_labels,
+    missing_field=missing_labels,
     widths=logit_widths,
 )

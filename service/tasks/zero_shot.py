@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.tasks import classify
-from bertserve.service.tasks.batch import EMPTY, Batch, ModelConfig, TaskGenerator, TaskModel
+from bertserve.service.tasks.batch import EMPTY_TEXT_WARNING, Batch, ModelConfig, TaskGenerator, TaskModel
 from bertserve.service.tasks.body import TaskBody, TaskParameters, TextOrTexts, body_config
 from bertserve.service.tasks.classify import LABEL_BYTES, LabelScore
 from bertserve.service.tasks.cost import TEXT_CHARS, Cost, text_bytes
@@ -113,7 +113,7 @@ def classify_zero_shot(request: ZeroShotRequest, model: TaskModel) -> TaskGenera
     """
     config, labels = model.config, request.parameters.candidate_labels
     tokenizer, template = model.tokenizer, request.parameters.hypothesis_template
-    hypotheses = tokenizer.each([request.text, *(template.replace(PLACE, label) for label in labels)])
+    hypotheses = tokenizer.tokenize_lazily([request.text, *(template.replace(PLACE, label) for label in labels)])
     text = next(hypotheses)
     room, encodings, truncated = tokenizer.room(pair=True), [], False
     for label, hypothesis in zip(labels, hypotheses, strict=True):
@@ -131,7 +131,7 @@ def classify_zero_shot(request: ZeroShotRequest, model: TaskModel) -> TaskGenera
         encodings.append(tokenizer.assemble(text.ids[cut.start : cut.stop], hypothesis.ids))
     # some clients get the text with the labels
     cost = Cost(text_bytes(request.text) + sum(LABEL_BYTES + text_bytes(label) for label in labels))
-    rows = yield Batch(encodings, cost, truncated=truncated, warnings=() if request.text.strip() else EMPTY)
+    rows = yield Batch(encodings, cost, truncated=truncated, warnings=() if request.text.strip() else EMPTY_TEXT_WARNING)
     entails = entailment(config.labels)
     assert entails is not None, "a derived task runs only on compatible models"
     logits = np.stack([row["logits"] for row in rows])

@@ -158,7 +158,7 @@ class Tokenizer:
             texts_tokens.append(Tokens(encoding, ids))
         return texts_tokens
 
-    def each(self, texts: Iterable[str]) -> Iterator[Tokens]:
+    def tokenize_lazily(self, texts: Iterable[str]) -> Iterator[Tokens]:
         """Yields the tokens of each text, like `tokenize`, but never holds the tokens of many long texts at once."""
         group: list[str] = []
         chars = 0

@@ -50,7 +50,7 @@ def test_windows_start_from_the_end(left: Tokenizer) -> None:
 
     assert [CLS, *text.ids[2 - LENGTH :], SEP] == ids(found)[-1]
     assert {LENGTH} == {len(window) for window in ids(found)[1:]}
-    assert [span.start for span in found.read] == sorted(span.start for span in found.read)
+    assert [span.start for span in found.windows_read] == sorted(span.start for span in found.windows_read)
 
 
 def test_a_request_overrides_the_truncation_side(left: Tokenizer, right: Tokenizer) -> None:
@@ -71,8 +71,8 @@ def test_the_end_of_a_long_text_is_read(left: Tokenizer) -> None:
     text = " ".join(["bad"] * 30 + ["good"] * (LENGTH - 2))
     found = encode(classify, classify.ClassifyRequest(text), left)
     assert found.truncated
-    assert found.read == (ReadSpan("", text.index("good"), len(text)),)
+    assert found.windows_read == (ReadSpan("", text.index("good"), len(text)),)
     pair = encode(classify, classify.ClassifyRequest("a film", text), left)
-    assert [span.field for span in pair.read] == ["text", "text_pair"]
-    assert (pair.read[0].start, pair.read[1].end) == (0, len(text))
-    assert "bad" not in text[pair.read[1].start :]
+    assert [span.field for span in pair.windows_read] == ["text", "text_pair"]
+    assert (pair.windows_read[0].start, pair.windows_read[1].end) == (0, len(text))
+    assert "bad" not in text[pair.windows_read[1].start :]

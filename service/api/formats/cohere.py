@@ -13,7 +13,7 @@ from bertserve.service.errors import InvalidValueError
 from bertserve.service.models.request_run import Prediction
 from bertserve.service.tasks import rerank
 from bertserve.service.tasks.batch import ModelConfig
-from bertserve.service.tasks.body import PAIR, STOP, TEXT, ForeignBody, body_config, one_of
+from bertserve.service.tasks.body import LIST_LIMIT, PAIR, TEXT, ForeignBody, body_config, one_of
 from bertserve.service.tasks.json_text import to_json
 from bertserve.service.tasks.reading import read_as
 
@@ -39,7 +39,7 @@ class DocumentsBody(ForeignBody, rerank.QueryBody):
     count_message: ClassVar[str] = "`documents` has {} items"
     input_name: ClassVar[str] = "documents"
 
-    documents: Annotated[list[_Document], STOP, Field(description="Texts, or objects with a `text`; other keys are only returned.")]
+    documents: Annotated[list[_Document], LIST_LIMIT, Field(description="Texts, or objects with a `text`; other keys are only returned.")]
     top_n: Annotated[int | None, Field(ge=1, description="Number of results to return; by default all.")] = None
     return_documents: Annotated[bool | None, Field(description="Include each document in the answer.")] = None
 

@@ -58,12 +58,12 @@ class EmbeddingsBody(ForeignBody):
         assert config.embedding is not None, "every manifest of an embedding model has it"
         # clients expect unit vectors, as from OpenAI and Text Embeddings Inference, and this format has no field for it
         parameters = embed.EmbedParameters(dimensions=self.dimensions, encoding_format=self.encoding_format, normalize=True)
-        like = embed.resolve(parameters, config.embedding)
-        if like.parameters.pooling == "none":
+        template = embed.resolve(parameters, config.embedding)
+        if template.parameters.pooling == "none":
             raise InvalidValueError(
                 "this model returns a vector for each token, which this format does not support; send a POST to /embed instead."
             )
-        return [replace(like, text=text) for text in self.items]
+        return [replace(template, text=text) for text in self.items]
 
 
 class EmbeddingItem(BaseModel):

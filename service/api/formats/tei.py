@@ -17,7 +17,7 @@ from bertserve.service.tasks import classify, embed
 from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.tasks.body import (
     LIST,
-    STOP,
+    LIST_LIMIT,
     TEXT,
     ForeignBody,
     TextOrTexts,
@@ -32,7 +32,7 @@ from bertserve.service.tasks.embed import EmbedParameters, PromptName
 from bertserve.service.tasks.reading import read_as
 
 _Text = Annotated[str, Tag(TEXT)]
-_Item = Annotated[_Text | Annotated[list[str], STOP, Tag(LIST)], one_of("a text or a list of one or two texts", TEXT, LIST)]
+_Item = Annotated[_Text | Annotated[list[str], LIST_LIMIT, Tag(LIST)], one_of("a text or a list of one or two texts", TEXT, LIST)]
 
 
 class SequencesBody(ForeignBody):
@@ -41,7 +41,7 @@ class SequencesBody(ForeignBody):
     model_config = body_config(inputs=[["A warm, funny film."], ["A man eats.", "Somebody eats."]])
 
     inputs: Annotated[
-        _Text | Annotated[list[_Item], STOP, Tag(LIST)],
+        _Text | Annotated[list[_Item], LIST_LIMIT, Tag(LIST)],
         one_of("a text, a pair of texts, or a list of lists of one or two texts", TEXT, LIST),
         Field(description="A text, a pair `[text, text]`, or a batch `[[text], [text, text]]`."),
     ]
