@@ -42,8 +42,13 @@ def spans_read(tokens: Tokens, cuts: Sequence[range], field: str = "") -> tuple[
     return tuple(ReadSpan(field, *tokens.span(cut)) if cut else ReadSpan(field, 0, 0) for cut in cuts[: MAX_SPANS + 1])
 
 
-# the warning for an input without tokens, whose result is the same for every empty text
 EMPTY_TEXT_WARNING = ("empty; the text is empty, so its answer has no meaning",)
+
+
+def warn_if_empty(*texts: str) -> tuple[str, ...]:
+    """Returns the warning for an input whose texts are empty or only white space."""
+    # not by tokens, because some tokenizers make tokens of white space, and others belong to a prompt
+    return () if any(map(str.strip, texts)) else EMPTY_TEXT_WARNING
 
 
 @dataclass(slots=True)

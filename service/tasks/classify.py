@@ -18,7 +18,7 @@ from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import Manifest, Side
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import occlusion
-from bertserve.service.tasks.batch import EMPTY_TEXT_WARNING, Batch, ModelConfig, ReadSpan, TaskGenerator, TaskModel, spans_read, too_long
+from bertserve.service.tasks.batch import Batch, ModelConfig, ReadSpan, TaskGenerator, TaskModel, spans_read, too_long, warn_if_empty
 from bertserve.service.tasks.body import (
     LIST,
     LIST_LIMIT,
@@ -177,7 +177,7 @@ def _first_batch(request: ClassifyRequest, tokenizer: Tokenizer) -> tuple[Batch,
         )
     ids = [[text.ids[part.start : part.stop] for text, part in zip(tokens, parts, strict=True)] for parts in cuts]
     encodings = [tokenizer.assemble(*parts) for parts in ids]
-    batch = Batch(encodings, truncated=truncated, warnings=() if total else EMPTY_TEXT_WARNING, windows_read=spans)
+    batch = Batch(encodings, truncated=truncated, warnings=warn_if_empty(*texts), windows_read=spans)
     if not parameters.explain:
         return batch, []
     read_texts = [

@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, Field, Tag
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import LAST_FOUR, VECTOR_OUTPUT, Combine, Embedding, Layers, Manifest
 from bertserve.service.errors import CallerValue, InvalidValueError
-from bertserve.service.tasks.batch import EMPTY_TEXT_WARNING, Batch, ModelConfig, TaskGenerator, TaskModel, too_long
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, too_long, warn_if_empty
 from bertserve.service.tasks.body import (
     LIST,
     TEXT,
@@ -240,7 +240,7 @@ def embed(request: EmbedRequest, model: TaskModel) -> TaskGenerator:
         cost,
         lambda _, row: pooled_row(request, row),
         truncated=truncated,
-        warnings=() if request.text.strip() else EMPTY_TEXT_WARNING,
+        warnings=warn_if_empty(request.text),
     )
     result = vector(request, row)
     if request.parameters.encoding_format == "base64":

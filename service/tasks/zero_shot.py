@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.tasks import classify
-from bertserve.service.tasks.batch import EMPTY_TEXT_WARNING, Batch, ModelConfig, TaskGenerator, TaskModel
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, warn_if_empty
 from bertserve.service.tasks.body import TaskBody, TaskParameters, TextOrTexts, body_config
 from bertserve.service.tasks.classify import LABEL_BYTES, LabelScore
 from bertserve.service.tasks.cost import TEXT_CHARS, Cost, text_bytes
@@ -131,7 +131,7 @@ def classify_zero_shot(request: ZeroShotRequest, model: TaskModel) -> TaskGenera
         encodings.append(tokenizer.assemble(text.ids[cut.start : cut.stop], hypothesis.ids))
     # some clients get the text with the labels
     cost = Cost(text_bytes(request.text) + sum(LABEL_BYTES + text_bytes(label) for label in labels))
-    rows = yield Batch(encodings, cost, truncated=truncated, warnings=() if request.text.strip() else EMPTY_TEXT_WARNING)
+    rows = yield Batch(encodings, cost, truncated=truncated, warnings=warn_if_empty(request.text))
     entails = entailment(config.labels)
     assert entails is not None, "a derived task runs only on compatible models"
     logits = np.stack([row["logits"] for row in rows])
