@@ -1,4 +1,4 @@
-"""What pages state of the code: settings, flags, metrics, endpoints, layers. Each function reads one place; none knows Markdown."""
+"""Reads the facts that pages repeat from the code: settings, flags, metrics, endpoints and layers. `generate` formats them."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Flag(NamedTuple):
     """A flag of a command line.
 
     Attributes:
-        usage: As it is typed, such as `--name NAME`.
-        meaning: What it does, with its default.
+        usage: Name and value, such as `--name NAME`.
+        meaning: Its help text, with its default.
         required: Whether the command needs it.
     """
 
@@ -58,7 +58,7 @@ def settings() -> Mapping[str, FieldInfo]:
 
 
 def score_settings() -> Mapping[str, FieldInfo]:
-    """Returns the fields that `bert-serve score` has beside the service's settings; positional ones first."""
+    """Returns the fields of `bert-serve score` that are not settings of the service; positional ones first."""
     return {name: field for name, field in Score.model_fields.items() if name not in Settings.model_fields}
 
 
@@ -68,11 +68,11 @@ def service_commands() -> list[str]:
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:
-    """Returns the parsers of the commands that have flags of their own, by command."""
+    """Returns the parsers of `bert-export` and `bert-bench`, by command."""
     subcommands = next(action.choices for action in bench_cli.build_parser()._actions if isinstance(action.choices, dict))
     names: dict[argparse.ArgumentParser, str] = {}
     for name, parser in subcommands.items():
-        names.setdefault(parser, name)  # an alias, which comes later, has the same parser
+        names.setdefault(parser, name)  # an alias has the same parser, and comes later
     return {
         "bert-export": cli._parser(),
         "bert-export verify": verify_cli._parser(),
@@ -81,7 +81,7 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
 
 
 def flags(parser: argparse.ArgumentParser) -> Iterator[Flag]:
-    """Yields the flags of a parser, `--help` and `--version` left out."""
+    """Yields the flags of a parser, except `--help` and `--version`."""
     formatter = parser._get_formatter()
     for action in parser._actions:
         if isinstance(action, argparse._HelpAction | argparse._VersionAction):
@@ -100,7 +100,7 @@ def tasks() -> list[TaskSpec]:
 
 
 def limits() -> Mapping[str, int]:
-    """Returns the limits of a request that are no settings, by what they limit."""
+    """Returns the limits of a request that are not settings, by what they limit."""
     return {f"{what} of a body": limit for _, limit, what in json_text.LIMITS} | {
         f"characters of an input to tokenize; each of its texts after the first counts {cost.TEXT_CHARS} more": cost.MAX_CHARS,
         "predicted microseconds of decoding": cost.MAX_DECODE_US,
@@ -109,19 +109,19 @@ def limits() -> Mapping[str, int]:
 
 
 def metrics() -> list[Metric]:
-    """Returns all metrics, in the order in which the service creates them, and those that it looks up when it is asked."""
-    made = Metrics()
-    collectors = [value for value in vars(made).values() if isinstance(value, MetricWrapperBase)]
-    looked_up = [
+    """Returns all metrics: those of processes, which are read at each scrape, and then the others in the order of their creation."""
+    all_metrics = Metrics()
+    collectors = [value for value in vars(all_metrics).values() if isinstance(value, MetricWrapperBase)]
+    of_processes = [
         Metric(
             family.name.removeprefix("bertserve_") + ("_total" if family.type == "counter" else ""),
             family.type,
             list(family.samples[0].labels),
             family.documentation,
         )
-        for family in made.processes.collect()
+        for family in all_metrics.processes.collect()
     ]
-    return looked_up + [
+    return of_processes + [
         Metric(
             collector._name.removeprefix("bertserve_") + ("_total" if collector._type == "counter" else ""),
             collector._type,
@@ -133,7 +133,7 @@ def metrics() -> list[Metric]:
 
 
 def layers(package: str) -> list[list[str]]:
-    """Returns the layers of a package from top to bottom, as import-linter holds them; those of one layer do not import each other."""
+    """Returns the layers of a package from import-linter's contract, top to bottom; modules of a layer do not import each other."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
     contract = next(
         contract for contract in contracts if contract["type"] == "layers" and contract["containers"] == [f"bertserve.{package}"]
@@ -142,7 +142,7 @@ def layers(package: str) -> list[list[str]]:
 
 
 def answers(requests: Sequence[tuple[str, str]]) -> list[str]:
-    """Returns the answers of the embedded models to requests, each a path and a body."""
+    """Returns the answers of the embedded models to requests; each request is a path and a body."""
     service = build(Settings(models=ROOT / "models", provider="cpu", multi_threads=1, workers=1))
 
     async def ask() -> list[str]:
@@ -158,5 +158,5 @@ def answers(requests: Sequence[tuple[str, str]]) -> list[str]:
 
 @cache
 def openapi() -> dict[str, Any]:
-    """Returns the service's OpenAPI document, which is the same whatever models are loaded."""
+    """Returns the service's OpenAPI document, which does not depend on the loaded models."""
     return create_fastapi(build(Settings(models=ROOT / "models", provider="cpu", multi_threads=1, workers=1))).openapi()

@@ -1,7 +1,7 @@
-"""Writes the parts of docs that are facts of the code: settings, flags, metrics, endpoints, layers. `make docs` runs it.
+"""Generates the parts of pages that repeat the code: settings, flags, metrics, endpoints and layers. `make docs` runs it.
 
-A page has a pair of comments for each table, and this script writes what stands between them. Fractions in examples that have a comment too are those of the embedded
-models. Everything else in a page is written by hand. `facts` reads the code; this module knows Markdown.
+Each generated block is between two comments. In examples below a comment, only fractions are generated, by the embedded models. The rest
+of a page is written by hand. `facts` reads the code, and this module formats Markdown.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def settings_table() -> str:
 
 
 def score_list() -> str:
-    """Returns an item for each argument of `bert-serve score` that is no setting of the service."""
+    """Returns an item for each argument of `bert-serve score` that is not a setting of the service."""
     rows = []
     for name, field in facts.score_settings().items():
         default, meaning = _default(field.get_default()), _cell(field.description)
@@ -70,13 +70,12 @@ def bench_table() -> str:
         if command.startswith("bert-bench "):
             for flag in facts.flags(parser):
                 commands.setdefault(flag, []).append(command.partition(" ")[2])
-    all_commands = list(dict.fromkeys(command for having in commands.values() for command in having))
+    all_commands = list(dict.fromkeys(command for names in commands.values() for command in names))
     rows = []
-    for flag, having in commands.items():
-        lacking = [command for command in all_commands if command not in having]
-        rows.append(
-            (f"`{flag.usage}`", _sentence(flag), _codes(having) if len(lacking) > 2 else f"all but {_codes(lacking)}" if lacking else "all")
-        )
+    for flag, names in commands.items():
+        others = [command for command in all_commands if command not in names]
+        shown = _codes(names) if len(others) > 2 else f"all but {_codes(others)}" if others else "all"
+        rows.append((f"`{flag.usage}`", _sentence(flag), shown))
     return _table(("flag", "meaning", "commands"), rows)
 
 
@@ -87,22 +86,23 @@ def bench_commands_table() -> str:
 
 
 def metrics_table() -> str:
-    """Returns a row for each metric except `process_*`, whose names are those of every client of Prometheus."""
+    """Returns a row for each metric except `process_*`, which every Prometheus client has."""
     own = [metric for metric in facts.metrics() if not metric.name.startswith("process_")]
     rows = [(f"`{metric.name}`", metric.kind, ", ".join(metric.labels), _cell(metric.meaning)) for metric in own]
     return _table(("metric", "type", "labels", "meaning"), rows)
 
 
 def quality_sentence() -> str:
-    """Returns the first metric of two included models, of the int8 graph and of the checkpoint."""
+    """Returns the paragraph with the first metric of two embedded models: of the int8 graph and of the checkpoint."""
     metrics = [
         json.loads((ROOT / f"models/{name}/manifest.json").read_text(encoding="utf-8"))["metrics"][0] for name in ("sentiment", "rerank")
     ]
-    (accuracy, its_checkpoint), (rank, other_checkpoint) = ((metric["graphs"]["cpu/int8"], metric["checkpoint"]) for metric in metrics)
+    (accuracy, accuracy_checkpoint), (rank, rank_checkpoint) = ((metric["graphs"]["cpu/int8"], metric["checkpoint"]) for metric in metrics)
     return (
-        f"**Quality.** The included int8 classifier has accuracy {accuracy} on SST-2 dev, and its checkpoint in PyTorch has {its_checkpoint}\n"
-        f"([card](models/sentiment/README.md)). The included int8 reranker has MRR@10 {rank} on 597 questions of XQuAD, and its checkpoint\n"
-        f"{other_checkpoint} ([card](models/rerank/README.md)). `bert-export verify BUNDLE --data FILE` measures a bundle on your labeled texts."
+        f"**Quality.** The included int8 classifier has accuracy {accuracy} on SST-2 dev, and its checkpoint in PyTorch has "
+        f"{accuracy_checkpoint}\n([card](models/sentiment/README.md)). The included int8 reranker has MRR@10 {rank} on 597 questions of "
+        f"XQuAD, and its checkpoint\n{rank_checkpoint} ([card](models/rerank/README.md)). `bert-export verify BUNDLE --data FILE` "
+        "measures a bundle on your labeled texts."
     )
 
 
@@ -113,38 +113,38 @@ def tasks_table() -> str:
 
 
 def limits_table() -> str:
-    """Returns a row for each limit of a request that is no setting."""
+    """Returns a row for each limit of a request that is not a setting."""
     return _table(("limit", "of"), [(f"{limit:,}", what) for what, limit in facts.limits().items()])
 
 
 def body_list(path: str) -> str:
-    """Returns an item for each field of a task's body, and of its `parameters`; those that several tasks share are left out.
+    """Returns an item for each field of a task's body and of its `parameters`, except fields that several tasks share.
 
-    A parameter that may also stand beside `inputs` has one item.
+    A parameter that can also be a field of the body has one item.
     """
     document = facts.openapi()
     content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
     schemas = document["components"]["schemas"]
     body = schemas[content["schema"]["$ref"].rpartition("/")[2]]
     required = set(body.get("required", ()))
-    beside = {name: schema for name, schema in body["properties"].items() if name not in _SHARED}
-    rows = [_field(name, schema, name in required) for name, schema in sorted(beside.items(), key=lambda item: item[0] not in required)]
-    within = _object(body["properties"].get("parameters", {}), schemas) or {"properties": {}}
+    fields = {name: schema for name, schema in body["properties"].items() if name not in _SHARED}
+    rows = [_field(name, schema, name in required) for name, schema in sorted(fields.items(), key=lambda item: item[0] not in required)]
+    parameters = _object(body["properties"].get("parameters", {}), schemas) or {"properties": {}}
     rows += [
-        _field(f"parameters.{name}", schema, name in within.get("required", ()))
-        for name, schema in within["properties"].items()
-        if name not in beside and name not in _SHARED
+        _field(f"parameters.{name}", schema, name in parameters.get("required", ()))
+        for name, schema in parameters["properties"].items()
+        if name not in fields and name not in _SHARED
     ]
     return _list((name, f"{values}. {meaning}") for name, values, meaning in rows)
 
 
 def layers_drawing(package: str) -> str:
-    """Returns the layers of a package, a line for each."""
+    """Returns a block with one line for each layer of a package."""
     return "\n".join(["```", *(" · ".join(layer) for layer in facts.layers(package)), "```"])
 
 
 def blocks() -> dict[str, Callable[[], str]]:
-    """Returns what writes each block, by the name that its comment gives."""
+    """Returns the function that generates each block, by the name in the block's comment."""
     return {
         "settings": settings_table,
         "flags of bert-serve score": score_list,
@@ -162,32 +162,33 @@ def blocks() -> dict[str, Callable[[], str]]:
 
 
 def render(text: str) -> str:
-    """Returns a page with every generated block as the code has it now.
+    """Returns a page with its generated blocks and examples updated.
 
     Raises:
-        KeyError: A comment names no block.
+        KeyError: A comment has an unknown name.
+        ValueError: An example differs from the answer in more than fractions.
     """
     writers = blocks()
     examples = list(_ANSWER.finditer(text))
-    answers = iter(facts.answers([(found["path"], found["body"]) for found in examples]))
-    text = _ANSWER.sub(lambda found: found[0].replace(found["answer"], with_numbers(found["answer"], next(answers))), text)
-    return _BLOCK.sub(lambda found: f"<!-- generated by `make docs`: {found['name']} -->\n{writers[found['name']]()}\n{_END}", text)
+    answers = iter(facts.answers([(match["path"], match["body"]) for match in examples]))
+    text = _ANSWER.sub(lambda match: match[0].replace(match["answer"], with_numbers(match["answer"], next(answers))), text)
+    return _BLOCK.sub(lambda match: f"<!-- generated by `make docs`: {match['name']} -->\n{writers[match['name']]()}\n{_END}", text)
 
 
 def with_numbers(shown: str, answer: str) -> str:
-    """Returns an example with the fractions of an answer, each with as many decimals as before.
+    """Returns an example with its fractions replaced by those of an answer, rounded to as many decimals as before.
 
     Raises:
-        ValueError: The answer differs in more than fractions; the example must then be written again.
+        ValueError: The answer differs in more than fractions, so the example must be edited by hand.
     """
     if json.loads(NUMBER.sub("0", shown)) != json.loads(NUMBER.sub("0", answer)):
-        raise ValueError(f"the example `{shown}` differs from the answer `{answer}`; write the example again")
+        raise ValueError(f"the example `{shown}` differs from the answer `{answer}`; edit the example")
     fractions = iter(NUMBER.findall(answer))
-    return NUMBER.sub(lambda found: f"{float(next(fractions)):.{len(found[0].partition('.')[2])}f}", shown)
+    return NUMBER.sub(lambda match: f"{float(next(fractions)):.{len(match[0].partition('.')[2])}f}", shown)
 
 
 def generated_pages() -> list[Path]:
-    """Returns the pages that have a generated block or example."""
+    """Returns the pages with a generated block or example."""
     texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted(PAGES.rglob("*.md")))}
     return [path for path, text in texts.items() if _BLOCK.search(text) or _ANSWER.search(text)]
 
@@ -230,7 +231,7 @@ def _default(value: Any) -> str:
 
 
 def _values(field: FieldInfo) -> str:
-    """Returns what a setting may be: its choices, or its type and bounds."""
+    """Returns the values of a setting: its choices, or its type and bounds."""
     kinds = [kind for kind in (get_args(field.annotation) or (field.annotation,)) if kind is not type(None)]
     if get_origin(field.annotation) is Literal:
         return _codes(get_args(field.annotation))
@@ -262,16 +263,16 @@ def _quoted(value: Any) -> str:
 
 
 def _object(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the schema of the object that a field may hold."""
+    """Returns the schema of a field that can be an object; None for other fields."""
     for option in (schema, *schema.get("anyOf", ())):
         if "$ref" in option:
-            found: dict[str, Any] = schemas[option["$ref"].rpartition("/")[2]]
-            return found
+            referenced: dict[str, Any] = schemas[option["$ref"].rpartition("/")[2]]
+            return referenced
     return None
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    """Returns what a value may be, in words: its choices, or its type and bounds."""
+    """Returns the values that a schema allows, in words: its choices, or its type and bounds."""
     options = [option for option in (*schema.get("anyOf", ()), *schema.get("oneOf", ())) if option.get("type") != "null"]
     if options:
         kinds = list(dict.fromkeys(map(_kind, options)))
@@ -284,7 +285,7 @@ def _kind(schema: Mapping[str, Any]) -> str:
         return "object"
     if schema.get("type") == "array":
         items = _kind(schema.get("items", {}))
-        limits = {name: limit for name, limit in schema.items() if (name, limit) != ("maxItems", MAX_ITEMS)}  # which every list has
+        limits = {name: limit for name, limit in schema.items() if (name, limit) != ("maxItems", MAX_ITEMS)}  # every list has this limit
         bounds = _bounds(limits, "minItems", "maxItems")
         return f"list of {_plural(items)}{f' ({bounds} items)' if bounds else ''}"
     bounds = _bounds(schema, "minimum", "maximum")
@@ -293,7 +294,7 @@ def _kind(schema: Mapping[str, Any]) -> str:
 
 
 def _plural(kinds: str) -> str:
-    """Returns what several of these are: `string or object` becomes `strings or objects`."""
+    """Returns the plural of types: `string or object` becomes `strings or objects`."""
     if kinds.endswith(", or a list"):
         return f"({kinds})"
     return re.sub(r"\b(string|integer|number|boolean|object|list)\b", r"\1s", kinds)
@@ -306,7 +307,7 @@ def _bounds(schema: Mapping[str, Any], least: str, most: str) -> str:
 
 
 def main() -> int:
-    """Rewrites every page that has a generated block."""
+    """Updates every page with a generated block or example."""
     for path in generated_pages():
         path.write_text(render(path.read_text(encoding="utf-8")), encoding="utf-8")
         sys.stdout.write(f"{path.relative_to(ROOT)}\n")
