@@ -216,7 +216,7 @@ class Int8Texts(NamedTuple):
 
 
 def read_int8_texts(calibration: Path, validation: Path | None = None) -> Int8Texts:
-    """Returns the texts of all splits, without passages. Without a file for `validation`, the first file also gives the texts of the report.
+    """Returns the texts of all splits, without passages. Without `validation`, the first file also gives the texts of the report.
 
     Raises:
         CheckpointError: A file cannot be read, has too few texts, or shares texts with the other.
@@ -286,8 +286,8 @@ def make_feeds(texts: SplitTexts, checkpoint: Checkpoint, tokenizer: Tokenizer, 
     """Returns the graph's inputs for each text, then for each pair, as the task uses them; each is a batch of one without padding.
 
     Lines are cut to `MAX_LINE_TOKENS`, and pairs of lines to twice as many. Passages, and pairs of the user's file, are cut to the longest
-    length in `PASSAGES` or to the model's length, whichever is shorter. For fill-mask, one token in eight is masked. `inputs` are by default
-    those of the traced graph.
+    length in `PASSAGES` or to the model's length, whichever is shorter. For fill-mask, one token in eight is masked. By default, `inputs`
+    are those of the traced graph.
     """
     # a text with only control characters has no tokens, and without special tokens there is nothing to run
     without_specials = tokenizer.room(pair=False) == tokenizer.max_length

@@ -73,7 +73,7 @@ def _export(argv: Sequence[str]) -> int:
         choose_precisions(args.providers, args.precisions)
     except ValueError as error:
         parser.error(f"argument --precision: {error}")
-    if flags.say_missing(PACKAGES, "exporting needs the export extra", "export", "cpu"):
+    if flags.report_missing(PACKAGES, "exporting needs the export extra", "export", "cpu"):
         return 3
     return _run(args)
 

@@ -16,7 +16,7 @@ from bertserve.service.errors import install_command
 from bertserve.service.providers import PROVIDERS, Provider
 
 
-def say_missing(packages: Iterable[str], purpose: str, *extras: str) -> bool:
+def report_missing(packages: Iterable[str], purpose: str, *extras: str) -> bool:
     """Prints which packages, named by module, are not installed and how to install the extras; returns whether any are missing."""
     missing = [package for package in packages if find_spec(package) is None]
     if missing:

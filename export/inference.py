@@ -10,17 +10,17 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from bertserve.export import progress
 from bertserve.export.checkpoint.signature import MASK_INDEX
+from bertserve.export.parallel import parallel_map
 
-BATCH_SIZE, BATCH_TOKENS = 16, 1024
+BATCH_TEXTS, BATCH_TOKENS = 16, 1024  # maximum texts and tokens of a batch; a single text may have more tokens
 
 Feed = Mapping[str, NDArray[Any]]
 
 
 def run(session: Any, feeds: Iterable[Feed], names: Sequence[str] | None = None) -> list[list[NDArray[Any]]]:
     """Returns the outputs `names` (None: all) for each of the inputs; the session must have a single thread."""
-    return list(progress.each(lambda feed: session.run(names, dict(feed)), feeds))
+    return list(parallel_map(lambda feed: session.run(names, dict(feed)), feeds))
 
 
 def batches(feeds: Sequence[Feed]) -> list[Feed]:
@@ -33,7 +33,7 @@ def batches(feeds: Sequence[Feed]) -> list[Feed]:
         by_length.setdefault(tokens(feed), []).append(feed)
     batched_feeds = []
     for length, group in sorted(by_length.items(), reverse=True):
-        size = max(1, min(BATCH_SIZE, BATCH_TOKENS // max(1, length)))
+        size = max(1, min(BATCH_TEXTS, BATCH_TOKENS // max(1, length)))
         batched_feeds += [_joined(group[start : start + size], length) for start in range(0, len(group), size)]
     return batched_feeds
 

@@ -191,8 +191,8 @@ def _silence() -> Iterator[None]:
 def select_maps(source: Path, target: Path, layers: Sequence[str], *, index_name: str, output_name: str) -> None:
     """Writes the graph to a new file, with an additional input, and with one output instead of those of the layers.
 
-    The outputs `layers` are the attention of each layer, [rows, heads, length, length]. The input is int64 [maps, 3]: layer, row and head of
-    each map, ascending. The output is float32 [maps, length, length].
+    The outputs `layers` are the attention of each layer, [rows, heads, length, length]. The input is int64 [maps, 3]: layer, row and head
+    of each map, ascending. The output is float32 [maps, length, length].
     """
     model = rewrite.load(source)
     graph = model.graph

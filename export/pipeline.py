@@ -29,7 +29,7 @@ from bertserve.export.graph import onnx_files
 from bertserve.export.progress import stage
 from bertserve.export.tasks.tags import unread_labels
 from bertserve.export.validation.comparison import Reference
-from bertserve.export.validation.pytorch import answer_example, measure_graph, sample_reference
+from bertserve.export.validation.reference import answer_example, measure_graph, sample_reference
 from bertserve.export.workspace import workspace
 from bertserve.service.bundle.files import TOKENIZER_FILE, digest
 from bertserve.service.bundle.graph_spec import GraphFile, GraphSpec, Precision
@@ -206,8 +206,8 @@ def _measure_graphs(
 ) -> tuple[list[GraphSpec], list[OmittedGraph]]:
     """Measures the graphs of all providers, and removes the files of graphs that are not kept.
 
-    The artifacts of each provider are created by iteration, float32 first. One that cannot be created, loaded or matched with the checkpoint
-    does not stop the others, except a provider's float32 graph, from which its others are created.
+    The artifacts of each provider are created by iteration, float32 first. One that cannot be created, loaded or matched with the
+    checkpoint does not stop the others, except a provider's float32 graph, from which its others are created.
 
     The last precision of a provider is its default, unless `default_must_agree` and its agreement with the checkpoint is too low.
 

@@ -104,9 +104,10 @@ class Checkpoint:
 
     @cached_property
     def flops(self) -> Flops:
-        """Floating-point operations of a text: a term linear in its tokens, and a quadratic one; the first access runs the model to count them.
+        """Floating-point operations of a text: a term linear in its tokens, and a quadratic one.
 
-        A head that reads every position counts at all of them. For a masked language model, a text has one mask.
+        The first access runs the model to count them. A head that reads every position counts at all of them. For a masked language model,
+        a text has one mask.
         """
         self.model.requires_grad_(False)  # FlopCounterMode fails on a view of a trainable parameter that a module gets as its input
         longest = min(self.tokenizer_spec.max_length, MAX_LENGTH)

@@ -87,9 +87,9 @@ def _needs_code(source: str) -> str:
 def _use_file(source: str, tokenizer: Any, folder: Path) -> None:
     """Gives a tokenizer the steps and the vocabulary in its `tokenizer.json`, with which the model was trained.
 
-    Most tokenizer classes of transformers 5 replace some by their own. DeBERTa v2's, for example, drops SentencePiece's normalization, RemBERT's
-    shifts all ids, and DeBERTa's has a second [SEP] between the texts of a pair. As in transformers 4, `do_lower_case`, `add_prefix_space`,
-    `add_bos_token` and similar settings in `tokenizer_config.json` have priority.
+    Most tokenizer classes of transformers 5 replace some by their own. DeBERTa v2's, for example, drops SentencePiece's normalization,
+    RemBERT's shifts all ids, and DeBERTa's has a second [SEP] between the texts of a pair. As in transformers 4, `do_lower_case`,
+    `add_prefix_space`, `add_bos_token` and similar settings in `tokenizer_config.json` have priority.
     """
     written = read_with_transformers(
         f"the tokenizer of `{source}`", lambda path, **_: tokenizers.Tokenizer.from_file(str(path / TOKENIZER_FILE)), folder

@@ -1,6 +1,7 @@
 """Loads the user's own module: runs the code of a trusted file, and converts its result to a checkpoint.
 
-The function of the file (docs/how-to/serve-a-checkpoint.md) returns a `ModuleSpec`, or a dictionary of its fields, so that the file imports nothing of bertserve.
+The function of the file (docs/how-to/serve-a-checkpoint.md) returns a `ModuleSpec`. It can also return a
+dictionary of its fields, so that the file imports nothing of bertserve.
 
 This is the only place that runs code other than that of the exporter and its packages. It requires two flags of
 `bert-export`, and neither a checkpoint nor a bundle can enable it.

@@ -58,7 +58,7 @@ SENTENCE_ORDERS = 2  # labels of ALBERT's head: in order, and swapped
 
 
 def choose_task(config: Any, task: str, adapter: LoraAdapter | None) -> tuple[Task, Any]:
-    """Returns the task and the auto class that loads it; `auto` reads the task from the architecture. It gives an adapter's head to `config`.
+    """Returns the task and the auto class that loads it, and gives an adapter's head to `config`; `auto` reads the architecture.
 
     Raises:
         CheckpointError: The task is unknown, or the model has no head for it.

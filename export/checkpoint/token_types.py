@@ -58,7 +58,7 @@ def choose_token_types(
 ) -> TokenTypes | None:
     """Returns the token types that the model was trained with, or None if it reads none.
 
-    `pieces` are those of all templates that the task uses, and `version` is the version of transformers that wrote the checkpoint, if known.
+    `pieces` are those of all templates that the task uses; `version` is the version of transformers that wrote the checkpoint, if known.
 
     Raises:
         CheckpointError: The user's choice has no effect, or it is unknown how the model was trained, and this matters.

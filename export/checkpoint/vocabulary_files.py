@@ -91,7 +91,10 @@ def _convert(tokenizer: Any, folder: Path, extra_tokens: Iterable[str | AddedTok
 
 
 class _SlowTokenizer:
-    """What conversions read from a slow tokenizer of transformers 4; its settings and special tokens come from a tokenizer of transformers 5."""
+    """What conversions read from a slow tokenizer of transformers 4.
+
+    Its settings and special tokens come from a tokenizer of transformers 5.
+    """
 
     def __init__(self, tokenizer: Any, folder: Path) -> None:
         self._tokenizer = tokenizer

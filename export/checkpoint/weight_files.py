@@ -1,7 +1,7 @@
 """The files of a model's weights: safetensors or, if there are none, the pickles that PyTorch wrote before.
 
-A pickle can run any code when it is read. `torch.load` with `weights_only=True` creates only tensors and plain values, and refuses all other
-objects. Pickles are not read in another way.
+A pickle can run any code when it is read. `torch.load` with `weights_only=True` creates only tensors and plain values, and refuses all
+other objects. Pickles are not read in another way.
 """
 
 from __future__ import annotations

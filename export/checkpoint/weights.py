@@ -4,8 +4,8 @@ transformers only warns of unexpected weights, which the model cannot use. A cla
 complete. But a classifier without an encoder layer, or without an LSTM after the encoder, differs from the trained model. So an unexpected
 weight is harmless only if transformers has a model of this configuration with another head that has the weight.
 
-Heads may be pruned: transformers 4 writes `pruned_heads` into config.json, layer -> heads, with matrices without these heads. transformers 5
-reads such a checkpoint as one with wrong shapes. Here the model gets attention with the remaining heads.
+Heads may be pruned: transformers 4 writes `pruned_heads` into config.json, layer -> heads, with matrices without these heads. transformers
+5 reads such a checkpoint as one with wrong shapes. Here the model gets attention with the remaining heads.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Three exact passes that make a fused graph faster on the CPU (docs/explanation/graphs.md).
 
 `unfuse` splits fused operators if ONNX Runtime's CPU kernels are slower than their parts. Measured with onnxruntime 1.31 on one thread,
-SkipLayerNormalization takes three to five times as long as Add and LayerNormalization, BiasGelu twice as long as Add and Gelu, and Attention
-longer than three matrix products and MultiHeadAttention. The optimizer's own FusionOptions cannot produce this graph: without
+SkipLayerNormalization takes three to five times as long as Add and LayerNormalization, BiasGelu twice as long as Add and Gelu, and
+Attention longer than three matrix products and MultiHeadAttention. The optimizer's own FusionOptions cannot produce this graph: without
 `enable_skip_layer_norm` it finds no attention in models with norms before their blocks, and `use_multi_head_attention` moves the
 projections' biases into the attention, where neither packing nor int8 finds them.
 

@@ -83,7 +83,7 @@ def add_constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
 
 
 def add_to_output(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape, part: ir.Value) -> None:
-    """Inserts the nodes of a tape, and adds their result `part` to a node's output for all its readers.
+    """Adds `part`, the result of a tape's nodes, to a node's output, and inserts these nodes; all readers of the output then read the sum.
 
     The sum gets the output's name, and the output a new one.
     """

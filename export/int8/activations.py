@@ -12,17 +12,18 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from bertserve.export import inference, progress
+from bertserve.export import inference
 from bertserve.export.graph import rewrite
 from bertserve.export.graph.rewrite import Floats, Linear
 from bertserve.export.inference import Feed
+from bertserve.export.parallel import parallel_map
 from bertserve.export.progress import track
 
-# minimum rows of each tensor, and rows per channel: GPTQ needs one, and is better with two
+# Minimum rows of each tensor that are kept as its sample, and kept rows per channel: GPTQ needs one, and is better with two.
 MIN_SAMPLED_ROWS = 6144
 ROWS_PER_CHANNEL = 2.1
 # Maximum operations of an observation, multiplications plus additions; it is enough for all texts of small models. The widest
-# tensor always gets enough tokens for its rows.
+# tensor always gets enough tokens for its rows: TOKENS_PER_ROW tokens run for each row that is kept.
 FLOPS = 1.5e12
 TOKENS_PER_ROW = 1.3
 
@@ -118,7 +119,7 @@ def observe_tensors(path: Path, tensors: Sequence[str], feeds: Sequence[Feed], s
     with contextlib.ExitStack() as stack:
         samples.mkdir(exist_ok=True)
         files = {name: stack.enter_context((samples / str(number)).open("wb")) for number, name in enumerate(tensors)}
-        observations = progress.each(observe_batch, range(len(batches)))
+        observations = parallel_map(observe_batch, range(len(batches)))
         for of_batch in track(observations, "observe activations", unit="batches", total=len(batches)):
             for name, (rows, high, low) in zip(tensors, of_batch, strict=True):
                 files[name].write(rows.data)

@@ -17,8 +17,8 @@ from bertserve.export.graph.rewrite import Floats
 MAX_INT8 = 127
 MAX_INT16 = 2**15 - 1
 COLUMNS = 4096  # number of columns that are processed at once; temporaries for all columns of a large vocabulary would need gigabytes
-_DAMPING = 0.01
-_BLOCK_SIZE = 32
+_DAMPING = 0.01  # is added to the Hessian's diagonal, relative to its mean, so that it can be inverted
+_BLOCK_SIZE = 32  # rows whose effect on all later rows is added in one product
 
 
 def column_blocks(columns: int) -> Iterator[slice]:
@@ -81,9 +81,10 @@ class Gptq:
         self._factor = _inverse_factor(hessian[np.ix_(self._order, self._order)])
 
     def round(self, weight: Floats, scales: Floats, peak: NDArray[np.uint8]) -> NDArray[np.int8]:
-        """Returns the matrix rounded so that `inputs @ weight` changes least, int8 [rows, columns]; it saturates no more than rounding to nearest.
+        """Returns the matrix rounded so that `inputs @ weight` changes least, int8 [rows, columns].
 
-        It is rounded to nearest if there are fewer inputs than rows, which is too little information.
+        It saturates no more than a matrix that is rounded to nearest. With fewer inputs than rows, which is too little information, it is
+        rounded to nearest.
         """
         if not self.is_enough:
             return round_to_nearest(weight, scales)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from onnx_ir.passes import common
 from threadpoolctl import threadpool_limits
 
-from bertserve.export import inference, progress
+from bertserve.export import inference
 from bertserve.export.errors import GraphError
 from bertserve.export.graph import onnx_files, rewrite
 from bertserve.export.graph.rewrite import Linear
@@ -31,6 +31,7 @@ from bertserve.export.inference import Feed
 from bertserve.export.int8 import graph_edits, sensitivity, smoothquant
 from bertserve.export.int8.activations import Activations, observe
 from bertserve.export.int8.smoothquant import ActivationScale, QuantParams
+from bertserve.export.parallel import parallel_map
 from bertserve.export.progress import track
 
 GATE_PROBE_TEXTS = 48  # at most twice as many texts of the gate run for each attempt
@@ -142,7 +143,7 @@ def _quantize_weights(
 def _of_each(function: Callable[[str], Item], keys: dict[str, Any], step: str) -> dict[str, Item]:
     """Returns the function's result for each tensor; tensors with the same key share the result of the first."""
     first_input = {key: x for x, key in reversed(keys.items())}
-    results = track(progress.each(function, first_input.values()), step, unit="matrices", total=len(first_input))
+    results = track(parallel_map(function, first_input.values()), step, unit="matrices", total=len(first_input))
     by_key = dict(zip(first_input, results, strict=True))
     return {x: by_key[key] for x, key in keys.items()}
 

@@ -16,12 +16,13 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from bertserve.export import inference, progress
+from bertserve.export import inference
 from bertserve.export.graph import rewrite
 from bertserve.export.graph.rewrite import Floats, Linear
 from bertserve.export.inference import Feed
 from bertserve.export.int8.gptq import column_blocks
 from bertserve.export.int8.smoothquant import QuantParams
+from bertserve.export.parallel import parallel_map
 from bertserve.export.progress import track
 
 # A model run per layer takes long. Therefore texts are short: the shortest with at least MIN_TOKENS tokens from each of TEXT_GROUPS groups
@@ -96,7 +97,7 @@ def _measure(graph: _ShiftedGraph, params: Mapping[str, QuantParams], texts: Seq
         changes = _changes(graph.linears[x], params[x], [values[x] for values in inputs])
         return inference.relative_error(expected, graph.outputs(batches, [{_shift(x): change} for change in changes])) ** 2
 
-    errors = track(progress.each(error, params), "measure sensitivity", unit="matrices", total=len(params))
+    errors = track(parallel_map(error, params), "measure sensitivity", unit="matrices", total=len(params))
     return dict(zip(params, errors, strict=True))
 
 

@@ -19,7 +19,7 @@ from bertserve.export.graph.rewrite import Floats
 from bertserve.export.int8.activations import Activations
 from bertserve.export.int8.gptq import Gptq, column_blocks, column_scales, round_to_nearest
 
-SAMPLE_ROWS = 512
+SAMPLE_ROWS = 512  # rows of the calibration texts on which scales are compared; fewer than twice as many are used
 SCREENED, SCREENING_ROWS = 3, 128  # number of candidates that are compared on all rows, and number of rows that select them
 SAMPLE_COLUMNS = 128  # number of columns of a matrix for the choice of smoothing
 PEAK_MARGIN = 2  # quantization steps that an activation may exceed calibration before a sum can saturate

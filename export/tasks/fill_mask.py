@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertserve.export.errors import DataError
 from bertserve.export.tasks.quality import TOP_1, Score
-from bertserve.export.tasks.spec import SAMPLE_TEXTS, Document, ExportTask, halves
+from bertserve.export.tasks.spec import RESERVED_TOKENS, SAMPLE_TEXTS, Document, ExportTask, halves
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.errors import plural
@@ -46,7 +46,7 @@ class _FillMask(ExportTask):
     def fixed_requests(self, spec: TokenizerSpec) -> list[Any]:
         mask = _mask(spec)
         # a token has at least one character, so these texts fit; without its mask, a text would have nothing to compare
-        short_texts = [text[: spec.max_length - 16] for text in SAMPLE_TEXTS]
+        short_texts = [text[: spec.max_length - RESERVED_TOKENS] for text in SAMPLE_TEXTS]
         sides = [(text[: len(text) // 2], text[len(text) // 2 :]) for text in short_texts]
         return [
             *(fill_mask.FillMaskRequest(f"{a} {mask} {b}") for a, b in sides),
@@ -56,7 +56,7 @@ class _FillMask(ExportTask):
     def ordinary_requests(self, texts: SplitTexts, spec: TokenizerSpec) -> list[Any]:
         """Returns a request for each text, with a mask instead of the word in its middle."""
         mask = _mask(spec)
-        sides = [halves(text) for text in (*(line[: spec.max_length - 16] for line in texts.lines), *texts.passages)]
+        sides = [halves(text) for text in (*(line[: spec.max_length - RESERVED_TOKENS] for line in texts.lines), *texts.passages)]
         return [fill_mask.FillMaskRequest(f"{start} {mask} {end.partition(' ')[2]}") for start, end in sides]
 
     def decision(self, result: Any, config: ModelConfig) -> Any:

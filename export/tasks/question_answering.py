@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from bertserve.export.tasks.quality import EXACT_MATCH, F1, Score, answer_f1, exact_match
-from bertserve.export.tasks.spec import LONG, NAMES, SAMPLE_TEXTS, Document, ExportTask, TokenizerCall, halves
+from bertserve.export.tasks.spec import LONG, NAMES, RESERVED_TOKENS, SAMPLE_TEXTS, Document, ExportTask, TokenizerCall, halves
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import question_answering
@@ -53,12 +53,12 @@ class _QuestionAnswering(ExportTask):
     def ordinary_requests(self, texts: SplitTexts, spec: TokenizerSpec) -> list[Any]:
         """Returns a request for each text and each passage, with a question about its end, and for each pair."""
         lines, passages, max_length = texts.lines, texts.passages, spec.max_length
-        sides = [halves(line[: max_length - 16]) for line in lines]
+        sides = [halves(line[: max_length - RESERVED_TOKENS]) for line in lines]
         # the question is about the text's end, and begins with the answer; another text after it makes the question harder
         contexts = [f"{start} {end} {lines[(i + 1) % len(lines)]}" for i, (start, end) in enumerate(sides)]
-        sides += [halves(passage[: min(_QUESTION_CHARS, max_length - 16)]) for passage in passages]
+        sides += [halves(passage[: min(_QUESTION_CHARS, max_length - RESERVED_TOKENS)]) for passage in passages]
         # a window needs space for the question and the stride; each character of the question may be a token
-        questions = [f"Who or what {(end or start)[: max(1, max_length // 2 - 16)]}?" for start, end in sides]
+        questions = [f"Who or what {(end or start)[: max(1, max_length // 2 - RESERVED_TOKENS)]}?" for start, end in sides]
         return [question_answering.AnswerRequest(*pair) for pair in (*zip(questions, [*contexts, *passages], strict=True), *texts.pairs)]
 
     def tokenizer_call(self, request: question_answering.AnswerRequest, spec: TokenizerSpec) -> TokenizerCall:
@@ -72,7 +72,7 @@ class _QuestionAnswering(ExportTask):
         return {name: _best(result)[name] for name in ("answer", "start", "end")}
 
     def read_gold(self, document: Document, config: ModelConfig) -> list[str] | None:
-        """Reads `answers`: texts, or as in SQuAD's files `{text: [...], answer_start: [...]}` or a list of `{text}`; empty for no answer."""
+        """Reads `answers`: texts, or SQuAD's `{text: [...], answer_start: [...]}`, or a list of `{text}`; empty for no answer."""
         answers = document.get("answers")
         if answers is None:
             return None

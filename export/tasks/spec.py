@@ -38,6 +38,7 @@ LONG = (
     "Then the script begins to repeat itself, the jokes wear thin, and nobody seems to know how to stop. "
 )
 NAMES = "Ada Lovelace met Charles Babbage in London, and the Royal Society of Sweden invited Maria Agnesi from Milan to Uppsala. "
+RESERVED_TOKENS = 16  # of a window, for the special tokens and the words that a request adds to a text
 SENTENCE = "A warm, funny and thoroughly engaging film."
 SAMPLE_TEXTS = [
     "good",
@@ -180,7 +181,14 @@ class ExportTask:
         return [self.text_request(text, spec) for text in (*texts.lines, *texts.passages)]
 
     def arrange(self, lines: Sequence[Text], passages: Sequence[Text], user_pairs: Pairs[Text], spec: TokenizerSpec) -> Arranged[Text]:
-        """Returns the single texts and the pairs that calibrate int8, of short texts, long ones (empty without short ones) and the user's pairs."""
+        """Returns the single texts and the pairs that calibrate int8.
+
+        Args:
+            lines: Short texts.
+            passages: Long texts; empty without short ones.
+            user_pairs: Pairs of the user's file.
+            spec: The model's tokenizer.
+        """
         if not self.needs_pairs and not spec.pairs_only and (not self.takes_pairs or user_pairs or spec.pair is None):
             return [*lines, *passages], list(user_pairs)
         pairs = [(line, lines[(i + 1) % len(lines)]) for i, line in enumerate(lines)]
@@ -191,7 +199,7 @@ class ExportTask:
         return [*lines, *passages], [*pairs[1::2], *long_pairs[1::2]]
 
     def example(self, spec: TokenizerSpec) -> dict[str, Any]:
-        """Returns the body that a bundle stores with its answer, which must be clear, so that rounding on another CPU does not change it."""
+        """Returns the body that a bundle stores with its answer, which must be clear: rounding on another CPU must not change it."""
         raise NotImplementedError
 
     def tokenizer_call(self, request: Any, spec: TokenizerSpec) -> TokenizerCall:

@@ -1,7 +1,7 @@
 """Reads the labels of a tagger as tags of BIO, BIOES or BILOU, however its checkpoint spells them: `M-PER`, `B_PER`, `PER-B`, `b-per`.
 
-The service only knows tags such as `B-PER`. A letter is part of a scheme only if another label of the same type has another letter of it, so
-`E-MAIL`, `S-BAHN` and `U-BAHN` are names.
+The service only knows tags such as `B-PER`. A letter is part of a scheme only if another label of the same type has another letter of it,
+so `E-MAIL`, `S-BAHN` and `U-BAHN` are names.
 """
 
 from __future__ import annotations

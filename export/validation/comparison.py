@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from bertserve.export import progress
 from bertserve.export.errors import ParityError
+from bertserve.export.parallel import parallel_map
 from bertserve.export.tasks.quality import micro_f1, spearman
 from bertserve.export.tasks.spec import ExportTask
 from bertserve.export.validation.served_graph import Answer, ServedGraph
@@ -148,7 +149,9 @@ class Comparison:
     def add(self, request: Any, actual: Answer, expected: Answer | None) -> None:
         """Adds the graph's answer to a request, and compares it with the reference's, whose outputs are decoded if it has no result.
 
-        It raises ParityError if their numbers or shapes differ, and EngineError if the outputs cannot be decoded.
+        Raises:
+            ParityError: Their numbers or shapes differ.
+            EngineError: The outputs cannot be decoded.
         """
         if expected is not None and not self.is_own:
             shapes = [[{name: value.shape for name, value in row.items()} for row in side.rows] for side in (expected, actual)]
@@ -182,7 +185,11 @@ class Comparison:
         }
 
     def check(self) -> None:
-        """Checks the bounds of the graph's precision; raises ParityError with the worst case if an error exceeds its bound."""
+        """Checks the bounds of the graph's precision.
+
+        Raises:
+            ParityError: An error exceeds its bound; the message has the worst case.
+        """
         if self.error is not None:
             raise ParityError(self.error)
         precision = self.served.graph.precision
@@ -202,7 +209,7 @@ class Comparison:
             )
 
     def _check_int8(self, worst: str) -> None:
-        """Refuses an int8 graph that differs from the reference by more than the gate's error explains; `worst` describes the worst text."""
+        """Refuses an int8 graph that differs from the reference by more than the gate's error explains; `worst` is the worst text."""
         report = self.served.graph.validation
         limit = max(MAX_INT8_RMS, INT8_SLACK * report.quantization_error, report.quantization_limit)
         largest = limit * MAX_INT8_WORST / MAX_INT8_RMS
@@ -223,10 +230,12 @@ class Comparison:
 def compare(served: ServedGraph, reference: Reference) -> Comparison:
     """Compares a graph with a reference, for int8 also on ordinary texts; the caller checks the bounds.
 
-    It raises ParityError if the graph fails on a request or has outputs of another shape, and BertServeError if it cannot answer a request.
+    Raises:
+        ParityError: The graph fails on a request, or has outputs of another shape.
+        BertServeError: The graph cannot answer a request.
     """
     requests = reference.requests if served.graph.precision == "int8" else reference.requests[: reference.fixed]
-    answering = progress.each(partial(answer_sample, served), requests)
+    answering = parallel_map(partial(answer_sample, served), requests)
     answers = progress.track(answering, "compare answers", unit="samples", total=len(requests))
     comparison = Comparison(served, reference)
     pairs = list[tuple[Encoding, Outputs]]()
@@ -250,7 +259,8 @@ def _attention_error(served: ServedGraph, request: attention.AttentionRequest, w
 def measure_row_errors(served: ServedGraph, alone: Sequence[tuple[Encoding, Outputs]]) -> tuple[float, bool]:
     """Compares rows in batches with the same rows run alone, without those over `MAX_BATCHED_TOKENS`; neighbors share batches.
 
-    It returns the largest difference of an output, and whether all are rounding, so that the graph is batch-invariant.
+    Returns:
+        The largest difference of an output, and whether all are rounding, so that the graph is batch-invariant.
     """
     rows = [pair for pair in alone if len(pair[0]) <= MAX_BATCHED_TOKENS]
     assert len(rows) > 1, "a batch has several rows"
@@ -260,7 +270,7 @@ def measure_row_errors(served: ServedGraph, alone: Sequence[tuple[Encoding, Outp
         together = served.engine.run([encoding for encoding, _ in part])
         return [RowError.of(*pair, row) for pair, row in zip(part, together, strict=True)]
 
-    errors = [error for batch in progress.each(run_batch, range(0, len(rows), BATCH_ROWS)) for error in batch]
+    errors = [error for batch in parallel_map(run_batch, range(0, len(rows), BATCH_ROWS)) for error in batch]
     worst = float(np.max([error.error for error in errors]))  # `max` may ignore a NaN
     largest, share = max(error.scaled for error in errors), np.mean([error.scaled > MAX_ROW_ERROR for error in errors])
     precision = served.graph.precision
@@ -269,7 +279,11 @@ def measure_row_errors(served: ServedGraph, alone: Sequence[tuple[Encoding, Outp
 
 
 def answer_sample(served: ServedGraph, request: Any) -> Answer:
-    """Returns a graph's answer to a sample; raises ParityError if it has none."""
+    """Returns a graph's answer to a sample.
+
+    Raises:
+        ParityError: The graph fails on the sample.
+    """
     try:
         return served.answer(request)
     except EngineError as error:

@@ -1,4 +1,4 @@
-"""A graph that answers requests as the service does, with its reader, tokenizer, engine and decoder; and the samples that it must answer."""
+"""A graph that answers requests as the service does, with its reader, tokenizer, engine and decoder; and the samples to answer."""
 
 from __future__ import annotations
 
@@ -60,7 +60,12 @@ class ServedGraph:
         return TASKS[self.config.task]
 
     def answer(self, request: Any) -> Answer:
-        """Returns the answer; raises CallerError for a request that the task cannot answer, and EngineError if a run fails."""
+        """Returns the answer.
+
+        Raises:
+            CallerError: The task cannot answer the request.
+            EngineError: A run fails.
+        """
         batches: list[tuple[Sequence[Encoding], Sequence[Outputs]]] = []
 
         def execute(encodings: Sequence[Encoding]) -> Sequence[Outputs]:
@@ -71,7 +76,11 @@ class ServedGraph:
         return Answer(*(batches[0] if batches else ((), ())), result)
 
     def decode(self, request: Any, rows: Sequence[Outputs]) -> Any:
-        """Returns the result for a checkpoint's outputs of the first batch; raises EngineError if the task needs more batches."""
+        """Returns the result for a checkpoint's outputs of the first batch.
+
+        Raises:
+            EngineError: The task needs more batches.
+        """
         batches = [rows]
 
         def execute(_: Sequence[Encoding]) -> Sequence[Outputs]:
@@ -105,7 +114,11 @@ def open_graph(
     config: Manifest | Checkpoint,
     provider: Provider | None = None,
 ) -> ServedGraph:
-    """Opens a graph on a provider, by default its own, or the CPU if this machine lacks it; raises ProviderError if it cannot run there."""
+    """Opens a graph on a provider, by default its own, or the CPU if this machine lacks it.
+
+    Raises:
+        ProviderError: It cannot run there.
+    """
     provider = provider or (graph.provider if why_not(graph.provider) is None else "cpu")
     engine = OnnxEngine(folder / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, provider=provider)
     return ServedGraph(graph, engine, tokenizer, config, provider)
@@ -114,7 +127,7 @@ def open_graph(
 def sample_requests(config: Manifest | Checkpoint, spec: TokenizerSpec, count: Callable[[str], int] | None = None) -> list[Any]:
     """Returns the fixed requests of a model's task, and requests for its own added tokens and prompts.
 
-    With `count`, which counts tokens, the last request has the model's maximum length, or about `MAX_FULL_LENGTH` tokens if that is shorter.
+    With `count`, which counts tokens, the last request has the model's maximum length, but at most about `MAX_FULL_LENGTH` tokens.
     """
     task = TASKS[config.task]
     requests = task.fixed_requests(spec)
@@ -129,7 +142,8 @@ def sample_requests(config: Manifest | Checkpoint, spec: TokenizerSpec, count: C
         requests = [request for request in requests if request.chars]  # an empty text has no tokens, and no answer
     if count is not None:
         length = min(spec.max_length, MAX_FULL_LENGTH)
-        # enough tokens for the model to cut the text; below the model's length nothing is cut, and special tokens and a second text need space
+        # at the model's own length, more tokens than it takes, so that it cuts the text; at a shorter length, space for special tokens and
+        # the second text of a pair, because nothing is cut
         target_length = length + length // 4 if length == spec.max_length else length - 32
         words = list(itertools.islice(itertools.cycle((NAMES + LONG).split()), length))
         text = " ".join(words[: length * target_length // count(" ".join(words))])

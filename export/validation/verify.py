@@ -92,7 +92,8 @@ class Report:
 def verify(spec: VerifySpec, report: Report) -> None:
     """Adds each check to the report; checks that depend on a failed one are left out.
 
-    It raises ExportError if the data or the checkpoint cannot be read, or the task cannot answer a line.
+    Raises:
+        ExportError: The data or the checkpoint cannot be read, or the task cannot answer a line.
     """
     try:
         bundle = load_bundle(spec.bundle.resolve())
@@ -113,7 +114,8 @@ def verify(spec: VerifySpec, report: Report) -> None:
         return
     # importing torch and transformers takes seconds, and the other checks need neither
     if spec.checkpoint is not None:
-        from bertserve.export.validation.pytorch import load_checkpoint_of, sample_reference, update
+        from bertserve.export.validation.against_checkpoint import load_checkpoint_of, update
+        from bertserve.export.validation.reference import sample_reference
 
         checkpoint = load_checkpoint_of(bundle.manifest, spec, report)
         reference = sample_reference(checkpoint)

@@ -53,7 +53,7 @@ def test_a_large_model_is_observed_on_fewer_texts(all_staged: dict[str, Staged],
 
 
 def test_a_batch_has_texts_of_one_length(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inference, "BATCH_SIZE", 2)
+    monkeypatch.setattr(inference, "BATCH_TEXTS", 2)
     feeds = staged.feeds(TEXTS)
     batches = inference.batches(feeds)
     sizes = [(len(batch["input_ids"]), inference.tokens(batch)) for batch in batches]

@@ -19,7 +19,7 @@ from bertserve.export.errors import GraphError, ParityError
 from bertserve.export.int8.quantize import quantize
 from bertserve.export.onnx_trace import trace
 from bertserve.export.validation.comparison import Reference, compare
-from bertserve.export.validation.pytorch import sample_reference
+from bertserve.export.validation.reference import sample_reference
 from bertserve.export.validation.served_graph import Answer, ServedGraph
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import Outputs, Precision

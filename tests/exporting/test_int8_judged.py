@@ -20,7 +20,7 @@ from bertserve.export.errors import DataError, GraphError
 from bertserve.export.int8 import quantize
 from bertserve.export.tasks.all_tasks import TASKS as EXPORT_TASKS
 from bertserve.export.validation import served_graph
-from bertserve.export.validation.pytorch import sample_reference
+from bertserve.export.validation.reference import sample_reference
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, load_bundle
 from bertserve.service.bundle.manifest import Manifest, TokenizerSpec
 from bertserve.service.check import check

@@ -13,7 +13,7 @@ from transformers import T5Config
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.tasks import feature_extraction
-from bertserve.export.validation.pytorch import run
+from bertserve.export.validation.reference import run
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import classify, embed, similarity
 from bertserve.service.tasks.batch import TaskModel, run_all

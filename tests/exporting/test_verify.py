@@ -269,7 +269,7 @@ def test_other_labels_than_the_checkpoints_fail(exported: tuple[Path, Path], tmp
 @pytest.mark.torch
 def test_settings_that_differ_from_the_checkpoints_are_named(tmp_path: Path) -> None:
     """The layers and their combination are chosen at the export, so they do not count as differences."""
-    from bertserve.export.validation.pytorch import compare_settings, load_checkpoint_of
+    from bertserve.export.validation.against_checkpoint import compare_settings, load_checkpoint_of
     from bertserve.export.validation.verify import Report, VerifySpec
     from checkpoints import encoder, sentence_transformers
 
@@ -334,11 +334,11 @@ def test_a_revision_of_the_checkpoint_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from bertserve.export.errors import CheckpointError
-    from bertserve.export.validation import pytorch
+    from bertserve.export.validation import against_checkpoint
 
     def load(source: str, *, revision: str, **_: Any) -> None:
         raise CheckpointError(f"not here: {source} {revision}")
 
-    monkeypatch.setattr(pytorch, "load_checkpoint", load)
+    monkeypatch.setattr(against_checkpoint, "load_checkpoint", load)
     assert 1 == cli.main(["verify", str(sound(tmp_path)), "--checkpoint", "org/model", "--revision", "v1"])
     assert "org/model v1" in capsys.readouterr().err

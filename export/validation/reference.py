@@ -5,8 +5,8 @@ The Hugging Face tokenizer creates the inputs, with its own truncation and windo
 
 from __future__ import annotations
 
-import os
 import statistics
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,23 +18,17 @@ import torch
 from numpy.typing import NDArray
 
 from bertserve.export import calibration
-from bertserve.export.bundle import CARD_FIELDS, bundle_texts
-from bertserve.export.calibration import SplitTexts, digest_texts
+from bertserve.export.calibration import SplitTexts
 from bertserve.export.checkpoint.checkpoint import Checkpoint
-from bertserve.export.checkpoint.load import load_checkpoint
-from bertserve.export.checkpoint.module import load_module
 from bertserve.export.checkpoint.signature import read_output, returning_attention
-from bertserve.export.errors import CheckpointError, DataError, ParityError
-from bertserve.export.progress import time_runs, track
+from bertserve.export.errors import ParityError
+from bertserve.export.progress import track
 from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.export.tasks.spec import LONG, NAMES, SAMPLE_TEXTS, TokenizerCall
 from bertserve.export.validation.comparison import Reference, compare
 from bertserve.export.validation.served_graph import Answer, open_graph, sample_requests
-from bertserve.export.validation.verify import Report, VerifySpec
-from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Outputs, Speed, Timing
-from bertserve.service.bundle.manifest import Example, Manifest
-from bertserve.service.check import difference
+from bertserve.service.bundle.manifest import Example
 from bertserve.service.engine.hardware import cpu_instructions, cpu_name
 from bertserve.service.engine.onnx_engine import Engine
 from bertserve.service.errors import BertServeError, EngineError
@@ -45,8 +39,7 @@ MAX_ATTENTION_TOKENS = 512  # of a text with attention; PyTorch returns the maps
 _ATTENTION_TEXTS = 7  # number of the built-in texts to use; each runs with the weights of all layers and heads
 
 TIMED_LENGTHS = (16, 64, 128)  # in tokens; the model's maximum length is timed too
-MAX_TIMED_SECONDS = 0.5  # for each length
-TIMED_RUNS = (3, 15)  # minimum and maximum
+MIN_TIMED_RUNS, MAX_TIMED_RUNS, MAX_TIMED_SECONDS = 3, 15, 0.5  # for each length
 
 
 def sample_reference(checkpoint: Checkpoint, texts: SplitTexts | None = None) -> Reference:
@@ -147,60 +140,13 @@ def _sample_attention(checkpoint: Checkpoint) -> list[tuple[attention.AttentionR
     return samples
 
 
-def load_checkpoint_of(manifest: Manifest, spec: VerifySpec, report: Report) -> Checkpoint:
-    """Loads the checkpoint or the trusted module of a verification, for the task and layers of its bundle, and compares weights and settings.
-
-    Raises:
-        CheckpointError: It cannot be loaded, or does not fit the bundle.
-        MissingPackageError: It is a LoRA adapter, and peft is not installed.
-    """
-    assert spec.checkpoint is not None, "the caller asks for it"
-    if spec.module:
-        checkpoint = load_module(spec.checkpoint)
-        if checkpoint.task != manifest.task:
-            raise CheckpointError(f"the module of `{spec.checkpoint}` is for {checkpoint.task}, but the bundle is for {manifest.task}.")
-    elif ".py:" in manifest.source.checkpoint:
-        raise CheckpointError(
-            f"the bundle was made from the module `{manifest.source.checkpoint}`; give --module FILE:FACTORY and "
-            "--trust-module instead of --checkpoint."
-        )
-    else:
-        checkpoint = load_checkpoint(
-            spec.checkpoint,
-            task=manifest.task,
-            revision=spec.revision,
-            layers="last" if manifest.embedding is None else manifest.embedding.layers,
-            attentions=bool(manifest.attention_heads),
-            ignored_weights=manifest.source.ignored_weights,
-            token_types=manifest.source.token_types,
-        )
-    expected, actual = manifest.source.weights_sha256, checkpoint.origin.weights_sha256
-    detail = f"sha256 over its weights is {actual[:12]}…, the manifest says {expected[:12]}…"
-    report.add("checkpoint", expected == actual, detail, {"weights_sha256": actual})
-    reason = compare_settings(manifest, checkpoint)
-    detail = f"in the checkpoint {reason}" if reason else "labels, activation, embedding and tokenizer are those of the checkpoint"
-    report.add("settings", reason is None, detail)
-    return checkpoint
-
-
-def compare_settings(manifest: Manifest, checkpoint: Checkpoint) -> str | None:
-    """Returns a setting of a bundle that differs from its checkpoint, except the choices of the user at the export; None if none does.
-
-    The comparison of outputs cannot find it, because it decodes both outputs with the same settings.
-    """
-    user_choices = {"embedding": {"layers", "default_layers", "combine"}, "tokenizer": {"sha256"}}
-    updates = {name: getattr(checkpoint, name) for name in ("labels", "activation", "embedding")} | {"tokenizer": checkpoint.tokenizer_spec}
-    manifest_settings, checkpoint_settings = (
-        side.model_dump(mode="json", include={*updates}, exclude=user_choices) for side in (manifest, manifest.model_copy(update=updates))
-    )
-    return difference(manifest_settings, checkpoint_settings, 0.0)
-
-
 def measure_graph(folder: Path, graph: GraphSpec, checkpoint: Checkpoint, tokenizer: Tokenizer, reference: Reference) -> GraphSpec:
     """Compares a graph with its checkpoint, and times it; returns its manifest entry with a new validation report.
 
-    The facts about the graph's creation in the report, on which the bounds depend, stay the same. It raises ParityError if the graph does not
-    agree with the checkpoint, or cannot be served.
+    The facts about the graph's creation in the report, on which the bounds depend, stay the same.
+
+    Raises:
+        ParityError: The graph does not agree with the checkpoint, or cannot be served.
     """
     spec = checkpoint.tokenizer_spec
     try:
@@ -226,7 +172,13 @@ def measure_latency(engine: Engine, *, max_length: int, pad_id: int) -> Speed:
 
     def median_ms(length: int) -> float:
         batch = [Encoding(np.full(length, pad_id, dtype=np.int64), np.zeros(length, dtype=np.int64), masks=(1,))]
-        return round(1000 * statistics.median(time_runs(lambda: engine.run(batch), TIMED_RUNS, MAX_TIMED_SECONDS)), 3)
+        engine.run(batch)  # the first run is slower
+        seconds: list[float] = []
+        while len(seconds) < MIN_TIMED_RUNS or (len(seconds) < MAX_TIMED_RUNS and sum(seconds) < MAX_TIMED_SECONDS):
+            start = time.perf_counter()
+            engine.run(batch)
+            seconds.append(time.perf_counter() - start)
+        return round(1000 * statistics.median(seconds), 3)
 
     lengths = sorted({min(length, max_length) for length in (*TIMED_LENGTHS, max_length)})
     timings = tuple(Timing(length=length, median_ms=median_ms(length)) for length in lengths)
@@ -234,37 +186,11 @@ def measure_latency(engine: Engine, *, max_length: int, pad_id: int) -> Speed:
 
 
 def answer_example(graph: GraphSpec, folder: Path, checkpoint: Checkpoint, tokenizer: Tokenizer) -> Example:
-    """Returns a request body and the graph's answer to it, in the format of the HTTP API; the graph runs on the provider of its measurements."""
+    """Returns a request body and the graph's answer to it, in the format of the HTTP API.
+
+    The graph runs on the provider of its measurements.
+    """
     spec = checkpoint.tokenizer_spec
     served = open_graph(folder, graph, spec, tokenizer, checkpoint)
     request = TASKS[checkpoint.task].example(spec)
     return Example(request=request, result=served.answer_body(request))
-
-
-def update(bundle: Bundle, checkpoint: Checkpoint, tokenizer: Tokenizer, validation: Path | None) -> None:
-    """Compares all graphs of a verified bundle with its checkpoint again, times them, and writes the new manifest and card.
-
-    `validation` has texts to validate int8, none of which it was created with; None for those of the export.
-
-    Raises:
-        ExportError: A graph does not agree with the checkpoint, or the texts cannot be used.
-        OSError: A file cannot be written.
-    """
-    manifest, int8_texts, texts = bundle.manifest, bundle.manifest.int8_texts, SplitTexts()
-    if any(graph.precision == "int8" for graph in manifest.graphs):
-        texts = calibration.read_validation_texts(manifest, validation)
-    elif validation is not None:
-        raise DataError(f"`{manifest.name}` has no int8 graph, which --validation needs; remove --validation.")
-    calibration.refuse_pairs((texts,), manifest.task, manifest.tokenizer)
-    if int8_texts is not None:
-        int8_texts = int8_texts.model_copy(update={"report": digest_texts((*texts.lines, *texts.pairs))})
-    reference = sample_reference(checkpoint, texts.with_passages(tokenizer))
-    graphs = tuple(measure_graph(bundle.path, graph, checkpoint, tokenizer, reference) for graph in manifest.graphs)
-    source = manifest.source.model_copy(update=checkpoint.origin.model_dump(include=CARD_FIELDS))
-    updates = {"graphs": graphs, "flops": checkpoint.flops, "source": source, "int8_texts": int8_texts}
-    new_manifest = Manifest.model_validate(manifest.model_copy(update=updates).model_dump())
-    # each file is replaced as a whole; the card comes first, because the manifest is verified
-    for name, text in bundle_texts(new_manifest, bundle.path, checkpoint.card).items():
-        aside = bundle.path / f".{name}"
-        aside.write_text(text, encoding="utf-8")
-        os.replace(aside, bundle.path / name)
