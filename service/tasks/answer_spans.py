@@ -18,7 +18,7 @@ from bertserve.service.text.words import trimmed
 ANSWER_US, CHARS_PER_US = 4, 256
 
 
-def best_spans(start: Floats, end: Floats, cut: range, *, longest: int, at_least: int) -> Iterator[tuple[int, int, float]]:
+def best_spans(start: Floats, end: Floats, window: range, *, longest: int, at_least: int) -> Iterator[tuple[int, int, float]]:
     """Yields the spans of a window by falling score, then by position: first token, last token, score. Tokens count in the whole passage.
 
     The score of a span is p_start[i] * p_end[j]. Only the band i <= j < i + longest is computed, as a view of float32 [tokens, longest] on
@@ -27,7 +27,7 @@ def best_spans(start: Floats, end: Floats, cut: range, *, longest: int, at_least
     Args:
         start: The probability of each token of the window to be the first one, float32 [tokens].
         end: The probability to be the last one, float32 [tokens].
-        cut: The tokens of the window.
+        window: The tokens of the passage that the window has.
         longest: Maximum tokens of a span.
         at_least: The number of spans that the caller reads in most cases.
     """
@@ -35,7 +35,7 @@ def best_spans(start: Floats, end: Floats, cut: range, *, longest: int, at_least
     padded = np.concatenate([end, np.full(longest - 1, -1, dtype=np.float32)])
     band = start[:, None] * sliding_window_view(padded, longest)
     firsts, lengths = np.nonzero(np.arange(len(start))[:, None] + np.arange(longest) < len(start))
-    scores, firsts = band[firsts, lengths], firsts + cut.start
+    scores, firsts = band[firsts, lengths], firsts + window.start
     lasts = firsts + lengths
     # more than `at_least`, because spans with the same text, ignoring case, or with only white space give no further answer
     done, count = 0, 4 * at_least + 32
@@ -61,10 +61,10 @@ class SpanTexts:
         if word_ids is not None:
             self._firsts, self._lasts = _word_bounds(word_ids)
 
-    def answer(self, start: int, end: int, score: float, cut: range) -> dict[str, Any]:
-        """Returns the answer of a span of tokens, end inclusive; words are extended only within `cut`. White space has the answer ""."""
-        first = self._offsets[max(self._firsts[start], cut.start)][0]
-        last = self._offsets[min(self._lasts[end], cut.stop - 1)][1]
+    def answer(self, start: int, end: int, score: float, token_range: range) -> dict[str, Any]:
+        """Returns the answer of a span of tokens, end inclusive; words are extended only within `token_range`. White space has the answer ""."""
+        first = self._offsets[max(self._firsts[start], token_range.start)][0]
+        last = self._offsets[min(self._lasts[end], token_range.stop - 1)][1]
         first, last = trimmed(self._passage, first, last)
         return {"answer": self._passage[first:last], "score": score, "start": first, "end": last}
 
@@ -104,10 +104,10 @@ class BestAnswers:
         self._by_text: dict[str, tuple[tuple[float, int, int], dict[str, Any], range]] = {}
         self._floor = -1.0
 
-    def add(self, start: Floats, end: Floats, cut: range, longest: int) -> int:
+    def add(self, start: Floats, end: Floats, window: range, longest: int) -> int:
         """Adds the best spans of a window, and returns the microseconds that this took; the arguments are those of `best_spans`."""
         texts, decode_us = set(), 0
-        for first, last, score in best_spans(start, end, cut, longest=longest, at_least=self._top_k):
+        for first, last, score in best_spans(start, end, window, longest=longest, at_least=self._top_k):
             if score < self._floor:
                 break
             answer = self._texts.answer(first, last, score, self._whole)
@@ -115,7 +115,7 @@ class BestAnswers:
             if text := answer["answer"].lower():
                 rank = (-score, first, last)
                 if text not in self._by_text or rank < self._by_text[text][0]:
-                    self._by_text[text] = (rank, answer, cut)
+                    self._by_text[text] = (rank, answer, window)
                 texts.add(text)
                 if len(texts) == self._top_k:
                     break
@@ -129,10 +129,10 @@ class BestAnswers:
         answers = [answer for _, answer, _ in self._by_text.values()]
         return sorted(answers, key=lambda answer: (-answer["score"], answer["start"], answer["end"]))
 
-    def token_ranges_of(self, answer: dict[str, Any]) -> tuple[range, range]:
+    def span_and_window(self, answer: dict[str, Any]) -> tuple[range, range]:
         """Returns the tokens of an answer's span, before its extension to words, and the tokens of its window."""
-        (_, first, last), _, cut = self._by_text[answer["answer"].lower()]
-        return range(first, last + 1), cut
+        (_, first, last), _, window = self._by_text[answer["answer"].lower()]
+        return range(first, last + 1), window
 
 
 class SummedAnswers:
@@ -144,11 +144,11 @@ class SummedAnswers:
         self._texts = texts
         self._by_text: dict[str, dict[str, Any]] = {}
 
-    def add(self, start: Floats, end: Floats, cut: range, longest: int) -> int:
+    def add(self, start: Floats, end: Floats, window: range, longest: int) -> int:
         """Adds the best spans of a window, and returns the microseconds that this took; the arguments are those of `best_spans`."""
         count = decode_us = 0
-        for first, last, score in best_spans(start, end, cut, longest=longest, at_least=self._limit):
-            answer = self._texts.answer(first, last, score, cut)
+        for first, last, score in best_spans(start, end, window, longest=longest, at_least=self._limit):
+            answer = self._texts.answer(first, last, score, window)
             decode_us += _answer_us(answer)
             if answer["answer"]:
                 earlier = self._by_text.setdefault(answer["answer"].lower(), answer)

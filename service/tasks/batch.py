@@ -37,9 +37,9 @@ class ReadSpan:
     end: int
 
 
-def spans_read(tokens: Tokens, cuts: Sequence[range], field: str = "") -> tuple[ReadSpan, ...]:
-    """Returns the spans of a text's windows, for at most `MAX_SPANS` + 1 windows; `cuts` has the tokens of each window."""
-    return tuple(ReadSpan(field, *tokens.span(cut)) if cut else ReadSpan(field, 0, 0) for cut in cuts[: MAX_SPANS + 1])
+def spans_read(tokens: Tokens, windows: Sequence[range], field: str = "") -> tuple[ReadSpan, ...]:
+    """Returns the spans of a text's windows, for at most `MAX_SPANS` + 1 windows; `windows` has the tokens of each window."""
+    return tuple(ReadSpan(field, *tokens.span(window)) if window else ReadSpan(field, 0, 0) for window in windows[: MAX_SPANS + 1])
 
 
 EMPTY_TEXT_WARNING = ("empty; the text is empty, so its answer has no meaning",)

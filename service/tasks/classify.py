@@ -157,32 +157,34 @@ def _first_batch(request: ClassifyRequest, tokenizer: Tokenizer) -> tuple[Batch,
     whole = [range(len(text.ids)) for text in tokens]
     room, total = tokenizer.room(pair=len(texts) > 1), sum(map(len, whole))
     truncated = total > room and parameters.window is None
-    cuts = [whole]  # for each encoding, the tokens of each text
+    token_ranges = [whole]  # for each encoding, the tokens of each text
     spans: tuple[ReadSpan, ...] = ()
     if truncated and not parameters.truncation:
         raise too_long(total, room, "or set `truncation` to true or `window` to `mean` or `max`")
     if truncated:
         side = request.truncation_side or tokenizer.truncation_side
-        cuts = [list(kept_of_pair(len(whole[0]), total - len(whole[0]), room, side))[: len(texts)]]
-        spans = tuple(span for text, kept, field in zip(tokens, cuts[0], fields, strict=True) for span in spans_read(text, [kept], field))
+        token_ranges = [list(kept_of_pair(len(whole[0]), total - len(whole[0]), room, side))[: len(texts)]]
+        spans = tuple(
+            span for text, kept, field in zip(tokens, token_ranges[0], fields, strict=True) for span in spans_read(text, [kept], field)
+        )
     elif total > room:  # each window of a pair has the whole first text and a part of the second
         last_text = windows(len(whole[-1]), room - total + len(whole[-1]), parameters.stride, tokenizer.truncation_side)
-        cuts = [[*whole[:-1], part] for part in last_text]
+        token_ranges = [[*whole[:-1], part] for part in last_text]
         spans = spans_read(tokens[-1], last_text, fields[-1])
-    if parameters.explain and len(cuts) > 1:
+    if parameters.explain and len(token_ranges) > 1:
         raise InvalidValueError(
-            "`explain` needs a text that fits into one window, and this one needs {cuts_count}; shorten it, or "
+            "`explain` needs a text that fits into one window, and this one needs {windows_count}; shorten it, or "
             "remove `window` to truncate it.",
-            cuts_count=len(cuts),
+            windows_count=len(token_ranges),
         )
-    ids = [[text.ids[part.start : part.stop] for text, part in zip(tokens, parts, strict=True)] for parts in cuts]
+    ids = [[text.ids[part.start : part.stop] for text, part in zip(tokens, parts, strict=True)] for parts in token_ranges]
     encodings = [tokenizer.assemble(*parts) for parts in ids]
     batch = Batch(encodings, truncated=truncated, warnings=warn_if_empty(*texts), windows_read=spans)
     if not parameters.explain:
         return batch, []
     read_texts = [
         ReadText(field, text, part_ids, part.start, words_of(text, text_tokens, part))
-        for field, text, part_ids, text_tokens, part in zip(fields, texts, ids[0], tokens, cuts[0], strict=True)
+        for field, text, part_ids, text_tokens, part in zip(fields, texts, ids[0], tokens, token_ranges[0], strict=True)
     ]
     occlusion.check_count(sum(len(text.words) for text in read_texts), "the pair" if request.text_pair else "the text", "shorten it")
     return batch, read_texts

@@ -208,8 +208,8 @@ def resolve(parameters: EmbedParameters, embedding: Embedding) -> EmbedRequest:
         raise InvalidValueError(
             "unknown prompt `{name}`; this model has {known}.", name=CallerValue(name), known=prompts or "none, so remove `prompt_name`"
         )
-    cut = None if embedding.truncate_dim is None or pooling == "none" else min(embedding.truncate_dim, width)
-    own = {"pooling": pooling, "normalize": embedding.normalize, "dimensions": cut}
+    dimensions = None if embedding.truncate_dim is None or pooling == "none" else min(embedding.truncate_dim, width)
+    own = {"pooling": pooling, "normalize": embedding.normalize, "dimensions": dimensions}
     parameters = parameters.model_copy(update={field: value for field, value in own.items() if getattr(parameters, field) is None})
     return EmbedRequest("", parameters, "" if name is None else embedding.prompts[name], width, layers)
 
@@ -258,8 +258,8 @@ def encode(request: EmbedRequest, tokenizer: Tokenizer) -> tuple[Encoding, bool]
     room = tokenizer.room(pair=False)
     if len(tokens) > room and request.parameters.truncate is False:
         raise too_long(len(tokens), room, "or set `truncate` to true")
-    cut = kept_tokens(len(tokens), room, request.parameters.truncation_direction or tokenizer.truncation_side)
-    return tokenizer.assemble(tokens.ids[cut.start : cut.stop]), len(tokens) > room
+    token_range = kept_tokens(len(tokens), room, request.parameters.truncation_direction or tokenizer.truncation_side)
+    return tokenizer.assemble(tokens.ids[token_range.start : token_range.stop]), len(tokens) > room
 
 
 def to_base64(values: Floats) -> str:

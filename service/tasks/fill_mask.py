@@ -169,7 +169,7 @@ def _fill_jointly(request: FillMaskRequest, ids: list[int], masks: list[int], to
     beam, top_k, vocabulary = request.beam, request.parameters.top_k, tokenizer.vocabulary_size
     # without targets, any token of the vocabulary fills a mask
     slots, warnings = ([Slot((1, vocabulary))], ()) if request.targets is None else request.targets.slots(tokenizer)
-    patterns, reserved_tokens, cut = prepare(ids, masks, slots, beam=beam, tokenizer=tokenizer)
+    patterns, reserved_tokens, was_truncated = prepare(ids, masks, slots, beam=beam, tokenizer=tokenizer)
     count = min(top_k, sum(pattern.runs[-1] for pattern in patterns) * sum(slot.ways[-1] for slot in slots))
     longest, pieces = max(len(pattern.ids) for pattern in patterns), max(len(pattern.masks) for pattern in patterns)
     cost = Cost(
@@ -177,7 +177,7 @@ def _fill_jointly(request: FillMaskRequest, ids: list[int], masks: list[int], to
         decode_us=_decode_us(longest, count),
         reserved_tokens=reserved_tokens,
     )
-    yield Batch([], cost, truncated=cut, warnings=warnings)  # the search starts after its total cost has been checked
+    yield Batch([], cost, truncated=was_truncated, warnings=warnings)  # the search starts after its total cost has been checked
     return (yield from search(patterns, beam=beam, top_k=top_k, tokenizer=tokenizer))
 
 
@@ -218,9 +218,11 @@ def _pieces(targets: Sequence[str], tokenizer: Tokenizer) -> list[Pieces]:
 
 def _token_ids(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     pieces = _pieces(targets, tokenizer)
-    cut = [own[:1] for target, own in zip(targets, pieces, strict=True) if own and tokenizer.token_id(target) is None]
-    some = ", ".join(token[:32] for token in tokenizer.decode_all(cut[:5], skip_special=False))
-    warnings = [f"targets; {len(cut)} of {len(targets)} are not in the vocabulary, so their first tokens are used: {some}"] if cut else []
+    first_tokens = [own[:1] for target, own in zip(targets, pieces, strict=True) if own and tokenizer.token_id(target) is None]
+    warnings = []
+    if first_tokens:
+        some = ", ".join(token[:32] for token in tokenizer.decode_all(first_tokens[:5], skip_special=False))
+        warnings.append(f"targets; {len(first_tokens)} of {len(targets)} are not in the vocabulary, so their first tokens are used: {some}")
     if without_tokens := sum(not own for own in pieces):
         warnings.append(f"targets; {without_tokens} of {len(targets)} have no tokens, so they are left out")
     return np.array(sorted({own[0] for own in pieces if own})), tuple(warnings)

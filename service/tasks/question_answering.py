@@ -92,14 +92,14 @@ class PassageWindows:
     """The tokens of a question and of its passage, and the windows of the passage.
 
     Attributes:
-        cuts: The tokens of the passage in each window.
+        token_ranges: The tokens of the passage in each window.
         encodings: One per window: the question, and the window's part of the passage.
         cls_index: Index of [CLS] in an encoding, -1 for the last position; None if the model has no token for "no answer".
     """
 
     question: Tokens
     passage: Tokens
-    cuts: Sequence[range]
+    token_ranges: Sequence[range]
     encodings: Sequence[Encoding]
     cls_index: int | None
 
@@ -115,7 +115,7 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskGenerator:
             from a model without a token for it, or the explanation has too many words.
     """
     parameters, passage_windows = request.parameters, windows_of(request, model.tokenizer)
-    spans = spans_read(passage_windows.passage, passage_windows.cuts, "context") if len(passage_windows.cuts) > 1 else ()
+    spans = spans_read(passage_windows.passage, passage_windows.token_ranges, "context") if len(passage_windows.token_ranges) > 1 else ()
     rows = yield Batch(passage_windows.encodings, _cost(request, passage_windows), copy_outputs, windows_read=spans)
     # the reference omits combining marks that the tokenizer strips
     offsets = passage_windows.passage.offsets if parameters.duplicates == "sum" else passage_windows.passage.spans(request.context)
@@ -127,14 +127,14 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskGenerator:
     else:
         collector = BestAnswers(texts, top_k=parameters.top_k, count=len(passage_windows.passage))
     nulls = []
-    scored_windows = list(zip(passage_windows.encodings, passage_windows.cuts, rows, strict=True))
+    scored_windows = list(zip(passage_windows.encodings, passage_windows.token_ranges, rows, strict=True))
     if parameters.duplicates == "sum" and model.tokenizer.truncation_side == "left":
         scored_windows.reverse()  # of equal answers, the reference keeps the first one in transformers' order, which has the last window first
-    for encoding, cut, row in scored_windows:
-        null, start, end = _probabilities(encoding, len(cut), row, passage_windows.cls_index)
+    for encoding, window, row in scored_windows:
+        null, start, end = _probabilities(encoding, len(window), row, passage_windows.cls_index)
         nulls.append(null)
         # the thousands of spans of a window are freed before those of the next one are created
-        yield Batch([], Cost(decode_us=collector.add(start, end, cut, parameters.max_answer_len)))
+        yield Batch([], Cost(decode_us=collector.add(start, end, window, parameters.max_answer_len)))
     answers = collector.answers()
     nothing = {"answer": "", "score": min(nulls), "start": 0, "end": 0}
     if parameters.handle_impossible_answer or not answers:  # without answers, no token has more than white space
@@ -142,10 +142,12 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskGenerator:
     answers = sorted(answers, key=lambda answer: -answer["score"])[: parameters.top_k]
     if parameters.explain:
         assert isinstance(collector, BestAnswers), "summed scores are not explained"
-        span, cut = (
-            (None, passage_windows.cuts[nulls.index(min(nulls))]) if answers[0] is nothing else collector.token_ranges_of(answers[0])
+        span, window = (
+            (None, passage_windows.token_ranges[nulls.index(min(nulls))])
+            if answers[0] is nothing
+            else collector.span_and_window(answers[0])
         )
-        yield from _explain(request, passage_windows, answers[0], cut, span, model.tokenizer)
+        yield from _explain(request, passage_windows, answers[0], window, span, model.tokenizer)
     # their length is only known now
     yield Batch([], Cost(sum(ANSWER_BYTES + text_bytes(answer["answer"]) for answer in answers)))
     rebase(answers, request.context, parameters.offset_unit)
@@ -176,20 +178,20 @@ def windows_of(request: AnswerRequest, tokenizer: Tokenizer) -> PassageWindows:
     stride = default_stride(length) if parameters.doc_stride is None else parameters.doc_stride
     room = length - (tokenizer.max_length - tokenizer.room(pair=True)) - len(question)
     remedy = "make `max_seq_len` greater or the question shorter"
-    cuts = windows(len(passage), room, stride, tokenizer.truncation_side, field="doc_stride", remedy=remedy)
-    encodings = [tokenizer.assemble(question.ids, passage.ids[cut.start : cut.stop]) for cut in cuts]
-    return PassageWindows(question, passage, cuts, encodings, tokenizer.cls_index)
+    token_ranges = windows(len(passage), room, stride, tokenizer.truncation_side, field="doc_stride", remedy=remedy)
+    encodings = [tokenizer.assemble(question.ids, passage.ids[window.start : window.stop]) for window in token_ranges]
+    return PassageWindows(question, passage, token_ranges, encodings, tokenizer.cls_index)
 
 
 def _cost(request: AnswerRequest, passage_windows: PassageWindows) -> Cost:
     """Returns the cost of a passage before its answers are known: its spans and its explanation."""
     parameters = request.parameters
-    spans = sum(len(cut) * min(parameters.max_answer_len, len(cut)) for cut in passage_windows.cuts)
+    spans = sum(len(window) * min(parameters.max_answer_len, len(window)) for window in passage_windows.token_ranges)
     cost = Cost(decode_us=spans // SPANS_PER_US)
     if not parameters.explain:
         return cost
     words = len(words_of(request.question, passage_windows.question)) + most_within(
-        words_of(request.context, passage_windows.passage), passage_windows.cuts
+        words_of(request.context, passage_windows.passage), passage_windows.token_ranges
     )
     occlusion.check_count(words, "the question with a window of the passage", "make `max_seq_len` smaller")
     return cost + occlusion.cost(words, max(map(len, passage_windows.encodings)), [request.question, request.context])
@@ -204,27 +206,32 @@ def _probabilities(encoding: Encoding, count: int, row: Outputs, cls_index: int 
 
 
 def _explain(
-    request: AnswerRequest, passage_windows: PassageWindows, best: dict[str, Any], cut: range, span: range | None, tokenizer: Tokenizer
+    request: AnswerRequest,
+    passage_windows: PassageWindows,
+    best: dict[str, Any],
+    window: range,
+    span: range | None,
+    tokenizer: Tokenizer,
 ) -> TaskGenerator:
     """Runs the variants of a window, and explains the best answer by the score of its span in each variant.
 
-    `best` gets the explanation; `cut` is its window, and `span` has its tokens, None for "no answer".
+    `best` gets the explanation; `window` has the tokens of its window, and `span` its own tokens, None for "no answer".
     """
     question, passage = passage_windows.question, passage_windows.passage
-    words = [word for word in words_of(request.context, passage, cut) if span is None or not _touches(word, best, span)]
+    words = [word for word in words_of(request.context, passage, window) if span is None or not _touches(word, best, span)]
     parts = [
         ReadText("question", request.question, question.ids, 0, words_of(request.question, question)),
-        ReadText("context", request.context, passage.ids[cut.start : cut.stop], cut.start, words),
+        ReadText("context", request.context, passage.ids[window.start : window.stop], window.start, words),
     ]
     left_out = occlusion.variants(parts, tokenizer)
 
     def keep(index: int, row: Outputs) -> Outputs:
         encoding, word = left_out[index].encoding, left_out[index].word
         missing = len(word.tokens) if left_out[index].part is parts[1] else 0
-        null, start, end = _probabilities(encoding, len(cut) - missing, row, passage_windows.cls_index)
+        null, start, end = _probabilities(encoding, len(window) - missing, row, passage_windows.cls_index)
         if span is None:
             return {"score": np.array(null)}
-        first = span.start - cut.start - (missing if word.tokens.start < span.start else 0)
+        first = span.start - window.start - (missing if word.tokens.start < span.start else 0)
         return {"score": start[first] * end[first + len(span) - 1]}
 
     rows = yield Batch([variant.encoding for variant in left_out], keep=keep)

@@ -95,14 +95,17 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskGenerator:
     tokenizer, labels = model.tokenizer, model.config.labels
     (tokens,) = tokenizer.tokenize([request.text])
     room = tokenizer.room(pair=False)
-    cuts = windows(len(tokens), room, request.parameters.stride, tokenizer.truncation_side) if len(tokens) else []
-    encodings = [tokenizer.assemble(tokens.ids[cut.start : cut.stop]) for cut in cuts]
+    token_ranges = windows(len(tokens), room, request.parameters.stride, tokenizer.truncation_side) if len(tokens) else []
+    encodings = [tokenizer.assemble(tokens.ids[window.start : window.stop]) for window in token_ranges]
     rows = yield Batch(
-        encodings, Cost(decode_us=TOKEN_US * len(tokens)), copy_outputs, windows_read=spans_read(tokens, cuts) if len(cuts) > 1 else ()
+        encodings,
+        Cost(decode_us=TOKEN_US * len(tokens)),
+        copy_outputs,
+        windows_read=spans_read(tokens, token_ranges) if len(token_ranges) > 1 else (),
     )
     if not rows:
         return []
-    scores = activate(merge(encodings, cuts, [row["logits"] for row in rows]), "softmax")
+    scores = activate(merge(encodings, token_ranges, [row["logits"] for row in rows]), "softmax")
     tags, strategy = model.config.tags or labels, request.parameters.aggregation_strategy
     spans, ignored = tokens.spans(request.text), _ignored(request, labels, tags)
     if strategy == "none":
@@ -160,25 +163,25 @@ def _labeled_tokens(spans: Sequence[tuple[int, int]], scores: Floats, tags: Sequ
         yield _Token(tags[label], score, *span)
 
 
-def merge(encodings: Sequence[Encoding], cuts: Sequence[range], logits: Sequence[Floats]) -> Floats:
+def merge(encodings: Sequence[Encoding], token_ranges: Sequence[range], logits: Sequence[Floats]) -> Floats:
     """Returns float32 [tokens, values] of a whole text: the values of each token are from the window in which it is farthest from an edge.
 
     The ends of the text do not count as edges. If a token has the same distance in two windows, the earlier window counts.
     """
-    if len(cuts) == 1:
+    if len(token_ranges) == 1:
         start = encodings[0].start
-        return logits[0][start : start + len(cuts[0])]
-    count = cuts[-1].stop
+        return logits[0][start : start + len(token_ranges[0])]
+    count = token_ranges[-1].stop
     merged = np.empty((count, *logits[0].shape[1:]), dtype=np.float32)
     farthest = np.full(count, -1, dtype=np.int64)
-    for encoding, cut, values in zip(encodings, cuts, logits, strict=True):
-        place = np.arange(len(cut))
-        before = place + (count if cut.start == 0 else 0)
-        after = place[::-1] + (count if cut.stop == count else 0)
+    for encoding, window, values in zip(encodings, token_ranges, logits, strict=True):
+        place = np.arange(len(window))
+        before = place + (count if window.start == 0 else 0)
+        after = place[::-1] + (count if window.stop == count else 0)
         distance = np.minimum(before, after)
-        better = np.flatnonzero(distance > farthest[cut.start : cut.stop])
-        merged[cut.start + better] = values[encoding.start + better]
-        farthest[cut.start + better] = distance[better]
+        better = np.flatnonzero(distance > farthest[window.start : window.stop])
+        merged[window.start + better] = values[encoding.start + better]
+        farthest[window.start + better] = distance[better]
     return merged
 
 

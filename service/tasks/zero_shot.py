@@ -127,8 +127,8 @@ def classify_zero_shot(request: ZeroShotRequest, model: TaskModel) -> TaskGenera
                 room=room - 1,
             )
         truncated |= len(text) > text_room
-        cut = kept_tokens(len(text), text_room, tokenizer.truncation_side)
-        encodings.append(tokenizer.assemble(text.ids[cut.start : cut.stop], hypothesis.ids))
+        token_range = kept_tokens(len(text), text_room, tokenizer.truncation_side)
+        encodings.append(tokenizer.assemble(text.ids[token_range.start : token_range.stop], hypothesis.ids))
     # some clients get the text with the labels
     cost = Cost(text_bytes(request.text) + sum(LABEL_BYTES + text_bytes(label) for label in labels))
     rows = yield Batch(encodings, cost, truncated=truncated, warnings=warn_if_empty(request.text))

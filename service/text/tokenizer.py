@@ -46,9 +46,9 @@ class Tokens:
         offsets: list[tuple[int, int]] = self._encoding.offsets
         return offsets
 
-    def span(self, cut: range) -> tuple[int, int]:
-        """Returns the start of the first and the end of the last of the tokens in `cut`, at least one; it does not read the others."""
-        return self._encoding.token_to_chars(cut.start)[0], self._encoding.token_to_chars(cut.stop - 1)[1]
+    def span(self, token_range: range) -> tuple[int, int]:
+        """Returns the start of the first and the end of the last of the tokens in `token_range`, at least one; it does not read the others."""
+        return self._encoding.token_to_chars(token_range.start)[0], self._encoding.token_to_chars(token_range.stop - 1)[1]
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Returns the offsets in `text`, the text of these tokens; combining marks without a token belong to the token before them."""

@@ -84,7 +84,7 @@ def windows(
             limit=MAX_WINDOWS,
         )
     ranges = [range(start, min(start + room, count)) for start in starts]
-    return [range(count - cut.stop, count - cut.start) for cut in reversed(ranges)] if side == "left" else ranges
+    return [range(count - window.stop, count - window.start) for window in reversed(ranges)] if side == "left" else ranges
 
 
 def default_stride(room: int) -> int:

@@ -33,19 +33,19 @@ class Word:
     tokens: range
 
 
-def words_of(text: str, tokens: Tokens, cut: range | None = None) -> list[Word]:
+def words_of(text: str, tokens: Tokens, token_range: range | None = None) -> list[Word]:
     """Returns the words of a text in order; each token belongs to at most one word.
 
     Args:
         text: The text of the tokens.
         tokens: All of its tokens.
-        cut: The tokens to use, which may cut words at the edges; None for all.
+        token_range: The tokens to use, which may split words at the edges; None for all.
     """
-    cut = range(len(tokens)) if cut is None else cut
-    if not cut:
+    token_range = range(len(tokens)) if token_range is None else token_range
+    if not token_range:
         return []
-    spans = [trimmed(text, start, end) for start, end in tokens.spans(text)[cut.start : cut.stop]]
-    word_ids = tokens.word_ids[cut.start : cut.stop]
+    spans = [trimmed(text, start, end) for start, end in tokens.spans(text)[token_range.start : token_range.stop]]
+    word_ids = tokens.word_ids[token_range.start : token_range.stop]
     words: list[Word] = []
     first = 0
     for i, (start, end) in enumerate(spans):
@@ -54,17 +54,17 @@ def words_of(text: str, tokens: Tokens, cut: range | None = None) -> list[Word]:
             continue
         before = words[-1] if words else None
         if before is not None and (start == end or _continues(text, before.end, start, same=word_ids[i] == word_ids[i - 1])):
-            words[-1] = Word(before.start, max(before.end, end), range(before.tokens.start, cut.start + i + 1))
+            words[-1] = Word(before.start, max(before.end, end), range(before.tokens.start, token_range.start + i + 1))
         else:
-            words.append(Word(start, end, range(cut.start + first, cut.start + i + 1)))
+            words.append(Word(start, end, range(token_range.start + first, token_range.start + i + 1)))
         first = i + 1
     return [word for word in words if word.start < word.end]
 
 
-def most_within(words: Sequence[Word], cuts: Sequence[range]) -> int:
-    """Returns the maximum number of words, including partial ones, in a window; `cuts` has the windows' tokens."""
+def most_within(words: Sequence[Word], windows: Sequence[range]) -> int:
+    """Returns the maximum number of words, including partial ones, in a window; `windows` has the windows' tokens."""
     starts, stops = [word.tokens.start for word in words], [word.tokens.stop for word in words]
-    return max(bisect_left(starts, cut.stop) - bisect_right(stops, cut.start) for cut in cuts)
+    return max(bisect_left(starts, window.stop) - bisect_right(stops, window.start) for window in windows)
 
 
 def trimmed(text: str, start: int, end: int) -> tuple[int, int]:

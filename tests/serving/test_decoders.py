@@ -213,7 +213,7 @@ def test_windows_with_equal_logits_give_the_entities_of_the_whole_text(
 def probabilities(read: question_answering.PassageWindows, rows: Sequence[dict[str, Floats]]) -> list[tuple[Floats, Floats]]:
     """Returns start and end probabilities of each window over [CLS], at index 0, and the window's part of the passage."""
     found = []
-    for encoding, cut, row in zip(read.encodings, read.cuts, rows, strict=True):
+    for encoding, cut, row in zip(read.encodings, read.token_ranges, rows, strict=True):
         allowed = [read.cls_index, *(encoding.start + i for i in range(len(cut)))]
         start, end = (activate(np.array([row[name][i] for i in allowed]), "softmax") for name in ("start_logits", "end_logits"))
         found.append((start, end))
@@ -246,7 +246,7 @@ def best_answers(
     """Returns all distinct answers, found by loops over windows, starts and ends: by descending score, then start, then end."""
     pairs = probabilities(read, rows)
     spans = []
-    for cut, (start, end) in zip(read.cuts, pairs, strict=True):
+    for cut, (start, end) in zip(read.token_ranges, pairs, strict=True):
         for i in range(len(cut)):
             for j in range(i, len(cut)):
                 if j < i + request.parameters.max_answer_len:

@@ -26,7 +26,7 @@ def stored(
     """Returns the windows of a request and the stored rows, after a check that the windows equal those of the reference."""
     read = question_answering.windows_of(request, QA.tokenizer)
     assert [(w["first"], w["count"], w["question"] + 2) for w in windows] == [
-        (cut.start, len(cut), encoding.start) for cut, encoding in zip(read.cuts, read.encodings, strict=True)
+        (cut.start, len(cut), encoding.start) for cut, encoding in zip(read.token_ranges, read.encodings, strict=True)
     ]
     rows = [{f"{name}_logits": np.array(w[name], dtype=np.float32) for name in ("start", "end")} for w in windows]
     return read, rows
