@@ -82,7 +82,7 @@ def read_source(text: str) -> ModelSource:
     if where.count("/") > 1 or where.startswith((".", "/", "~")) or not where.strip("/"):
         raise SettingsError(f"--model is `{text}`: the folder `{where}` does not exist.")
     hub_id, _, revision = where.partition("@")
-    return ModelSource(_checked(name or hub_id.rpartition("/")[2], text), hub_id, revision or None)
+    return ModelSource(_check_name(name or hub_id.rpartition("/")[2], text), hub_id, revision or None)
 
 
 def _of_folder(text: str, name: str, folder: Path) -> ModelSource:
@@ -100,10 +100,10 @@ def _of_folder(text: str, name: str, folder: Path) -> ModelSource:
         if checkpoints:
             raise StartError(f"`{folder}` is a folder of checkpoints; give one of them, such as --model {checkpoints[-1]}.")
         raise StartError(f"`{folder}` is neither a checkpoint, which has a `config.json`, nor a bundle, which has a `{MANIFEST_FILE}`.")
-    return ModelSource(_checked(name or own_name, text), str(folder))
+    return ModelSource(_check_name(name or own_name, text), str(folder))
 
 
-def _checked(name: str, text: str) -> str:
+def _check_name(name: str, text: str) -> str:
     if not re.fullmatch(NAME_PATTERN, name):
         raise SettingsError(f"--model is `{text}`: `{name}` is not a valid model name, which must match {NAME_PATTERN}; give NAME=SOURCE.")
     return name

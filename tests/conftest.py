@@ -97,9 +97,9 @@ def logging_of_pytest(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes `bert-serve score` predict 16 rows at a time, so that small files have several parts."""
-    monkeypatch.setattr("bertserve.service.scoring.predictor.WINDOW_ROWS", 16)
+    monkeypatch.setattr("bertserve.service.scoring.predictor.BLOCK_ROWS", 16)
 
 
 @pytest.fixture(name="api", scope="session")

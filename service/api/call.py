@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from bertserve.service.errors import BertServeError
 from bertserve.service.models.model import Model
-from bertserve.service.models.request_run import Prediction
+from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks.batch import MAX_SPANS, ReadSpan
 from bertserve.service.tasks.body import TaskBody
 
@@ -67,12 +67,12 @@ class Call:
             count = f"{len(prediction.truncated)} of {len(prediction.results)} {self.body.input_name} " if self.body.is_list else ""
             warnings.append(
                 f"truncation; {count}cut to the model's {self.model.bundle.manifest.tokenizer.max_length} tokens: "
-                f"{_named(prediction.truncated, self.body)}"
+                f"{_name_inputs(prediction.truncated, self.body)}"
             )
         if prediction.windows_read:
-            headers.append((b"x-windows", _escaped(_windows(prediction.windows_read))))
+            headers.append((b"x-windows", _escape(_windows(prediction.windows_read))))
         # one header per warning, because the official client expects that
-        headers.extend((b"x-hf-warning", _escaped(warning)) for warning in warnings)
+        headers.extend((b"x-hf-warning", _escape(warning)) for warning in warnings)
         return headers
 
 
@@ -82,10 +82,10 @@ def _warnings(prediction: Prediction, body: TaskBody) -> Iterator[str]:
     for index, warning in prediction.warnings:
         about.setdefault(warning, []).append(index)
     for warning, indices in about.items():
-        yield warning if len(indices) == len(prediction.results) else f"{warning}: {_named(indices, body)}"
+        yield warning if len(indices) == len(prediction.results) else f"{warning}: {_name_inputs(indices, body)}"
 
 
-def _named(indices: Sequence[int], body: TaskBody) -> str:
+def _name_inputs(indices: Sequence[int], body: TaskBody) -> str:
     """Returns inputs by the names that the caller knows: `inputs` for a single one, `inputs[i]` for items of a list."""
     if not body.is_list:
         return body.input_name
@@ -98,6 +98,6 @@ def _windows(read_spans: Sequence[ReadSpan]) -> str:
     return ", ".join([*spans, "..."] if len(read_spans) > MAX_SPANS else spans)
 
 
-def _escaped(value: str) -> bytes:
+def _escape(value: str) -> bytes:
     """Returns a header's value in printable ASCII. Other characters are escaped, because tokens in a vocabulary may have newlines."""
     return value.encode() if value.isascii() and value.isprintable() else value.encode("unicode_escape")

@@ -144,22 +144,22 @@ class Endpoint:
         self._open += 1
         try:
             content_type = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-            is_stream = route.wire.streams and content_type in MEDIA_TYPES
+            is_stream = route.spec.streams and content_type in MEDIA_TYPES
             if not is_stream:  # otherwise each line counts as a request
-                request.task, request.model = route.wire.task or UNKNOWN, UNKNOWN
+                request.task, request.model = route.spec.task or UNKNOWN, UNKNOWN
             _check_headers(request)
             timeout_header = request.headers.get(_TIMEOUT)
             timeout_s = state.settings.timeout_ms / 1000 if timeout_header is None else self._parse_timeout(timeout_header)
             model = request.named_model if scope["path_params"] else None
             if is_stream:
-                await LineStream(route.wire, request, timeout_s, self._errors, self._turns).answer(receive, send)
+                await LineStream(route.spec, request, timeout_s, self._errors, self._turns).answer(receive, send)
                 return
             if model is not None:
                 request.task, request.model = model.task, model.name
             raw = await read_body(receive, request.headers, limit=state.settings.max_body_bytes, timeout_s=state.settings.body_timeout_s)
             if len(raw) > LARGE_BYTES:
                 await self._turns.wait()
-            call = route.wire.read(raw, request)
+            call = route.spec.read_call(raw, request)
             del raw  # the body is not needed during inference
             request.task, request.model = call.task, call.model.name
             trace = request.trace if request.trace is not None and request.trace.recorded else None

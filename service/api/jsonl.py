@@ -23,7 +23,7 @@ from bertserve.service.api.turns import LARGE_BYTES, Turns
 from bertserve.service.api_keys import Access
 from bertserve.service.errors import BertServeError, ClientGoneError, MalformedRequestError, RefusedError, SlowRequestError, TooLargeError
 from bertserve.service.metrics import UNKNOWN
-from bertserve.service.models.request_run import Prediction
+from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks.json_text import to_json
 
 MEDIA_TYPE = "application/x-ndjson"
@@ -163,7 +163,7 @@ class LineStream:
                 )
             if len(line) > LARGE_BYTES:
                 await self.turns.wait()
-            call = self.route.read(line, request)  # it looks the model up for each line, because it can be reloaded during the stream
+            call = self.route.read_call(line, request)  # it looks the model up for each line, because it can be reloaded during the stream
             labels = (call.task, call.model.name)
             prediction = await self._predict(call)
             if prediction.answer_bytes > LARGE_BYTES:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bertserve.service.api.auth import Authenticator
     from bertserve.service.models.build import AppState
     from bertserve.service.models.model import Model
-    from bertserve.service.models.request_run import Prediction
+    from bertserve.service.models.request_progress import Prediction
     from bertserve.service.tracing.trace import Trace
 
 REQUEST = "bertserve.request"  # scope key: the Request, until the answer is sent

@@ -38,7 +38,7 @@ class Route:
 
     Attributes:
         path: The path; `{name}` in it is a model's name.
-        read: Returns the call of a body and its request.
+        read_call: Returns the call of a body and its request.
         summary: A short description for OpenAPI.
         bodies: Types of the body, for OpenAPI; a body has one of them.
         answers: Types of the answer, for OpenAPI; an answer has one of them.
@@ -48,7 +48,7 @@ class Route:
     """
 
     path: str
-    read: Callable[[bytes, Request], Call]
+    read_call: Callable[[bytes, Request], Call]
     summary: str
     bodies: tuple[type[BaseModel], ...]
     answers: tuple[Any, ...]
@@ -76,10 +76,10 @@ class InferenceRoute(GuardedRoute):
 
     access = Access.KEY
 
-    def __init__(self, wire: Route, **description: Any) -> None:
+    def __init__(self, spec: Route, **description: Any) -> None:
         """Creates it with FastAPI's arguments for OpenAPI; FastAPI never calls the function of this route."""
-        self.wire = wire
-        super().__init__(wire.path, lambda: None, methods=["POST"], summary=wire.summary, response_model=None, **description)
+        self.spec = spec
+        super().__init__(spec.path, lambda: None, methods=["POST"], summary=spec.summary, response_model=None, **description)
 
 
 def all_routes() -> list[Route]:

@@ -25,7 +25,7 @@ MAX_MULTI_THREADS = 4
 MULTI_THREADED_SECONDS_PER_NODE = 5e-5
 
 
-class Engines:
+class ModelEngines:
     """The engines of a model. All inference threads use `single_threaded`, whose runs have one thread.
 
     The multi-threaded engine is created in its own thread on first use, and no run waits for it.

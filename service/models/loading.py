@@ -21,7 +21,7 @@ from bertserve.service.bundle.validation_policy import (
     is_of_other_kernels,
 )
 from bertserve.service.engine.cost_model import CostModel
-from bertserve.service.engine.engines import Engines, min_multi_threaded_tokens
+from bertserve.service.engine.engines import ModelEngines, min_multi_threaded_tokens
 from bertserve.service.engine.hardware import cpu_instructions
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.engine.sessions import THREADS, available_provider, why_not
@@ -198,12 +198,12 @@ def _open_engine(bundle: Bundle, graph: GraphSpec, settings: ModelSettings, thre
     return OnnxEngine(file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, engine_cache=cache, threads=threads)
 
 
-def _engines(engine: OnnxEngine, bundle: Bundle, graph: GraphSpec, settings: ModelSettings, cost: CostModel, threads: int) -> Engines:
+def _engines(engine: OnnxEngine, bundle: Bundle, graph: GraphSpec, settings: ModelSettings, cost: CostModel, threads: int) -> ModelEngines:
     """Returns the engines of a model: with a second session, if it is configured and some text would run faster with more threads."""
     longest = bundle.manifest.tokenizer.max_length
     tokens = min_multi_threaded_tokens(cost, nodes=graph.validation.nodes, longest=longest)
     if threads == 1 or graph.provider != "cpu" or tokens is None:
-        return Engines(engine)
+        return ModelEngines(engine)
 
     def create() -> OnnxEngine:
         # the files may have changed since the model was loaded, and both sessions must return the same results
@@ -212,4 +212,4 @@ def _engines(engine: OnnxEngine, bundle: Bundle, graph: GraphSpec, settings: Mod
         threaded_engine.time_runs([(1, tokens)], repeats=1)
         return threaded_engine
 
-    return Engines(engine, create, threads=threads, min_tokens=tokens, model=bundle.manifest.name)
+    return ModelEngines(engine, create, threads=threads, min_tokens=tokens, model=bundle.manifest.name)

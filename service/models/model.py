@@ -10,10 +10,10 @@ from typing import Any
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Outputs
 from bertserve.service.engine.cost_model import CostModel
-from bertserve.service.engine.engines import Engines
+from bertserve.service.engine.engines import ModelEngines
 from bertserve.service.errors import BertServeError, ExpiredError, RefusedError, TooLargeError
 from bertserve.service.metrics import ModelMetrics
-from bertserve.service.models.request_run import Prediction, RequestRun, Text
+from bertserve.service.models.request_progress import EncodedInput, Prediction, RequestProgress
 from bertserve.service.scheduling.scheduled_request import ScheduledRequest
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.tasks.batch import TaskModel
@@ -42,7 +42,7 @@ class Model:
         graph: GraphSpec,
         *,
         tokenizer: Tokenizer,
-        engines: Engines,
+        engines: ModelEngines,
         cost: CostModel,
         scheduler: Scheduler,
         metrics: ModelMetrics,
@@ -101,10 +101,12 @@ class Model:
             return Prediction()
         metrics = self._metrics if task is None or task == self.task else self._metrics.of(task)
         spec = TASKS[task or self.task]
-        run = RequestRun([spec.function(request, self._parts) for request in requests], self._scheduler.queue.max_queue_tokens, trace)
+        progress = RequestProgress(
+            [spec.function(request, self._parts) for request in requests], self._scheduler.queue.max_queue_tokens, trace
+        )
         arrived = time.perf_counter()
         try:
-            await self._predict(run, _chars(requests), timeout_s)
+            await self._predict(progress, _chars(requests), timeout_s)
         except RefusedError as error:
             if counts_refusals:
                 metrics.refused[error.reason].inc()
@@ -115,12 +117,12 @@ class Model:
         except asyncio.CancelledError:
             metrics.cancelled.inc()
             raise
-        prediction = run.prediction
+        prediction = progress.prediction
         # in wall clock time, without overlap: so the times of a request with several runs add up too
-        started = run.ended if run.started is None else run.started
+        started = progress.ended if progress.started is None else progress.started
         prediction.queue_s = max(started - arrived - prediction.tokenize_s, 0.0)
-        prediction.inference_s = run.ended - started
-        prediction.answer_bytes = run.cost.answer_bytes
+        prediction.inference_s = progress.ended - started
+        prediction.answer_bytes = progress.cost.answer_bytes
         metrics.tokenize_seconds.observe(prediction.tokenize_s)
         metrics.queue_seconds.observe(prediction.queue_s)
         metrics.decode_seconds.observe(prediction.decode_s)
@@ -128,30 +130,30 @@ class Model:
             metrics.truncated.inc(len(prediction.truncated))
         return prediction
 
-    async def _predict(self, run: RequestRun, chars: int, timeout_s: float) -> None:
+    async def _predict(self, progress: RequestProgress, chars: int, timeout_s: float) -> None:
         """Tokenizes the inputs, queues them, and waits for the results."""
         scheduler = self._scheduler
         arrived = scheduler.clock()
         scheduler.check(timeout_s)
         if chars <= SHORT_CHARS:  # a thread and back costs more than tokenizing a short text
-            run.tokenize()
+            progress.tokenize()
         else:
-            if run.trace is not None:
-                run.trace.put(time.perf_counter())
+            if progress.trace is not None:
+                progress.trace.put(time.perf_counter())
             try:
                 async with asyncio.timeout(timeout_s):
-                    await scheduler.prepare.run(run.tokenize, chars)
+                    await scheduler.prepare.run(progress.tokenize, chars)
             except TimeoutError as error:
                 raise ExpiredError(
                     "the request's deadline passed while its texts waited to be tokenized; allow more time with `x-request-timeout-ms`, "
                     "or send less at once."
                 ) from error
-        work = run.work() or run.proceed([])
-        if work:
-            request = ScheduledRequest(self, run.proceed, arrived, arrived + timeout_s)
-            await scheduler.run(request, work, run.held_tokens)
+        items = progress.items() or progress.proceed([])
+        if items:
+            request = ScheduledRequest(self, progress.proceed, arrived, arrived + timeout_s)
+            await scheduler.run(request, items, progress.held_tokens)
 
-    def run(self, payloads: Sequence[Text], *, multi_threaded: bool = False) -> Sequence[Outputs]:
+    def run(self, payloads: Sequence[EncodedInput], *, multi_threaded: bool = False) -> Sequence[Outputs]:
         """Returns the outputs of each text that its task keeps.
 
         Raises:
@@ -169,8 +171,8 @@ class Model:
         engine = self.engines.for_multi_threaded_run(rows * length) if multi_threaded else single
         start = time.perf_counter()
         for text in payloads:
-            if text.run.started is None:
-                text.run.started = start
+            if text.progress.started is None:
+                text.progress.started = start
         error = None
         try:
             outputs = engine.run([text.encoding for text in payloads])
@@ -180,7 +182,7 @@ class Model:
                 error.input_index = payloads[0].index
             raise
         finally:
-            if [text for text in payloads if text.run.trace is not None]:
+            if [text for text in payloads if text.progress.trace is not None]:
                 self._trace(payloads, rows * length, start, multi_threaded=engine is not single, error=error)
         seconds = time.perf_counter() - start
         if engine is single:
@@ -195,7 +197,7 @@ class Model:
             return outputs  # the scheduler refuses them
         return [row if text.keep is None else text.keep(row) for text, row in zip(payloads, outputs, strict=True)]
 
-    def _gives_too_much(self, texts: Sequence[Text]) -> bool:
+    def _gives_too_much(self, texts: Sequence[EncodedInput]) -> bool:
         """Returns whether a run would return too many logits over the vocabulary or attention weights at the same time."""
         if self._logits_per_mask and sum(len(text.encoding.masks) for text in texts) * self._logits_per_mask > MAX_LOGITS:
             return True
@@ -204,10 +206,10 @@ class Model:
         maps = sum(len(text.encoding.maps) for text in texts)
         return maps * max(len(text.encoding.ids) for text in texts) ** 2 > MAX_WEIGHTS
 
-    def _trace(self, texts: Sequence[Text], padded: int, start: float, *, multi_threaded: bool, error: Exception | None) -> None:
+    def _trace(self, texts: Sequence[EncodedInput], padded: int, start: float, *, multi_threaded: bool, error: Exception | None) -> None:
         """Records a span of a run that ends now, for the traced requests in it."""
         name, version, precision, provider = self.labels
-        traces = list(dict.fromkeys(text.run.trace for text in texts if text.run.trace is not None))
+        traces = list(dict.fromkeys(text.progress.trace for text in texts if text.progress.trace is not None))
         real = sum(len(text.encoding.ids) for text in texts)
         model = {"model": name, "model.version": version, "task": self.task, "precision": precision, "provider": provider}
         batch = {"rows": len(texts), "tokens": real, "padded_tokens": padded - real, "multi_threaded": multi_threaded}

@@ -1,6 +1,6 @@
-"""Parts: writers that turn answered rows into bytes, and the files of a run. Each window becomes a part, and at the end they become one file.
+"""Parts: writers that turn answered rows into bytes, and the files of a run. Each block becomes a part, and at the end they become one file.
 
-`part-00042` has the rows of window 42 that have an answer, and `rejected-00042` a line about each of the others. A file appears under its
+`part-00042` has the rows of block 42 that have an answer, and `rejected-00042` a line about each of the others. A file appears under its
 name when it is complete. So a run that was killed continues with the parts that are missing, and gives the same bytes.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from bertserve.service.errors import SettingsError, status_and_type
-from bertserve.service.scoring.rows import Row, Window, arrow_errors
+from bertserve.service.scoring.rows import Row, RowBlock, arrow_errors
 from bertserve.service.tasks.json_text import to_json, to_plain
 
 with suppress(ImportError):  # the extra `parquet`
@@ -34,14 +34,14 @@ _QUOTED = re.compile('[",\t\r\n]')
 
 @dataclass(frozen=True, slots=True)
 class LineWriter:
-    """Turns windows into lines, and joins the parts of a file; `head` has the bytes before the first row."""
+    """Turns blocks into lines, and joins the parts of a file; `head` has the bytes before the first row."""
 
     line: Callable[[Row], bytes]
     head: bytes
 
-    def write(self, window: Window) -> bytes:
+    def write(self, block: RowBlock) -> bytes:
         """Returns the rows that have an answer."""
-        return b"".join(self.line(row) for row in window.rows if row.error is None)
+        return b"".join(self.line(row) for row in block.rows if row.error is None)
 
     def join(self, parts: Iterable[Path], path: Path) -> None:
         """Writes all parts to a file."""
@@ -78,7 +78,7 @@ def with_predictions(table: Any, rows: Sequence[Row], names: Sequence[str]) -> A
 
 
 def unified_schema(schemas: Sequence[Any]) -> Any:
-    """Returns a schema for tables with several schemas: a window without an entity, for example, does not show the type of entities."""
+    """Returns a schema for tables with several schemas: a block without an entity, for example, does not show the type of entities."""
     with arrow_errors("the predictions have different types"):
         return pa.unify_schemas(schemas, promote_options="permissive")
 
@@ -90,13 +90,13 @@ class ParquetWriter:
         self._schema = schema if isinstance(schema, pa.Schema) else pa.schema([(column, pa.string()) for column in schema])
         self._names, self._empty = names, with_predictions(self._schema.empty_table(), [], names).schema
 
-    def write(self, window: Window) -> bytes:
+    def write(self, block: RowBlock) -> bytes:
         """Returns the rows that have an answer, as a file."""
-        rows = [row for row in window.rows if row.error is None]
-        if window.table is None:
+        rows = [row for row in block.rows if row.error is None]
+        if block.table is None:
             table = pa.Table.from_pylist([dict(row.values) for row in rows], self._schema)
         else:
-            table = window.table.filter(pa.array([row.error is None for row in window.rows]))
+            table = block.table.filter(pa.array([row.error is None for row in block.rows]))
         data = io.BytesIO()
         pq.write_table(with_predictions(table, rows, self._names), data)
         return data.getvalue()
@@ -126,16 +126,16 @@ class Parts:
     def _path(self, kind: str, index: int) -> Path:
         return self._folder / f"{kind}-{index:05}"
 
-    def mark_written(self, windows: Iterable[Window]) -> Iterator[Window]:
-        """Yields windows, and marks those whose files exist."""
-        for index, window in enumerate(windows):
-            window.is_written = self._path("part", index).exists() and self._path("rejected", index).exists()
-            yield window
+    def mark_written(self, blocks: Iterable[RowBlock]) -> Iterator[RowBlock]:
+        """Yields blocks, and marks those whose files exist."""
+        for index, block in enumerate(blocks):
+            block.is_written = self._path("part", index).exists() and self._path("rejected", index).exists()
+            yield block
 
-    def write(self, index: int, window: Window) -> None:
-        """Writes the part of a window."""
+    def write(self, index: int, block: RowBlock) -> None:
+        """Writes the part of a block."""
         self._folder.mkdir(exist_ok=True)
-        for kind, content in (("rejected", _reasons(window)), ("part", self._writer.write(window))):
+        for kind, content in (("rejected", _reasons(block)), ("part", self._writer.write(block))):
             path = self._temporary_path(kind)
             path.write_bytes(content)
             _move(path, self._path(kind, index))
@@ -168,12 +168,12 @@ class Stream:
         self._writer, self._rejected = writer, 0
         sys.stdout.buffer.write(writer.head)
 
-    def write(self, index: int, window: Window) -> None:
-        """Writes a window, and the reasons of its rows without an answer."""
-        reasons = _reasons(window)
+    def write(self, index: int, block: RowBlock) -> None:
+        """Writes a block, and the reasons of its rows without an answer."""
+        reasons = _reasons(block)
         self._rejected += reasons.count(b"\n")
         sys.stderr.write(reasons.decode())
-        sys.stdout.buffer.write(self._writer.write(window))
+        sys.stdout.buffer.write(self._writer.write(block))
         sys.stdout.buffer.flush()
 
     def finish(self, count: int) -> int:
@@ -181,11 +181,11 @@ class Stream:
         return self._rejected
 
 
-def _reasons(window: Window) -> bytes:
+def _reasons(block: RowBlock) -> bytes:
     """Returns a line for each row without an answer."""
     return b"".join(
         to_json({"row": row.number, "line": row.line, "error": row.error.message, "error_type": status_and_type(row.error)[1]}) + b"\n"
-        for row in window.rows
+        for row in block.rows
         if row.error is not None
     )
 

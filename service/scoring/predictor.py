@@ -18,8 +18,8 @@ from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.engine.hardware import usable_cores
 from bertserve.service.errors import SHOWN_CHARS, BertServeError, CallerValue, EngineError, InvalidValueError, SettingsError, did_you_mean
 from bertserve.service.models import loading
-from bertserve.service.models.request_run import RequestRun, Text
-from bertserve.service.scoring.rows import Row, Window, rejecting
+from bertserve.service.models.request_progress import EncodedInput, RequestProgress
+from bertserve.service.scoring.rows import Row, RowBlock, rejecting
 from bertserve.service.settings import ModelSettings
 from bertserve.service.tasks.batch import TaskModel
 from bertserve.service.tasks.body import Limits
@@ -33,8 +33,8 @@ from bertserve.service.text.tokenizer import Encoding
 CHUNK_ROWS, CHUNK_CHARS = 256, 2**15
 # Padded tokens of a batch on a CPU: more rows save no time (bench/results/2026-11-23-score.md).
 CPU_BATCH_TOKENS = 256
-# Rows of a window, and bytes of their answers as JSON: all answers of a window are in memory.
-WINDOW_ROWS, WINDOW_ANSWER_BYTES = 4096, 2**27
+# Rows of a block, and bytes of their answers as JSON: all answers of a block are in memory.
+BLOCK_ROWS, BLOCK_ANSWER_BYTES = 4096, 2**27
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class RowTask:
     names: Sequence[str] = ("prediction", "warnings")  # the columns that the output adds
 
 
-class Columns:
+class RowReader:
     """Builds requests from rows, and validates them like the endpoint.
 
     Attributes:
@@ -133,8 +133,8 @@ class Predictor:
         bundle = files.load_bundle(path)
         self.graph, tokenizer, self._engine = loading.open_bundle(bundle, loading.with_provider(settings, [path]))
         self.manifest, self.version, self._parts = bundle.manifest, bundle.version, TaskModel(tokenizer, bundle.manifest)
-        self.columns = Columns(task, bundle.manifest, Limits(settings.max_inputs, settings.max_chars, settings.max_top_k))
-        self.window_rows = max(1, min(WINDOW_ROWS, WINDOW_ANSWER_BYTES // max(1, self.columns.answer_bytes)))
+        self.reader = RowReader(task, bundle.manifest, Limits(settings.max_inputs, settings.max_chars, settings.max_top_k))
+        self.block_rows = max(1, min(BLOCK_ROWS, BLOCK_ANSWER_BYTES // max(1, self.reader.answer_bytes)))
         is_on_cpu = self.graph.provider == "cpu"
         is_large = any(output.kind in ("per_mask", "per_map") for output in self.graph.outputs)  # far more outputs than tokens
         self.batch_tokens = min(settings.max_batch_tokens, CPU_BATCH_TOKENS) if is_on_cpu or is_large else settings.max_batch_tokens
@@ -146,19 +146,19 @@ class Predictor:
         """Ends the threads after their current chunks."""
         self._pool.shutdown(cancel_futures=True)
 
-    def answer(self, windows: Iterable[Window]) -> Iterator[Window]:
-        """Yields windows whose rows have a prediction or an error; the next window starts while the last rows of a window run."""
-        started = ((window, self._start(window.rows) if not window.is_written else ()) for window in windows)
-        for (window, futures), _ in pairwise(chain(started, [(Window(rows=(), size=0), ())])):
+    def answer(self, blocks: Iterable[RowBlock]) -> Iterator[RowBlock]:
+        """Yields blocks whose rows have a prediction or an error; the next block starts while the last rows of a block run."""
+        started = ((block, self._start(block.rows) if not block.is_written else ()) for block in blocks)
+        for (block, futures), _ in pairwise(chain(started, [(RowBlock(rows=(), size=0), ())])):
             for future in futures:
                 future.result()
-            yield window
+            yield block
 
     def _start(self, rows: Sequence[Row]) -> Sequence[Future[None]]:
         """Starts to answer rows, by length in chunks."""
         for row in rows:
             with rejecting(row):
-                row.request = self.columns.request(row.values) if row.error is None else None
+                row.request = self.reader.request(row.values) if row.error is None else None
         remaining = sorted((row for row in rows if row.error is None), key=lambda row: -row.request.chars)
         futures = []
         while remaining:
@@ -169,27 +169,29 @@ class Predictor:
 
     def _answer(self, chunk: Sequence[Row]) -> None:
         """Answers a chunk. A row that cannot be encoded or decoded, or that the graph cannot score, gets an error alone."""
-        started: list[tuple[Row, RequestRun, Sequence[Text]]] = []
+        started: list[tuple[Row, RequestProgress, Sequence[EncodedInput]]] = []
         for row in chunk:
-            run = RequestRun([self.columns.spec.function(row.request, self._parts)], max_tokens=sys.maxsize)
+            progress = RequestProgress([self.reader.spec.function(row.request, self._parts)], max_tokens=sys.maxsize)
             with rejecting(row):
-                run.tokenize()
-                started.append((row, run, [text for _, text in run.work()]))
-                cut = [f"truncation; cut to the model's {self.manifest.tokenizer.max_length} tokens"] if run.prediction.truncated else []
-                row.warnings = [*(warning for _, warning in run.prediction.warnings), *cut]
+                progress.tokenize()
+                started.append((row, progress, [text for _, text in progress.items()]))
+                cut = (
+                    [f"truncation; cut to the model's {self.manifest.tokenizer.max_length} tokens"] if progress.prediction.truncated else []
+                )
+                row.warnings = [*(warning for _, warning in progress.prediction.warnings), *cut]
         while started:  # the current batches of all together
             outputs = iter(self._outputs([text for _, _, texts in started for text in texts]))
             answered, started = started, []
-            for row, run, texts in answered:
+            for row, progress, texts in answered:
                 rows = list(islice(outputs, len(texts)))
                 with rejecting(row):
                     if errors := [output for output in rows if isinstance(output, EngineError)]:
                         raise errors[0]
-                    if batch := run.proceed(rows):
-                        started.append((row, run, [text for _, text in batch]))
-                    (row.prediction,) = run.prediction.results
+                    if batch := progress.proceed(rows):
+                        started.append((row, progress, [text for _, text in batch]))
+                    (row.prediction,) = progress.prediction.results
 
-    def _outputs(self, texts: Sequence[Text]) -> list[Any]:
+    def _outputs(self, texts: Sequence[EncodedInput]) -> list[Any]:
         """Returns the outputs of each encoding that its task keeps, or an error; encodings of similar length run together."""
         outputs: list[Any] = [None] * len(texts)
         places = sorted(range(len(texts)), key=lambda place: -len(texts[place].encoding))

@@ -14,7 +14,7 @@ from bertserve.service.bundle import files
 from bertserve.service.errors import SettingsError, StartError, install_command
 from bertserve.service.scoring.parts import unified_schema, with_predictions
 from bertserve.service.scoring.predictor import Predictor, RowTask
-from bertserve.service.scoring.rows import Window, rows_of
+from bertserve.service.scoring.rows import RowBlock, rows_of
 from bertserve.service.settings import ModelSettings
 
 try:
@@ -38,9 +38,9 @@ class Scorer:
     def __call__(self, batch: Any) -> Any:
         """Returns the rows of a batch, which is a table or has an array for each column, as a table with three more columns."""
         table = batch if isinstance(batch, pa.Table) else pa.table(dict(batch))
-        self._predictor.columns.check(table.column_names, (*self._names, "error"))
-        rows = rows_of(table, self._predictor.columns.by_field.values())
-        list(self._predictor.answer([Window(rows, size=0)]))
+        self._predictor.reader.check(table.column_names, (*self._names, "error"))
+        rows = rows_of(table, self._predictor.reader.by_field.values())
+        list(self._predictor.answer([RowBlock(rows, size=0)]))
         errors = [None if row.error is None else row.error.message for row in rows]
         table = with_predictions(table, rows, self._names).append_column("error", pa.array(errors, pa.string()))
         self._schema = unified_schema([self._schema, table.schema])

@@ -1,4 +1,4 @@
-"""Rows: functions that read the rows of JSON Lines, CSV, TSV and Parquet, in windows."""
+"""Rows: functions that read the rows of JSON Lines, CSV, TSV and Parquet, in blocks."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ with suppress(ImportError):  # the extra `parquet`
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-# Maximum bytes of a window's rows in the file, so that long rows need no more memory than short ones.
-WINDOW_BYTES = 2**24
+# Maximum bytes of a block's rows in the file, so that long rows need no more memory than short ones.
+BLOCK_BYTES = 2**24
 _NOT_TEXT = re.compile("decimal|binary|duration|map<")  # types of Arrow that have no usual form in JSON and CSV
 
 
@@ -48,7 +48,7 @@ def rejecting(row: Row) -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class Window:
+class RowBlock:
     """Rows in the order of the file."""
 
     rows: Sequence[Row]
@@ -57,17 +57,17 @@ class Window:
     is_written: bool = False
 
 
-def windows_of(rows: Iterable[Row], max_rows: int) -> Iterator[Window]:
-    """Yields windows of at most `max_rows` rows of a text file."""
-    window, size = list[Row](), 0
+def blocks_of(rows: Iterable[Row], max_rows: int) -> Iterator[RowBlock]:
+    """Yields blocks of at most `max_rows` rows of a text file."""
+    block, size = list[Row](), 0
     for row in rows:
-        window.append(row)
+        block.append(row)
         size += len(row.raw) or sum(map(len, row.values.values()))
-        if len(window) == max_rows or size >= WINDOW_BYTES:
-            yield Window(window, size)
-            window, size = [], 0
-    if window:
-        yield Window(window, size)
+        if len(block) == max_rows or size >= BLOCK_BYTES:
+            yield RowBlock(block, size)
+            block, size = [], 0
+    if block:
+        yield RowBlock(block, size)
 
 
 def read_json_lines(path: Path, added: Sequence[str]) -> Iterator[Row]:
@@ -79,11 +79,11 @@ def read_json_lines(path: Path, added: Sequence[str]) -> Iterator[Row]:
                 number += 1
                 row = Row(number, line_number, raw)
                 with rejecting(row):
-                    row.values = _parsed(raw, added)
+                    row.values = _parse(raw, added)
                 yield row
 
 
-def _parsed(raw: bytes, added: Sequence[str]) -> dict[str, Any]:
+def _parse(raw: bytes, added: Sequence[str]) -> dict[str, Any]:
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -98,9 +98,9 @@ def _parsed(raw: bytes, added: Sequence[str]) -> dict[str, Any]:
 def read_delimited(path: Path, delimiter: str) -> tuple[Sequence[str], Iterator[Row]]:
     """Returns the columns and the rows of CSV or TSV in UTF-8. A row that does not fit the header is a row with an error.
 
-    A `StartError` says that quotes are broken, or that a field is longer than a window; the csv module cannot continue.
+    A `StartError` says that quotes are broken, or that a field is longer than a block; the csv module cannot continue.
     """
-    csv.field_size_limit(WINDOW_BYTES)
+    csv.field_size_limit(BLOCK_BYTES)
     records = _records(path, delimiter)
     _, columns = next(records, (1, list[str]()))
     if not columns or _error(columns, columns):
@@ -147,8 +147,8 @@ def arrow_errors(problem: str, remedy: str = "write JSON Lines, because a Parque
         raise StartError(f"{problem} ({error}); {remedy}.") from error
 
 
-def read_parquet(path: Path, inputs: Collection[str] | None, max_rows: int) -> tuple[Any, Iterator[Window]]:
-    """Returns the schema and the windows of a file; rows have the `inputs` among its columns, or all columns if it is None, for text."""
+def read_parquet(path: Path, inputs: Collection[str] | None, max_rows: int) -> tuple[Any, Iterator[RowBlock]]:
+    """Returns the schema and the blocks of a file; rows have the `inputs` among its columns, or all columns if it is None, for text."""
     with arrow_errors(f"the input `{path}` cannot be read as Parquet", "check its format"):
         # INT96 has days and nanoseconds: as 64-bit nanoseconds, times outside 1677 to 2262 would become other times
         file = pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
@@ -157,16 +157,16 @@ def read_parquet(path: Path, inputs: Collection[str] | None, max_rows: int) -> t
             f"the column `{others[0].name}` has the type {others[0].type}, which JSON and CSV lack; remove it, or write Parquet."
         )
 
-    def windows() -> Iterator[Window]:
+    def blocks() -> Iterator[RowBlock]:
         total, size, position = file.metadata.num_rows, path.stat().st_size, 0
         decoded_size = sum(file.metadata.row_group(group).total_byte_size for group in range(file.num_row_groups))
         with arrow_errors("the input is broken", "write it again"):
-            for batch in file.iter_batches(max(1, min(max_rows, WINDOW_BYTES * total // max(decoded_size, 1)))):
+            for batch in file.iter_batches(max(1, min(max_rows, BLOCK_BYTES * total // max(decoded_size, 1)))):
                 table = pa.Table.from_batches([batch])
-                yield Window(rows_of(table, inputs, position), size * len(table) // total, table)
+                yield RowBlock(rows_of(table, inputs, position), size * len(table) // total, table)
                 position += len(table)
 
-    return file.schema_arrow, windows()
+    return file.schema_arrow, blocks()
 
 
 def rows_of(table: Any, inputs: Collection[str] | None, before: int = 0) -> list[Row]:

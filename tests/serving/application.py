@@ -19,7 +19,7 @@ from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.api_keys import ApiKeys
 from bertserve.service.bundle import files
 from bertserve.service.engine.cost_model import CostModel
-from bertserve.service.engine.engines import Engines
+from bertserve.service.engine.engines import ModelEngines
 from bertserve.service.metrics import Metrics
 from bertserve.service.models.build import AppState, build
 from bertserve.service.models.model import Model
@@ -187,7 +187,7 @@ def assert_same(expected: Any, actual: Any, *, tolerance: float = 1e-5, ignored:
 
 def model_of(
     bundle: files.Bundle,
-    engines: Engines,
+    engines: ModelEngines,
     *,
     scheduler: Scheduler,
     metrics: Metrics,
@@ -225,7 +225,7 @@ def faked(
         threads=1,
         clock=clock,
     )
-    model = model_of(loaded, Engines(engine), scheduler=scheduler, metrics=metrics)
+    model = model_of(loaded, ModelEngines(engine), scheduler=scheduler, metrics=metrics)
     registry = Registry([model], {}, {})
     settings = Settings(
         models=(models,),

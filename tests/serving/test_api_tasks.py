@@ -10,7 +10,7 @@ import tiny
 from application import LONG, Send, answered, ask, assert_same, call, refused, rejected
 from bertserve.service.api.call import Call
 from bertserve.service.models.build import build
-from bertserve.service.models.request_run import Prediction
+from bertserve.service.models.request_progress import Prediction
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS

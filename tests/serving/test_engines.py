@@ -16,7 +16,7 @@ from application import call_fresh, model_of
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import Flops
 from bertserve.service.engine.cost_model import CostModel
-from bertserve.service.engine.engines import Engines
+from bertserve.service.engine.engines import ModelEngines
 from bertserve.service.engine.onnx_engine import Engine
 from bertserve.service.errors import ProviderError
 from bertserve.service.metrics import Metrics
@@ -49,7 +49,7 @@ def test_no_run_waits_for_the_multi_threaded_engine() -> None:
         assert gate.wait(20)
         return made
 
-    engines = Engines(single, make, model="m", threads=2, min_tokens=10)
+    engines = ModelEngines(single, make, model="m", threads=2, min_tokens=10)
     assert engines.for_multi_threaded_run(9) is single
     assert [] == calls
     first: list[Engine] = []
@@ -72,7 +72,7 @@ def test_runs_stay_single_threaded_if_the_second_engine_fails(error: Exception, 
         calls.append(1)
         raise error
 
-    engines = Engines(single, make, model="m", threads=2, min_tokens=10)
+    engines = ModelEngines(single, make, model="m", threads=2, min_tokens=10)
     for _ in range(3):
         assert engines.for_multi_threaded_run(10) is single
         wait_for_multi_threaded("m")
@@ -102,7 +102,7 @@ def test_a_changed_bundle_gets_no_second_session(
 def test_a_run_is_multi_threaded_only_with_enough_tokens(tmp_path: Path) -> None:
     loaded = files.load_bundle(tiny.bundle(tmp_path))
     metrics, single, several = Metrics(), FakeEngine(), FakeEngine()
-    engines = Engines(single, lambda: several, model="tiny", threads=2, min_tokens=10)
+    engines = ModelEngines(single, lambda: several, model="tiny", threads=2, min_tokens=10)
     engines.for_multi_threaded_run(10)
     wait_for_multi_threaded("tiny")
     scheduler = Scheduler(RequestQueue(max_batch_tokens=4096, max_queue_tokens=4096), threads=1)

@@ -13,7 +13,7 @@ from application import model_of, play, queued, rejected
 from bertserve.service.bundle import files
 from bertserve.service.engine import onnx_engine
 from bertserve.service.engine.cost_model import CostModel
-from bertserve.service.engine.engines import Engines
+from bertserve.service.engine.engines import ModelEngines
 from bertserve.service.engine.sessions import open_session
 from bertserve.service.errors import TooLargeError
 from bertserve.service.metrics import Metrics
@@ -37,7 +37,7 @@ def model_in(folder: Path, engine: FakeEngine, *, batch_variant: bool = False, *
     loaded = files.load_bundle(tiny.bundle(folder, **changes))
     scheduler = Scheduler(RequestQueue(max_batch_tokens=4096, max_queue_tokens=4096), threads=1)
     cost = CostModel(loaded.manifest.flops, fixed_s=1.0, rate=1e12)
-    model = model_of(loaded, Engines(engine), scheduler=scheduler, metrics=Metrics(), cost=cost, batch_variant=batch_variant)
+    model = model_of(loaded, ModelEngines(engine), scheduler=scheduler, metrics=Metrics(), cost=cost, batch_variant=batch_variant)
     scheduler.start()
     return model, scheduler
 

@@ -13,7 +13,7 @@ import pytest
 import tiny
 from application import assert_same, play
 from bertserve.service.engine import freed_memory
-from bertserve.service.engine.engines import Engines
+from bertserve.service.engine.engines import ModelEngines
 from bertserve.service.models.build import AppState, build
 from bertserve.service.settings import Settings
 from fakes import RecordingEngine
@@ -27,7 +27,7 @@ def recorded(folder: Path, **bundle: Any) -> tuple[AppState, RecordingEngine]:
     service = build(Settings(models=folder, threads=1))
     model = service.registry.get("tiny")
     engine = RecordingEngine(model.engines.single_threaded)
-    model.engines = Engines(engine)
+    model.engines = ModelEngines(engine)
     return service, engine
 
 

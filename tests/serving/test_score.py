@@ -23,7 +23,7 @@ from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS
 from scored import TEXTS, read_lines, run, write_lines
 
-pytestmark = pytest.mark.usefixtures("logging_of_pytest", "small_windows")
+pytestmark = pytest.mark.usefixtures("logging_of_pytest", "small_blocks")
 
 
 def served(models: Path, path: str, body: dict[str, Any]) -> Any:
@@ -332,7 +332,7 @@ def test_a_field_of_csv_that_is_too_long_ends_the_run(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as all the rest of the file after a quote that is never closed."""
-    monkeypatch.setattr(rows, "WINDOW_BYTES", 1024)
+    monkeypatch.setattr(rows, "BLOCK_BYTES", 1024)
     (tmp_path / "in.csv").write_text('text,id\n"' + "a\n" * 1000)
     assert 1 == run(models, tmp_path / "in.csv", tmp_path / "out.csv")
     assert "line 2: " in (message := capsys.readouterr().err) and "(1024)" in message
@@ -414,8 +414,8 @@ def test_columns_with_the_same_name_are_refused(models: Path, tmp_path: Path, ca
     assert "`a` twice" in capsys.readouterr().err
 
 
-def test_windows_without_an_entity_do_not_decide_the_type_of_predictions(tmp_path: Path) -> None:
-    """The first window has only empty lists, and a later one has entities; an input without rows has an output, too."""
+def test_blocks_without_an_entity_do_not_decide_the_type_of_predictions(tmp_path: Path) -> None:
+    """The first block has only empty lists, and a later one has entities; an input without rows has an output, too."""
     tiny.bundle(tmp_path / "models", task="token-classification")
     texts = [""] * 16 + ["a good film"] * 3
     pq.write_table(pa.table({"text": texts}), tmp_path / "in.parquet")

@@ -25,7 +25,7 @@ from bertserve.service.scoring import predictor
 from bertserve.service.scoring.parts import Parts
 from scored import TEXTS, read_lines, run, write_lines
 
-pytestmark = pytest.mark.usefixtures("logging_of_pytest", "small_windows")
+pytestmark = pytest.mark.usefixtures("logging_of_pytest", "small_blocks")
 
 
 @contextmanager
@@ -154,7 +154,7 @@ def test_an_output_that_appears_during_the_run_is_not_replaced(models: Path, tmp
 
 
 def test_the_number_of_parts_is_not_limited_by_open_files(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predictor, "WINDOW_ROWS", 1)
+    monkeypatch.setattr(predictor, "BLOCK_ROWS", 1)
     pq.write_table(pa.table({"text": TEXTS}), tmp_path / "in.parquet")
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, limits[1]))
@@ -199,7 +199,7 @@ def test_ctrl_c_keeps_the_complete_parts(models: Path, tmp_path: Path, after: in
 
 
 def test_the_outputs_of_a_run_are_freed_before_later_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The logits of all masks of a window would not fit into memory."""
+    """The logits of all masks of a block would not fit into memory."""
     tiny.bundle(tmp_path / "models", task="fill-mask")
     execute, references, alive = OnnxEngine.run, list[weakref.ref[Any]](), list[int]()
 
@@ -213,7 +213,7 @@ def test_the_outputs_of_a_run_are_freed_before_later_runs(tmp_path: Path, monkey
         return rows
 
     monkeypatch.setattr(OnnxEngine, "run", counted)
-    monkeypatch.setattr(predictor, "WINDOW_ROWS", 64)
+    monkeypatch.setattr(predictor, "BLOCK_ROWS", 64)
     source = write_lines(tmp_path / "in.jsonl", [{"text": "a [MASK] film" + " good" * (index % 20)} for index in range(64)])
     assert 0 == run(tmp_path / "models", source, tmp_path / "out.jsonl", "--threads", "1", "--max-batch-tokens", "64")
     assert len(references) > 2 * max(alive)

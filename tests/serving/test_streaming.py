@@ -20,7 +20,7 @@ from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.api.turns import LARGE_BYTES
 from bertserve.service.errors import RefusedError
 from bertserve.service.models.build import AppState, build
-from bertserve.service.models.request_run import Prediction
+from bertserve.service.models.request_progress import Prediction
 from bertserve.service.settings import Settings
 from fakes import FakeEngine
 

@@ -10,7 +10,7 @@ from bertserve.service.api.call import Call
 from bertserve.service.api.formats.openai import Usage, usage
 from bertserve.service.api.request import Request
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.models.request_run import Prediction
+from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks import rerank
 from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.tasks.body import LIST_LIMIT, PAIR, TEXT, ForeignBody, body_config, one_of

@@ -19,7 +19,7 @@ from bertserve.service.api.request import Request
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import CallerValue, InvalidValueError, MalformedRequestError
 from bertserve.service.models.model import Model
-from bertserve.service.models.request_run import Prediction
+from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks import classify, embed, multiple_choice, rerank, similarity, zero_shot
 from bertserve.service.tasks.body import MAX_ITEMS, ClosedModel, TaskBody
 from bertserve.service.tasks.catalog import TASKS

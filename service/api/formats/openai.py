@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from bertserve.service.api.call import Call
 from bertserve.service.api.request import Request
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.models.request_run import Prediction
+from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks import embed
 from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.tasks.body import ForeignBody, TextOrTexts, body_config

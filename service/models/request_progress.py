@@ -1,4 +1,4 @@
-"""RequestRun: the inputs of a request on their way from texts to results; Prediction: the answer."""
+"""RequestProgress: the inputs of a request on their way from texts to results; Prediction: the answer."""
 
 from __future__ import annotations
 
@@ -48,24 +48,24 @@ class Prediction:
 
 
 @dataclass(slots=True)
-class Text:
+class EncodedInput:
     """The payload of a scheduler's item: one encoding of one input.
 
     Attributes:
         encoding: The encoding to run.
-        run: Its request.
+        progress: Its request.
         index: Index of its input in the request.
         keep: Selects the outputs that its task needs; None for all outputs.
     """
 
     encoding: Encoding
-    run: RequestRun
+    progress: RequestProgress
     index: int
     keep: Callable[[Outputs], Outputs] | None
 
 
 @dataclass(slots=True, eq=False)
-class RequestRun:
+class RequestProgress:
     """The progress of one request. Only one thread at a time continues it.
 
     Attributes:
@@ -123,16 +123,16 @@ class RequestRun:
         if self.trace is not None:
             self.trace.note("tokenize", start, end, waits=True)
 
-    def work(self) -> list[tuple[int, Text]]:
+    def items(self) -> list[tuple[int, EncodedInput]]:
         """Returns the encodings of the open inputs, each with its tokens."""
         return [
-            (encoding.cost_tokens, Text(encoding, self, index, batch.keep and partial(batch.keep, place)))
+            (encoding.cost_tokens, EncodedInput(encoding, self, index, batch.keep and partial(batch.keep, place)))
             for index, batch in enumerate(self.batches)
             if batch is not None
             for place, encoding in enumerate(batch.encodings)
         ]
 
-    def proceed(self, rows: Sequence[Outputs]) -> list[tuple[int, Text]]:
+    def proceed(self, rows: Sequence[Outputs]) -> list[tuple[int, EncodedInput]]:
         """Continues the open inputs with a row for each of their encodings; returns the next encodings, or none if it is done.
 
         Raises:
@@ -153,7 +153,7 @@ class RequestRun:
         self.prediction.decode_s += end - start
         if self.trace is not None:
             self.trace.note("decode", start, end, waits=not is_done)
-        return [] if is_done else self.work()
+        return [] if is_done else self.items()
 
     def _continue(self, index: int, rows: Sequence[Outputs]) -> None:
         """Continues an input until it has another batch to run, or a result."""
