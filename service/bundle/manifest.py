@@ -117,17 +117,17 @@ class Embedding(Record):
         return names[self.layers] if isinstance(self.layers, str) else "_".join(("hidden_states", *map(str, self.layers)))
 
     @property
-    def places(self) -> dict[int, int]:
+    def positions(self) -> dict[int, int]:
         """Position of each layer in that output, by its negative number from the end and, if known, by its number."""
         if isinstance(self.layers, str):
-            return {-1: 0} if self.layers == "last" else {place - LAST_FOUR: place for place in range(LAST_FOUR)}
+            return {-1: 0} if self.layers == "last" else {position - LAST_FOUR: position for position in range(LAST_FOUR)}
         ends = [(layer, layer - self.layers[-1] - 1) for layer in self.layers]
-        return {layer: place for place, both in enumerate(ends) for layer in both}
+        return {layer: position for position, both in enumerate(ends) for layer in both}
 
     @property
     def layer_count(self) -> int:
         """Number of layers in that output."""
-        return len(set(self.places.values()))
+        return len(set(self.positions.values()))
 
     @model_validator(mode="after")
     def _has_its_own_layers(self) -> Embedding:
@@ -135,7 +135,7 @@ class Embedding(Record):
             not self.layers or list(self.layers) != sorted({layer for layer in self.layers if layer >= 0})
         ):
             raise ValueError(f"`layers` must be ascending numbers of at least 0 without duplicates, not {list(self.layers)}")
-        if other := [layer for layer in self.default_layers or () if layer not in self.places]:
+        if other := [layer for layer in self.default_layers or () if layer not in self.positions]:
             raise ValueError(f"`default_layers` has {other[0]}, which is not in `layers`")
         if (self.pooling == "graph") != (self.vector_dimensions is not None) or (self.pooling == "graph" and self.default_layers):
             raise ValueError("`vector_dimensions` must be given if and only if `pooling` is `graph`, and then without `default_layers`")

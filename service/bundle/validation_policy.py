@@ -61,8 +61,8 @@ def is_measured_near(metrics: Sequence[Metric], graph: str) -> bool:
 
     The graph is named as `provider/precision`.
     """
-    own = [(metric.checkpoint, metric.graphs[graph]) for metric in metrics if graph in metric.graphs]
-    return bool(own) and all(abs(checkpoint - measured) <= NEAR for checkpoint, measured in own)
+    pairs = [(metric.checkpoint, metric.graphs[graph]) for metric in metrics if graph in metric.graphs]
+    return bool(pairs) and all(abs(checkpoint - measured) <= NEAR for checkpoint, measured in pairs)
 
 
 def is_of_other_kernels(graph: GraphSpec, instructions: Sequence[str]) -> bool:

@@ -75,7 +75,7 @@ class CostModel:
         weight, work, run_seconds, *_ = self._runs
         slower = run_seconds / (weight * fixed_s + work / rate)
         factors = (1.0, 1.0, slower, 1.0, slower)
-        self._solve([value * factor + own for value, factor, own in zip(self._warm_up, factors, self._runs, strict=True)])
+        self._solve([value * factor + observed for value, factor, observed in zip(self._warm_up, factors, self._runs, strict=True)])
 
     def _solve(self, sums: _Sums) -> None:
         """Takes the proportion of the two parameters from a least-squares line through the summed points, if they determine one.

@@ -98,7 +98,7 @@ class OnnxEngine:
         expected = rows
         if spec.kind == "per_mask":
             masks = sum(len(encoding.masks) for encoding in encodings)
-            expected = self._filled(masks)
+            expected = self._planned_masks(masks)
         elif spec.kind == "per_map":
             maps = _maps(encodings)
             expected = len(maps)
@@ -113,23 +113,26 @@ class OnnxEngine:
             return list(output[: len(encodings)])
         if spec.kind == "per_token":
             longest = output.shape[1]
-            return [row[self._place(encoding, longest)] for row, encoding in zip(output, encodings, strict=False)]
+            return [row[self._token_slice(encoding, longest)] for row, encoding in zip(output, encodings, strict=False)]
         if spec.kind == "per_map":
             of_row: list[list[int]] = [[] for _ in encodings]
             for i, (_, row, _) in enumerate(maps):
                 of_row[row].append(i)
-            places = [self._place(encoding, output.shape[1]) for encoding in encodings]
-            return [output[indices][:, place, place] if indices else None for indices, place in zip(of_row, places, strict=True)]
+            token_slices = [self._token_slice(encoding, output.shape[1]) for encoding in encodings]
+            return [
+                output[indices][:, token_slice, token_slice] if indices else None
+                for indices, token_slice in zip(of_row, token_slices, strict=True)
+            ]
         ends = np.cumsum([len(encoding.masks) for encoding in encodings])
         return np.split(output[:masks], ends[:-1])
 
-    def _filled(self, masks: int) -> int:
+    def _planned_masks(self, masks: int) -> int:
         """Returns the next planned number of masks, if numbers are planned."""
         counts = () if self._plan is None else self._plan.masks
         i = bisect_left(counts, masks)
         return counts[i] if i < len(counts) else masks
 
-    def _place(self, encoding: Encoding, longest: int) -> slice:
+    def _token_slice(self, encoding: Encoding, longest: int) -> slice:
         """Returns the positions of an encoding's tokens in a row that is padded to `longest`."""
         length = len(encoding.ids)
         return slice(longest - length, longest) if self._left else slice(0, length)
@@ -157,12 +160,12 @@ class OnnxEngine:
         if rows > len(encodings):
             # repeats a text, because a row with only padding may have no finite scores; without its masks, which are counted
             batch = [*encodings, *[Encoding(encodings[0].ids, encodings[0].type_ids)] * (rows - len(encodings))]
-        places = [self._place(encoding, longest) for encoding in batch]
+        token_slices = [self._token_slice(encoding, longest) for encoding in batch]
         feed: _Feed = {}
         for spec in self._inputs:
             if spec.fill == "mask_index":
-                flat = [i * longest + places[i].start + mask for i, encoding in enumerate(encodings) for mask in encoding.masks]
-                flat += flat[:1] * (self._filled(len(flat)) - len(flat))
+                flat = [i * longest + token_slices[i].start + mask for i, encoding in enumerate(encodings) for mask in encoding.masks]
+                flat += flat[:1] * (self._planned_masks(len(flat)) - len(flat))
                 feed[spec.name] = np.array(flat, dtype=self._dtypes[spec.name])
             elif spec.fill == "lengths":
                 feed[spec.name] = np.array([len(encoding.ids) for encoding in batch], dtype=self._dtypes[spec.name])
@@ -170,8 +173,8 @@ class OnnxEngine:
                 feed[spec.name] = np.array(_maps(encodings), dtype=self._dtypes[spec.name]).reshape(-1, 3)
             else:
                 padded = feed[spec.name] = np.full((rows, longest), self._pad[spec.fill], dtype=self._dtypes[spec.name])
-                for row, place, encoding in zip(padded, places, batch, strict=True):
-                    row[place] = {"token_ids": encoding.ids, "attention_mask": 1, "type_ids": encoding.type_ids}[spec.fill]
+                for row, token_slice, encoding in zip(padded, token_slices, batch, strict=True):
+                    row[token_slice] = {"token_ids": encoding.ids, "attention_mask": 1, "type_ids": encoding.type_ids}[spec.fill]
         return feed
 
 

@@ -115,9 +115,9 @@ def show_attention(request: AttentionRequest, model: TaskModel) -> TaskGenerator
         reserved_tokens=values // WEIGHTS_PER_TOKEN,
     )
     [row] = yield Batch([encoding], cost, copy_outputs)
-    place = {key: i for i, key in enumerate(maps)}
+    map_index = {key: i for i, key in enumerate(maps)}
     weights = row[OUTPUT]
-    layers: list[Floats] = [weights[[place[layer, head] for head in heads]] for layer, heads in request.layers]
+    layers: list[Floats] = [weights[[map_index[layer, head] for head in heads]] for layer, heads in request.layers]
     return {
         "tokens": tokens,
         "offsets": offsets,

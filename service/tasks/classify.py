@@ -138,8 +138,8 @@ def classify(request: ClassifyRequest, model: TaskModel) -> TaskGenerator:
 
     left_out = occlusion.variants(read_texts, model.tokenizer)
     rows = yield Batch([variant.encoding for variant in left_out], keep=keep)
-    for place, item in enumerate(scored[:count]):
-        changes = [item["score"] - float(row["scores"][place]) for row in rows]
+    for index, item in enumerate(scored[:count]):
+        changes = [item["score"] - float(row["scores"][index]) for row in rows]
         item["explanation"] = occlusion.describe_words(left_out, changes, parameters.offset_unit or "code_points")
     return scored
 

@@ -40,18 +40,18 @@ _MAX_SHOWN = 32
 
 @dataclass(frozen=True, slots=True)
 class LayerChoice:
-    """The layers of a vector, and their places in the graph's output.
+    """The layers of a vector, and their positions in the graph's output.
 
     Attributes:
         output: Name of the graph's output.
         count: Number of layers in the output, which has their vectors in a row.
-        places: The chosen layers in this output, in this order.
+        positions: The chosen layers in this output, in this order.
         combine: The function that combines several layers.
     """
 
     output: str = "last_hidden_state"
     count: int = 1
-    places: tuple[int, ...] = (0,)
+    positions: tuple[int, ...] = (0,)
     combine: Combine = "concat"
 
     def of(self, row: Outputs) -> Floats:
@@ -63,12 +63,12 @@ class LayerChoice:
         values = row[self.output]
         if self.count == 1:
             return values
-        layers = values.reshape(len(values), self.count, -1)[:, list(self.places)]
+        layers = values.reshape(len(values), self.count, -1)[:, list(self.positions)]
         if self.combine == "concat":
             side_by_side: Floats = layers.reshape(len(values), -1)
             return side_by_side
         total: Floats = layers.sum(axis=1, dtype=np.float32)
-        return total if self.combine == "sum" else total / np.float32(len(self.places))
+        return total if self.combine == "sum" else total / np.float32(len(self.positions))
 
 
 LAST_LAYER = LayerChoice()
@@ -81,19 +81,19 @@ def select_layers(layers: Layers | list[int] | None, combine: Combine | None, em
     Raises:
         InvalidValueError: The bundle lacks a layer, or a layer is named twice.
     """
-    numbers, place_by_layer = _numbers(layers or embedding.default_layers), embedding.places
-    if missing := [layer for layer in numbers if layer not in place_by_layer]:
+    numbers, position_by_layer = _numbers(layers or embedding.default_layers), embedding.positions
+    if missing := [layer for layer in numbers if layer not in position_by_layer]:
         raise InvalidValueError(
             "`layers` has {missing}, but this model has {describe}.",
             missing=CallerValue(missing[0]),
             describe=_describe(embedding),
         )
-    places = tuple(place_by_layer[layer] for layer in numbers)
-    if len(set(places)) < len(places):
+    positions = tuple(position_by_layer[layer] for layer in numbers)
+    if len(set(positions)) < len(positions):
         raise InvalidValueError("`layers` has a duplicate: {wanted}; name each once.", wanted=CallerValue(list(numbers)))
-    if places == (place_by_layer[-1],):
+    if positions == (position_by_layer[-1],):
         return LAST_LAYER
-    return LayerChoice(embedding.layers_output, embedding.layer_count, places, combine or embedding.combine)
+    return LayerChoice(embedding.layers_output, embedding.layer_count, positions, combine or embedding.combine)
 
 
 def _numbers(layers: Layers | list[int] | None) -> tuple[int, ...]:
@@ -104,7 +104,7 @@ def _numbers(layers: Layers | list[int] | None) -> tuple[int, ...]:
 
 def _describe(embedding: Embedding) -> str:
     """Returns a description of the available layers, and how to get others."""
-    layers = ", ".join(map(str, sorted(embedding.places)[:_MAX_SHOWN]))
+    layers = ", ".join(map(str, sorted(embedding.positions)[:_MAX_SHOWN]))
     return f"only the layers {layers}; the operator can export it with other `--layers`"
 
 
@@ -195,7 +195,7 @@ def resolve(parameters: EmbedParameters, embedding: Embedding) -> EmbedRequest:
         raise InvalidValueError("`layers` needs `pooling`, because the model's own pooling is for its last layer; set `pooling` too.")
     layers = OWN_VECTOR if pooling == "graph" else select_layers(parameters.layers, parameters.combine, embedding)
     width = embedding.vector_dimensions if pooling == "graph" else None
-    width = width or embedding.dimensions * (len(layers.places) if layers.combine == "concat" else 1)
+    width = width or embedding.dimensions * (len(layers.positions) if layers.combine == "concat" else 1)
     if parameters.dimensions is not None and parameters.dimensions > width:
         raise InvalidValueError(
             "`dimensions` is {dimensions}, but this model's vectors have {width}; give at most {width}.",
@@ -209,8 +209,10 @@ def resolve(parameters: EmbedParameters, embedding: Embedding) -> EmbedRequest:
             "unknown prompt `{name}`; this model has {known}.", name=CallerValue(name), known=prompts or "none, so remove `prompt_name`"
         )
     dimensions = None if embedding.truncate_dim is None or pooling == "none" else min(embedding.truncate_dim, width)
-    own = {"pooling": pooling, "normalize": embedding.normalize, "dimensions": dimensions}
-    parameters = parameters.model_copy(update={field: value for field, value in own.items() if getattr(parameters, field) is None})
+    model_defaults = {"pooling": pooling, "normalize": embedding.normalize, "dimensions": dimensions}
+    parameters = parameters.model_copy(
+        update={field: value for field, value in model_defaults.items() if getattr(parameters, field) is None}
+    )
     return EmbedRequest("", parameters, "" if name is None else embedding.prompts[name], width, layers)
 
 
@@ -328,8 +330,8 @@ def _missing_field(manifest: Manifest) -> str | None:
 def _widths(manifest: Manifest) -> dict[str, int]:
     embedding = manifest.embedding
     assert embedding is not None, "every manifest of an embedding model has it"
-    own = {} if embedding.vector_dimensions is None else {VECTOR_OUTPUT: embedding.vector_dimensions}
-    return {embedding.layers_output: embedding.dimensions * embedding.layer_count, "last_hidden_state": embedding.dimensions} | own
+    vector_width = {} if embedding.vector_dimensions is None else {VECTOR_OUTPUT: embedding.vector_dimensions}
+    return {embedding.layers_output: embedding.dimensions * embedding.layer_count, "last_hidden_state": embedding.dimensions} | vector_width
 
 
 SPEC = TaskSpec(

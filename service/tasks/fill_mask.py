@@ -24,7 +24,7 @@ from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, Tas
 from bertserve.service.tasks.body import MAX_TOP_K, TaskBody, TaskParameters, TextOrTexts, body_config
 from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_tokens
-from bertserve.service.tasks.joint_masks import DEFAULT_BEAM, MAX_BEAM, MAX_PATTERNS, Pieces, Slot, prepare, search, slots_of
+from bertserve.service.tasks.joint_masks import DEFAULT_BEAM, MAX_BEAM, MAX_PATTERNS, Slot, TokenTuple, prepare, search, slots_of
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
@@ -35,7 +35,7 @@ MAX_TARGETS = 1000
 MAX_TARGET_CHARS = 256
 MAX_TARGETS_CHARS = 2**14
 # Bytes of a candidate in the answer, without its `sequence`, and additional bytes of its token.
-CANDIDATE_BYTES, PIECE_BYTES = 56 + SCORE_BYTES, 48
+CANDIDATE_BYTES, TOKEN_BYTES = 56 + SCORE_BYTES, 48
 CANDIDATE_US = 4  # of a candidate, without the tokens of its `sequence`
 # Spellings of masks of other models, and common typing errors.
 _LOOKS_LIKE_A_MASK = re.compile(r"[\[<({]{1,2}\s*mask\s*[\])}>]{1,2}|_{3,}", re.IGNORECASE)
@@ -144,7 +144,7 @@ def fill_masks(request: FillMaskRequest, model: TaskModel) -> TaskGenerator:
 
     candidates = len(masks) * min(request.parameters.top_k, tokenizer.vocabulary_size if among is None else len(among))
     # a decoder may put a space before each token
-    answer_bytes = candidates * (CANDIDATE_BYTES + PIECE_BYTES + text_bytes(request.text) + len(ids))
+    answer_bytes = candidates * (CANDIDATE_BYTES + TOKEN_BYTES + text_bytes(request.text) + len(ids))
     cost = Cost(answer_bytes, decode_us=_decode_us(len(ids), candidates))
     rows = yield Batch(_windows(ids, masks, tokenizer), cost, keep, warnings=warnings)
     best = [pair for row in rows for pair in zip(row["tokens"].tolist(), row["scores"].tolist(), strict=True)]
@@ -152,7 +152,10 @@ def fill_masks(request: FillMaskRequest, model: TaskModel) -> TaskGenerator:
         return _filled(tokenizer, ids, masks[0], *best[0], skip_special=True)
     whole = tokenizer.assemble(ids, masks=masks)
     # with several masks the special tokens stay in the sequences, as in the pipeline
-    return [_filled(tokenizer, whole.ids.tolist(), place, *pair, skip_special=False) for place, pair in zip(whole.masks, best, strict=True)]
+    return [
+        _filled(tokenizer, whole.ids.tolist(), position, *pair, skip_special=False)
+        for position, pair in zip(whole.masks, best, strict=True)
+    ]
 
 
 def _windows(ids: list[int], masks: Sequence[int], tokenizer: Tokenizer) -> list[Encoding]:
@@ -171,9 +174,9 @@ def _fill_jointly(request: FillMaskRequest, ids: list[int], masks: list[int], to
     slots, warnings = ([Slot((1, vocabulary))], ()) if request.targets is None else request.targets.slots(tokenizer)
     patterns, reserved_tokens, was_truncated = prepare(ids, masks, slots, beam=beam, tokenizer=tokenizer)
     count = min(top_k, sum(pattern.runs[-1] for pattern in patterns) * sum(slot.ways[-1] for slot in slots))
-    longest, pieces = max(len(pattern.ids) for pattern in patterns), max(len(pattern.masks) for pattern in patterns)
+    longest, mask_count = max(len(pattern.ids) for pattern in patterns), max(len(pattern.masks) for pattern in patterns)
     cost = Cost(
-        count * (CANDIDATE_BYTES + PIECE_BYTES * pieces + text_bytes(request.text) + longest),
+        count * (CANDIDATE_BYTES + TOKEN_BYTES * mask_count + text_bytes(request.text) + longest),
         decode_us=_decode_us(longest, count),
         reserved_tokens=reserved_tokens,
     )
@@ -182,11 +185,11 @@ def _fill_jointly(request: FillMaskRequest, ids: list[int], masks: list[int], to
 
 
 def _filled(
-    tokenizer: Tokenizer, ids: list[int], place: int, tokens: Sequence[int], scores: Sequence[float], *, skip_special: bool
+    tokenizer: Tokenizer, ids: list[int], position: int, tokens: Sequence[int], scores: Sequence[float], *, skip_special: bool
 ) -> list[dict[str, Any]]:
-    """Returns the candidates of the mask at a place of a text."""
+    """Returns the candidates of the mask at a position of a text."""
     texts = tokenizer.decode_all([[token] for token in tokens], skip_special=False)
-    sequences = tokenizer.decode_all([[*ids[:place], token, *ids[place + 1 :]] for token in tokens], skip_special=skip_special)
+    sequences = tokenizer.decode_all([[*ids[:position], token, *ids[position + 1 :]] for token in tokens], skip_special=skip_special)
     return [
         {"score": score, "token": token, "token_str": text, "sequence": sequence}
         for score, token, text, sequence in zip(scores, tokens, texts, sequences, strict=True)
@@ -206,34 +209,36 @@ def _check_masks(text: str, count: int, mask: str) -> None:
         raise InvalidValueError("the text has no mask; write `{known}` for each word to fill in.", known=mask)
 
 
-def _pieces(targets: Sequence[str], tokenizer: Tokenizer) -> list[Pieces]:
+def _tokenize_targets(targets: Sequence[str], tokenizer: Tokenizer) -> list[TokenTuple]:
     """Returns the tokens of each target: its own if the vocabulary has it, otherwise those of its text, of which some targets have none."""
     vocabulary_ids = [tokenizer.token_id(target) for target in targets]
     tokenized_targets = iter(tokenizer.tokenize([target for target, id_ in zip(targets, vocabulary_ids, strict=True) if id_ is None]))
-    pieces = [tuple(next(tokenized_targets).ids) if id_ is None else (id_,) for id_ in vocabulary_ids]
-    if not any(pieces):
+    target_tokens = [tuple(next(tokenized_targets).ids) if id_ is None else (id_,) for id_ in vocabulary_ids]
+    if not any(target_tokens):
         raise InvalidValueError("`targets` has no word of the model's vocabulary; give at least one.")
-    return pieces
+    return target_tokens
 
 
 def _token_ids(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    pieces = _pieces(targets, tokenizer)
-    first_tokens = [own[:1] for target, own in zip(targets, pieces, strict=True) if own and tokenizer.token_id(target) is None]
+    target_tokens = _tokenize_targets(targets, tokenizer)
+    first_tokens = [
+        tokens[:1] for target, tokens in zip(targets, target_tokens, strict=True) if tokens and tokenizer.token_id(target) is None
+    ]
     warnings = []
     if first_tokens:
         some = ", ".join(token[:32] for token in tokenizer.decode_all(first_tokens[:5], skip_special=False))
         warnings.append(f"targets; {len(first_tokens)} of {len(targets)} are not in the vocabulary, so their first tokens are used: {some}")
-    if without_tokens := sum(not own for own in pieces):
+    if without_tokens := sum(not tokens for tokens in target_tokens):
         warnings.append(f"targets; {without_tokens} of {len(targets)} have no tokens, so they are left out")
-    return np.array(sorted({own[0] for own in pieces if own})), tuple(warnings)
+    return np.array(sorted({tokens[0] for tokens in target_tokens if tokens})), tuple(warnings)
 
 
 def _slots(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[list[Slot], tuple[str, ...]]:
-    pieces, first = _pieces(targets, tokenizer), dict[Pieces, str]()
-    for target, own in zip(targets, pieces, strict=True):
-        if own:
-            first.setdefault(own, target)
-    unknown = [target for target, own in zip(targets, pieces, strict=True) if not own or tokenizer.unknown_id in own]
+    target_tokens, first = _tokenize_targets(targets, tokenizer), dict[TokenTuple, str]()
+    for target, tokens in zip(targets, target_tokens, strict=True):
+        if tokens:
+            first.setdefault(tokens, target)
+    unknown = [target for target, tokens in zip(targets, target_tokens, strict=True) if not tokens or tokenizer.unknown_id in tokens]
     some = ", ".join(target[:32] for target in unknown[:5])
     return slots_of(first), (
         f"targets; {len(unknown)} of {len(targets)} have no tokens, or tokens that are not in the vocabulary: {some}",

@@ -34,7 +34,7 @@ MAX_JOINT_MASKS = 16
 # Maximum number of texts with different numbers of masks.
 MAX_PATTERNS = 64
 
-Pieces = tuple[int, ...]
+TokenTuple = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class Filling:
     """Token ids for the first masks, from left to right, and the logarithm of their score."""
 
     log: float = 0.0
-    tokens: Pieces = ()
+    tokens: TokenTuple = ()
 
     @property
-    def rank(self) -> tuple[float, Pieces]:
+    def rank(self) -> tuple[float, TokenTuple]:
         """The sort key: the best filling first, then by token id."""
         return -self.log, self.tokens
 
@@ -61,8 +61,8 @@ class Slot:
     """
 
     ways: Sequence[int]
-    follows: Mapping[Pieces, NDArray[np.int64]] | None = None
-    targets: Mapping[Pieces, str] | None = None
+    follows: Mapping[TokenTuple, NDArray[np.int64]] | None = None
+    targets: Mapping[TokenTuple, str] | None = None
 
     @property
     def size(self) -> int:
@@ -88,14 +88,14 @@ class Pattern:
     runs: list[int]
     start: int
 
-    def filled(self, tokens: Pieces, start: int, stop: int) -> list[int]:
+    def filled(self, tokens: TokenTuple, start: int, stop: int) -> list[int]:
         """Returns a part of the text that has all masks, with the first masks filled."""
         ids = self.ids[start:stop]
         for mask, token in zip(self.masks, tokens, strict=False):
             ids[mask - start] = token
         return ids
 
-    def split(self, tokens: Pieces) -> list[Pieces]:
+    def split(self, tokens: TokenTuple) -> list[TokenTuple]:
         """Returns the tokens of each slot; the current slot has fewer, and later ones have none."""
         parts, first = [], 0
         for slot in self.slots:
@@ -103,13 +103,13 @@ class Pattern:
             first += slot.size
         return parts
 
-    def allowed(self, tokens: Pieces) -> NDArray[np.int64] | None:
+    def allowed(self, tokens: TokenTuple) -> NDArray[np.int64] | None:
         """Returns the allowed next tokens, ascending; None for any."""
-        place = len(tokens)
+        index = len(tokens)
         for slot, part in zip(self.slots, self.split(tokens), strict=True):
-            if place < slot.size:
+            if index < slot.size:
                 return None if slot.follows is None else slot.follows[part]
-            place -= slot.size
+            index -= slot.size
         raise AssertionError("all masks are filled")
 
 
@@ -138,41 +138,41 @@ def prepare(
     return patterns, tokens, any(len(pattern.ids) > room for pattern in patterns)
 
 
-def slots_of(targets: Mapping[Pieces, str]) -> list[Slot]:
+def slots_of(targets: Mapping[TokenTuple, str]) -> list[Slot]:
     """Returns the slots of a mask, one for each number of tokens of the targets; `targets` has tokens -> target."""
     slots = []
-    for size in sorted({len(pieces) for pieces in targets}):
-        own = {pieces: target for pieces, target in targets.items() if len(pieces) == size}
-        follows: dict[Pieces, set[int]] = {}
-        for pieces in own:
-            for place, token in enumerate(pieces):
-                follows.setdefault(pieces[:place], set()).add(token)
+    for size in sorted({len(tokens) for tokens in targets}):
+        of_size = {tokens: target for tokens, target in targets.items() if len(tokens) == size}
+        follows: dict[TokenTuple, set[int]] = {}
+        for target_tokens in of_size:
+            for index, token in enumerate(target_tokens):
+                follows.setdefault(target_tokens[:index], set()).add(token)
         counts = Counter(map(len, follows))
-        ways = [*(counts[length] for length in range(size)), len(own)]
-        slots.append(Slot(ways, {prefix: np.array(sorted(tokens)) for prefix, tokens in follows.items()}, own))
+        ways = [*(counts[length] for length in range(size)), len(of_size)]
+        slots.append(Slot(ways, {prefix: np.array(sorted(tokens)) for prefix, tokens in follows.items()}, of_size))
     return slots
 
 
 def _pattern(ids: list[int], masks: Sequence[int], slots: tuple[Slot, ...], beam: int, tokenizer: Tokenizer) -> Pattern:
     count = sum(slot.size for slot in slots)
     if count > MAX_JOINT_MASKS:
-        pieces = "" if count == len(masks) else f" with a mask for each token of {'its' if len(masks) == 1 else 'their'} targets"
+        hint = "" if count == len(masks) else f" with a mask for each token of {'its' if len(masks) == 1 else 'their'} targets"
         raise InvalidValueError(
-            "the text has {count} masks{pieces} and `joint` fills at most {limit}; use fewer masks or shorter targets.",
+            "the text has {count} masks{hint} and `joint` fills at most {limit}; use fewer masks or shorter targets.",
             count=count,
-            pieces=pieces,
+            hint=hint,
             limit=MAX_JOINT_MASKS,
         )
     expanded: list[int] = []
-    places: list[int] = []
+    positions: list[int] = []
     before = 0
     for mask, slot in zip(masks, slots, strict=True):
         expanded += ids[before:mask]
-        places += range(len(expanded), len(expanded) + slot.size)
+        positions += range(len(expanded), len(expanded) + slot.size)
         expanded += [ids[mask]] * slot.size
         before = mask + 1
     expanded += ids[before:]
-    room, span = tokenizer.room(pair=False), places[-1] - places[0] + 1
+    room, span = tokenizer.room(pair=False), positions[-1] - positions[0] + 1
     if span > room:
         raise InvalidValueError(
             "the masks of the text span {span} tokens and the model takes {room}; shorten the text, or remove "
@@ -180,9 +180,9 @@ def _pattern(ids: list[int], masks: Sequence[int], slots: tuple[Slot, ...], beam
             span=span,
             room=room,
         )
-    middle = (places[0] + places[-1]) // 2
-    start = min(max(middle - room // 2, places[-1] - room + 1, 0), max(len(expanded) - room, 0))
-    return Pattern(expanded, places, slots, _runs(slots, beam), start)
+    middle = (positions[0] + positions[-1]) // 2
+    start = min(max(middle - room // 2, positions[-1] - room + 1, 0), max(len(expanded) - room, 0))
+    return Pattern(expanded, positions, slots, _runs(slots, beam), start)
 
 
 def _runs(slots: Sequence[Slot], beam: int) -> list[int]:
@@ -222,9 +222,9 @@ class _Beam:
         # creates no objects for the many dropped ones; includes all that equal the last one, so that ties are ordered
         floor = np.partition(every, len(every) - count)[len(every) - count]
         candidates = [
-            Filling(float(own[place]), (*filling.tokens, int(row["tokens"][place])))
-            for filling, row, own in zip(self.fillings, rows, logs, strict=True)
-            for place in np.flatnonzero(own >= floor)
+            Filling(float(filling_logs[index]), (*filling.tokens, int(row["tokens"][index])))
+            for filling, row, filling_logs in zip(self.fillings, rows, logs, strict=True)
+            for index in np.flatnonzero(filling_logs >= floor)
         ]
         return _Beam(self.pattern, tuple(sorted(candidates, key=lambda filling: filling.rank)[:count]))
 

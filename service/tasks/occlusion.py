@@ -89,9 +89,9 @@ class Variant:
 def variants(parts: Sequence[ReadText], tokenizer: Tokenizer) -> list[Variant]:
     """Returns the variants of an input of one or two texts: one without each of its words."""
     variant_list = []
-    for place, part in enumerate(parts):
+    for index, part in enumerate(parts):
         for word in part.words:
-            texts = [other_part.ids if i != place else part.without(word) for i, other_part in enumerate(parts)]
+            texts = [other_part.ids if i != index else part.without(word) for i, other_part in enumerate(parts)]
             if not any(texts) and tokenizer.room(pair=len(parts) > 1) == tokenizer.max_length:
                 continue  # no token is left, not even a special one
             variant_list.append(Variant(part, word, tokenizer.assemble(*texts)))

@@ -106,29 +106,33 @@ def _too_long(text: str, body: TaskBody, index: int, limits: Limits) -> TooLarge
 def _translate(error: ValidationError, body: type[TaskBody]) -> InvalidValueError | TooLargeError:
     """Turns pydantic's first error into one sentence."""
     first = error.errors(include_url=False)[0]
-    place = where([part for part in first["loc"] if part not in TAGS])
-    if first["type"] == "too_long" and not place.startswith("parameters"):
+    field_path = where([part for part in first["loc"] if part not in TAGS])
+    if first["type"] == "too_long" and not field_path.startswith("parameters"):
         limit = first["ctx"]["max_length"]
         return TooLargeError(
-            "`{place}` has {first_count} items and at most {limit} are allowed; split the request.",
-            place=place,
+            "`{field_path}` has {first_count} items and at most {limit} are allowed; split the request.",
+            field_path=field_path,
             first_count=len(first["input"]),
             limit=limit,
         )
     if first["type"] == "unknown_name":
-        return unknown_within(first["ctx"]["name"], place, first["ctx"]["known"], body)
+        return unknown_within(first["ctx"]["name"], field_path, first["ctx"]["known"], body)
     return wrong_value(first, body.example())
 
 
 def wrong_value(error: ErrorDetails, example: Mapping[str, Any]) -> InvalidValueError:
     """Returns one of pydantic's errors, for a missing or wrong value, as one sentence; `example` is a valid body."""
-    place = where([part for part in error["loc"] if part not in TAGS]) or "the body"
+    field_path = where([part for part in error["loc"] if part not in TAGS]) or "the body"
     if error["type"] == "missing":
-        return InvalidValueError("`{place}` is missing; send JSON such as {example}.", place=place, example=json.dumps(example))
+        return InvalidValueError(
+            "`{field_path}` is missing; send JSON such as {example}.", field_path=field_path, example=json.dumps(example)
+        )
     message, item = expectation(error), example.get("inputs")
-    if error["type"] == "model_type" and place.startswith("inputs") and "." not in place and isinstance(item, dict):
+    if error["type"] == "model_type" and field_path.startswith("inputs") and "." not in field_path and isinstance(item, dict):
         message += f" such as {json.dumps(item)}"
-    return InvalidValueError("`{place}` is wrong: {message}; it is {value}.", place=place, message=message, value=show(error["input"]))
+    return InvalidValueError(
+        "`{field_path}` is wrong: {message}; it is {value}.", field_path=field_path, message=message, value=show(error["input"])
+    )
 
 
 def where(parts: Sequence[int | str]) -> str:

@@ -99,12 +99,12 @@ def rerank(request: RerankRequest, model: TaskModel) -> TaskGenerator:
     rows = yield Batch(encodings, Cost(returned + RANKED_BYTES * len(encodings)), truncated=truncated)
     if not rows:
         return []
-    place = relevant_label(config.labels)
-    assert place is not None, "a derived task runs only on compatible models"
+    label = relevant_label(config.labels)
+    assert label is not None, "a derived task runs only on compatible models"
     logits = np.stack([row["logits"] for row in rows])
-    odds = logits[:, place]
+    odds = logits[:, label]
     if len(config.labels) == 2 and config.activation == "softmax":
-        odds = odds - logits[:, 1 - place]
+        odds = odds - logits[:, 1 - label]
     scores = activate(odds, "none" if options.raw_scores else "sigmoid")
     return [
         {"index": i, "score": float(scores[i])} | ({"text": request.texts[i]} if options.return_text else {}) for i in best_first(scores)

@@ -175,9 +175,9 @@ def merge(encodings: Sequence[Encoding], token_ranges: Sequence[range], logits: 
     merged = np.empty((count, *logits[0].shape[1:]), dtype=np.float32)
     farthest = np.full(count, -1, dtype=np.int64)
     for encoding, window, values in zip(encodings, token_ranges, logits, strict=True):
-        place = np.arange(len(window))
-        before = place + (count if window.start == 0 else 0)
-        after = place[::-1] + (count if window.stop == count else 0)
+        position = np.arange(len(window))
+        before = position + (count if window.start == 0 else 0)
+        after = position[::-1] + (count if window.stop == count else 0)
         distance = np.minimum(before, after)
         better = np.flatnonzero(distance > farthest[window.start : window.stop])
         merged[window.start + better] = values[encoding.start + better]
@@ -192,8 +192,8 @@ def words(text: str, tokens: Tokens, tokenizer: Tokenizer) -> Iterator[list[int]
     """
     continues: Callable[[int], bool]
     if (subword_prefix := tokenizer.subword_prefix) is not None:
-        pieces = tokens.pieces
-        continues = lambda i: pieces[i].startswith(subword_prefix)  # noqa: E731 - one of two rules, chosen once
+        spellings = tokens.spellings
+        continues = lambda i: spellings[i].startswith(subword_prefix)  # noqa: E731 - one of two rules, chosen once
     else:
         offsets, ids, unknown_id = tokens.offsets, tokens.ids, tokenizer.unknown_id
         continues = lambda i: ids[i] != unknown_id and not any(c.isspace() for c in text[max(offsets[i][0] - 1, 0) : offsets[i][0] + 1])  # noqa: E731

@@ -27,7 +27,7 @@ from bertserve.service.text.windows import kept_tokens
 
 TASK = "zero-shot-classification"
 TEMPLATE = "This example is {}."
-PLACE = "{}"
+PLACEHOLDER = "{}"
 MAX_LABELS = 200
 MAX_HYPOTHESIS_CHARS = 1000  # of a label, and of a template: each is read once for every label
 NEEDS = "two or more labels, one of which begins with `entail`"
@@ -52,8 +52,8 @@ def _check_labels(labels: list[str]) -> list[str]:
 
 
 def _check_template(template: str) -> str:
-    if template.count(PLACE) != 1:
-        raise PydanticCustomError("template", "must have `{place}` exactly once, where the label goes", {"place": PLACE})
+    if template.count(PLACEHOLDER) != 1:
+        raise PydanticCustomError("template", "must have `{placeholder}` exactly once, where the label goes", {"placeholder": PLACEHOLDER})
     return template
 
 
@@ -113,7 +113,7 @@ def classify_zero_shot(request: ZeroShotRequest, model: TaskModel) -> TaskGenera
     """
     config, labels = model.config, request.parameters.candidate_labels
     tokenizer, template = model.tokenizer, request.parameters.hypothesis_template
-    hypotheses = tokenizer.tokenize_lazily([request.text, *(template.replace(PLACE, label) for label in labels)])
+    hypotheses = tokenizer.tokenize_lazily([request.text, *(template.replace(PLACEHOLDER, label) for label in labels)])
     text = next(hypotheses)
     room, encodings, truncated = tokenizer.room(pair=True), [], False
     for label, hypothesis in zip(labels, hypotheses, strict=True):

@@ -30,7 +30,7 @@ GROUP_CHARS = 2**16  # that are tokenized in one call, unless a single text is l
 
 
 class Tokens:
-    """The tokens of a whole text, without special tokens. Offsets and pieces are only read on demand."""
+    """The tokens of a whole text, without special tokens. Offsets and spellings are only read on demand."""
 
     def __init__(self, encoding: Any, ids: list[int]) -> None:
         """Wraps an encoding of `tokenizers`; `ids` are the ids of its tokens."""
@@ -62,10 +62,10 @@ class Tokens:
         return whole
 
     @property
-    def pieces(self) -> list[str]:
+    def spellings(self) -> list[str]:
         """The spelling of each token in the vocabulary."""
-        pieces: list[str] = self._encoding.tokens
-        return pieces
+        spellings: list[str] = self._encoding.tokens
+        return spellings
 
     @property
     def word_ids(self) -> list[int]:

@@ -100,10 +100,10 @@ def rebase(spans: Sequence[dict[str, Any]], text: str, unit: Unit) -> None:
     if unit == "code_points" or text.isascii():
         return
     codec, size = _CODECS[unit]
-    places: dict[int, int] = {0: 0}
+    converted: dict[int, int] = {0: 0}
     last = units = 0
-    for place in sorted({span[key] for span in spans for key in ("start", "end")}):
-        units += len(text[last:place].encode(codec)) // size
-        places[place], last = units, place
+    for position in sorted({span[key] for span in spans for key in ("start", "end")}):
+        units += len(text[last:position].encode(codec)) // size
+        converted[position], last = units, position
     for span in spans:
-        span["start"], span["end"] = places[span["start"]], places[span["end"]]
+        span["start"], span["end"] = converted[span["start"]], converted[span["end"]]
