@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bertserve.service.providers import Provider
 
-Outputs = dict[str, NDArray[Any]]  # a graph's outputs for one encoding by name, float32, or the parts that a task keeps
+if TYPE_CHECKING:
+    from numpy.typing import NDArray  # the parent of workers must not import numpy
+
+Outputs: TypeAlias = "dict[str, NDArray[Any]]"  # a graph's outputs for one encoding by name, float32, or the parts that a task keeps
 
 
 class Record(BaseModel):
