@@ -23,7 +23,7 @@ class OneToken:
     def tokenize(self, texts: Sequence[str]) -> list[Any]:
         return [_Tokens() for _ in texts]
 
-    def each(self, texts: Sequence[str]) -> Iterator[Any]:
+    def tokenize_lazily(self, texts: Sequence[str]) -> Iterator[Any]:
         return iter(self.tokenize(texts))
 
     def room(self, *, pair: bool) -> int:

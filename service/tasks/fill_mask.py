@@ -149,11 +149,11 @@ def fill_masks(request: FillMaskRequest, model: TaskModel) -> TaskGenerator:
     rows = yield Batch(_windows(ids, masks, tokenizer), cost, keep, warnings=warnings)
     best = [pair for row in rows for pair in zip(row["tokens"].tolist(), row["scores"].tolist(), strict=True)]
     if len(masks) == 1:
-        return _filled(tokenizer, ids, masks[0], *best[0], skip_special=True)
+        return _candidates(tokenizer, ids, masks[0], *best[0], skip_special=True)
     whole = tokenizer.assemble(ids, masks=masks)
     # with several masks the special tokens stay in the sequences, as in the pipeline
     return [
-        _filled(tokenizer, whole.ids.tolist(), position, *pair, skip_special=False)
+        _candidates(tokenizer, whole.ids.tolist(), position, *pair, skip_special=False)
         for position, pair in zip(whole.masks, best, strict=True)
     ]
 
@@ -184,7 +184,7 @@ def _fill_jointly(request: FillMaskRequest, ids: list[int], masks: list[int], to
     return (yield from search(patterns, beam=beam, top_k=top_k, tokenizer=tokenizer))
 
 
-def _filled(
+def _candidates(
     tokenizer: Tokenizer, ids: list[int], position: int, tokens: Sequence[int], scores: Sequence[float], *, skip_special: bool
 ) -> list[dict[str, Any]]:
     """Returns the candidates of the mask at a position of a text."""

@@ -280,10 +280,10 @@ def _results(beams: Sequence[_Beam], top_k: int, tokenizer: Tokenizer) -> list[d
     pairs = sorted(((filling, beam.pattern) for beam in beams for filling in beam.fillings), key=lambda pair: pair[0].rank)[:top_k]
     texts = [pattern.filled(filling.tokens, 0, len(pattern.ids)) for filling, pattern in pairs]
     sequences = tokenizer.decode_all(texts, skip_special=True)
-    return [_filled(tokenizer, filling, pattern, sequence) for (filling, pattern), sequence in zip(pairs, sequences, strict=True)]
+    return [_result(tokenizer, filling, pattern, sequence) for (filling, pattern), sequence in zip(pairs, sequences, strict=True)]
 
 
-def _filled(tokenizer: Tokenizer, filling: Filling, pattern: Pattern, sequence: str) -> dict[str, object]:
+def _result(tokenizer: Tokenizer, filling: Filling, pattern: Pattern, sequence: str) -> dict[str, object]:
     chosen = [
         slot.targets[part] for slot, part in zip(pattern.slots, pattern.split(filling.tokens), strict=True) if slot.targets is not None
     ]
