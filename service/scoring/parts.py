@@ -147,10 +147,9 @@ class Parts:
         self._writer.join([self._path("part", index) for index in range(count)], output)
         reasons = b"".join(self._path("rejected", index).read_bytes() for index in range(count))
         rejected.write_bytes(reasons)
-        for path, target in ((rejected, self.rejected), (output, self.output))[0 if reasons else 1 :]:
-            if not (target.exists() and filecmp.cmp(path, target, shallow=False)):
-                _check_new(target)
-                _move(path, target)
+        if reasons:
+            _publish(rejected, self.rejected)
+        _publish(output, self.output)
         shutil.rmtree(self._folder)
         return reasons.count(b"\n")
 
@@ -193,6 +192,13 @@ def _reasons(block: RowBlock) -> bytes:
 def _check_new(path: Path) -> None:
     if os.path.lexists(path):
         raise SettingsError(f"`{path}` exists already; remove it, or give another name.")
+
+
+def _publish(path: Path, target: Path) -> None:
+    """Gives a complete file its name, unless a file with this content has it already."""
+    if not (target.exists() and filecmp.cmp(path, target, shallow=False)):
+        _check_new(target)
+        _move(path, target)
 
 
 def _move(path: Path, target: Path) -> None:

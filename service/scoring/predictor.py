@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain, islice, pairwise
+from itertools import islice
 from typing import Any
 
 import orjson
@@ -39,12 +39,19 @@ BLOCK_ROWS, BLOCK_ANSWER_BYTES = 4096, 2**27
 
 @dataclass(frozen=True, slots=True)
 class RowTask:
-    """What to do with each row."""
+    """What to do with each row.
 
-    task: str | None = None  # name or path; None for the model's own, or the one that parameters or columns imply
-    columns: Mapping[str, str] = field(default_factory=dict)  # by input of the task; without any, each input has a column of its name
-    parameters: Mapping[str, Any] = field(default_factory=dict)  # as at the endpoint
-    names: Sequence[str] = ("prediction", "warnings")  # the columns that the output adds
+    Attributes:
+        task: Name or path of the task; None for the model's own, or the one that parameters or columns imply.
+        columns: Input of the task -> its column; without any, each input has a column of its name.
+        parameters: Parameters of the task, as at the endpoint.
+        names: The columns that the output adds.
+    """
+
+    task: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    names: Sequence[str] = ("prediction", "warnings")
 
 
 class RowReader:
@@ -57,7 +64,11 @@ class RowReader:
     """
 
     def __init__(self, task: RowTask, manifest: Manifest, limits: Limits) -> None:
-        """Checks the task for a model, and its parameters with the example of the endpoint; a `SettingsError` says what is wrong."""
+        """Checks the task for a model, and its parameters with the example of the endpoint.
+
+        Raises:
+            SettingsError: The task, its columns or its parameters do not fit the model.
+        """
         self._manifest, self._limits = manifest, limits
         parameters, columns, tasks = dict(task.parameters), dict(task.columns), tasks_of(manifest)
         implied = requested_task(manifest.task, parameters | columns | {"inputs": columns, "parameters": parameters})
@@ -85,7 +96,11 @@ class RowReader:
         self.answer_bytes = 0 if self.spec.answer_bytes is None else self.spec.answer_bytes(request, manifest)
 
     def check(self, columns: Sequence[str], added: Sequence[str]) -> None:
-        """Raises a `SettingsError` if a file lacks a required column, or the output would have a column twice."""
+        """Checks the columns of a file, and those that the output adds.
+
+        Raises:
+            SettingsError: The file lacks a required column, or the output would have a column twice.
+        """
         for name, column in self.by_field.items():
             if name in self._required and column not in columns:
                 hint = did_you_mean(column, columns, "choose others with --columns.")
@@ -97,7 +112,12 @@ class RowReader:
             raise SettingsError(f"the output would have the column `{name[:SHOWN_CHARS]}` twice; {hint}")
 
     def request(self, values: Mapping[str, Any]) -> Any:
-        """Returns the request of a row, given its values by column, or raises a `BertServeError`."""
+        """Returns the request of a row, given its values by column.
+
+        Raises:
+            InvalidValueError: A value is missing or wrong.
+            TooLargeError: A text is too long, or a list has too many items.
+        """
         inputs: dict[str, Any] = {}
         for name, column in self.by_field.items():
             value, type_ = values.get(column), list if name in self._lists else str
@@ -128,7 +148,11 @@ class Predictor:
     """
 
     def __init__(self, settings: ModelSettings, task: RowTask) -> None:
-        """Loads the only model of the settings' folders; a `StartError` says why it cannot be loaded, or does not support the task."""
+        """Loads the only model of the settings' folders.
+
+        Raises:
+            StartError: It cannot be loaded, or does not support the task.
+        """
         (path,) = files.find_bundles(settings.models)
         bundle = files.load_bundle(path)
         self.graph, tokenizer, self._engine = loading.open_bundle(bundle, loading.with_provider(settings, [path]))
@@ -148,11 +172,14 @@ class Predictor:
 
     def answer(self, blocks: Iterable[RowBlock]) -> Iterator[RowBlock]:
         """Yields blocks whose rows have a prediction or an error; the next block starts while the last rows of a block run."""
-        started = ((block, self._start(block.rows) if not block.is_written else ()) for block in blocks)
-        for (block, futures), _ in pairwise(chain(started, [(RowBlock(rows=(), size=0), ())])):
-            for future in futures:
-                future.result()
-            yield block
+        running: tuple[RowBlock, Sequence[Future[None]]] | None = None
+        for block in blocks:
+            futures = () if block.is_written else self._start(block.rows)
+            if running is not None:
+                yield _wait(*running)
+            running = block, futures
+        if running is not None:
+            yield _wait(*running)
 
     def _start(self, rows: Sequence[Row]) -> Sequence[Future[None]]:
         """Starts to answer rows, by length in chunks."""
@@ -169,27 +196,27 @@ class Predictor:
 
     def _answer(self, chunk: Sequence[Row]) -> None:
         """Answers a chunk. A row that cannot be encoded or decoded, or that the graph cannot score, gets an error alone."""
-        started: list[tuple[Row, RequestProgress, Sequence[EncodedInput]]] = []
+        open_rows: list[tuple[Row, RequestProgress, list[EncodedInput]]] = []
         for row in chunk:
             progress = RequestProgress([self.reader.spec.function(row.request, self._parts)], max_tokens=sys.maxsize)
             with rejecting(row):
                 progress.tokenize()
-                started.append((row, progress, [text for _, text in progress.items()]))
-                cut = (
-                    [f"truncation; cut to the model's {self.manifest.tokenizer.max_length} tokens"] if progress.prediction.truncated else []
-                )
-                row.warnings = [*(warning for _, warning in progress.prediction.warnings), *cut]
-        while started:  # the current batches of all together
-            outputs = iter(self._outputs([text for _, _, texts in started for text in texts]))
-            answered, started = started, []
-            for row, progress, texts in answered:
+                open_rows.append((row, progress, [text for _, text in progress.items()]))
+                row.warnings = [warning for _, warning in progress.prediction.warnings]
+                if progress.prediction.truncated:
+                    row.warnings.append(f"truncation; cut to the model's {self.manifest.tokenizer.max_length} tokens")
+        while open_rows:  # the current batches of all together
+            outputs = iter(self._outputs([text for _, _, texts in open_rows for text in texts]))
+            still_open = []
+            for row, progress, texts in open_rows:
                 rows = list(islice(outputs, len(texts)))
                 with rejecting(row):
                     if errors := [output for output in rows if isinstance(output, EngineError)]:
                         raise errors[0]
                     if batch := progress.proceed(rows):
-                        started.append((row, progress, [text for _, text in batch]))
+                        still_open.append((row, progress, [text for _, text in batch]))
                     (row.prediction,) = progress.prediction.results
+            open_rows = still_open
 
     def _outputs(self, texts: Sequence[EncodedInput]) -> list[Any]:
         """Returns the outputs of each encoding that its task keeps, or an error; encodings of similar length run together."""
@@ -215,3 +242,10 @@ class Predictor:
             return self._engine.run(encodings)
         except EngineError as error:
             return [error] if len(encodings) == 1 else [self._run([encoding])[0] for encoding in encodings]
+
+
+def _wait(block: RowBlock, futures: Sequence[Future[None]]) -> RowBlock:
+    """Returns a block when the threads have answered its rows; raises an unexpected error of theirs."""
+    for future in futures:
+        future.result()
+    return block

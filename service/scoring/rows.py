@@ -26,21 +26,32 @@ _NOT_TEXT = re.compile("decimal|binary|duration|map<")  # types of Arrow that ha
 
 @dataclass(slots=True)
 class Row:
-    """A row, from reading to writing."""
+    """A row, from reading to writing.
 
-    number: int  # in the file, from 1; blank lines and a header do not count
-    line: int | None = None  # number of its first line in a text file, from 1
-    raw: bytes = b""  # its JSON object as read, for JSON Lines
-    values: Mapping[str, Any] = field(default_factory=dict)  # by column
-    error: BertServeError | None = None  # the reason why it has no answer
-    prediction: Any = None  # the result of its task, as the endpoint returns it for one input
-    warnings: Sequence[str] = ()
+    Attributes:
+        number: Its number in the file, from 1; blank lines and a header do not count.
+        line: Number of its first line in a text file, from 1.
+        raw: Its JSON object as read, for JSON Lines.
+        values: Column -> value.
+        error: The reason why it has no answer.
+        prediction: The result of its task, as the endpoint returns it for one input.
+        warnings: The warnings about its answer.
+        request: The request of its task.
+    """
+
+    number: int
+    line: int | None = None
+    raw: bytes = b""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    error: BertServeError | None = None
+    prediction: Any = None
+    warnings: list[str] = field(default_factory=list)
     request: Any = None
 
 
 @contextmanager
 def rejecting(row: Row) -> Iterator[None]:
-    """Makes an error of the block the reason why the row has no answer."""
+    """Makes an error within it the reason why the row has no answer."""
     try:
         yield
     except BertServeError as error:
@@ -49,11 +60,18 @@ def rejecting(row: Row) -> Iterator[None]:
 
 @dataclass(slots=True)
 class RowBlock:
-    """Rows in the order of the file."""
+    """Rows in the order of the file.
+
+    Attributes:
+        rows: The rows.
+        size: Their bytes in the file, for the progress.
+        table: The rows of Parquet, as a table of pyarrow.
+        is_written: Whether an earlier run has written their answers.
+    """
 
     rows: Sequence[Row]
-    size: int  # its bytes in the file, for the progress
-    table: Any = None  # the rows of Parquet
+    size: int
+    table: Any = None
     is_written: bool = False
 
 
@@ -98,7 +116,8 @@ def _parse(raw: bytes, added: Sequence[str]) -> dict[str, Any]:
 def read_delimited(path: Path, delimiter: str) -> tuple[Sequence[str], Iterator[Row]]:
     """Returns the columns and the rows of CSV or TSV in UTF-8. A row that does not fit the header is a row with an error.
 
-    A `StartError` says that quotes are broken, or that a field is longer than a block; the csv module cannot continue.
+    Raises:
+        StartError: The header is missing, quotes are broken, or a field is longer than a block: the csv module cannot continue.
     """
     csv.field_size_limit(BLOCK_BYTES)
     records = _records(path, delimiter)

@@ -1,4 +1,4 @@
-"""The command `bert-serve score`: reads a file in blocks, and writes a file with a prediction for each row. A `StartError` ends the run."""
+"""The command `bert-serve score`: reads a file in blocks, and writes a file with a prediction for each row."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ def score(settings: ModelSettings, task: RowTask, source: Path, output: Path, re
     """Scores the rows of `source`, and writes those with an answer and the reasons why others have none; returns the exit code.
 
     `formats` are those of the input and of the output: `jsonl`, `csv`, `tsv` or `parquet`.
+
+    Raises:
+        StartError: A setting or the input is wrong, or a file cannot be read or written.
     """
     try:
         with closing(Predictor(settings, task)) as predictor:
