@@ -14,7 +14,6 @@ class FlagParser(argparse.ArgumentParser):
     """Parses a command line. Each error is one line, and an error about an unknown flag or command has the most similar known one."""
 
     def __init__(self, **options: Any) -> None:
-        """Takes the options of argparse."""
         self._flags: list[str] = []
         self._commands: Any = None
         super().__init__(**options)

@@ -21,7 +21,7 @@ class Authenticator:
         public_health: bool = True,
         public_metrics: bool = True,
     ) -> None:
-        """Creates it.
+        """Takes the keys and the access that they give.
 
         Args:
             keys: The keys that callers need; None admits all callers.

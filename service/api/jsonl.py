@@ -58,7 +58,6 @@ class LineStream:
     turns: Turns
 
     def __post_init__(self) -> None:
-        """Begins without lines."""
         self._state = self.request.state
         self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._chunk_taken = asyncio.Event()

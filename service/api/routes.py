@@ -77,7 +77,7 @@ class InferenceRoute(GuardedRoute):
     access = Access.KEY
 
     def __init__(self, spec: Route, **description: Any) -> None:
-        """Creates it with FastAPI's arguments for OpenAPI; FastAPI never calls the function of this route."""
+        """Takes FastAPI's arguments for OpenAPI; FastAPI never calls the function of this route."""
         self.spec = spec
         super().__init__(spec.path, lambda: None, methods=["POST"], summary=spec.summary, response_model=None, **description)
 

@@ -39,7 +39,7 @@ class Reloader:
     """
 
     def __init__(self, folders: Sequence[Path], load: LoadModel, *, registry: Registry, metrics: Metrics, workers: int = 1) -> None:
-        """Creates it for the models folders. If there are several workers, only SIGHUP changes models: a request reaches only one of them.
+        """Takes the models folders. If there are several workers, only SIGHUP changes models: a request reaches only one of them.
 
         `load` is called in a thread. The registry also gets the errors of models that could not be loaded.
         """

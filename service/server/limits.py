@@ -21,7 +21,6 @@ class AnswerTransport(asyncio.Transport):
     """A transport that writes the head of an answer in one packet with its body, and that closes in two steps."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
-        """Wraps a transport."""
         super().__init__()
         self._transport = transport
         self._head = b""
@@ -64,19 +63,19 @@ class LimitedProtocol(HttpToolsProtocol):
     _stage = IDLE
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Handles a new connection."""
+        """Wraps the transport, and starts the timer for the first head."""
         super().connection_made(transport)
         self.transport = AnswerTransport(transport)
         self._room = self.max_header_bytes
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Handles a closed connection; its timer would keep it in memory."""
+        """Stops the timer, which would keep the connection in memory."""
         self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Handles received bytes."""
+        """Parses bytes; answers an invalid or too large head with its error."""
         if self.transport.is_closing():
             return
         self._room -= len(data)
@@ -95,7 +94,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse(error.__context__ or error)  # the error of a callback, or of the parser
 
     def on_message_begin(self) -> None:
-        """Handles the first byte of a request."""
+        """Begins a head; refuses a request that was sent before the answer to the last one."""
         if self.cycle is not None and not self.cycle.response_complete:
             raise MalformedRequestError("pipelined; no client sees this error.")
         self._stop_timer()
@@ -103,7 +102,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Handles a complete head, and starts the application."""
+        """Checks a complete head, and starts the application."""
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self.max_header_bytes:
             raise self._too_large()
@@ -121,12 +120,12 @@ class LimitedProtocol(HttpToolsProtocol):
         self._room += size
 
     def on_body(self, body: bytes) -> None:
-        """Handles a part of a body. Chunks may have as many bytes of framing as of data."""
+        """Passes on a part of a body. Chunks may have as many bytes of framing as of data."""
         self._room = min(self._room + 2 * len(body), self.max_header_bytes)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Handles the end of a request."""
+        """Passes on the end of a request, and expects the next head."""
         if not self.parser.should_upgrade():
             super().on_message_complete()
             self._stage, self._room = IDLE, self.max_header_bytes
