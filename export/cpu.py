@@ -10,13 +10,12 @@ from onnxruntime.transformers.fusion_options import AttentionMaskFormat
 
 from bertserve.export import calibration
 from bertserve.export.artifact import Artifact
-from bertserve.export.calibration import Int8Texts
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.graph import cpu_passes, onnx_files, ort_fusion, rewrite
+from bertserve.export.graph_build import GraphBuild
 from bertserve.export.int8 import quantize
 from bertserve.export.progress import stage
 from bertserve.service.bundle.graph_spec import Precision
-from bertserve.service.text.tokenizer import Tokenizer
 
 
 def optimize(raw: Path, checkpoint: Checkpoint, traced: str) -> Artifact:
@@ -34,34 +33,25 @@ def optimize(raw: Path, checkpoint: Checkpoint, traced: str) -> Artifact:
     return Artifact(packed, "cpu", "fp32", form, checkpoint.inputs).with_facts(fusions=fusions)
 
 
-def build_graphs(
-    optimized: Artifact,
-    precisions: Sequence[Precision],
-    folder: Path,
-    checkpoint: Checkpoint,
-    tokenizer: Tokenizer,
-    texts: Int8Texts,
-    *,
-    max_error: float,
-    quick: bool,
-) -> Iterator[Artifact]:
+def build_graphs(build: GraphBuild, precisions: Sequence[Precision]) -> Iterator[Artifact]:
     """Creates the graphs one by one on request; float32 is always first, because int8 is created from it.
-
-    The files are `model.cpu.<precision>.onnx`. `max_error` is the maximum error of int8's outputs on the gate's texts, relative to their
-    standard deviation. `quick` skips the measurement of which matrices matter most for int8.
 
     Raises:
         GraphError: There is nothing to quantize, or the outputs' error is too large; the float32 graph has been yielded before.
     """
-    fp32, int8_path = (folder / f"model.cpu.{precision}.onnx" for precision in ("fp32", "int8"))
-    onnx_files.copy(optimized.path, fp32)
+    fp32, int8_path = (build.folder / f"model.cpu.{precision}.onnx" for precision in ("fp32", "int8"))
+    with stage("optimize", f"cpu, from {build.form}"):
+        optimized = optimize(build.traced, build.checkpoint, build.form)
+        onnx_files.copy(optimized.path, fp32)
     yield replace(optimized, path=fp32)
     if "int8" not in precisions:
         return
+    texts, max_error = build.texts, build.max_int8_error
     with stage("quantize", f"int8, calibrated on {len(texts.calibration)} texts, judged on {len(texts.gate)} others"):
-        feeds, gate = (calibration.make_feeds(split, checkpoint, tokenizer) for split in (texts.calibration, texts.gate))
-        counts, error = quantize.quantize(optimized.path, int8_path, optimized.path.parent, feeds, gate, max_error=max_error, quick=quick)
-    form = f"{optimized.form}, int8 by --quick" if quick else optimized.form
+        feeds, gate = (calibration.make_feeds(split, build.checkpoint, build.tokenizer) for split in (texts.calibration, texts.gate))
+        workspace = optimized.path.parent
+        counts, error = quantize.quantize(optimized.path, int8_path, workspace, feeds, gate, max_error=max_error, quick=build.quick)
+    form = f"{optimized.form}, int8 by --quick" if build.quick else optimized.form
     int8 = replace(optimized, path=int8_path, precision="int8", form=form)
     yield int8.with_facts(quantized=counts, quantization_error=error, quantization_limit=max_error)
 

@@ -5,8 +5,8 @@ docs/explanation/graphs.md explains the CUDA graph, fp16, the TensorRT graph and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,13 @@ from onnxruntime.transformers.onnx_model import OnnxModel
 
 from bertserve.export import calibration, inference
 from bertserve.export.artifact import Artifact
-from bertserve.export.calibration import SplitTexts
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.graph import onnx_files, ort_fusion
+from bertserve.export.graph_build import GraphBuild
 from bertserve.export.inference import Feed
 from bertserve.export.progress import stage, track
 from bertserve.service.bundle.graph_spec import InputSpec, Precision, ShapeBucket, ShapePlan
 from bertserve.service.providers import PROVIDERS, Provider
-from bertserve.service.text.tokenizer import Tokenizer
 
 PADDED_TEXTS, PADDING = 8, 3  # texts that are also measured with padding, and the number of padding tokens
 MAX_BATCH_TOKENS = 16384  # of a batch: enough for the largest GPUs (8 to 16 thousand tokens per launch)
@@ -43,41 +42,17 @@ LIMIT = float(np.finfo(np.float16).max) / HEADROOM
 FP16_PROBE_TEXTS = 96  # texts that measure the largest value of each tensor
 
 
-@dataclass(frozen=True)
-class GraphBuild:
-    """The inputs of graph building, for any provider.
-
-    The files are `<folder>/model.<provider>.<precision>.onnx`. `form` describes the tracing. The calibration texts measure half precision.
-    """
-
-    precisions: Sequence[Precision]
-    traced: Path
-    form: str
-    folder: Path
-    checkpoint: Checkpoint
-    tokenizer: Tokenizer
-    texts: SplitTexts
-
-
-def build_graphs(provider: Provider, build: GraphBuild) -> Iterator[Artifact]:
-    """Creates the graphs of a provider one by one on request; float32 is always first, because others are created from it."""
-    checkpoint = build.checkpoint
-    has_masks = any(spec.fill == "mask_index" for spec in checkpoint.inputs)
-    plan = plan_shapes(checkpoint.tokenizer_spec.max_length, masks=has_masks, rectangle=PROVIDERS[provider].reserves_largest)
-    for artifact in BUILDERS[provider](build):
-        yield replace(artifact, shapes=plan)
-
-
-def _build_for_cuda(build: GraphBuild) -> Iterator[Artifact]:
+def build_for_cuda(build: GraphBuild, precisions: Sequence[Precision]) -> Iterator[Artifact]:
+    """Creates the float32 graph, fused for CUDA, and from it the half-precision graph."""
     checkpoint = build.checkpoint
     fp32, fp16 = (build.folder / f"model.cuda.{precision}.onnx" for precision in ("fp32", "fp16"))
     with stage("optimize", "cuda"):
         fused = fuse(build.traced, fp32, checkpoint)
-        fused = replace(fused, form=f"{build.form}, {fused.form}")
+        fused = replace(fused, form=f"{build.form}, {fused.form}", shapes=_plan_for("cuda", checkpoint))
     yield fused
-    if "fp16" in build.precisions:
+    if "fp16" in precisions:
         with stage("optimize", "cuda, fp16"):
-            feeds = calibration.make_feeds(build.texts, checkpoint, build.tokenizer, fused.inputs)
+            feeds = calibration.make_feeds(build.texts.calibration, checkpoint, build.tokenizer, fused.inputs)
             ids = next(spec.name for spec in fused.inputs if spec.fill == "token_ids")
             short_feeds = [feed for feed in feeds if feed[ids].shape[1] + PADDING <= checkpoint.tokenizer_spec.max_length]
             padded_feeds = [
@@ -88,18 +63,21 @@ def _build_for_cuda(build: GraphBuild) -> Iterator[Artifact]:
         yield replace(fused, path=fp16, precision="fp16").with_facts(quantized=counts, quantization_error=error)
 
 
-def _build_for_tensorrt(build: GraphBuild) -> Iterator[Artifact]:
+def build_for_tensorrt(build: GraphBuild, precisions: Sequence[Precision]) -> Iterator[Artifact]:
     """Creates one float32 graph for all precisions: TensorRT itself fuses it and converts it to half precision."""
     fp32 = build.folder / "model.tensorrt.fp32.onnx"
     with stage("optimize", "tensorrt"):
         onnx_files.copy(build.traced, fp32)
     form = f"{build.form}, standard operators, for TensorRT to fuse"
-    form += "; fp16 is TensorRT's own" if "fp16" in build.precisions else ""
-    for precision in dict.fromkeys(("fp32", *build.precisions)):
-        yield Artifact(fp32, "tensorrt", precision, form, build.checkpoint.inputs)
+    form += "; fp16 is TensorRT's own" if "fp16" in precisions else ""
+    shapes = _plan_for("tensorrt", build.checkpoint)
+    for precision in dict.fromkeys(("fp32", *precisions)):
+        yield Artifact(fp32, "tensorrt", precision, form, build.checkpoint.inputs, shapes)
 
 
-BUILDERS: dict[Provider, Callable[[GraphBuild], Iterator[Artifact]]] = {"cuda": _build_for_cuda, "tensorrt": _build_for_tensorrt}
+def _plan_for(provider: Provider, checkpoint: Checkpoint) -> ShapePlan:
+    has_masks = any(spec.fill == "mask_index" for spec in checkpoint.inputs)
+    return plan_shapes(checkpoint.tokenizer_spec.max_length, masks=has_masks, rectangle=PROVIDERS[provider].reserves_largest)
 
 
 def plan_shapes(max_length: int, *, masks: bool, rectangle: bool) -> ShapePlan:

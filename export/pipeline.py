@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import platform
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +26,7 @@ from bertserve.export.checkpoint.module import load_module, module_name
 from bertserve.export.checkpoint.padding import refuse_ordinary_padding
 from bertserve.export.errors import CheckpointError, ExportError
 from bertserve.export.graph import onnx_files
+from bertserve.export.graph_build import GraphBuild
 from bertserve.export.progress import stage
 from bertserve.export.tasks.tags import unread_labels
 from bertserve.export.validation.comparison import Reference
@@ -42,6 +43,11 @@ from bertserve.service.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("bertserve.export")
 
+BUILDERS: Mapping[Provider, Callable[[GraphBuild, Sequence[Precision]], Iterable[Artifact]]] = {
+    "cpu": cpu.build_graphs,
+    "cuda": gpu.build_for_cuda,
+    "tensorrt": gpu.build_for_tensorrt,
+}
 _SHOWN_TAGS = 8  # in a warning
 
 
@@ -146,8 +152,6 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Int8Texts
     with stage("trace", f"to ONNX by {spec.tracer}" if spec.tracer else "to ONNX"):
         traced = onnx_trace.trace(checkpoint, raw, spec.tracer)
     checkpoint = replace(checkpoint, inputs=traced.inputs)
-    with stage("optimize", f"cpu, from {traced.form}"):
-        fused = cpu.optimize(raw, checkpoint, traced.form)
     (bundle / TOKENIZER_FILE).write_text(checkpoint.tokenizer_json, encoding="utf-8")
     tokenizer_spec = checkpoint.tokenizer_spec.model_copy(update={"sha256": digest(bundle / TOKENIZER_FILE)})
     try:
@@ -159,15 +163,18 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Int8Texts
         reference = sample_reference(checkpoint, texts.report if "int8" in precisions.get("cpu", ()) else None)
         flops = checkpoint.flops
     checkpoint.model.to_empty(device="meta")  # no later stage runs it, and sessions of a large model need the memory
-    artifacts: dict[Provider, Iterable[Artifact]] = {}
-    for provider in sorted(precisions, key=lambda provider: provider != "cpu"):
-        if provider == "cpu":
-            artifacts[provider] = cpu.build_graphs(
-                fused, precisions[provider], bundle, checkpoint, tokenizer, texts, max_error=spec.max_int8_error, quick=spec.quick
-            )
-        else:
-            build = gpu.GraphBuild(precisions[provider], raw, traced.form, bundle, checkpoint, tokenizer, texts.calibration)
-            artifacts[provider] = gpu.build_graphs(provider, build)
+    build = GraphBuild(
+        traced=raw,
+        form=traced.form,
+        folder=bundle,
+        checkpoint=checkpoint,
+        tokenizer=tokenizer,
+        texts=texts,
+        max_int8_error=spec.max_int8_error,
+        quick=spec.quick,
+    )
+    providers = sorted(precisions, key=lambda provider: provider != "cpu")
+    artifacts = {provider: BUILDERS[provider](build, precisions[provider]) for provider in providers}
     graphs, omitted = _measure_graphs(
         artifacts, precisions, bundle, checkpoint, tokenizer, reference, default_must_agree=spec.precisions is None
     )

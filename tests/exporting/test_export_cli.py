@@ -38,7 +38,7 @@ def test_progress_goes_to_stderr_and_the_validation_to_stdout(
     assert 0 == cli.main([str(source), "--output", str(output), "--calibration", str(few_texts(tmp_path))])
 
     captured = capsys.readouterr()
-    stages = ["load", "trace", "optimize", "reference", "parity", "quantize", "parity", "package"]
+    stages = ["load", "trace", "reference", "optimize", "parity", "quantize", "parity", "package"]
     assert stages == [line.split()[0] for line in captured.err.splitlines() if not line.startswith("bert-export: WARNING")]
     assert captured.out.startswith(f"{output / 'tiny-bert'}: text-classification, labels negative, positive, neutral\n")
     facts = ("model.cpu.fp32.onnx", "model.cpu.int8.onnx", "100.0% of", "MiB  default")
