@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 access_log = logging.getLogger("bertserve.access")
 
 _TIMEOUT = TIMEOUT_HEADER.encode()
+_ENCODINGS = {b"content-encoding", b"transfer-encoding"}
 _SINGLE = {b"content-type", b"content-encoding", _TIMEOUT}
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _INTERNAL, _ = INTERNAL
@@ -147,7 +148,9 @@ class Endpoint:
             is_stream = route.spec.streams and content_type in MEDIA_TYPES
             if not is_stream:  # otherwise each line counts as a request
                 request.task, request.model = route.spec.task or UNKNOWN, UNKNOWN
-            _check_headers(request)
+            # a short request has nothing to check, so it spares the call
+            if scope["query_string"] or len(request.headers) < len(scope["headers"]) or not _ENCODINGS.isdisjoint(request.headers):
+                _check_headers(request)
             timeout_header = request.headers.get(_TIMEOUT)
             timeout_s = state.settings.timeout_ms / 1000 if timeout_header is None else self._parse_timeout(timeout_header)
             model = request.named_model if scope["path_params"] else None
