@@ -15,23 +15,24 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
 from bertserve.bench import BenchError
 from bertserve.bench.bodies import NO_LIMITS, Body
 from bertserve.service.bundle import files
+from bertserve.service.bundle.graph_spec import InputSpec
+from bertserve.service.engine.onnx_engine import feed_alone
 from bertserve.service.engine.sessions import session_options
 from bertserve.service.errors import BertServeError
 from bertserve.service.tasks.batch import TaskModel
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.reading import parse_json, requested_task, validate_as
-from bertserve.service.text.tokenizer import Encoding, Tokenizer
+from bertserve.service.text.tokenizer import Tokenizer
 
 WARM_UP_SHARE = 0.1  # relative to the measured time
 # inputs of other exporters' graphs, by name -> their content
-_STOCK_INPUTS = {"input_ids": "token_ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+_STOCK_INPUTS: Mapping[str, Any] = {"input_ids": "token_ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
 
 class RawRun(NamedTuple):
@@ -60,14 +61,16 @@ class RawLoop:
             raise BenchError(error.message) from error
         self._graph = graph or path / spec.file
         self._session = _create_session(self._graph, as_written=graph is None)
-        fills = _STOCK_INPUTS | ({} if graph else {input_spec.name: input_spec.fill for input_spec in spec.inputs})
-        self._inputs: list[tuple[str, str, Any]] = []  # (name, content, dtype)
+        fills = {**_STOCK_INPUTS, **({} if graph else {input_spec.name: input_spec.fill for input_spec in spec.inputs})}
+        self._inputs = list[InputSpec]()
         for value in self._session.get_inputs():
             if value.name not in fills or value.type not in ("tensor(int64)", "tensor(int32)"):
                 raise BenchError(
                     f"`{self._graph}` has an input `{value.name}` of {value.type}; supported are int64 {', '.join(_STOCK_INPUTS)}."
                 )
-            self._inputs.append((value.name, fills[value.name], np.int32 if value.type == "tensor(int32)" else np.int64))
+            self._inputs.append(
+                InputSpec(name=value.name, fill=fills[value.name], dtype="int32" if value.type == "tensor(int32)" else "int64")
+            )
         self.description = {
             "bundle": self.bundle.manifest.name,
             "digest": self.bundle.version,
@@ -95,7 +98,7 @@ class RawLoop:
             except BertServeError as error:
                 raise BenchError(f"bundle `{manifest.name}` ({manifest.task}) cannot take a body: {error.message}") from error
             share = 1 / max(len(encodings), 1)
-            runs += [RawRun(self._feed(encoding), body.texts * share) for encoding in encodings]
+            runs += [RawRun(feed_alone(encoding, self._inputs), body.texts * share) for encoding in encodings]
         return runs
 
     def run_loop(self, runs: Sequence[RawRun], *, threads: int, seconds: float, stop: threading.Event) -> float:
@@ -126,17 +129,6 @@ class RawLoop:
         if not texts and not stop.is_set():
             raise BenchError(f"no run of `{self._graph}` ended within {seconds:g} s; raise --seconds.")
         return texts / seconds
-
-    def _feed(self, encoding: Encoding) -> dict[str, NDArray[Any]]:
-        """Returns the inputs of one row, each of shape [1, length]; `mask_index` has shape [masks], `attention_index` [maps, 3]."""
-        values: dict[str, NDArray[np.int64]] = {
-            "token_ids": encoding.ids[None, :],
-            "attention_mask": np.ones((1, len(encoding)), dtype=np.int64),
-            "type_ids": encoding.type_ids[None, :],
-            "mask_index": np.array(encoding.masks, dtype=np.int64),
-            "attention_index": np.array([(layer, 0, head) for layer, head in encoding.maps], dtype=np.int64).reshape(-1, 3),
-        }
-        return {name: np.ascontiguousarray(values[fill].astype(kind)) for name, fill, kind in self._inputs}
 
 
 def _check_served(bundle: files.Bundle, served: Mapping[str, Any]) -> None:

@@ -25,6 +25,7 @@ from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.export.tasks.spec import INPUT_KEYS, read_input
 from bertserve.service.bundle.graph_spec import InputSpec
 from bertserve.service.bundle.manifest import Int8TextDigests, Manifest, TextDigests, TokenizerSpec
+from bertserve.service.engine.onnx_engine import feed_alone
 from bertserve.service.errors import BertServeError, StartError, plural
 from bertserve.service.scoring.rows import Row, read_delimited, read_json_lines
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
@@ -302,7 +303,7 @@ def make_feeds(texts: SplitTexts, checkpoint: Checkpoint, tokenizer: Tokenizer, 
     )
     encodings = [_single(text, i, checkpoint, tokenizer) for i, text in enumerate(singles)]
     encodings += [_pair(*pair, checkpoint, tokenizer) for pair in pairs]
-    return [_feed(encoding, checkpoint.inputs if inputs is None else inputs) for encoding in encodings]
+    return [feed_alone(encoding, checkpoint.inputs if inputs is None else inputs) for encoding in encodings]
 
 
 @dataclass(frozen=True)
@@ -331,18 +332,6 @@ def _single(text: _Cut, i: int, checkpoint: Checkpoint, tokenizer: Tokenizer) ->
     for mask in masks:
         ids[mask] = checkpoint.mask.id
     return tokenizer.assemble(ids, masks=masks)
-
-
-def _feed(encoding: Encoding, inputs: Sequence[InputSpec]) -> Feed:
-    values: dict[str, Any] = {
-        "token_ids": [encoding.ids],
-        "attention_mask": [[1] * len(encoding)],
-        "type_ids": [encoding.type_ids],
-        "mask_index": encoding.masks,
-        "lengths": [len(encoding)],
-        "attention_index": np.zeros((0, 3)),
-    }
-    return {spec.name: np.array(values[spec.fill], dtype=spec.dtype) for spec in inputs}
 
 
 def pad(feed: Feed, inputs: Sequence[InputSpec], *, pad_id: int, tokens: int) -> Feed:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -71,6 +71,13 @@ _REFUSED = (
 DEFAULT_LENGTH = 512
 
 
+class _Settings(NamedTuple):
+    """The settings in files of sentence-transformers: of the whole model, and of its transformer."""
+
+    model: SentenceSettings
+    transformer: TransformerSettings
+
+
 def load_checkpoint(
     source: str,
     *,
@@ -103,15 +110,15 @@ def load_checkpoint(
         raise CheckpointError(f"--layers {text} is for {embed_task}, but `{source}` is for {chosen_task}; remove it.")
     if combine is not None and layers == "last":
         raise CheckpointError(f"--combine {combine} needs several layers; give them with --layers, or remove it.")
-    settings, encoder_settings = SentenceSettings.read(files.folder / SETTINGS_FILE), read_transformer_settings(files.trained_folder)
-    tokenizer = load_tokenizer(source, files.tokenizer_folder, lowercase=encoder_settings.lowercase)
+    settings = _Settings(SentenceSettings.read(files.folder / SETTINGS_FILE), read_transformer_settings(files.trained_folder))
+    tokenizer = load_tokenizer(source, files.tokenizer_folder, lowercase=settings.transformer.lowercase)
     embedding = head = None
     if not embeds:
-        check_cross_encoder(files.folder, settings)
+        check_cross_encoder(files.folder, settings.model)
     else:
         if (dimensions := getattr(config, "hidden_size", None)) is None:
             raise CheckpointError(f"the config.json of `{source}` has no `hidden_size`; embeddings of such a model are not supported.")
-        embedding, head = read_embedding(files.folder, settings, dimensions)
+        embedding, head = read_embedding(files.folder, settings.model, dimensions)
         if combine is not None and head is not None:
             raise CheckpointError(f"--combine {combine} needs a pooling by `cls`, `mean` or `max` without Dense layers; remove it.")
     model = load_model(files, chosen_task, auto_class, config, ignored_weights)
@@ -122,7 +129,16 @@ def load_checkpoint(
         embedding = _with_layers(embedding, model, tokenizer, layers, combine)
     _check_vocabulary(source, model, vocabulary_size(tokenizer))
     templates = _templates(files, chosen_task, model, tokenizer, attentions=attentions, token_types=token_types)
-    checkpoint = _describe(files, chosen_task, model, tokenizer, embedding, (settings, encoder_settings), templates, ignored_weights)
+    checkpoint = _describe(
+        files,
+        chosen_task,
+        model,
+        tokenizer,
+        embedding=embedding,
+        settings=settings,
+        templates=templates,
+        ignored_weights=ignored_weights,
+    )
     if not attentions:
         return checkpoint
     inputs, outputs = (*checkpoint.inputs, ATTENTION_INDEX), (*checkpoint.outputs, ATTENTIONS)
@@ -160,8 +176,9 @@ def _describe(
     task: Task,
     model: PreTrainedModel,
     tokenizer: Any,
+    *,
     embedding: Embedding | None,
-    settings: tuple[SentenceSettings, TransformerSettings],
+    settings: _Settings,
     templates: TypedTemplates,
     ignored_weights: Sequence[str],
 ) -> Checkpoint:
@@ -170,7 +187,7 @@ def _describe(
     inputs = model_inputs(model, tokenizer, templates.token_types)
     settle_pad_token(source, model, tokenizer, templates.pieces)
     # sentence-transformers replaces the tokenizer's limit by its own
-    max_length = _usable_length(model, settings[1].max_length or tokenizer.model_max_length)
+    max_length = _usable_length(model, settings.transformer.max_length or tokenizer.model_max_length)
     if max_length < record.min_length:
         raise CheckpointError(
             f"`{source}` has a usable length of {max_length} tokens, including special tokens, but {task} needs "
@@ -187,7 +204,7 @@ def _describe(
         inputs=(*inputs, MASK_INDEX) if record.fills_masks else inputs,
         outputs=graph_outputs(task, embedding),
         labels=fixed or (read_labels(source, model.config) if record.labeled else ()),
-        activation="softmax" if fixed else record.activation or read_activation(model.config, settings[0].activation_fn),
+        activation="softmax" if fixed else record.activation or read_activation(model.config, settings.model.activation_fn),
         tokenizer=tokenizer,
         tokenizer_json=tokenizer_json(tokenizer, spec),
         tokenizer_spec=spec,

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertserve.service.bundle.graph_spec import GraphSpec, Outputs, OutputSpec
+from bertserve.service.bundle.graph_spec import GraphSpec, InputSpec, Outputs, OutputSpec
 from bertserve.service.engine.sessions import THREADS, open_session
 from bertserve.service.errors import EngineError
 from bertserve.service.providers import Provider
 from bertserve.service.text.tokenizer import Encoding
 
-_Feed = dict[str, NDArray[np.int32 | np.int64]]
+Feed = dict[str, NDArray[np.int32 | np.int64]]
 
 
 # Messages of onnxruntime, the C++ library and CUDA; none has an error type for it.
@@ -154,14 +154,14 @@ class OnnxEngine:
                 fastest[i] = min(fastest[i], time.perf_counter() - start)
         return [(rows, length, seconds) for (rows, length), seconds in zip(shapes, fastest, strict=True)]
 
-    def _feed(self, encodings: Sequence[Encoding], rows: int, longest: int) -> _Feed:
+    def _feed(self, encodings: Sequence[Encoding], rows: int, longest: int) -> Feed:
         """Returns the inputs by name, as in their InputSpec, padded to `longest` and filled up to `rows`."""
         batch = encodings
         if rows > len(encodings):
             # repeats a text, because a row with only padding may have no finite scores; without its masks, which are counted
             batch = [*encodings, *[Encoding(encodings[0].ids, encodings[0].type_ids)] * (rows - len(encodings))]
         token_slices = [self._token_slice(encoding, longest) for encoding in batch]
-        feed: _Feed = {}
+        feed: Feed = {}
         for spec in self._inputs:
             if spec.fill == "mask_index":
                 flat = [i * longest + token_slices[i].start + mask for i, encoding in enumerate(encodings) for mask in encoding.masks]
@@ -176,6 +176,19 @@ class OnnxEngine:
                 for row, token_slice, encoding in zip(padded, token_slices, batch, strict=True):
                     row[token_slice] = {"token_ids": encoding.ids, "attention_mask": 1, "type_ids": encoding.type_ids}[spec.fill]
         return feed
+
+
+def feed_alone(encoding: Encoding, inputs: Iterable[InputSpec]) -> Feed:
+    """Returns the inputs by name of a batch of one encoding without padding, for callers with a session of their own."""
+    values: dict[str, Any] = {
+        "token_ids": [encoding.ids],
+        "attention_mask": [[1] * len(encoding)],
+        "type_ids": [encoding.type_ids],
+        "mask_index": encoding.masks,
+        "lengths": [len(encoding)],
+        "attention_index": np.reshape(_maps([encoding]), (-1, 3)),
+    }
+    return {spec.name: np.array(values[spec.fill], dtype=spec.dtype) for spec in inputs}
 
 
 def _maps(encodings: Sequence[Encoding]) -> list[tuple[int, int, int]]:
