@@ -25,7 +25,7 @@ from bertserve.service.bundle.manifest import (
     Flops,
     MaskToken,
     Source,
-    SpecialPiece,
+    SpecialPart,
     Task,
     TokenizerSpec,
 )
@@ -98,8 +98,8 @@ class Checkpoint:
     def example_ids(self, length: int) -> list[int]:
         """Returns ids of a text of `length` tokens with special tokens, because the heads of some models look for the last of them."""
         word, single = 0 if self.tokenizer_spec.pad_id else 1, self.tokenizer_spec.single
-        place = next((i for i, piece in enumerate(single) if not isinstance(piece, SpecialPiece)), 0)
-        before, after = ([piece.id for piece in side if isinstance(piece, SpecialPiece)] for side in (single[:place], single[place:]))
+        place = next((i for i, part in enumerate(single) if not isinstance(part, SpecialPart)), 0)
+        before, after = ([part.id for part in side if isinstance(part, SpecialPart)] for side in (single[:place], single[place:]))
         return [*before, *[word] * (length - len(before) - len(after)), *after][-length:]
 
     @cached_property

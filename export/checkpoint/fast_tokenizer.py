@@ -23,7 +23,7 @@ from bertserve.export.checkpoint.vocabulary_files import refusal, replace_steps,
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks.spec import NAMES, SAMPLE_TEXTS
 from bertserve.service.bundle.files import TOKENIZER_FILE
-from bertserve.service.bundle.manifest import AddedToken, MaskToken, Piece, SpecialPiece, TextPiece, TokenizerSpec
+from bertserve.service.bundle.manifest import AddedToken, MaskToken, SpecialPart, TemplatePart, TextPart, TokenizerSpec
 
 logger = logging.getLogger("bertserve.export")
 
@@ -151,14 +151,14 @@ def describe_tokenizer(
         subword_prefix=json.loads(tokenizer.backend_tokenizer.to_str())["model"].get("continuing_subword_prefix") or None,
         mask=mask,
         pairs_only=pairs_only,
-        added_tokens=_read_added_tokens(tokenizer, templates.pieces, padding.id),
+        added_tokens=_read_added_tokens(tokenizer, templates.parts, padding.id),
         truncation_side=tokenizer.truncation_side,
     )
 
 
-def _read_added_tokens(tokenizer: Any, pieces: Iterable[Piece], pad_id: int) -> tuple[AddedToken, ...]:
+def _read_added_tokens(tokenizer: Any, parts: Iterable[TemplatePart], pad_id: int) -> tuple[AddedToken, ...]:
     """Returns the added tokens that a text can contain: all except template tokens, padding, the unknown token and the mask."""
-    inert_ids = {piece.id for piece in pieces if isinstance(piece, SpecialPiece)}
+    inert_ids = {part.id for part in parts if isinstance(part, SpecialPart)}
     inert_ids |= {pad_id, tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.mask_token_id}
     return tuple(
         AddedToken(token=token.content, id=id_, special=token.special)
@@ -189,7 +189,9 @@ def vocabulary_size(tokenizer: Any) -> int:
     return max(len(tokenizer), *(id_ + 1 for id_ in ids.values()))
 
 
-def read_templates(source: str, tokenizer: Any, *, second_text_first: bool = False) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
+def read_templates(
+    source: str, tokenizer: Any, *, second_text_first: bool = False
+) -> tuple[tuple[TemplatePart, ...], tuple[TemplatePart, ...]]:
     """Reads the special-token templates of one text and of a pair from encodings of short texts, for any post-processor.
 
     Raises:
@@ -208,26 +210,26 @@ def _encode(source: str, encode: Callable[..., Any], *texts: Any, **options: Any
         raise CheckpointError(f"the tokenizer of `{source}` cannot encode texts: {error}; save a complete one and export again.") from error
 
 
-def _read_template(encoding: Any, texts: str) -> tuple[Piece, ...]:
+def _read_template(encoding: Any, texts: str) -> tuple[TemplatePart, ...]:
     """Returns the template of an encoding; `texts` has the name of each of its texts."""
-    pieces: list[Piece] = []
+    parts: list[TemplatePart] = []
     for token, id_, type_id, sequence, special in zip(
         encoding.tokens, encoding.ids, encoding.type_ids, encoding.sequence_ids, encoding.special_tokens_mask, strict=True
     ):
         if special:
-            pieces.append(SpecialPiece(special=token, id=id_, type_id=type_id))
+            parts.append(SpecialPart(special=token, id=id_, type_id=type_id))
             continue
-        piece = TextPiece(text="a" if texts[sequence] == "a" else "b", type_id=type_id)
-        if not pieces or pieces[-1] != piece:
-            pieces.append(piece)
-    return tuple(pieces)
+        part = TextPart(text="a" if texts[sequence] == "a" else "b", type_id=type_id)
+        if not parts or parts[-1] != part:
+            parts.append(part)
+    return tuple(parts)
 
 
-def _find_cls_index(tokenizer: Any, single: tuple[Piece, ...], pair: tuple[Piece, ...] | None) -> int | None:
+def _find_cls_index(tokenizer: Any, single: tuple[TemplatePart, ...], pair: tuple[TemplatePart, ...] | None) -> int | None:
     """Returns the position of [CLS] in both templates: 0 for the first, -1 for the last, otherwise None."""
     for index in (0, -1):
-        pieces = single[index], (pair or single)[index]
-        if all(isinstance(piece, SpecialPiece) and piece.id == tokenizer.cls_token_id for piece in pieces):
+        parts = single[index], (pair or single)[index]
+        if all(isinstance(part, SpecialPart) and part.id == tokenizer.cls_token_id for part in parts):
             return index
     return None
 

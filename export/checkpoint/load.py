@@ -50,7 +50,7 @@ from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks import feature_extraction
 from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.service.bundle.graph_spec import InputSpec
-from bertserve.service.bundle.manifest import Combine, Embedding, Layers, Task, TextPiece, TokenTypes
+from bertserve.service.bundle.manifest import Combine, Embedding, Layers, Task, TextPart, TokenTypes
 from bertserve.service.tasks import question_answering
 
 # fields of config.json, their refused value (None for any), and the reason
@@ -185,7 +185,7 @@ def _describe(
     """Checks that model and tokenizer match, and reads the facts that later stages need."""
     source, fixed, record = files.source, fixed_labels(model), TASKS[task]
     inputs = model_inputs(model, tokenizer, templates.token_types)
-    settle_pad_token(source, model, tokenizer, templates.pieces)
+    settle_pad_token(source, model, tokenizer, templates.parts)
     # sentence-transformers replaces the tokenizer's limit by its own
     max_length = _usable_length(model, settings.transformer.max_length or tokenizer.model_max_length)
     if max_length < record.min_length:
@@ -221,7 +221,7 @@ def _templates(
     # transformers' scripts and pipeline for question answering put the passage first if the tokenizer pads on the left
     second_text_first = task == question_answering.TASK and tokenizer.padding_side == "left"
     single, pair = read_templates(source, tokenizer, second_text_first=second_text_first)
-    texts, expected = [piece.text for piece in pair if isinstance(piece, TextPiece)], ["b", "a"] if second_text_first else ["a", "b"]
+    texts, expected = [part.text for part in pair if isinstance(part, TextPart)], ["b", "a"] if second_text_first else ["a", "b"]
     if texts != expected:
         raise CheckpointError(
             f"the tokenizer of `{source}` does not put each text of a pair once and in order ({', '.join(expected)}), but {texts}; "

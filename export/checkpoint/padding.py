@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from bertserve.export.errors import CheckpointError
-from bertserve.service.bundle.manifest import Piece, Side, SpecialPiece
+from bertserve.service.bundle.manifest import Side, SpecialPart, TemplatePart
 
 SIDES: tuple[Side, ...] = ("right", "left")
 MAX_DIFFERENCE = 1e-3  # of an output in float32 with padding from the same output without it, absolute
@@ -29,7 +29,7 @@ class Padding:
     side: Side
 
 
-def settle_pad_token(source: str, model: PreTrainedModel, tokenizer: Any, pieces: Sequence[Piece]) -> None:
+def settle_pad_token(source: str, model: PreTrainedModel, tokenizer: Any, parts: Sequence[TemplatePart]) -> None:
     """Gives tokenizer and configuration a padding token if they have none, like those of GPT.
 
     Without one, transformers reads the last position, and takes one text at a time. No template contains the chosen token; otherwise the
@@ -44,7 +44,7 @@ def settle_pad_token(source: str, model: PreTrainedModel, tokenizer: Any, pieces
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(configured_id)
     if configured_id is not None and tokenizer.pad_token_id is not None:
         return
-    template = {piece.id for piece in pieces if isinstance(piece, SpecialPiece)}
+    template = {part.id for part in parts if isinstance(part, SpecialPart)}
     order = (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id, tokenizer.bos_token_id, *tokenizer.all_special_ids)
     free_id = next((id_ for id_ in order if id_ is not None and id_ not in template and _is_row(id_, model)), None)
     if free_id is None:

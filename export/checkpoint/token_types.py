@@ -16,7 +16,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from bertserve.export.errors import CheckpointError
-from bertserve.service.bundle.manifest import Piece, TokenTypes
+from bertserve.service.bundle.manifest import TemplatePart, TokenTypes
 
 logger = logging.getLogger("bertserve.export")
 
@@ -37,13 +37,13 @@ class TypedTemplates:
         token_types: The token types that the model was trained with; None if it reads none.
     """
 
-    single: tuple[Piece, ...]
-    pair: tuple[Piece, ...] | None
+    single: tuple[TemplatePart, ...]
+    pair: tuple[TemplatePart, ...] | None
     token_types: TokenTypes | None
 
     @property
-    def pieces(self) -> tuple[Piece, ...]:
-        """The pieces of both templates."""
+    def parts(self) -> tuple[TemplatePart, ...]:
+        """The parts of both templates."""
         return (*self.single, *(self.pair or ()))
 
 
@@ -51,14 +51,14 @@ def choose_token_types(
     source: str,
     model: PreTrainedModel,
     tokenizer: Any,
-    pieces: Iterable[Piece],
+    parts: Iterable[TemplatePart],
     *,
     version: str | None,
     requested: TokenTypes | None,
 ) -> TokenTypes | None:
     """Returns the token types that the model was trained with, or None if it reads none.
 
-    `pieces` are those of all templates that the task uses; `version` is the version of transformers that wrote the checkpoint, if known.
+    `parts` are those of all templates that the task uses; `version` is the version of transformers that wrote the checkpoint, if known.
 
     Raises:
         CheckpointError: The user's choice has no effect, or it is unknown how the model was trained, and this matters.
@@ -73,7 +73,7 @@ def choose_token_types(
     if requested is not None:
         return requested
     # a model without a table of types, such as XLM, adds another vector for zeros, and nothing without types
-    matters = rows is None or (rows != 1 and any(piece.type_id for piece in pieces))
+    matters = rows is None or (rows != 1 and any(part.type_id for part in parts))
     gives_types = gives_token_types(tokenizer)
     if gives_types is None:
         gives_types = _gave_by_default(version)
@@ -97,8 +97,8 @@ def choose_token_types(
 def type_templates(
     source: str,
     model: PreTrainedModel,
-    single: tuple[Piece, ...],
-    pair: tuple[Piece, ...],
+    single: tuple[TemplatePart, ...],
+    pair: tuple[TemplatePart, ...],
     token_types: TokenTypes | None,
     *,
     needs_pairs: bool,
@@ -109,12 +109,12 @@ def type_templates(
         CheckpointError: The model lacks a token type of all its inputs: of single texts or, with `needs_pairs`, of pairs.
     """
     if token_types == "zero":  # noqa: S105 - no password
-        single, pair = (tuple(piece.model_copy(update={"type_id": 0}) for piece in pieces) for pieces in (single, pair))
+        single, pair = (tuple(part.model_copy(update={"type_id": 0}) for part in parts) for parts in (single, pair))
     rows = getattr(model.config, "type_vocab_size", None)
-    highest = max(piece.type_id for piece in (*single, *pair))
+    highest = max(part.type_id for part in (*single, *pair))
     if token_types is None or not rows or highest < rows:
         return TypedTemplates(single, pair, token_types)
-    if needs_pairs or any(piece.type_id >= rows for piece in single):
+    if needs_pairs or any(part.type_id >= rows for part in single):
         raise CheckpointError(
             f"the tokenizer of `{source}` gives token types up to {highest}, but the model has {rows}; use the tokenizer of this model, or "
             "give --token-types zero if it was trained without token types."

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bertserve.export.tasks.quality import Score
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
-from bertserve.service.bundle.manifest import Activation, SpecialPiece, TokenizerSpec
+from bertserve.service.bundle.manifest import Activation, SpecialPart, TokenizerSpec
 from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.windows import default_stride
@@ -116,7 +116,7 @@ class TokenizerCall:
 
 def window_stride(requested: int | None, spec: TokenizerSpec) -> int:
     """Returns the number of tokens that windows of a single text share: the requested number, or the service's default."""
-    specials = sum(isinstance(piece, SpecialPiece) for piece in spec.single)
+    specials = sum(isinstance(part, SpecialPart) for part in spec.single)
     return default_stride(spec.max_length - specials) if requested is None else requested
 
 

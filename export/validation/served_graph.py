@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.export.tasks.spec import LONG, NAMES, SENTENCE, ExportTask
 from bertserve.service.bundle.graph_spec import GraphSpec, Outputs
-from bertserve.service.bundle.manifest import Manifest, SpecialPiece, TokenizerSpec
+from bertserve.service.bundle.manifest import Manifest, SpecialPart, TokenizerSpec
 from bertserve.service.engine.onnx_engine import Engine, OnnxEngine
 from bertserve.service.engine.sessions import why_not
 from bertserve.service.errors import EngineError
@@ -138,7 +138,7 @@ def sample_requests(config: Manifest | Checkpoint, spec: TokenizerSpec, count: C
         requests.append(task.text_request(text, spec))
     prompts = config.embedding.prompts.values() if config.embedding else ()
     requests += [replace(task.text_request(SENTENCE, spec), prompt=prompt) for prompt in prompts]
-    if not any(isinstance(piece, SpecialPiece) for piece in spec.single):
+    if not any(isinstance(part, SpecialPart) for part in spec.single):
         requests = [request for request in requests if request.chars]  # an empty text has no tokens, and no answer
     if count is not None:
         length = min(spec.max_length, MAX_FULL_LENGTH)

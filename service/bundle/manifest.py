@@ -28,7 +28,7 @@ WeightsFormat = Literal["safetensors", "pickle"]
 TokenTypes = Literal["template", "zero"]
 
 
-class SpecialPiece(Record):
+class SpecialPart(Record):
     """A special token at a fixed position of the template."""
 
     special: str
@@ -36,14 +36,14 @@ class SpecialPiece(Record):
     type_id: Annotated[int, Field(ge=0)]
 
 
-class TextPiece(Record):
+class TextPart(Record):
     """The position of the first (`a`) or second text (`b`) in the template."""
 
     text: Literal["a", "b"]
     type_id: Annotated[int, Field(ge=0)]
 
 
-Piece = SpecialPiece | TextPiece
+TemplatePart = SpecialPart | TextPart
 
 
 class MaskToken(Record):
@@ -68,8 +68,8 @@ class TokenizerSpec(Record):
     max_length: Annotated[int, Field(ge=3)]
     pad_id: Annotated[int, Field(ge=0)]
     padding_side: Side
-    single: Annotated[tuple[Piece, ...], Field(strict=False)]
-    pair: Annotated[tuple[Piece, ...], Field(strict=False)] | None
+    single: Annotated[tuple[TemplatePart, ...], Field(strict=False)]
+    pair: Annotated[tuple[TemplatePart, ...], Field(strict=False)] | None
     cls_index: int | None
     subword_prefix: str | None
     mask: MaskToken | None
@@ -80,11 +80,11 @@ class TokenizerSpec(Record):
     @property
     def second_text_first(self) -> bool:
         """Whether the second text of a pair is before the first one."""
-        return next((piece.text for piece in self.pair or () if isinstance(piece, TextPiece)), "a") == "b"
+        return next((part.text for part in self.pair or () if isinstance(part, TextPart)), "a") == "b"
 
     @property
-    def pieces(self) -> tuple[Piece, ...]:
-        """The pieces of both templates."""
+    def parts(self) -> tuple[TemplatePart, ...]:
+        """The parts of both templates."""
         return (*self.single, *(self.pair or ()))
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from bertserve.service.bundle.manifest import Piece, SpecialPiece, TokenizerSpec
+from bertserve.service.bundle.manifest import SpecialPart, TemplatePart, TokenizerSpec
 from bertserve.service.errors import BundleError, EngineError, InvalidValueError
 
 TokenIds = Sequence[int]
@@ -276,29 +276,29 @@ def _library_tokenizer(path: Path) -> _LibraryTokenizer:
 def _special_ids(tokenizer: Any, spec: TokenizerSpec) -> set[int]:
     """Returns the ids that a text must not produce: those of all special tokens except the mask."""
     ids = {id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    ids |= {piece.id for piece in spec.pieces if isinstance(piece, SpecialPiece)} | {spec.pad_id}
+    ids |= {part.id for part in spec.parts if isinstance(part, SpecialPart)} | {spec.pad_id}
     return ids - (set() if spec.mask is None else {spec.mask.id})
 
 
 class _Template:
     """The manifest's sequence of special tokens and texts, with its segment ids."""
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
-        self._pieces = pieces
-        self.specials = sum(isinstance(piece, SpecialPiece) for piece in pieces)
+    def __init__(self, parts: Sequence[TemplatePart]) -> None:
+        self._parts = parts
+        self.specials = sum(isinstance(part, SpecialPart) for part in parts)
 
     def fill(self, a: TokenIds, b: TokenIds, masks: Sequence[int]) -> Encoding:
         ids: list[int] = []
         type_ids: list[int] = []
         starts: dict[str, int] = {}
-        for piece in self._pieces:
-            if isinstance(piece, SpecialPiece):
-                part: TokenIds = (piece.id,)
+        for part in self._parts:
+            if isinstance(part, SpecialPart):
+                part_ids: TokenIds = (part.id,)
             else:
-                part = a if piece.text == "a" else b
-                starts[piece.text] = len(ids)
-            ids.extend(part)
-            type_ids.extend([piece.type_id] * len(part))
+                part_ids = a if part.text == "a" else b
+                starts[part.text] = len(ids)
+            ids.extend(part_ids)
+            type_ids.extend([part.type_id] * len(part_ids))
         ordered = tuple(starts[text] for text in sorted(starts))
         placed = tuple(ordered[-1] + mask for mask in masks)
         return Encoding(np.array(ids, dtype=np.int64), np.array(type_ids, dtype=np.int64), ordered, placed)

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 import tiny
 from bertserve.service.bundle import files
-from bertserve.service.bundle.manifest import MaskToken, SpecialPiece, TextPiece, TokenizerSpec
+from bertserve.service.bundle.manifest import MaskToken, SpecialPart, TextPart, TokenizerSpec
 from bertserve.service.tasks import classify, fill_mask, question_answering, zero_shot
 from bertserve.service.text.tokenizer import Tokenizer
 from embedded import ROOT
@@ -91,8 +91,8 @@ def made_kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def _spec(names: list[str], *, mask: bool) -> TokenizerSpec:
-    cls, sep = (SpecialPiece(special=names[id_], id=id_, type_id=0) for id_ in (CLS, SEP))
-    a, b = TextPiece(text="a", type_id=0), TextPiece(text="b", type_id=0)
+    cls, sep = (SpecialPart(special=names[id_], id=id_, type_id=0) for id_ in (CLS, SEP))
+    a, b = TextPart(text="a", type_id=0), TextPart(text="b", type_id=0)
     return TokenizerSpec(
         sha256="",
         max_length=64,
@@ -169,6 +169,6 @@ def test_the_embedded_tokenizers_read_special_tokens_as_text(models: Path) -> No
             continue
         bundle = files.load_bundle(path)
         tokenizer = Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
-        pieces = (*bundle.manifest.tokenizer.single, *bundle.manifest.tokenizer.pair)
-        specials = {piece.id for piece in pieces if isinstance(piece, SpecialPiece)}
+        parts = (*bundle.manifest.tokenizer.single, *bundle.manifest.tokenizer.pair)
+        specials = {part.id for part in parts if isinstance(part, SpecialPart)}
         assert all(specials.isdisjoint(tokens.ids) for tokens in tokenizer.tokenize(SMUGGLED))

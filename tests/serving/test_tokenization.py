@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import tiny
 from application import call, rejected
 from bertserve.service.bundle import files
-from bertserve.service.bundle.manifest import TextPiece
+from bertserve.service.bundle.manifest import TextPart
 from bertserve.service.errors import BundleError, EngineError
 from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
 from bertserve.service.text.windows import truncate_longest_first, windows
@@ -35,7 +35,7 @@ def test_a_template_can_have_the_second_text_first(models: Path) -> None:
     """Positions are those of the texts, not of the template."""
     loaded = files.load_bundle(models / "tiny")
     spec, other = loaded.manifest.tokenizer, {"a": "b", "b": "a"}
-    pair = tuple(piece.model_copy(update={"text": other[piece.text]}) if isinstance(piece, TextPiece) else piece for piece in spec.pair)
+    pair = tuple(piece.model_copy(update={"text": other[piece.text]}) if isinstance(piece, TextPart) else piece for piece in spec.pair)
     swapped = spec.model_copy(update={"pair": pair})
     tokenizer = Tokenizer(loaded.tokenizer_path, swapped)
 
