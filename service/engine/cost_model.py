@@ -16,6 +16,8 @@ WARM_UP_WEIGHT = 2.0
 MIN_SLOPE = 1e-3
 # A run counts at most this many times its prediction, and at least this part of it, so that a single stall has little effect.
 MAX_RATIO, MIN_RATIO = 4.0, 1e-3
+# Minimum spread of the runs' work, relative to the square of their total work; a smaller one is only rounding.
+MIN_SPREAD = 1e-9
 MIN_SECONDS = 1e-9  # of a run, for clocks that show none
 
 # Sums for least squares: weight, work, seconds, work squared, work times seconds.
@@ -84,7 +86,7 @@ class CostModel:
         """
         weight, work, seconds, work_work, work_seconds = sums
         spread = weight * work_work - work * work
-        if spread > 1e-9 * work * work:
+        if spread > MIN_SPREAD * work * work:
             # per unit of work, times the spread; if longer runs take no longer, nearly all cost is fixed
             slope = max(weight * work_seconds - work * seconds, MIN_SLOPE * seconds / work * spread)
             fixed = max(seconds * spread - work * slope, 0.0) / weight

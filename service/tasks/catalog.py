@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.errors import BundleError
+from bertserve.service.errors import SHOWN_CHARS, BundleError
 from bertserve.service.tasks import (
     attention,
     classify,
@@ -48,7 +48,7 @@ def spec_of(bundle: Bundle) -> TaskSpec:
     spec = TASKS.get(manifest.task)
     if spec is None or spec.derivation is not None:
         known = ", ".join(other.name for other in TASKS.values() if other.derivation is None)
-        raise BundleError(f"bundle `{bundle.path}` is for the task `{manifest.task[:64]}`; this version serves {known}.")
+        raise BundleError(f"bundle `{bundle.path}` is for the task `{manifest.task[:SHOWN_CHARS]}`; this version serves {known}.")
     if (missing := spec.missing_field(manifest)) is not None:
         raise BundleError(f"bundle `{bundle.path}` has a wrong manifest: {missing}; export it again.")
     return spec

@@ -37,6 +37,8 @@ MAX_TARGETS_CHARS = 2**14
 # Bytes of a candidate in the answer, without its `sequence`, and additional bytes of its token.
 CANDIDATE_BYTES, TOKEN_BYTES = 56 + SCORE_BYTES, 48
 CANDIDATE_US = 4  # of a candidate, without the tokens of its `sequence`
+# Targets that a warning shows, and characters of each, because it is a header.
+_SHOWN_TARGETS, _SHOWN_CHARS = 5, 32
 # Spellings of masks of other models, and common typing errors.
 _LOOKS_LIKE_A_MASK = re.compile(r"[\[<({]{1,2}\s*mask\s*[\])}>]{1,2}|_{3,}", re.IGNORECASE)
 
@@ -226,7 +228,7 @@ def _token_ids(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[NDArray[np
     ]
     warnings = []
     if first_tokens:
-        some = ", ".join(token[:32] for token in tokenizer.decode_all(first_tokens[:5], skip_special=False))
+        some = ", ".join(token[:_SHOWN_CHARS] for token in tokenizer.decode_all(first_tokens[:_SHOWN_TARGETS], skip_special=False))
         warnings.append(f"targets; {len(first_tokens)} of {len(targets)} are not in the vocabulary, so their first tokens are used: {some}")
     if without_tokens := sum(not tokens for tokens in target_tokens):
         warnings.append(f"targets; {without_tokens} of {len(targets)} have no tokens, so they are left out")
@@ -239,7 +241,7 @@ def _slots(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[list[Slot], tu
         if tokens:
             first.setdefault(tokens, target)
     unknown = [target for target, tokens in zip(targets, target_tokens, strict=True) if not tokens or tokenizer.unknown_id in tokens]
-    some = ", ".join(target[:32] for target in unknown[:5])
+    some = ", ".join(target[:_SHOWN_CHARS] for target in unknown[:_SHOWN_TARGETS])
     return slots_of(first), (
         f"targets; {len(unknown)} of {len(targets)} have no tokens, or tokens that are not in the vocabulary: {some}",
     ) if unknown else ()

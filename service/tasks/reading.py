@@ -15,6 +15,8 @@ from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import parse
 from bertserve.service.tasks.unknown_fields import check_keys, invalid_json, not_an_object, unknown_within
 
+_SHOWN_CHARS = 40  # of a wrong value
+
 B = TypeVar("B", bound=TaskBody)
 
 
@@ -144,5 +146,6 @@ def show(value: Any) -> CallerValue | str:
     """Returns a value of a body for a message: the start of a text or a number, otherwise a description."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else f"a list of {len(value)}"
-    shown = json.dumps(value[:41] if isinstance(value, str) else value, ensure_ascii=False)
-    return CallerValue(shown if len(shown) <= 40 else f"{shown[:40]}…")
+    # one character more than is shown, so that a longer text ends with an ellipsis
+    shown = json.dumps(value[: _SHOWN_CHARS + 1] if isinstance(value, str) else value, ensure_ascii=False)
+    return CallerValue(shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}…")
