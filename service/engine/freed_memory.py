@@ -6,7 +6,8 @@ import ctypes
 import threading
 import time
 
-# The next runs must get the memory again, page by page: with 1 s, this took 4 % of the processor time of long texts on two busy cores.
+# The next runs must get the memory again, page by page. With 1 s, this took 2 to 4 % of the processor time of long texts on a busy machine
+# (bench/results/2026-11-29-freed-memory.md).
 INTERVAL_S = 10.0
 WORK_S = 0.5  # seconds of processor time after which it is worth it; an idle service needs about 0.002 s per second
 
