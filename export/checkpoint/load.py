@@ -104,12 +104,7 @@ def load_checkpoint(
         config.chunk_size_feed_forward = 0  # a traced graph would keep the number of chunks of the example
     chosen_task, auto_class = _find_task(files, config, task)
     embeds = TASKS[chosen_task].embeds
-    if layers != "last" and not embeds:
-        text = layers if isinstance(layers, str) else ",".join(map(str, layers))
-        embed_task = feature_extraction.EXPORT_TASK.name
-        raise CheckpointError(f"--layers {text} is for {embed_task}, but `{source}` is for {chosen_task}; remove it.")
-    if combine is not None and layers == "last":
-        raise CheckpointError(f"--combine {combine} needs several layers; give them with --layers, or remove it.")
+    _check_layers(source, chosen_task, layers, combine)
     settings = _Settings(SentenceSettings.read(files.folder / SETTINGS_FILE), read_transformer_settings(files.trained_folder))
     tokenizer = load_tokenizer(source, files.tokenizer_folder, lowercase=settings.transformer.lowercase)
     embedding = head = None
@@ -143,6 +138,20 @@ def load_checkpoint(
         return checkpoint
     inputs, outputs = (*checkpoint.inputs, ATTENTION_INDEX), (*checkpoint.outputs, ATTENTIONS)
     return replace(checkpoint, inputs=inputs, outputs=outputs, attention_heads=count_heads(checkpoint.model, checkpoint.tokenizer))
+
+
+def _check_layers(source: str, task: str, layers: Layers, combine: Combine | None) -> None:
+    """Checks that the task has layers to choose, and that there are several to combine.
+
+    Raises:
+        CheckpointError: There are not.
+    """
+    if layers != "last" and not TASKS[task].embeds:
+        text = layers if isinstance(layers, str) else ",".join(map(str, layers))
+        embed_task = feature_extraction.EXPORT_TASK.name
+        raise CheckpointError(f"--layers {text} is for {embed_task}, but `{source}` is for {task}; remove it.")
+    if combine is not None and layers == "last":
+        raise CheckpointError(f"--combine {combine} needs several layers; give them with --layers, or remove it.")
 
 
 def _read_config(files: SourceFiles) -> Any:

@@ -106,7 +106,7 @@ def test_a_replica_drains_longer_than_haproxy_needs_to_notice() -> None:
 
 def shown() -> list[Settings]:
     lines = re.findall(r"^bert-serve serve (.+)$", GUIDE, re.MULTILINE)
-    assert lines
+    assert 2 == len(lines)
     return [parse(Settings, line.split()) for line in lines]
 
 

@@ -292,10 +292,10 @@ def test_models_are_loaded_in_parallel(tmp_path: Path, monkeypatch: pytest.Monke
     """Each thread loads a model at the same time. The registry is sorted by name."""
     for name in "abcd":
         tiny.bundle(tmp_path, name)
-    real, beside = loading.load_model, threading.Barrier(2)
+    real, two_loads = loading.load_model, threading.Barrier(2)
 
     def load(path: Path, **options: Any) -> Model:
-        beside.wait(20)
+        two_loads.wait(20)
         return real(path, **options)
 
     monkeypatch.setattr(loading, "load_model", load)

@@ -139,7 +139,7 @@ async def test_a_client_that_disconnects_while_it_sends_is_counted_as_499(models
         return next(messages)
 
     async def send(_: Any) -> None:
-        """Sends to nobody."""
+        """Drops a message."""
 
     await Endpoint(service)(posting(), receive, send)
     assert 1 == metric(service.metrics.page().decode(), "requests_total", status="499")
