@@ -181,7 +181,7 @@ class ModelSettings(SourceSettings):
         False, description="Batch texts even on graphs whose scores depend on the other texts of the batch (dynamic int8)."
     )
     max_batch_tokens: int = Field(8192, ge=16, description="Maximum tokens of a batch: rows times padded length.")
-    max_inputs: int = Field(512, ge=1, le=16384, description="Maximum inputs of a request.")
+    max_inputs: int = Field(512, ge=1, le=8192, description="Maximum inputs of a request.")
     max_chars: int = Field(80000, ge=1, description="Maximum characters of a text.")
     max_top_k: int = Field(100, ge=1, le=1000, description="Maximum `top_k` of /fill-mask and /answer.")
     log_format: Literal["text", "json"] = Field("text", description="Format of log lines.")

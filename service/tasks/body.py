@@ -43,7 +43,7 @@ def body_config(**example: Any) -> ConfigDict:
 
 MAX_TOP_K = 1000  # whatever --max-top-k is
 # Maximum items of a list, whatever --max-inputs is: reading a body blocks the event loop, and a body of 2 MiB may have a million items.
-MAX_ITEMS = 2**14
+MAX_ITEMS = 2**13
 # without fail_fast a list of invalid items would create an error per item
 LIST_LIMIT = Field(fail_fast=True, max_length=MAX_ITEMS)
 

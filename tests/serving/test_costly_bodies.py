@@ -136,7 +136,7 @@ WHOLE_BODIES = {
     "lists": lambda: full("[", "[],", "[]]"),
     "nested lists": lambda: full('{"inputs": ', "["),
     "allowed texts": lambda: full('{"inputs": [', '"",', "1]}", count=2**18 - 2),
-    "pairs with a wrong one": lambda: full('{"inputs": [', '{"text": "a"},', "1]}", count=2**14),
+    "pairs with a wrong one": lambda: full('{"inputs": [', '{"text": "a warm film"},', "1]}", count=2**13 - 1),
     "numbers": lambda: full('{"inputs": [', "1.5e-7,", "1]}", count=2**18 - 2),
     "a number": lambda: full('{"inputs": "a", "parameters": {"top_k": ', "1", "}}"),
     "unknown parameters": lambda: full('{"inputs": "a", "parameters": {"a": 1', ',"k{i}": 1', "}}", count=2**16 - 4),
