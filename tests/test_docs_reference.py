@@ -10,8 +10,8 @@ import pytest
 import facts
 from bertserve.bench import objectives, workloads
 from bertserve.service import errors
-from bertserve.service.bundle.graph_spec import Record
 from bertserve.service.bundle.manifest import Manifest  # its import defines all records
+from bertserve.service.bundle.record import Record
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 RECORDS = sorted(Record.__subclasses__(), key=lambda record: record.__name__)

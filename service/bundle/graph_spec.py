@@ -6,20 +6,16 @@ import hashlib
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from bertserve.service.bundle.decision import Decision
+from bertserve.service.bundle.record import Record
 from bertserve.service.providers import Provider
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray  # the parent of workers must not import numpy
 
 Outputs: TypeAlias = "dict[str, NDArray[Any]]"  # a graph's outputs for one encoding by name, float32, or the parts that a task keeps
-
-
-class Record(BaseModel):
-    """Base of all manifest records: they are frozen, and an unknown field or a wrong type is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class ShapeBucket(Record):
@@ -189,6 +185,7 @@ class GraphSpec(Record):
     shapes: ShapePlan | None = None
     size_bytes: int | None = None
     data: Annotated[tuple[GraphFile, ...], Field(strict=False)] = ()
+    decision: Decision | None = None
 
     @property
     def name(self) -> str:

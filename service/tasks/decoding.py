@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,29 @@ def activate(logits: Floats, activation: Activation) -> Floats:
         odds: Floats = (np.where(logits >= 0, 1, decay) / (1 + decay)).astype(np.float32)
         return odds
     return logits
+
+
+def calibrate(scores: Floats, activation: Activation, scale: Sequence[float], bias: Sequence[float]) -> Floats:
+    """Returns calibrated scores, float32 of the same shape: the activation of `scale * logits + bias`.
+
+    Args:
+        scores: float32 [..., labels], those of several windows combined.
+        activation: The function that made the scores; `none` if they are logits.
+        scale: One value, or one per label.
+        bias: Likewise.
+    """
+    return activate((np.array(scale) * logits_of(scores, activation) + np.array(bias)).astype(np.float32), activation)
+
+
+def logits_of(scores: Floats, activation: Activation) -> NDArray[np.float64]:
+    """Returns finite logits that have these scores, float64 of the same shape: logarithms for `softmax`, log odds for `sigmoid`."""
+    if activation == "none":
+        return scores.astype(np.float64)
+    least = np.finfo(np.float32).tiny
+    values = np.clip(scores.astype(np.float64), least, None)
+    if activation == "softmax":
+        return np.log(values)
+    return np.log(values) - np.log(np.clip(1 - values, np.finfo(np.float32).epsneg, None))
 
 
 def best_first(scores: Floats, top_k: int | None = None) -> list[int]:

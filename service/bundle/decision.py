@@ -1,0 +1,83 @@
+"""The manifest's record of a graph's calibration and thresholds, which `bert-export calibrate` measures and the service applies.
+
+docs/reference/manifest.md specifies each field, and a test keeps it complete.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from bertserve.service.bundle.record import Record
+
+Method = Literal["temperature", "per-label", "tags", "answers"]
+Aim = Literal["precision", "recall", "max-error", "coverage"]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class Interval(Record):
+    """A measured value with its 95 % interval from a bootstrap over the examples."""
+
+    value: Finite
+    low: Finite
+    high: Finite
+
+
+class Quality(Record):
+    """How well scores match the outcomes. `auroc` is null if all predictions are right or all are wrong."""
+
+    log_loss: Interval
+    brier: Interval
+    ece: Interval
+    auroc: Interval | None
+
+
+class Threshold(Record):
+    """A threshold of calibrated scores that reaches an aim with 95 % confidence; a prediction counts if its score is at least `threshold`.
+
+    With a `label`, the score is that of the label, whether or not another label has a better one. Without one, it is the score of each
+    prediction (the best label, an entity, an answer); for `coverage`, the label set has all labels from `threshold` on.
+    """
+
+    label: str | None
+    aim: Aim
+    target: Share
+    threshold: Share
+    decided: Share
+    error: Share
+    bound: Share
+    examples: Count
+
+
+class Decision(Record):
+    """The calibration and the thresholds of a graph.
+
+    Calibrated logits are `scale * logits + bias`, with one value for all labels or one per label. The logits are those of the combined
+    scores of all windows: the logarithm of a softmax score, the log odds of a sigmoid score. By method:
+
+    - `temperature`: the softmax of the calibrated logits; `scale` has one value, and `bias` is 0
+    - `per-label`: the sigmoid of each calibrated logit
+    - `tags`: the softmax of each token's logits times `scale`, before tokens are grouped
+    - `answers`: the sigmoid of `scale` times the log odds of an answer's score; `bias` is added to those of "no answer"
+    """
+
+    method: Method
+    scale: Annotated[tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...], Field(strict=False, min_length=1)]
+    bias: Annotated[tuple[Finite, ...], Field(strict=False, min_length=1)]
+    fitted: Count
+    judged: Count
+    data_sha256: str
+    before: Quality
+    after: Quality
+    thresholds: Annotated[tuple[Threshold, ...], Field(strict=False)] = ()
+    score_edges: Annotated[tuple[Finite, ...], Field(strict=False)]
+    score_counts: Annotated[tuple[Count, ...], Field(strict=False)]
+    label_counts: dict[str, Count]
+
+    @property
+    def temperature(self) -> float:
+        """The temperature of the first label, above 1 if the model was too sure."""
+        return 1 / self.scale[0]
