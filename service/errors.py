@@ -158,6 +158,10 @@ class ProviderError(StartError):
     """The requested execution provider, or the package that has it, is missing."""
 
 
+class DeviceLostError(StartError):
+    """The GPU failed in a way that ends all work of this process on it."""
+
+
 class CallerError(BertServeError):
     """The request cannot be answered without a change."""
 
@@ -237,7 +241,7 @@ class ExpiredError(ServerError):
 
 
 class UnavailableError(ServerError):
-    """The service is stopping or cannot answer: an inference thread died, or all of them hang."""
+    """The service is stopping or cannot answer: the GPU failed, an inference thread died, or all of them hang."""
 
 
 class EngineError(ServerError):

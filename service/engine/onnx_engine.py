@@ -6,6 +6,7 @@ number of rows. The outputs of additional rows are dropped.
 
 from __future__ import annotations
 
+import re
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -18,15 +19,22 @@ from numpy.typing import NDArray
 
 from bertserve.service.bundle.graph_spec import GraphSpec, InputSpec, Outputs, OutputSpec
 from bertserve.service.engine.sessions import THREADS, open_session
-from bertserve.service.errors import EngineError
+from bertserve.service.errors import DeviceLostError, EngineError
 from bertserve.service.providers import Provider
 from bertserve.service.text.tokenizer import Encoding
 
 Feed = dict[str, NDArray[np.int32 | np.int64]]
 
 
-# Messages of onnxruntime, the C++ library and CUDA; none has an error type for it.
+# Messages of onnxruntime, the C++ library and CUDA; none has an error type for them.
 _OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "failed to allocate memory", "out of memory")
+# CUDA errors after which every call of the process fails: a kernel has read or written a wrong address or failed otherwise, an assertion failed,
+# memory has an error that cannot be corrected, or the card does not answer.
+_DEVICE_LOST = re.compile(
+    r"cuda (?:failure|error) (?:214|220|70[029]|71[04-9]|999)\b|illegal memory access|misaligned address|unspecified launch failure"
+    r"|device-side assert|uncorrectable|context is destroyed|device (?:is )?lost|fallen off the bus",
+    re.IGNORECASE,
+)
 
 
 class Engine(Protocol):
@@ -71,6 +79,7 @@ class OnnxEngine:
 
         Raises:
             EngineError: The graph failed, or an output has a wrong number of rows or is not finite.
+            DeviceLostError: The GPU failed, so no later run can succeed.
         """
         rows, longest = len(encodings), max(len(encoding.ids) for encoding in encodings)
         if self._plan is not None:
@@ -196,8 +205,10 @@ def _maps(encodings: Sequence[Encoding]) -> list[tuple[int, int, int]]:
     return sorted((layer, row, head) for row, encoding in enumerate(encodings) for layer, head in encoding.maps)
 
 
-def _failure(error: Exception, rows: int, longest: int) -> EngineError:
+def _failure(error: Exception, rows: int, longest: int) -> EngineError | DeviceLostError:
     """Returns the error of a failed run, without the library's message, which may contain a caller's ids."""
+    if lost := _DEVICE_LOST.search(str(error)):
+        return DeviceLostError(f"the GPU failed ({lost[0]}), and the process must be restarted; if that repeats, check `nvidia-smi`.")
     if isinstance(error, MemoryError) or any(phrase in str(error).lower() for phrase in _OUT_OF_MEMORY):
         return EngineError(
             "there is not enough memory to run {rows} x {longest} tokens; send shorter texts; the operator can "

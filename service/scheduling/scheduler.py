@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bertserve.service.errors import EngineError, ExpiredError, UnavailableError
+from bertserve.service.errors import DeviceLostError, EngineError, ExpiredError, UnavailableError
 from bertserve.service.scheduling.completion_queue import CompletionQueue
 from bertserve.service.scheduling.prepare import PreparePool
 from bertserve.service.scheduling.request_queue import RequestQueue
@@ -37,7 +37,7 @@ class Scheduler:
         queue: Its queue; only the scheduler changes it.
         prepare: The threads that tokenize long texts.
         clock: Returns monotonic seconds.
-        is_broken: Whether a thread has died, or as many runs hang as it has threads: only another process helps.
+        is_broken: Whether the device is lost, a thread has died, or as many runs hang as it has threads: only another process helps.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class Scheduler:
         self._first_steps: list[Callable[[], object]] = []
         self._watchdog = Watchdog(self._threads, self._replace, hung_floor_s)
         self._hangs = 0
+        self._device_is_lost = False
         self._on_hang = on_hang
         self._accepts = self._withdrawn = self._stopped = self.is_broken = False
 
@@ -137,7 +138,7 @@ class Scheduler:
 
         Raises:
             RefusedError: The queue is full, or the request would expire before it could start.
-            UnavailableError: The scheduler is stopping, an inference thread has died, or too many hang.
+            UnavailableError: The scheduler is stopping, the device is lost, an inference thread has died, or too many hang.
         """
         with self._lock:
             if not self._accepts or self.is_broken:
@@ -157,7 +158,7 @@ class Scheduler:
             TooLargeError: It is larger than the queue.
             RefusedError: The queue is full, or the request would probably miss its deadline.
             ExpiredError: The deadline passed before its last item started.
-            UnavailableError: The scheduler stopped, or an inference thread died, before the request was done.
+            UnavailableError: The scheduler stopped, the device was lost, or an inference thread died, before the request was done.
             InvalidValueError: An item exceeds the maximum tokens of a batch.
             EngineError: Its runner failed on an item, or hangs. Errors of `proceed` are raised unchanged.
         """
@@ -251,6 +252,8 @@ class Scheduler:
         if thread.steps:
             try:
                 thread.steps.popleft()()
+            except DeviceLostError as error:
+                self._lose_device(error)
             except Exception as error:  # noqa: BLE001 - the boundary of a step: without it, the first batches are slower
                 logger.warning("%s: a run of the warm-up failed with %s", thread.handle.name, type(error).__name__)
         return True
@@ -272,6 +275,9 @@ class Scheduler:
                     batch_count=len(batch),
                     results_count=len(results),
                 )
+        except DeviceLostError as error:
+            self._lose_device(error)
+            return
         except BaseException as error:  # noqa: BLE001 - the boundary of a batch: no error of a run may end the inference thread
             if len(batch) == 1:
                 self._fail(batch[0].request, error)
@@ -333,6 +339,12 @@ class Scheduler:
         for request in list(self._open):
             self._end(request, error)
 
+    def _lose_device(self, error: DeviceLostError) -> None:
+        """Fails all requests, because no later run can succeed."""
+        logger.critical("%s", error.message)
+        self.is_broken = self._device_is_lost = True
+        self._fail_all(self._unavailable())
+
     def _replace(self, thread: InferenceThread, seconds: float) -> None:
         """Fails the requests of a run that hangs, and starts another thread. With as many hangs as threads, the service must be restarted."""
         with self._lock:
@@ -356,6 +368,10 @@ class Scheduler:
             self._start_thread()
 
     def _unavailable(self) -> UnavailableError:
+        if self._device_is_lost:
+            return UnavailableError(
+                "the GPU failed and the service must be restarted; send the request to another instance, or try again later."
+            )
         if self._hangs >= self._thread_count:
             return UnavailableError("too many inference threads hang; send the request to another instance, or try again later.")
         if self.is_broken:

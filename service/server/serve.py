@@ -167,7 +167,7 @@ def serve_models(
         if tracer is not None:
             tracer.close()
         if state.scheduler.is_broken:
-            logger.critical("the service ends, because its inference threads hang, or one has died")
+            logger.critical("the service ends, because the GPU failed, its inference threads hang, or one has died")
     return int(state.scheduler.is_broken)
 
 

@@ -3,9 +3,11 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 import tiny
@@ -15,7 +17,7 @@ from bertserve.service.engine import onnx_engine
 from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.engines import ModelEngines
 from bertserve.service.engine.sessions import open_session
-from bertserve.service.errors import TooLargeError
+from bertserve.service.errors import DeviceLostError, EngineError, TooLargeError
 from bertserve.service.metrics import Metrics
 from bertserve.service.models.build import build
 from bertserve.service.models.model import Model
@@ -26,6 +28,7 @@ from bertserve.service.tasks.batch import Batch, TaskGenerator, TaskModel
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.classify import ClassifyRequest
 from bertserve.service.tasks.cost import Cost
+from bertserve.service.text.tokenizer import Encoding
 from fakes import FakeEngine, FaultySession
 from served_socket import until
 
@@ -96,6 +99,31 @@ FAULTS = {
     "nan": "`logits` is not finite",
     "short": "`logits` has 0 rows",
 }
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; hostname=a ; expr=cudaStreamSynchronize", DeviceLostError),
+        ("CUDA failure 719: unspecified launch failure ; GPU=0", DeviceLostError),
+        ("CUDA error 999: unknown error", DeviceLostError),
+        ("CUDA failure 710: device-side assert triggered", DeviceLostError),
+        ("CUDA failure 214: uncorrectable ECC error encountered", DeviceLostError),
+        ("Unable to determine the device handle: GPU has fallen off the bus", DeviceLostError),
+        ("CUDA failure 2: out of memory ; GPU=0", EngineError),
+        ("CUBLAS failure 700 of a name with CUDA failure 7001", EngineError),
+        ("Non-zero status code returned while running Gather node", EngineError),
+    ],
+)
+def test_errors_that_end_all_work_on_the_gpu_are_told_from_others(models: Path, message: str, kind: type[Exception]) -> None:
+    session = SimpleNamespace(run=lambda names, feed: (_ for _ in ()).throw(RuntimeError(message)))
+    graph = files.load_bundle(models / "tiny").manifest.graphs[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnx_engine, "open_session", lambda *arguments, **options: session)
+        engine = onnx_engine.OnnxEngine(models / graph.file, graph, pad_id=0, padding_side="right")
+    with pytest.raises(kind) as failed:
+        engine.run([Encoding(np.zeros(3, np.int64), np.zeros(3, np.int64))])
+    assert "hostname" not in str(failed.value)
 
 
 @pytest.mark.parametrize(("fault", "value"), FAULTS.items())

@@ -122,6 +122,39 @@ def test_requests_that_outlast_the_shutdown_timeout_are_refused(tmp_path: Path, 
         assert 0 == served.process.wait(10)
 
 
+LOST_GPU = f"""
+import numpy as np
+from types import SimpleNamespace
+from bertserve.service.engine import onnx_engine
+
+def opened(*arguments, **options):
+    def run(names, feed):
+        if len(feed["input_ids"]) > 1:
+            raise RuntimeError("CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; hostname=a")
+        return session.run(names, feed)
+
+    session = open_session(*arguments, **options)
+    return SimpleNamespace(run=run)
+
+open_session, onnx_engine.open_session = onnx_engine.open_session, opened
+onnx_engine.OnnxEngine.time_runs = lambda engine, shapes, repeats: [(*shape, 1e-3) for shape in shapes]
+{BERT_SERVE}
+"""
+
+
+@pytest.mark.parametrize("workers", [("--threads", "1"), pytest.param(TWO, marks=pytest.mark.full_grid)], ids=["one", "two"])
+def test_a_lost_gpu_ends_the_process(models: Path, tmp_path: Path, workers: tuple[str, ...]) -> None:
+    """Its requests get 503, and its supervisor starts another process: with several workers the arbiter, otherwise that of code 1."""
+    with running(models, tmp_path / "log", *workers, program=LOST_GPU) as served:
+        assert 200 == httpx.post(f"{served.url}/classify", json={"inputs": "good"}, trust_env=False).status_code
+        rejected(httpx.post(f"{served.url}/classify", json={"inputs": ["good"] * 9}, trust_env=False), 503, "unavailable")
+        if workers == TWO:
+            wait_until(lambda: get(served, "/health/ready").status_code == 200)
+        else:
+            assert 1 == served.process.wait(20)
+        assert "the GPU failed (CUDA failure 700)" in served.log.read_text()
+
+
 LONG_LOADS = f"""
 import logging
 from bertserve.service.models import loading

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bertserve.service.errors import EngineError, UnavailableError
+from bertserve.service.errors import DeviceLostError, EngineError, UnavailableError
 from scheduler_bench import Bench, on_loop, play, takes
 
 
@@ -108,3 +108,25 @@ async def test_a_run_that_has_just_begun_does_not_hang(bench: Hanging) -> None:
     assert (0, True) == (bench.hangs, bench.scheduler.ready)
     bench.work.gate.set()
     assert ["blocker"] == await blocker
+
+
+@on_loop(threads=2)
+async def test_after_a_lost_device_only_another_process_helps(bench: Bench) -> None:
+    """All requests fail at once, also those that wait, and the batch does not run again in halves."""
+    runs: list[Any] = []
+
+    def lose(payloads: Sequence[Any]) -> Sequence[Any]:
+        runs.append(payloads)
+        raise DeviceLostError("the GPU failed (CUDA failure 700).")
+
+    blockers = [await bench.blocked(), await bench.blocked()]
+    lost = [bench.submit(payload, runner=bench.runs(lose, shares_batches=False)) for payload in "ab"]
+    waiting = bench.submit("c", runner=bench.runs(seconds=takes(1.0)))
+    await asyncio.sleep(0)
+    bench.work.gate.set()
+    for task in (*lost, waiting, bench.submit("late")):
+        with pytest.raises(UnavailableError, match="the GPU failed"):
+            await task
+    assert (False, True) == (bench.scheduler.ready, bench.scheduler.is_broken)
+    assert 1 <= len(runs) <= 2  # one per thread
+    await asyncio.gather(*blockers, return_exceptions=True)  # the device may be lost before the second one is delivered
