@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bertserve.service.errors import ProviderError
 
@@ -18,6 +18,21 @@ if TYPE_CHECKING:
 
 Options = dict[str, str]
 LoadLibrary = Callable[[str], Any]  # loads a shared library by its name
+
+
+class GpuOptions(NamedTuple):
+    """How a session uses the GPU.
+
+    Attributes:
+        device_id: Index of the GPU, of those that the process can use.
+        mem_limit_mib: Maximum MiB of the session's arena, which has its weights and tensors; None for no limit.
+    """
+
+    device_id: int = 0
+    mem_limit_mib: int | None = None
+
+
+FIRST_GPU = GpuOptions()
 
 
 @dataclass(frozen=True)
@@ -30,7 +45,8 @@ class ExecutionProvider:
         package: The package that contains it.
         extra: The extra of bertserve that installs the package.
         precisions: The precisions of its graphs, that of the default graph last.
-        session_options: Returns the options of a graph's session; the second argument is the folder of engines, or None.
+        session_options: Returns the options of a graph's session. The second argument is the folder of engines, or None; the third is how
+            it uses the GPU.
         library: The shared library that ONNX Runtime loads for it; None if it needs none, and no GPU.
         fallback: Provider of the operators that this one cannot run; None for the CPU.
         automatic: Whether `auto` uses it if it is available.
@@ -44,7 +60,7 @@ class ExecutionProvider:
     package: str
     extra: str
     precisions: tuple[Precision, ...]
-    session_options: Callable[[GraphSpec, Path | None], Options]
+    session_options: Callable[[GraphSpec, Path | None, GpuOptions], Options]
     library: str | None = None
     fallback: str | None = None
     automatic: bool = False
@@ -52,27 +68,31 @@ class ExecutionProvider:
     reserves_largest: bool = False
 
 
-def cuda_options(graph: GraphSpec, engines: Path | None = None) -> Options:
+def cuda_options(graph: GraphSpec, engines: Path | None = None, gpu: GpuOptions = FIRST_GPU) -> Options:
     """Returns the options of the CUDA provider; `engines` is not used.
 
     For fp32, products are computed in full precision: TF32 has a mantissa of 10 bits, but the report was measured with 23.
     """
-    return {
-        "device_id": "0",
+    options = {
+        "device_id": str(gpu.device_id),
         # blocks of powers of two waste up to half of the memory; there are only a few shapes, and the largest is warmed up first
         "arena_extend_strategy": "kSameAsRequested",
         # copies on the computing stream, because one batch runs at a time and nothing can overlap
         "do_copy_in_default_stream": "1",
         "use_tf32": "0" if graph.precision == "fp32" else "1",
     }
+    if gpu.mem_limit_mib is not None:
+        options["gpu_mem_limit"] = str(gpu.mem_limit_mib * 2**20)
+    return options
 
 
-def tensorrt_options(graph: GraphSpec, engines: Path | None) -> Options:
+def tensorrt_options(graph: GraphSpec, engines: Path | None, gpu: GpuOptions = FIRST_GPU) -> Options:
     """Returns the options of the TensorRT provider.
 
     Args:
         graph: The graph with its shape plan. The only profile covers these shapes, because another shape would build the engine again.
         engines: Folder of this graph's engine and timing caches; None to store none.
+        gpu: Its device.
 
     Raises:
         ProviderError: The graph has no shape plan.
@@ -83,7 +103,7 @@ def tensorrt_options(graph: GraphSpec, engines: Path | None) -> Options:
         )
     min_shapes, opt_shapes, max_shapes = (profile(graph.inputs, graph.shapes, size) for size in ("min", "opt", "max"))
     options = {
-        "device_id": "0",
+        "device_id": str(gpu.device_id),
         "trt_fp16_enable": "1" if graph.precision == "fp16" else "0",
         "trt_profile_min_shapes": min_shapes,
         "trt_profile_opt_shapes": opt_shapes,
@@ -123,7 +143,7 @@ def tensorrt_version() -> str:
 
 
 # on ONNX Runtime, int8 products are slower than float ones with CUDA, and fp16 ones are slower on the CPU
-CPU = ExecutionProvider("cpu", "CPUExecutionProvider", "onnxruntime", "cpu", ("fp32", "int8"), lambda graph, engines: {})
+CPU = ExecutionProvider("cpu", "CPUExecutionProvider", "onnxruntime", "cpu", ("fp32", "int8"), lambda graph, engines, gpu: {})
 CUDA = ExecutionProvider(
     "cuda",
     "CUDAExecutionProvider",

@@ -161,6 +161,13 @@ class ModelSettings(SourceSettings):
     engine_cache: Path | None = Field(
         None, description="Folder for TensorRT engines; without it every start builds them, which takes minutes."
     )
+    device_id: int = Field(0, ge=0, description="Index of the GPU, of those that the process can use.")
+    gpu_mem_limit_mib: int | None = Field(
+        None,
+        ge=1,
+        description="Maximum MiB of the GPU's memory for the weights and tensors of one CUDA session, of which each model has one "
+        "(default: no limit).",
+    )
     require_validation: bool = Field(
         False, description="Refuse graphs that were not validated against their checkpoint on this provider and in this precision."
     )

@@ -50,11 +50,11 @@ def _cpu_info(info: Path) -> list[tuple[str, str]]:
     return [(key.strip(), value.strip()) for key, _, value in (line.partition(":") for line in lines)]
 
 
-def first_gpu(load: LoadLibrary = ctypes.CDLL) -> Gpu:
-    """Returns the first GPU of the NVIDIA driver; `load` loads a shared library by its name.
+def find_gpu(index: int = 0, load: LoadLibrary = ctypes.CDLL) -> Gpu:
+    """Returns a GPU of the NVIDIA driver by its index; `load` loads a shared library by its name.
 
     Raises:
-        ProviderError: There is no driver, or it has no GPU for this process.
+        ProviderError: There is no driver, or it has no such GPU for this process.
     """
     try:
         driver = load(_DRIVER)
@@ -69,7 +69,11 @@ def first_gpu(load: LoadLibrary = ctypes.CDLL) -> Gpu:
             f"the NVIDIA driver has no GPU for this process ({count.value} devices, code {code}); check `nvidia-smi`, "
             "CUDA_VISIBLE_DEVICES and the GPUs of the container."
         )
-    driver.cuDeviceGet(ctypes.byref(device), 0)
+    if index >= count.value:
+        raise ProviderError(
+            f"--device-id is {index}, and the GPUs of this process are 0 to {count.value - 1}; check `nvidia-smi` and CUDA_VISIBLE_DEVICES."
+        )
+    driver.cuDeviceGet(ctypes.byref(device), index)
     driver.cuDeviceGetName(name, _NAME_BYTES, device)
     capability = []
     for attribute in _CAPABILITY:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from bertserve.service.bundle.graph_spec import GraphSpec, InputSpec, Outputs, OutputSpec
 from bertserve.service.engine.sessions import THREADS, open_session
 from bertserve.service.errors import DeviceLostError, EngineError
-from bertserve.service.providers import Provider
+from bertserve.service.providers import FIRST_GPU, GpuOptions, Provider
 from bertserve.service.text.tokenizer import Encoding
 
 Feed = dict[str, NDArray[np.int32 | np.int64]]
@@ -58,10 +58,11 @@ class OnnxEngine:
         provider: Provider | None = None,
         engine_cache: Path | None = None,
         threads: int = THREADS,
+        gpu: GpuOptions = FIRST_GPU,
     ) -> None:
         """Opens the session of an ONNX file, with the arguments and errors of `open_session`; by default on the graph's own provider."""
         self.provider = provider or graph.provider
-        self._session = open_session(path, graph, provider=self.provider, threads=threads, engine_cache=engine_cache)
+        self._session = open_session(path, graph, provider=self.provider, threads=threads, engine_cache=engine_cache, gpu=gpu)
         self._inputs = graph.inputs
         self._outputs = graph.outputs
         self._names = [output.name for output in graph.outputs]

@@ -13,7 +13,7 @@ from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.engine import hardware
 from bertserve.service.engine.hardware import Gpu
 from bertserve.service.errors import ProviderError, install_command
-from bertserve.service.providers import PROVIDERS, LoadLibrary, Options, Provider, profile
+from bertserve.service.providers import FIRST_GPU, PROVIDERS, GpuOptions, LoadLibrary, Options, Provider, profile
 
 try:
     import onnxruntime as ort
@@ -37,10 +37,12 @@ def open_session(
     provider: Provider,
     threads: int = THREADS,
     engine_cache: Path | None = None,
+    gpu: GpuOptions = FIRST_GPU,
 ) -> Any:
     """Returns an `onnxruntime.InferenceSession` for an ONNX file, whose runs have `threads` threads.
 
-    `engine_cache` is the folder of compiled engines, if the provider compiles; None to build them at every start.
+    `engine_cache` is the folder of compiled engines, if the provider compiles; None to build them at every start. `gpu` says how the session
+    uses the GPU, if the provider has one.
 
     Raises:
         ProviderError: This onnxruntime lacks the provider, or the session did not get it; the message says what is missing.
@@ -48,15 +50,15 @@ def open_session(
     wanted = PROVIDERS[provider].ort_name
     if wanted not in ort.get_available_providers():
         raise ProviderError(f"`{path}` needs {wanted}: {missing(provider)} Or choose another --provider.")
-    options = _provider_options(provider, graph, engine_cache)
+    options = _provider_options(provider, graph, engine_cache, gpu)
     try:
         session = _session(str(path), provider, options, threads, in_order=graph.gives_attentions)
     except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
         raise ProviderError(f"onnxruntime {VERSION} cannot load `{path}`: {error}") from error
     if wanted not in session.get_providers():
         raise ProviderError(
-            f"`{path}` needs {wanted}, but the session only has {', '.join(session.get_providers())}: {missing(provider)} "
-            "Or choose another --provider."
+            f"`{path}` needs {wanted}, but the session only has {', '.join(session.get_providers())}: "
+            f"{missing(provider, gpu.device_id)} Or choose another --provider."
         )
     return session
 
@@ -67,16 +69,17 @@ def available_provider() -> Provider:
     return next((record.name for record in PROVIDERS.values() if record.automatic and record.ort_name in available), "cpu")
 
 
-def why_not(provider: Provider) -> str | None:
-    """Returns why sessions on this machine do not get a provider, or None if they do; it opens a session on a tiny graph."""
+def why_not(provider: Provider, device_id: int = 0) -> str | None:
+    """Returns why sessions on this machine do not get a provider on a GPU, or None if they do; it opens a session on a tiny graph."""
     name = PROVIDERS[provider].ort_name
     if name in ort.get_available_providers():
         try:
-            if name in _session(_PROBE, provider, [(name, {})], THREADS).get_providers():
+            options = {} if provider == "cpu" else {"device_id": str(device_id)}
+            if name in _session(_PROBE, provider, [(name, options)], THREADS).get_providers():
                 return None
         except Exception as error:  # noqa: BLE001 - onnxruntime's pybind exceptions share no base class but Exception
-            return f"{missing(provider)} onnxruntime says: {error}"
-    return missing(provider)
+            return f"{missing(provider, device_id)} onnxruntime says: {error}"
+    return missing(provider, device_id)
 
 
 def engine_folder(root: Path, graph: GraphSpec, gpu: Gpu, *, compiler: str) -> Path:
@@ -93,8 +96,8 @@ def engine_folder(root: Path, graph: GraphSpec, gpu: Gpu, *, compiler: str) -> P
     return root / name
 
 
-def missing(provider: Provider, available: Sequence[str] | None = None, load: LoadLibrary = ctypes.CDLL) -> str:
-    """Returns what a provider lacks on this machine: the wheel, the driver or a library; or what to check if all of them are available.
+def missing(provider: Provider, device_id: int = 0, *, available: Sequence[str] | None = None, load: LoadLibrary = ctypes.CDLL) -> str:
+    """Returns what a provider lacks on this machine: the wheel, the driver, the GPU or a library; or what to check if all are available.
 
     `available` has the providers of the installed onnxruntime, and `load` loads a shared library by its name.
     """
@@ -105,7 +108,7 @@ def missing(provider: Provider, available: Sequence[str] | None = None, load: Lo
             f"`{record.extra}`: `{install_command(record.extra)}`."
         )
     try:
-        hardware.first_gpu(load)
+        hardware.find_gpu(device_id, load)
         load(str(Path(ort.__file__).parent / "capi" / (record.library or "")))
     except ProviderError as error:
         return error.message
@@ -114,17 +117,17 @@ def missing(provider: Provider, available: Sequence[str] | None = None, load: Lo
     return "driver and libraries are installed, so check what onnxruntime logs when it loads them."
 
 
-def _provider_options(provider: Provider, graph: GraphSpec, engine_cache: Path | None) -> list[tuple[str, Options]]:
+def _provider_options(provider: Provider, graph: GraphSpec, engine_cache: Path | None, gpu: GpuOptions) -> list[tuple[str, Options]]:
     """Returns the providers of a session with their options, in order of preference."""
     record, engines = PROVIDERS[provider], None
     if engine_cache is not None and record.engine_version is not None:
-        engines = engine_folder(engine_cache, graph, hardware.first_gpu(), compiler=record.engine_version())
+        engines = engine_folder(engine_cache, graph, hardware.find_gpu(gpu.device_id), compiler=record.engine_version())
         try:
             engines.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ProviderError(f"--engine-cache `{engine_cache}` cannot be written ({error.strerror}); give another folder.") from error
-    rest = [] if record.fallback is None else _provider_options(record.fallback, graph, None)
-    return [(record.ort_name, record.session_options(graph, engines)), *rest]
+    rest = [] if record.fallback is None else _provider_options(record.fallback, graph, None, gpu)
+    return [(record.ort_name, record.session_options(graph, engines, gpu)), *rest]
 
 
 def _session(

@@ -28,7 +28,7 @@ from bertserve.service.engine.sessions import THREADS, available_provider, why_n
 from bertserve.service.errors import BundleError, EngineError, ProviderError, SettingsError
 from bertserve.service.metrics import Metrics
 from bertserve.service.models.model import Model
-from bertserve.service.providers import Provider
+from bertserve.service.providers import GpuOptions, Provider
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.settings import ModelSettings
 from bertserve.service.tasks import catalog
@@ -52,7 +52,7 @@ def with_provider(settings: ModelSettings, bundles: Iterable[Path]) -> ModelSett
     if requested == "auto":
         best = available_provider()
         requested = best if all(_has_graph(path, best) for path in bundles) else "cpu"
-    if requested == "cpu" or (reason := why_not(requested)) is None:
+    if requested == "cpu" or (reason := why_not(requested, settings.device_id)) is None:
         return settings.model_copy(update={"provider": requested})
     if not settings.allow_provider_fallback:
         raise ProviderError(
@@ -195,7 +195,8 @@ def _check_fit(bundle: Bundle, engine: OnnxEngine, tokenizer: Tokenizer) -> None
 def _open_engine(bundle: Bundle, graph: GraphSpec, settings: ModelSettings, threads: int = THREADS) -> OnnxEngine:
     """Returns an engine with `threads` threads per run."""
     spec, file, cache = bundle.manifest.tokenizer, bundle.path / graph.file, settings.engine_cache
-    return OnnxEngine(file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, engine_cache=cache, threads=threads)
+    gpu = GpuOptions(settings.device_id, settings.gpu_mem_limit_mib)
+    return OnnxEngine(file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, engine_cache=cache, threads=threads, gpu=gpu)
 
 
 def _engines(engine: OnnxEngine, bundle: Bundle, graph: GraphSpec, settings: ModelSettings, cost: CostModel, threads: int) -> ModelEngines:

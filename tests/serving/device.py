@@ -104,7 +104,7 @@ def service(device: Device, **settings: Any) -> Iterator[AppState]:
         (path / MANIFEST_FILE).write_text(json.dumps(manifest))
         with (
             mock.patch.object(onnx_engine, "open_session", lambda path, graph, **options: device),
-            mock.patch.object(loading, "why_not", lambda provider: None),
+            mock.patch.object(loading, "why_not", lambda provider, device_id: None),
         ):
             yield build(
                 Settings(

@@ -18,6 +18,7 @@ from bertserve.service.engine.hardware import Gpu
 from bertserve.service.errors import ProviderError
 from bertserve.service.models import loading
 from bertserve.service.models.build import build
+from bertserve.service.providers import GpuOptions
 from bertserve.service.settings import Settings
 
 PLAN = ShapePlan(buckets=tuple(ShapeBucket(length=n, rows=(1, 2, 4)) for n in (8, 16, 32)))
@@ -81,6 +82,14 @@ def test_cuda_computes_float32_without_tf32(tmp_path: Path) -> None:
     assert "kSameAsRequested" == providers.cuda_options(graph(tmp_path / "arena"))["arena_extend_strategy"]
 
 
+def test_sessions_run_on_the_chosen_gpu_within_its_limit(tmp_path: Path) -> None:
+    gpu = GpuOptions(2, mem_limit_mib=300)
+    made = graph(tmp_path)
+    cuda, tensorrt = providers.cuda_options(made, None, gpu), providers.tensorrt_options(made, None, gpu)
+    assert ("2", "2", str(300 * 2**20)) == (cuda["device_id"], tensorrt["device_id"], cuda["gpu_mem_limit"])
+    assert "gpu_mem_limit" not in providers.cuda_options(made)
+
+
 @pytest.mark.parametrize(("precision", "flag"), [("fp32", "0"), ("fp16", "1")])
 def test_tensorrt_uses_the_precision_of_the_graph_and_the_folder_of_engines(tmp_path: Path, precision: str, flag: str) -> None:
     made = graph(tmp_path, precision=precision)
@@ -135,17 +144,18 @@ def test_incompatible_engines_have_different_folders(tmp_path: Path, monkeypatch
         (loader(driver=None), BUILT_WITH, "driver (libcuda.so.1: "),
         (loader(driver=Driver(devices=0)), BUILT_WITH, "`nvidia-smi`"),
         (loader(driver=Driver(code=100)), BUILT_WITH, "`nvidia-smi`"),
+        (loader(driver=Driver(devices=3)), BUILT_WITH, "--device-id is 3, and the GPUs of this process are 0 to 2"),
         (loader(driver=Driver(), missing="libcublasLt.so.12"), BUILT_WITH, "(libcublasLt.so.12: "),
     ],
-    ids=["wheel", "driver", "GPU", "initialization", "library"],
+    ids=["wheel", "driver", "GPU", "initialization", "index", "library"],
 )
 def test_what_is_missing_is_named(load: Callable[[str], Any], available: list[str], words: str) -> None:
-    assert words in sessions.missing("cuda", available, load)
+    assert words in sessions.missing("cuda", 3 if "--device-id" in words else 0, available=available, load=load)
 
 
 def test_a_complete_machine_lacks_nothing_and_names_its_gpu() -> None:
-    assert "are installed" in sessions.missing("cuda", BUILT_WITH, loader(driver=Driver()))
-    assert hardware.first_gpu(loader(driver=Driver())) == H100
+    assert "are installed" in sessions.missing("cuda", available=BUILT_WITH, load=loader(driver=Driver()))
+    assert hardware.find_gpu(load=loader(driver=Driver())) == H100
 
 
 INTEL = (
@@ -172,7 +182,7 @@ def test_the_cpu_is_reported_with_its_instruction_sets(tmp_path: Path, text: str
 
 def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes all providers except the CPU unavailable, even on a machine with a GPU."""
-    monkeypatch.setattr(loading, "why_not", lambda provider: "there is no NVIDIA driver." if provider != "cpu" else None)
+    monkeypatch.setattr(loading, "why_not", lambda provider, device_id: "there is no NVIDIA driver." if provider != "cpu" else None)
 
 
 def test_an_unavailable_provider_stops_the_start(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +203,6 @@ def test_an_allowed_fallback_is_logged_and_reported(
     with caplog.at_level(logging.WARNING, logger="bertserve.loading"):
         page = call_fresh(models, "GET", "/info", settings=settings).json()
     assert ["SERVING ON THE CPU"] == [record.getMessage().split(":")[0] for record in caplog.records]
-    assert ["cuda", "cpu"] == [page["machine"][name] for name in ("provider_asked", "provider")]
+    assert ["cuda", "cpu", None] == [page["machine"][name] for name in ("provider_asked", "provider", "gpu")]
     model = call_fresh(models, "GET", "/models/tiny", settings=settings).json()
     assert ["cuda", "cpu", "fp32"] == [model[name] for name in ("provider_asked", "provider", "precision")]
