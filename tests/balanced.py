@@ -31,7 +31,6 @@ class Balanced(NamedTuple):
 
     def states(self) -> list[str]:
         """Returns the state of each replica in HAProxy: `UP`, `DOWN`, or a transition between them."""
-        assert isinstance(self.proxy, HAProxy)
         page = httpx.get(f"{self.proxy.stats_url}/;csv", trust_env=False).text.removeprefix("# ")
         return [row["status"] for row in csv.DictReader(io.StringIO(page)) if row["svname"].startswith("replica")]
 

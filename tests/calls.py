@@ -4,8 +4,6 @@ The request arrives through LimitedProtocol on a socket, and runs on an inferenc
 Comprehensions, libraries, generated code, and the watchdog with its own timer do not count.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import threading

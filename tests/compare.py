@@ -6,8 +6,6 @@ of a shared machine changes from minute to minute. The processor time per reques
 then runs alone in batches of the same size, which gives the factor between the service's processor time and that of its graph.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

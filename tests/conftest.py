@@ -161,7 +161,6 @@ def running(models: Path, log: Path, *flags: str, program: str = BERT_SERVE) -> 
     with log.open("w") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         try:
-            assert process.stdout is not None
             for line in process.stdout:
                 if " listens on " in line:
                     break
@@ -171,7 +170,6 @@ def running(models: Path, log: Path, *flags: str, program: str = BERT_SERVE) -> 
         finally:
             process.terminate()
             process.wait(20)
-            assert process.stdout is not None
             process.stdout.close()
 
 

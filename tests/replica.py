@@ -69,7 +69,6 @@ class Replica:
 
     def wait_until_it_listens(self) -> None:
         """Waits until the process accepts connections. If it ends before that, the error is a BenchError."""
-        assert self.process.stdout is not None
         if not any(" listens on " in line for line in self.process.stdout):
             self.wait()
             raise BenchError(f"bert-serve did not start: {self.log.read_text()}")
@@ -82,7 +81,6 @@ class Replica:
     def wait(self) -> int:
         """Waits until the process has ended, and returns its exit code."""
         code = self.process.wait(_STOP_S)
-        assert self.process.stdout is not None
         self.process.stdout.close()
         return code
 

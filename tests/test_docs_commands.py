@@ -1,7 +1,5 @@
 """Commands in the documentation work: requests get the answers that pages show, and the image gets its files."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

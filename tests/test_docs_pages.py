@@ -1,7 +1,5 @@
 """Pages of documentation: links resolve, every page is linked, named files, make targets and flags exist, and tables are current."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from itertools import count

@@ -1,7 +1,5 @@
 """The handwritten parts of the documentation agree with the code."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Runs the programs that retry, of docs/how-to/clients.md, against a service that first refuses requests."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

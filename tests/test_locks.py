@@ -30,7 +30,7 @@ def pins(path: Path) -> dict[str, tuple[str, int]]:
 
 
 def asked(requirements: list[str]) -> set[str]:
-    return {normal(re.match(r"[A-Za-z0-9._-]+", requirement)[0]) for requirement in requirements}  # type: ignore[index]
+    return {normal(re.match(r"[A-Za-z0-9._-]+", requirement)[0]) for requirement in requirements}
 
 
 @pytest.mark.parametrize("lock", ["cpu", "gpu", "cpu,export", "cpu,otel", "gpu,otel", "build"])

@@ -1,7 +1,5 @@
 """A small HTTP server for load tests, in its own thread. The test passes the function that answers each request."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

@@ -1,7 +1,5 @@
 """A sweep of 13 runs, in one of which the generator was late, and its HTML page: `python sweep_page.py FILE`."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The bert-bench command against a small server: exit codes, reports and flags."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

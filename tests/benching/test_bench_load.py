@@ -3,8 +3,6 @@
 A load ends after a number of requests, not after a number of seconds, so that results do not depend on the machine's speed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import threading

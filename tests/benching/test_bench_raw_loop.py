@@ -1,7 +1,5 @@
 """The raw ONNX Runtime loop: it encodes bodies like the service, and accepts graphs from other sources."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path

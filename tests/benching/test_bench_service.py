@@ -1,7 +1,5 @@
 """bert-bench against a real service with tiny bundles: commands and kinds of endpoints."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

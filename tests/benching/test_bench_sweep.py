@@ -1,7 +1,5 @@
 """How a sweep searches for the highest rate, with a fake service that meets its objective up to a fixed rate."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

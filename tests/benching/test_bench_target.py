@@ -1,7 +1,5 @@
 """Load test targets: their URLs, their requests, and the metrics of their service."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

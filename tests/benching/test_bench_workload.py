@@ -1,7 +1,5 @@
 """The data that a load test sends: workloads, the bodies of each endpoint, and files of the user."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`make compare`: ratios within rounds, and the helpers that start services on free ports."""
 
-from __future__ import annotations
-
 import compare
 from compare import Load, Result
 

@@ -38,7 +38,6 @@ def running(tiny_models: Path, *flags: str) -> Iterator[str]:
     """Yields the URL of a service with the embedded models and the models of a folder."""
     command = [ROOT / ".venv/bin/bert-serve", "serve", "--port", "0", "--models", ROOT / "models", "--models", tiny_models]
     process = subprocess.Popen([*command, *flags], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert process.stdout is not None
     try:
         listening = next((line for line in process.stdout if " listens on " in line), None)
         assert listening is not None, "the service did not start"

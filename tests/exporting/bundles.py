@@ -1,7 +1,5 @@
 """Exports bundles for tests and runs them in the service's tokenizer, engine and decoders. Importing this module does not import torch."""
 
-from __future__ import annotations
-
 import json
 import resource
 import signal

@@ -1,7 +1,5 @@
 """Writes tiny, deterministic random checkpoints with transformers, and computes their logits in PyTorch."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fixtures for test modules that name this module in `pytest_plugins`. Importing this module does not import torch."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tiny random checkpoints of every encoder family, each with a fast tokenizer of the family's type."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json
@@ -69,7 +67,7 @@ class Family:
 
     def architecture(self, task: str) -> str | None:
         """Returns the name of the transformers class with a task's head, or None."""
-        return ALL_HEADS[task][0].get(self.config.model_type)  # type: ignore[attr-defined]
+        return ALL_HEADS[task][0].get(self.config.model_type)
 
     def save(self, path: Path, task: str, **fields: Any) -> Path:
         """Writes a random checkpoint with a task's head and returns its path."""

@@ -1,7 +1,5 @@
 """Writes the table of families in bench/results/model-families.md for `make families`."""
 
-from __future__ import annotations
-
 import math
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Exports a family's checkpoint and compares the bundle with PyTorch over a grid of lengths, unbatched and in a padded batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,7 +125,7 @@ def grid(tokenizer: Tokenizer, task: str) -> list[Encoding]:
 
 def reference(source: Path, task: str, bundle: Bundle, encodings: Sequence[Encoding]) -> list[Outputs]:
     """Returns the checkpoint's outputs in transformers with its default attention implementation, one text at a time."""
-    model = ALL_HEADS[task][1].from_pretrained(source, dtype=torch.float32).eval()  # type: ignore[attr-defined]
+    model = ALL_HEADS[task][1].from_pretrained(source, dtype=torch.float32).eval()
     taken = [spec for spec in bundle.manifest.graphs[0].inputs if spec.fill != "mask_index"]
     rows = []
     for encoding in encodings:

@@ -1,7 +1,5 @@
 """Replaces the slow stages of an export with recordings, for tests that do not depend on the results of these stages."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import tempfile

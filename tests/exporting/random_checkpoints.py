@@ -1,7 +1,5 @@
 """A hypothesis strategy for random checkpoints, some of which the export must refuse, and the files of such a checkpoint."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import warnings

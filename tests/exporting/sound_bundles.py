@@ -1,7 +1,5 @@
 """Tiny bundles that pass all checks of `bert-export verify`, and changes of them. Importing this module does not import torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A tiny checkpoint's graph after each stage before quantization, and helpers that create and run graphs."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Observations of the inputs of linear layers: bounds over all rows, and a sample of the rows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Calibration: the texts that are read, and the inputs that each task's graph gets from them."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The front matter of a checkpoint's card: the fields that are read, and the values that are ignored with a warning."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Embedding and zero-shot models, from checkpoint to response, match PyTorch and the pipelines of transformers."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -120,9 +118,7 @@ def test_a_model_in_a_subfolder_is_found(tmp_path: Path, length_file: str) -> No
     found = load_checkpoint(str(source))
 
     assert (digest, 48) == (found.origin.weights_sha256, found.tokenizer_spec.max_length)
-    assert found.embedding is not None
     assert ("mean", True, PROMPTS) == (found.embedding.pooling, found.embedding.normalize, found.embedding.prompts)
-    assert found.card is not None
     assert "What it was trained on." in found.card
 
 
@@ -159,7 +155,6 @@ def test_only_the_needed_files_are_fetched_from_the_hub(tmp_path: Path, monkeypa
     assert ([] if safe else ["0_Transformer/pytorch_model.bin"]) == [str(path.relative_to(fetched)) for path in fetched.rglob("*.bin")]
     assert "main" == revisions[0]
     assert {commit} == set(revisions[1:])
-    assert manifest.embedding is not None
     origin = manifest.source
     assert (64, "mean") == (manifest.tokenizer.max_length, manifest.embedding.pooling)
     assert ("org/vectors", "main", commit) == (origin.checkpoint, origin.revision, origin.commit)
@@ -243,7 +238,6 @@ def test_layers_match_pytorchs_hidden_states(tmp_path: Path, architecture: str) 
     source = encoder(tmp_path, architecture=architecture)
     bundle = exported(source, layers=(0, -4, -2))
 
-    assert bundle.manifest.embedding is not None
     assert (0, 1, 3, 4) == bundle.manifest.embedding.layers
     assert ["last_hidden_state", "hidden_states_0_1_3_4"] == [spec.name for spec in bundle.manifest.graphs[0].outputs]
     assert bundle.manifest.graphs[0].validation.worst_abs_error < 1e-4
@@ -266,6 +260,5 @@ def test_a_bundle_has_default_layers_that_requests_can_override(tmp_path: Path, 
     np.testing.assert_allclose(combined(source, numbers, "mean"), pooled(bundle, pooling="mean"), rtol=0, atol=1e-4)
     np.testing.assert_allclose(combined(source, [-1], "mean"), pooled(bundle, pooling="mean", layers="last"), rtol=0, atol=1e-4)
     np.testing.assert_allclose(combined(source, numbers, "sum"), pooled(bundle, pooling="mean", combine="sum"), rtol=0, atol=1e-4)
-    assert bundle.manifest.embedding is not None
     default = ", ".join(map(str, bundle.manifest.embedding.default_layers or ()))
     assert f" {default} (mean)" in (bundle.path / "README.md").read_text(encoding="utf-8")

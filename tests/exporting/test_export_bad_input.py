@@ -1,7 +1,5 @@
 """Invalid checkpoints, full disks and signals: the export prints one line, returns the right exit code and leaves no files."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Exports of a checkpoint to a bundle: files, manifest and model card."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable
@@ -136,7 +134,6 @@ def test_the_manifest_has_each_graph_with_its_validation(usual: Bundle, precisio
     # length ranges double up to the model's length; the worst range has the overall worst error
     assert [16, 32, 64, 128, 160] == [entry.up_to for entry in lengths]
     assert validation.worst_abs_error == max(entry.worst_abs_error for entry in lengths)
-    assert validation.speed is not None
     assert [16, 64, 128, POSITIONS] == [timing.length for timing in validation.speed.timings]
 
 

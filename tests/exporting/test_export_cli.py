@@ -1,7 +1,5 @@
 """The command `bert-export`: flags, exit codes, and existing bundles."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

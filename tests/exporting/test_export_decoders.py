@@ -1,7 +1,5 @@
 """Exports of decoder models: classifiers, taggers and question answering, their padding, and refused checkpoints."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Encoders outside the family table, special cases of families, and compressed BERTs; others are refused with the cause."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Single stages of an export: results and errors of trace, optimize and quantize, and the faults that parity catches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,7 +77,7 @@ def all_stages(tmp_path_factory: pytest.TempPathFactory) -> Stages:
 
 @pytest.mark.parametrize("name", ["token_type_ids", "attention_mask"])
 def test_unused_type_ids_are_dropped_and_an_unused_mask_is_an_error(stages: Stages, tmp_path: Path, name: str) -> None:
-    class Deaf(type(stages.loaded.model)):  # type: ignore[misc]
+    class Deaf(type(stages.loaded.model)):
         def forward(self, **inputs: Any) -> Any:
             return super().forward(**{key: value for key, value in inputs.items() if key != name})
 

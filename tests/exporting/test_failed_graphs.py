@@ -1,7 +1,5 @@
 """If a graph fails, the bundle has the other graphs; command, manifest and card name the omitted graph and the reason."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Rounding of weights to int8: scales without saturation on any CPU, rounding to nearest, and GPTQ."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray

@@ -1,7 +1,5 @@
 """Graphs for GPUs, tested on the CPU: their export, outputs that match PyTorch, and their planned shapes."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any
@@ -86,7 +84,7 @@ def test_the_cuda_graph_is_fused_and_takes_lengths(bundle: Bundle) -> None:
 def test_fp16_weights_are_stored_in_half_precision(bundle: Bundle) -> None:
     model = model_of(bundle, "cuda", "fp16")
     large = {tensor.data_type for tensor in model.graph.initializer if len(tensor.dims) == 2}
-    sizes = [(bundle.path / bundle.graph("cuda", precision).file).stat().st_size for precision in ("fp32", "fp16")]  # type: ignore[arg-type]
+    sizes = [(bundle.path / bundle.graph("cuda", precision).file).stat().st_size for precision in ("fp32", "fp16")]
 
     assert {TensorProto.FLOAT16} == large
     assert {TensorProto.FLOAT} == {value.type.tensor_type.elem_type for value in model.graph.output}

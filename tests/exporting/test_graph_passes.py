@@ -1,7 +1,5 @@
 """Graph passes between fusing and quantizing: what they change, and that outputs stay the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,7 +78,6 @@ def changed(folder: Path, model: onnx.ModelProto, name: str = "other.onnx") -> P
 
 def graph_constant(path: Path, name: str) -> Array:
     value = rewrite.load(path).graph.initializers[name].const_value
-    assert value is not None
     return value.numpy()
 
 

@@ -1,7 +1,5 @@
 """`bench/inference_time.py` rewrites the tables of the results, for tiny models."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """int8 is judged on texts that its calibration did not use; if it fails, the bundle has the fp32 graph and the reason."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable
@@ -62,7 +60,6 @@ def test_int8_is_judged_on_the_texts_of_the_validation_flag(
     texts = load_bundle(output / "tiny-bert").manifest.int8_texts
 
     assert " 654 texts, " in capsys.readouterr().err  # 642 lines, and 12 passages
-    assert texts is not None
     assert [642, 58, 17] == [getattr(texts, name).texts for name in ("calibration", "gate", "report")]
     assert digest_texts(own.splitlines()) == texts.report
 

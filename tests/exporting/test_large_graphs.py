@@ -3,8 +3,6 @@
 The limit is small here; `test_real_sizes.py` has a model over the real limit.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """LoRA adapters that peft saved are merged at export: the bundle answers like the base model with its adapter."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

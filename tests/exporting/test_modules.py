@@ -1,7 +1,5 @@
 """PyTorch modules of a user: the examples of docs/how-to/serve-a-checkpoint.md and examples/ are exported, and invalid modules refused."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from pathlib import Path

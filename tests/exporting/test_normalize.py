@@ -1,7 +1,5 @@
 """Graphs of exported programs are converted to a known form."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Export and serving on a GPU. The tests are skipped, with the reason, on machines without a GPU."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

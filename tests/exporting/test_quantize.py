@@ -1,7 +1,5 @@
 """The int8 graph: close to float even with huge channels, the same for a row in any batch, and the same on every CPU."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

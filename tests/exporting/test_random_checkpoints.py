@@ -1,7 +1,5 @@
 """A random checkpoint is exported and answers like PyTorch, or it is refused with a reason that names the cause."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 import warnings
@@ -187,7 +185,6 @@ def _requests(case: Case, user: User, manifest: Manifest, text: str, other: str)
         pair = [(classify.ClassifyRequest(text, other), user.windows(text, other))] if other else []
         return [(classify.ClassifyRequest(text), user.windows(text)), *pair]
     if case.task == EMBED:
-        assert manifest.embedding is not None
         return [(replace(embed.resolve(embed.EmbedParameters(), manifest.embedding), text=text), user.windows(text))]
     if case.task == "fill-mask":
         mask = user.tokenizer.mask_token

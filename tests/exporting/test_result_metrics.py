@@ -1,7 +1,5 @@
 """Comparisons of results: their agreement with those of a reference, and the metrics of right answers."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

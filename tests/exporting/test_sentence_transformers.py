@@ -1,7 +1,5 @@
 """Checkpoints of sentence-transformers answer as in sentence-transformers, or are refused. `make_sentence_transformers.py` wrote the answers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

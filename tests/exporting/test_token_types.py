@@ -3,8 +3,6 @@
 PyTorch gets the types explicitly, because transformers 5 drops them for most tokenizer classes.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -157,7 +155,7 @@ def in_pytorch(source: Path, task: str, texts: tuple[str, ...], *, typed: bool) 
     """Returns the outputs of transformers by name, with the types of tokenizer.json or without types."""
     encoding = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json")).encode(*texts)
     inputs = {"input_ids": encoding.ids} | ({"token_type_ids": encoding.type_ids} if typed else {})
-    model = ALL_HEADS[task][1].from_pretrained(source, dtype=torch.float32).eval()  # type: ignore[attr-defined]
+    model = ALL_HEADS[task][1].from_pretrained(source, dtype=torch.float32).eval()
     rows = {name: torch.tensor([values]) for name, values in inputs.items()}
     with torch.no_grad():
         outputs: dict[str, Any] = model(**{name: value[None] if task == "multiple-choice" else value for name, value in rows.items()})

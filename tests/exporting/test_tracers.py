@@ -3,8 +3,6 @@
 Other tests trace with TorchScript, which takes a tenth of the time (`exports_stay_offline_and_trace_quickly` in tests/conftest.py).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from pathlib import Path
@@ -68,7 +66,7 @@ def test_torchscript_is_the_fallback_for_dynamo(small: Checkpoint, tmp_path: Pat
 def test_a_graph_for_only_one_length_is_refused(small: Checkpoint, tmp_path: Path) -> None:
     """If the code computes with the length as a number, dynamo exports a graph for one length."""
 
-    class Counting(type(small.model)):  # type: ignore[misc]
+    class Counting(type(small.model)):
         def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **inputs: Any) -> Any:
             ones = torch.ones(int(input_ids.shape[1]), dtype=torch.int64)
             return super().forward(input_ids, attention_mask * ones, **inputs)
@@ -87,7 +85,6 @@ def test_every_family_is_exported_with_the_default_tracer(family: str, task: str
     assert ("torchscript" if family in SCALAR_FIRST else "dynamo") == found.fp32_graph.form.partition(" ")[0]
     assert found.error <= 1e-4
     agreement = found.fp32_graph.validation.agreement
-    assert agreement is not None
     assert pytest.approx(1, abs=1e-3) == agreement.value
     assert all(graph.batch_invariant for graph in found.bundle.manifest.graphs)
     assert 0 < found.int8 < most_of_int8(task)

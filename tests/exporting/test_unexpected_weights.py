@@ -1,7 +1,5 @@
 """Weights that a model does not use: they are accepted if they are harmless, and refused if they would change the answers."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """bert-export verify: its checks, its metrics on data, its report and its exit codes. Most tests do not need torch."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shutil

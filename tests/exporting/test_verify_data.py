@@ -1,7 +1,5 @@
 """`bert-export verify --data`: agreement with a reference, metrics on right answers, and invalid data."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from itertools import product

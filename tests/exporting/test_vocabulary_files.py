@@ -1,7 +1,5 @@
 """Checkpoints without `tokenizer.json`: texts get the ids of transformers 4, which wrote such checkpoints, or the export is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

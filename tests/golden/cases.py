@@ -3,8 +3,6 @@
 All texts are original. To add a case, append a line with an `id` and a `request`, and run the script of the task.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Callable, Iterable

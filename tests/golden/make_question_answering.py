@@ -18,8 +18,6 @@ If a window has fewer spans than the candidate limit, the pipeline adds invalid 
 start, too long). Which of these it adds depends on the sorting routine. Their text is often empty.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

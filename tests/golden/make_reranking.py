@@ -10,8 +10,6 @@ The script reads the cases of `reranking.jsonl` and replaces the file. Each line
 Needs torch and transformers.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

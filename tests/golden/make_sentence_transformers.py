@@ -16,8 +16,6 @@ line has
 The weights are a pattern, so that every version of torch gives the same ones.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -11,8 +11,6 @@ The script reads the cases of `text_classification.jsonl` and replaces the file.
 Needs torch and transformers.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

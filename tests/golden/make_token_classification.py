@@ -19,8 +19,6 @@ The script checks `aggregate()`: for every text of one window, the stored logits
 It requires torch and transformers.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -12,8 +12,6 @@ The script reads `tokenizers.json` and replaces the file:
 To add a case, append its `model_type` and `files`. Needs the packages of `tokenizers.requirements.txt`.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import tempfile

@@ -1,7 +1,5 @@
 """A checkpoint in PyTorch, and the pipeline of transformers around it, for the scripts that create golden answers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 `PYTHONPATH=.:tests python tests/serving/device.py` writes a table of loads.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

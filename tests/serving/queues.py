@@ -5,8 +5,6 @@ recorded times, which differ from their predictions. All queues get the same arr
 queue without one of its rules.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess
@@ -293,7 +291,7 @@ def would_be_in_time(simulation: Simulation, arrival: Arrival) -> bool:
         return code == 1
     try:
         request = simulation.arrive(*arrival.lengths, always=True)
-        progress = simulation.admitted[request]  # type: ignore[index] - it is admitted
+        progress = simulation.admitted[request]
         simulation.play(simulation.now + TIMEOUT_S, stop=lambda: not progress.waiting)
         os._exit(not progress.waiting)
     finally:

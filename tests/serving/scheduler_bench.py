@@ -155,7 +155,7 @@ def on_loop(kind: type[Bench] = Bench, **options: Any) -> Callable[[Callable[...
             play(lambda bench: check(bench, **fixtures), kind, **options)
 
         _, *rest = inspect.signature(check).parameters.values()
-        test.__signature__ = inspect.Signature(rest)  # type: ignore[attr-defined]  # pytest reads it for fixtures
+        test.__signature__ = inspect.Signature(rest)  # pytest reads it for fixtures
         return test
 
     return decorate

@@ -45,7 +45,7 @@ async def listening(app: ASGIApp, **limits: Any) -> AsyncIterator[Listening]:
     served = Listening(("", 0), state.connections)
 
     def protocol() -> LimitedProtocol:
-        served.protocols.append(config.http_protocol_class(config, state, {}, loop))  # type: ignore[call-arg, arg-type]
+        served.protocols.append(config.http_protocol_class(config, state, {}, loop))
         return served.protocols[-1]
 
     listener = socket.create_server(("127.0.0.1", 0))

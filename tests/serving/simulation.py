@@ -1,7 +1,5 @@
 """Simulation: a request queue whose inference threads run in virtual time, with run times that were recorded on a CPU."""
 
-from __future__ import annotations
-
 import heapq
 import random
 from bisect import bisect_left

@@ -69,7 +69,7 @@ def test_a_bundle_must_have_the_fields_of_its_task(tmp_path: Path, task: str, ch
     """An unsupported task, or a bundle without a field of its task, is refused before a session is opened."""
     path = tiny.bundle(tmp_path / "models", task=task)
     for name, value in change.items():
-        tiny.edit(path, lambda m, name=name, value=value: m.update({name: m[name] | value if isinstance(value, dict) else value}))  # type: ignore[misc]
+        tiny.edit(path, lambda m, name=name, value=value: m.update({name: m[name] | value if isinstance(value, dict) else value}))
 
     with pytest.raises(BundleError, match=named):
         catalog.spec_of(files.load_bundle(path))
@@ -282,7 +282,7 @@ def test_models_of_several_folders_are_served(tmp_path: Path) -> None:
     first, second = tmp_path / "1", tmp_path / "2"
     tiny.bundle(first, "b")
     tiny.bundle(second, "a")
-    assert list(build(Settings(models=f"{first},{second}", allow_implicit_default=True)).registry.models) == ["a", "b"]  # type: ignore[arg-type]
+    assert list(build(Settings(models=f"{first},{second}", allow_implicit_default=True)).registry.models) == ["a", "b"]
     tiny.bundle(second, "b")
     with pytest.raises(BundleError, match="`b`"):
         build(Settings(models=(first, second)))

@@ -1,7 +1,5 @@
 """Texts of many callers share the runs of a GPU, although each caller waits for its answer before it sends the next text."""
 
-from __future__ import annotations
-
 import pytest
 
 from device import LOADS, Device, measure, service

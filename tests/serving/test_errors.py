@@ -90,7 +90,7 @@ def test_a_status_is_counted_only_when_it_is_sent(models: Path) -> None:
     async def receive() -> Message:
         return {"type": "http.request", "body": b'{"inputs": []}'}
 
-    asyncio.run(Endpoint(state)(posting(), receive, send))  # type: ignore[arg-type]
+    asyncio.run(Endpoint(state)(posting(), receive, send))
     assert [message.get("status") for message in sent] == [500, None]
     page = state.metrics.page().decode()
     assert 'requests_total{model="tiny",status="500",task="text-classification"} 1.0' in page

@@ -12,7 +12,6 @@ import pytest
 import tiny
 from application import Send, answered, ask, call, faked, play, refused, started
 from bertserve.service.tasks import classify
-from bertserve.service.tasks.batch import Batch
 from bertserve.service.tasks.decoding import activate
 from bertserve.service.tasks.occlusion import MAX_WORDS
 from bertserve.service.text.words import Word, most_within, words_of
@@ -252,6 +251,5 @@ def test_the_most_important_word_is_the_obvious_one() -> None:
         request = classify.ClassifyRequest(text, None, classify.ClassifyParameters(explain=True, function_to_apply="none"))
         begun = begin(classify, request, model.tokenizer, model.manifest)
         variants = begun.advance(model.rows(begun.batch.encodings))
-        assert isinstance(variants, Batch)
         found = send(begun.run, variants, model.rows(variants.encodings))
         assert key == max(found[0]["explanation"], key=lambda item: item["importance"])["word"]

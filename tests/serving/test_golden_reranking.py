@@ -24,7 +24,6 @@ MAX_SCORE_ERROR = 0.05
 def request_of(case: dict[str, Any]) -> rerank.RerankRequest:
     """Returns the task request of a case, parsed from JSON as in the service."""
     [request] = embedded.read(rerank.TASK, case["request"]).requests(RERANK.manifest)
-    assert isinstance(request, rerank.RerankRequest)
     return request
 
 

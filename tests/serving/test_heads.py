@@ -289,7 +289,7 @@ def test_the_models_own_activation_is_the_default() -> None:
 def test_scores_are_finite_for_every_logit(logits: list[float], activation: str) -> None:
     """The maximum is subtracted, so that no exponential overflows: scores are probabilities for any logits."""
     with np.errstate(over="ignore"):
-        scores = activate(np.array(logits, dtype=np.float32), activation)  # type: ignore[arg-type]
+        scores = activate(np.array(logits, dtype=np.float32), activation)
 
     assert np.float32 == scores.dtype
     assert ((scores >= 0) & (scores <= 1)).all()

@@ -77,7 +77,7 @@ async def test_an_input_that_cannot_be_decoded_is_named(tmp_path: Path, monkeypa
             raise TooLargeError("too large")
         return 1
 
-    monkeypatch.setitem(TASKS, "text-classification", replace(TASKS["text-classification"], function=failing))  # type: ignore[arg-type]
+    monkeypatch.setitem(TASKS, "text-classification", replace(TASKS["text-classification"], function=failing))
     model, scheduler = model_in(tmp_path, FakeEngine())
     with pytest.raises(TooLargeError) as caught:
         await model.predict([ClassifyRequest(text) for text in ("good", "fine", "bad", "good")], timeout_s=10)

@@ -62,7 +62,7 @@ def test_a_model_is_replaced_under_load(models: Path, tmp_path: Path) -> None:
 
         asking = [asyncio.ensure_future(ask()) for _ in range(8)]
         for seed in (1, 2, 3):
-            await until(lambda seed=seed: len(seen) == seed)  # type: ignore[misc]
+            await until(lambda seed=seed: len(seen) == seed)
             shutil.rmtree(models / "tiny")
             tiny.bundle(models, "tiny", seed=seed)
             answer = await client.post("/models/tiny/reload", headers=ADMIN)
@@ -84,7 +84,7 @@ def test_models_loaded_at_the_start_are_freed_without_a_collection(models: Path,
     tiny.bundle(models, "other")
     state = build(Settings(models=models, allow_implicit_default=True))
     models_of_start = [state.registry.get(name) for name in ("tiny", "other")]
-    sessions = [model.engines.single_threaded._session for model in models_of_start]  # type: ignore[attr-defined]
+    sessions = [model.engines.single_threaded._session for model in models_of_start]
     old = [weakref.ref(part) for part in [*models_of_start, *sessions]]
     del models_of_start, sessions
 
@@ -259,7 +259,7 @@ def test_the_error_for_an_invalid_folder_says_why(models: Path, tmp_path: Path, 
     """The error has the reason without the folder's path, and the loaded models stay loaded."""
     other = tmp_path / "other"
     tiny.bundle(other, "second")
-    state = build(Settings(models=f"{models},{other}", allow_implicit_default=True))  # type: ignore[arg-type]
+    state = build(Settings(models=f"{models},{other}", allow_implicit_default=True))
     if what == "twins":
         tiny.bundle(other, "tiny")
     else:

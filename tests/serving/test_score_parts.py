@@ -203,7 +203,7 @@ def test_the_outputs_of_a_run_are_freed_before_later_runs(tmp_path: Path, monkey
     tiny.bundle(tmp_path / "models", task="fill-mask")
     execute, references, alive = OnnxEngine.run, list[weakref.ref[Any]](), list[int]()
 
-    class Output(np.ndarray):  # type: ignore[type-arg]
+    class Output(np.ndarray):
         """An array with weak references."""
 
     def counted(self: OnnxEngine, encodings: Sequence[Any]) -> Any:

@@ -50,7 +50,7 @@ def encoding(length: int, masks: tuple[int, ...] = ()) -> Encoding:
 def planned(path: Path, plan: ShapePlan | None, side: str = "right") -> OnnxEngine:
     """Returns an engine on a tiny bundle's graph with a shape plan."""
     graph = files.load_bundle(path).manifest.graphs[0].model_copy(update={"shapes": plan})
-    return OnnxEngine(path / graph.file, graph, pad_id=0, padding_side=side)  # type: ignore[arg-type]
+    return OnnxEngine(path / graph.file, graph, pad_id=0, padding_side=side)
 
 
 # ---- the plan

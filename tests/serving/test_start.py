@@ -33,8 +33,6 @@ def test_a_start_prints_models_address_and_time(models: Path) -> None:
     tiny.bundle(models, "other")
     command = [BERT_SERVE, "serve", "--models", str(models), "--port", "0", "--default", "classify=tiny"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         lines = [process.stdout.readline() for _ in range(3)]
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0

@@ -148,7 +148,7 @@ class Client:
 
 def stream(state: AppState, client: Client, path: str = "/classify", kind: bytes = b"application/x-ndjson") -> Coroutine[Any, Any, None]:
     """Sends the client's chunks to a service."""
-    return Endpoint(state)(posting(path, (b"content-type", kind)), client.receive, client.send)  # type: ignore[return-value]
+    return Endpoint(state)(posting(path, (b"content-type", kind)), client.receive, client.send)
 
 
 async def settle() -> None:
@@ -161,7 +161,7 @@ class Echo:
 
     def __init__(self, models: Path, **settings: Any) -> None:
         self.state = build(Settings(models=models, **settings))
-        self.state.registry.get("tiny").predict = self.predict  # type: ignore[method-assign, assignment]
+        self.state.registry.get("tiny").predict = self.predict
         self.gates: dict[str, asyncio.Event] = {}
         self.texts: list[str] = []
         self.running = self.most = self.later = 0  # requests in progress, and their maximum overall and after the tenth
@@ -231,7 +231,7 @@ async def test_the_event_loop_writes_one_large_answer_per_turn(tmp_path: Path, c
     service = build(Settings(models=tmp_path, threads=1, allow_implicit_default=True))
     model, gate = service.registry.get("vectors"), threading.Event()
     run = model.run
-    model.run = lambda *arguments, **options: gate.wait(20) and run(*arguments, **options)  # type: ignore[method-assign]
+    model.run = lambda *arguments, **options: gate.wait(20) and run(*arguments, **options)
     clients = [Client([written({"inputs": ["good " * 500] * 4, "parameters": {"pooling": "none"}})]) for _ in range(8)]
     service.scheduler.start()
     asking = asyncio.create_task(answered_in(service, clients, "/embed", content_type))
@@ -325,7 +325,7 @@ def test_a_line_that_stays_refused_ends_at_its_deadline(models: Path) -> None:
         attempts += 1
         raise RefusedError("the queue is long.", reason="deadline", retry_after_s=1000)
 
-    service.registry.get("tiny").predict = refuse  # type: ignore[method-assign]
+    service.registry.get("tiny").predict = refuse
     headers = LINES | {"x-request-timeout-ms": "300"}
     answer = play(service, lambda client: client.post("/classify", content=written({"inputs": "a"}, {"inputs": 1}), headers=headers))
     assert ["overloaded", "invalid_value"] == [each["error_type"] for each in read(answer)]
@@ -339,7 +339,7 @@ def test_a_failure_of_the_service_is_logged(models: Path, caplog: pytest.LogCapt
     async def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("swordfish")
 
-    model.predict = broken  # type: ignore[method-assign]
+    model.predict = broken
     answer = play(service, lambda client: client.post("/classify", content=written({"inputs": "a"}, {"inputs": 1}), headers=LINES))
 
     assert ["internal", "invalid_value"] == [each["error_type"] for each in read(answer)]

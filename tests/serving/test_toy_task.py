@@ -21,7 +21,7 @@ RESULT, OTHER_RESULT = {"tokens": 5, "outputs": 3}, {"tokens": 2, "outputs": 3}
 def one_more_task() -> Iterator[None]:
     """Adds the toy task to the catalog and makes its bundles use a classifier's tiny graph."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(TASKS, toy_task.TASK, toy_task.SPEC)  # type: ignore[arg-type]  # a dict, which only tests change
+        patch.setitem(TASKS, toy_task.TASK, toy_task.SPEC)  # a dict, which only tests change
         patch.setitem(tiny.LABELS_OF, toy_task.TASK, tiny.LABELS)
         patch.setitem(tiny.OUTPUTS, toy_task.TASK, tiny.OUTPUTS["text-classification"])
         graph = tiny.graph

@@ -90,7 +90,6 @@ def values(carrier: Any) -> dict[str, Any]:
 def tracing(collector: Collector) -> Iterator[Tracer]:
     """Yields a tracer; after the block, the collector has all its spans."""
     tracer = Tracer.to(collector.address)
-    assert tracer is not None
     yield tracer
     tracer.close()
 
@@ -242,7 +241,7 @@ def test_a_failed_run_is_an_error_of_its_batch_and_its_request(models: Path, col
     def fail(_: Any) -> None:
         raise EngineError("the graph failed with sesame.")
 
-    engine.run = fail  # type: ignore[method-assign, assignment]
+    engine.run = fail
     with tracing(collector) as tracer:
 
         async def check(client: httpx.AsyncClient) -> int:
@@ -286,7 +285,6 @@ def test_an_unreachable_collector_has_no_effect(models: Path, caplog: pytest.Log
     """Requests are answered, the shutdown does not wait for the spans, and the log has no text of a caller."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     tracer = Tracer.to("http://127.0.0.1:1/v1/traces")
-    assert tracer is not None
 
     async def check(client: httpx.AsyncClient) -> list[int]:
         return [(await client.post("/classify", json={"inputs": "sesame"})).status_code for _ in range(3)]

@@ -1,7 +1,5 @@
 """Watchdog: a run that hangs fails its requests, and another thread replaces its thread."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Sequence

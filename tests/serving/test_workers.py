@@ -274,7 +274,7 @@ def test_sighup_changes_the_models_of_all_workers_under_load(models: Path, tmp_p
                 shutil.rmtree(models / "tiny")
                 tiny.bundle(models, "tiny", seed=seed)
                 served.process.send_signal(signal.SIGHUP)
-                wait_until(lambda old=old: len(now := versions()) == 1 and now.isdisjoint(old))  # type: ignore[misc]
+                wait_until(lambda old=old: len(now := versions()) == 1 and now.isdisjoint(old))
             done.set()
             for future in asking:
                 future.result()
