@@ -1,11 +1,7 @@
-"""A service with a device of its own clock: its sessions sleep as long as runs took on an H200. Everything else is the service's own code.
-
-`PYTHONPATH=.:tests python tests/serving/device.py` writes a table of loads.
-"""
+"""A service with a device of its own clock: its sessions sleep as long as runs took on an H200. Everything else is the service's own code."""
 
 import asyncio
 import json
-import sys
 import tempfile
 import threading
 import time
@@ -29,17 +25,12 @@ from bertserve.service.settings import Settings
 
 MODEL = Path(__file__).parents[2] / "models" / "sentiment"  # its tokenizer and its head; its graph never runs
 # Milliseconds of a run of BERT base in fp16 by padded tokens (bench/results/2026-11-27-gpu.md): the whole run from numpy to numpy, and the
-# part in which it occupies the device, which is that of a CUDA graph.
+# part in which it occupies the device.
 RUNS_MS = {1: (1.7, 0.5), 1024: (1.6, 0.8), 4096: (2.28, 1.98), 8192: (4.12, 3.73), 16384: (7.85, 7.4)}
 # the plan of such an export, without batches over 8,192 tokens
 _LENGTHS, _ROWS = (16, 32, 64, 96, 128, 192, 256, 384, 512), (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 SHAPES = {"buckets": [{"length": length, "rows": [rows for rows in _ROWS if rows * length <= 8192]} for length in _LENGTHS]}
 WORDS = "the film was long and slow but its actors were good so we liked it anyway".split()
-LOADS = {
-    "single texts of 30 tokens": (24, 1, 64),
-    "single texts of 400 words": (400, 1, 64),
-    "lists of 64 texts of 30 tokens": (24, 64, 16),
-}
 
 
 @dataclass
@@ -47,14 +38,12 @@ class Device:
     """A device that runs one batch at a time, and whose runs are started in parallel.
 
     Attributes:
-        graphs: Whether runs are started as CUDA graphs, which takes no time.
         slower: Factor of all times; a slow device waits for no processor, so tests do not depend on that of the machine.
-        runs: Start and end of each run, and its rows without padding.
+        runs: Start of each run, and its rows without padding.
     """
 
-    graphs: bool = False
     slower: float = field(default=1.0, init=False)
-    runs: list[tuple[float, float, int]] = field(default_factory=list)
+    runs: list[tuple[float, int]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, names: Sequence[str], feed: dict[str, NDArray[Any]]) -> list[NDArray[np.float32]]:
@@ -62,21 +51,12 @@ class Device:
         start = time.perf_counter()
         rows, length = feed["input_ids"].shape
         whole, device = (self.slower * each / 1000 for each in times_ms(rows * length))
-        if not self.graphs:
-            time.sleep(whole - device)
+        time.sleep(whole - device)
         with self._lock:
             time.sleep(device)
         repeated = int((feed["input_ids"][1:] == feed["input_ids"][0]).all(axis=1).sum())  # they fill a planned shape
-        self.runs.append((start, time.perf_counter(), rows - repeated))
+        self.runs.append((start, rows - repeated))
         return [np.zeros((rows, 2), dtype=np.float32)]
-
-    def busy(self, start: float, end: float) -> float:
-        """Returns the share of a time in which at least one run was active."""
-        busy, last = 0.0, start
-        for began, ended, _ in sorted(self.runs):
-            busy += max(min(ended, end) - max(began, last), 0.0)
-            last = max(last, ended)
-        return busy / (end - start)
 
 
 def times_ms(tokens: int) -> tuple[float, float]:
@@ -133,66 +113,27 @@ async def _post(endpoint: Endpoint, body: bytes) -> None:
     assert status[0] == 200, status
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A load: texts per second, texts per run, and the share of the time in which a run was active."""
+def texts_per_run(device: Device, state: AppState, *, words: int, callers: int, seconds: float, slower: float) -> float:
+    """Returns the texts per run of a closed loop of callers with one text each, without its first third.
 
-    texts_s: float
-    rows: float
-    busy: float
+    After the warm-up, the device is `slower`.
+    """
 
-
-def measure(device: Device, state: AppState, *, words: int, texts: int, callers: int, seconds: float, slower: float = 1.0) -> Measured:
-    """Returns the figures of a closed loop of callers, without its first third; after the warm-up, the device is `slower`."""
-
-    async def load() -> Measured:
+    async def load() -> float:
         state.scheduler.start()
         device.slower = slower
         endpoint, end = Endpoint(state), time.perf_counter() + seconds
-        done: list[float] = []
 
         async def call(caller: int) -> None:
             number = caller
             while time.perf_counter() < end:
-                inputs = [" ".join([f"{number} {i}", *(WORDS[(number + j) % len(WORDS)] for j in range(words - 2))]) for i in range(texts)]
+                text = " ".join([f"{number}", *(WORDS[(number + j) % len(WORDS)] for j in range(words - 1))])
                 number += callers
-                await _post(endpoint, json.dumps({"inputs": inputs if texts > 1 else inputs[0]}).encode())
-                done.append(time.perf_counter())
+                await _post(endpoint, json.dumps({"inputs": text}).encode())
 
         await asyncio.gather(*map(call, range(callers)))
         await state.scheduler.stop(1)
-        start = end - seconds * 2 / 3
-        rows = [each for began, _, each in device.runs if start <= began < end]
-        count = sum(start <= each < end for each in done) * texts
-        return Measured(count * 1.5 / seconds, sum(rows) / len(rows), device.busy(start, end))
+        rows = [each for began, each in device.runs if end - seconds * 2 / 3 <= began < end]
+        return sum(rows) / len(rows)
 
     return asyncio.run(load())
-
-
-def main() -> None:
-    """Prints a table of all loads with one to four inference threads, without and with CUDA graphs."""
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 3.0
-    print("| load | graphs | threads | texts/s | device busy | texts per run | with a device 20 times slower |\n|" + "---|" * 7)
-    for name, (words, texts, callers) in LOADS.items():
-        for graphs, threads in [(False, 1), (False, 2), (False, 4), (True, 1)]:
-            found = []
-            for slower in (1.0, 20.0):
-                device = Device(graphs)
-                with service(device, threads=threads) as state:
-                    load = measure(device, state, words=words, texts=texts, callers=callers, seconds=seconds, slower=slower)
-                found.append(load)
-            real, slow = found
-            cells = [
-                name,
-                "yes" if graphs else "no",
-                threads,
-                f"{real.texts_s:,.0f}",
-                f"{real.busy:.0%}",
-                f"{real.rows:.1f}",
-                f"{slow.rows:.1f}",
-            ]
-            print("|", " | ".join(map(str, cells)), "|", flush=True)
-
-
-if __name__ == "__main__":
-    main()

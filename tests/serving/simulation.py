@@ -6,7 +6,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from bertserve.service.bundle.manifest import Flops
 from bertserve.service.engine.cost_model import CostModel
@@ -31,14 +30,8 @@ RECORDED_S = {
 _LENGTHS = list(RECORDED_S)
 
 
-def cost_model() -> CostModel:
-    """Returns a model that is fitted to the recorded times."""
-    cost = CostModel(Flops(linear=21233664, quadratic=9216))
-    cost.fit([(1, length, seconds) for length, seconds in RECORDED_S.items()])
-    return cost
-
-
-_COST = cost_model()
+_COST = CostModel(Flops(linear=21233664, quadratic=9216))
+_COST.fit([(1, length, seconds) for length, seconds in RECORDED_S.items()])
 predicted_s = _COST.seconds
 
 TIMEOUT_S = 5.0
@@ -60,14 +53,12 @@ class Progress:
         predicted_s: The prediction at its arrival for the start of its first item.
         waiting: Items that have not started.
         first_s: Start of its first item.
-        last_s: Start of its last item.
         answered_s: The end.
     """
 
     predicted_s: float
     waiting: int
     first_s: float | None = None
-    last_s: float | None = None
     answered_s: float | None = None
 
 
@@ -80,9 +71,6 @@ class Simulation:
         runner: Predicts runs; real ones take the recorded times, times `slower`, with random noise.
         max_queue_tokens: The queue's limit.
         seed: Seed of the random arrivals.
-        queue: The queue; None for the service's own.
-        learns: Learns from the time of each run, as the service's cost model does; None to predict as at the start.
-        leaves_last_thread: Whether a request that already runs leaves the last free thread to others.
         admitted: The admitted requests.
         refusals: `Retry-After` seconds of the refused requests.
         ended: Called with each request that is answered or expires.
@@ -93,16 +81,13 @@ class Simulation:
     max_queue_tokens: int = 10**6
     seed: int = 7
     slower: float = 1.0
-    queue: Any = None
-    learns: Callable[[int, int, float], None] | None = None
-    leaves_last_thread: bool = True
     now: float = 0.0
     admitted: dict[ScheduledRequest, Progress] = field(default_factory=dict)
     refusals: list[float] = field(default_factory=list)
     ended: Callable[[ScheduledRequest], None] = lambda request: None
 
     def __post_init__(self) -> None:
-        self.queue = self.queue or RequestQueue(max_batch_tokens=8192, max_queue_tokens=self.max_queue_tokens, threads=self.threads)
+        self.queue = RequestQueue(max_batch_tokens=8192, max_queue_tokens=self.max_queue_tokens, threads=self.threads)
         self.random = random.Random(self.seed)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._made = 0
@@ -112,14 +97,14 @@ class Simulation:
         self._made += 1
         heapq.heappush(self._events, (time, self._made, what))
 
-    def arrive(self, *lengths: int, always: bool = False) -> ScheduledRequest | None:
-        """Admits a request whose texts have these numbers of tokens, or returns None; `always` admits it in any case."""
+    def arrive(self, *lengths: int) -> ScheduledRequest | None:
+        """Admits a request whose texts have these numbers of tokens, or returns None."""
         busy_s = sum(max(end - self.now, 0.0) for end in self._ends.values()) if len(self._ends) == self.threads else 0.0
         request = ScheduledRequest(self.runner, lambda results: (), self.now, self.now + TIMEOUT_S)
-        wait, time_left_s = self.queue.wait_s(busy_s), float("inf") if always else TIMEOUT_S
+        wait = self.queue.wait_s(busy_s)
         try:
-            self.queue.check(time_left_s, busy_s)
-            self.queue.put(request, [(length, None) for length in lengths], sum(lengths), time_left_s, busy_s)
+            self.queue.check(TIMEOUT_S, busy_s)
+            self.queue.put(request, [(length, None) for length in lengths], sum(lengths), TIMEOUT_S, busy_s)
         except RefusedError as error:
             self.refusals.append(error.retry_after_s)
             return None
@@ -128,13 +113,11 @@ class Simulation:
         self._start()
         return request
 
-    def play(self, until: float = float("inf"), *, stop: Callable[[], bool] = lambda: False) -> None:
-        """Plays events until a time, or until `stop` returns true after an event."""
+    def play(self, until: float = float("inf")) -> None:
+        """Plays events until a time."""
         while self._events and self._events[0][0] <= until:
             self.now, _, what = heapq.heappop(self._events)
             what()
-            if stop():
-                return
         self.now = max(self.now, until) if until < float("inf") else self.now
 
     def _expire(self, request: ScheduledRequest) -> None:
@@ -143,23 +126,20 @@ class Simulation:
 
     def _start(self) -> None:
         while len(self._ends) < self.threads:
-            last_thread = self.leaves_last_thread and len(self._ends) == self.threads - 1 > 0
+            last_thread = len(self._ends) == self.threads - 1 > 0
             if not (batch := self.queue.take(self.now, last_thread=last_thread)):
                 return
-            self.run(batch)
+            self._run(batch)
 
-    def run(self, batch: Sequence[Item], slower: float = 1.0) -> None:
+    def _run(self, batch: Sequence[Item]) -> None:
         """Starts a batch on a free thread."""
         for item in batch:
             progress, seconds = self.admitted[item.request], self.now - item.request.arrived
             progress.waiting -= 1
             progress.first_s = seconds if progress.first_s is None else progress.first_s
-            progress.last_s = seconds if progress.waiting == 0 else None
         rows, longest = len(batch), max(item.length for item in batch)
-        seconds = recorded_s(rows, longest) * self.slower * slower * self.random.lognormvariate(0, 0.1)
+        seconds = recorded_s(rows, longest) * self.slower * self.random.lognormvariate(0, 0.1)
         self._ends[self._made] = self.now + self.runner.seconds(rows, longest) * self.slower
-        if self.learns is not None:
-            self.learns(rows, longest, seconds)
         self.at(self.now + seconds, partial(self._end, self._made, batch))
 
     def _end(self, run: int, batch: Sequence[Item]) -> None:

@@ -1,7 +1,6 @@
 """Callers with long lists or documents, in virtual time: how much longer other callers with short texts wait."""
 
 import random
-from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -17,22 +16,13 @@ LIST, DOCUMENT = (SHORT,) * 500, (384,) * 70  # a document of 80,000 characters
 
 
 @cache
-def p99(
-    slower: float,
-    heavy: tuple[int, ...] = (),
-    *,
-    callers: int = 1,
-    threads: int = THREADS,
-    simulate: Callable[..., Simulation] = Simulation,
-) -> float:
+def p99(slower: float, heavy: tuple[int, ...] = (), *, callers: int = 1) -> float:
     """Returns the seconds within which 99 % of the other callers' requests are answered.
 
     Args:
         slower: Factor by which runs take longer than predicted, for example because another process uses the machine.
         heavy: Lengths of the texts in each request of a heavy caller, who sends the next one after an answer.
         callers: Number of heavy callers.
-        threads: Number of inference threads.
-        simulate: Creates the simulation.
     """
     others: set[ScheduledRequest] = set()
     dice = random.Random(5)
@@ -45,10 +35,10 @@ def p99(
         if request := simulation.arrive(dice.randint(SHORT - 4, SHORT + 4)):
             others.add(request)
 
-    simulation = simulate(threads, slower=slower, ended=lambda request: None if request in others else ask())
+    simulation = Simulation(THREADS, slower=slower, ended=lambda request: None if request in others else ask())
     time = 0.0
     while time < SECONDS:
-        time += dice.expovariate(OTHERS * threads / (recorded_s(1, SHORT) * slower))
+        time += dice.expovariate(OTHERS * THREADS / (recorded_s(1, SHORT) * slower))
         simulation.at(time, come)
     for caller in range(callers):
         simulation.at(0.5 + 0.01 * caller, ask)
