@@ -74,19 +74,6 @@ def test_a_prompt_is_prepended_to_the_text(api: Send) -> None:
     assert_same(answered(api, EMBED, "the book was good"), result(api, EMBED, {"inputs": "was good", "prompt_name": "query"}))
 
 
-@pytest.mark.parametrize(
-    ("parameters", "said"),
-    [
-        ({"dimensions": 9}, "`dimensions` is 9"),
-        ({"layers": [0]}, "`layers` has 0"),
-        ({"prompt_name": "passage"}, "`passage`"),
-    ],
-)
-def test_an_unsupported_option_is_named(api: Send, parameters: dict[str, Any], said: str) -> None:
-    """An option that the model does not support is 422; tests/serving/test_heads.py has more cases."""
-    assert said in refused(api, EMBED, "good", **parameters)
-
-
 def test_a_text_that_must_not_be_cut_is_refused(api: Send) -> None:
     """With `truncate: false`, a text over the limit is an error that names the text."""
     assert wrong(api, EMBED, {"inputs": ["good", LONG], "truncate": False}).startswith("inputs[1]: ")
@@ -104,24 +91,6 @@ def test_similarity_is_the_cosine_of_the_vectors(api: Send) -> None:
 
 
 # /rerank
-
-
-def test_texts_are_ranked_best_first(api: Send) -> None:
-    """Each text appears once, by descending score from 0 to 1; `raw_scores` returns the logits of the pairs, as /classify does."""
-    body = BODIES[RERANK]
-    found = result(api, RERANK, body)
-    assert [0, 1, 2] == sorted(item["index"] for item in found)
-    assert [["index", "score"]] * 3 == [sorted(item) for item in found]
-    raw = result(api, RERANK, body | {"raw_scores": True, "return_text": True})
-    assert [item["index"] for item in found] == [item["index"] for item in raw]
-    assert [body["texts"][item["index"]] for item in raw] == [item["text"] for item in raw]
-    assert pytest.approx([1 / (1 + np.exp(-item["score"])) for item in raw], abs=1e-6) == [item["score"] for item in found]
-    for item in raw:
-        if item["text"]:
-            pair = {"text": body["query"], "text_pair": item["text"]}
-            [[alone]] = answered(api, "/models/ranker", pair, function_to_apply="none")
-            assert pytest.approx(alone["score"], abs=1e-5) == item["score"]
-    assert [] == result(api, RERANK, body | {"texts": []})
 
 
 # /zero-shot

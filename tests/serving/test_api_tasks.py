@@ -65,17 +65,6 @@ def test_a_stride_as_long_as_the_window_is_refused_with_the_numbers(api: Send) -
 # /answer
 
 
-@pytest.mark.parametrize(("top_k", "kind"), [(None, dict), (1, dict), (2, list), (3, list), (1000, list)])
-def test_answers_are_a_list_if_top_k_is_over_one(api: Send, top_k: int | None, kind: type) -> None:
-    """The result is an object, or a list if `top_k` is over 1. The same holds for each question of a list."""
-    parameters = {} if top_k is None else {"top_k": top_k}
-    alone = answered(api, ANSWER, QUESTION, **parameters)
-    assert isinstance(alone, kind)
-    assert_same([alone, alone], answered(api, ANSWER, [QUESTION, QUESTION], **parameters))
-    best = alone[0] if isinstance(alone, list) else alone
-    assert_same(answered(api, ANSWER, QUESTION), best)
-
-
 @pytest.mark.parametrize(
     ("question", "parameters", "numbers"),
     [
@@ -112,32 +101,6 @@ def test_top_k_has_a_limit_that_the_operator_sets(api: Send, path: str, tmp_path
     body = {"inputs": INPUTS[path], "parameters": {"top_k": 8}}
     assert "`top_k` is 8 and 7 " in rejected(call(tmp_path, "POST", path, json=body, settings=settings), 413, "too_large")
     assert "`parameters.top_k`" in refused(api, path, INPUTS[path], top_k=1001)
-
-
-@pytest.mark.parametrize("top_k", [1, 2, 5, 1000])
-def test_top_k_limits_the_tokens(api: Send, top_k: int) -> None:
-    """The `top_k` best tokens are returned by descending score, at most the whole vocabulary; the default is five."""
-    everything = answered(api, FILL, INPUTS[FILL], top_k=len(tiny.VOCABULARY))
-    found = answered(api, FILL, INPUTS[FILL], top_k=top_k)
-    assert_same(everything[:top_k], found)
-    assert_same(everything[:5], answered(api, FILL, INPUTS[FILL]))
-    assert pytest.approx(1, abs=1e-5) == sum(item["score"] for item in everything)
-    assert [(tiny.VOCABULARY[item["token"]]) for item in everything] == [item["token_str"] for item in everything]
-
-
-@pytest.mark.parametrize("targets", ["good", ["good"], ["good", "good"]])
-def test_one_target_gives_one_token(api: Send, targets: Any) -> None:
-    """A target, as a text or in a list, once or twice, gives one token with its score from the full ranking."""
-    everything = {item["token_str"]: item for item in answered(api, FILL, INPUTS[FILL], top_k=1000)}
-    response = ask(api, FILL, INPUTS[FILL], targets=targets)
-    assert_same([everything["good"]], response.json())
-    assert "x-hf-warning" not in response.headers
-
-
-def test_the_warning_does_not_grow_with_the_number_of_inputs(api: Send) -> None:
-    """Targets belong to the whole request, so the warning appears once for any number of inputs."""
-    response = ask(api, FILL, [INPUTS[FILL]] * 40, targets=["zebra"])
-    assert 1 == response.headers["x-hf-warning"].count("targets; 1 of 1 ")
 
 
 def test_the_warning_is_a_valid_header_for_any_target(api: Send) -> None:

@@ -41,6 +41,7 @@ def folder_of_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("attention")
     for name, task in MODELS.items():
         tiny.bundle(folder, name, task=task, attention_heads=HEADS)
+    tiny.edit(tiny.bundle(folder, "left", attention_heads=HEADS), lambda fields: fields["tokenizer"].update(padding_side="left"))
     tiny.bundle(folder, "plain")
     return folder
 
@@ -123,19 +124,20 @@ def test_layers_and_heads_can_be_selected(api: Send) -> None:
         assert right == result(api, TEXT, **asked)["attentions"]
 
 
-def test_a_list_has_the_same_results_as_its_items(api: Send) -> None:
+@pytest.mark.parametrize("model", ["classifier", "left"])
+def test_a_list_has_the_same_results_as_its_items(api: Send, model: str) -> None:
     """Each text of a batch gets its own weights without padding, whatever the lengths of its batch-mates."""
     inputs = [TEXT, PAIR, "", "good " * 20, {"text": "bad"}]
-    alone = [result(api, item) for item in inputs]
-    together = result(api, inputs)
+    alone = [result(api, item, model=model) for item in inputs]
+    together = result(api, inputs, model=model)
 
     assert ["[CLS]", "[SEP]"] == together[2]["tokens"]
     for one, other in zip(alone, together, strict=True):
         assert one["tokens"] == other["tokens"]
         for left, right in zip(one["attentions"], other["attentions"], strict=True):
             np.testing.assert_allclose(left, right, rtol=0, atol=1e-6)
-    assert [] == result(api, [])
-    assert [alone[0]] == result(api, [TEXT])
+    assert [] == result(api, [], model=model)
+    assert [alone[0]] == result(api, [TEXT], model=model)
 
 
 # ---- limits

@@ -5,8 +5,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnxruntime
 import pytest
 
 import tiny
@@ -17,13 +15,6 @@ from bertserve.service.text.tokenizer import SHORT_CHARS
 
 
 HUGE_NUMBER = b"9" * 5000
-
-
-@pytest.mark.parametrize(("top_k", "count"), [(1, 1), (2, 2), (99, 3), (None, 3)])
-def test_top_k_limits_the_labels(models: Path, top_k: int | None, count: int) -> None:
-    """The `top_k` best labels are returned, or all if `top_k` is null or more than the number of labels."""
-    [everything] = results(models, "a good film")
-    assert results(models, "a good film", top_k=top_k) == [everything[:count]]
 
 
 @pytest.mark.parametrize("name", ["softmax", "SoftMax", "SOFTMAX", None])
@@ -58,11 +49,6 @@ def test_a_body_that_is_not_json_is_malformed(models: Path, raw: bytes) -> None:
     rejected(classify(models, raw), 400, "malformed")
 
 
-@pytest.mark.parametrize(("path", "named"), [("/classify", {"model": "tinny"}), ("/models/tinny", {})])
-def test_an_unknown_model_is_not_found_and_the_nearest_name_suggested(models: Path, path: str, named: dict[str, str]) -> None:
-    assert "did you mean `tiny`?" in rejected(classify(models, {"inputs": "good", **named}, path=path), 404, "not_found")
-
-
 # ---- long texts; expected scores are computed separately
 
 
@@ -71,25 +57,6 @@ ROOM = 30  # text tokens that fit a tiny bundle; 29 for a pair
 
 def words(count: int) -> str:
     return " ".join((LONG.split() * 5)[:count])
-
-
-def scores_of(models: Path, sequences: list[list[str]]) -> list[dict[str, float]]:
-    """Returns softmax scores by label for each sequence of tokens with special tokens, computed without the service."""
-    session = onnxruntime.InferenceSession(str(models / "tiny/model.cpu.fp32.onnx"))
-    scores = []
-    for sequence in sequences:
-        ids = np.array([[tiny.VOCABULARY.index(token) for token in sequence]])
-        types = np.zeros_like(ids)
-        first_end = sequence.index("[SEP]")
-        types[0, first_end + 1 :] = 1
-        [logits] = session.run(["logits"], {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": types})[0]
-        powers = np.exp(logits.astype(np.float64))
-        scores.append(dict(zip(tiny.LABELS, powers / powers.sum(), strict=True)))
-    return scores
-
-
-def by_label(result: list[dict[str, Any]]) -> dict[str, float]:
-    return {item["label"]: item["score"] for item in result}
 
 
 def test_a_long_text_is_truncated_with_a_warning(models: Path) -> None:
@@ -134,41 +101,11 @@ def test_a_text_of_the_maximum_length_is_not_truncated(models: Path, parameters:
     assert "x-hf-warning" not in response.headers
 
 
-def test_truncation_of_a_pair_shortens_the_longer_text(models: Path) -> None:
-    short, long = words(5).split(), words(50).split()
-    response = classify(models, {"inputs": {"text": words(5), "text_pair": words(50)}})
-    [expected] = scores_of(models, [["[CLS]", *short, "[SEP]", *long[: ROOM - 1 - 5], "[SEP]"]])
-    assert by_label(response.json()[0]) == pytest.approx(expected, abs=1e-5)
-    assert response.headers["x-truncated"] == "1"
-
-
 @pytest.mark.parametrize(("inputs", "name"), [(LONG, "inputs"), ([LONG], "inputs[0]"), (["good" + " " * SHORT_CHARS, LONG], "inputs[1]")])
 def test_without_truncation_a_long_text_is_an_error(models: Path, inputs: Any, name: str) -> None:
     """With `truncation: false`, the error names the input that is too long."""
     message = rejected(classify(models, {"inputs": inputs, "parameters": {"truncation": False}}), 422, "invalid_value")
     assert message.startswith(f"{name}: ") and "60 tokens" in message
-
-
-@pytest.mark.parametrize("combine", ["mean", "max"])
-def test_windows_cover_the_whole_text(models: Path, combine: str) -> None:
-    text, stride = words(100).split(), 10
-    cuts = [text[start : start + ROOM] for start in range(0, len(text) - stride, ROOM - stride)]
-    windows = scores_of(models, [["[CLS]", *cut, "[SEP]"] for cut in cuts])
-    function = max if combine == "max" else np.mean
-    expected = {label: float(function([window[label] for window in windows])) for label in tiny.LABELS}
-    response = classify(models, {"inputs": " ".join(text), "parameters": {"window": combine, "stride": stride}})
-    assert by_label(response.json()[0]) == pytest.approx(expected, abs=1e-5)
-    assert "x-truncated" not in response.headers
-
-
-def test_windows_of_a_pair_split_only_the_second_text(models: Path) -> None:
-    first, second, stride = words(4).split(), words(60).split(), 3
-    room = ROOM - 1 - len(first)
-    cuts = [second[start : start + room] for start in range(0, len(second) - stride, room - stride)]
-    windows = scores_of(models, [["[CLS]", *first, "[SEP]", *cut, "[SEP]"] for cut in cuts])
-    expected = {label: float(np.mean([window[label] for window in windows])) for label in tiny.LABELS}
-    [result] = results(models, {"text": " ".join(first), "text_pair": " ".join(second)}, window="mean", stride=stride)
-    assert by_label(result) == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_default_stride_fits_the_model(models: Path) -> None:

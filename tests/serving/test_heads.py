@@ -35,29 +35,6 @@ def logits(*rows: tuple[float, ...]) -> list[dict[str, Floats]]:
 NUMBERS = st.floats(-50, 50, width=32)
 
 
-@given(st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=8), st.booleans(), st.sampled_from([0, 1, 2]))
-def test_zero_shot_labels_are_scored_as_in_the_pipeline(values: list[tuple[float, ...]], multi_label: bool, place: int) -> None:
-    """With `multi_label`, a score compares entailment with contradiction; otherwise it compares the entailments of all labels."""
-    names = ["contradiction", "neutral"]
-    names.insert(place, "ENTAILMENT")
-    request = zero_shot.ZeroShotRequest(
-        "text", zero_shot.ZeroShotParameters(candidate_labels=[f"label {i}" for i in range(len(values))], multi_label=multi_label)
-    )
-    found = decode(zero_shot, request, logits(*values), Head(labels=tuple(names)))
-    matrix = np.array(values, dtype=np.float64)
-    if multi_label or len(values) == 1:
-        other = matrix[:, -1 if place == 0 else 0]
-        expected = 1 / (1 + np.exp(other - matrix[:, place]))
-    else:
-        powers = np.exp(matrix[:, place] - matrix[:, place].max())
-        expected = powers / powers.sum()
-
-    assert {item["label"]: pytest.approx(item["score"], abs=1e-6) for item in found} == dict(
-        zip(request.parameters.candidate_labels, expected, strict=True)
-    )
-    assert all(a["score"] >= b["score"] for a, b in pairwise(found))
-
-
 def test_labels_with_equal_scores_are_in_reverse_order() -> None:
     """The pipeline has this order too, because it reverses numpy's argsort."""
     request = zero_shot.ZeroShotRequest("text", zero_shot.ZeroShotParameters(candidate_labels=["a", "b", "c"]))

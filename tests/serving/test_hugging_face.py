@@ -160,11 +160,3 @@ def test_bodies_of_tei_clients_are_accepted_at_shared_paths(api: Send) -> None:
     assert [(0, "bad")] == [(each["index"], each["text"]) for each in ranked]
     compared = posted(api, "/similarity", inputs={"source_sentence": "good", "sentences": ["bad"]}, parameters=options)
     assert 1 == len(compared)
-
-
-def test_inputs_and_characters_are_limited(models: Path) -> None:
-    """The limits are those of all endpoints."""
-    limits = {"max_inputs": 2, "max_chars": 9}
-    assert 200 == call(models, "POST", "/predict", settings=limits, json={"inputs": [["a"]] * 2}).status_code
-    for inputs, said in (([["a"]] * 3, "`inputs` has 3 items and 2 "), ("a" * 10, "9 are allowed")):
-        assert said in rejected(call(models, "POST", "/predict", settings=limits, json={"inputs": inputs}), 413, "too_large")

@@ -467,26 +467,3 @@ def test_closed_requests_are_freed_while_no_batch_is_taken() -> None:
     gc.collect()
     assert len(payloads) <= 4
     assert [[stayer]] == [[item.request for item in batch] for batch in drain(queue, 1e4)]
-
-
-def test_ended_requests_are_freed() -> None:
-    """After 1,000 requests of many lengths, no runner, payload or result is in memory."""
-    queue, kept = new_queue(), weakref.WeakSet[Any]()
-    for i in range(1000):
-        request = ScheduledRequest(FakeRunner(expensive_start) if i % 10 else MODEL, lambda results: (), float(i), 1e9)
-        work = [(1 + i % 64, Kept()), (1 + i * 3 % 64, Kept())]
-        kept.update(payload for _, payload in work)
-        if i % 10:
-            kept.add(request.runner)
-        queue.put(request, work, 128, 1e9)
-        if i % 3:
-            for batch in drain(queue, float(i)):
-                for item in batch:
-                    kept.add(result := Kept())
-                    queue.finish(item, result)
-        queue.close(request)
-    drain(queue)
-    del request, work, batch, item, result
-    gc.collect()
-    assert (0, 0, 0.0) == (queue.queue_items, queue.queue_tokens, queue.wait_s(0.0, is_long=True))
-    assert [] == list(kept)

@@ -296,26 +296,6 @@ def test_an_error_of_a_request_does_not_affect_its_batch_mates(fault: str, place
     play(check)
 
 
-@on_loop(manual=True)
-async def test_a_batch_over_the_memory_limit_runs_in_parts(bench: Bench) -> None:
-    """A batch that raises `MemoryError` runs again in halves, and all requests are answered."""
-    ran: list[int] = []
-
-    def run(payloads: Sequence[Any]) -> list[Any]:
-        ran.append(len(payloads))
-        if len(payloads) > 2:
-            raise MemoryError
-        return list(payloads)
-
-    blocker, runner = await bench.blocked(), bench.runs(run)
-    tasks = [bench.submit(i, runner=runner) for i in range(8)]
-    await asyncio.sleep(0)
-    bench.work.gate.set()
-    assert [[i] for i in range(8)] == [await task for task in tasks]
-    assert [8, 4, 2, 2, 4, 2, 2] == ran
-    await blocker
-
-
 @on_loop()
 async def test_stop_waits_for_requests_that_are_tokenized(bench: Bench) -> None:
     gate = threading.Event()
@@ -387,14 +367,6 @@ async def test_a_run_is_multi_threaded_only_without_other_work(bench: Bench) -> 
     bench.work.gate.set()
     await asyncio.gather(blocker, beside)
     assert ["lone", "later"] == ran
-
-
-@on_loop()
-async def test_a_failed_multi_threaded_run_is_retried_item_by_item(bench: Bench) -> None:
-    bench.work.guilty = {"bad"}
-    with pytest.raises(EngineError, match=r"guilty: \['bad'\]"):
-        await bench.run("good", "bad")
-    assert [["good", "bad"], ["good"], ["bad"]] == bench.work.batches
 
 
 @on_loop(threads=2)

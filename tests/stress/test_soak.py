@@ -10,13 +10,53 @@ import pytest
 
 from conftest import Served
 from loads import assert_each_ended_once, closed_loop, descriptors, memory_mib, models_for, samples, seconds, show, target, threads
-from test_mixed import RIGHT, WRONG
 
 pytestmark = pytest.mark.serial
 
 CONNECTIONS = 2  # per endpoint
 ROUNDS = 6
 MOST_GROWTH = 0.1
+FILLER = "The river is long and the valley is wide. "
+TEXT = "Ada Lovelace wrote to Charles Babbage from London."
+PASSAGE = "The bridge was built in Porto in 1886 by a company of engineers."
+BUILT = {"question": "Where was the bridge built?", "context": PASSAGE}
+
+# (path, body)
+RIGHT: list[tuple[str, Any]] = [
+    ("/classify", {"inputs": "A warm, funny film."}),
+    ("/classify", {"inputs": ["", "Dull.", {"text": "good", "text_pair": "bad"}], "parameters": {"top_k": 1}}),
+    ("/classify", {"inputs": "A poor book. " * 140}),
+    ("/classify", {"inputs": "A poor book, a fine film. " * 80, "parameters": {"window": "mean"}}),
+    ("/models/sentiment", {"inputs": ["A great day.", "A bad day."], "parameters": {"function_to_apply": "none"}}),
+    ("/models/nli", {"inputs": {"text": "A man plays a guitar on stage.", "text_pair": "A man makes music."}}),
+    ("/zero-shot", {"inputs": ["A new phone.", FILLER * 20], "parameters": {"candidate_labels": ["technology", "politics"]}}),
+    ("/rerank", {"query": "Where was the bridge built?", "texts": [FILLER * 20, PASSAGE, "", TEXT]}),
+    ("/embed", {"inputs": ["A warm, funny film.", FILLER * 20]}),
+    ("/similarity", {"inputs": {"source_sentence": TEXT, "sentences": ["Berlin is a city.", "A bad day."]}}),
+    ("/ner", {"inputs": TEXT}),
+    ("/ner", {"inputs": ["", TEXT, "\U0001f600 Jose\u0301 lives in Berlin."], "parameters": {"aggregation_strategy": "max"}}),
+    ("/ner", {"inputs": FILLER * 60 + TEXT}),
+    ("/models/ner", {"inputs": TEXT, "parameters": {"aggregation_strategy": "none", "ignore_labels": []}}),
+    ("/answer", {"inputs": BUILT}),
+    ("/answer", {"inputs": [BUILT, {"question": "When?", "context": PASSAGE}], "parameters": {"top_k": 3}}),
+    ("/answer", {"inputs": {**BUILT, "context": FILLER * 60 + PASSAGE}}),
+    ("/models/qa", {"inputs": BUILT, "parameters": {"max_seq_len": 24, "doc_stride": 4, "handle_impossible_answer": True}}),
+    ("/fill-mask", {"inputs": "The king of [MASK] died in 1066."}),
+    ("/fill-mask", {"inputs": ["The [MASK] of England [MASK].", "A [MASK]."], "parameters": {"top_k": 2}}),
+    ("/fill-mask", {"inputs": f"The [MASK] is long. {FILLER * 60} The king of [MASK] died.", "parameters": {"top_k": 1}}),
+    ("/models/fill-mask", {"inputs": "The king of [MASK] died.", "parameters": {"targets": ["france", "Zwickau"]}}),
+]
+WRONG: list[tuple[str, Any]] = [
+    ("/classify", {"inputs": 5}),
+    ("/classify", {"inputs": ["good", "A poor book. " * 140], "parameters": {"truncation": False}}),
+    ("/ner", {"inputs": ["good", FILLER * 60], "parameters": {"stride": 510}}),
+    ("/ner", {"inputs": "good", "model": "qa"}),
+    ("/answer", {"inputs": [BUILT, {"question": "", "context": "good"}]}),
+    ("/answer", {"inputs": BUILT, "parameters": {"topk": 1}}),
+    ("/fill-mask", {"inputs": ["A [MASK].", "A <mask>."]}),
+    ("/embed", {"inputs": "good", "layers": "last_four"}),
+    ("/models/nobody", {"inputs": "good"}),
+]
 # more requests: long lists, long texts and invalid bodies
 MORE: list[tuple[str, Any]] = [
     ("/classify", {"inputs": ["A warm, funny film."] * 64}),
