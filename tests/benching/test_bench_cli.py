@@ -50,7 +50,6 @@ def test_a_load_writes_self_contained_reports_without_secrets(tmp_path: Path, ca
 
 
 def test_json_on_stdout_replaces_the_summary(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--json -` prints only JSON."""
     with listening(ok) as server:
         assert 0 == load(server.port, "--json", "-")
 
@@ -77,8 +76,6 @@ def test_a_port_without_a_server_exits_with_2(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_refused_request_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
-    """For an unknown path, the error has the service's own message."""
-
     async def missing(_: int) -> bytes:
         return response(b'{"error": "there is no path"}', b"404 Not Found")
 
@@ -104,7 +101,6 @@ def test_a_refused_request_exits_with_2(capsys: pytest.CaptureFixture[str]) -> N
     ],
 )
 def test_invalid_usage_exits_with_2(wrong: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The message is one line that names the flag or the value."""
     try:
         code = run(*wrong.split())
     except SystemExit as stopped:
@@ -147,8 +143,6 @@ def test_a_sweep_finds_the_highest_rate_or_exits_with_1(
 
 
 def test_ctrl_c_prints_partial_results(capsys: pytest.CaptureFixture[str]) -> None:
-    """After the first SIGINT, the command prints the metrics so far and exits with 130."""
-
     async def interrupt(i: int) -> bytes:
         if i == 100:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

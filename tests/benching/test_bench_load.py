@@ -71,7 +71,6 @@ def test_a_stall_adds_to_the_latency_of_all_delayed_requests() -> None:
 
 
 def test_an_open_loop_opens_connections_as_needed() -> None:
-    """If all connections are busy, the loop opens another, up to the limit, so that no request waits."""
     seen = []
 
     async def when_all_are_there(i: int) -> bytes:
@@ -88,8 +87,6 @@ def test_an_open_loop_opens_connections_as_needed() -> None:
 
 
 def test_a_closed_connection_is_an_error_and_replaced() -> None:
-    """If the connection closes before the response, the request counts as `closed` and the loop continues."""
-
     async def close_second(i: int) -> bytes | None:
         return None if i == 1 else OK
 
@@ -101,8 +98,6 @@ def test_a_closed_connection_is_an_error_and_replaced() -> None:
 
 
 def test_a_connection_close_header_is_not_an_error() -> None:
-    """After `connection: close`, the next request uses a new connection."""
-
     async def close_all(_: int) -> bytes:
         return OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 
@@ -149,7 +144,6 @@ def test_the_end_of_a_response_is_found(answer: bytes, status: int) -> None:
 
 
 def test_a_stop_ends_requests_that_wait_for_a_response_or_a_connection() -> None:
-    """Each has a record."""
     load, _ = load_until(1, never, arrivals=[0.0, 0.0, 0.0])
 
     assert ["interrupted"] * 3 == [record.outcome for record in load.records]

@@ -15,7 +15,6 @@ def measured(records: list[RequestRecord], start: float, end: float, *, texts: i
 
 
 def test_a_distribution_keeps_its_tail() -> None:
-    """The curve rises from the smallest to the largest value."""
     spread = latency_distribution([float(i) for i in range(1000, 0, -1)])
 
     assert (500.0, 900.0, 990.0, 999.0) == (spread.p50_ms, spread.p90_ms, spread.p99_ms, spread.p999_ms)
@@ -48,7 +47,6 @@ def test_rates_do_not_depend_on_the_measured_interval() -> None:
 
 
 def test_overhead_is_the_time_outside_inference() -> None:
-    """Overhead is the median latency minus the median `inference` time of the server-timing header."""
     records = [RequestRecord(float(i), float(i), i + 0.010, 200, 0, b" tokenize;dur=1.000, inference;dur=7.500") for i in range(3)]
     found = measured(records, 0.0, 5.0)
 
@@ -68,7 +66,6 @@ def test_overhead_is_the_time_outside_inference() -> None:
     ],
 )
 def test_objectives_are_upper_or_lower_limits(given: str, value: float | None, passed: bool) -> None:
-    """Latencies must not exceed their objective, and rates must reach it. A missing measurement is a miss."""
     assert passed == objectives.parse([given])[0].is_met(value)
 
 

@@ -80,7 +80,6 @@ def test_the_search_goes_up_or_down_from_the_closed_loop(
 
 @pytest.mark.parametrize(("max_rate", "rates", "found", "bound"), [(400, [400], 400, True), (1600, [1600, 800, 1200], 800, False)])
 def test_no_rate_exceeds_max_rate(monkeypatch: pytest.MonkeyPatch, max_rate: float, rates: list[float], found: float, bound: bool) -> None:
-    """The search begins at `--max-rate`, and ends there if that rate holds."""
     service = Service(monkeypatch)
     report = service.sweep(steps=3, max_rate=max_rate)
 

@@ -30,7 +30,6 @@ def test_every_text_of_a_workload_is_sent_equally_often(path: str) -> None:
 
 
 def test_a_question_workload_cannot_be_sent_to_rerank() -> None:
-    """The error comes before any request is sent."""
     with pytest.raises(BenchError, match="/rerank takes texts"):
         bodies.build_bodies("qa", path="/rerank")
 

@@ -26,7 +26,6 @@ def test_client_v1_ranks_and_returns_documents(url: str) -> None:
 
 
 def test_errors_raise_the_exceptions_of_the_client(url: str) -> None:
-    """The exceptions for an unknown model and an invalid value contain the message of the service."""
     client = cohere.ClientV2(api_key="none", base_url=url)
     with pytest.raises(NotFoundError, match=r"no model `rerank-v3\.5` is loaded"):
         client.rerank(model="rerank-v3.5", query=QUERY, documents=DOCUMENTS)

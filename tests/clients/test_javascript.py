@@ -91,7 +91,6 @@ def test_candidate_labels_are_scored(said: dict[str, Any]) -> None:
     ],
 )
 def test_errors_reach_the_caller(said: dict[str, Any], name: str, status: int, message: str) -> None:
-    """The caller gets the message of the service. A request whose answers the client cannot read is also an error."""
     error = said["results"][name]["error"]
     assert ("ProviderApiError", status) == (error["kind"], error["status"])
     assert message in error["message"]

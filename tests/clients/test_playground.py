@@ -15,7 +15,6 @@ def what_the_page_shows(url: str, *key: str) -> dict[str, Any]:
 
 
 def test_every_task_is_run_and_shown(url: str) -> None:
-    """Each task shows its answer, the time of each stage, and the request as a curl command."""
     seen = what_the_page_shows(url)
     tasks = seen["tasks"]
 
@@ -44,7 +43,6 @@ def test_the_stages_of_a_request_are_shown_separately(url: str) -> None:
 
 
 def test_attention_is_drawn_by_layer_and_head(url: str) -> None:
-    """The user selects a layer and a head, and each cell also has its share as text."""
     seen = what_the_page_shows(url)["attention"]
 
     assert 3 == seen["heads"]
@@ -101,7 +99,6 @@ def test_the_words_that_explain_an_answer_are_marked(url: str) -> None:
 
 
 def test_the_page_asks_for_an_api_key(tiny_models: Path, tmp_path: Path) -> None:
-    """Without a key, the page opens and says that it needs one. With the key, it works."""
     (tmp_path / "key").write_text("swordfish")
     with running(tiny_models, "--default", "text-classification=sentiment", "--api-key-file", str(tmp_path / "key")) as url:
         seen = what_the_page_shows(url, "swordfish")

@@ -230,7 +230,6 @@ def shown(answer: httpx.Response) -> Any:
 
 
 def test_replicas_answer_like_one_process(cluster: Cluster, tmp_path: Path) -> None:
-    """Responses are equal to those of one process. Each has one request id, which is the caller's if the caller sent one."""
     with running(cluster.models, tmp_path / "log", "--max-body-bytes", "1000000") as served, httpx.Client(trust_env=False) as client:
         for name, (method, path, body, headers) in REQUESTS.items():
             one, many = (client.request(method, f"{url}{path}", content=body, headers=headers) for url in (served.url, cluster.url))

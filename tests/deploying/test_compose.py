@@ -43,7 +43,6 @@ def test_ports_are_published_only_on_loopback() -> None:
 
 
 def test_compose_and_systemd_wait_for_the_shutdown() -> None:
-    """Their stop timeouts fit the shutdown settings of the service."""
     assert stop_s(flags(SERVICES["bertserve"]["environment"])) == manifests.seconds(SERVICES["bertserve"]["stop_grace_period"])
     _, _, *words = unit_command()
     words = words[words.index("--port") :]  # the file of --config exists only on the machine
@@ -56,7 +55,6 @@ def unit_command() -> list[str]:
 
 
 def test_compose_containers_have_no_privileges() -> None:
-    """Containers have no capabilities and cannot gain any. The service can write only to /dev/shm."""
     assert [["ALL"]] * 4 == [service["cap_drop"] for service in SERVICES.values()]
     assert [["no-new-privileges:true"]] * 4 == [service["security_opt"] for service in SERVICES.values()]
     assert (True, ["/dev/shm"]) == (SERVICES["bertserve"]["read_only"], SERVICES["bertserve"]["tmpfs"])

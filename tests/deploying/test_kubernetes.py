@@ -48,7 +48,6 @@ def stop_s(container: Container, settings: Settings) -> float:
 
 
 def test_the_ingress_routes_to_the_service(settings: Settings) -> None:
-    """The ingress uses the name of the port. Its body size and its read timeout allow everything that the service accepts."""
     ingress, service = document("components/ingress/ingress.yaml"), document("base/service.yaml")
     [rule] = ingress["spec"]["rules"]
     [_, path] = rule["http"]["paths"]
@@ -64,7 +63,6 @@ def test_the_ingress_routes_to_the_service(settings: Settings) -> None:
 
 
 def test_the_ingress_hides_metrics() -> None:
-    """The path of the metrics leads to a Service without pods; all other paths lead to the service."""
     [hidden, path] = document("components/ingress/ingress.yaml")["spec"]["rules"][0]["http"]["paths"]
     service = document("components/ingress/service.yaml")
     assert (auth.METRICS, "Exact", "/", "Prefix") == (hidden["path"], hidden["pathType"], path["path"], path["pathType"])
@@ -74,7 +72,6 @@ def test_the_ingress_hides_metrics() -> None:
 
 
 def test_the_kserve_predictor_requires_an_api_key() -> None:
-    """The predictor reads the key from the same Secret as the Deployment."""
     [(_, pod)] = [(path, pod) for path, pod in manifests.pods() if path == manifests.KSERVE]
     [container] = pod["containers"]
     variables = {item["name"]: item["value"] for item in container["env"]}
@@ -114,7 +111,6 @@ def test_environment_variables_are_known_settings() -> None:
 
 
 def test_the_paths_of_the_config_file_and_the_keys_are_mounted(settings: Settings) -> None:
-    """The variable names the mounted config file, and this file names the key file in the mounted Secret."""
     mounts = {mount["name"]: mount["mountPath"] for mount in SERVICE["volumeMounts"]}
     [config] = document("base/kustomization.yaml")["configMapGenerator"]
     [variable] = SERVICE["env"]
@@ -124,7 +120,6 @@ def test_the_paths_of_the_config_file_and_the_keys_are_mounted(settings: Setting
 
 
 def test_the_grace_period_covers_the_shutdown_of_the_service(settings: Settings) -> None:
-    """The grace period is the sum of the pre-stop delay, the shutdown timeout, and a margin for the last steps of the service."""
     assert workers.MARGIN_S < MARGIN_S
     assert serve.FLUSH_S < workers.MARGIN_S
     for container in probed():
@@ -167,7 +162,6 @@ def test_the_autoscaler_uses_an_existing_metric() -> None:
 
 
 def test_keda_queries_the_metric_that_the_podmonitor_collects() -> None:
-    """The query uses the job of the PodMonitor and the common namespace. The polling interval is the scrape interval."""
     monitor = document("components/monitoring/podmonitor.yaml")["spec"]
     queue, _ = SCALED["triggers"]
     [(metric, namespace, job)] = re.findall(r'(\w+)\{namespace="([^"]+)",job="([^"]+)"\}\[1m\]', queue["metadata"]["query"])

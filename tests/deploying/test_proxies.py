@@ -182,7 +182,6 @@ def test_the_log_has_the_address_of_the_caller_and_one_id(service: Balanced, cli
 
 @through_proxies
 def test_responses_pass_unchanged(client: httpx.Client) -> None:
-    """This includes errors, a header of 30 kB, and large bodies."""
     wrong = client.post("/classify", json={"inputs": 3}, headers={"x": "a" * 30_000})
     large = client.post("/classify", json={"inputs": ["good " * 200] * 32})
 
@@ -252,7 +251,6 @@ def test_an_encoded_body_is_refused(service: Balanced) -> None:
 
 @through_proxies
 def test_an_address_has_a_limit_of_streams(service: Balanced, client: httpx.Client) -> None:
-    """Other requests of the address are answered, and so are streams of another address."""
     head = b"POST /classify HTTP/1.1\r\nhost: t\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n"
     line = {"content": json.dumps(BODY), "headers": {"content-type": "application/x-ndjson"}}
     with ExitStack() as stack:
@@ -300,7 +298,6 @@ def test_a_stream_answers_each_line_before_the_next_line_is_sent(service: Balanc
 
 @through_proxies
 def test_a_disconnect_drops_the_queued_work(service: Balanced) -> None:
-    """The proxy forwards the disconnect, and the replica drops the items that have not started."""
     body = json.dumps({"inputs": ["good"] * 100}).encode()
     request = b"POST /models/slow HTTP/1.1\r\nhost: test\r\nx-request-id: gone-1\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
     with connected(service) as connection:
@@ -314,7 +311,6 @@ def test_a_disconnect_drops_the_queued_work(service: Balanced) -> None:
 @pytest.mark.full_grid
 @pytest.mark.parametrize("proxy", PROXIES)
 def test_errors_without_replicas_have_the_usual_format(tmp_path: Path, models: Path, proxy: str) -> None:
-    """The response has Retry-After and the caller's id. The health check of the proxy fails."""
     with balanced(models, tmp_path, count=1, proxy=proxy) as service, httpx.Client(base_url=service.proxy.url, trust_env=False) as client:
         service.replicas[0].stop()
         answer = client.post("/classify", json=BODY, headers={"x-request-id": "mine-2"})

@@ -51,7 +51,6 @@ def test_arguments_are_settings_of_a_replica() -> None:
 
 
 def test_kubernetes_has_the_same_configuration() -> None:
-    """Only the host, the arguments and the CPUs of a replica differ."""
     here, there = yaml.safe_load(yaml.safe_dump(SERVE)), yaml.safe_load(yaml.safe_dump(ON_KUBERNETES))
     for config in (here, there):
         config["http_options"].pop("host")

@@ -234,7 +234,6 @@ def combined(source: Path, layers: list[int], combine: str) -> NDArray[np.float3
 
 @pytest.mark.parametrize("architecture", ["BertModel", pytest.param("RobertaPreLayerNormModel", marks=pytest.mark.full_grid)])
 def test_layers_match_pytorchs_hidden_states(tmp_path: Path, architecture: str) -> None:
-    """Exported layers match within 1e-4 in any order and each combination, also for a pre-norm model."""
     source = encoder(tmp_path, architecture=architecture)
     bundle = exported(source, layers=(0, -4, -2))
 
@@ -254,7 +253,6 @@ def test_layers_match_pytorchs_hidden_states(tmp_path: Path, architecture: str) 
     ("layers", "numbers"), [pytest.param((-3, -2), [-3, -2], marks=pytest.mark.full_grid), ("last_four", [-4, -3, -2, -1])]
 )
 def test_a_bundle_has_default_layers_that_requests_can_override(tmp_path: Path, layers: Layers, numbers: list[int]) -> None:
-    """`--layers` and `--combine` of the export set the defaults for requests."""
     source = encoder(tmp_path)
     bundle = exported(source, layers=layers, combine="mean")
     np.testing.assert_allclose(combined(source, numbers, "mean"), pooled(bundle, pooling="mean"), rtol=0, atol=1e-4)

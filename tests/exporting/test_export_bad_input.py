@@ -342,7 +342,6 @@ def test_an_export_that_is_interrupted_in_any_stage_leaves_no_files(
 def test_a_second_export_of_a_name_fails_at_once(
     source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It fails before it loads the source, also with `--overwrite`, and leaves no files. An export with another name runs."""
     started, end = threading.Event(), threading.Event()
     traced = onnx_trace.trace
 

@@ -11,19 +11,16 @@ import pytest
 import torch
 from huggingface_hub.repocard import metadata_load
 
-import tiny
 from bertserve.export import cli
 from bertserve.export.bundle import model_card
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.validation.comparison import MAX_ABS_ERROR, MAX_ROW_ERROR
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, Bundle, digest, load_bundle
-from bertserve.service.bundle.manifest import MaskToken
 from bertserve.service.check import check
 from bertserve.service.settings import Settings
 from bundles import exported, refused
 from checkpoints import CLASSIFICATION, POSITIONS, bert, edit_json, few_texts, pickle_weights, shard
 from playback import play_back
-from staged import checkpoint_of
 
 pytestmark = pytest.mark.torch
 
@@ -42,7 +39,6 @@ def usual_bundle(source: Path) -> Bundle:
 
 
 def test_a_bundle_holds_manifest_tokenizer_card_and_graphs(source: Path, usual: Bundle) -> None:
-    """The output folder has only the bundle. Other users can read it, and no file contains a path of the exporting machine."""
     secrets = [str(source.parent).encode(), b"site-packages"]
 
     assert {CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, "model.cpu.fp32.onnx", "model.cpu.int8.onnx"} == {
@@ -70,22 +66,6 @@ def test_the_manifest_says_where_the_bundle_came_from(usual: Bundle) -> None:
     assert ("tiny-bert", None, 64) == (source.checkpoint, source.revision, len(source.weights_sha256))
     assert {"bertserve", "python", "torch", "transformers", "onnx", "onnxscript", "onnxruntime", "tokenizers"} == set(source.versions)
     assert ((), None, ()) == (source.license, source.license_name, source.datasets)
-
-
-@pytest.mark.parametrize(
-    ("task", "labels", "mask"),
-    [
-        ("token-classification", tiny.LABELS, None),
-        ("question-answering", (), None),
-        ("fill-mask", (), MaskToken(token="[MASK]", id=4)),
-    ],
-)
-def test_a_checkpoint_has_the_fields_of_its_task(tmp_path: Path, task: str, labels: tuple[str, ...], mask: MaskToken | None) -> None:
-    loaded = load_checkpoint(str(checkpoint_of(tmp_path, task)))
-    spec = loaded.tokenizer_spec
-
-    assert labels == loaded.labels
-    assert (0, "##", mask) == (spec.cls_index, spec.subword_prefix, spec.mask)
 
 
 @pytest.mark.full_grid
@@ -244,7 +224,6 @@ tags: [films]
 
 
 def test_the_checkpoints_own_card_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Manifest and new card have its license, languages and datasets. Its text is quoted, with headings one level lower."""
     play_back(monkeypatch, source := bert(tmp_path))
     (source / "README.md").write_text(OWN_CARD, encoding="utf-8")
     target = exported(source).path

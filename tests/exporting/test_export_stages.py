@@ -120,7 +120,6 @@ def with_one(table: Array, row: int) -> Array:
     ],
 )
 def test_a_fault_in_the_weights_is_caught(stages: Stages, tmp_path: Path, name: str, change: Callable[[Array], Array]) -> None:
-    """A single wrong constant, even if few texts use it, raises a ParityError that names a text."""
     graph = stages.bundle.graph("cpu")
     edit_constant(stages.bundle.path / graph.file, name, change, tmp_path / "faulty.onnx")
 

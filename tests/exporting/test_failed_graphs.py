@@ -24,7 +24,7 @@ class Fault:
     """Makes one graph fail."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self._patch = patch
+        self.patch = patch
 
     def build(self, name: str, error: Exception) -> None:
         """Makes a function that creates a graph write half a file and fail."""
@@ -33,7 +33,7 @@ class Fault:
             path.write_bytes(b"half a graph")
             raise error
 
-        self._patch.setattr(gpu, name, fail)
+        self.patch.setattr(gpu, name, fail)
 
     def agree(self, key: Key, *, loads: bool = True) -> None:
         """Makes the comparison of a graph with the checkpoint fail, or already its session."""
@@ -45,7 +45,7 @@ class Fault:
                 (folder / graph.file).write_bytes(b"no graph")
             return measure_graph(folder, graph, *args)
 
-        self._patch.setattr(pipeline, "measure_graph", measure)
+        self.patch.setattr(pipeline, "measure_graph", measure)
 
 
 @pytest.fixture(name="fault")

@@ -114,13 +114,11 @@ def test_a_graph_with_subgraphs_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("before", "after"), [("fused", "unfused"), ("unfused", "cls_only"), ("cls_only", "packed")])
 def test_each_pass_keeps_the_outputs(staged: Staged, before: str, after: str) -> None:
-    """Outputs of all tasks are within 1e-5, with and without padding."""
     for feed, mask in batches(staged):
         assert_equal_outputs(getattr(staged, before), getattr(staged, after), feed, mask)
 
 
 def test_no_slow_operator_is_left(staged: Staged) -> None:
-    """Attention, norms with a skip connection, and activations and products with a bias are split into faster operators."""
     before, after = operators(staged.fused), operators(staged.unfused)
     slow = {"Attention", "SkipLayerNormalization", "BiasGelu", "Gemm"}
 
@@ -130,7 +128,6 @@ def test_no_slow_operator_is_left(staged: Staged) -> None:
 
 
 def test_attention_keeps_its_attributes(classifier: Staged, tmp_path: Path) -> None:
-    """Unfusing keeps a changed scale of the scores and a changed value of masked scores."""
     model = onnx.load(str(classifier.fused))
     for node in model.graph.node:
         if node.op_type == "Attention":
@@ -281,7 +278,6 @@ MIXED = [
     ],
 )
 def test_only_nodes_for_the_first_row_are_restricted(tmp_path: Path, nodes: Sequence[onnx.NodeProto], count: int) -> None:
-    """The head must read just the first row of the second axis."""
     path = handmade(tmp_path / "wide.onnx", nodes, ROWWISE | {"positions": normal(1, LENGTH, WIDTH)})
 
     assert count == rewritten(restrict_to_cls, path, tmp_path / "cls_only.onnx")
@@ -323,7 +319,6 @@ def test_products_of_one_tensor_are_packed(tmp_path: Path) -> None:
 
 
 def test_hidden_units_with_the_largest_values_are_split_off(classifier: Staged, tmp_path: Path) -> None:
-    """The small block has the units with the largest peaks. Outputs stay within 1e-5."""
     model = rewrite.load(classifier.packed)
     activation = graph_edits.feed_forwards(model.graph)[0]
     [add] = activation.predecessors()
@@ -340,7 +335,6 @@ def test_hidden_units_with_the_largest_values_are_split_off(classifier: Staged, 
 
 
 def test_input_channels_with_the_largest_values_are_split_off(classifier: Staged, tmp_path: Path) -> None:
-    """The float matrix has the rows of the largest channels. Outputs stay within 1e-5."""
     model = rewrite.load(classifier.packed)
     layer = next(layer for layer in map(rewrite.as_linear, model.graph) if layer is not None)
     name, (weight, _) = layer.weight.name, layer.arrays()

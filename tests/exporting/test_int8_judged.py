@@ -65,7 +65,6 @@ def test_int8_is_judged_on_the_texts_of_the_validation_flag(
 
 
 def test_the_gate_does_not_run_the_texts_of_the_report(source: Path, output: Path, tmp_path: Path, run: Run, play: Played) -> None:
-    """Calibration, gate and report use disjoint texts."""
     given: list[Any] = []
 
     def quantizing(played: Any, source: Path, target: Path, workspace: Path, *feeds: Any, **options: Any) -> tuple[dict[str, int], float]:
@@ -136,7 +135,6 @@ def break_a_matrix(played: Callable[..., Any], source: Path, target: Path, *args
 def test_a_failed_int8_graph_is_replaced_by_the_verified_fp32_graph(
     source: Path, output: Path, tmp_path: Path, run: Run, play: Played, fault: Callable[..., Any], precision: tuple[str, ...]
 ) -> None:
-    """The exit code is 4, and message, card and manifest have the reason. fp32 is served even if only int8 was requested."""
     play(fault)
     code, message = run(source, *precision, "--calibration", few_texts(tmp_path))
     bundle = load_bundle(output / "tiny-bert")
@@ -172,7 +170,6 @@ def test_int8_is_validated_again_on_the_same_texts(manifest: Manifest, tmp_path:
 
 
 def test_int8_is_not_validated_on_texts_that_created_it(manifest: Manifest, tmp_path: Path) -> None:
-    """The error has the number of shared texts; a file of new texts is accepted."""
     split = read_int8_texts(numbered_texts(tmp_path / "own.txt", range(40)), numbered_texts(tmp_path / "validation.txt", range(100, 120)))
     numbered_texts(tmp_path / "others.txt", range(35, 60))
     numbered_texts(tmp_path / "new.txt", range(40, 60))
@@ -206,7 +203,6 @@ def test_update_refuses_the_calibration_texts(
 @pytest.mark.parametrize("task", ARCHITECTURES)
 @pytest.mark.parametrize("limit", [served_graph.MAX_FULL_LENGTH, 200])
 def test_one_sample_has_the_models_maximum_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, limit: int) -> None:
-    """The longest sample has the model's maximum length, or about `MAX_FULL_LENGTH` tokens for a longer model."""
     monkeypatch.setattr(served_graph, "MAX_FULL_LENGTH", limit)
     checkpoint = load_checkpoint(str(bert(tmp_path, architecture=ARCHITECTURES[task], labels=LABELS.get(task, tiny.LABELS), positions=300)))
     longest = sample_reference(checkpoint).requests[-1]

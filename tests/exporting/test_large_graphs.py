@@ -59,7 +59,6 @@ def assert_computes(path: Path) -> None:
 
 
 def test_mapped_weights_stay_valid_when_their_file_is_replaced(tmp_path: Path) -> None:
-    """A weight that is mapped from a file keeps its values when another stage replaces the file."""
     path = tmp_path / "a.onnx"
     onnx_files.save(product(), path, max_bytes=0)
     mapped = constants(ir.load(path))["matrix"]
@@ -127,7 +126,6 @@ def large_bundle(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.mark.full_grid
 def test_the_manifest_has_every_file_with_digest_and_size(large: Path) -> None:
-    """Only graphs over the limit have a data file, and the export leaves no other files."""
     two, one = {f"model.{provider}.fp32.onnx" for provider in ("cpu", "cuda", "tensorrt")}, {"model.cpu.int8.onnx", "model.cuda.fp16.onnx"}
     others = {files.MANIFEST_FILE, files.TOKENIZER_FILE, files.CARD_FILE}
     assert two | one | others | {f"{name}.data" for name in two} == {path.name for path in large.iterdir()}

@@ -103,7 +103,6 @@ def test_an_unsupported_configuration_is_refused(tmp_path: Path, config: dict[st
 
 
 def test_settings_without_an_effect_are_accepted(tmp_path: Path) -> None:
-    """Settings of the training, and unused settings of a later peft, do not change the merged weights."""
     plain = load_checkpoint(str(adapter(tmp_path / "plain"))).model.state_dict()
     settings = {
         "eva_config": {"rho": 2.0},

@@ -70,7 +70,6 @@ def test_an_example_answers_like_its_module(name: str, precisions: tuple[str, ..
 
 
 def test_a_bundle_is_verified_against_its_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The flags are the same as at the export. Other weights fail, and the error for `--checkpoint` names the right flags."""
     reference, module = example(tmp_path, "tagger")
     path = bundle_of(reference, tmp_path).path
     trusted = ["verify", str(path), "--module", reference, "--trust-module"]
@@ -112,7 +111,6 @@ def test_a_module_that_depends_on_padding_is_not_batch_invariant(tmp_path: Path)
 def test_code_is_not_run_without_permission(
     arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """If the flags are incomplete or contradictory, not even the file's first line runs."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "loud.py").write_text("open('ran', 'w')\n", encoding="utf-8")
     with pytest.raises(SystemExit) as caught:
@@ -124,7 +122,6 @@ def test_code_is_not_run_without_permission(
 
 
 def test_the_command_announces_that_it_runs_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The notice precedes the run on stderr. A failure is a one-line error, and leaves no files."""
     (tmp_path / "bad.py").write_text("def make():\n    raise KeyError('weights')\n", encoding="utf-8")
     arguments = ["--module", f"{tmp_path / 'bad.py'}:make", "--trust-module", "--output", str(tmp_path / "models")]
 

@@ -59,8 +59,6 @@ def test_the_validation_report_was_measured_on_the_gpu(models: Path, provider: A
 
 @pytest.mark.parametrize(("provider", "precision"), GRAPHS)
 def test_the_service_answers_on_the_gpu(models: Path, tmp_path: Path, provider: Any, precision: Any) -> None:
-    """After the warm-up, the service answers many texts like the CPU, and reports the GPU's provider."""
-
     async def answer(service: AppState) -> list[dict[str, float]]:
         service.scheduler.start()
         prediction = await service.registry.get("tiny-bert").predict([classify.ClassifyRequest(text) for text in TEXTS], timeout_s=60)

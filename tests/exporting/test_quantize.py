@@ -101,7 +101,6 @@ def test_outputs_are_close_to_the_float_graphs(quantized: Quantized) -> None:
 
 
 def test_the_huge_channel_and_unit_are_computed_in_float(quantized_of: QuantizedOf) -> None:
-    """The planted outliers are among the few values that are excluded from int8."""
     quantized = quantized_of("token-classification")
     graph = rewrite.load(quantized.target).graph
     gathered = [node for node in graph if node.op_type == "Gather" and node.inputs[1].name.endswith("/outlying")]

@@ -33,7 +33,6 @@ def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 
 def test_both_graphs_have_the_same_form(small: Checkpoint, tmp_path: Path) -> None:
-    """The graphs for the CPU and for CUDA that are made of them have the same operators and inputs."""
     properties = {}
     for tracer in BOTH:
         raw = tmp_path / f"{tracer}.onnx"
@@ -45,19 +44,22 @@ def test_both_graphs_have_the_same_form(small: Checkpoint, tmp_path: Path) -> No
     assert properties["torchscript opset 17"] == properties["dynamo opset 18"]
 
 
-def failing(*_: Any) -> Any:
-    raise torch.onnx.OnnxExporterError("It is step 2 of 3.\nMore.") from ValueError("This operator is unknown.\nMore.")
-
-
 def test_torchscript_is_the_fallback_for_dynamo(small: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By default, TorchScript traces a model that dynamo cannot export. If dynamo is requested, or both fail, the error has the causes."""
+    export, broken = torch.onnx.export, ["dynamo"]
+
+    def exporter(*args: Any, **options: Any) -> Any:
+        if ("dynamo" if options["dynamo"] else "torchscript") in broken:
+            raise torch.onnx.OnnxExporterError("It is step 2 of 3.\nMore.") from ValueError("This operator is unknown.\nMore.")
+        return export(*args, **options)
+
     monkeypatch.setattr(onnx_trace, "TRACERS", BOTH)
-    monkeypatch.setattr(onnx_trace, "_export_program", failing)
+    monkeypatch.setattr(torch.onnx, "export", exporter)
 
     assert "torchscript opset 17" == onnx_trace.trace(small, tmp_path / "raw.onnx").form
     with pytest.raises(GraphError, match=r" dynamo: ValueError: This operator is unknown\.$"):
         onnx_trace.trace(small, tmp_path / "raw.onnx", "dynamo")
-    monkeypatch.setattr(onnx_trace, "_export_script", failing)
+    broken.append("torchscript")
     with pytest.raises(GraphError, match=r" dynamo: ValueError: This .* torchscript: ValueError: This operator is unknown\.$"):
         onnx_trace.trace(small, tmp_path / "raw.onnx")
 

@@ -167,7 +167,6 @@ def test_a_wrong_flag_is_a_usage_error(flags: str) -> None:
 
 
 def test_a_missing_torch_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A comparison with a checkpoint needs torch, and ends with exit code 3 without it. Other checks do not need it."""
     monkeypatch.setattr("bertserve.export.flags.find_spec", lambda name: None if name == "torch" else importlib.util.find_spec(name))
     path = str(sound(tmp_path))
 
@@ -252,7 +251,6 @@ def test_another_checkpoint_fails_and_is_not_written_into_the_bundle(exported: t
 
 @pytest.mark.torch
 def test_other_labels_than_the_checkpoints_fail(exported: tuple[Path, Path], tmp_path: Path, verify: Verify) -> None:
-    """`--update` then writes nothing."""
     source, target = exported
     path = tiny.edit(
         Path(shutil.copytree(target, tmp_path / target.name)), lambda manifest: manifest.update(labels=["good", "bad", "so-so"])

@@ -95,7 +95,6 @@ def test_a_float_graph_has_the_bounds_of_the_export_on_data(tmp_path: Path, veri
 
 
 def test_a_minimum_agreement_needs_a_baseline(tmp_path: Path, verify: Verify) -> None:
-    """With one graph and no checkpoint there is no agreement, which is reported, and fails a minimum."""
     path, lines = sound(tmp_path), data(tmp_path, {"text": "good", "label": 0})
     code, checks = verify(path, "--data", lines)
     assert (0, None) == (code, checks["agreement cpu/fp32"]["passed"])

@@ -48,7 +48,6 @@ def test_options_can_be_top_level_keys_or_parameters(api: Send) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"normalize": True, "dimensions": 3}, {"pooling": "none"}])
 def test_vectors_can_be_encoded_as_base64(api: Send, options: dict[str, Any]) -> None:
-    """Each innermost list becomes one base64 text with exactly the same float32 values."""
     numbers = answered(api, EMBED, ["a good film", ""], **options)
     beside = result(api, EMBED, {"inputs": ["a good film", ""], "encoding_format": "base64", **options})
     assert beside == answered(api, "/models/vectors", ["a good film", ""], encoding_format="BASE64", **options)
@@ -59,23 +58,7 @@ def test_vectors_can_be_encoded_as_base64(api: Send, options: dict[str, Any]) ->
     assert [] == answered(api, EMBED, [], encoding_format="base64")
 
 
-def test_layers_are_chosen_and_combined(api: Send) -> None:
-    tokens = np.array(answered(api, EMBED, "a good film", layers="last_four", pooling="none")[0])
-    layers = tokens.reshape(5, 4, tiny.HIDDEN)
-    assert_same([tokens.tolist()], answered(api, EMBED, "a good film", layers=[-4, -3, -2, -1], pooling="none"))
-    for combine, expected in (("sum", layers[:, [0, 2]].sum(axis=1)), ("MEAN", layers[:, [0, 2]].mean(axis=1))):
-        found = answered(api, EMBED, "a good film", layers=[-4, -2], combine=combine)
-        np.testing.assert_allclose([expected.mean(axis=0)], found, atol=1e-5)
-    swapped = result(api, EMBED, {"inputs": "a good film", "layers": [-1, -4], "pooling": "cls"})
-    np.testing.assert_allclose([[*layers[0, 3], *layers[0, 0]]], swapped, atol=1e-5)
-
-
-def test_a_prompt_is_prepended_to_the_text(api: Send) -> None:
-    assert_same(answered(api, EMBED, "the book was good"), result(api, EMBED, {"inputs": "was good", "prompt_name": "query"}))
-
-
 def test_a_text_that_must_not_be_cut_is_refused(api: Send) -> None:
-    """With `truncate: false`, a text over the limit is an error that names the text."""
     assert wrong(api, EMBED, {"inputs": ["good", LONG], "truncate": False}).startswith("inputs[1]: ")
     assert "`texts[1]` has 61 tokens" in wrong(api, RERANK, {"query": "good", "texts": ["good", LONG], "truncate": False})
 
@@ -127,7 +110,6 @@ def test_labels_can_be_a_text_with_commas(api: Send) -> None:
     ],
 )
 def test_wrong_labels_are_refused(api: Send, parameters: dict[str, Any], value: str) -> None:
-    """The error names the problem: no labels, an empty, duplicate or too long label, or a template without one placeholder."""
     assert value in refused(api, ZERO_SHOT, "a good film", **parameters)
 
 
@@ -136,7 +118,6 @@ def test_wrong_labels_are_refused(api: Send, parameters: dict[str, Any], value: 
 
 @pytest.mark.parametrize("path", ["/ner", "/answer"])
 def test_offsets_have_the_requested_unit(api: Send, path: str) -> None:
-    """`offset_unit` selects code points, UTF-16 units or bytes; the slices are the same text in each unit."""
     text = "a \U0001f600 caf\u00e9 日本 was good\U0001f600 film"
     inputs = text if path == "/ner" else {"question": "good?", "context": text}
     parameters = {"ignore_labels": []} if path == "/ner" else {"top_k": 20}

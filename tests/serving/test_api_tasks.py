@@ -40,20 +40,10 @@ def test_a_text_without_tokens_has_no_entities(api: Send, text: str) -> None:
     ],
 )
 def test_an_empty_question_or_passage_is_an_error(api: Send, inputs: Any, place: str) -> None:
-    """The error has the place of the input in a list, and the field that is empty."""
     assert refused(api, ANSWER, inputs).startswith(place)
 
 
 # /ner
-
-
-def test_the_strategy_none_gives_tokens(api: Send) -> None:
-    tokens = answered(api, NER, "zq good.", aggregation_strategy="none", **EVERYTHING)
-    assert ["end", "entity", "index", "score", "start", "word"] == sorted(tokens[0])
-    assert [("z", 1, 0, 1), ("q", 2, 1, 2), ("good", 3, 3, 7), (".", 4, 7, 8)] == [
-        (token["word"], token["index"], token["start"], token["end"]) for token in tokens
-    ]
-    assert {token["entity"] for token in tokens} <= set(tiny.LABELS_OF["token-classification"])
 
 
 def test_a_stride_as_long_as_the_window_is_refused_with_the_numbers(api: Send) -> None:
@@ -104,7 +94,6 @@ def test_top_k_has_a_limit_that_the_operator_sets(api: Send, path: str, tmp_path
 
 
 def test_the_warning_is_a_valid_header_for_any_target(api: Send) -> None:
-    """Many targets with any characters still give a short ASCII header."""
     response = ask(api, FILL, INPUTS[FILL], targets=["日本", "\U0001f600", "é\r\nx-evil: 1", *(f"z{i}" for i in range(500))])
     assert 200 == response.status_code
     assert response.headers["x-hf-warning"].isascii()
@@ -148,7 +137,6 @@ def test_the_mask_as_a_candidate_is_not_in_the_sequence(api: Send) -> None:
     ],
 )
 def test_a_misspelled_mask_is_refused_with_the_correct_mask(api: Send, text: str) -> None:
-    """Another model's mask, or a mask with wrong spaces or case, is not recognized; the error shows the correct mask."""
     message = refused(api, FILL, ["a [MASK] film", text])
     assert message.startswith("inputs[1]: ") and "`[MASK]`" in message
 

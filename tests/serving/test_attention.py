@@ -126,7 +126,6 @@ def test_layers_and_heads_can_be_selected(api: Send) -> None:
 
 @pytest.mark.parametrize("model", ["classifier", "left"])
 def test_a_list_has_the_same_results_as_its_items(api: Send, model: str) -> None:
-    """Each text of a batch gets its own weights without padding, whatever the lengths of its batch-mates."""
     inputs = [TEXT, PAIR, "", "good " * 20, {"text": "bad"}]
     alone = [result(api, item, model=model) for item in inputs]
     together = result(api, inputs, model=model)
@@ -180,14 +179,12 @@ def test_an_invalid_parameter_is_explained(api: Send, parameters: dict[str, Any]
 
 
 def test_the_error_for_a_bundle_without_attention_says_what_to_do(api: Send, folder: Path) -> None:
-    """Both paths return 422 with the flag of the export and the names of models that have attention."""
     for path, body in ((ATTENTION, {"model": "plain"}), ("/models/plain", {"parameters": {"output_attentions": True}})):
         message = rejected(post(api, {"inputs": TEXT, **body}, path=path), 422, "invalid_value")
         assert "`--attentions`" in message and "`chooser`, `classifier`, `filler`" in message
 
 
 def test_the_path_of_a_model_returns_attention_only_on_request(api: Send) -> None:
-    """`output_attentions` selects attention there; other bodies get the usual results of the model's task."""
     asked = result(api, TEXT, "/models/tagger", None, output_attentions=True)
 
     assert result(api, TEXT, model="tagger") == asked
@@ -198,7 +195,6 @@ def test_the_path_of_a_model_returns_attention_only_on_request(api: Send) -> Non
 
 
 def test_several_models_with_attention_need_no_default(folder: Path, tmp_path: Path) -> None:
-    """The service starts without a default for attention. It then refuses a request without a model, and lists the models."""
     for name, task in (("one", "fill-mask"), ("two", "feature-extraction")):
         tiny.bundle(tmp_path, name, task=task, attention_heads=HEADS)
     settings = {"allow_implicit_default": False}

@@ -51,7 +51,6 @@ def test_health_and_metrics_can_require_the_key(models: Path, options: dict[str,
     ],
 )
 def test_a_missing_key_and_a_wrong_key_have_different_messages(models: Path, authorization: str | None, words: str) -> None:
-    """Both are 401 with the usual error body and the required scheme. The message does not quote the key."""
     headers = {} if authorization is None else {"authorization": authorization.encode("latin-1")}
     response = guarded(models, lambda client: client.post("/classify", json={"inputs": "good"}, headers=headers))
     message = rejected(response, 401, "unauthorized")
@@ -113,7 +112,6 @@ def test_an_invalid_line_is_named_but_not_quoted(tmp_path: Path, lines: list[str
 
 
 def test_keys_are_reloaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """If the new file is invalid, the service keeps the previous keys and logs the reason."""
     made = keys(tmp_path, "one")
     (tmp_path / "keys").write_text("two")
     made.reload()

@@ -48,7 +48,6 @@ def too_large(api: Send, path: str, **body: Any) -> str:
     ],
 )
 def test_the_bytes_of_every_response_are_limited(api: Send, allowed: Any, path: str, body: dict[str, Any]) -> None:
-    """In every task and format, a limit of half the response's bytes refuses the request; a limit of four times its bytes accepts it."""
     whole = post(api, body, path=path)
     assert 200 == whole.status_code, whole.text
     allowed(len(whole.content) // 2)

@@ -66,7 +66,6 @@ def test_a_broken_bundle_is_named_with_its_fault(models: Path, damage: Callable[
     ],
 )
 def test_a_bundle_must_have_the_fields_of_its_task(tmp_path: Path, task: str, change: dict[str, Any], named: str) -> None:
-    """An unsupported task, or a bundle without a field of its task, is refused before a session is opened."""
     path = tiny.bundle(tmp_path / "models", task=task)
     for name, value in change.items():
         tiny.edit(path, lambda m, name=name, value=value: m.update({name: m[name] | value if isinstance(value, dict) else value}))
@@ -81,11 +80,6 @@ def test_bundles_are_found_in_order_of_their_names(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("")
 
     assert ["a", "b"] == [path.name for path in files.find_bundles([tmp_path])]
-
-
-def test_a_folder_without_bundles_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match=f"/{tmp_path.name}`"):
-        files.find_bundles([tmp_path])
 
 
 def test_one_bundle_is_found_by_its_name(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +283,6 @@ def test_models_of_several_folders_are_served(tmp_path: Path) -> None:
 
 
 def test_models_are_loaded_in_parallel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each thread loads a model at the same time. The registry is sorted by name."""
     for name in "abcd":
         tiny.bundle(tmp_path, name)
     real, two_loads = loading.load_model, threading.Barrier(2)

@@ -17,12 +17,6 @@ from bertserve.service.text.tokenizer import SHORT_CHARS
 HUGE_NUMBER = b"9" * 5000
 
 
-@pytest.mark.parametrize("name", ["softmax", "SoftMax", "SOFTMAX", None])
-def test_the_activation_is_read_in_any_case(models: Path, name: str | None) -> None:
-    """In any letter case, `softmax` is this model's default activation; null selects the default too."""
-    assert results(models, "good", function_to_apply=name) == results(models, "good")
-
-
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "application/json; charset=utf-8", ""])
 def test_the_content_type_does_not_matter(models: Path, content_type: str) -> None:
     """The body is parsed as JSON with any content type: `curl -d` sends that of a form."""
@@ -60,7 +54,6 @@ def words(count: int) -> str:
 
 
 def test_a_long_text_is_truncated_with_a_warning(models: Path) -> None:
-    """By default, only the beginning of a long text is scored, and two headers report it."""
     response = classify(models, {"inputs": LONG})
     assert response.json() == results(models, words(ROOM))
     assert response.headers["x-truncated"] == "1"
@@ -103,7 +96,6 @@ def test_a_text_of_the_maximum_length_is_not_truncated(models: Path, parameters:
 
 @pytest.mark.parametrize(("inputs", "name"), [(LONG, "inputs"), ([LONG], "inputs[0]"), (["good" + " " * SHORT_CHARS, LONG], "inputs[1]")])
 def test_without_truncation_a_long_text_is_an_error(models: Path, inputs: Any, name: str) -> None:
-    """With `truncation: false`, the error names the input that is too long."""
     message = rejected(classify(models, {"inputs": inputs, "parameters": {"truncation": False}}), 422, "invalid_value")
     assert message.startswith(f"{name}: ") and "60 tokens" in message
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.utils import _http
 
 import tiny
 from application import assert_same
@@ -151,7 +150,6 @@ def test_the_path_of_a_model_can_be_the_base_url(url: str, method: str) -> None:
 def test_the_client_shows_the_error_of_the_service(
     url: str, method: str, base: str, arguments: dict[str, Any], parameters: dict[str, Any], status: int, value: str
 ) -> None:
-    """It shows the service's message and the request's id."""
     client = InferenceClient(model=f"{url}/{base or METHODS[method][0]}", token=KEY, headers={"x-request-id": "my-request"})
     with pytest.raises(HfHubHTTPError) as failed:
         call(client, method, arguments, parameters)
@@ -161,7 +159,7 @@ def test_the_client_shows_the_error_of_the_service(
 
 
 def test_the_client_logs_the_warning_of_the_service(url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_http, "_WARNED_TOPICS", set())  # the client warns once per topic
+    """It warns once per process and topic, so no other test of this file has a truncated text."""
     monkeypatch.setattr(logging.getLogger("huggingface_hub"), "propagate", True)
     caplog.set_level(logging.WARNING, logger="huggingface_hub")
     call(client_of(url, "token_classification"), "token_classification", {"text": LONG}, {})

@@ -68,13 +68,11 @@ def test_a_model_that_cannot_be_loaded_stops_the_start(
     ],
 )
 def test_an_invalid_setting_is_a_usage_error(models: Path, flags: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """The exit code is 2. The message has the flag, the value and the allowed values."""
     message = failure(capsys, 2, "serve", "--port", "0", "--models", str(models), *flags)
     assert [word for word in words if word not in message] == []
 
 
 def test_a_key_file_that_is_not_text_is_refused(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A key file that is not UTF-8 causes a message, not a traceback."""
     (tmp_path / "key").write_bytes(b"\xff\xfe")
     assert "--api-key-file" in failure(capsys, 2, "serve", "--models", str(models), "--api-key-file", str(tmp_path / "key"))
 
@@ -125,7 +123,6 @@ def test_check_fails_a_model_that_returns_another_result(models: Path, tmp_path:
 
 @pytest.mark.parametrize("example", [{"request": {}, "result": []}, {"request": {"inputs": "good", "parameters": {"x": 1}}, "result": []}])
 def test_check_fails_an_example_with_an_invalid_request(tmp_path: Path, example: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """The check fails with a reason, not with a traceback."""
     tiny.bundle(tmp_path, "a", example=example)
     assert main(["check", "--models", str(tmp_path)]) == 1
     captured = capsys.readouterr()
@@ -162,7 +159,6 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_a_usage_error_suggests_a_correction(argv: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The exit code is 2, and the message is one line without the list of all flags."""
     assert 2 == main(argv)
     error = capsys.readouterr().err
     assert named in error
@@ -188,7 +184,6 @@ def test_each_model_has_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_json_has_all_fields(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """JSON has all labels, sizes in bytes, and null for values that were not measured."""
     [model] = json.loads(listed(capsys, "--models", str(models), "--json"))
     folder = models / "tiny"
     [graph] = model.pop("graphs")
@@ -217,7 +212,6 @@ def test_an_unreadable_bundle_is_reported(models: Path, capsys: pytest.CaptureFi
 
 
 def test_listing_exports_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A checkpoint that is not in the cache is an error; the message names the command that exports it."""
     assert 1 == main(["models", "--model", "org/model", "--cache-dir", str(tmp_path)])
     assert "`bert-serve serve --model org/model`" in capsys.readouterr().err
     assert [] == list(tmp_path.iterdir())

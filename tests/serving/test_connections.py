@@ -296,7 +296,6 @@ async def test_requests_of_all_kinds_are_answered_on_one_connection(size: int) -
 @pytest.mark.parametrize("behind", [*REQUESTS, b"NONSENSE\r\n\r\n", bytes(100)])
 @pytest.mark.parametrize("at_once", [True, False])
 async def test_only_the_first_of_several_requests_is_answered(request_: bytes, behind: bytes, at_once: bool) -> None:
-    """The others can arrive with it, or while it is answered."""
     entered, answers = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -88,7 +88,6 @@ def test_a_broken_model_is_not_a_candidate(tmp_path: Path, stored: str) -> None:
 @pytest.mark.usefixtures("logging_of_pytest")
 @pytest.mark.parametrize("command", ["check", "serve"])
 def test_check_and_serve_refuse_the_same_settings(tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both exit with the same code and message: no default, unreadable keys."""
     folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
     for flags, word in (
         ((), "--default classify=NAME"),
@@ -154,7 +153,6 @@ def test_conflicting_defaults_of_two_folders_need_a_flag(tmp_path: Path) -> None
 
 
 def test_a_model_loaded_later_does_not_replace_a_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The default stays, also with --allow-implicit-default and after a reload; the log reports it."""
     caplog.set_level("INFO", logger="bertserve.loading")
     for number, settings in enumerate(({}, {"allow_implicit_default": True})):
         folder = made(tmp_path / str(number), b=tiny.LABELS)

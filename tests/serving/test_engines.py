@@ -162,7 +162,6 @@ def model() -> CostModel:
 
 
 def test_one_stall_has_little_effect() -> None:
-    """One run of any length changes the predictions of all shapes by less than 5 %."""
     cost, fresh = model(), model()
     cost.observe(1, 20, 1000.0)
     for rows, length in ((1, 20), (8, 20), (1, 500)):
@@ -185,7 +184,6 @@ def test_the_fixed_cost_is_learned_from_runs_in_service() -> None:
     st.integers(1, 1000),
 )
 def test_predictions_stay_finite_for_any_measured_time(runs: list[tuple[int, int, float]], times: int) -> None:
-    """Predictions stay positive and finite for any measured times, including zero and infinity."""
     cost = model()
     for i in range(min(times, 50 * len(runs))):
         cost.observe(*runs[i % len(runs)])
@@ -205,7 +203,6 @@ def test_the_fit_finds_the_fixed_cost_and_the_rate(fixed_s: float, rate: float) 
 
 @pytest.mark.parametrize("seconds", [(3e-3, 2e-3, 1e-3), (1e-3, 1e-3, 1e-3), (1e-9, 1e-3, 1.0), (0.0, 0.0, 0.0)])
 def test_noisy_timings_give_a_plausible_cost(seconds: tuple[float, ...]) -> None:
-    """The cost is positive, and a longer run never costs less."""
     cost = CostModel(Flops(linear=2e7, quadratic=9e3))
     cost.fit(zip((1, 1, 1), (8, 32, 128), seconds, strict=True))
 

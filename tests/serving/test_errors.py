@@ -36,7 +36,6 @@ def made(kind: type[BertServeError]) -> BertServeError:
 
 
 def test_every_error_of_a_request_is_in_the_table() -> None:
-    """The table has exactly the leaf classes of CallerError and ServerError."""
     assert set(ERROR_STATUSES) == {*leaves(CallerError), *leaves(ServerError)}
 
 
@@ -50,7 +49,6 @@ def test_every_error_response_has_the_same_fields(kind: type[BertServeError]) ->
 
 
 def test_a_refusal_has_a_retry_after_header() -> None:
-    """Its value is in whole seconds, rounded up and at least 1."""
     waits = {seconds: RefusedError("full", reason="queue_full", retry_after_s=seconds) for seconds in (0.0, 0.3, 1.2, 60.0)}
     assert [response(error, "r").headers["retry-after"] for error in waits.values()] == ["1", "1", "2", "60"]
 
@@ -58,7 +56,6 @@ def test_a_refusal_has_a_retry_after_header() -> None:
 @pytest.mark.parametrize("name", ["\n", "\r\nSet-Cookie: a=b", "\u202egood", "\ud800", "\x1b[2J", "good\0", "e\u0301 \u4e2d"])
 @pytest.mark.parametrize("body", ['{"inputs": "good", "parameters": {%s: 1}}', '{"inputs": "good", "parameters": %s}'])
 def test_an_error_has_no_control_characters_from_the_request(models: Path, name: str, body: str) -> None:
-    """An error is one line of printable characters, whatever names and values it quotes."""
     answer = call(models, "POST", "/classify", content=(body % json.dumps(name)).encode())
     assert rejected(answer, *((400, "malformed") if name == "\ud800" else (422, "invalid_value"))).isprintable()
 

@@ -82,7 +82,6 @@ def test_every_task_has_a_body_and_a_model_in_this_file() -> None:
 
 @each_path
 def test_a_model_is_chosen_by_body_or_path(api: Send, path: str) -> None:
-    """`model` in the body and `/models/{name}` choose the same model."""
     expected = post(api, BODIES[path] | {"model": MODELS[path]}, path=path)
     actual = post(api, BODIES[path], path=f"/models/{MODELS[path]}")
     assert (200, MODELS[path]) == (expected.status_code, expected.headers["x-model"])
@@ -114,7 +113,6 @@ def test_a_task_without_a_model_is_not_found(models: Path, path: str) -> None:
 
 @each_path
 def test_task_and_model_paths_have_info_and_health(api: Send, path: str) -> None:
-    """Both paths return the same description."""
     page = api("GET", f"{path}/info").json()
     assert path in page["default_of"]
     for base in (path, f"/models/{page['name']}"):
@@ -240,7 +238,6 @@ def test_an_unknown_key_of_an_input_is_an_error(api: Send, path: str, inputs: An
 
 @each_path
 def test_an_unknown_parameter_gets_a_suggestion(api: Send, path: str) -> None:
-    """A misspelled parameter gets the nearest name, and a parameter of another task gets the list of valid ones."""
     known = list(schema_of(path))
     others = {name for other in BODIES for name in schema_of(other)} - set(known)
     for place in (path, f"/models/{MODELS[path]}"):
@@ -278,7 +275,6 @@ def test_harmless_keys_of_other_clients_are_accepted(api: Send, path: str) -> No
     ],
 )
 def test_harmless_keys_with_other_values_are_errors(api: Send, more: dict[str, Any], said: str) -> None:
-    """A value that asks for another response is an error, and so is an unknown option."""
     assert said in wrong(api, CLASSIFY, BODIES[CLASSIFY] | more)
 
 
@@ -397,7 +393,6 @@ def test_a_truncated_text_is_reported_in_headers(api: Send, path: str, body: Any
     ],
 )
 def test_a_text_of_several_windows_is_not_reported_as_truncated(api: Send, path: str, body: Any) -> None:
-    """Its result in a list equals its result alone."""
     together = post(api, body, path=path)
     alone = [post(api, {"inputs": item}, path=path) for item in body["inputs"]]
     for response in (together, *alone):

@@ -97,7 +97,6 @@ def test_a_word_at_the_edge_of_a_window_has_only_its_part_inside() -> None:
 
 
 def test_the_best_label_is_explained_by_its_score_without_each_word(api: Send) -> None:
-    """Words are in text order, whatever `top_k` is."""
     (found,) = answered(api, CLASSIFY, TEXT, explain=True)
     (plain,) = answered(api, CLASSIFY, TEXT)
     best = found[0]
@@ -180,7 +179,6 @@ def test_importance_for_an_answer_uses_the_score_of_its_span(tmp_path: Path, api
 
 
 def test_an_empty_answer_is_explained(tmp_path: Path, api: Send) -> None:
-    """If the best answer is empty, every word is explained by the score of "no answer"."""
     model = load_from(tiny.bundle(tmp_path, task="question-answering", max_length=64))
     found = {
         text: answered(api, ANSWER, {"question": "not ?", "context": text}, explain=True, handle_impossible_answer=True)
@@ -196,7 +194,6 @@ def test_an_empty_answer_is_explained(tmp_path: Path, api: Send) -> None:
 
 
 def test_the_window_with_the_answer_to_a_long_passage_is_explained(api: Send) -> None:
-    """Offsets refer to the whole passage, and a header lists all windows."""
     passage = " ".join(f"{word} {i}" for i, word in enumerate(["book", "good", "film", "dull"] * 10))
     response = ask(api, ANSWER, {"question": "good ?", "context": passage}, explain=True, max_seq_len=32, doc_stride=8)
     found = response.json()

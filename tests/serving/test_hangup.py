@@ -39,7 +39,6 @@ def statuses(served: Served, key: str, path: str = "/models/tiny") -> set[int]:
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.full_grid), 2])
 def test_sighup_reloads_keys_and_models(models: Path, tmp_path: Path, serve: Serve, workers: int) -> None:
-    """All workers accept only the new key and the new model, and answer while they reload again."""
     (tmp_path / "keys").write_text("one")
     flags = ("--workers", str(workers), "--threads", str(workers), "--api-key-file", str(tmp_path / "keys"))
     with serve(models, *flags) as served:
@@ -82,7 +81,6 @@ def test_a_key_that_is_removed_during_startup_is_invalid(models: Path, tmp_path:
 
 @pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.full_grid), "2"])
 def test_the_service_supports_tls(models: Path, tmp_path: Path, serve: Serve, workers: str) -> None:
-    """Clients that trust the certificate get answers, also with workers. Other clients and plain HTTP fail."""
     chain, key = certified(tmp_path)
     context = ssl.create_default_context()
     AUTHORITY.configure_trust(context)
@@ -102,7 +100,6 @@ def test_the_service_supports_tls(models: Path, tmp_path: Path, serve: Serve, wo
 def test_the_health_command_uses_the_settings_of_the_service(
     models: Path, tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It uses TLS and the key from environment variables only, and exits with 1 if nothing answers."""
     chain, key = certified(tmp_path)
     (tmp_path / "keys").write_text("swordfish")
     settings = {"host": "0.0.0.0", "tls_cert": chain, "tls_key": key, "api_key_file": tmp_path / "keys", "public_health": False}

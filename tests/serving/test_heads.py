@@ -172,14 +172,6 @@ def test_a_zero_vector_stays_zero() -> None:
     assert [0.0, 0.0] == embed.normalized(np.zeros(2, dtype=np.float32)).tolist()
 
 
-def test_the_bundle_has_the_defaults_of_a_request() -> None:
-    given = spec("last_four", prompts={"query": "q: ", "": "x"}, default_prompt="query")
-    left_open = embed.EmbedRequest("", embed.EmbedParameters(pooling="mean", normalize=True), prompt="q: ", width=8)
-    assert left_open == embed.resolve(embed.EmbedParameters(), given)
-    chosen = embed.EmbedParameters(pooling="cls", normalize=False, prompt_name="", layers="last_four", dimensions=32)
-    assert embed.EmbedRequest("", chosen, prompt="x", width=32, layers=FOUR) == embed.resolve(chosen, given)
-
-
 # ---- tags
 
 

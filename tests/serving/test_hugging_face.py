@@ -133,7 +133,6 @@ def test_raw_scores_are_logits(api: Send) -> None:
 
 @pytest.mark.parametrize("inputs", [["a", "b", "c"], [["a", "b", "c"]], [[]], ["a", ["b"]], [["a"], "b"]])
 def test_an_invalid_sequence_is_refused(api: Send, inputs: Any) -> None:
-    """The error shows the forms of a text, a pair and a batch."""
     assert '["a", "b"]' in refused(api, "/predict", inputs=inputs)
 
 

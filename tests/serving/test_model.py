@@ -65,8 +65,6 @@ async def test_only_batch_invariant_graphs_are_batched(tmp_path: Path, invariant
 
 @pytest.mark.parametrize("steps", [[], [Batch([])], ["again"]], ids=["first rows", "step", "second rows"])
 async def test_an_input_that_cannot_be_decoded_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[Any]) -> None:
-    """The error has the index of the input, at whichever step of its decoding it is raised."""
-
     def failing(request: Any, model: TaskModel) -> TaskGenerator:
         (tokens,) = model.tokenizer.tokenize([request.text])
         batch = Batch([model.tokenizer.assemble(tokens.ids)], Cost(answer_bytes=9))
@@ -128,7 +126,6 @@ def test_errors_that_end_all_work_on_the_gpu_are_told_from_others(models: Path, 
 
 @pytest.mark.parametrize(("fault", "value"), FAULTS.items())
 def test_only_the_request_that_causes_a_graph_fault_fails(models: Path, monkeypatch: pytest.MonkeyPatch, fault: str, value: str) -> None:
-    """Its batch-mates get their usual scores, the service stays ready, and the inference thread continues."""
     sessions: list[FaultySession] = []
 
     def opened(*arguments: Any, **options: Any) -> FaultySession:

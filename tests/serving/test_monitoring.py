@@ -71,7 +71,6 @@ def test_dashboard_variables_match_the_queries() -> None:
 
 
 def test_grafana_and_prometheus_configurations_match() -> None:
-    """Grafana's time interval equals Prometheus's scrape interval, and Prometheus loads the alert rules."""
     [source] = yaml.safe_load((GRAFANA / "provisioning/datasources/bertserve.yml").read_text())["datasources"]
     [provider] = yaml.safe_load((GRAFANA / "provisioning/dashboards/bertserve.yml").read_text())["providers"]
     config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
@@ -82,7 +81,6 @@ def test_grafana_and_prometheus_configurations_match() -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
 def test_every_alert_has_a_runbook_and_tests(rule: dict[str, Any]) -> None:
-    """An alert has a severity, a row in the guide, a test in which it fires and a test in which it does not."""
     tests = yaml.safe_load((PROMETHEUS / "alerts_test.yml").read_text())["tests"]
     fired = [bool(case["exp_alerts"]) for test in tests for case in test["alert_rule_test"] if case["alertname"] == rule["alert"]]
     assert rule["labels"]["severity"] in ("critical", "warning")
@@ -151,8 +149,6 @@ def _after_a_load(served: Served, log: Path) -> httpx.Client:
 @pytest.mark.full_grid
 @pytest.mark.serial
 def test_every_panel_and_alert_has_values_under_load(prometheus: httpx.Client) -> None:
-    """Each dashboard query returns a number, each alert is evaluated without an error, and no alert fires for a healthy service."""
-
     def ask(expression: str) -> list[Any]:
         answer = prometheus.get("/api/v1/query", params={"query": expression}).json()
         assert "success" == answer["status"], answer

@@ -48,7 +48,6 @@ def in_order(result: list[dict[str, Any]], labels: Sequence[str]) -> list[float]
 
 
 def test_texts_are_classified(api: Send) -> None:
-    """The outputs are the best label, its score, all scores in the order of the labels, and the JSON result for each text."""
     response = infer(api, "classifier", texts("inputs", *TEXTS), id="7")
     found, expected = outputs(response), posted(api, "/models/classifier", inputs=TEXTS)
 
@@ -64,7 +63,6 @@ def test_texts_are_classified(api: Send) -> None:
 
 
 def test_equivalent_shapes_of_texts_give_the_same_scores(api: Send) -> None:
-    """A flat list, a flat column and a nested column give the same scores."""
     column = {"name": "inputs", "shape": [2, 1], "datatype": "BYTES"}
     expected = outputs(infer(api, "classifier", texts("inputs", *TEXTS)))["scores"].tolist()
 

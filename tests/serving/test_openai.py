@@ -49,7 +49,6 @@ def wrong(api: Send, path: str = EMBEDDINGS, **body: Any) -> str:
 
 
 def test_embeddings_equal_those_of_embed(api: Send) -> None:
-    """The response has each text's vector at its index, the model's name, and the number of tokens with [CLS] and [SEP]."""
     expected = posted(api, "/embed", inputs=["good film", "bad"], normalize=True, model="vectors")
     found = posted(api, EMBEDDINGS, input=["good film", "bad"], model="vectors")
 
@@ -143,7 +142,6 @@ def test_models_are_listed(api: Send) -> None:
 
 @pytest.mark.parametrize("path", RERANKS)
 def test_documents_are_ranked_like_the_texts_of_rerank(api: Send, path: str) -> None:
-    """Scores and indexes equal those of `/rerank`, limited to the best `top_n`. Other fields of a document are returned."""
     texts = ["bad", "good film", "film"]
     expected = posted(api, "/rerank", query="good", texts=texts)[:2]
     documents = [{"text": "bad", "id": "7"}, {"text": "good film", "page": 8, "more": {"tags": [None, 0.5]}}, "film"]
@@ -180,5 +178,4 @@ def test_an_answer_has_the_id_of_its_request(api: Send) -> None:
     ],
 )
 def test_invalid_rerank_bodies_are_refused(api: Send, body: dict[str, Any], message: str) -> None:
-    """The error names the unsupported parameter or the invalid document."""
     assert message in wrong(api, "/v1/rerank", **body)

@@ -105,7 +105,6 @@ def test_operation_ids_are_derived_from_the_paths(models: Path) -> None:
 
 
 def test_every_openapi_example_is_answered(tmp_path: Path) -> None:
-    """Each route that runs models has an example, which a model of that task answers."""
     folder = tiny.every_kind(tmp_path, max_length=64)
     settings = {"default": {"text-classification": "classifier"}}
     document = call(folder, "GET", "/openapi.json", settings=settings).json()

@@ -16,7 +16,6 @@ FOLDER = Path(playground.__file__).parent
 
 @pytest.mark.parametrize("page", ["/", "/docs"])
 def test_the_service_serves_a_page_and_all_its_files(models: Path, page: str) -> None:
-    """A page refers to its files by relative URLs, and each file has the content type that browsers need."""
     files = re.findall(r"""(?:src|href|url)\s*[=:]\s*["']([^"'#][^"']*)["']""", call(models, "GET", page).text)
     files = [file for file in files if not file.startswith("data:")]
     answers = [call(models, "GET", httpx.URL("http://test").join(page).join(file).path) for file in files]
@@ -35,7 +34,6 @@ def test_the_files_of_the_docs_are_served_from_memory(models: Path) -> None:
 
 
 def test_the_page_loads_nothing_from_other_hosts(models: Path) -> None:
-    """No file names another host, and the page's content security policy would block it."""
     policy = call(models, "GET", "/").headers["content-security-policy"]
     addresses = {
         address for file in FOLDER.iterdir() if file.is_file() for address in re.findall(r"https?://[^\s\"']+", file.read_text("utf-8"))
@@ -47,7 +45,6 @@ def test_the_page_loads_nothing_from_other_hosts(models: Path) -> None:
 
 
 def test_every_task_has_a_form(models: Path) -> None:
-    """The page can show each form: its fields have distinct names, and its view exists."""
     forms = call(models, "GET", "/playground/forms.json").json()
     views = set(
         re.findall(r"^  (\w+): (?:\{|[A-Z]+,)", (FOLDER / "forms.js").read_text("utf-8").partition("export const VIEWS")[2], re.MULTILINE)

@@ -28,7 +28,6 @@ def answers(
 
 
 def test_a_path_can_start_with_the_prefix_of_the_proxy(models: Path) -> None:
-    """Paths work with or without the prefix. `/berta` does not match the prefix `/bert`."""
     asked = [
         ("POST", "/bert/classify"),
         ("POST", "/classify"),
@@ -41,7 +40,6 @@ def test_a_path_can_start_with_the_prefix_of_the_proxy(models: Path) -> None:
 
 
 def test_pages_use_the_prefix_of_the_proxy(models: Path) -> None:
-    """The root page, with or without a final slash, and the OpenAPI document refer to paths below the prefix."""
     root, bare, document = answers(models, ("GET", "/bert/"), ("GET", "/bert"), ("GET", "/bert/openapi.json"), root_path="/bert")
 
     assert '<base href="/bert/">' in root.text

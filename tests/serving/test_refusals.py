@@ -28,7 +28,6 @@ async def chunks(count: int) -> AsyncIterator[bytes]:
 
 @pytest.mark.parametrize("body", [b" " * 2048, pytest.param(chunks(4), id="undeclared")])
 def test_a_large_body_is_refused(models: Path, body: Any) -> None:
-    """A body over the limit is 413, with or without a declared length."""
     response = call(models, "POST", "/classify", content=body, settings={"max_body_bytes": 1024, "max_chars": 1000})
     assert " 1024 " in rejected(response, 413, "too_large")
 
@@ -37,13 +36,11 @@ def test_a_large_body_is_refused(models: Path, body: Any) -> None:
     "given", ["0", "-1", "1.5", "soon", "", "1e3", "120001", "9" * 30, "000000000001" + "9" * 8, "000000000001" + "9" * 5000]
 )
 def test_an_invalid_deadline_is_refused(models: Path, given: str) -> None:
-    """`x-request-timeout-ms` must be a whole number from 1 to the maximum; otherwise the status is 422."""
     message = rejected(classify(models, {"inputs": "good"}, headers={"x-request-timeout-ms": given}), 422, "invalid_value")
     assert "`x-request-timeout-ms`" in message and "1 to 120000." in message
 
 
 def test_a_request_that_waits_too_long_expires(models: Path) -> None:
-    """A request that has not started by its deadline gets 504 and is counted, even while all inference threads are busy."""
     engine = FakeEngine()
 
     async def check(client: httpx.AsyncClient) -> tuple[httpx.Response, str]:
@@ -56,7 +53,6 @@ def test_a_request_that_waits_too_long_expires(models: Path) -> None:
 
 
 def test_a_full_queue_refuses_at_once(models: Path) -> None:
-    """The response is 429 with a `Retry-After` of whole seconds, and the refusal is counted by reason."""
     engine = FakeEngine()
     service = faked(models, engine, max_queue_tokens=64)
 
@@ -75,7 +71,6 @@ def test_a_full_queue_refuses_at_once(models: Path) -> None:
 
 
 def test_a_stopping_service_refuses_requests_and_is_not_ready(models: Path) -> None:
-    """After the stop began, requests and readiness checks get 503; the liveness check still gets 200."""
     service = faked(models, FakeEngine())
 
     async def check(client: httpx.AsyncClient) -> dict[str, httpx.Response]:
@@ -98,8 +93,6 @@ def test_an_engine_failure_names_its_input(models: Path, inputs: Any, name: str)
 
 
 def test_an_unexpected_error_reveals_nothing(models: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """The response is 500 `internal` without the error's message. The log has its type, its location and the request id."""
-
     def fail(*_: object) -> None:
         raise RuntimeError(f"while reading {SECRET}")
 

@@ -132,7 +132,6 @@ def test_the_log_says_who_changed_which_model_and_why_it_failed(models: Path, tm
 
 
 def test_the_old_model_keeps_serving_if_its_new_bundle_is_broken(models: Path, tmp_path: Path) -> None:
-    """The response and the model's page give the reason without the folder's path. A repaired bundle is loaded."""
     state = build(Settings(models=models))
 
     async def check(client: httpx.AsyncClient) -> None:
@@ -175,7 +174,6 @@ def test_a_broken_bundle_is_forgotten_when_it_is_gone_or_unloaded(
 
 
 def test_an_endpoint_follows_loads_and_unloads(models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """After an unload, the endpoint uses the only other model of the task, or says that none is loaded. The log has the changes."""
     tiny.bundle(models, "other", seed=1)
     state = build(Settings(models=models, default={"classify": "tiny"}))
 
@@ -198,7 +196,6 @@ def test_an_endpoint_follows_loads_and_unloads(models: Path, tmp_path: Path, cap
 
 
 def test_a_refresh_makes_the_models_match_the_folders(models: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """New and changed bundles are loaded, and missing ones are unloaded. The old version of a broken bundle stays loaded."""
     for name in ("broken", "gone", "same"):
         tiny.bundle(models, name)
     state = build(Settings(models=models, default={"classify": "same"}))
@@ -230,7 +227,6 @@ def test_a_refresh_makes_the_models_match_the_folders(models: Path, caplog: pyte
 def test_a_failed_bundle_does_not_affect_others_in_a_refresh(
     models: Path, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """This includes unexpected errors. The log has the error's type and location, but not its text."""
     load = loading.load_model
 
     def exhausted(path: Path, served: Model | None = None, **options: Any) -> Model:
@@ -256,7 +252,6 @@ def test_a_failed_bundle_does_not_affect_others_in_a_refresh(
 
 @pytest.mark.parametrize("what", ["twins", "not a name"])
 def test_the_error_for_an_invalid_folder_says_why(models: Path, tmp_path: Path, what: str) -> None:
-    """The error has the reason without the folder's path, and the loaded models stay loaded."""
     other = tmp_path / "other"
     tiny.bundle(other, "second")
     state = build(Settings(models=f"{models},{other}", allow_implicit_default=True))
@@ -272,7 +267,6 @@ def test_the_error_for_an_invalid_folder_says_why(models: Path, tmp_path: Path, 
 
 
 def test_a_folder_that_cannot_be_a_model_does_not_affect_others(models: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A refresh logs it and loads the others; a request for another model does not see it."""
     state = build(Settings(models=models))
     old = state.registry.get("tiny")
     (models / "new model").mkdir()

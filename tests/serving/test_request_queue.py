@@ -251,14 +251,6 @@ def test_the_page_about_scheduling_predicts_what_runs_next(question: str) -> Non
         assert expected == "".join(names[item.request] for item in queue.take(now))
 
 
-def test_short_texts_start_between_the_windows_of_a_long_document() -> None:
-    """After a window, a text starts if one waits."""
-    queue = new_queue()
-    document = add(queue, *[60] * 10, runner=alone(1.0))
-    text = add(queue, 5, now=2.5, runner=alone(0.1))
-    assert "d t d d d d d d d d d" == order(queue, {document: "d", text: "t"}, 2.5)
-
-
 @given(st.lists(st.tuples(st.integers(1, 64), st.integers(0, 5)), min_size=1, max_size=30))
 def test_the_oldest_waiting_item_leads_every_batch(texts: list[tuple[int, int]]) -> None:
     """Therefore no item waits forever."""
@@ -270,15 +262,6 @@ def test_the_oldest_waiting_item_leads_every_batch(texts: list[tuple[int, int]])
         last = batch[0].priority
         waiting -= len(batch)
     assert 0 == waiting
-
-
-def test_short_texts_get_half_of_the_time_while_documents_are_late() -> None:
-    """Two documents are seconds late because the thread is slower than predicted."""
-    queue = new_queue()
-    names = {add(queue, *[60] * 5, runner=alone(0.1)): "d" for _ in range(2)}
-    queue.take(0.0)
-    names |= {add(queue, 5, now=9.0, runner=alone(0.1)): "t" for _ in range(3)}
-    assert "t d t d t d d d d d d d" == order(queue, names, 10.0)
 
 
 def test_the_predicted_wait_of_a_text_counts_only_a_part_of_long_requests() -> None:
@@ -335,7 +318,6 @@ def test_items_of_a_short_running_request_join_the_batches_of_others() -> None:
 
 
 def test_a_request_that_is_cancelled_while_queued_uses_no_capacity() -> None:
-    """The items of a closed request never start, as heads or as batch-mates, and hold no tokens."""
     queue = new_queue()
     first, cancelled, last = add(queue, 8), add(queue, 8, 8), add(queue, 8)
     assert [True, False] == [queue.close(cancelled), queue.close(cancelled)]

@@ -52,7 +52,6 @@ def test_a_batch_of_many_masks_runs_in_parts(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_batch_of_many_weights_runs_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No run of several texts exceeds the limit of weights, padding included. The results are the same as without the limit."""
     service, engine = recorded(tmp_path, attention_heads=(2, 3))
     body = {"inputs": ["good " * count for count in (3, 9, 28, 5, 5, 14, 5, 5)]}
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from bertserve.service.errors import EngineError, ExpiredError, InvalidValueError, RefusedError, UnavailableError
+from bertserve.service.errors import EngineError, ExpiredError, RefusedError, UnavailableError
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduled_request import Item
 from bertserve.service.scheduling.scheduler import PeakConcurrency
@@ -19,8 +19,6 @@ from scheduler_bench import Bench, on_loop, play, takes
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def test_each_caller_gets_its_own_results_in_order(new_loop: Any) -> None:
-    """No result is swapped or lost among 300 requests on several threads with shared batches."""
-
     async def check(bench: Bench) -> None:
         requests = [[(i, k) for k in range(1 + i % 5)] for i in range(300)]
         answers = await asyncio.gather(*(bench.submit(*request, tokens=1 + i % 9) for i, request in enumerate(requests)))
@@ -53,14 +51,6 @@ async def test_a_request_has_further_items_after_its_results(bench: Bench) -> No
     assert [["a"], ["b"], ["c"]] == bench.work.batches
 
 
-@on_loop()
-async def test_an_item_over_the_batch_limit_fails_only_its_request(bench: Bench) -> None:
-    """The failed request frees its place in the queue."""
-    with pytest.raises(InvalidValueError, match="65 tokens"):
-        await bench.run("x", tokens=65)
-    assert ["y"] == await bench.run("y")
-
-
 @on_loop(manual=True)
 async def test_a_failing_batch_runs_again_in_halves(bench: Bench) -> None:
     """Three halvings find the bad item among eight, and the other requests are answered."""
@@ -78,7 +68,6 @@ async def test_a_failing_batch_runs_again_in_halves(bench: Bench) -> None:
 
 @on_loop(manual=True)
 async def test_a_cancelled_request_is_not_retried(bench: Bench) -> None:
-    """The retries of a failed batch leave out the items of cancelled requests."""
     blocker = await bench.blocked()
     bench.work.guilty = {"bad"}
     stayer, leaver, bad = [bench.submit(payload) for payload in ("stayer", "leaver", "bad")]
@@ -218,7 +207,6 @@ async def test_a_request_expires_only_while_an_item_waits(bench: Bench) -> None:
 
 @on_loop()
 async def test_stop_answers_admitted_requests_and_refuses_new_ones(bench: Bench) -> None:
-    """Queued requests are answered within the shutdown timeout; new requests are refused at once."""
     blocker = await bench.blocked()
     waiting = bench.submit("waiting")
     await asyncio.sleep(0)
@@ -245,7 +233,6 @@ class Broken(RequestQueue):
 
 @on_loop(threads=2, queue=Broken)
 async def test_a_dead_thread_ends_readiness_and_fails_all_requests(bench: Bench) -> None:
-    """If the scheduler's own code fails, running and waiting requests fail, and new requests are refused."""
     blocker = await bench.blocked()
     bench.queue.broken = True
     for task in (bench.submit("x"), blocker, bench.submit("later")):
@@ -269,7 +256,6 @@ FAULTS: dict[str, tuple[BaseException, type[Exception], str]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("place", ["run", "finish"])
 def test_an_error_of_a_request_does_not_affect_its_batch_mates(fault: str, place: str) -> None:
-    """Any error of a run or a decoder fails only the request that causes it, and the inference threads continue."""
     raised, expected, message = FAULTS[fault]
 
     async def check(bench: Bench) -> None:
@@ -387,7 +373,6 @@ async def test_a_decoder_delays_neither_its_batch_mates_nor_the_next_items_of_ot
 
 @on_loop(threads=2, manual=True)
 async def test_a_thread_stays_free_for_new_requests(bench: Bench) -> None:
-    """While there are several clients, a running list leaves one thread to other requests."""
     blocker = await bench.blocked()
     listed = bench.submit("a", "b", "c", runner=bench.runs(seconds=takes(1000.0), shares_batches=False))
     await asyncio.to_thread(bench.work.started.acquire)

@@ -112,7 +112,6 @@ def test_parameters_cannot_replace_a_column(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_a_prediction_equals_the_answer_of_the_endpoint(models: Path, tmp_path: Path) -> None:
-    """Each row keeps its columns and its position, followed by the endpoint's answer to its text."""
     source = write_lines(tmp_path / "in.jsonl", [f'{{"id": {i}.10, "text": "{text}"}}' for i, text in enumerate(TEXTS)])
 
     assert run(models, source, tmp_path / "out.jsonl", "--parameters", '{"top_k": 2}') == 0
@@ -244,7 +243,6 @@ BAD = [
 
 
 def test_rejected_rows_are_written_to_a_separate_file(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each rejected row is listed with its number and reason. The other rows are answered, and the exit code is 3."""
     lines: list[Any] = [line for bad, _ in BAD for line in (bad, {"text": "good"})]
     text = "".join(f"{line if isinstance(line, str) else json.dumps(line)}\n\n" for line in lines)
     (tmp_path / "in.jsonl").write_bytes(text.encode(errors="surrogateescape"))
@@ -279,7 +277,6 @@ def test_rejected_rows_are_written_to_a_separate_file(models: Path, tmp_path: Pa
 def test_an_invalid_file_or_flag_is_refused(
     models: Path, tmp_path: Path, content: bytes, flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A broken file or an invalid flag ends the run with an error, and the run leaves no files."""
     (tmp_path / "in.csv").write_bytes(content)
     assert run(models, tmp_path / "in.csv", tmp_path / "out.csv", *flags) in (1, 2)
     assert words in capsys.readouterr().err

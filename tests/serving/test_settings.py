@@ -137,7 +137,6 @@ def test_settings_that_contradict_each_other_are_refused(flags: str, names: tupl
     ],
 )
 def test_a_value_out_of_range_or_of_a_wrong_form_is_refused(flag: str, value: str) -> None:
-    """The error names the flag, its variable and the value."""
     with pytest.raises(SettingsError) as refused:
         parse(Settings, [f"{flag}={value}"])
     assert refused.value.message.startswith(f"{flag} (or BERT_SERVE_{flag[2:].upper().replace('-', '_')}) is `{value}`: ")
@@ -217,7 +216,6 @@ def test_settings_are_read_from_the_file(file: Path) -> None:
 
 
 def test_flags_and_variables_override_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable can name the file, as the flag does. The file's other settings still apply."""
     monkeypatch.setenv("BERT_SERVE_CONFIG", str(file))
     monkeypatch.setenv("BERT_SERVE_PORT", "1")
     read = parse(Settings, ["--models", "c"])

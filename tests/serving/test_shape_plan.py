@@ -207,7 +207,6 @@ def answers(models: Path, budget: int) -> tuple[Any, set[tuple[int, ...]], set[t
 
 
 def test_a_service_runs_only_planned_shapes(tmp_path: Path) -> None:
-    """Warm-up, scheduler and engine use planned shapes within the budget. The metrics count their tokens. The answers do not change."""
     plan = PLAN.model_dump(mode="json")
     exact = answers(tiny.bundle(tmp_path / "exact").parent, 64)
     said, shapes, warm = answers(edited(tiny.bundle(tmp_path / "planned"), shapes=plan).parent, 40)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -256,7 +257,12 @@ def test_the_default_cache_is_in_the_cache_folder_of_the_user(monkeypatch: pytes
 )
 def test_the_export_options_follow_from_the_settings(flags: str, options: str, gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a runtime for GPUs, `--provider auto` uses CUDA if it is available."""
-    monkeypatch.setattr(sources, "_is_installed", lambda package: gpu)
+
+    def distribution(package: str) -> None:
+        if not gpu:
+            raise PackageNotFoundError
+
+    monkeypatch.setattr(sources, "distribution", distribution)
     found = export_options(parse(Settings, flags.split()))
 
     assert options.split() == found
@@ -318,7 +324,6 @@ def starting(*flags: str) -> Iterator[subprocess.Popen[str]]:
     ],
 )
 def test_a_signal_ends_the_export_and_the_start(workers: str, number: signal.Signals, checkpoint: Path, fake: Fake, tmp_path: Path) -> None:
-    """The start exits with the code of the signal. The exporter gets the same signal once, and the cache has no bundle."""
     fake(
         "got = []; signal.signal(signal.SIGINT, lambda n, _: got.append(n)); signal.signal(signal.SIGTERM, lambda n, _: got.append(n))\n"
         'open(output.parent / "ready", "w").close()\n'
@@ -346,15 +351,8 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
 
 
 def test_the_error_for_a_checkpoint_in_models_shows_what_to_do(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The error shows the commands to serve and to export the checkpoint, also if `--models` is its parent folder."""
     assert f"`bert-serve serve --model {checkpoint}`" in said(capsys, "--models", str(checkpoint))
     assert f"`bert-export {checkpoint} --output MODELS_DIR`" in said(capsys, "--models", str(checkpoint.parent))
-
-
-def test_a_missing_default_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed wheel has no models. One line names the folder that is missing."""
-    monkeypatch.chdir(tmp_path)
-    assert "`models`" in said(capsys)
 
 
 def test_a_missing_folder_is_named_before_missing_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,6 @@ def classify(served: Served, inputs: Any, **headers: str) -> httpx.Response:
 
 
 def test_a_start_prints_models_address_and_time(models: Path) -> None:
-    """The service prints each model with its default endpoints, the address, and the seconds until it was ready. It logs no problem."""
     tiny.bundle(models, "other")
     command = [BERT_SERVE, "serve", "--models", str(models), "--port", "0", "--default", "classify=tiny"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -72,7 +71,6 @@ def failed_with_one_and_two(*flags: str) -> list[subprocess.CompletedProcess[str
 
 @pytest.mark.parametrize(("flag", "code"), [("--default=classify=other", 2), ("--no-access-log", 1)])
 def test_an_error_is_the_same_with_one_or_two_workers(models: Path, flag: str, code: int) -> None:
-    """Both starts print the same single line and have the same exit code, for a wrong setting and for a broken bundle."""
     if code == 1:
         (models / "tiny/tokenizer.json").unlink()
     one, two = failed_with_one_and_two("--models", str(models), "--port", "0", flag)
@@ -82,7 +80,6 @@ def test_an_error_is_the_same_with_one_or_two_workers(models: Path, flag: str, c
 
 
 def test_a_port_in_use_is_an_error(models: Path) -> None:
-    """The start exits with 1 and a message that names the port. Two workers are not started."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         one, two = failed_with_one_and_two("--models", str(models), "--port", port)

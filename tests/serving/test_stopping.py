@@ -107,7 +107,6 @@ def test_an_interrupt_during_shutdown_ends_the_service_at_once(tmp_path: Path, s
 
 
 def test_requests_that_outlast_the_shutdown_timeout_are_refused(tmp_path: Path, serve: Serve) -> None:
-    """After the timeout, waiting requests get status 503, and the process exits with code 0."""
     slow.bundle(tmp_path / "slow")
     no_deadline = ("--timeout-ms", "600000", "--max-timeout-ms", "600000")  # on a slow machine the texts take minutes
     with (

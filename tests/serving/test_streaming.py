@@ -67,7 +67,6 @@ def test_blank_lines_are_skipped_and_the_last_line_needs_no_newline(models: Path
 
 
 def test_a_failed_line_gets_an_error_at_its_position(models: Path) -> None:
-    """The stream continues after an error. Each error has the usual fields, and the metrics count its status."""
     lines = [
         b'{"inputs": "a"}',
         b"{",
@@ -104,7 +103,6 @@ def test_a_failed_line_gets_an_error_at_its_position(models: Path) -> None:
     ],
 )
 def test_an_error_of_the_whole_stream_has_its_own_status(models: Path, path: str, headers: dict[str, str], status: int, kind: str) -> None:
-    """The response is a single error, before the first line."""
     rejected(call(models, "POST", path, content=written({"inputs": "a"}), headers=LINES | headers), status, kind)
 
 
@@ -279,7 +277,6 @@ async def answered_in(service: AppState, clients: list[Client], path: str, conte
 
 @pytest.mark.parametrize("chunks", [1, 50])
 def test_a_disconnect_cancels_the_waiting_requests(models: Path, chunks: int) -> None:
-    """The requests in progress leave the queue and count as cancelled. No further line starts, although many chunks wait."""
     engine = FakeEngine()
     service = faked(models, engine)
     client_lines = written(*({"inputs": "good"} for _ in range(200)))

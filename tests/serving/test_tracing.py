@@ -170,7 +170,6 @@ def test_a_batch_is_a_span_with_links_to_its_requests(models: Path, collector: C
 
 
 def test_the_trace_of_the_caller_is_continued(models: Path, collector: Collector) -> None:
-    """The request's span is a child of the span in `traceparent`. The response names the new span and keeps the request id."""
     answer = ask(models, collector, {"inputs": "good"}, traceparent=TRACEPARENT, tracestate="vendor=1", x_request_id="mine-2")
     server = collector.one("POST /classify")
     assert (CALLER, PARENT) == (server.trace_id.hex(), server.parent_span_id.hex())
@@ -188,7 +187,6 @@ def test_the_trace_of_the_caller_is_continued(models: Path, collector: Collector
     ],
 )
 def test_a_malformed_traceparent_starts_a_new_trace(collector: Collector, header: str) -> None:
-    """An invalid `traceparent` is ignored; the request is still traced."""
     with tracing(collector) as tracer:
         trace = tracer.begin([(b"traceparent", header.encode("latin-1"))], 1.0)
         tracer.end(trace, 2.0, name="POST", attributes={}, failed=False)
@@ -222,8 +220,6 @@ def test_a_trace_that_the_caller_does_not_sample_is_not_recorded(models: Path, c
 
 
 def test_no_span_contains_text_of_a_caller(models: Path, collector: Collector) -> None:
-    """Spans contain no bodies, unknown paths, query strings, API keys or other headers."""
-
     async def check(client: httpx.AsyncClient) -> None:
         headers = {"user-agent": "sesame", "authorization": "Bearer sesame", "referer": "http://sesame/"}
         for path in ("/classify", "/classify?sesame=1", "/sesame", "/models/sesame", "/v2/models/tiny/versions/sesame/infer"):
@@ -282,7 +278,6 @@ def test_log_lines_have_the_ids_of_the_trace(models: Path, collector: Collector,
 
 
 def test_an_unreachable_collector_has_no_effect(models: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests are answered, the shutdown does not wait for the spans, and the log has no text of a caller."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     tracer = Tracer.to("http://127.0.0.1:1/v1/traces")
 
@@ -300,7 +295,6 @@ def test_an_unreachable_collector_has_no_effect(models: Path, caplog: pytest.Log
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the library, the setting is an error that says what to install."""
     monkeypatch.setitem(sys.modules, "bertserve.service.tracing.tracer", None)
     with pytest.raises(SettingsError, match=r"--otlp-endpoint .*pip install '.*\[otel\]'"):
         tracer_to("http://localhost:4318")
@@ -309,7 +303,6 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.full_grid
 @pytest.mark.serial
 def test_each_worker_sends_its_own_spans(models: Path, serve: Any, collector: Collector) -> None:
-    """Each forked worker has its own instance id and sends its last spans at the end. The JSON log has the same trace ids."""
     flags = ("--workers", "2", "--threads", "2", "--otlp-endpoint", collector.address, "--access-log", "--log-format", "json")
     with serve(models, *flags) as served:
         for _ in range(8):

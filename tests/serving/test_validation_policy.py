@@ -58,7 +58,6 @@ def test_a_graph_with_low_agreement_is_logged(
 
 
 def test_a_graph_that_the_export_omitted_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The start logs the reason, and the error for that precision has it too. A manifest without the field omits no graph."""
     path = measured(tmp_path)
     build(Settings(models=(tmp_path,)))
     assert "int8" not in caplog.text
@@ -75,7 +74,6 @@ def test_a_graph_that_the_export_omitted_is_logged(tmp_path: Path, caplog: pytes
     ("flags", "named"), [({"require_validation": True}, "--require-validation"), ({"min_agreement": 0.0}, "--min-agreement is 0.0")]
 )
 def test_a_bundle_without_required_validation_is_refused(models: Path, flags: dict[str, Any], named: str) -> None:
-    """The message names the bundle, the graph, the setting and the command to run. A floor of 0 also requires a report."""
     with pytest.raises(BundleError) as error:
         build(Settings(models=models, **flags))
 
@@ -123,7 +121,6 @@ def test_an_agreement_without_decisions_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_floor_applies_to_the_measure_of_the_task(tmp_path: Path, found: Agreement, floor: float, served: bool) -> None:
-    """One flag serves all tasks. The message has the value of the measure and the number of decisions."""
     [graph] = load_bundle(measured(tmp_path)).manifest.graphs
     graph = graph.model_copy(update={"validation": graph.validation.model_copy(update={"agreement": found})})
     try:

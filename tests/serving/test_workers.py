@@ -59,8 +59,6 @@ def answered(client: httpx.Client) -> float:
 
 
 def test_info_has_the_totals_and_the_share_of_the_worker(models: Path) -> None:
-    """`/info` has the total limits, and the index and the limits of the worker that answers."""
-
     async def info(client: httpx.AsyncClient) -> Any:
         return (await client.get("/info")).json()
 
@@ -100,7 +98,6 @@ def test_all_workers_answer_and_each_metrics_page_counts_all_requests(models: Pa
 
 
 def test_a_worker_that_dies_is_replaced_and_its_counts_are_kept(models: Path, serve: Serve) -> None:
-    """After a kill there are two workers again. The metrics keep the dead worker's requests, and new requests are answered."""
     with serve(models, *TWO) as served:
         before = workers_of(served)
         with clients_of(served, 8) as clients:
@@ -128,7 +125,6 @@ IMPATIENT = f"from bertserve.service.server import workers; workers.HUNG_S = 5; 
 
 @pytest.mark.full_grid
 def test_a_worker_that_hangs_is_replaced(models: Path, tmp_path: Path) -> None:
-    """A worker whose event loop has stopped is killed and replaced. The other worker is not affected."""
     with running(models, tmp_path / "log", *TWO, program=IMPATIENT) as served:
         before = workers_of(served)
         start = time.monotonic()
@@ -251,7 +247,6 @@ def test_no_worker_outlives_its_parent_process(models: Path, serve: Serve) -> No
 
 @pytest.mark.full_grid
 def test_sighup_changes_the_models_of_all_workers_under_load(models: Path, tmp_path: Path, serve: Serve) -> None:
-    """No request fails or is answered by two models. A later replacement has the new models too."""
     with serve(models, *TWO) as served, clients_of(served, 8, workers=2) as clients:
         done = threading.Event()
         seen: set[tuple[float, ...]] = set()

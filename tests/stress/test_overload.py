@@ -33,7 +33,6 @@ def short_and_long() -> list[Any]:
 
 
 def test_each_request_ends_once_under_overload(tmp_path: Path, serve: Callable[..., Any]) -> None:
-    """Each request gets exactly one answer: 200, 504 or 429."""
     models = ROOT / "models" if LONG else slow.bundle(tmp_path / "models").parent
     with serve(models, "--access-log", "--log-format", "json") as served:
         texts = target(served, "/classify", short_and_long(), **{"x-request-timeout-ms": str(DEADLINE_MS)})
