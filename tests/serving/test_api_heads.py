@@ -12,16 +12,6 @@ from application import LONG, Send, answered, assert_same, refused, result, wron
 EMBED, SIMILARITY, RERANK, ZERO_SHOT = "/embed", "/similarity", "/rerank", "/zero-shot"
 LABELS = {"candidate_labels": ["good", "bad", "a very dull book"]}
 SENTENCES = {"source_sentence": "a good film", "sentences": ["a great film", "the book was dull"]}
-BODIES: dict[str, Any] = {
-    EMBED: {"inputs": "a good film"},
-    SIMILARITY: {"inputs": SENTENCES, "parameters": {}},
-    RERANK: {"query": "good?", "texts": ["a great film", "the book was dull", ""]},
-    ZERO_SHOT: {"inputs": "a good film", "parameters": LABELS},
-}
-
-
-def by_label(found: list[dict[str, Any]]) -> dict[str, float]:
-    return {item["label"]: item["score"] for item in found}
 
 
 # /embed
@@ -82,7 +72,7 @@ def test_similarity_is_the_cosine_of_the_vectors(api: Send) -> None:
 def test_a_label_becomes_the_hypothesis_of_a_pair(api: Send) -> None:
     pair = {"text": "a good film", "text_pair": "the film was bad !"}
     [found] = answered(api, "/models/nli", pair, function_to_apply="none")
-    logits = by_label(found)
+    logits = {item["label"]: item["score"] for item in found}
     expected = 1 / (1 + np.exp(logits["contradiction"] - logits["entailment"]))
     [item] = answered(api, ZERO_SHOT, "a good film", candidate_labels="bad", hypothesis_template="the film was {} !")
     assert pytest.approx(expected, abs=1e-6) == item["score"]

@@ -19,7 +19,6 @@ from bertserve.service.tasks.reading import validate_as
 NER, ANSWER, FILL = "/ner", "/answer", "/fill-mask"
 QUESTION = {"question": "good?", "context": "a great film and a dull book"}
 INPUTS: dict[str, Any] = {"/classify": "good", NER: "a good film was bad", ANSWER: QUESTION, FILL: "a [MASK] film"}
-EVERYTHING: dict[str, Any] = {"ignore_labels": []}
 ROOM = 30  # maximum text tokens of a tiny bundle
 # Shapes
 

@@ -43,7 +43,7 @@ def test_a_body_that_is_not_json_is_malformed(models: Path, raw: bytes) -> None:
     rejected(classify(models, raw), 400, "malformed")
 
 
-# ---- long texts; expected scores are computed separately
+# ---- long texts
 
 
 ROOM = 30  # text tokens that fit a tiny bundle; 29 for a pair
@@ -53,23 +53,17 @@ def words(count: int) -> str:
     return " ".join((LONG.split() * 5)[:count])
 
 
-def test_a_long_text_is_truncated_with_a_warning(models: Path) -> None:
-    response = classify(models, {"inputs": LONG})
-    assert response.json() == results(models, words(ROOM))
-    assert response.headers["x-truncated"] == "1"
-    assert re.fullmatch("truncation; .* 32 tokens: inputs", response.headers["x-hf-warning"])
-
-
-def test_truncated_inputs_of_a_list_are_counted_and_named(models: Path) -> None:
-    response = classify(models, {"inputs": ["good", LONG, words(ROOM), {"text": "good", "text_pair": LONG}]})
-    assert response.headers["x-truncated"] == "2"
-    assert re.fullmatch(r"truncation; 2 of 4 inputs .* 32 tokens: inputs\[1\], inputs\[3\]", response.headers["x-hf-warning"])
-
-
-def test_the_warning_stays_short_for_many_truncated_inputs(models: Path) -> None:
-    response = classify(models, {"inputs": [LONG] * 40})
-    assert response.headers["x-truncated"] == "40"
-    assert response.headers["x-hf-warning"].endswith("inputs[8], inputs[9], ...")
+@pytest.mark.parametrize(
+    ("inputs", "count", "warning"),
+    [
+        (LONG, "1", "truncation; .* 32 tokens: inputs"),
+        (["good", LONG, words(ROOM), {"text": "good", "text_pair": LONG}], "2", r"truncation; 2 of 4 inputs .*: inputs\[1\], inputs\[3\]"),
+        ([LONG] * 40, "40", r"truncation; .* inputs\[8\], inputs\[9\], \.\.\."),
+    ],
+)
+def test_truncated_inputs_are_counted_and_named(models: Path, inputs: Any, count: str, warning: str) -> None:
+    headers = classify(models, {"inputs": inputs}).headers
+    assert (count, True) == (headers["x-truncated"], bool(re.fullmatch(warning, headers["x-hf-warning"])))
 
 
 def test_a_stride_without_windows_is_an_error(models: Path) -> None:

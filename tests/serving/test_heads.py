@@ -109,9 +109,6 @@ def test_a_cross_encoder_is_recognized_by_its_labels(labels: tuple[str, ...], pl
 # ---- embeddings
 
 
-FOUR = LayerChoice("last_four_hidden_states", 4, (0, 1, 2, 3))
-
-
 def spec(layers: Any, **fields: Any) -> Embedding:
     return Embedding(pooling="mean", normalize=True, dimensions=8, layers=layers, **fields)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import tiny
-from application import LONG, Send, answered, call, post, posted, rejected
+from application import Send, answered, call, post, posted, rejected
 
 # ---- the base URL, and the path that SageMaker requires
 
@@ -134,11 +134,6 @@ def test_raw_scores_are_logits(api: Send) -> None:
 @pytest.mark.parametrize("inputs", [["a", "b", "c"], [["a", "b", "c"]], [[]], ["a", ["b"]], [["a"], "b"]])
 def test_an_invalid_sequence_is_refused(api: Send, inputs: Any) -> None:
     assert '["a", "b"]' in refused(api, "/predict", inputs=inputs)
-
-
-def test_long_texts_are_truncated_or_refused(api: Send) -> None:
-    assert "1" == post(api, {"inputs": LONG}, path="/predict").headers["x-truncated"]
-    assert "60 tokens" in refused(api, "/predict", inputs=LONG, truncate=False)
 
 
 def test_embed_all_returns_a_vector_per_token(api: Send) -> None:

@@ -28,7 +28,7 @@ from bertserve.service.tasks.batch import Batch, TaskGenerator, TaskModel
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.classify import ClassifyRequest
 from bertserve.service.tasks.cost import Cost
-from bertserve.service.text.tokenizer import Encoding
+from bertserve.service.text.tokenizer import SHORT_CHARS, Encoding
 from fakes import FakeEngine, FaultySession
 from served_socket import until
 
@@ -48,17 +48,23 @@ def model_in(folder: Path, engine: FakeEngine, *, batch_variant: bool = False, *
 @pytest.mark.parametrize(
     ("invariant", "batch_variant", "batches"), [(True, False, [1, 4]), (False, False, [1, 1, 1, 1, 1]), (False, True, [1, 4])]
 )
-async def test_only_batch_invariant_graphs_are_batched(tmp_path: Path, invariant: bool, batch_variant: bool, batches: list[int]) -> None:
-    """A graph whose scores depend on the batch runs one text at a time, unless the operator opts in."""
+@pytest.mark.parametrize("text", ["bad", "bad " * SHORT_CHARS], ids=["short", "long"])
+async def test_texts_of_several_callers_share_a_run_of_a_batch_invariant_graph(
+    tmp_path: Path, invariant: bool, batch_variant: bool, batches: list[int], text: str
+) -> None:
+    """A graph whose scores depend on the batch runs one text at a time, unless the operator opts in.
+
+    Long texts are tokenized while a run is active. If inference threads tokenized them, each would run alone.
+    """
     engine = FakeEngine()
     model, scheduler = model_in(tmp_path, engine, batch_variant=batch_variant, batch_invariant=invariant)
     engine.gate.clear()
     first = asyncio.ensure_future(model.predict([ClassifyRequest("good")], timeout_s=10))
     await asyncio.to_thread(engine.entered.acquire, timeout=20)
-    rest = asyncio.ensure_future(model.predict([ClassifyRequest("bad")] * 4, timeout_s=10))
+    rest = [asyncio.ensure_future(model.predict([ClassifyRequest(text)], timeout_s=10)) for _ in range(4)]
     await until(lambda: scheduler.queue.queue_items == 4)
     engine.gate.set()
-    await asyncio.gather(first, rest)
+    await asyncio.gather(first, *rest)
     await scheduler.stop(5)
     assert batches == engine.batches
 

@@ -365,12 +365,6 @@ class Time(float):
     def __lt__(self, other: Any) -> bool:
         return self._counted(operator.lt, other)
 
-    def __le__(self, other: Any) -> bool:
-        return self._counted(operator.le, other)
-
-    def __gt__(self, other: Any) -> bool:
-        return self._counted(operator.gt, other)
-
     def __eq__(self, other: object) -> bool:
         return self._counted(operator.eq, other)
 

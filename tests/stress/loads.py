@@ -84,16 +84,16 @@ def total(found: Samples, name: str, **labels: str) -> float:
     return sum(value for (one, having), value in found.items() if one == name and labels.items() <= dict(having).items())
 
 
-def by_status(found: Samples, metric: str = "requests_total") -> Counter[int]:
+def by_status(found: Samples) -> Counter[int]:
     """Returns how many requests the service has answered with each status."""
     counted: Counter[int] = Counter()
     for (name, labels), value in found.items():
-        if name == metric:
+        if name == "requests_total":
             counted[int(dict(labels)["status"])] += int(value)
     return counted
 
 
-def assert_each_ended_once(before: Samples, after: Samples, *loads: LoadResult, metric: str = "requests_total") -> Counter[int | str]:
+def assert_each_ended_once(before: Samples, after: Samples, *loads: LoadResult) -> Counter[int | str]:
     """Asserts that each request got exactly one answer, which the service counted, and that no request is queued.
 
     The load generator records each request that it sent. Without an answer, its outcome is a word instead of a status.
@@ -102,7 +102,7 @@ def assert_each_ended_once(before: Samples, after: Samples, *loads: LoadResult, 
         Outcome -> number of requests.
     """
     ended = Counter(record.outcome for load in loads for record in load.records)
-    answered = by_status(after, metric) - by_status(before, metric)
+    answered = by_status(after) - by_status(before)
     assert answered == ended, (answered, ended)
     assert (0, 0) == (total(after, "queue_items"), total(after, "queue_tokens"))
     return ended
