@@ -1,4 +1,4 @@
-"""Test doubles: a manual clock, engines that block, fail or record, and a session with the faults of a graph."""
+"""Test doubles: a manual clock, an engine that blocks or fails, a recorder of runs, and a session with the faults of a graph."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import Activation, Embedding, MaskToken
 from bertserve.service.engine import onnx_engine
-from bertserve.service.engine.onnx_engine import Engine
 from bertserve.service.engine.sessions import open_session
 from bertserve.service.errors import EngineError
 from bertserve.service.text.tokenizer import Encoding
@@ -53,8 +52,7 @@ class FakeRunner:
 class FakeEngine:
     """Returns logits that depend on the first token and the length of each text; waits while `gate` is cleared."""
 
-    def __init__(self, labels: int = 3, *, guilty_token: int | None = None) -> None:
-        self.labels = labels
+    def __init__(self, *, guilty_token: int | None = None) -> None:
         self.guilty_token = guilty_token
         self.gate = threading.Event()
         self.gate.set()
@@ -70,8 +68,8 @@ class FakeEngine:
         return [self.row(encoding) for encoding in encodings]
 
     def row(self, encoding: Encoding) -> Outputs:
-        logits = np.zeros(self.labels, dtype=np.float32)
-        logits[int(encoding.ids[1]) % self.labels] = len(encoding) / 10
+        logits = np.zeros(3, dtype=np.float32)
+        logits[int(encoding.ids[1]) % 3] = len(encoding) / 10
         return {"logits": logits}
 
 
@@ -85,18 +83,6 @@ class Head:
     embedding: Embedding | None = None
     mask: MaskToken | None = None
     attention_heads: tuple[int, ...] = ()
-
-
-class RecordingEngine:
-    """Wraps an engine and records the encodings of each run."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.runs: list[Sequence[Encoding]] = []
-
-    def run(self, encodings: Sequence[Encoding]) -> list[Outputs]:
-        self.runs.append(encodings)
-        return self.engine.run(encodings)
 
 
 def record_runs(patch: pytest.MonkeyPatch, record: Callable[[dict[str, NDArray[Any]]], Any], **options: Any) -> None:

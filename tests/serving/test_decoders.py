@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tiny
+from application import assert_same
 from bertserve.service.bundle import files
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import fill_mask, question_answering, token_classification
@@ -179,12 +180,6 @@ def test_any_white_space_begins_a_word(space: str, strategy: Any) -> None:
 # ---- entities
 
 
-def assert_same(expected: list[dict[str, Any]], actual: list[dict[str, Any]]) -> None:
-    """Asserts that results are equal, except for rounding of the scores."""
-    assert [{**item, "score": None} for item in expected] == [{**item, "score": None} for item in actual]
-    assert pytest.approx([item["score"] for item in expected], abs=1e-6) == [item["score"] for item in actual]
-
-
 @given(TEXTS, st.sampled_from(["none", "simple", "first", "average", "max"]), st.integers(1, 9), st.data(), SEEDS)
 def test_windows_with_equal_logits_give_the_entities_of_the_whole_text(
     text: str, strategy: Any, room: int, data: st.DataObject, seed: int
@@ -304,7 +299,7 @@ def test_the_best_answers_equal_loops_over_all_spans(fields: dict[str, Any], roo
     expected = sorted(expected, key=lambda item: -item["score"])[: request.parameters.top_k]
     actual = listed(answered(request, rows), request.parameters.top_k)
 
-    assert_same(expected, actual)
+    assert_same(expected, actual, tolerance=1e-6)
     assert all(0 <= item["score"] <= 1 for item in actual)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import embedded
+from application import assert_same
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.decoding import activate
@@ -30,16 +31,12 @@ def requests_of(case: dict[str, Any]) -> list[classify.ClassifyRequest]:
 
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
 def test_stored_logits_decode_to_the_reference_answer(case: dict[str, Any]) -> None:
-    """Labels and their order are equal; scores agree to 1e-6."""
     requests = requests_of(case)
     answers = [
         decode(classify, request, [{"logits": np.array(row, dtype=np.float32)} for row in windows], HEAD)
         for request, windows in zip(requests, case["logits"], strict=True)
     ]
-
-    assert [[item["label"] for item in answer] for answer in case["answer"]] == [[item["label"] for item in answer] for answer in answers]
-    for expected, actual in zip(case["answer"], answers, strict=True):
-        assert [pytest.approx(item["score"], abs=1e-6) for item in expected] == [item["score"] for item in actual]
+    assert_same(case["answer"], answers, tolerance=1e-6)
 
 
 def test_every_text_has_as_many_windows_as_in_the_reference() -> None:

@@ -13,55 +13,51 @@ import pytest
 import tiny
 from application import assert_same, play
 from bertserve.service.engine import freed_memory
-from bertserve.service.engine.engines import ModelEngines
 from bertserve.service.models.build import AppState, build
 from bertserve.service.settings import Settings
-from fakes import RecordingEngine
+from fakes import record_runs
 
 MASKS = (1, 3, 2, 5, 1, 1, 4, 2)
 
 
-def recorded(folder: Path, **bundle: Any) -> tuple[AppState, RecordingEngine]:
-    """Returns a service with one thread and one model, and the recorder of its runs."""
+def recorded(folder: Path, monkeypatch: pytest.MonkeyPatch, **bundle: Any) -> tuple[AppState, list[Any]]:
+    """Returns a service with one thread and one model, and the inputs of each run of its graph."""
+    feeds: list[Any] = []
+    record_runs(monkeypatch, feeds.append)
     tiny.bundle(folder, **bundle)
     service = build(Settings(models=folder, threads=1))
-    model = service.registry.get("tiny")
-    engine = RecordingEngine(model.engines.single_threaded)
-    model.engines = ModelEngines(engine)
-    return service, engine
-
-
-def masks_of(engine: RecordingEngine) -> list[int]:
-    return [sum(len(encoding.masks) for encoding in run) for run in engine.runs]
+    feeds.clear()
+    return service, feeds
 
 
 def test_a_batch_of_many_masks_runs_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    service, engine = recorded(tmp_path, task="fill-mask")
+    service, feeds = recorded(tmp_path, monkeypatch, task="fill-mask")
     body = {"inputs": [" ".join(["[MASK] good"] * count) for count in MASKS]}
 
     async def check(client: httpx.AsyncClient) -> None:
         whole = (await client.post("/fill-mask", json=body)).json()
-        assert max(masks_of(engine)) > 5, "no batch was cut"
-        engine.runs.clear()
+        assert max(len(feed["mask_index"]) for feed in feeds) > 5, "no batch was cut"
+        feeds.clear()
         monkeypatch.setattr("bertserve.service.models.model.MAX_LOGITS", 4 * len(tiny.VOCABULARY))
         assert_same(whole, (await client.post("/fill-mask", json=body)).json())
-        assert sum(MASKS) == sum(masks_of(engine))
-        assert [5] == [masks for masks in masks_of(engine) if masks > 4]
+        masks = [len(feed["mask_index"]) for feed in feeds]
+        assert sum(MASKS) == sum(masks)
+        assert [5] == [count for count in masks if count > 4]
 
     play(service, check)
 
 
 def test_a_batch_of_many_weights_runs_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    service, engine = recorded(tmp_path, attention_heads=(2, 3))
+    service, feeds = recorded(tmp_path, monkeypatch, attention_heads=(2, 3))
     body = {"inputs": ["good " * count for count in (3, 9, 28, 5, 5, 14, 5, 5)]}
 
     async def check(client: httpx.AsyncClient) -> None:
         whole = (await client.post("/attention", json=body)).json()
-        assert max(map(len, engine.runs)) > 1, "no batch was made"
-        engine.runs.clear()
+        assert max(len(feed["input_ids"]) for feed in feeds) > 1, "no batch was made"
+        feeds.clear()
         monkeypatch.setattr("bertserve.service.models.model.MAX_WEIGHTS", 2 * 5 * 11**2)
         assert_same(whole, (await client.post("/attention", json=body)).json())
-        runs = [(len(run), max(map(len, run))) for run in engine.runs]
+        runs = [feed["input_ids"].shape for feed in feeds]
         assert [] == [(rows, length) for rows, length in runs if rows > 1 and rows * 5 * length**2 > 2 * 5 * 11**2]
         assert {30, 16} < {length for rows, length in runs if rows == 1}
 

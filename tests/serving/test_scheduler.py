@@ -35,16 +35,6 @@ async def test_a_single_request_is_not_delayed(bench: Bench) -> None:
         assert ["x"] == await bench.run("x")
 
 
-@on_loop(manual=True)
-async def test_requests_that_wait_for_a_run_share_the_next_batch(bench: Bench) -> None:
-    blocker = await bench.blocked()
-    others = [bench.submit(i) for i in range(8)]
-    await asyncio.sleep(0)
-    bench.work.gate.set()
-    await asyncio.gather(blocker, *others)
-    assert [["blocker"], list(range(8))] == bench.work.batches
-
-
 @on_loop()
 async def test_a_request_has_further_items_after_its_results(bench: Bench) -> None:
     assert ["c"] == await bench.run("a", then=["b", "c"])

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import tiny
-from application import LONG, play
+from application import LONG, assert_same, play
 from bertserve.service.cli import main
 from bertserve.service.models.build import build
 from bertserve.service.scoring import rows
@@ -190,7 +190,7 @@ def test_each_task_scores_each_format(task: str, suffix: str, tmp_path: Path) ->
     else:
         with output.open(newline="") as file:
             found = json.loads(next(csv.DictReader(file))["prediction"])
-    assert rounded(expected) == rounded(found)
+    assert_same(expected, found)
 
 
 def without_nulls(value: Any) -> Any:
@@ -198,14 +198,6 @@ def without_nulls(value: Any) -> Any:
     if isinstance(value, list):
         return [without_nulls(item) for item in value]
     return {name: without_nulls(item) for name, item in value.items() if item is not None} if isinstance(value, dict) else value
-
-
-def rounded(value: Any) -> Any:
-    if isinstance(value, list):
-        return [rounded(item) for item in value]
-    if isinstance(value, dict):
-        return {name: rounded(item) for name, item in value.items()}
-    return round(value, 5) if isinstance(value, float) else value
 
 
 @pytest.mark.parametrize("flag", [("--port", "1"), ("--workers", "2"), ("--skip-broken",), ("--max-body-bytes", "4096")])
@@ -455,4 +447,4 @@ def test_ray_data_gives_the_predictions_of_one_machine(models: Path, tmp_path: P
     for found in (scored, pq.read_table(tmp_path / "out").to_pylist()):
         by_id = {row["id"]: row for row in found}
         assert {100, 101, 102} == {key for key, row in by_id.items() if row["error"] is not None and row["prediction"] is None}
-        assert rounded(expected) == rounded({key: {name: by_id[key][name] for name in expected[key]} for key in expected})
+        assert_same(expected, {key: {name: by_id[key][name] for name in expected[key]} for key in expected})
