@@ -64,8 +64,10 @@ def test_requests_are_answered_between_the_steps_of_a_warm_up() -> None:
         scheduler.start()
         warm_up = asyncio.ensure_future(asyncio.to_thread(scheduler.on_each_thread, [lambda gate=gate: gate.wait(20) for gate in gates]))
         for gate in gates:
-            await asyncio.wait_for(run(scheduler, FakeRunner(lambda rows, length: 0.001)), 20)
+            request = asyncio.ensure_future(run(scheduler, FakeRunner(lambda rows, length: 0.001)))
+            await asyncio.sleep(0)  # it waits before the threads end their step
             gate.set()
+            await asyncio.wait_for(request, 20)
         await asyncio.wait_for(warm_up, 20)
         await scheduler.stop(0)
 
