@@ -26,6 +26,14 @@ class Interval(Record):
     high: Finite
 
 
+class Bin(Record):
+    """Predictions with similar scores: their mean score, the share of them that is right, and their number."""
+
+    score: Share
+    right: Share
+    count: Count
+
+
 class Quality(Record):
     """How well scores match the outcomes. `auroc` is null if all predictions are right or all are wrong."""
 
@@ -33,6 +41,7 @@ class Quality(Record):
     brier: Interval
     ece: Interval
     auroc: Interval | None
+    bins: Annotated[tuple[Bin, ...], Field(strict=False)] = ()
 
 
 class Threshold(Record):
@@ -61,7 +70,8 @@ class Decision(Record):
     - `temperature`: the softmax of the calibrated logits; `scale` has one value, and `bias` is 0
     - `per-label`: the sigmoid of each calibrated logit
     - `tags`: the softmax of each token's logits times `scale`, before tokens are grouped
-    - `answers`: the sigmoid of `scale` times the log odds of an answer's score; `bias` is added to those of "no answer"
+    - `answers`: `exp(scale * log(score))` of an answer's score, which is a product of two probabilities; of the score of "no answer",
+      `exp(scale * log(score) + bias)`, at most 1
     """
 
     method: Method

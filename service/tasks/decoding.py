@@ -44,6 +44,11 @@ def calibrate(scores: Floats, activation: Activation, scale: Sequence[float], bi
     return activate((np.array(scale) * logits_of(scores, activation) + np.array(bias)).astype(np.float32), activation)
 
 
+def calibrate_answers(scores: Floats, scale: float, bias: float = 0.0) -> Floats:
+    """Returns calibrated scores of answers, float32: `exp(scale * log(score) + bias)`, at most 1; the bias is for "no answer"."""
+    return np.exp(np.minimum(scale * logits_of(scores, "softmax") + bias, 0)).astype(np.float32)
+
+
 def logits_of(scores: Floats, activation: Activation) -> NDArray[np.float64]:
     """Returns finite logits that have these scores, float64 of the same shape: logarithms for `softmax`, log odds for `sigmoid`."""
     if activation == "none":

@@ -205,6 +205,15 @@ def _probabilities(encoding: Encoding, count: int, row: Outputs, cls_index: int 
     return float(start[0] * end[0]), start[len(none) :], end[len(none) :]  # without [CLS], "no answer" is not used
 
 
+def no_answer_score(request: AnswerRequest, rows: Sequence[Outputs], tokenizer: Tokenizer) -> float:
+    """Returns the score of "no answer", the lowest probability in a window, from the rows of the windows."""
+    read = windows_of(request, tokenizer)
+    return min(
+        _probabilities(encoding, len(window), row, read.cls_index)[0]
+        for encoding, window, row in zip(read.encodings, read.token_ranges, rows, strict=True)
+    )
+
+
 def _explain(
     request: AnswerRequest,
     passage_windows: PassageWindows,
