@@ -21,15 +21,12 @@ from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.reading import requested_task, validate_as
 from bertserve.service.tasks.task_spec import TaskSpec
 
-_MAX_BODIES = 512
 _CHOICES = ["It was late.", "The bridge was closed.", "Nobody had seen it before.", "They sold it for ten times the price."]
-_SOURCE = "The bridge was opened in the summer of 1886."
 
 NO_LIMITS = Limits(max_inputs=1_000_000, max_chars=100_000_000)
 
 
 def _single_or_list(inputs: Sequence[Any]) -> Any:
-    """Returns a single input without a list."""
     return inputs[0] if len(inputs) == 1 else list(inputs)
 
 
@@ -39,7 +36,9 @@ _TEXT_BODIES: Mapping[str, Callable[[Sequence[Any]], dict[str, Any]]] = {
     attention.TASK: lambda texts: {"inputs": _single_or_list(texts), "parameters": {"output_attentions": True, "layers": [-1]}},
     multiple_choice.TASK: lambda texts: {"inputs": _single_or_list([{"prompt": text, "choices": _CHOICES} for text in texts])},
     rerank.TASK: lambda texts: {"query": "Who built the bridge over the river?", "texts": list(texts)},
-    similarity.TASK: lambda texts: {"inputs": {"source_sentence": _SOURCE, "sentences": list(texts)}},
+    similarity.TASK: lambda texts: {
+        "inputs": {"source_sentence": "The bridge was opened in the summer of 1886.", "sentences": list(texts)}
+    },
     zero_shot.TASK: lambda texts: {
         "inputs": _single_or_list(texts),
         "parameters": {"candidate_labels": ["culture", "travel", "technology", "history"]},
@@ -76,8 +75,8 @@ def build_bodies(source: str, *, path: str = "/", texts: int = 1, seed: int = 0,
             raise BenchError(f"--texts {texts} groups texts, but `{source}` has whole request bodies; remove the flag.")
         values = inputs
     else:
-        # all inputs occur equally often
-        count = min(math.lcm(len(inputs), texts) // texts, max(len(inputs) // texts, _MAX_BODIES))
+        # all inputs occur equally often, unless this takes more than 512 bodies
+        count = min(math.lcm(len(inputs), texts) // texts, max(len(inputs) // texts, 512))
         values = [_request_body(spec, [inputs[(i * texts + k) % len(inputs)] for k in range(texts)]) for i in range(count)]
     return [Body(json.dumps(value).encode(), count_texts(value)) for value in values]
 

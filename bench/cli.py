@@ -51,7 +51,7 @@ def _header(text: str) -> tuple[str, str]:
 _count, _positive, _not_negative = _number(int), _number(float, 1e-9), _number(float, 0)
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> FlagParser:
     """Returns the parser of all subcommands."""
     parser = FlagParser(
         prog="bert-bench",
@@ -148,7 +148,7 @@ def _measure(args: argparse.Namespace, stop: threading.Event) -> int:
     from bertserve.bench import commands
 
     try:
-        commands.run(args, report, stop)
+        commands.measure(args, report, stop)
     finally:
         report.interrupted = stop.is_set()
         if report.runs:

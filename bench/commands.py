@@ -23,9 +23,6 @@ from bertserve.bench.report import BenchReport
 from bertserve.bench.target import Target, fetch_info, probe_target
 from bertserve.service.errors import plural
 
-_HEADROOM = 1.1  # first rate of the search, relative to the throughput of the closed loop
-_GROWTH = 2.0  # next rate while all rates hold, because a closed loop with few connections may not reach the capacity
-_THREADS = 2  # of the raw loop, if the service does not say how many it has
 _log = partial(print, file=sys.stderr, flush=True)
 
 
@@ -59,7 +56,7 @@ class LoadTest:
         return run
 
 
-def run(args: argparse.Namespace, report: BenchReport, stop: threading.Event) -> None:
+def measure(args: argparse.Namespace, report: BenchReport, stop: threading.Event) -> None:
     """Runs the subcommand `args.command`. The report gets each result immediately.
 
     Raises:
@@ -81,7 +78,7 @@ def run(args: argparse.Namespace, report: BenchReport, stop: threading.Event) ->
         case "open":
             report.metrics = test.run_open_loop(args.rate).metrics()
         case "sweep":
-            sweep(test, connections=args.connections, steps=args.steps, max_rate=args.max_rate)
+            sweep(test, connections=args.connections, max_rates=args.steps, max_rate=args.max_rate)
         case "compare":
             compare(args, test)
 
@@ -97,7 +94,7 @@ def compare(args: argparse.Namespace, test: LoadTest) -> None:
     if test.report.model is None:
         _log(f"warning: {test.target.address.url} does not say what it serves, so --bundle may be another model")
     raw_loop = RawLoop(args.bundle, args.raw_graph, served=test.report.model)
-    threads = args.threads or (test.report.service or {}).get("limits", {}).get("threads", _THREADS)
+    threads = args.threads or (test.report.service or {}).get("limits", {}).get("threads", 2)  # other servers do not say how many they have
     test.report.raw_loop = raw_loop.description | {"threads": threads}
     runs = raw_loop.encode(test.target.bodies)
     served, raw = [], []
@@ -123,8 +120,8 @@ def compare(args: argparse.Namespace, test: LoadTest) -> None:
         }
 
 
-def sweep(test: LoadTest, *, connections: int, steps: int, max_rate: float | None) -> None:
-    """Finds the highest rate of an open loop at which the objectives are met in two loads, with at most `steps` rates.
+def sweep(test: LoadTest, *, connections: int, max_rates: int, max_rate: float | None) -> None:
+    """Finds the highest rate of an open loop at which the objectives are met in two loads, with at most `max_rates` rates.
 
     The report gets `max_rate` and `lowest_rate_not_held`, None if there is none. Objectives on rates are ignored. The first rate is the
     upper bound `max_rate` in requests per second, or slightly above the throughput of a closed loop with `connections`.
@@ -134,12 +131,12 @@ def sweep(test: LoadTest, *, connections: int, steps: int, max_rate: float | Non
     """
     report = test.report
     limits = [objective for objective in report.objectives if METRICS[objective.metric]]
-    rate = max_rate or (test.run_closed_loop(connections).metrics()["rps"] or 0.0) * _HEADROOM
+    rate = max_rate or (test.run_closed_loop(connections).metrics()["rps"] or 0.0) * 1.1
     if not rate:
         raise BenchError("no request of the closed loop was answered, so there is no rate to start with; check the service.")
     report.results |= {"max_rate": None, "lowest_rate_not_held": None}
     low, high = 0.0, None  # the highest rate that held, and the lowest that did not
-    for _ in range(steps):
+    for _ in range(max_rates):
         holds = _holds(test, limits, rate)
         if test.stop.is_set():
             break
@@ -149,7 +146,8 @@ def sweep(test: LoadTest, *, connections: int, steps: int, max_rate: float | Non
             report.results["lowest_rate_not_held"] = high = rate
         if low == max_rate:
             break
-        rate = low * _GROWTH if high is None else (low + high) / 2
+        # twice the rate while all hold, because a closed loop with few connections may not reach the capacity
+        rate = 2 * low if high is None else (low + high) / 2
 
 
 def _holds(test: LoadTest, limits: Sequence[Objective], rate: float) -> bool:

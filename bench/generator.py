@@ -23,10 +23,8 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from bertserve.bench import BenchError
 from bertserve.bench.target import Target
 
-_TIMER_S = 0.001  # resolution of the event loop's timers: a request that is sent this much late was due then
 _TICK_S = 0.05  # each costs a wake-up of the process, about 0.1 ms of processor time
 _DRAIN_S = 1.0  # time for requests in flight after Ctrl-C, and after their timeout
-_RECONNECT_DELAY_S = 0.1
 
 
 class RequestRecord(NamedTuple):
@@ -82,12 +80,12 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Stores the transport."""
+        """Makes the connection ready for its first request; called by the event loop."""
         self._transport = cast(asyncio.Transport, transport)
         self.open = True
 
     def data_received(self, data: bytes) -> None:
-        """Parses a part of a response; most responses arrive in one part."""
+        """Parses a part of a response, and ends the request after the last one; data without a request closes the connection."""
         if self._in_flight is None:
             self.abort()
             return
@@ -102,13 +100,13 @@ class Connection(asyncio.Protocol):
                 self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends the request in flight."""
+        """Ends the request in flight as `closed`, if there is one; called by the event loop."""
         self.open = False
         self._transport = None
         self._end("closed")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Handles a header; called by the parser."""
+        """Keeps the header `server-timing` in lower case, and joins several by commas; called by the parser."""
         if name.lower() == b"server-timing":
             self._server_timing = b", ".join(filter(None, (self._server_timing, value.lower())))
 
@@ -118,7 +116,6 @@ class Connection(asyncio.Protocol):
         self.open = self._parser.should_keep_alive()
 
     def _end(self, outcome: int | str) -> None:
-        """Ends the request in flight, if there is one."""
         if self._in_flight is None:
             return
         record, intended, sent, body_index = self._in_flight
@@ -177,12 +174,8 @@ def poisson_arrivals(rate: float, seconds: float, *, seed: int) -> list[float]:
     The same seed gives the same sequence, scaled for another rate, so the runs of a sweep differ only in their rate.
     """
     random_ = random.Random(seed)  # noqa: S311  # load, not secrets
-    times = []
-    now = random_.expovariate(1.0) / rate
-    while now < seconds:
-        times.append(now)
-        now += random_.expovariate(1.0) / rate
-    return times
+    gaps = (random_.expovariate(1.0) / rate for _ in itertools.repeat(None))
+    return list(itertools.takewhile(lambda time: time < seconds, itertools.accumulate(gaps)))
 
 
 async def _run(
@@ -254,7 +247,7 @@ class _Sender:
             while not self.ended:
                 record = await self._send(time.perf_counter())
                 if record.outcome in ("refused", "unreachable"):
-                    await asyncio.sleep(_RECONNECT_DELAY_S)
+                    await asyncio.sleep(0.1)
 
         async with asyncio.TaskGroup() as loops:
             for _ in range(count):
@@ -268,10 +261,11 @@ class _Sender:
                 await asyncio.sleep(max(due - time.perf_counter(), 0))
                 if self.ended:
                     break
-                requests.create_task(self._send(min(time.perf_counter(), due + _TIMER_S)))
+                # the event loop's timers are up to 1 ms late, so a request that is sent within it was due then
+                requests.create_task(self._send(min(time.perf_counter(), due + 0.001)))
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Closes the idle connections; the end of a request closes or returns its own."""
         for connection in self._idle:
             connection.abort()
 

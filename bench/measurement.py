@@ -21,8 +21,6 @@ from bertserve.bench.objectives import METRICS
 from bertserve.bench.target import OK, Target
 
 MAX_LATENESS_MS = 5.0  # above it, the generator affects its measurements
-
-_CURVE_POINTS = 200
 _SERVER_TIMING = re.compile(rb"(\w+);dur=([0-9.]+)")
 
 
@@ -56,7 +54,7 @@ def latency_distribution(milliseconds: Sequence[float]) -> Latency | None:
     if not count:
         return None
     # equal steps of log(1 - share): as many points between 99 % and 99.9 % as between 90 % and 99 %
-    shares = [1 - count ** (-i / _CURVE_POINTS) for i in range(_CURVE_POINTS)] + [1.0]
+    shares = [1 - count ** (-i / 200) for i in range(200)] + [1.0]
     p50, p90, p99, p999, highest = percentiles(milliseconds, (0.5, 0.9, 0.99, 0.999, 1.0))
     curve = list(zip(shares, percentiles(milliseconds, shares), strict=True))
     return Latency(count, float(np.mean(milliseconds)), p50, p90, p99, p999, highest, curve)
@@ -110,7 +108,7 @@ def worst_metrics(runs: Sequence[Run]) -> dict[str, float | None]:
 
 
 def summarize(name: str, target: Target, load: LoadResult, *, open_loop: bool) -> Run:
-    """Returns the metrics of a load."""
+    """Returns the metrics of a load of the target, whose run gets this name."""
     start, end = load.measured
     seconds = max(end - start, 1e-9)
     due = [record for record in load.records if start <= record.intended < end]

@@ -13,7 +13,6 @@ METRICS: Mapping[str, bool] = {
     **dict.fromkeys(("p50_ms", "p90_ms", "p99_ms", "p999_ms", "mean_ms", "max_ms", "overhead_ms", "error_rate"), True),
     **dict.fromkeys(("rps", "texts_per_s", "ratio"), False),
 }
-_DEFAULT_ERROR_RATE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,5 +50,5 @@ def parse(texts: Sequence[str]) -> list[Objective]:
         if metric not in METRICS or not equals or not math.isfinite(bound) or bound < 0:
             raise BenchError(f"`{part}` is not an objective; give METRIC=NUMBER, where METRIC is one of {', '.join(METRICS)}.")
         objectives[metric] = Objective(metric, bound)
-    objectives.setdefault("error_rate", Objective("error_rate", _DEFAULT_ERROR_RATE))
+    objectives.setdefault("error_rate", Objective("error_rate", 0.01))
     return list(objectives.values())

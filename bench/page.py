@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _WIDTH_INCHES, _HEIGHT_INCHES = 3.7, 2.8  # the width is 355 CSS pixels, of the 390 of a phone
-_LEGEND_INCHES = 0.18  # per line
 
 
 def require_matplotlib() -> None:
@@ -31,7 +30,7 @@ def require_matplotlib() -> None:
 
 
 def render(report: BenchReport) -> str:
-    """Returns the page of a report."""
+    """Returns the page of a report as HTML, without references to other files."""
     plots = {"Latency against offered rate": _draw_latency, "Latency distribution": _draw_distribution}
     return _PAGE.format(
         title=html.escape(f"{report.command} {report.started}"),
@@ -59,7 +58,7 @@ def _figure(draw: Callable[[Axes, BenchReport], bool], report: BenchReport) -> s
                     axis.set_major_formatter("{x:g}")
                     axis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
             handles, labels = axes.get_legend_handles_labels()
-            figure.set_figheight(_HEIGHT_INCHES + _LEGEND_INCHES * len(labels))
+            figure.set_figheight(_HEIGHT_INCHES + 0.18 * len(labels))  # inches per line of the legend
             figure.legend(handles, labels, loc="outside lower left", frameon=False)
         else:
             axes.text(0.5, 0.5, "nothing was measured", ha="center", va="center", transform=axes.transAxes)

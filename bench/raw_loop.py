@@ -33,6 +33,7 @@ from bertserve.service.text.tokenizer import Tokenizer
 WARM_UP_SHARE = 0.1  # relative to the measured time
 # inputs of other exporters' graphs, by name -> their content
 _STOCK_INPUTS: Mapping[str, Any] = {"input_ids": "token_ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+_TYPES: Mapping[str, Any] = {"tensor(int64)": "int64", "tensor(int32)": "int32"}
 
 
 class RawRun(NamedTuple):
@@ -53,24 +54,32 @@ class RawLoop:
         """
         try:
             self.bundle = files.load_bundle(path)
-            if served is not None:
-                _check_served(self.bundle, served)
+            if served is not None and (served.get("version"), served.get("provider")) != (self.bundle.version, "cpu"):
+                raise BenchError(
+                    f"{served['endpoint']} runs `{served.get('name')}` {served.get('version')} on {served.get('provider')}, but the raw loop "
+                    f"would run `{self.bundle.manifest.name}` {self.bundle.version} on the CPU; give the folder of the served bundle, and serve "
+                    "with --provider cpu."
+                )
             spec = self.bundle.graph("cpu", (served or {}).get("precision", "auto"))
             self._tokenizer = Tokenizer(self.bundle.tokenizer_path, self.bundle.manifest.tokenizer)
         except BertServeError as error:
             raise BenchError(error.message) from error
         self._graph = graph or path / spec.file
-        self._session = _create_session(self._graph, as_written=graph is None)
+        options = ort.SessionOptions() if graph else session_options(1)  # another graph gets onnxruntime's defaults
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        try:
+            self._session: Any = ort.InferenceSession(str(self._graph), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime's exceptions only share the base class Exception
+            raise BenchError(f"onnxruntime {ort.__version__} cannot load `{self._graph}`: {error}") from error
         fills = {**_STOCK_INPUTS, **({} if graph else {input_spec.name: input_spec.fill for input_spec in spec.inputs})}
         self._inputs = list[InputSpec]()
         for value in self._session.get_inputs():
-            if value.name not in fills or value.type not in ("tensor(int64)", "tensor(int32)"):
+            if value.name not in fills or value.type not in _TYPES:
                 raise BenchError(
                     f"`{self._graph}` has an input `{value.name}` of {value.type}; supported are int64 {', '.join(_STOCK_INPUTS)}."
                 )
-            self._inputs.append(
-                InputSpec(name=value.name, fill=fills[value.name], dtype="int32" if value.type == "tensor(int32)" else "int64")
-            )
+            self._inputs.append(InputSpec(name=value.name, fill=fills[value.name], dtype=_TYPES[value.type]))
         self.description = {
             "bundle": self.bundle.manifest.name,
             "digest": self.bundle.version,
@@ -129,27 +138,3 @@ class RawLoop:
         if not texts and not stop.is_set():
             raise BenchError(f"no run of `{self._graph}` ended within {seconds:g} s; raise --seconds.")
         return texts / seconds
-
-
-def _check_served(bundle: files.Bundle, served: Mapping[str, Any]) -> None:
-    """Raises a BenchError unless a model of the service is the bundle, on a CPU."""
-    if (served.get("version"), served.get("provider")) != (bundle.version, "cpu"):
-        raise BenchError(
-            f"{served['endpoint']} runs `{served.get('name')}` {served.get('version')} on {served.get('provider')}, but the raw loop would "
-            f"run `{bundle.manifest.name}` {bundle.version} on the CPU; give the folder of the served bundle, and serve with --provider cpu."
-        )
-
-
-def _create_session(path: Path, *, as_written: bool) -> Any:
-    """Returns a session of an ONNX file, with the service's options if it is to run as written, else with onnxruntime's defaults.
-
-    Raises:
-        BenchError: onnxruntime cannot load the file.
-    """
-    options = session_options(1) if as_written else ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    try:
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's exceptions only share the base class Exception
-        raise BenchError(f"onnxruntime {ort.__version__} cannot load `{path}`: {error}") from error

@@ -57,7 +57,7 @@ class BenchReport:
 
     @property
     def result(self) -> str:
-        """The result as a sentence."""
+        """What the command found, as a sentence without its full stop."""
         if self.command == "compare":
             ratio, lowest, highest = (format_number(self.results.get(name)) for name in ("ratio", "ratio_lowest", "ratio_highest"))
             return f"the service has {ratio} times the throughput of the raw loop, {lowest} to {highest} in the rounds"
@@ -123,5 +123,5 @@ def _run_lines(run: Run) -> Iterator[str]:
 
 
 def format_number(value: float | None) -> str:
-    """Returns a number for a person."""
+    """Returns a number with four digits, or with all digits of its integer part from 10,000 on; `nothing` for None."""
     return "nothing" if value is None else f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"

@@ -15,7 +15,6 @@ from bertserve.bench import BenchError, bodies, workloads
 from bertserve.bench.bodies import Body
 from bertserve.service.tasks import fill_mask, question_answering
 
-_TIMEOUT_S = 30
 OK = 200
 # Task -> the workload with suitable inputs. The others read short texts.
 _TASK_WORKLOADS = {fill_mask.TASK: "mask", question_answering.TASK: "qa"}
@@ -32,7 +31,7 @@ class Address:
     tls: bool
 
     def unreachable_message(self, error: OSError) -> str:
-        """Returns the message for an address that cannot be reached."""
+        """Returns the message for an address to which a connection fails with this error."""
         if isinstance(error, ConnectionRefusedError) or "Connect call failed" in str(error):
             return f"nothing listens at {self.url}; start the service, or give its address with --target."
         return f"{self.url} cannot be reached: {error.strerror or error}."
@@ -58,13 +57,7 @@ def parse_url(url: str) -> Address:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An endpoint under load.
-
-    Attributes:
-        address: Address of the endpoint.
-        bodies: Request bodies, sent in turn.
-        requests: The same bodies as complete HTTP requests.
-    """
+    """An endpoint under load, its request bodies, which are sent in turn, and the same bodies as complete HTTP requests."""
 
     address: Address
     bodies: Sequence[Body]
@@ -89,7 +82,7 @@ def fetch(address: Address, method: str, path: str, headers: Mapping[str, str], 
         BenchError: The address cannot be reached, or does not use HTTP.
     """
     kind = http.client.HTTPSConnection if address.tls else http.client.HTTPConnection
-    connection = kind(address.host, address.port, timeout=_TIMEOUT_S)
+    connection = kind(address.host, address.port, timeout=30)
     try:
         connection.request(method, path, body, {"Content-Type": "application/json", **headers})
         response = connection.getresponse()

@@ -16,9 +16,6 @@ from typing import Any
 
 COUNT = 64
 MASK = "[MASK]"  # BERT's spelling; other models have others
-_SPECIAL_TOKENS = 2  # added to a text by a tokenizer
-_MIN_TOKENS = 5  # without special tokens
-_PASSAGE_TOKENS = (1110, 1320)  # with a question, about five windows of 384 tokens that overlap by 128
 
 # placeholder -> its words; a year is a random number
 WORDS: Mapping[str, tuple[str, ...]] = {
@@ -65,8 +62,8 @@ def workload_inputs(name: str, *, seed: int = 0, mask: str = MASK) -> list[Any]:
     """Returns the inputs of a workload in `NAMES`: texts, or objects with `question` and `context`; masks have the spelling `mask`."""
     random_ = random.Random(f"{name} {seed}")  # noqa: S311  # texts, not secrets
     if name == "qa":
-        shortest, longest = _PASSAGE_TOKENS
-        passages = _texts(random_, lambda share: shortest + (longest - shortest) * share, COUNT // 2)
+        # with a question, about five windows of 384 tokens that overlap by 128
+        passages = _texts(random_, lambda share: 1110 + 210 * share, COUNT // 2)
         return [{"question": QUESTIONS[i % len(QUESTIONS)], "context": text} for i, text in enumerate(passages)]
     texts = _texts(random_, _LENGTHS["short" if name == "mask" else name], COUNT)
     if name == "mask":
@@ -80,7 +77,7 @@ def _texts(random_: random.Random, length: Callable[[float], float], count: int)
     """Returns texts whose lengths in tokens are values of the quantile function `length` at evenly spaced shares within (0, 1)."""
     lengths = [round(length((i + 0.5) / count)) for i in range(count)]
     random_.shuffle(lengths)
-    return [_text(random_, max(tokens - _SPECIAL_TOKENS, _MIN_TOKENS)) for tokens in lengths]
+    return [_text(random_, max(tokens - 2, 5)) for tokens in lengths]  # a tokenizer adds two special tokens
 
 
 def _text(random_: random.Random, tokens: int) -> str:

@@ -54,7 +54,7 @@ class Service:
     def sweep(self, *, steps: int = 6, max_rate: float | None = None) -> BenchReport:
         target = build_target(parse_url("http://127.0.0.1:1/classify"), [], {})
         test = LoadTest(target, Durations(1, 0, 1), 8, 0, self.report, threading.Event())
-        commands.sweep(test, connections=16, steps=steps, max_rate=max_rate)
+        commands.sweep(test, connections=16, max_rates=steps, max_rate=max_rate)
         return self.report
 
 
