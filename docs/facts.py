@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
-from prometheus_client.metrics import MetricWrapperBase
 from pydantic.fields import FieldInfo
 
 from bertserve.bench import cli as bench_cli
@@ -19,6 +17,7 @@ from bertserve.export import cli, verify_cli
 from bertserve.service.api.app import create_fastapi
 from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.cli import BertServe, Score
+from bertserve.service.flag_parser import FlagParser
 from bertserve.service.metrics import Metrics
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
@@ -67,31 +66,27 @@ def service_commands() -> list[str]:
     return [name.replace("_", "-") for name in BertServe.model_fields if name != "version"]
 
 
-def parsers() -> dict[str, argparse.ArgumentParser]:
+def parsers() -> dict[str, FlagParser]:
     """Returns the parsers of `bert-export` and `bert-bench`, by command."""
-    subcommands = next(action.choices for action in bench_cli.build_parser()._actions if isinstance(action.choices, dict))
-    names: dict[argparse.ArgumentParser, str] = {}
-    for name, parser in subcommands.items():
-        names.setdefault(parser, name)  # an alias has the same parser, and comes later
+    of_bench = bench_cli.build_parser().commands.choices.items()
     return {
-        "bert-export": cli._parser(),
-        "bert-export verify": verify_cli._parser(),
-        **{f"bert-bench {name}": parser for parser, name in names.items()},
+        "bert-export": cli.build_parser(),
+        "bert-export verify": verify_cli.build_parser(),
+        **{f"bert-bench {name}": parser for name, parser in of_bench},
     }
 
 
-def flags(parser: argparse.ArgumentParser) -> Iterator[Flag]:
+def flags(parser: FlagParser) -> Iterator[Flag]:
     """Yields the flags of a parser, except `--help` and `--version`."""
-    formatter = parser._get_formatter()
-    for action in parser._actions:
-        if isinstance(action, argparse._HelpAction | argparse._VersionAction):
+    for argument in parser.arguments:
+        name = argument.option_strings[-1] if argument.option_strings else ""
+        if name in ("--help", "--version"):
             continue
-        name = action.option_strings[-1] if action.option_strings else ""
-        value = "" if action.nargs == 0 else formatter._metavar_formatter(action, action.dest.upper())(1)[0]
-        meaning = formatter._expand_help(action)
-        if action.choices is not None:
-            value, meaning = action.dest.upper(), f"{meaning}; one of {', '.join(f'`{choice}`' for choice in action.choices)}"
-        yield Flag(f"{name} {value}".strip(), meaning, action.required and bool(name))
+        value = "" if argument.nargs == 0 else argument.dest.upper() if argument.choices else argument.metavar or argument.dest.upper()
+        meaning = str(argument.help) % vars(argument)
+        if argument.choices is not None:
+            meaning += f"; one of {', '.join(f'`{choice}`' for choice in argument.choices)}"
+        yield Flag(f"{name} {value}".strip(), meaning, argument.required and bool(name))
 
 
 def tasks() -> list[TaskSpec]:
@@ -111,24 +106,16 @@ def limits() -> Mapping[str, int]:
 def metrics() -> list[Metric]:
     """Returns all metrics: those of processes, which are read at each scrape, and then the others in the order of their creation."""
     all_metrics = Metrics()
-    collectors = [value for value in vars(all_metrics).values() if isinstance(value, MetricWrapperBase)]
-    of_processes = [
+    of_processes = [(family, tuple(family.samples[0].labels)) for family in all_metrics.processes.collect()]
+    others = [(family, labels) for collector, labels in all_metrics.labels.items() for family in collector.describe()]
+    return [
         Metric(
             family.name.removeprefix("bertserve_") + ("_total" if family.type == "counter" else ""),
             family.type,
-            list(family.samples[0].labels),
+            labels,
             family.documentation,
         )
-        for family in all_metrics.processes.collect()
-    ]
-    return of_processes + [
-        Metric(
-            collector._name.removeprefix("bertserve_") + ("_total" if collector._type == "counter" else ""),
-            collector._type,
-            collector._labelnames,
-            collector._documentation,
-        )
-        for collector in collectors
+        for family, labels in (*of_processes, *others)
     ]
 
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from bertserve.service.providers import Provider
 
 PACKAGES = ("torch", "transformers", "sentencepiece", "onnx", "onnxscript", "onnxruntime")
-GRAPH_MISSING = 4
-_SHOWN_LABELS = 10  # of a model with many labels
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,7 +63,7 @@ def _share_cores() -> None:
 
 def _export(argv: Sequence[str]) -> int:
     """Checks flags and packages before the export; returns the exit code."""
-    parser = _parser()
+    parser = build_parser()
     args = parser.parse_args(flags.join_negative_layers(argv))
     if problem := _problem(args):
         parser.error(problem)
@@ -109,11 +107,10 @@ def _run(args: argparse.Namespace) -> int:
             print(f"bert-export: WARNING: {low_agreement(graph)}", file=sys.stderr)
     for line in missing_graphs(manifest):
         print(f"bert-export: {line}", file=sys.stderr)
-    return GRAPH_MISSING if manifest.omitted else 0
+    return 4 if manifest.omitted else 0
 
 
 def _problem(args: argparse.Namespace) -> str | None:
-    """Returns what is wrong with the flags together, or None."""
     is_module = args.module is not None
     problems = {
         "give a SOURCE, or --module FILE:FACTORY instead": (args.source is None) != is_module,
@@ -158,8 +155,8 @@ def missing_graphs(manifest: Manifest) -> list[str]:
 def _print_agreements(target: Path, manifest: Manifest) -> None:
     from bertserve.export.bundle import graph_mib  # imports huggingface_hub, which `verify` does not need
 
-    labels = ", ".join(manifest.labels[:_SHOWN_LABELS])
-    more = f" and {len(manifest.labels) - _SHOWN_LABELS} more" if len(manifest.labels) > _SHOWN_LABELS else ""
+    labels, more_labels = ", ".join(manifest.labels[:10]), len(manifest.labels) - 10
+    more = f" and {more_labels} more" if more_labels > 0 else ""
     print(f"{target}: {manifest.task}" + (f", labels {labels}{more}" if labels else ""))
     for graph in manifest.graphs:
         measured_on = graph.validation.provider
@@ -170,7 +167,8 @@ def _print_agreements(target: Path, manifest: Manifest) -> None:
         )
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> FlagParser:
+    """Returns the parser of the command without `verify`."""
     parser = FlagParser(
         prog="bert-export",
         description="Export a fine-tuned checkpoint to a bundle that bert-serve serves.",

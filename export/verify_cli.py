@@ -20,7 +20,7 @@ from bertserve.service.providers import PROVIDERS
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
-    parser = _parser()
+    parser = build_parser()
     args = parser.parse_args(argv)
     if problem := _problem(args):
         parser.error(problem)
@@ -47,7 +47,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _problem(args: argparse.Namespace) -> str | None:
-    """Returns what is wrong with the flags together, or None."""
     has_module, has_checkpoint, has_minimum = args.module is not None, args.checkpoint is not None, args.min_agreement or args.min_metrics
     problems = {
         "--min-agreement and --min-metric need --data; give it too": args.data is None and has_minimum,
@@ -63,7 +62,8 @@ def _problem(args: argparse.Namespace) -> str | None:
     return next((problem for problem, wrong in problems.items() if wrong), None)
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> FlagParser:
+    """Returns the parser of `bert-export verify`."""
     parser = FlagParser(
         prog="bert-export verify",
         description="Check a bundle again: digests, the stored example, rows in batches, and the references that you give.",

@@ -11,35 +11,45 @@ from bertserve.service.errors import did_you_mean
 
 
 class FlagParser(argparse.ArgumentParser):
-    """Parses a command line. Each error is one line, and an error about an unknown flag or command has the most similar known one."""
+    """Parses a command line. Each error is one line, and an error about an unknown flag or command has the most similar known one.
+
+    Attributes:
+        arguments: Its arguments in order, with `--help`.
+        commands: The action whose `choices` are the parsers of its subcommands; None without subcommands.
+    """
 
     def __init__(self, **options: Any) -> None:
-        self._flags: list[str] = []
-        self._commands: Any = None
+        self.arguments: list[argparse.Action] = []
+        self.commands: Any = None
         super().__init__(**options)
+
+    @property
+    def flags(self) -> list[str]:
+        """The names of its flags, with their dashes."""
+        return [flag for argument in self.arguments for flag in argument.option_strings]
 
     def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
         """Adds an argument, as in argparse."""
         action = super().add_argument(*names, **options)
-        self._flags += action.option_strings
+        self.arguments.append(action)
         return action
 
     def add_subparsers(self, **options: Any) -> Any:
         """Adds subcommands, as in argparse."""
-        self._commands = super().add_subparsers(**options)
-        return self._commands
+        self.commands = super().add_subparsers(**options)
+        return self.commands
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Returns the arguments; it checks the words first, because argparse would report missing arguments before unknown flags."""
         words = sys.argv[1:] if args is None else list(args)
-        if self._commands is not None:  # further words belong to the command
-            if words and not words[0].startswith("-") and words[0] not in self._commands.choices:
-                hint = did_you_mean(words[0], self._commands.choices, "see --help.", name_format="{}")
+        if self.commands is not None:  # further words belong to the command
+            if words and not words[0].startswith("-") and words[0] not in self.commands.choices:
+                hint = did_you_mean(words[0], self.commands.choices, "see --help.", name_format="{}")
                 self.error(f"unknown command `{words[0]}`; {hint}")
         else:
             for word in takewhile(lambda word: word != "--", words):
                 flag = word.partition("=")[0]
-                if flag.startswith("--") and not any(known.startswith(flag) for known in self._flags):
+                if flag.startswith("--") and not any(known.startswith(flag) for known in self.flags):
                     self._refuse(flag)
         arguments, unknown = super().parse_known_args(words, namespace)
         if unknown:
@@ -51,6 +61,6 @@ class FlagParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
     def _refuse(self, argument: str) -> NoReturn:
-        otherwise = "see --help." if self._commands is None else "give the command first, and see --help of the command."
-        hint = did_you_mean(argument.partition("=")[0], self._flags, otherwise, name_format="{}")
+        otherwise = "see --help." if self.commands is None else "give the command first, and see --help of the command."
+        hint = did_you_mean(argument.partition("=")[0], self.flags, otherwise, name_format="{}")
         self.error(f"unknown argument `{argument}`; {hint}")

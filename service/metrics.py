@@ -90,7 +90,11 @@ def use_worker_files(folder: Path, index: int) -> None:
 
 
 class Metrics:
-    """The collectors of one process, in their own registry."""
+    """The collectors of one process, in their own registry.
+
+    Attributes:
+        labels: Collector -> the names of its labels, in the order of creation.
+    """
 
     def __init__(self, folder: Path | None = None, processes: ProcessMetrics | None = None) -> None:
         """Creates the collectors.
@@ -101,6 +105,7 @@ class Metrics:
         """
         self._registry = CollectorRegistry()
         self._folder = folder
+        self.labels: dict[Counter | Gauge | Histogram, tuple[str, ...]] = {}
         self.processes = processes or ProcessMetrics()
         if folder is None:
             self._registry.register(self.processes)
@@ -115,13 +120,19 @@ class Metrics:
     def _histogram(
         self, name: str, text: str, buckets: tuple[float, ...] = SECONDS, labels: tuple[str, ...] = ("task", "model")
     ) -> Histogram:
-        return Histogram(f"bertserve_{name}", text, labels, buckets=buckets, registry=self._registry)
+        histogram = Histogram(f"bertserve_{name}", text, labels, buckets=buckets, registry=self._registry)
+        self.labels[histogram] = labels
+        return histogram
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...] = ("task", "model")) -> Counter:
-        return Counter(f"bertserve_{name}", text, labels, registry=self._registry)
+        counter = Counter(f"bertserve_{name}", text, labels, registry=self._registry)
+        self.labels[counter] = labels
+        return counter
 
     def _gauge(self, name: str, text: str, mode: Literal["livesum", "livemax"], labels: tuple[str, ...] = ()) -> Gauge:
-        return Gauge(f"bertserve_{name}", text, labels, registry=self._registry, multiprocess_mode=mode)
+        gauge = Gauge(f"bertserve_{name}", text, labels, registry=self._registry, multiprocess_mode=mode)
+        self.labels[gauge] = labels
+        return gauge
 
     def _create_request_metrics(self) -> None:
         """Creates the metrics of requests and runs."""

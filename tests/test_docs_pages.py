@@ -89,7 +89,7 @@ def test_named_flags_exist(page: Path) -> None:
     known = {f"--{name.replace('_', '-')}" for name in Settings.model_fields} | OTHERS
     known |= {f"--no-{name.replace('_', '-')}" for name, field in facts.settings().items() if field.annotation is bool}
     known |= {f"--{name.replace('_', '-')}" for name in facts.score_settings()}
-    known |= {option for parser in facts.parsers().values() for action in parser._actions for option in action.option_strings}
+    known |= {flag for parser in facts.parsers().values() for flag in parser.flags}
 
     assert set() == set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*\w", page.read_text(encoding="utf-8"))) - known
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import tiny
-from bertserve.export.cli import _parser
+from bertserve.export.cli import build_parser
 from bertserve.service import sources
 from bertserve.service.bundle.files import find_bundles
 from bertserve.service.cli import main
@@ -266,7 +266,7 @@ def test_the_export_options_follow_from_the_settings(flags: str, options: str, g
     found = export_options(parse(Settings, flags.split()))
 
     assert options.split() == found
-    assert "x" == _parser().parse_args([*found, "--output", "y", "--name", "z", "--revision", "r", "--", "x"]).source
+    assert "x" == build_parser().parse_args([*found, "--output", "y", "--name", "z", "--revision", "r", "--", "x"]).source
 
 
 @pytest.mark.parametrize("flags", [["--precision", "fp16", "--provider", "cpu"], ["--precision", "int8", "--provider", "cuda"]])
