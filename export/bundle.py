@@ -51,12 +51,14 @@ def _other_files(target: Path) -> list[str]:
     names = sorted(path.name for path in target.iterdir())
     if MANIFEST_FILE not in names:
         return names
-    # hidden files are those of a killed `verify --update`, or of a file manager
+    # hidden files are those of a killed `verify --update`, or of a file manager; `.git` is a file in a worktree or a submodule
     bundle_files = (MANIFEST_FILE, TOKENIZER_FILE, CARD_FILE)
     return [
         name
         for name in names
-        if (target / name).is_dir() or not (name in bundle_files or name.endswith((".onnx", ".onnx.data")) or name.startswith("."))
+        if (target / name).is_dir()
+        or name == ".git"
+        or not (name in bundle_files or name.endswith((".onnx", ".onnx.data")) or name.startswith("."))
     ]
 
 
@@ -226,7 +228,6 @@ def _describe_quantization(validation: ValidationReport) -> str:
 
 
 def _describe_counts(counts: dict[str, int]) -> str:
-    """Returns names with their counts, as text."""
     return ", ".join(f"{name} {count}" for name, count in counts.items()) or "nothing"
 
 
@@ -239,6 +240,8 @@ def _error_table(graphs: Sequence[GraphSpec], max_length: int) -> list[str]:
     # int8 is compared on more texts than other precisions
     rows_at = {up_to: ", ".join(dict.fromkeys(str(e.rows) for (_, at), e in entries.items() if at == up_to)) for _, up_to in entries}
     names = [graph.name for graph in with_table]
+    longest = max(graph.validation.longest or 0 for graph in with_table)
+    sentence = f" The longest row that was compared has {longest} tokens, and the model takes {max_length}." if longest else ""
     rows = [
         [f"up to {up_to}", rows_at[up_to]]
         + [f"{e.worst_abs_error:.1e}, {e.worst_rel_error:.1e}" if (e := entries.get((name, up_to))) else "" for name in names]
@@ -248,16 +251,10 @@ def _error_table(graphs: Sequence[GraphSpec], max_length: int) -> list[str]:
         "### Errors by length",
         "",
         "Each cell has the largest difference of an output from the checkpoint in PyTorch float32, and its ratio to the largest output of the row."
-        + _longest(with_table, max_length),
+        + sentence,
         "",
         *_table(["tokens", "rows", *names], rows),
     ]
-
-
-def _longest(graphs: Sequence[GraphSpec], max_length: int) -> str:
-    """Returns a sentence about the longest compared rows; empty if they were not recorded."""
-    longest = max(graph.validation.longest or 0 for graph in graphs)
-    return f" The longest row that was compared has {longest} tokens, and the model takes {max_length}." if longest else ""
 
 
 def _speed_table(graphs: Sequence[GraphSpec]) -> list[str]:
@@ -265,11 +262,8 @@ def _speed_table(graphs: Sequence[GraphSpec]) -> list[str]:
     if len(speeds) < 2:  # times of other exports are from other machines and loads
         return []
     (_, first), *_ = speeds
-    times = {(name, timing.length): timing.median_ms for name, speed in speeds for timing in speed.timings}
-    rows = [
-        [str(length), *(f"{times[name, length]:.1f}" if (name, length) in times else "" for name, _ in speeds)]
-        for length in sorted({length for _, length in times})
-    ]
+    by_length = zip(*(speed.timings for _, speed in speeds), strict=True)
+    rows = [[str(timings[0].length), *(f"{timing.median_ms:.1f}" for timing in timings)] for timings in by_length]
     return [
         "### Speed at export",
         "",

@@ -173,12 +173,14 @@ def test_overwrite_replaces_a_bundle_file_or_link(source: Path, output: Path, tm
 
 
 @pytest.mark.parametrize("overwrite", [(), ("--overwrite",)])
-@pytest.mark.parametrize("kind", ["the source", "the source in a bundle", "tagger.py", ".git/config", "model.onnx without a bundle"])
+@pytest.mark.parametrize(
+    "kind", ["the source", "the source in a bundle", "tagger.py", ".git/config", ".git", "model.onnx without a bundle"]
+)
 def test_a_folder_that_contains_foreign_files_is_never_replaced(
     source: Path, output: Path, run: Run, kind: str, overwrite: tuple[str, ...]
 ) -> None:
     target = output / "tiny-bert"
-    if kind in ("the source in a bundle", "tagger.py", ".git/config"):
+    if kind in ("the source in a bundle", "tagger.py", ".git/config", ".git"):
         tiny.bundle(output, "tiny-bert")
     if kind.startswith("the source"):
         output.mkdir(exist_ok=True)
