@@ -37,18 +37,14 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 PAIR_FIELDS = (("text", "text_pair"), ("question", "context"))
 HASH_BYTES = 4  # of a text in the manifest: 1,000 texts need 5 KB, and for 1,000 other texts the probability of any match is 0.02 %
 TextOrPair = str | tuple[str, str]
+Cut = tuple[Sequence[int], int]  # the token ids of a text, and the maximum number to keep
 Item = TypeVar("Item")
 
 BUILT_IN = Path(__file__).with_name("calibration.txt")
 MAX_LINE_TOKENS = 128  # of a text for calibration; longer ones are cut, and passages have more
 MAX_FILE_TEXTS = 1000  # a longer file is sampled
-HELD_OUT_STEP = 3  # one of this many texts is held out from calibration
-# One of this many held-out texts is for the gate, but at least MIN_GATE, or half of them if there are fewer; the others are for the report.
-GATE_SHARE, MIN_GATE = 4, 8
-BLOCK = 12  # number of neighbors that are shuffled together
 # Most lines are short, but errors may grow with the length. So neighboring lines are joined to passages: maximum tokens -> number.
 PASSAGES = {256: 12, 512: 6}
-MAX_REPORT = 350  # texts including passages, without pairs of passages; more would take long and add little information
 
 
 def read_texts(path: Path, purpose: str = "calibration") -> list[TextOrPair]:
@@ -89,7 +85,6 @@ def read_texts(path: Path, purpose: str = "calibration") -> list[TextOrPair]:
 
 
 def _read_row(path: Path, row: Row) -> TextOrPair:
-    """Returns the text or pair of a row."""
     try:
         if row.error is not None:
             raise row.error
@@ -119,7 +114,7 @@ def sample(items: Sequence[Item], count: int) -> list[Item]:
     return [items[place] for place in np.random.default_rng(0).integers(starts[:-1], starts[1:])]
 
 
-def shuffled(items: Sequence[Item], block: int) -> list[Item]:
+def shuffled(items: Sequence[Item], block: int = 12) -> list[Item]:
     """Returns the items with each block of neighbors in a fixed random order, to break patterns such as one line per class."""
     rng = np.random.default_rng(0)
     places = [start + place for start in range(0, len(items), block) for place in rng.permutation(min(block, len(items) - start))]
@@ -225,9 +220,10 @@ def read_int8_texts(calibration: Path, validation: Path | None = None) -> Int8Te
     texts = read_texts(calibration)
     selection = sample(texts, MAX_FILE_TEXTS)
     if calibration != BUILT_IN:  # its lines have no pattern
-        selection = shuffled(selection, BLOCK)
-    held_out = selection[HELD_OUT_STEP - 1 :: HELD_OUT_STEP]
-    count = max(len(held_out) // GATE_SHARE, min(MIN_GATE, len(held_out) // 2))
+        selection = shuffled(selection)
+    held_out = selection[2::3]
+    # a quarter is for the gate, but at least 8 texts, or half of them if there are fewer; the others are for the report
+    count = max(len(held_out) // 4, min(8, len(held_out) // 2))
     places = {i * len(held_out) // count for i in range(count)}
     gate, report = [held_out[i] for i in sorted(places)], [text for i, text in enumerate(held_out) if i not in places]
     if validation is not None:
@@ -257,8 +253,8 @@ def refuse_pairs(texts: Sequence[SplitTexts], task: str, spec: TokenizerSpec) ->
 
 
 def sample_report_texts(texts: Sequence[TextOrPair]) -> SplitTexts:
-    """Returns the texts for a validation report; a large number of texts is sampled."""
-    return SplitTexts.of(sample(texts, MAX_REPORT - sum(PASSAGES.values())))
+    """Returns the texts for a validation report: with passages at most 350, because more would take long and add little information."""
+    return SplitTexts.of(sample(texts, 350 - sum(PASSAGES.values())))
 
 
 def read_validation_texts(manifest: Manifest, validation: Path | None) -> SplitTexts:
@@ -293,8 +289,8 @@ def make_feeds(texts: SplitTexts, checkpoint: Checkpoint, tokenizer: Tokenizer, 
     # a text with only control characters has no tokens, and without special tokens there is nothing to run
     without_specials = tokenizer.room(pair=False) == tokenizer.max_length
 
-    def tokenize(side: Sequence[str], max_tokens: int) -> list[_Cut]:
-        return [_Cut(entry.ids, max_tokens) for entry in tokenizer.tokenize(side) if not without_specials or len(entry)]
+    def tokenize(side: Sequence[str], max_tokens: int) -> list[Cut]:
+        return [(entry.ids, max_tokens) for entry in tokenizer.tokenize(side) if not without_specials or len(entry)]
 
     longest = max(PASSAGES)
     user_pairs = [(pair[0], pair[1]) for pair in (tokenize(pair, longest) for pair in texts.pairs) if len(pair) == 2]
@@ -306,25 +302,19 @@ def make_feeds(texts: SplitTexts, checkpoint: Checkpoint, tokenizer: Tokenizer, 
     return [feed_alone(encoding, checkpoint.inputs if inputs is None else inputs) for encoding in encodings]
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """The token ids of a text, and the maximum number to keep."""
-
-    ids: Sequence[int]
-    max_tokens: int
-
-
-def _pair(first: _Cut, second: _Cut, checkpoint: Checkpoint, tokenizer: Tokenizer) -> Encoding:
-    room = min(tokenizer.room(pair=True), max(2 * MAX_LINE_TOKENS, second.max_tokens))
-    a, b = truncate_longest_first(len(first.ids), len(second.ids), room)
+def _pair(first: Cut, second: Cut, checkpoint: Checkpoint, tokenizer: Tokenizer) -> Encoding:
+    (first_ids, _), (second_ids, max_tokens) = first, second
+    room = min(tokenizer.room(pair=True), max(2 * MAX_LINE_TOKENS, max_tokens))
+    a, b = truncate_longest_first(len(first_ids), len(second_ids), room)
     if TASKS[checkpoint.task].needs_pairs:
-        a = min(len(first.ids), min(room, 2 * MAX_LINE_TOKENS) // 4)
+        a = min(len(first_ids), min(room, 2 * MAX_LINE_TOKENS) // 4)
         b = room - a
-    return tokenizer.assemble(first.ids[:a], second.ids[:b])
+    return tokenizer.assemble(first_ids[:a], second_ids[:b])
 
 
-def _single(text: _Cut, i: int, checkpoint: Checkpoint, tokenizer: Tokenizer) -> Encoding:
-    ids = list(text.ids[: min(tokenizer.room(pair=False), text.max_tokens)])
+def _single(text: Cut, i: int, checkpoint: Checkpoint, tokenizer: Tokenizer) -> Encoding:
+    all_ids, max_tokens = text
+    ids = list(all_ids[: min(tokenizer.room(pair=False), max_tokens)])
     if checkpoint.mask is None:
         return tokenizer.assemble(ids)
     ids = ids or [checkpoint.mask.id]

@@ -27,9 +27,7 @@ from bertserve.export.progress import stage, track
 from bertserve.service.bundle.graph_spec import InputSpec, Precision, ShapeBucket, ShapePlan
 from bertserve.service.providers import PROVIDERS, Provider
 
-PADDED_TEXTS, PADDING = 8, 3  # texts that are also measured with padding, and the number of padding tokens
 MAX_BATCH_TOKENS = 16384  # of a batch: enough for the largest GPUs (8 to 16 thousand tokens per launch)
-_MIN_LONGEST_ROWS = 8  # minimum rows of the longest texts, in a rectangular plan
 _PLANNED_LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 _PLANNED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
@@ -37,9 +35,7 @@ ROW_LENGTHS = InputSpec(name="lengths", fill="lengths", dtype="int32")
 FUSED_FORM = "fused for CUDA, attention with the length of each row"
 PARTLY_FUSED_FORM = "fused for CUDA, attention in standard operators"
 
-HEADROOM = 4  # factor by which other texts may have larger values than the measured ones
-LIMIT = float(np.finfo(np.float16).max) / HEADROOM
-FP16_PROBE_TEXTS = 96  # texts that measure the largest value of each tensor
+LIMIT = float(np.finfo(np.float16).max) / 4  # other texts may have values four times as large as the measured ones
 
 
 def build_for_cuda(build: GraphBuild, precisions: Sequence[Precision]) -> Iterator[Artifact]:
@@ -53,12 +49,9 @@ def build_for_cuda(build: GraphBuild, precisions: Sequence[Precision]) -> Iterat
     if "fp16" in precisions:
         with stage("optimize", "cuda, fp16"):
             feeds = calibration.make_feeds(build.texts.calibration, checkpoint, build.tokenizer, fused.inputs)
-            ids = next(spec.name for spec in fused.inputs if spec.fill == "token_ids")
-            short_feeds = [feed for feed in feeds if feed[ids].shape[1] + PADDING <= checkpoint.tokenizer_spec.max_length]
-            padded_feeds = [
-                calibration.pad(feed, fused.inputs, pad_id=checkpoint.tokenizer_spec.pad_id, tokens=PADDING)
-                for feed in short_feeds[:PADDED_TEXTS]
-            ]
+            spec, padding = checkpoint.tokenizer_spec, 3
+            short_feeds = [feed for feed in feeds if inference.tokens(feed) + padding <= spec.max_length]
+            padded_feeds = [calibration.pad(feed, fused.inputs, pad_id=spec.pad_id, tokens=padding) for feed in short_feeds[:8]]
             counts, error = convert_to_fp16(fp32, fp16, build.traced.parent, feeds, padded_feeds)
         yield replace(fused, path=fp16, precision="fp16").with_facts(quantized=counts, quantization_error=error)
 
@@ -89,7 +82,7 @@ def plan_shapes(max_length: int, *, masks: bool, rectangle: bool) -> ShapePlan:
     same numbers of rows, for a provider that reserves memory for the longest text in the largest batch.
     """
     lengths = [*(length for length in _PLANNED_LENGTHS if length < max_length), max_length]
-    max_rows = max(MAX_BATCH_TOKENS // max_length, _MIN_LONGEST_ROWS)
+    max_rows = max(MAX_BATCH_TOKENS // max_length, 8)  # at least eight of the longest texts
     buckets = tuple(
         ShapeBucket(length=n, rows=tuple(r for r in _PLANNED_ROWS if r == 1 or (r <= max_rows if rectangle else r * n <= MAX_BATCH_TOKENS)))
         for n in lengths
@@ -166,7 +159,7 @@ def convert_to_fp16(
         The nodes in half precision (`Float16`) and the nodes that stay in float32 (`KeptFloat`) -> count; and the root mean square
         difference of the outputs from the float graph's on the texts, relative to their standard deviation.
     """
-    probe = [*feeds[:: max(1, len(feeds) // FP16_PROBE_TEXTS)], *padded]
+    probe = [*feeds[:: max(1, len(feeds) // 96)], *padded]
     peaks = _peaks(source, workspace / "all_outputs.onnx", probe)
     model = onnx.load(str(source))
     for i, node in enumerate(model.graph.node):  # the converter identifies nodes by name

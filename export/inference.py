@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,14 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from bertserve.export.checkpoint.signature import MASK_INDEX
-from bertserve.export.parallel import parallel_map
+from bertserve.export.progress import parallel_map
 
 BATCH_TEXTS, BATCH_TOKENS = 16, 1024  # maximum texts and tokens of a batch; a single text may have more tokens
 
 Feed = Mapping[str, NDArray[Any]]
 
 
-def run(session: Any, feeds: Iterable[Feed], names: Sequence[str] | None = None) -> list[list[NDArray[Any]]]:
+def run_alone(session: Any, feeds: Sequence[Feed], names: Sequence[str] | None = None) -> list[list[NDArray[Any]]]:
     """Returns the outputs `names` (None: all) for each of the inputs; the session must have a single thread."""
     return list(parallel_map(lambda feed: session.run(names, dict(feed)), feeds))
 
@@ -53,7 +53,7 @@ def _joined(feeds: Sequence[Feed], length: int) -> Feed:
 
 def outputs(path: Path, feeds: Sequence[Feed]) -> list[NDArray[np.float32]]:
     """Returns each output of a graph over all feeds, flattened; the order depends only on the feeds."""
-    return flat(run(open_session(path, threads=1), batches(feeds)))
+    return flat(run_alone(open_session(path, threads=1), batches(feeds)))
 
 
 def flat(runs: Sequence[Sequence[NDArray[Any]]]) -> list[NDArray[Any]]:

@@ -19,8 +19,6 @@ import onnx_ir as ir
 
 MAX_BYTES = 2**31 - 2**26  # of the constants in one file of a bundle; the rest of 2 GiB is for nodes and names
 WORK_BYTES = 2**26  # the limit between stages, where mapped weights save several times the model's size in memory
-SMALL = 1024  # bytes; smaller constants, such as shapes, stay in the graph, where shape inference reads them
-PAGE = 4096  # bytes; each larger constant starts at a page, so that it can be mapped separately
 
 
 def data_file(path: Path) -> Path:
@@ -56,8 +54,10 @@ def save(model: ir.Model, path: Path, *, max_bytes: int | None = None) -> None:
             value.type = value.shape = None
     try:
         if _bytes(model) > (WORK_BYTES if max_bytes is None else max_bytes):
-            name, last = data_file(path).name, SMALL - 1
-            ir.save(model, path, external_data=name, size_threshold_bytes=last, alignment=PAGE, align_threshold=last)
+            # constants below 1 KiB, such as shapes, stay in the graph, where shape inference reads them; each larger one starts at a page,
+            # so that it can be mapped separately
+            small = 1023
+            ir.save(model, path, external_data=data_file(path).name, size_threshold_bytes=small, alignment=4096, align_threshold=small)
         else:
             for value in constants:
                 if isinstance(value.const_value, ir.ExternalTensor):

@@ -16,16 +16,10 @@ from bertserve.export import inference
 from bertserve.export.graph import rewrite
 from bertserve.export.graph.rewrite import Floats, Linear
 from bertserve.export.inference import Feed
-from bertserve.export.parallel import parallel_map
-from bertserve.export.progress import track
+from bertserve.export.progress import parallel_map
 
-# Minimum rows of each tensor that are kept as its sample, and kept rows per channel: GPTQ needs one, and is better with two.
-MIN_SAMPLED_ROWS = 6144
-ROWS_PER_CHANNEL = 2.1
-# Maximum operations of an observation, multiplications plus additions; it is enough for all texts of small models. The widest
-# tensor always gets enough tokens for its rows: TOKENS_PER_ROW tokens run for each row that is kept.
-FLOPS = 1.5e12
-TOKENS_PER_ROW = 1.3
+ROWS_PER_CHANNEL = 2.1  # of the kept sample; GPTQ needs one, and is better with two
+FLOPS = 1.5e12  # maximum operations of an observation, multiplications plus additions: enough for all texts of small models
 
 
 @dataclass(frozen=True)
@@ -85,7 +79,8 @@ def observe(model: ir.Model, linears: Mapping[str, Linear], path: Path, feeds: S
     """
     widest = max(layer.shape[0] for layer in linears.values())
     flops_per_token = 2 * sum(math.prod(layer.shape) for layer in linears.values())
-    feeds = _first_tokens(feeds, max(FLOPS / flops_per_token, TOKENS_PER_ROW * ROWS_PER_CHANNEL * widest))
+    # the widest tensor always gets enough tokens for its rows, of which not all are kept
+    feeds = _first_tokens(feeds, max(FLOPS / flops_per_token, 1.3 * ROWS_PER_CHANNEL * widest))
     rewrite.save(model, path, outputs=list(linears))
     observed = observe_tensors(path, list(linears), feeds, samples)
     for number, group in enumerate(rewrite.sharing_weights(linears)):
@@ -111,7 +106,7 @@ def observe_tensors(path: Path, tensors: Sequence[str], feeds: Sequence[Feed], s
         observations = []
         for value in session.run(list(tensors), dict(batches[place])):
             flat = value.reshape(-1, value.shape[-1])
-            share = max(MIN_SAMPLED_ROWS, ROWS_PER_CHANNEL * flat.shape[1]) / tokens
+            share = max(6144, ROWS_PER_CHANNEL * flat.shape[1]) / tokens  # 6144: eight rows per channel of BERT base
             observations.append((flat[_select_rows(value.shape, texts[place], share, rng)], flat.max(axis=0), flat.min(axis=0)))
         return observations
 
@@ -119,8 +114,7 @@ def observe_tensors(path: Path, tensors: Sequence[str], feeds: Sequence[Feed], s
     with contextlib.ExitStack() as stack:
         samples.mkdir(exist_ok=True)
         files = {name: stack.enter_context((samples / str(number)).open("wb")) for number, name in enumerate(tensors)}
-        observations = parallel_map(observe_batch, range(len(batches)))
-        for of_batch in track(observations, "observe activations", unit="batches", total=len(batches)):
+        for of_batch in parallel_map(observe_batch, range(len(batches)), "observe activations", unit="batches"):
             for name, (rows, high, low) in zip(tensors, of_batch, strict=True):
                 files[name].write(rows.data)
                 before = bounds.get(name, (high, low))

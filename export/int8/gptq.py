@@ -16,14 +16,11 @@ from bertserve.export.graph.rewrite import Floats
 
 MAX_INT8 = 127
 MAX_INT16 = 2**15 - 1
-COLUMNS = 4096  # number of columns that are processed at once; temporaries for all columns of a large vocabulary would need gigabytes
-_DAMPING = 0.01  # is added to the Hessian's diagonal, relative to its mean, so that it can be inverted
-_BLOCK_SIZE = 32  # rows whose effect on all later rows is added in one product
 
 
-def column_blocks(columns: int) -> Iterator[slice]:
-    """Yields the columns of a matrix in blocks."""
-    return (slice(start, min(start + COLUMNS, columns)) for start in range(0, columns, COLUMNS))
+def column_blocks(columns: int, size: int = 4096) -> Iterator[slice]:
+    """Yields the columns of a matrix in blocks; temporaries for all columns of a large vocabulary would need gigabytes."""
+    return (slice(start, min(start + size, columns)) for start in range(0, columns, size))
 
 
 def column_scales(weight: Floats, peak: NDArray[np.uint8]) -> Floats:
@@ -75,7 +72,8 @@ class Gptq:
         if not self.is_enough:
             return
         hessian = inputs.T @ inputs
-        hessian[np.diag_indices(rows)] += max(_DAMPING * float(hessian.diagonal().mean()), 1e-12)  # the inputs may all be zero
+        # dampened by a hundredth of the mean, so that it can be inverted; the inputs may all be zero
+        hessian[np.diag_indices(rows)] += max(0.01 * float(hessian.diagonal().mean()), 1e-12)
         # the most important rows first ("act order"), while many rows are left to compensate
         self._order = np.argsort(-hessian.diagonal(), kind="stable")
         self._factor = _inverse_factor(hessian[np.ix_(self._order, self._order)])
@@ -96,8 +94,8 @@ class Gptq:
         """Returns the rows rounded in order; changes `updated`."""
         rows, factor = len(updated), self._factor
         quantized = torch.empty_like(updated)
-        for start in range(0, rows, _BLOCK_SIZE):
-            end = min(start + _BLOCK_SIZE, rows)
+        for start in range(0, rows, 32):  # the effect of a block on all later rows is added in one product
+            end = min(start + 32, rows)
             errors = torch.empty_like(updated[start:end])
             for i in range(start, end):
                 torch.div(updated[i], scales, out=quantized[i]).round_().clamp_(-MAX_INT8, MAX_INT8)

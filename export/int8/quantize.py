@@ -31,10 +31,8 @@ from bertserve.export.inference import Feed
 from bertserve.export.int8 import graph_edits, sensitivity, smoothquant
 from bertserve.export.int8.activations import Activations, observe
 from bertserve.export.int8.smoothquant import ActivationScale, QuantParams
-from bertserve.export.parallel import parallel_map
-from bertserve.export.progress import track
+from bertserve.export.progress import parallel_map
 
-GATE_PROBE_TEXTS = 48  # at most twice as many texts of the gate run for each attempt
 # Multiples of the average sensitivity. Above the first, outliers of a tensor are computed in float; below the second, the channels of a
 # tensor are not worth a multiplication.
 SPLIT_ABOVE = 1 / 2
@@ -109,7 +107,7 @@ def quantize(
     # the most important first; without a measurement a matrix counts as average, and with --quick its own output error counts
     weights = sensitivities or {x: scale.error for x, scale in scales.items()}
     order = sorted(params, key=lambda x: -weights.get(x, 1.0))
-    probe = gate[:: max(1, len(gate) // GATE_PROBE_TEXTS)]
+    probe = gate[:: max(1, len(gate) // 48)]  # fewer than 96 texts, because they run for each attempt
     float_count, tables, error = _emit_within(max_error, model, target, params, order, probe, inference.outputs(source, probe))
     counts = {"MatMulIntegerToFloat": len(params) - float_count, "PerRowEmbedding": tables}
     counts |= {"FloatUnits": len(units), "FloatInputs": len(inputs)}
@@ -140,11 +138,10 @@ def _quantize_weights(
     return _of_each(quantized, keys, "round by GPTQ" if use_gptq else "round to nearest")
 
 
-def _of_each(function: Callable[[str], Item], keys: dict[str, Any], step: str) -> dict[str, Item]:
+def _of_each(function: Callable[[str], Item], keys: dict[str, Any], work: str) -> dict[str, Item]:
     """Returns the function's result for each tensor; tensors with the same key share the result of the first."""
     first_input = {key: x for x, key in reversed(keys.items())}
-    results = track(parallel_map(function, first_input.values()), step, unit="matrices", total=len(first_input))
-    by_key = dict(zip(first_input, results, strict=True))
+    by_key = dict(zip(first_input, parallel_map(function, first_input.values(), work, unit="matrices"), strict=True))
     return {x: by_key[key] for x, key in keys.items()}
 
 

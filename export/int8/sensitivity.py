@@ -22,17 +22,10 @@ from bertserve.export.graph.rewrite import Floats, Linear
 from bertserve.export.inference import Feed
 from bertserve.export.int8.gptq import column_blocks
 from bertserve.export.int8.smoothquant import QuantParams
-from bertserve.export.parallel import parallel_map
-from bertserve.export.progress import track
+from bertserve.export.progress import parallel_map
 
-# A model run per layer takes long. Therefore texts are short: the shortest with at least MIN_TOKENS tokens from each of TEXT_GROUPS groups
-# of neighbors, because single texts precede pairs.
-MIN_TOKENS, TEXT_GROUPS = 16, 8
-# A layer whose error after FIRST_TEXTS texts differs from each limit by more than this factor is not measured on the others.
-FIRST_TEXTS, LIMIT_FACTOR = 8, 4
-# Maximum operations of all runs, multiplications plus additions, within these numbers of texts.
-MAX_FLOPS = 2e12
-MIN_MEASURED_TEXTS, MAX_MEASURED_TEXTS = 16, 64
+FIRST_TEXTS = 8  # a layer whose error after these texts is far from each limit is not measured on the others
+MAX_FLOPS = 2e12  # of all runs, multiplications plus additions
 
 
 def measure(
@@ -49,7 +42,7 @@ def measure(
     graph = _ShiftedGraph(model, path)
     errors = _measure(graph, params, texts[:FIRST_TEXTS])
     average = max(sum(errors.values()) / len(errors), 1e-12)
-    candidates = [x for x, error in errors.items() if any(1 / LIMIT_FACTOR < error / average / limit < LIMIT_FACTOR for limit in limits)]
+    candidates = [x for x, error in errors.items() if any(1 / 4 < error / average / limit < 4 for limit in limits)]
     later_errors = _measure(graph, {x: params[x] for x in candidates}, texts[FIRST_TEXTS:]) if texts[FIRST_TEXTS:] else {}
     errors |= {x: (errors[x] * FIRST_TEXTS + error * (len(texts) - FIRST_TEXTS)) / len(texts) for x, error in later_errors.items()}
     average = max(sum(errors.values()) / len(errors), 1e-12)
@@ -60,7 +53,6 @@ class _ShiftedGraph:
     """A model with an optional addition to each linear layer's output."""
 
     def __init__(self, model: ir.Model, path: Path) -> None:
-        """Writes the graph to a file and opens a session."""
         self.linears = rewrite.find_linears(model.graph)
         self._outputs = [str(value.name) for value in model.graph.outputs]
         shifted = model.clone()
@@ -74,7 +66,7 @@ class _ShiftedGraph:
     def inputs(self, batches: Sequence[Feed]) -> list[dict[str, Floats]]:
         """Returns the input of each linear layer in each batch."""
         names = list(self.linears)
-        runs = inference.run(self._session, [self._with({}, batch) for batch in batches], names)
+        runs = inference.run_alone(self._session, [self._with({}, batch) for batch in batches], names)
         return [dict(zip(names, values, strict=True)) for values in runs]
 
     def outputs(self, batches: Sequence[Feed], shifts: Sequence[Feed]) -> list[NDArray[Any]]:
@@ -97,8 +89,7 @@ def _measure(graph: _ShiftedGraph, params: Mapping[str, QuantParams], texts: Seq
         changes = _changes(graph.linears[x], params[x], [values[x] for values in inputs])
         return inference.relative_error(expected, graph.outputs(batches, [{_shift(x): change} for change in changes])) ** 2
 
-    errors = track(parallel_map(error, params), "measure sensitivity", unit="matrices", total=len(params))
-    return dict(zip(params, errors, strict=True))
+    return dict(zip(params, parallel_map(error, params, "measure sensitivity", unit="matrices"), strict=True))
 
 
 def _changes(layer: Linear, quant: QuantParams, inputs: Sequence[Floats]) -> list[Floats]:
@@ -114,13 +105,17 @@ def _changes(layer: Linear, quant: QuantParams, inputs: Sequence[Floats]) -> lis
 
 
 def choose_texts(feeds: Sequence[Feed], tokens: float) -> list[Feed]:
-    """Returns texts of about `tokens` tokens in random order: at least `MIN_MEASURED_TEXTS` and at most `MAX_MEASURED_TEXTS`."""
-    candidates = [feed for feed in feeds if inference.tokens(feed) >= MIN_TOKENS] or sorted(feeds, key=inference.tokens)[::-1]
-    bounds = [i * len(candidates) // TEXT_GROUPS for i in range(TEXT_GROUPS + 1)]
+    """Returns 16 to 64 texts, of about `tokens` tokens in total, in random order.
+
+    A model run per layer takes long. Therefore texts are short: the shortest with at least 16 tokens from each of eight groups of
+    neighbors, because single texts precede pairs.
+    """
+    candidates = [feed for feed in feeds if inference.tokens(feed) >= 16] or sorted(feeds, key=inference.tokens)[::-1]
+    bounds = [i * len(candidates) // 8 for i in range(9)]
     groups = [sorted(candidates[start:end], key=inference.tokens) for start, end in itertools.pairwise(bounds)]
     shortest = [feed for row in itertools.zip_longest(*groups) for feed in row if feed is not None]
-    mean_tokens = np.mean([inference.tokens(feed) for feed in shortest[:TEXT_GROUPS]])
-    count = int(np.clip(tokens / mean_tokens, MIN_MEASURED_TEXTS, MAX_MEASURED_TEXTS))
+    mean_tokens = np.mean([inference.tokens(feed) for feed in shortest[:8]])
+    count = int(np.clip(tokens / mean_tokens, 16, 64))
     return [shortest[:count][i] for i in np.random.default_rng(0).permutation(min(count, len(shortest)))]
 
 

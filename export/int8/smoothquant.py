@@ -20,10 +20,6 @@ from bertserve.export.int8.activations import Activations
 from bertserve.export.int8.gptq import Gptq, column_blocks, column_scales, round_to_nearest
 
 SAMPLE_ROWS = 512  # rows of the calibration texts on which scales are compared; fewer than twice as many are used
-SCREENED, SCREENING_ROWS = 3, 128  # number of candidates that are compared on all rows, and number of rows that select them
-SAMPLE_COLUMNS = 128  # number of columns of a matrix for the choice of smoothing
-PEAK_MARGIN = 2  # quantization steps that an activation may exceed calibration before a sum can saturate
-CLIP_RATIOS = (1.0, 0.9, 0.8)  # parts of the calibrated range that uint8 covers; values beyond are clipped
 
 
 @dataclass(frozen=True)
@@ -94,11 +90,12 @@ def choose_scale(weight: Floats, activations: Activations, *, smooth: bool) -> A
     weight_peak = _weight_peak(weight)
     used_channels = weight_peak > 0  # rows of zeros are computed elsewhere, in float
     rows, high, low = activations.rows(SAMPLE_ROWS) * used_channels, activations.high * used_channels, activations.low * used_channels
-    columns = weight[:, :: max(1, weight.shape[1] // SAMPLE_COLUMNS)].copy()
+    columns = weight[:, :: max(1, weight.shape[1] // 128)].copy()  # a sample of at least 128
     expected = rows @ columns
     size = max(float(np.mean(expected**2)), 1e-12)
 
-    def scaled(smoothing: Floats, clip_ratio: float, every: int = 1) -> ActivationScale:
+    def scaled(smoothing: Floats, clip_ratio: float = 1.0, every: int = 1) -> ActivationScale:
+        # uint8 covers this part of the calibrated range; values beyond are clipped
         scale, zero_point = _scale_and_zero_point(clip_ratio * float((low / smoothing).min()), clip_ratio * float((high / smoothing).max()))
         activation_scale = ActivationScale(smoothing, scale, zero_point, _quantized_peak(high / smoothing, scale, zero_point), 0.0)
         smoothed = columns * smoothing[:, None]
@@ -107,13 +104,13 @@ def choose_scale(weight: Floats, activations: Activations, *, smooth: bool) -> A
         return replace(activation_scale, error=float(np.mean((actual - expected[::every]) ** 2)) / size)
 
     def screened(smoothing: Floats) -> float:
-        return scaled(smoothing, CLIP_RATIOS[0], max(1, len(rows) // SCREENING_ROWS)).error
+        return scaled(smoothing, every=max(1, len(rows) // 128)).error
 
     candidates = (
         sorted(_smoothing_candidates(rows, np.maximum(high, -low), weight_peak), key=screened) if smooth else [np.ones_like(weight_peak)]
     )
-    best = min((scaled(smoothing, CLIP_RATIOS[0]) for smoothing in candidates[:SCREENED]), key=attrgetter("error"))
-    return min(best, *(scaled(best.smoothing, clip_ratio) for clip_ratio in CLIP_RATIOS[1:]), key=attrgetter("error"))
+    best = min((scaled(smoothing) for smoothing in candidates[:3]), key=attrgetter("error"))  # the best on few rows run on all
+    return min(best, *(scaled(best.smoothing, clip_ratio) for clip_ratio in (0.9, 0.8)), key=attrgetter("error"))
 
 
 def quantize_weight(
@@ -147,6 +144,8 @@ def _smoothing_candidates(inputs: Floats, peak: Floats, weight_peak: Floats) -> 
     """Yields smoothing factors, float32 [channels]: none; SmoothQuant's with several alphas; and those of only the outlying channels.
 
     SmoothQuant's are `peak**alpha / weight_peak**(1 - alpha)`, with the maximum of all values, and with the 0.999 quantile, as the peak.
+    An alpha of 0.5, SmoothQuant's own, shares the difficulty equally, and 1 leaves all of it to the weights, which have a scale per column,
+    whereas an activation has only one. With the quantile, which is a smaller peak, only larger alphas are tried.
     """
     peak = np.maximum(peak, 1e-3)
     quantile = np.maximum(np.quantile(np.abs(inputs), 0.999, axis=0), 1e-3)
@@ -176,8 +175,8 @@ def _quantize(x: Floats, scale: np.float32, zero_point: np.uint8) -> Floats:
 
 
 def _quantized_peak(high: Floats, scale: np.float32, zero_point: np.uint8) -> NDArray[np.uint8]:
-    """Returns the largest quantized value of each channel, uint8 [channels], with a margin.
+    """Returns the largest quantized value of each channel, uint8 [channels], with a margin of two quantization steps.
 
     During calibration, the previous layers were not quantized, so values may slightly exceed the observed range.
     """
-    return (np.minimum(_quantize(high, scale, zero_point), 255 - PEAK_MARGIN) + PEAK_MARGIN).astype(np.uint8)
+    return (np.minimum(_quantize(high, scale, zero_point), 253) + 2).astype(np.uint8)

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from bertserve.export.calibration import SplitTexts
 
-_CHOICES = 4  # of a question that is built from ordinary texts
-
 
 class _MultipleChoice(ExportTask):
     served = multiple_choice.SPEC
@@ -74,9 +72,9 @@ class _MultipleChoice(ExportTask):
         ]
 
     def ordinary_requests(self, texts: SplitTexts, spec: TokenizerSpec) -> list[Any]:
-        """Returns requests with each text as a choice once, after the line before the group. A single text would not be a choice."""
+        """Returns requests with each text as one of four choices, after the line before the group. A single text would not be a choice."""
         lines = texts.lines
-        groups = [(i, side[i : i + _CHOICES]) for side in (lines, texts.passages) for i in range(0, len(side) - 1, _CHOICES)]
+        groups = [(i, side[i : i + 4]) for side in (lines, texts.passages) for i in range(0, len(side) - 1, 4)]
         return [multiple_choice.ChooseRequest(lines[(i - 1) % len(lines)], group) for i, group in groups]
 
     def tokenizer_call(self, request: multiple_choice.ChooseRequest, spec: TokenizerSpec) -> TokenizerCall:

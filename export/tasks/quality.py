@@ -138,6 +138,13 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
     return pearson(_ranks(a), _ranks(b))
 
 
+def cosine(a: Any, b: Any) -> float:
+    """Returns the cosine of two vectors; for a text's token vectors, the lowest one of corresponding vectors."""
+    x, y = (np.atleast_2d(np.asarray(value, dtype=np.float64)) for value in (a, b))
+    norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
+    return min(float(np.min((x * y).sum(axis=1) / np.maximum(norms, np.finfo(np.float64).tiny))), 1.0)
+
+
 def _deviations(values: Sequence[float]) -> list[float]:
     """Returns the deviations from the mean, relative to the largest, so that squares of very large or small numbers stay finite."""
     largest = max(map(abs, values))

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from bertserve.export.calibration import SplitTexts
 
-_QUESTION_CHARS = 200  # of a passage whose beginning becomes the question
-
 
 def _best(result: Any) -> dict[str, Any]:
     best: dict[str, Any] = result[0] if isinstance(result, list) else result
@@ -56,7 +54,7 @@ class _QuestionAnswering(ExportTask):
         sides = [halves(line[: max_length - RESERVED_TOKENS]) for line in lines]
         # the question is about the text's end, and begins with the answer; another text after it makes the question harder
         contexts = [f"{start} {end} {lines[(i + 1) % len(lines)]}" for i, (start, end) in enumerate(sides)]
-        sides += [halves(passage[: min(_QUESTION_CHARS, max_length - RESERVED_TOKENS)]) for passage in passages]
+        sides += [halves(passage[: min(200, max_length - RESERVED_TOKENS)]) for passage in passages]
         # a window needs space for the question and the stride; each character of the question may be a token
         questions = [f"Who or what {(end or start)[: max(1, max_length // 2 - RESERVED_TOKENS)]}?" for start, end in sides]
         return [question_answering.AnswerRequest(*pair) for pair in (*zip(questions, [*contexts, *passages], strict=True), *texts.pairs)]

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bertserve.export.tasks.quality import Score
-from bertserve.service.bundle.graph_spec import Measure, OutputSpec
+from bertserve.export.tasks.quality import Score, cosine, micro_f1, spearman
+from bertserve.service.bundle.graph_spec import Agreement, Measure, OutputSpec
 from bertserve.service.bundle.manifest import Activation, SpecialPart, TokenizerSpec
 from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.tasks.task_spec import TaskSpec
@@ -213,6 +213,24 @@ class ExportTask:
     def decision(self, result: Any, config: ModelConfig) -> Any:
         """Returns what matters to a user: spans or a set of labels to count, numbers to rank, a vector, or a value to compare."""
         return result
+
+    def agreement(self, expected: Sequence[Any], actual: Sequence[Any], config: ModelConfig) -> Agreement:
+        """Returns the agreement of a graph's results `actual` with the reference's; without decisions it has no value."""
+        measure, value, worst = self.measure(config), None, None
+        pairs = [(self.decision(first, config), self.decision(second, config)) for first, second in zip(expected, actual, strict=True)]
+        if measure == "spearman":
+            # the scores of each label, of the reference and of the graph; the lowest correlation of a label counts
+            by_label = zip(*(zip(*scores, strict=True) for scores in zip(*pairs, strict=True)), strict=True)
+            # a reference with equal scores has no order; a graph with equal scores has lost the order, which is 0
+            value = min((spearman(first, second) for first, second in by_label if len(set(first)) > 1), default=None)
+        elif measure == "cosine" and pairs:
+            cosines = [cosine(*pair) for pair in pairs]
+            value, worst = sum(cosines) / len(cosines), min(cosines)
+        elif measure == "label" and pairs:
+            value = sum(first == second for first, second in pairs) / len(pairs)
+        elif measure in ("set_f1", "span_f1") and (pairs := [(a, b) for a, b in pairs if a or b]):
+            value = micro_f1(*zip(*pairs, strict=True))
+        return Agreement(measure=measure, value=value, decisions=0 if value is None else len(pairs), worst=worst)
 
     def read_gold(self, document: Document, config: ModelConfig) -> Any:
         """Returns the correct answer in a line of data, or None if it has none.

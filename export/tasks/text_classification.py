@@ -16,23 +16,8 @@ import sys
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from bertserve.export.tasks.quality import (
-    ACCURACY,
-    ERROR,
-    F1,
-    MACRO_F1,
-    MATTHEWS,
-    MICRO_F1,
-    PEARSON,
-    SPEARMAN,
-    Score,
-    f1,
-    macro_f1,
-    matthews,
-    micro_f1,
-    pearson,
-    spearman,
-)
+from bertserve.export.tasks import quality
+from bertserve.export.tasks.quality import Score
 from bertserve.export.tasks.spec import (
     LONG,
     SAMPLE_TEXTS,
@@ -52,7 +37,6 @@ if TYPE_CHECKING:
 
     from bertserve.export.calibration import SplitTexts
 
-SIGMOID_THRESHOLD = 0.5  # a label of a sigmoid head counts as chosen from this score on
 _SQUASHED = (
     "the model's values go through a sigmoid and lie between 0 and 1, but the right answers do not; if "
     'it was trained on values without a sigmoid, set "problem_type": "regression" in its config.json '
@@ -66,9 +50,9 @@ def _is_regression(config: ModelConfig) -> bool:
 
 
 def _chosen_labels(result: Any, config: ModelConfig) -> frozenset[str]:
-    """Returns the best label; for independent labels, all labels from `SIGMOID_THRESHOLD` on."""
+    """Returns the best label; for independent labels, all labels with a score of at least 0.5."""
     if config.activation == "sigmoid":
-        return frozenset(item["label"] for item in result if item["score"] >= SIGMOID_THRESHOLD)
+        return frozenset(item["label"] for item in result if item["score"] >= 0.5)
     return frozenset({result[0]["label"]})
 
 
@@ -99,7 +83,7 @@ class _TextClassification(ExportTask):
     activation = None  # the configuration defines it
     takes_pairs = True
     gold_keys = ("label",)
-    metrics = (ACCURACY, F1, MACRO_F1, MICRO_F1, MATTHEWS, PEARSON, SPEARMAN)
+    metrics = (quality.ACCURACY, quality.F1, quality.MACRO_F1, quality.MICRO_F1, quality.MATTHEWS, quality.PEARSON, quality.SPEARMAN)
 
     def text_request(self, text: str, spec: TokenizerSpec) -> classify.ClassifyRequest:
         return classify.ClassifyRequest(text, SENTENCE if spec.pairs_only else None)
@@ -168,23 +152,23 @@ class _TextClassification(ExportTask):
             constant = _constant(golds, values, "value")
             squashed = "" if config.activation == "none" or all(0 <= gold <= 1 for gold in golds) else _SQUASHED
             return {
-                PEARSON: Score(pearson(golds, values), constant or squashed),
-                SPEARMAN: Score(spearman(golds, values), constant),
-                ERROR: Score(fmean(abs(value - gold) for value, gold in zip(values, golds, strict=True)), squashed),
+                quality.PEARSON: Score(quality.pearson(golds, values), constant or squashed),
+                quality.SPEARMAN: Score(quality.spearman(golds, values), constant),
+                quality.ERROR: Score(fmean(abs(value - gold) for value, gold in zip(values, golds, strict=True)), squashed),
             }
         predictions = [_chosen_labels(result, config) for result in results]
-        accuracy = {ACCURACY: Score(fmean(a == b for a, b in zip(golds, predictions, strict=True)))}
+        accuracy = {quality.ACCURACY: Score(fmean(a == b for a, b in zip(golds, predictions, strict=True)))}
         if config.activation == "sigmoid":
             remark = "" if any((*golds, *predictions)) else "no input has a label, and none was found; 0 is shown instead"
-            return accuracy | {MICRO_F1: Score(micro_f1(golds, predictions), remark)}
+            return accuracy | {quality.MICRO_F1: Score(quality.micro_f1(golds, predictions), remark)}
         expected, predicted = ([label for (label,) in labels] for labels in (golds, predictions))
-        correlation = {MATTHEWS: Score(matthews(expected, predicted), _constant(golds, predictions, "label"))}
+        correlation = {quality.MATTHEWS: Score(quality.matthews(expected, predicted), _constant(golds, predictions, "label"))}
         if len(config.labels) > 2:
-            return accuracy | {MACRO_F1: Score(macro_f1(expected, predicted))} | correlation
+            return accuracy | {quality.MACRO_F1: Score(quality.macro_f1(expected, predicted))} | correlation
         label = config.labels[1]
         right = sum(a == b == label for a, b in zip(expected, predicted, strict=True))
         remark = "" if label in (*expected, *predicted) else f"no input has the label {label}, and it was never found; 0 is shown instead"
-        return accuracy | {F1: Score(f1(right, predicted.count(label), expected.count(label)), remark)} | correlation
+        return accuracy | {quality.F1: Score(quality.f1(right, predicted.count(label), expected.count(label)), remark)} | correlation
 
 
 EXPORT_TASK = _TextClassification()

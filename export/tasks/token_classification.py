@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from bertserve.export.tasks.quality import ENTITY_F1, Score, Span, micro_f1, result_spans, spans_of_tags, widen_to_words
@@ -15,18 +14,8 @@ from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import token_classification
 from bertserve.service.tasks.batch import ModelConfig
 
-
-@dataclass(frozen=True)
-class Entities:
-    """The correct entities of a text.
-
-    Attributes:
-        spans: The entities.
-        words: Start and end of the tagged words; empty if the spans are exact to the character.
-    """
-
-    spans: set[Span]
-    words: Sequence[tuple[int, int]] = ()
+# the correct entities of a text, and start and end of the tagged words; no words if the entities are exact to the character
+Entities = tuple[set[Span], Sequence[tuple[int, int]]]
 
 
 def _find_words(words: Sequence[str], text: Any) -> list[tuple[int, int]]:
@@ -80,9 +69,7 @@ class _TokenClassification(ExportTask):
         """Reads `entities`, a list of `{start, end, label}`, or `tags`, one per item of `tokens`."""
         if document.get("entities") is not None:
             try:
-                return Entities(
-                    {(int(e["start"]), int(e["end"]), str(e.get("label", e.get("entity_group")))) for e in document["entities"]}
-                )
+                return {(int(e["start"]), int(e["end"]), str(e.get("label", e.get("entity_group")))) for e in document["entities"]}, ()
             except (TypeError, KeyError, AttributeError, ValueError) as error:
                 raise ValueError("`entities` must be a list of {start, end, label}, offsets in code points, end exclusive.") from error
         if document.get("tags") is None:
@@ -95,7 +82,7 @@ class _TokenClassification(ExportTask):
         offsets = _find_words(words, read_input(document))
         spellings = tuple(sorted({*config.labels, *tags}))  # those of the data may differ from those of the model
         tag_of = dict(zip(spellings, read_tags(spellings) or spellings, strict=True))
-        return Entities(spans_of_tags([tag_of[tag] for tag in tags], offsets), offsets)
+        return spans_of_tags([tag_of[tag] for tag in tags], offsets), offsets
 
     def data_parameters(self, line_parameters: Sequence[Document], golds: Sequence[Any]) -> list[Document]:
         """Extends entities to whole words if correct answers are given by word, unless a line sets this itself."""
@@ -105,8 +92,8 @@ class _TokenClassification(ExportTask):
         ]
 
     def score(self, golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, Score]:
-        expected = [gold.spans for gold in golds]
-        spans = [widen_to_words(result_spans(result), gold.words) for gold, result in zip(golds, results, strict=True)]
+        expected = [spans for spans, _ in golds]
+        spans = [widen_to_words(result_spans(result), words) for (_, words), result in zip(golds, results, strict=True)]
         remark = "" if any((*expected, *spans)) else "no input has an entity, and none was found; 0 is shown instead"
         return {ENTITY_F1: Score(micro_f1(expected, spans), remark)}
 

@@ -16,16 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bertserve.export import progress
 from bertserve.export.errors import ParityError
-from bertserve.export.parallel import parallel_map
-from bertserve.export.tasks.quality import micro_f1, spearman
-from bertserve.export.tasks.spec import ExportTask
+from bertserve.export.progress import parallel_map
 from bertserve.export.validation.served_graph import Answer, ServedGraph
 from bertserve.service.bundle.graph_spec import Agreement, LengthParity, Outputs, Precision
 from bertserve.service.errors import EngineError
 from bertserve.service.tasks import attention
-from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.text.tokenizer import Encoding
 
 # Maximum difference of a logit from the reference, by precision, for a row whose largest logit is at most TRAINED_LARGEST, a usual value of
@@ -39,17 +35,12 @@ TRAINED_LARGEST = 5
 # (docs/explanation/validation.md).
 MAX_INT8_RMS, MAX_INT8_WORST = 0.1, 3.0
 INT8_SLACK = 2  # factor for the gate's error, if that allows more
-FIXED_SAMPLES_FACTOR = 2  # factor for the root mean square of the fixed samples, which are more unusual than ordinary texts
 MAX_ATTENTION_ERROR = 1e-4  # of an attention weight, which is from 0 to 1, for float32
 # A graph with a larger difference between a row in a batch and the same row alone is not batch-invariant, and the service runs it one text
 # at a time. fp16 has ten bits, and rounding may depend on the kernel for a batch's shape. int8 with static scales gives a row the same
 # numbers in a batch, unless a value is so close to a rounding boundary that the last bit of a float32 sum decides. This happens to few rows,
 # while dynamic scales, which depend on the batch, change nearly all.
 MAX_ROW_ERROR, MAX_ROW_ERROR_FP16, MAX_INT8_SHARE = 1e-5, 2e-2, 0.05
-BATCH_ROWS = 4
-MAX_BATCHED_TOKENS = 2048  # of a row in a batch; attention of a batch of longer rows would need gigabytes
-SHORTEST_RANGE = 16  # in tokens; each range of the table by length is twice as long as the previous one
-MAX_REASON = 300  # characters of ONNX Runtime's own message
 
 
 @dataclass(frozen=True)
@@ -126,7 +117,6 @@ def relative_errors(rows: Sequence[RowError], others: Sequence[RowError] = ()) -
 
 
 def _spread(rows: Sequence[RowError], name: str) -> float:
-    """Returns the standard deviation of an output of the reference."""
     count, total, squares = np.sum([row.sums[name][:3] for row in rows], axis=0).tolist() if rows else (0, 0, 0)
     return math.sqrt(max(squares / count - (total / count) ** 2, 0.0)) if count else 0.0
 
@@ -167,7 +157,7 @@ class Comparison:
 
     def agreement(self, start: int = 0) -> Agreement:
         """Returns the agreement on the requests from `start` on."""
-        return measure_agreement(self.served.task, self.served.config, self.expected[start:], self.results[start:])
+        return self.served.task.agreement(self.expected[start:], self.results[start:], self.served.config)
 
     def measured(self) -> dict[str, Any]:
         """Returns the fields of a `ValidationReport` that this comparison measures."""
@@ -217,7 +207,8 @@ class Comparison:
         max_text_rms = limit if len(self._texts) >= len(self._samples) else math.inf
         # texts may all have the same label, so their outputs may have no spread
         of_texts = relative_errors(self._texts, self._samples)
-        for (rms, error), max_rms in ((relative_errors(self._samples), FIXED_SAMPLES_FACTOR * limit), (of_texts, max_text_rms)):
+        # twice the limit for the fixed samples, which are more unusual than ordinary texts
+        for (rms, error), max_rms in ((relative_errors(self._samples), 2 * limit), (of_texts, max_text_rms)):
             if not (rms <= max_rms and error <= largest):  # not `>`, which is false for NaN
                 raise ParityError(
                     f"int8 logits differ by {rms:.2g} of their spread, and at worst by {error:.2g}, over the limits of "
@@ -235,8 +226,7 @@ def compare(served: ServedGraph, reference: Reference) -> Comparison:
         BertServeError: The graph cannot answer a request.
     """
     requests = reference.requests if served.graph.precision == "int8" else reference.requests[: reference.fixed]
-    answering = parallel_map(partial(answer_sample, served), requests)
-    answers = progress.track(answering, "compare answers", unit="samples", total=len(requests))
+    answers = parallel_map(partial(answer_sample, served), requests, "compare answers", unit="samples")
     comparison = Comparison(served, reference)
     pairs = list[tuple[Encoding, Outputs]]()
     for answer, request, expected in zip(answers, requests, reference.answers, strict=False):
@@ -257,20 +247,20 @@ def _attention_error(served: ServedGraph, request: attention.AttentionRequest, w
 
 
 def measure_row_errors(served: ServedGraph, alone: Sequence[tuple[Encoding, Outputs]]) -> tuple[float, bool]:
-    """Compares rows in batches with the same rows run alone, without those over `MAX_BATCHED_TOKENS`; neighbors share batches.
+    """Compares rows in batches of four neighbors with the same rows run alone.
 
     Returns:
         The largest difference of an output, and whether all are rounding, so that the graph is batch-invariant.
     """
-    rows = [pair for pair in alone if len(pair[0]) <= MAX_BATCHED_TOKENS]
+    rows = [pair for pair in alone if len(pair[0]) <= 2048]  # attention of a batch of longer rows would need gigabytes
     assert len(rows) > 1, "a batch has several rows"
 
     def run_batch(start: int) -> list[RowError]:
-        part = rows[start : start + BATCH_ROWS]
+        part = rows[start : start + 4]
         together = served.engine.run([encoding for encoding, _ in part])
         return [RowError.of(*pair, row) for pair, row in zip(part, together, strict=True)]
 
-    errors = [error for batch in parallel_map(run_batch, range(0, len(rows), BATCH_ROWS)) for error in batch]
+    errors = [error for batch in parallel_map(run_batch, range(0, len(rows), 4)) for error in batch]
     worst = float(np.max([error.error for error in errors]))  # `max` may ignore a NaN
     largest, share = max(error.scaled for error in errors), np.mean([error.scaled > MAX_ROW_ERROR for error in errors])
     precision = served.graph.precision
@@ -290,21 +280,20 @@ def answer_sample(served: ServedGraph, request: Any) -> Answer:
         reason = (str(error.__cause__ or error).splitlines() or [""])[0]
         raise ParityError(
             f"the graph fails on a text that its reference answers: {_describe(request)}. A traced graph cannot follow code that depends on "
-            f"the length or the values of a text; such a model is not supported. {reason[:MAX_REASON]}"
+            f"the length or the values of a text; such a model is not supported. {reason[:300]}"
         ) from error
 
 
 def _describe(request: Any) -> str:
-    """Returns the beginning of a request's texts, for a message."""
     texts = [getattr(request, name, None) for name in ("text", "text_pair", "question", "context")]
     return " + ".join(f"{text[:60]!r} ({len(text)} characters)" for text in texts if text is not None)
 
 
 def _errors_by_length(rows: Sequence[RowError], max_length: int) -> tuple[LengthParity, ...]:
-    """Returns the largest absolute and relative errors of rows by their length in tokens."""
+    """Returns the largest absolute and relative errors of rows by their length: up to 16 tokens, and in ranges twice as long each."""
     ranges = defaultdict[int, list[RowError]](list)
     for row in rows:
-        up_to = max(SHORTEST_RANGE, 2 ** (row.tokens - 1).bit_length())
+        up_to = max(16, 2 ** (row.tokens - 1).bit_length())
         ranges[min(up_to, max_length)].append(row)
     return tuple(
         LengthParity(
@@ -315,29 +304,3 @@ def _errors_by_length(rows: Sequence[RowError], max_length: int) -> tuple[Length
         )
         for up_to, group in sorted(ranges.items())
     )
-
-
-def measure_agreement(task: ExportTask, config: ModelConfig, expected: Sequence[Any], actual: Sequence[Any]) -> Agreement:
-    """Returns the agreement of the graph's results `actual` with the reference's; without decisions it has no value."""
-    measure, value, worst = task.measure(config), None, None
-    pairs = [(task.decision(first, config), task.decision(second, config)) for first, second in zip(expected, actual, strict=True)]
-    if measure == "spearman":
-        # the scores of each label, of the reference and of the graph; the lowest correlation of a label counts
-        by_label = zip(*(zip(*scores, strict=True) for scores in zip(*pairs, strict=True)), strict=True)
-        # a reference with equal scores has no order; a graph with equal scores has lost the order, which is 0
-        value = min((spearman(first, second) for first, second in by_label if len(set(first)) > 1), default=None)
-    elif measure == "cosine" and pairs:
-        cosines = [_cosine(*pair) for pair in pairs]
-        value, worst = sum(cosines) / len(cosines), min(cosines)
-    elif measure == "label" and pairs:
-        value = sum(first == second for first, second in pairs) / len(pairs)
-    elif measure in ("set_f1", "span_f1") and (pairs := [(a, b) for a, b in pairs if a or b]):
-        value = micro_f1(*zip(*pairs, strict=True))
-    return Agreement(measure=measure, value=value, decisions=0 if value is None else len(pairs), worst=worst)
-
-
-def _cosine(a: Any, b: Any) -> float:
-    """Returns the cosine of two vectors; for a text's token vectors, the lowest one of corresponding vectors."""
-    x, y = (np.atleast_2d(np.asarray(value, dtype=np.float64)) for value in (a, b))
-    norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
-    return min(float(np.min((x * y).sum(axis=1) / np.maximum(norms, np.finfo(np.float64).tiny))), 1.0)

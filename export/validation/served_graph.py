@@ -26,9 +26,6 @@ from bertserve.service.text.tokenizer import Encoding, Tokenizer
 if TYPE_CHECKING:
     from bertserve.export.checkpoint.checkpoint import Checkpoint
 
-MAX_CHARS = 10**8  # of a user's text
-MAX_ADDED_TOKENS = 512  # maximum number in samples; some tokenizers have thousands
-_TOKENS_PER_TEXT = 16
 MAX_FULL_LENGTH = 4096  # in tokens; PyTorch needs attention of length x length per head, 1 GiB for 16 heads, and for a moment twice as much
 
 
@@ -102,8 +99,8 @@ class ServedGraph:
 
 
 def read_body(task: ExportTask, document: Mapping[str, Any]) -> TaskBody:
-    """Returns a request body as the service reads it, without a limit on its length."""
-    return validate_as(task.served.body, document, Limits(max_inputs=multiple_choice.MAX_CHOICES, max_chars=MAX_CHARS))
+    """Returns a request body as the service reads it, with texts of up to 100 million characters."""
+    return validate_as(task.served.body, document, Limits(max_inputs=multiple_choice.MAX_CHOICES, max_chars=10**8))
 
 
 def open_graph(
@@ -131,8 +128,8 @@ def sample_requests(config: Manifest | Checkpoint, spec: TokenizerSpec, count: C
     """
     task = TASKS[config.task]
     requests = task.fixed_requests(spec)
-    tokens = [token.token for token in spec.added_tokens][:MAX_ADDED_TOKENS]
-    step = max(1, min(_TOKENS_PER_TEXT, spec.max_length // 8))
+    tokens = [token.token for token in spec.added_tokens][:512]  # some tokenizers have thousands
+    step = max(1, min(16, spec.max_length // 8))
     for start in range(0, len(tokens), step):
         text = " met ".join(f"{token} Ada {token}" for token in tokens[start : start + step])
         requests.append(task.text_request(text, spec))

@@ -30,7 +30,6 @@ from bertserve.service.scoring.rows import Row, read_json_lines
 from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.text.tokenizer import Tokenizer
 
-_SHOWN_KEYS = 10  # maximum number of ignored keys in the report
 _STATUS = {True: "ok", False: "FAILED", None: "-"}
 
 
@@ -70,10 +69,8 @@ class Report:
         self, name: str, value: float | None, minimum: float | None, detail: str, metrics: Mapping[str, Any] | None = None
     ) -> None:
         """Adds a measured value, which must reach the minimum, if any; None was not measured, and reaches no minimum."""
-        if minimum is None:
-            self.add(name, None, detail, metrics)
-        else:
-            self.add(name, value is not None and value >= minimum, f"{detail}; at least {minimum} is required", metrics)
+        passed = None if minimum is None else value is not None and value >= minimum
+        self.add(name, passed, detail if minimum is None else f"{detail}; at least {minimum} is required", metrics)
 
     @contextmanager
     def failing(self, name: str) -> Iterator[None]:
@@ -224,7 +221,6 @@ def _compare_row(comparisons: Sequence[Comparison], reference: Reference, row: R
 
 
 def _check_parity(comparison: Comparison, report: Report) -> None:
-    """Checks the bounds of the graph's precision, which are those of the export."""
     served, name = comparison.served, f"parity {comparison.served.graph.name}"
     with report.failing(name):
         comparison.check()
@@ -307,7 +303,7 @@ def _read_data(path: Path, spec: VerifySpec, manifest: Manifest, report: Report)
         detail += f", {labeled} with a right answer ({' or '.join(f'`{key}`' for key in task.gold_keys)})"
     ignored = Counter(key for row in rows for key in row.values if key not in {*INPUT_KEYS, *task.gold_keys})
     if ignored:
-        keys = [f"`{key[:SHOWN_CHARS]}` ({plural(count, 'line')})" for key, count in ignored.most_common(_SHOWN_KEYS)]
+        keys = [f"`{key[:SHOWN_CHARS]}` ({plural(count, 'line')})" for key, count in ignored.most_common(10)]
         detail += f"; ignored keys: {', '.join(keys)}"
     if task.gold_keys and not labeled and spec.min_agreement is None and spec.checkpoint is None:
         detail, passed = f"{detail}; add right answers, or give --min-agreement to compare only the graphs", False

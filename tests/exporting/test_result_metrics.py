@@ -9,7 +9,6 @@ from seqeval.scheme import BILOU, IOB2, IOBES
 
 from bertserve.export.tasks import quality
 from bertserve.export.tasks.all_tasks import TASKS
-from bertserve.export.validation.comparison import measure_agreement
 from bertserve.service.bundle.graph_spec import Agreement
 from fakes import Head
 
@@ -23,7 +22,7 @@ SCORE, VALUES = Head(("score",), activation="sigmoid"), Head(("a", "b", "c"), ac
 
 def measure(task: str, config: Head, *pairs: tuple[Any, Any]) -> Agreement:
     """Returns the agreement over pairs of an expected and an actual result."""
-    return measure_agreement(TASKS[task], config, *([pair[side] for pair in pairs] for side in (0, 1)))
+    return TASKS[task].agreement([one for one, _ in pairs], [other for _, other in pairs], config)
 
 
 def scored(**scores: float) -> list[dict[str, Any]]:
