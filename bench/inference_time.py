@@ -28,7 +28,7 @@ import transformers
 from numpy.typing import NDArray
 
 from bertserve.export import calibration, cpu, onnx_trace
-from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.graph import onnx_files
 from bertserve.export.int8.quantize import quantize
 from bertserve.export.progress import stage
@@ -44,7 +44,7 @@ STEPS, STEP_TEXTS, TEXT_TOKENS = 120, 16, 64  # of the distillation; texts of co
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures, and rewrites the tables."""
+    """Measures, and rewrites the tables in the folder of results."""
     parser = argparse.ArgumentParser(description="Rewrite the tables of inference time in bench/results.")
     parser.add_argument("--teacher", type=Path, metavar="DIR", help="a BERT classifier: rewrite the table of its compressed forms instead")
     parser.add_argument("--shapes", default=SHAPES, help="layers,heads,hidden size of each encoder; others are compared with the first")
@@ -95,9 +95,9 @@ def build_graphs(source: Path, task: str, texts: Sequence[NDArray[np.int64]]) ->
     """Returns a checkpoint's graph in each precision; int8 is calibrated with texts as token ids: each [1, length]."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        checkpoint = load_checkpoint(str(source), task=task)
-        traced = onnx_trace.trace(checkpoint, folder / "raw.onnx")
-        fp32 = cpu.optimize(folder / "raw.onnx", replace(checkpoint, inputs=traced.inputs), traced.form)
+        checkpoint = load_checkpoint(str(source), LoadOptions(task=task))
+        inputs, form = onnx_trace.trace(checkpoint, folder / "raw.onnx")
+        fp32 = cpu.optimize(folder / "raw.onnx", replace(checkpoint, inputs=inputs), form)
         feeds = [make_feed(fp32.inputs, ids) for ids in texts]
         quantize(fp32.path, folder / "int8.onnx", folder, feeds, feeds, max_error=inf, quick=True)
         return {"fp32": Graph(fp32.path, fp32.inputs), "int8": Graph(folder / "int8.onnx", fp32.inputs)}

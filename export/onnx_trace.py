@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -45,17 +44,13 @@ _AXES = {
 }
 
 
-class Traced(NamedTuple):
-    """The inputs of a traced graph, without token types if the model ignores them, and its description in the manifest."""
-
-    inputs: tuple[InputSpec, ...]
-    form: str
-
-
-def trace(checkpoint: Checkpoint, path: Path, tracer: Tracer | None = None) -> Traced:
+def trace(checkpoint: Checkpoint, path: Path, tracer: Tracer | None = None) -> tuple[tuple[InputSpec, ...], str]:
     """Exports the float32 graph with the task's inputs and outputs, as described by their specs.
 
     Without `tracer`, it uses the first of `TRACERS` that can export the model.
+
+    Returns:
+        The graph's inputs, without token types if the model ignores them, and its description in the manifest.
 
     Raises:
         GraphError: The model cannot be traced, or the traced graph has different inputs or outputs than expected.
@@ -64,7 +59,7 @@ def trace(checkpoint: Checkpoint, path: Path, tracer: Tracer | None = None) -> T
     for candidate in TRACERS if tracer is None else (tracer,):
         try:
             inputs = (_trace_attention if checkpoint.attention_heads else _trace)(checkpoint, path, candidate)
-            return Traced(inputs, f"{candidate} opset {OPSETS[candidate]}")
+            return inputs, f"{candidate} opset {OPSETS[candidate]}"
         except GraphError as error:
             errors.append(error)
     if len(errors) == 1:

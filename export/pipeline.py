@@ -10,10 +10,7 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 
-import onnx
 import onnxruntime
-import torch
-import transformers
 
 from bertserve import service
 from bertserve.export import calibration, cpu, gpu, onnx_trace
@@ -21,20 +18,22 @@ from bertserve.export.artifact import Artifact, Tracer, choose_precisions
 from bertserve.export.bundle import package_bundle, refuse_existing
 from bertserve.export.calibration import Int8Texts
 from bertserve.export.checkpoint.checkpoint import Checkpoint
-from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.checkpoint.module import load_module, module_name
 from bertserve.export.checkpoint.padding import refuse_ordinary_padding
 from bertserve.export.errors import CheckpointError, ExportError
 from bertserve.export.graph import onnx_files
 from bertserve.export.graph_build import GraphBuild
 from bertserve.export.progress import stage
+from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.export.tasks.tags import unread_labels
 from bertserve.export.validation.comparison import Reference
-from bertserve.export.validation.reference import answer_example, measure_graph, sample_reference
+from bertserve.export.validation.reference import measure_graph, sample_reference
+from bertserve.export.validation.served_graph import open_graph
 from bertserve.export.workspace import workspace
 from bertserve.service.bundle.files import TOKENIZER_FILE, digest
 from bertserve.service.bundle.graph_spec import GraphFile, GraphSpec, Precision
-from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Layers, Manifest, Metric, OmittedGraph, TokenTypes
+from bertserve.service.bundle.manifest import NAME_PATTERN, Example, Manifest, Metric, OmittedGraph
 from bertserve.service.bundle.validation_policy import is_low
 from bertserve.service.errors import BundleError
 from bertserve.service.providers import Provider
@@ -48,12 +47,11 @@ BUILDERS: Mapping[Provider, Callable[[GraphBuild, Sequence[Precision]], Iterable
     "cuda": gpu.build_for_cuda,
     "tensorrt": gpu.build_for_tensorrt,
 }
-_SHOWN_TAGS = 8  # in a warning
 
 
 @dataclass(frozen=True)
-class ExportSpec:
-    """The flags of the command.
+class ExportSpec(LoadOptions):
+    """The flags of the command; the inherited ones are for a checkpoint, not for a module.
 
     Attributes:
         source: A local checkpoint folder, a hub id, or with `module` a trusted `FILE:FACTORY`, whose code is executed.
@@ -67,23 +65,16 @@ class ExportSpec:
     source: str
     output: Path
     name: str | None = None
-    task: str = "auto"
     precisions: Sequence[Precision] | None = None
     providers: Sequence[Provider] = ("cpu",)
-    revision: str | None = None
     overwrite: bool = False
     metrics: Sequence[Metric] = field(default=())
     calibration: Path = calibration.BUILT_IN
     validation: Path | None = None
     max_int8_error: float = 0.1
     quick: bool = False
-    layers: Layers = "last"
-    combine: Combine | None = None
     tracer: Tracer | None = None
     module: bool = False
-    attentions: bool = False
-    ignored_weights: Sequence[str] = ()
-    token_types: TokenTypes | None = None
 
 
 def export(spec: ExportSpec) -> tuple[Path, Manifest]:
@@ -105,12 +96,12 @@ def export(spec: ExportSpec) -> tuple[Path, Manifest]:
         # before the checkpoint is loaded, because the texts may be wrong
         texts = calibration.read_int8_texts(spec.calibration, spec.validation)
         with stage("load", spec.source):
-            checkpoint = _load(spec)
+            checkpoint = load_module(spec.source) if spec.module else load_checkpoint(spec.source, spec)
         if checkpoint.task == token_classification.TASK and (names := unread_labels(checkpoint.labels)):
             logger.warning(
                 "the labels %s of `%s` look like tags, but are read as names, so each is an entity of its own kind; if they are tags, rename "
                 "them in config.json, such as B-PER and I-PER.",
-                ", ".join(f"`{label}`" for label in names[:_SHOWN_TAGS]),
+                ", ".join(f"`{label}`" for label in names[:8]),
                 checkpoint.origin.checkpoint,
             )
         calibration.refuse_pairs(texts, checkpoint.task, checkpoint.tokenizer_spec)
@@ -124,21 +115,6 @@ def export(spec: ExportSpec) -> tuple[Path, Manifest]:
     return target, manifest
 
 
-def _load(spec: ExportSpec) -> Checkpoint:
-    if spec.module:
-        return load_module(spec.source)
-    return load_checkpoint(
-        spec.source,
-        task=spec.task,
-        revision=spec.revision,
-        layers=spec.layers,
-        combine=spec.combine,
-        attentions=spec.attentions,
-        ignored_weights=spec.ignored_weights,
-        token_types=spec.token_types,
-    )
-
-
 def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Int8Texts, bundle: Path, work: Path) -> Manifest:
     """Writes graphs and tokenizer to the folder `bundle`; returns the manifest."""
     precisions = choose_precisions(spec.providers, spec.precisions)
@@ -150,8 +126,8 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Int8Texts
     )
     raw = work / "raw.onnx"
     with stage("trace", f"to ONNX by {spec.tracer}" if spec.tracer else "to ONNX"):
-        traced = onnx_trace.trace(checkpoint, raw, spec.tracer)
-    checkpoint = replace(checkpoint, inputs=traced.inputs)
+        inputs, form = onnx_trace.trace(checkpoint, raw, spec.tracer)
+    checkpoint = replace(checkpoint, inputs=inputs)
     (bundle / TOKENIZER_FILE).write_text(checkpoint.tokenizer_json, encoding="utf-8")
     tokenizer_spec = checkpoint.tokenizer_spec.model_copy(update={"sha256": digest(bundle / TOKENIZER_FILE)})
     try:
@@ -165,7 +141,7 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Int8Texts
     checkpoint.model.to_empty(device="meta")  # no later stage runs it, and sessions of a large model need the memory
     build = GraphBuild(
         traced=raw,
-        form=traced.form,
+        form=form,
         folder=bundle,
         checkpoint=checkpoint,
         tokenizer=tokenizer,
@@ -178,6 +154,10 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Int8Texts
     graphs, omitted = _measure_graphs(
         artifacts, precisions, bundle, checkpoint, tokenizer, reference, default_must_agree=spec.precisions is None
     )
+    # the default graph of the first provider, on the provider of its measurements
+    default = next(graph for graph in graphs if graph.default)
+    request = TASKS[checkpoint.task].example(tokenizer_spec)
+    answer = open_graph(bundle, default, tokenizer_spec, tokenizer, checkpoint).answer_body(request)
     has_int8 = any(graph.precision == "int8" for graph in graphs)
     return Manifest(
         format="bertserve-bundle",
@@ -191,8 +171,7 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Int8Texts
         tokenizer=tokenizer_spec,
         flops=flops,
         graphs=tuple(graphs),
-        # the default graph of the first provider
-        example=answer_example(next(graph for graph in graphs if graph.default), bundle, checkpoint, tokenizer),
+        example=Example(request=request, result=answer),
         metrics=tuple(spec.metrics),
         omitted=tuple(omitted),
         attention_heads=checkpoint.attention_heads,
@@ -282,13 +261,7 @@ def _entry(artifact: Artifact, checkpoint: Checkpoint) -> GraphSpec:
 
 
 def _versions() -> dict[str, str]:
-    return {
-        "bertserve": service.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "onnx": onnx.__version__,
-        "onnxscript": version("onnxscript"),
-        "onnxruntime": onnxruntime.__version__,
-        "tokenizers": version("tokenizers"),
-    }
+    packages = {name: version(name) for name in ("torch", "transformers", "onnx", "onnxscript")}
+    # the package may be onnxruntime-gpu
+    runtime = {"onnxruntime": onnxruntime.__version__, "tokenizers": version("tokenizers")}
+    return {"bertserve": service.__version__, "python": platform.python_version()} | packages | runtime

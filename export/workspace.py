@@ -145,6 +145,5 @@ def _unlock(folder: Path, lock: IO[str] | None) -> None:
 
 
 def _empty(folder: Path) -> None:
-    """Removes the subfolders of a folder."""
     for path in folder.glob("*/"):
         shutil.rmtree(path, ignore_errors=True)

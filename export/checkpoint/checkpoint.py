@@ -31,8 +31,6 @@ from bertserve.service.bundle.manifest import (
 )
 from bertserve.service.tasks import token_classification
 
-MAX_LENGTH = 32  # in tokens; counts are exact at any length, and short texts are fast for large models
-
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -110,7 +108,7 @@ class Checkpoint:
         a text has one mask.
         """
         self.model.requires_grad_(False)  # FlopCounterMode fails on a view of a trainable parameter that a module gets as its input
-        longest = min(self.tokenizer_spec.max_length, MAX_LENGTH)
+        longest = min(self.tokenizer_spec.max_length, 32)  # counts are exact at any length, and short texts are fast for large models
         lengths = s, t, u = max(longest // 4, 1), max(longest // 2, 2), max(longest, 3)
         x, y, z = (self.count_operations(length) for length in lengths)
         # constant + linear * S + quadratic * S**2 through three points

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 from bertserve.export.checkpoint.padding import Padding
 from bertserve.export.checkpoint.source import read_with_transformers
 from bertserve.export.checkpoint.token_types import TypedTemplates
-from bertserve.export.checkpoint.vocabulary_files import refusal, replace_steps, use_vocabulary_files
+from bertserve.export.checkpoint.vocabulary_files import refusal, replace_backend, use_vocabulary_files
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks.spec import NAMES, SAMPLE_TEXTS
 from bertserve.service.bundle.files import TOKENIZER_FILE
@@ -85,7 +85,7 @@ def _needs_code(source: str) -> str:
 
 
 def _use_file(source: str, tokenizer: Any, folder: Path) -> None:
-    """Gives a tokenizer the steps and the vocabulary in its `tokenizer.json`, with which the model was trained.
+    """Gives a tokenizer the parts and the vocabulary in its `tokenizer.json`, with which the model was trained.
 
     Most tokenizer classes of transformers 5 replace some by their own. DeBERTa v2's, for example, drops SentencePiece's normalization,
     RemBERT's shifts all ids, and DeBERTa's has a second [SEP] between the texts of a pair. As in transformers 4, `do_lower_case`,
@@ -125,7 +125,7 @@ def _use_file(source: str, tokenizer: Any, folder: Path) -> None:
             TOKENIZER_FILE,
             source,
         )
-    replace_steps(tokenizer, written)
+    replace_backend(tokenizer, written)
 
 
 def describe_tokenizer(
@@ -138,12 +138,12 @@ def describe_tokenizer(
     pairs_only: bool = False,
 ) -> TokenizerSpec:
     """Returns the manifest's entry for a tokenizer, without the digest of its file; the options are fields of `TokenizerSpec`."""
-    single, pair = templates.single, templates.pair
+    (pad_id, padding_side), single, pair = padding, templates.single, templates.pair
     return TokenizerSpec(
         sha256="",
         max_length=max_length,
-        pad_id=padding.id,
-        padding_side=padding.side,
+        pad_id=pad_id,
+        padding_side=padding_side,
         single=single,
         pair=pair,
         cls_index=_find_cls_index(tokenizer, single, pair),
@@ -151,7 +151,7 @@ def describe_tokenizer(
         subword_prefix=json.loads(tokenizer.backend_tokenizer.to_str())["model"].get("continuing_subword_prefix") or None,
         mask=mask,
         pairs_only=pairs_only,
-        added_tokens=_read_added_tokens(tokenizer, templates.parts, padding.id),
+        added_tokens=_read_added_tokens(tokenizer, templates.parts, pad_id),
         truncation_side=tokenizer.truncation_side,
     )
 

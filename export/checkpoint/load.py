@@ -6,8 +6,8 @@ It never runs code of the checkpoint.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import transformers
@@ -28,7 +28,6 @@ from bertserve.export.checkpoint.sentence_transformers import (
     POOLING,
     SETTINGS_FILE,
     SentenceSettings,
-    TransformerSettings,
     check_cross_encoder,
     read_modules,
     read_transformer_settings,
@@ -67,85 +66,100 @@ _REFUSED = (
         "right for all texts, set `original_full`",
     ),
 )
-# for models with only relative positions whose tokenizer has no limit; nearly all of these were trained with this length
+# tokens, for models with only relative positions whose tokenizer has no limit; nearly all of these were trained with this length
 DEFAULT_LENGTH = 512
 
 
-class _Settings(NamedTuple):
-    """The settings in files of sentence-transformers: of the whole model, and of its transformer."""
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """The user's choices for a checkpoint; by default, its files decide.
 
-    model: SentenceSettings
-    transformer: TransformerSettings
+    Attributes:
+        task: Hugging Face task name, or `auto` for the task of its architecture.
+        revision: Branch, tag or commit of a hub id.
+        layers: Layers of an embedding model that requests can use.
+        combine: How these layers become one vector if a request names no layers; None for the last layer only.
+        attentions: Whether the graph also returns attention.
+        ignored_weights: Patterns of the names of weights that can stay unused, with `*` for any characters.
+        token_types: The token types that the model was trained with; None for those that its tokenizer gave at the time.
+    """
+
+    task: str = "auto"
+    revision: str | None = None
+    layers: Layers = "last"
+    combine: Combine | None = None
+    attentions: bool = False
+    ignored_weights: Sequence[str] = ()
+    token_types: TokenTypes | None = None
 
 
-def load_checkpoint(
-    source: str,
-    *,
-    task: str = "auto",
-    revision: str | None = None,
-    layers: Layers = "last",
-    combine: Combine | None = None,
-    attentions: bool = False,
-    ignored_weights: Sequence[str] = (),
-    token_types: TokenTypes | None = None,
-) -> Checkpoint:
-    """Loads a checkpoint from a local folder or the hub; the options are those of `bertserve.export.pipeline.ExportSpec`.
+def load_checkpoint(source: str, options: LoadOptions | None = None) -> Checkpoint:
+    """Loads a checkpoint from a local folder or the hub.
 
     Raises:
         CheckpointError: A part is missing or not supported; the message says which.
         MissingPackageError: It is a LoRA adapter, and peft is not installed.
     """
+    options = options or LoadOptions()
     # the checks below report the causes of its warnings, in one line each
     transformers.utils.logging.set_verbosity_error()
-    files = find_source(source, revision)
+    files = find_source(source, options.revision)
     config = _read_config(files)
     config.return_dict = True
     if getattr(config, "chunk_size_feed_forward", 0):
         config.chunk_size_feed_forward = 0  # a traced graph would keep the number of chunks of the example
-    chosen_task, auto_class = _find_task(files, config, task)
-    embeds = TASKS[chosen_task].embeds
-    _check_layers(source, chosen_task, layers, combine)
-    settings = _Settings(SentenceSettings.read(files.folder / SETTINGS_FILE), read_transformer_settings(files.trained_folder))
-    tokenizer = load_tokenizer(source, files.tokenizer_folder, lowercase=settings.transformer.lowercase)
+    task, auto_class = _find_task(files, config, options.task)
+    _check_layers(source, task, options)
+    settings, transformer_settings = SentenceSettings.read(files.folder / SETTINGS_FILE), read_transformer_settings(files.trained_folder)
+    tokenizer = load_tokenizer(source, files.tokenizer_folder, lowercase=transformer_settings.lowercase)
     embedding = head = None
-    if not embeds:
-        check_cross_encoder(files.folder, settings.model)
+    if not TASKS[task].embeds:
+        check_cross_encoder(files.folder, settings)
     else:
         if (dimensions := getattr(config, "hidden_size", None)) is None:
             raise CheckpointError(f"the config.json of `{source}` has no `hidden_size`; embeddings of such a model are not supported.")
-        embedding, head = read_embedding(files.folder, settings.model, dimensions)
-        if combine is not None and head is not None:
-            raise CheckpointError(f"--combine {combine} needs a pooling by `cls`, `mean` or `max` without Dense layers; remove it.")
-    model = load_model(files, chosen_task, auto_class, config, ignored_weights)
-    adapt_head(model, chosen_task)
+        embedding, head = read_embedding(files.folder, settings, dimensions)
+        if options.combine is not None and head is not None:
+            raise CheckpointError(f"--combine {options.combine} needs a pooling by `cls`, `mean` or `max` without Dense layers; remove it.")
+    model = load_model(files, task, auto_class, config, options.ignored_weights)
+    adapt_head(model, task)
     if head is not None:
         attach(model, head)
     if embedding is not None:
-        embedding = _with_layers(embedding, model, tokenizer, layers, combine)
+        embedding = _with_layers(embedding, model, tokenizer, options)
     _check_vocabulary(source, model, vocabulary_size(tokenizer))
-    templates = _templates(files, chosen_task, model, tokenizer, attentions=attentions, token_types=token_types)
-    checkpoint = _describe(
-        files,
-        chosen_task,
-        model,
-        tokenizer,
+    templates = _templates(files, task, model, tokenizer, options)
+    inputs = model_inputs(model, tokenizer, templates.token_types)
+    settle_pad_token(source, model, tokenizer, templates.parts)
+    # sentence-transformers replaces the tokenizer's limit by its own
+    max_length = _usable_length(source, task, model, transformer_settings.max_length or tokenizer.model_max_length)
+    padding = _padding(source, model, tokenizer, inputs, max_length)
+    fixed, record = fixed_labels(model), TASKS[task]
+    mask = read_mask_token(source, tokenizer) if record.fills_masks else None
+    spec = describe_tokenizer(tokenizer, templates, padding, max_length=max_length, mask=mask, pairs_only=judges_pairs(model))
+    checkpoint = Checkpoint(
+        origin=files.origin(options.ignored_weights, templates.token_types),
+        model=model,
+        task=task,
+        inputs=(*inputs, MASK_INDEX) if record.fills_masks else inputs,
+        outputs=graph_outputs(task, embedding),
+        labels=fixed or (read_labels(source, model.config) if record.labeled else ()),
+        activation="softmax" if fixed else record.activation or read_activation(model.config, settings.activation_fn),
+        tokenizer=tokenizer,
+        tokenizer_json=tokenizer_json(tokenizer, spec),
+        tokenizer_spec=spec,
+        card=None if files.card is None else files.card.read_text(encoding="utf-8-sig", errors="replace"),
         embedding=embedding,
-        settings=settings,
-        templates=templates,
-        ignored_weights=ignored_weights,
     )
-    if not attentions:
+    if not options.attentions:
         return checkpoint
     inputs, outputs = (*checkpoint.inputs, ATTENTION_INDEX), (*checkpoint.outputs, ATTENTIONS)
-    return replace(checkpoint, inputs=inputs, outputs=outputs, attention_heads=count_heads(checkpoint.model, checkpoint.tokenizer))
+    return replace(checkpoint, inputs=inputs, outputs=outputs, attention_heads=count_heads(model, tokenizer))
 
 
-def _check_layers(source: str, task: str, layers: Layers, combine: Combine | None) -> None:
-    """Checks that the task has layers to choose, and that there are several to combine.
-
-    Raises:
-        CheckpointError: There are not.
-    """
+def _check_layers(source: str, task: str, options: LoadOptions) -> None:
+    """Refuses a choice of layers for a task without vectors, and `--combine` without several layers."""
+    layers, combine = options.layers, options.combine
     if layers != "last" and not TASKS[task].embeds:
         text = layers if isinstance(layers, str) else ",".join(map(str, layers))
         embed_task = feature_extraction.EXPORT_TASK.name
@@ -155,7 +169,6 @@ def _check_layers(source: str, task: str, layers: Layers, combine: Combine | Non
 
 
 def _read_config(files: SourceFiles) -> Any:
-    """Reads the model's configuration."""
     if not (files.model_folder / "config.json").is_file():
         raise CheckpointError(f"`{files.model_folder}` has no `config.json`; give a folder that `save_pretrained` of transformers wrote.")
     config = read_with_transformers(f"the configuration of `{files.source}`", AutoConfig.from_pretrained, files.model_folder)
@@ -180,51 +193,7 @@ def _find_task(files: SourceFiles, config: Any, task: str) -> tuple[Task, Any]:
     return chosen_task, auto_class
 
 
-def _describe(
-    files: SourceFiles,
-    task: Task,
-    model: PreTrainedModel,
-    tokenizer: Any,
-    *,
-    embedding: Embedding | None,
-    settings: _Settings,
-    templates: TypedTemplates,
-    ignored_weights: Sequence[str],
-) -> Checkpoint:
-    """Checks that model and tokenizer match, and reads the facts that later stages need."""
-    source, fixed, record = files.source, fixed_labels(model), TASKS[task]
-    inputs = model_inputs(model, tokenizer, templates.token_types)
-    settle_pad_token(source, model, tokenizer, templates.parts)
-    # sentence-transformers replaces the tokenizer's limit by its own
-    max_length = _usable_length(model, settings.transformer.max_length or tokenizer.model_max_length)
-    if max_length < record.min_length:
-        raise CheckpointError(
-            f"`{source}` has a usable length of {max_length} tokens, including special tokens, but {task} needs "
-            f"{record.min_length}; check the position table (`max_position_embeddings`), and the lengths in tokenizer_config.json "
-            "and sentence_bert_config.json, or fix --task."
-        )
-    padding = _padding(source, model, tokenizer, inputs, max_length)
-    mask = read_mask_token(source, tokenizer) if record.fills_masks else None
-    spec = describe_tokenizer(tokenizer, templates, padding, max_length=max_length, mask=mask, pairs_only=judges_pairs(model))
-    return Checkpoint(
-        origin=files.origin(ignored_weights, templates.token_types),
-        model=model,
-        task=task,
-        inputs=(*inputs, MASK_INDEX) if record.fills_masks else inputs,
-        outputs=graph_outputs(task, embedding),
-        labels=fixed or (read_labels(source, model.config) if record.labeled else ()),
-        activation="softmax" if fixed else record.activation or read_activation(model.config, settings.model.activation_fn),
-        tokenizer=tokenizer,
-        tokenizer_json=tokenizer_json(tokenizer, spec),
-        tokenizer_spec=spec,
-        card=None if files.card is None else files.card.read_text(encoding="utf-8-sig", errors="replace"),
-        embedding=embedding,
-    )
-
-
-def _templates(
-    files: SourceFiles, task: Task, model: PreTrainedModel, tokenizer: Any, *, attentions: bool, token_types: TokenTypes | None
-) -> TypedTemplates:
+def _templates(files: SourceFiles, task: Task, model: PreTrainedModel, tokenizer: Any, options: LoadOptions) -> TypedTemplates:
     """Returns the templates of a text and of a pair, with the token types that the model was trained with."""
     source, record = files.source, TASKS[task]
     # transformers' scripts and pipeline for question answering put the passage first if the tokenizer pads on the left
@@ -240,22 +209,21 @@ def _templates(
         source,
         model,
         tokenizer,
-        (*single, *pair) if record.takes_pairs or record.needs_pairs or attentions else single,
+        (*single, *pair) if record.takes_pairs or record.needs_pairs or options.attentions else single,
         version=None if files.adapter else model.config.transformers_version,  # of an adapter, only the base model's version is known
-        requested=token_types,
+        requested=options.token_types,
     )
     return type_templates(source, model, single, pair, chosen, needs_pairs=record.needs_pairs or judges_pairs(model))
 
 
-def _with_layers(embedding: Embedding, model: PreTrainedModel, tokenizer: Any, layers: Layers, combine: Combine | None) -> Embedding:
+def _with_layers(embedding: Embedding, model: PreTrainedModel, tokenizer: Any, options: LoadOptions) -> Embedding:
     """Makes the model return the requested layers; returns the settings of vectors with these layers."""
-    graph_layers, numbers = choose_layers(model, tokenizer, layers)
-    defaults = {} if combine is None else {"default_layers": numbers, "combine": combine}
+    graph_layers, numbers = choose_layers(model, tokenizer, options.layers)
+    defaults = {} if options.combine is None else {"default_layers": numbers, "combine": options.combine}
     return embedding.model_copy(update={"layers": graph_layers} | defaults)
 
 
 def _check_vocabulary(source: str, model: PreTrainedModel, vocabulary: int) -> None:
-    """Refuses a tokenizer with ids for which the embedding has no row."""
     try:
         embeddings: Any = model.get_input_embeddings()
     except NotImplementedError as error:
@@ -279,8 +247,12 @@ def _padding(source: str, model: PreTrainedModel, tokenizer: Any, inputs: tuple[
         ) from error
 
 
-def _usable_length(model: PreTrainedModel, limit: int) -> int:
-    """Returns the maximum length in tokens: from the position table, without RoBERTa's rows for padding, or a limit of the checkpoint."""
+def _usable_length(source: str, task: Task, model: PreTrainedModel, limit: int) -> int:
+    """Returns the maximum length in tokens: from the position table, without RoBERTa's rows for padding, or a limit of the checkpoint.
+
+    Raises:
+        CheckpointError: It is too short for the task.
+    """
     tables = [
         m
         for name, m in model.named_modules()
@@ -290,4 +262,11 @@ def _usable_length(model: PreTrainedModel, limit: int) -> int:
     rows = [m.weight.shape[0] - (0 if m.padding_idx is None else m.padding_idx + 1) for m in tables if hasattr(m, "padding_idx")]
     lengths = [*rows, getattr(model.config, "max_position_embeddings", None), limit]
     # transformers stores "no limit" as -1 or as 10^30
-    return int(min((length for length in lengths if length and 0 < length < 10**9), default=DEFAULT_LENGTH))
+    max_length = int(min((length for length in lengths if length and 0 < length < 10**9), default=DEFAULT_LENGTH))
+    if max_length < TASKS[task].min_length:
+        raise CheckpointError(
+            f"`{source}` has a usable length of {max_length} tokens, including special tokens, but {task} needs "
+            f"{TASKS[task].min_length}; check the position table (`max_position_embeddings`), and the lengths in tokenizer_config.json "
+            "and sentence_bert_config.json, or fix --task."
+        )
+    return max_length

@@ -24,36 +24,26 @@ import torch
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
-# functions of transformers' models, by name
-BUCKET_FUNCTIONS = ("make_log_bucket_position", "relative_position_bucket")
-SPAN_FUNCTIONS = ("compute_attention_span",)
-MASK_FUNCTIONS = ("create_bidirectional_mask",)
-# conditions on values, which a tracer cannot evaluate
-CHECK_FUNCTIONS = ("torch_compilable_check",)
-
 
 @contextmanager
 def patch_for_tracing(model: PreTrainedModel, length: int) -> Iterator[None]:
-    """Makes a model traceable for every length: replaces functions of its code until the block ends.
-
-    Args:
-        model: The model.
-        length: Maximum length of a text in tokens.
-    """
+    """Makes a model traceable for texts of up to `length` tokens: replaces functions of its code until the block ends."""
+    # name of a function in transformers' models -> what replaces it
+    replacements: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+        "make_log_bucket_position": lambda function: _tabulate(function, length),
+        "relative_position_bucket": lambda function: _tabulate(function, length),
+        # it returns the part of the table of relative positions for a text's length
+        "compute_attention_span": lambda _: lambda query, key, longest: longest,
+        "create_bidirectional_mask": _mask_keys,
+        # it checks a condition on values, which a tracer cannot evaluate
+        "torch_compilable_check": lambda _: lambda *arguments, **options: None,
+    }
     with ExitStack() as stack:
         stack.enter_context(_LastOfEachRow())
         for owner in _owners(model):
-            for names, replace in (
-                (BUCKET_FUNCTIONS, lambda function: _tabulate(function, length)),
-                # returns the part of the table of relative positions for a text's length
-                (SPAN_FUNCTIONS, lambda _: lambda query, key, longest: longest),
-                (MASK_FUNCTIONS, _mask_keys),
-                (CHECK_FUNCTIONS, lambda _: lambda *arguments, **options: None),
-            ):
-                for name in names:
-                    original = vars(owner).get(name)
-                    if original is None:
-                        continue
+            for name, replace in replacements.items():
+                original = vars(owner).get(name)
+                if original is not None:
                     is_static = isinstance(original, staticmethod)
                     replacement = replace(original.__func__ if is_static else original)
                     stack.enter_context(mock.patch.object(owner, name, staticmethod(replacement) if is_static else replacement))

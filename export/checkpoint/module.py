@@ -76,20 +76,13 @@ class ModuleSpec:
         return self
 
 
-class _Config(PreTrainedConfig):  # type: ignore[misc]  # untyped in transformers
-    """The configuration fields that the export stages read."""
-
-    model_type = "module"
-    num_hidden_layers = 1
-
-
-class _Module(PreTrainedModel):  # type: ignore[misc]
+class _Module(PreTrainedModel):  # type: ignore[misc]  # untyped in transformers
     """The user's module with the interface of a transformers model."""
 
-    config_class = _Config
+    config_class = PreTrainedConfig
     main_input_name = "input_ids"
 
-    def __init__(self, config: _Config, module: torch.nn.Module, outputs: tuple[str, ...], vocabulary: int) -> None:
+    def __init__(self, config: PreTrainedConfig, module: torch.nn.Module, outputs: tuple[str, ...], vocabulary: int) -> None:
         super().__init__(config)
         self.module = module
         self._outputs = outputs
@@ -121,8 +114,13 @@ def load_module(reference: str) -> Checkpoint:
     spec_tokenizer.model_input_names = names
     task = TASKS[spec.task]
     labels = dict(enumerate(spec.labels)) if task.labeled else {0: "", 1: ""}
-    config = _Config(
-        pad_token_id=spec_tokenizer.pad_token_id, id2label=labels, label2id={}, problem_type=spec.problem_type, architectures=["module"]
+    config = PreTrainedConfig(
+        pad_token_id=spec_tokenizer.pad_token_id,
+        id2label=labels,
+        label2id={},
+        problem_type=spec.problem_type,
+        architectures=["module"],
+        num_hidden_layers=1,
     )
     model = _Module(config, spec.module, tuple(output.name for output in task.outputs), vocabulary_size(spec_tokenizer)).eval().float()
     inputs = tuple(INPUTS[name] for name in names)

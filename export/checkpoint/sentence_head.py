@@ -35,7 +35,6 @@ from bertserve.export.checkpoint.weight_files import find_weights, read_weights
 from bertserve.export.errors import CheckpointError
 from bertserve.service.bundle.manifest import VECTOR_OUTPUT, Embedding, Pooling
 
-STEPS = (TRANSFORMER, POOLING, DENSE, NORMALIZE)
 _FUNCTIONS = ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU")  # after a Dense layer: classes of `torch.nn` without parameters
 
 
@@ -195,7 +194,6 @@ class _DenseFile(_VectorFile):
 
 
 def _read_poolings(path: Path, settings: SentenceSettings) -> Sequence[str]:
-    """Reads the poolings of a Pooling module's `config.json`."""
     if not path.is_file():
         raise CheckpointError(f"`{path}`, which modules.json names, is missing; copy the whole checkpoint.")
     config = _PoolingFile.read(path)

@@ -32,8 +32,6 @@ LAYERS = "hidden_states_"  # followed by the layer's numbers
 ATTENTIONS = OutputSpec(name="attentions", kind="per_map")
 LAYER_ATTENTION = "attentions_"  # followed by the layer's number, from 0
 
-_TOLERANCE = 1e-3  # for the sum of a token's weights
-
 
 def model_inputs(model: PreTrainedModel, tokenizer: Any, token_types: TokenTypes | None) -> tuple[InputSpec, ...]:
     """Returns the inputs of a model that its tokenizer provides, in the order of the model's `forward`.
@@ -143,12 +141,7 @@ def count_heads(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
     length = ids.shape[1]
     for number, weights in enumerate(outputs.get("attentions") or [None]):
         shape = None if weights is None else list(weights.shape)
-        if (
-            shape is None
-            or shape[:1] + shape[2:] != [1, length, length]
-            or weights.min() < 0
-            or (weights.sum(-1) - 1).abs().max() > _TOLERANCE
-        ):
+        if shape is None or shape[:1] + shape[2:] != [1, length, length] or weights.min() < 0 or (weights.sum(-1) - 1).abs().max() > 1e-3:
             raise CheckpointError(
                 f"{type(model).__name__} returns {'none' if shape is None else f'a tensor of {shape}'} as the attention of layer {number} to a text "
                 f"of {length} tokens, instead of [1, heads, {length}, {length}] with a sum of 1 for each token; export it without --attentions."

@@ -237,7 +237,6 @@ def _download(source: str, revision: str | None) -> Path:
 
 
 def _find_base_model(adapter: LoraAdapter) -> Path:
-    """Returns the folder of an adapter's base model."""
     folder = find_transformer(_find_folder(adapter.base_model, adapter.base_revision))
     if (folder / CONFIG_FILE).is_file():
         raise CheckpointError(

@@ -46,7 +46,6 @@ OTHER_HEADS: dict[str, dict[Task, Any]] = {
         for family in ("Bert", "Ernie", "FNet", "MegatronBert", "MobileBert")
     },
 }
-PAIR_HEADS = ("ForNextSentencePrediction", "AlbertForPreTraining")
 FIXED_LABELS = {
     # suffix of the loaded class's name -> transformers' fixed labels of its head by id, which config.json cannot change
     "ForNextSentencePrediction": ("is_next", "not_next"),
@@ -54,7 +53,6 @@ FIXED_LABELS = {
     "ElectraForPreTraining": ("original", "replaced"),
 }
 _CROSS_ENCODER_FUNCTIONS: dict[str, Activation] = {"Identity": "none", "Sigmoid": "sigmoid"}
-SENTENCE_ORDERS = 2  # labels of ALBERT's head: in order, and swapped
 
 
 def choose_task(config: Any, task: str, adapter: LoraAdapter | None) -> tuple[Task, Any]:
@@ -88,7 +86,7 @@ def fixed_labels(model: PreTrainedModel) -> tuple[str, ...] | None:
 
 def judges_pairs(model: PreTrainedModel) -> bool:
     """Returns whether a model scores the relation of two texts, so that a single text has no meaning for it."""
-    return type(model).__name__.endswith(PAIR_HEADS)
+    return type(model).__name__.endswith(("ForNextSentencePrediction", "AlbertForPreTraining"))
 
 
 def read_labels(source: str, config: Any) -> tuple[str, ...]:
@@ -221,9 +219,9 @@ def _has_head(architecture: str, suffix: str, auto_class: Any) -> bool:
 def _give_sentence_order(model: Any) -> None:
     """Makes ALBERT's pretraining class return the `logits` [rows, 2] of sentence order, and skip its other head."""
     labels = model.sop_classifier.classifier.out_features
-    if labels != SENTENCE_ORDERS:
+    if labels != 2:
         raise CheckpointError(
-            f"the head for sentence order has {labels} labels in config.json, but {SENTENCE_ORDERS} are supported: in order, and swapped."
+            f"the head for sentence order has {labels} labels in config.json, but 2 are supported: in order, and swapped."
         )
     model.predictions = torch.nn.Identity()
 

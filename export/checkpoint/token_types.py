@@ -24,7 +24,6 @@ TYPE_IDS = "token_type_ids"
 # Classes with an own list of inputs, from which transformers 5 dropped token types. Other such lists are the same in both versions; classes
 # with the default list, such as XLNet's and the generic one, lost token types too.
 _CHANGED_CLASSES = ("AlbertTokenizer", "HerbertTokenizer", "RemBertTokenizer", "SplinterTokenizer")
-_WITHOUT_TYPES = 5  # first version of transformers whose default list has no token types
 
 
 @dataclass(frozen=True)
@@ -137,4 +136,4 @@ def _gave_by_default(version: str | None) -> bool | None:
     match = re.match(r"(\d+)\.\d", str(version))  # config.json may have a number
     if match is None or re.match(r"5\.0\.0\.?(dev|rc)", str(version)):
         return None
-    return int(match[1]) < _WITHOUT_TYPES
+    return int(match[1]) < 5  # whose default list has no token types

@@ -1,6 +1,6 @@
 """Builds the tokenizer of a checkpoint that has vocabulary files in place of `tokenizer.json`, as transformers 4 does.
 
-Only versions before 5 save a checkpoint without that file. The classes of transformers 5 build other steps from these files: RoBERTa's
+Only versions before 5 save a checkpoint without that file. The classes of transformers 5 build other ones from these files: RoBERTa's
 keeps the space before a mask, DeBERTa v2's loses the model's normalizer, and RemBERT's shifts all ids. The conversions of transformers 4
 are still part of transformers 5, but the slow tokenizers that they read are not, so `_SlowTokenizer` takes their place.
 """
@@ -47,7 +47,7 @@ _MASK_INCLUDES_SPACE = {
 
 
 def use_vocabulary_files(source: str, tokenizer: Any, folder: Path) -> None:
-    """Gives a tokenizer the steps that transformers 4 builds from the vocabulary files in its folder.
+    """Gives a tokenizer the parts that transformers 4 builds from the vocabulary files in its folder.
 
     Raises:
         CheckpointError: Its class is not supported, or its files cannot be read.
@@ -59,16 +59,16 @@ def use_vocabulary_files(source: str, tokenizer: Any, folder: Path) -> None:
         special_ids = None
         while special_ids != tokenizer.all_special_ids:  # a conversion can change the ids that its template needs
             special_ids = tokenizer.all_special_ids
-            replace_steps(tokenizer, _convert(tokenizer, folder, extra_tokens))
+            replace_backend(tokenizer, _convert(tokenizer, folder, extra_tokens))
     except Exception as error:  # conversions raise any error for files that they do not expect
         raise CheckpointError(refusal(source, f"its other files cannot be converted ({error})")) from error
     if hasattr(tokenizer, "set_src_lang_special_tokens"):
         tokenizer.set_src_lang_special_tokens(tokenizer.src_lang)
 
 
-def replace_steps(tokenizer: Any, steps: Tokenizer) -> None:
-    """Gives a tokenizer of transformers other steps, in place."""
-    tokenizer.backend_tokenizer.__setstate__(steps.__getstate__())
+def replace_backend(tokenizer: Any, backend: Tokenizer) -> None:
+    """Gives a tokenizer of transformers another normalizer, pre-tokenizer, vocabulary and post-processor, in place."""
+    tokenizer.backend_tokenizer.__setstate__(backend.__getstate__())
 
 
 def refusal(source: str, reason: str) -> str:
@@ -80,14 +80,13 @@ def refusal(source: str, reason: str) -> str:
 
 
 def _convert(tokenizer: Any, folder: Path, extra_tokens: Iterable[str | AddedToken]) -> Tokenizer:
-    """Returns the steps, with all added tokens."""
     converter = _CONVERTERS[type(tokenizer).__name__](_SlowTokenizer(tokenizer, folder))
     if isinstance(converter, SpmConverter):
         converter.SpmExtractor = lambda _: SimpleNamespace(extract=lambda scores: (None, _merges(converter.proto, scores)))
-    steps: Tokenizer = converter.converted()
-    for token in _tokens_to_add(tokenizer, steps, extra_tokens):
-        steps.add_tokens([token])
-    return steps
+    backend: Tokenizer = converter.converted()
+    for token in _tokens_to_add(tokenizer, backend, extra_tokens):
+        backend.add_tokens([token])
+    return backend
 
 
 class _SlowTokenizer:
@@ -146,13 +145,13 @@ def _read_extra_tokens(folder: Path) -> Iterator[str | AddedToken]:
             return
 
 
-def _tokens_to_add(tokenizer: Any, steps: Tokenizer, extra_tokens: Iterable[str | AddedToken]) -> Iterator[AddedToken]:
-    """Yields the tokens that transformers 4 adds to converted steps, in its order, which decides the ids of new ones."""
+def _tokens_to_add(tokenizer: Any, backend: Tokenizer, extra_tokens: Iterable[str | AddedToken]) -> Iterator[AddedToken]:
+    """Yields the tokens that transformers 4 adds to a converted tokenizer, in its order, which decides the ids of new ones."""
     yield from (token for _, token in sorted(tokenizer.init_kwargs["added_tokens_decoder"].items()))
     named = [(role, tokenizer.init_kwargs.get(role, token)) for role, token in tokenizer.special_tokens_map.items()]
     for role, token in (*named, *(("", token) for token in extra_tokens)):
         lstrip = role == "mask_token" and _MASK_INCLUDES_SPACE[type(tokenizer).__name__]
-        is_known = str(token) in {added.content for added in steps.get_added_tokens_decoder().values()}
+        is_known = str(token) in {added.content for added in backend.get_added_tokens_decoder().values()}
         # the properties of a named token replace those of a SentencePiece model
         if not is_known or lstrip or (role and isinstance(token, AddedToken)):
             added = AddedToken(token, lstrip=lstrip) if isinstance(token, str) else token

@@ -10,7 +10,7 @@ from bertserve.export import calibration
 from bertserve.export.bundle import CARD_FIELDS, bundle_texts
 from bertserve.export.calibration import SplitTexts, digest_texts
 from bertserve.export.checkpoint.checkpoint import Checkpoint
-from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.checkpoint.module import load_module
 from bertserve.export.errors import CheckpointError, DataError
 from bertserve.export.validation.reference import measure_graph, sample_reference
@@ -41,8 +41,7 @@ def load_checkpoint_of(manifest: Manifest, spec: VerifySpec, report: Report) -> 
             "--trust-module instead of --checkpoint."
         )
     else:
-        checkpoint = load_checkpoint(
-            spec.checkpoint,
+        options = LoadOptions(
             task=manifest.task,
             revision=spec.revision,
             layers="last" if manifest.embedding is None else manifest.embedding.layers,
@@ -50,6 +49,7 @@ def load_checkpoint_of(manifest: Manifest, spec: VerifySpec, report: Report) -> 
             ignored_weights=manifest.source.ignored_weights,
             token_types=manifest.source.token_types,
         )
+        checkpoint = load_checkpoint(spec.checkpoint, options)
     expected, actual = manifest.source.weights_sha256, checkpoint.origin.weights_sha256
     detail = f"sha256 over its weights is {actual[:12]}…, the manifest says {expected[:12]}…"
     report.add("checkpoint", expected == actual, detail, {"weights_sha256": actual})

@@ -28,18 +28,11 @@ from bertserve.export.tasks.spec import LONG, NAMES, SAMPLE_TEXTS, TokenizerCall
 from bertserve.export.validation.comparison import Reference, compare
 from bertserve.export.validation.served_graph import Answer, open_graph, sample_requests
 from bertserve.service.bundle.graph_spec import GraphSpec, Outputs, Speed, Timing
-from bertserve.service.bundle.manifest import Example
 from bertserve.service.engine.hardware import cpu_instructions, cpu_name
 from bertserve.service.engine.onnx_engine import Engine
 from bertserve.service.errors import BertServeError, EngineError
 from bertserve.service.tasks import attention
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
-
-MAX_ATTENTION_TOKENS = 512  # of a text with attention; PyTorch returns the maps of all layers and heads at once
-_ATTENTION_TEXTS = 7  # number of the built-in texts to use; each runs with the weights of all layers and heads
-
-TIMED_LENGTHS = (16, 64, 128)  # in tokens; the model's maximum length is timed too
-MIN_TIMED_RUNS, MAX_TIMED_RUNS, MAX_TIMED_SECONDS = 3, 15, 0.5  # for each length
 
 
 def sample_reference(checkpoint: Checkpoint, texts: SplitTexts | None = None) -> Reference:
@@ -54,7 +47,7 @@ def sample_reference(checkpoint: Checkpoint, texts: SplitTexts | None = None) ->
     try:
         fixed = sample_requests(checkpoint, spec, lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]))
         requests = [*fixed, *TASKS[checkpoint.task].ordinary_requests(texts, spec)]
-        answers = [Answer((), run(checkpoint, request), None) for request in track(requests, "run PyTorch", unit="samples")]
+        answers = [Answer((), run_request(checkpoint, request), None) for request in track(requests, "run PyTorch", unit="samples")]
         maps = _sample_attention(checkpoint) if checkpoint.attention_heads else []
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise ParityError(
@@ -66,7 +59,7 @@ def sample_reference(checkpoint: Checkpoint, texts: SplitTexts | None = None) ->
 
 def _answer(checkpoint: Checkpoint, request: Any) -> Answer:
     try:
-        rows = run(checkpoint, request)
+        rows = run_request(checkpoint, request)
     except ValueError as error:
         raise EngineError(str(error)) from error
     if not all(np.isfinite(values).all() for row in rows for values in row.values()):
@@ -74,7 +67,7 @@ def _answer(checkpoint: Checkpoint, request: Any) -> Answer:
     return Answer((), rows, None)
 
 
-def run(checkpoint: Checkpoint, request: Any) -> list[Outputs]:
+def run_request(checkpoint: Checkpoint, request: Any) -> list[Outputs]:
     """Returns the outputs of each window of a request in PyTorch; windows run alone, because they change each other in some models."""
     call = TASKS[checkpoint.task].tokenizer_call(request, checkpoint.tokenizer_spec)
     return [_run_window(checkpoint, window) for window in _windows(checkpoint, call)]
@@ -85,7 +78,7 @@ def _windows(checkpoint: Checkpoint, call: TokenizerCall) -> list[dict[str, list
     length = call.length or checkpoint.tokenizer_spec.max_length
     try:
         batch = checkpoint.tokenizer(
-            *call.texts,
+            *(text if isinstance(text, list) else [text] for text in call.texts),
             truncation=call.truncation,
             max_length=length,
             stride=call.stride or 0,
@@ -97,13 +90,11 @@ def _windows(checkpoint: Checkpoint, call: TokenizerCall) -> list[dict[str, list
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise ValueError(f"a window of {length} tokens has no room for the text and its overlap: {error}") from error
-    is_nested = call.stride is not None or isinstance(call.texts[0], list)
-    nested = batch if is_nested else {name: [values] for name, values in batch.items()}
-    if not any(piece.type_id for piece in (*checkpoint.tokenizer_spec.single, *(checkpoint.tokenizer_spec.pair or ()))):
+    if not any(part.type_id for part in checkpoint.tokenizer_spec.parts):
         # the library gives other types than the template's from the second window on
-        nested["token_type_ids"] = [[0] * len(ids) for ids in nested["input_ids"]]
-    names = [spec.name for spec in checkpoint.inputs if spec.name in nested]
-    windows = [{name: nested[name][i] for name in names} for i in range(len(nested["input_ids"]))]
+        batch["token_type_ids"] = [[0] * len(ids) for ids in batch["input_ids"]]
+    names = [spec.name for spec in checkpoint.inputs if spec.name in batch]
+    windows = [{name: batch[name][i] for name in names} for i in range(len(batch["input_ids"]))]
     # if the beginning of a text is cut, transformers returns the last window first
     return windows[::-1] if call.stride is not None and checkpoint.tokenizer_spec.truncation_side == "left" else windows
 
@@ -122,14 +113,14 @@ def _run_window(checkpoint: Checkpoint, window: dict[str, list[int]]) -> Outputs
 def _sample_attention(checkpoint: Checkpoint) -> list[tuple[attention.AttentionRequest, NDArray[np.float32]]]:
     """Returns the checkpoint's attention for short and long texts, for as many heads as an answer may have."""
     spec, all_heads = checkpoint.tokenizer_spec, [(i, head) for i, count in enumerate(checkpoint.attention_heads) for head in range(count)]
-    texts = [(text,) for text in (*SAMPLE_TEXTS[:_ATTENTION_TEXTS], LONG, LONG * 9)]
+    texts = [(text,) for text in (*SAMPLE_TEXTS[:7], LONG, LONG * 9)]
     pairs = [] if spec.pair is None else [("A man is eating food.", "Someone eats."), (LONG * 2, NAMES)]
     samples = []
     for parts in (*texts, *pairs):
         ordered = parts[::-1] if spec.second_text_first else parts
         batch = checkpoint.tokenizer(*ordered, return_tensors="pt", return_token_type_ids=True, return_attention_mask=True)
         length = batch["input_ids"].shape[1]
-        if not 0 < length <= min(spec.max_length, MAX_ATTENTION_TOKENS):
+        if not 0 < length <= min(spec.max_length, 512):  # PyTorch returns the maps of all layers and heads at once
             continue
         with torch.no_grad(), returning_attention(checkpoint.model):
             weights = checkpoint.model(**{spec.name: batch[spec.name] for spec in checkpoint.inputs if spec.name in batch})["attentions"]
@@ -168,29 +159,18 @@ def measure_graph(folder: Path, graph: GraphSpec, checkpoint: Checkpoint, tokeni
 
 
 def measure_latency(engine: Engine, *, max_length: int, pad_id: int) -> Speed:
-    """Times a few runs of single texts at each length in tokens, on one thread; the token `pad_id` fills the texts."""
+    """Times single texts of a few lengths on one thread, 3 to 15 runs each; the token `pad_id` fills the texts."""
 
     def median_ms(length: int) -> float:
         batch = [Encoding(np.full(length, pad_id, dtype=np.int64), np.zeros(length, dtype=np.int64), masks=(1,))]
         engine.run(batch)  # the first run is slower
         seconds: list[float] = []
-        while len(seconds) < MIN_TIMED_RUNS or (len(seconds) < MAX_TIMED_RUNS and sum(seconds) < MAX_TIMED_SECONDS):
+        while len(seconds) < 3 or (len(seconds) < 15 and sum(seconds) < 0.5):
             start = time.perf_counter()
             engine.run(batch)
             seconds.append(time.perf_counter() - start)
         return round(1000 * statistics.median(seconds), 3)
 
-    lengths = sorted({min(length, max_length) for length in (*TIMED_LENGTHS, max_length)})
+    lengths = sorted({min(length, max_length) for length in (16, 64, 128, max_length)})
     timings = tuple(Timing(length=length, median_ms=median_ms(length)) for length in lengths)
     return Speed(cpu=cpu_name(), instructions=cpu_instructions(), threads=1, timings=timings)
-
-
-def answer_example(graph: GraphSpec, folder: Path, checkpoint: Checkpoint, tokenizer: Tokenizer) -> Example:
-    """Returns a request body and the graph's answer to it, in the format of the HTTP API.
-
-    The graph runs on the provider of its measurements.
-    """
-    spec = checkpoint.tokenizer_spec
-    served = open_graph(folder, graph, spec, tokenizer, checkpoint)
-    request = TASKS[checkpoint.task].example(spec)
-    return Example(request=request, result=served.answer_body(request))

@@ -13,7 +13,7 @@ from huggingface_hub.repocard import metadata_load
 
 from bertserve.export import cli
 from bertserve.export.bundle import model_card
-from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.validation.comparison import MAX_ABS_ERROR, MAX_ROW_ERROR
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, Bundle, digest, load_bundle
 from bertserve.service.check import check
@@ -198,7 +198,7 @@ def test_a_given_task_replaces_missing_architectures(tmp_path: Path) -> None:
     source = bert(tmp_path)
     edit_json(source / "config.json", architectures=None)
 
-    assert CLASSIFICATION == type(load_checkpoint(str(source), task="text-classification").model).__name__
+    assert CLASSIFICATION == type(load_checkpoint(str(source), LoadOptions(task="text-classification")).model).__name__
 
 
 # ---- the card

@@ -7,7 +7,7 @@ import tokenizers
 import torch
 import transformers
 
-from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bundles import exported, refused
 from checkpoints import edit_json
 from families import FAMILIES, LENGTH, gpt2_tokenizer, llama_tokenizer
@@ -96,7 +96,7 @@ def test_a_text_generation_model_needs_an_explicit_task(tmp_path: Path) -> None:
     source = FAMILIES["BART"].save(tmp_path / "bart", "fill-mask")
 
     assert "['BartForConditionalGeneration']; give --task" in refused(source)
-    assert "fill-mask" == load_checkpoint(str(source), task="fill-mask").task
+    assert "fill-mask" == load_checkpoint(str(source), LoadOptions(task="fill-mask")).task
 
 
 def test_a_decoder_that_needs_generated_tokens_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import bertserve.export.cli
 import bertserve.service.cli
 import tiny
 from application import call_fresh, rejected
-from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.errors import CheckpointError
 from bertserve.service.bundle.files import Bundle
 from bundles import Verify, exported, json_lines
@@ -152,13 +152,13 @@ def test_a_pretraining_model_classifies_pairs(
         np.testing.assert_allclose(in_order(found, labels), outputs(source, architecture, *pair)[output][0], rtol=0, atol=1e-4)
     refuse(bundle, "/classify", inputs="good")
     assert ["logits"] == [value.name for value in graph.output]
-    assert load_checkpoint(str(source)).flops.linear == load_checkpoint(str(source), task="text-classification").flops.linear
+    assert load_checkpoint(str(source)).flops.linear == load_checkpoint(str(source), LoadOptions(task="text-classification")).flops.linear
 
 
 def test_the_error_for_another_task_lists_both_possible_tasks(pretrained: Path) -> None:
     with pytest.raises(CheckpointError, match="fill-mask and text-classification; --task question-answering"):
-        load_checkpoint(str(pretrained), task="question-answering")
-    assert "feature-extraction" == load_checkpoint(str(pretrained), task="feature-extraction").task
+        load_checkpoint(str(pretrained), LoadOptions(task="question-answering"))
+    assert "feature-extraction" == load_checkpoint(str(pretrained), LoadOptions(task="feature-extraction")).task
 
 
 def test_unsupported_pretraining_models_are_refused(pretrained: Path, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_unsupported_pretraining_models_are_refused(pretrained: Path, tmp_path: 
         load_checkpoint(str(other))
     config = AlbertConfig(vocab_size=len(tiny.VOCABULARY), embedding_size=16, num_labels=3, **SIZES)
     with pytest.raises(CheckpointError, match="3 labels"):
-        load_checkpoint(str(save(tmp_path / "albert", "AlbertForPreTraining", config)), task="text-classification")
+        load_checkpoint(str(save(tmp_path / "albert", "AlbertForPreTraining", config)), LoadOptions(task="text-classification"))
 
 
 # ---- replaced tokens
@@ -202,4 +202,4 @@ def test_scores_of_replaced_tokens_are_the_sigmoid_of_the_logit(discriminator: t
 
 def test_a_discriminator_is_refused_for_fill_mask(discriminator: tuple[Path, Bundle]) -> None:
     with pytest.raises(CheckpointError, match=r"ElectraForPreTraining, .* token-classification; --task fill-mask"):
-        load_checkpoint(str(discriminator[0]), task="fill-mask")
+        load_checkpoint(str(discriminator[0]), LoadOptions(task="fill-mask"))

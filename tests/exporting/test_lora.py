@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import tiny
 from bertserve.export import cli
-from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.errors import CheckpointError
 from bundles import exported
 from checkpoints import edit_json, save_adapter
@@ -171,7 +171,7 @@ def test_the_version_of_the_base_model_does_not_decide_about_the_token_types_of_
 
     with pytest.raises(CheckpointError, match="--token-types template"):
         load_checkpoint(str(source))
-    assert "template" == load_checkpoint(str(source), token_types="template").origin.token_types
+    assert "template" == load_checkpoint(str(source), LoadOptions(token_types="template")).origin.token_types
 
 
 def test_an_adapter_on_an_adapter_is_refused(tmp_path: Path) -> None:

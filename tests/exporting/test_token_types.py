@@ -15,7 +15,7 @@ import transformers
 
 import families
 from application import call_fresh, rejected
-from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.service.bundle.files import CARD_FILE, Bundle, load_bundle
 from bertserve.service.tasks import classify, multiple_choice, question_answering
 from bundles import FAST, Run, Served, Verify, exported, json_lines, refused
@@ -68,7 +68,7 @@ def saved_by(version: str | None, path: Path, **settings: Any) -> Path:
 
 def types_of(source: Path, **options: Any) -> list[int] | None:
     """Returns the token types of a pair that the graph gets, or None if it gets none."""
-    loaded = load_checkpoint(str(source), **options)
+    loaded = load_checkpoint(str(source), LoadOptions(**options))
     spec = loaded.tokenizer_spec
     return [piece.type_id for piece in spec.pair or ()] if any(given.fill == "type_ids" for given in loaded.inputs) else None
 

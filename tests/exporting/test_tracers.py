@@ -36,10 +36,10 @@ def test_both_graphs_have_the_same_form(small: Checkpoint, tmp_path: Path) -> No
     properties = {}
     for tracer in BOTH:
         raw = tmp_path / f"{tracer}.onnx"
-        traced = onnx_trace.trace(small, raw, tracer)
-        graphs = cpu.optimize(raw, small, traced.form), gpu.fuse(raw, tmp_path / f"{tracer}-cuda.onnx", small)
+        inputs, form = onnx_trace.trace(small, raw, tracer)
+        graphs = cpu.optimize(raw, small, form), gpu.fuse(raw, tmp_path / f"{tracer}-cuda.onnx", small)
         counts = [Counter(node.op_type for node in rewrite.load(graph.path).graph) for graph in graphs]
-        properties[traced.form] = traced.inputs, counts, [graph.inputs for graph in graphs], [graph.report.fusions for graph in graphs]
+        properties[form] = inputs, counts, [graph.inputs for graph in graphs], [graph.report.fusions for graph in graphs]
 
     assert properties["torchscript opset 17"] == properties["dynamo opset 18"]
 
@@ -56,7 +56,7 @@ def test_torchscript_is_the_fallback_for_dynamo(small: Checkpoint, tmp_path: Pat
     monkeypatch.setattr(onnx_trace, "TRACERS", BOTH)
     monkeypatch.setattr(torch.onnx, "export", exporter)
 
-    assert "torchscript opset 17" == onnx_trace.trace(small, tmp_path / "raw.onnx").form
+    assert "torchscript opset 17" == onnx_trace.trace(small, tmp_path / "raw.onnx")[1]
     with pytest.raises(GraphError, match=r" dynamo: ValueError: This operator is unknown\.$"):
         onnx_trace.trace(small, tmp_path / "raw.onnx", "dynamo")
     broken.append("torchscript")

@@ -329,11 +329,12 @@ def test_a_folder_called_verify_can_be_exported(tmp_path: Path, monkeypatch: pyt
 def test_a_revision_of_the_checkpoint_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from bertserve.export.checkpoint.load import LoadOptions
     from bertserve.export.errors import CheckpointError
     from bertserve.export.validation import against_checkpoint
 
-    def load(source: str, *, revision: str, **_: Any) -> None:
-        raise CheckpointError(f"not here: {source} {revision}")
+    def load(source: str, options: LoadOptions) -> None:
+        raise CheckpointError(f"not here: {source} {options.revision}")
 
     monkeypatch.setattr(against_checkpoint, "load_checkpoint", load)
     assert 1 == cli.main(["verify", str(sound(tmp_path)), "--checkpoint", "org/model", "--revision", "v1"])

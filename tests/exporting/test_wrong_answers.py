@@ -16,7 +16,7 @@ from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, Repo
 from tokenizers import normalizers, pre_tokenizers
 
 from bertserve.export.checkpoint.fast_tokenizer import load_tokenizer
-from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.errors import CheckpointError
 from bertserve.service.tasks import question_answering
 from bertserve.service.tasks.question_answering import windows_of
@@ -184,9 +184,9 @@ def test_a_user_can_ignore_weights(tmp_path: Path) -> None:
     """A pattern selects them. The manifest records it, so that `verify` loads the checkpoint in the same way."""
     source = bert(tmp_path)
     edit_weights(source, lambda tensors: tensors.update({"crf.transitions": torch.zeros(3, 3)}))
-    assert ("crf.*",) == load_checkpoint(str(source), ignored_weights=["crf.*"]).origin.ignored_weights
+    assert ("crf.*",) == load_checkpoint(str(source), LoadOptions(ignored_weights=["crf.*"])).origin.ignored_weights
     with pytest.raises(CheckpointError, match=r"`crf\.transitions`.*--ignore-weights"):
-        load_checkpoint(str(source), ignored_weights=["lstm.*"])
+        load_checkpoint(str(source), LoadOptions(ignored_weights=["lstm.*"]))
 
 
 # ---- which files are loaded
@@ -219,7 +219,7 @@ def test_modules_without_pooling_do_not_change_the_task(tmp_path: Path) -> None:
     write_modules(source)
     assert "text-classification" == load_checkpoint(str(source)).task
     masked = sentence_transformers(bert(tmp_path, "masked", architecture="BertForMaskedLM"))
-    assert "fill-mask" == load_checkpoint(str(masked), task="fill-mask").task
+    assert "fill-mask" == load_checkpoint(str(masked), LoadOptions(task="fill-mask")).task
 
 
 def response(status: int) -> Any:
