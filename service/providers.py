@@ -26,10 +26,12 @@ class GpuOptions(NamedTuple):
     Attributes:
         device_id: Index of the GPU, of those that the process can use.
         mem_limit_mib: Maximum MiB of the session's arena, which has its weights and tensors; None for no limit.
+        cuda_graphs: Whether its runs are captured as CUDA graphs.
     """
 
     device_id: int = 0
     mem_limit_mib: int | None = None
+    cuda_graphs: bool = False
 
 
 FIRST_GPU = GpuOptions()
@@ -80,6 +82,7 @@ def cuda_options(graph: GraphSpec, engines: Path | None = None, gpu: GpuOptions 
         # copies on the computing stream, because one batch runs at a time and nothing can overlap
         "do_copy_in_default_stream": "1",
         "use_tf32": "0" if graph.precision == "fp32" else "1",
+        "enable_cuda_graph": "1" if gpu.cuda_graphs else "0",
     }
     if gpu.mem_limit_mib is not None:
         options["gpu_mem_limit"] = str(gpu.mem_limit_mib * 2**20)

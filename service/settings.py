@@ -165,8 +165,11 @@ class ModelSettings(SourceSettings):
     gpu_mem_limit_mib: int | None = Field(
         None,
         ge=1,
-        description="Maximum MiB of the GPU's memory for the weights and tensors of one CUDA session, of which each model has one "
-        "(default: no limit).",
+        description="Maximum MiB of the GPU's memory for the weights and tensors of one CUDA session (default: no limit). A model has one "
+        "session, and one more per inference thread with --cuda-graphs.",
+    )
+    cuda_graphs: bool = Field(
+        True, description="Replay small runs of fp16 graphs on CUDA as CUDA graphs; each inference thread has its own copy of the weights."
     )
     require_validation: bool = Field(
         False, description="Refuse graphs that were not validated against their checkpoint on this provider and in this precision."

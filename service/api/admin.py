@@ -182,7 +182,9 @@ def _add_operations(probe_routes: APIRouter, key_routes: APIRouter, metrics_rout
                     "provider_asked": _provider_asked(state),
                     "provider": state.provider,
                     "threads_per_run": sessions.THREADS,
-                    "gpu": None if state.provider == "cpu" else state.settings.model_dump(include={"device_id", "gpu_mem_limit_mib"}),
+                    "gpu": None
+                    if state.provider == "cpu"
+                    else state.settings.model_dump(include={"device_id", "gpu_mem_limit_mib", "cuda_graphs"}),
                 },
                 "models": {model.name: model.task for model in state.registry.models.values()},
             }

@@ -10,6 +10,8 @@ import re
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -18,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertserve.service.bundle.graph_spec import GraphSpec, InputSpec, Outputs, OutputSpec
+from bertserve.service.engine.cuda_graphs import CudaGraphs
 from bertserve.service.engine.sessions import THREADS, open_session
 from bertserve.service.errors import DeviceLostError, EngineError
 from bertserve.service.providers import FIRST_GPU, GpuOptions, Provider
@@ -60,9 +63,20 @@ class OnnxEngine:
         threads: int = THREADS,
         gpu: GpuOptions = FIRST_GPU,
     ) -> None:
-        """Opens the session of an ONNX file, with the arguments and errors of `open_session`; by default on the graph's own provider."""
+        """Opens the session of an ONNX file, with the arguments and errors of `open_session`; by default on the graph's own provider.
+
+        With `gpu.cuda_graphs`, an fp16 graph on CUDA also opens a session for each thread that calls `warm_up`.
+        """
         self.provider = provider or graph.provider
-        self._session = open_session(path, graph, provider=self.provider, threads=threads, engine_cache=engine_cache, gpu=gpu)
+        opened = partial(open_session, path, graph, provider=self.provider, threads=threads, engine_cache=engine_cache)
+        self._session = opened(gpu=gpu._replace(cuda_graphs=False))
+        self._cuda_graphs: CudaGraphs | None = None
+        if gpu.cuda_graphs and self.provider == "cuda":
+            # also for graphs that are not captured, because their runs must not disturb a capture
+            captures = graph.precision == "fp16" and not graph.gives_attentions
+            self._session = self._cuda_graphs = CudaGraphs(
+                self._session, partial(opened, gpu=gpu) if captures else None, ("cuda", gpu.device_id)
+            )
         self._inputs = graph.inputs
         self._outputs = graph.outputs
         self._names = [output.name for output in graph.outputs]
@@ -163,6 +177,11 @@ class OnnxEngine:
                 self.run(batch)
                 fastest[i] = min(fastest[i], time.perf_counter() - start)
         return [(rows, length, seconds) for (rows, length), seconds in zip(shapes, fastest, strict=True)]
+
+    def warm_up(self, rows: int, length: int) -> None:
+        """Runs a dummy batch on the calling thread. With CUDA graphs, it also captures the run for this thread."""
+        with nullcontext() if self._cuda_graphs is None else self._cuda_graphs.capturing():
+            self.time_runs([(rows, length)], repeats=1)
 
     def _feed(self, encodings: Sequence[Encoding], rows: int, longest: int) -> Feed:
         """Returns the inputs by name, as in their InputSpec, padded to `longest` and filled up to `rows`."""

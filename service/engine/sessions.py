@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.engine import hardware
 from bertserve.service.engine.hardware import Gpu
@@ -115,6 +117,18 @@ def missing(provider: Provider, device_id: int = 0, *, available: Sequence[str] 
     except OSError as error:
         return f"a library that it needs is missing ({error}); install it, or add its folder to LD_LIBRARY_PATH."
     return "driver and libraries are installed, so check what onnxruntime logs when it loads them."
+
+
+def new_tensor(like: NDArray[Any], device: tuple[str, int]) -> Any:
+    """Returns an `onnxruntime.OrtValue` on a device, given by name and index, with the shape and type of an array."""
+    return ort.OrtValue.ortvalue_from_shape_and_type(like.shape, like.dtype.type, *device)
+
+
+def run_options(graph_id: int) -> Any:
+    """Returns the options of a run that is captured as the CUDA graph with this id, or of one that is not captured, for -1."""
+    options = ort.RunOptions()
+    options.add_run_config_entry("gpu_graph_id", str(graph_id))
+    return options
 
 
 def _provider_options(provider: Provider, graph: GraphSpec, engine_cache: Path | None, gpu: GpuOptions) -> list[tuple[str, Options]]:

@@ -99,8 +99,8 @@ def load_model(
         shapes = shapes if graph.shapes is None else graph.shapes.shapes
         cost.fit(engine.time_runs(shapes, repeats=WARM_UP_REPEATS))
         if graph.provider != "cpu":
-            # cuDNN builds a plan per thread and shape, which takes up to 0.1 s
-            scheduler.on_each_thread([partial(engine.time_runs, [shape], repeats=1) for shape in shapes])
+            # cuDNN builds a plan per thread and shape, which takes up to 0.1 s; CUDA graphs are captured per thread
+            scheduler.on_each_thread([partial(engine.warm_up, *shape) for shape in shapes])
         return Model(
             bundle,
             graph,
@@ -195,7 +195,7 @@ def _check_fit(bundle: Bundle, engine: OnnxEngine, tokenizer: Tokenizer) -> None
 def _open_engine(bundle: Bundle, graph: GraphSpec, settings: ModelSettings, threads: int = THREADS) -> OnnxEngine:
     """Returns an engine with `threads` threads per run."""
     spec, file, cache = bundle.manifest.tokenizer, bundle.path / graph.file, settings.engine_cache
-    gpu = GpuOptions(settings.device_id, settings.gpu_mem_limit_mib)
+    gpu = GpuOptions(settings.device_id, settings.gpu_mem_limit_mib, settings.cuda_graphs)
     return OnnxEngine(file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, engine_cache=cache, threads=threads, gpu=gpu)
 
 

@@ -75,6 +75,23 @@ def test_the_service_answers_on_the_gpu(models: Path, tmp_path: Path, provider: 
         assert a == pytest.approx(b, abs=BOUNDS[precision])
 
 
+@needs_cuda
+def test_cuda_graphs_give_the_same_bits(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def answer(service: AppState) -> list[Any]:
+        service.scheduler.start()
+        model = service.registry.get("tiny-bert")
+        results = [(await model.predict([classify.ClassifyRequest(text)], timeout_s=60)).results for text in TEXTS]
+        await service.scheduler.stop(0)
+        return results
+
+    captured, plain = (
+        asyncio.run(answer(build(Settings(models=models, provider="cuda", precision="fp16", max_batch_tokens=1024, cuda_graphs=graphs))))
+        for graphs in (True, False)
+    )
+    assert plain == captured
+    assert [] == [line for line in caplog.messages if "captured" in line]
+
+
 @needs_tensorrt
 def test_engines_are_built_once(models: Path, tmp_path: Path) -> None:
     settings = Settings(models=models, provider="tensorrt", precision="fp16", max_batch_tokens=1024, engine_cache=tmp_path / "engines")

@@ -1,0 +1,232 @@
+"""Runs that are replayed as CUDA graphs. No test needs a GPU: bound runs work on the CPU too, where nothing is captured."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tiny
+from bertserve.service.bundle import files
+from bertserve.service.bundle.graph_spec import ShapeBucket, ShapePlan
+from bertserve.service.engine import cuda_graphs, onnx_engine
+from bertserve.service.engine.cuda_graphs import CudaGraphs
+from bertserve.service.engine.onnx_engine import OnnxEngine
+from bertserve.service.engine.sessions import open_session
+from bertserve.service.errors import ProviderError
+from bertserve.service.providers import GpuOptions
+from bertserve.service.text.tokenizer import Encoding
+
+PLAN = ShapePlan(buckets=(ShapeBucket(length=8, rows=(1, 2, 6)), ShapeBucket(length=16, rows=(1, 3)), ShapeBucket(length=32, rows=(1, 2))))
+CPU = ("cpu", 0)
+
+
+def texts(rows: int, length: int, seed: int = 0) -> list[Encoding]:
+    dice = np.random.default_rng(seed)
+    return [Encoding(dice.integers(5, 60, length), np.zeros(length, dtype=np.int64), masks=(1,)) for _ in range(rows)]
+
+
+class Sessions:
+    """Sessions on the CPU that count their runs: the shared one first."""
+
+    def __init__(self) -> None:
+        self.opened: list[Any] = []
+        self.plain: list[int] = []  # runs without bound buffers, by session
+        self.options: list[GpuOptions] = []
+
+    def open(self, path: Path, graph: Any, *, gpu: GpuOptions, **_: Any) -> Any:
+        session, number = open_session(path, graph, provider="cpu"), len(self.opened)
+        run = session.run
+
+        def counted(*arguments: Any) -> Any:
+            self.plain.append(number)
+            return run(*arguments)
+
+        session.run = counted
+        self.opened.append(weakref.ref(session))
+        self.options.append(gpu)
+        return session
+
+
+@pytest.fixture(name="sessions")
+def counted_sessions(monkeypatch: pytest.MonkeyPatch) -> Sessions:
+    sessions = Sessions()
+    monkeypatch.setattr(onnx_engine, "open_session", sessions.open)
+    monkeypatch.setattr(onnx_engine, "CudaGraphs", lambda session, opened, device: CudaGraphs(session, opened, CPU))
+    return sessions
+
+
+@pytest.fixture(name="thread")
+def inference_thread() -> Iterator[Callable[..., Any]]:
+    """Returns a function that calls another one on a thread of its own."""
+    with ThreadPoolExecutor(1) as pool:
+        yield lambda function, *arguments: pool.submit(function, *arguments).result()
+
+
+def engine_of(path: Path, precision: str = "fp16", side: Any = "right", file: str | None = None, **changes: Any) -> OnnxEngine:
+    """Returns an engine that believes that it is on CUDA."""
+    fields = {"shapes": PLAN, "provider": "cuda", "precision": precision} | changes
+    graph = files.load_bundle(path).manifest.graphs[0].model_copy(update=fields)
+    return OnnxEngine(path / (file or graph.file), graph, pad_id=0, padding_side=side, gpu=GpuOptions(2, cuda_graphs=True))
+
+
+@pytest.mark.parametrize("task", list(tiny.OUTPUTS))
+def test_bound_runs_give_the_same_bits(tmp_path: Path, sessions: Sessions, thread: Any, task: str) -> None:
+    """This applies to all planned shapes, and a later run does not change the outputs of an earlier one."""
+    plan = PLAN.model_copy(update={"masks": (1, 2, 8)}) if task == "fill-mask" else PLAN
+    engine = engine_of(tiny.bundle(tmp_path, task=task), shapes=plan)
+    batches = [texts(*shape, seed) for shape in plan.shapes for seed in (0, 1)]
+    expected = [engine.run(batch) for batch in batches]  # on this thread, in the shared session
+    for shape in plan.shapes:
+        thread(engine.warm_up, *shape)
+    sessions.plain.clear()
+    actual = [thread(engine.run, batch) for batch in batches]
+
+    assert [] == sessions.plain
+    for rows, others in zip(expected, actual, strict=True):
+        for row, other in zip(rows, others, strict=True):
+            assert row.keys() == other.keys()
+            assert all(value.tobytes() == other[name].tobytes() for name, value in row.items())
+
+
+def test_each_thread_has_a_session_and_the_others_share_one(tmp_path: Path, sessions: Sessions, thread: Any) -> None:
+    """Runs are captured only in the warm-up. The sessions of threads have the option for CUDA graphs, the shared one does not."""
+    engine = engine_of(tiny.bundle(tmp_path))
+    with ThreadPoolExecutor(1) as pool:
+        threads = (thread, lambda *arguments: pool.submit(*arguments).result())
+        for call in threads:
+            call(engine.warm_up, 2, 8)
+        assert [(2, False), (2, True), (2, True)] == [(gpu.device_id, gpu.cuda_graphs) for gpu in sessions.options]
+        sessions.plain.clear()
+        for call in threads:
+            call(engine.run, texts(2, 8))
+            assert [] == sessions.plain
+            call(engine.run, texts(1, 8))  # not captured
+            call(engine.run, texts(1, 8))
+            assert [0, 0] == sessions.plain
+            sessions.plain.clear()
+    engine.run(texts(2, 8))
+    assert [0] == sessions.plain
+
+
+def test_the_sessions_of_threads_end_with_their_engine(tmp_path: Path, sessions: Sessions, thread: Any) -> None:
+    engine = engine_of(tiny.bundle(tmp_path))
+    thread(engine.warm_up, 2, 8)
+    assert [True, True] == [session() is not None for session in sessions.opened]
+    del engine
+    thread(gc.collect)  # the thread lives, as after a reload
+    assert [False, False] == [session() is not None for session in sessions.opened]
+
+
+@pytest.mark.parametrize("limit", [{"MAX_TOKENS": 15}, {"MAX_RUNS": 0}, {"MAX_OUTPUT_BYTES": 1}])
+def test_large_runs_and_those_beyond_a_limit_use_the_shared_session(
+    tmp_path: Path, sessions: Sessions, thread: Any, monkeypatch: pytest.MonkeyPatch, limit: dict[str, int]
+) -> None:
+    for name, value in limit.items():
+        monkeypatch.setattr(cuda_graphs, name, value)
+    engine = engine_of(tiny.bundle(tmp_path))
+    thread(engine.warm_up, 2, 8)
+    sessions.plain.clear()
+    thread(engine.run, texts(2, 8))
+    assert [0] == sessions.plain
+
+
+@pytest.mark.parametrize("reason", ["fp32", "attention"])
+def test_other_graphs_are_not_captured(tmp_path: Path, sessions: Sessions, thread: Any, reason: str) -> None:
+    engine = engine_of(
+        tiny.bundle(tmp_path, **({"attention_heads": (2,)} if reason == "attention" else {})), reason if reason == "fp32" else "fp16"
+    )
+    thread(engine.warm_up, 2, 8)
+    assert 1 == len(sessions.opened)
+
+
+def test_without_a_session_for_captures_a_model_still_answers(
+    tmp_path: Path, sessions: Sessions, thread: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node on the CPU, or too little memory, is logged once."""
+    engine = engine_of(tiny.bundle(tmp_path))
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise ProviderError("all nodes must be on CUDA.")
+
+    monkeypatch.setattr(sessions, "open", refuse)
+    engine._cuda_graphs._open = refuse  # type: ignore[union-attr]
+    for shape in PLAN.shapes:
+        thread(engine.warm_up, *shape)
+    assert 2 == len(thread(engine.run, texts(2, 8)))
+    assert ["small runs are not captured as CUDA graphs: all nodes must be on CUDA."] == caplog.messages
+
+
+class FakeSession:
+    """Records the graph ids of its runs; a bound run waits for `gate`."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.gate, self.entered = threading.Event(), threading.Event()
+        self.gate.set()
+
+    def run(self, names: Any, feed: Any, options: Any = None) -> list[Any]:
+        self.ids.append("plain" if options is None else options.get_run_config_entry("gpu_graph_id"))
+        return [np.zeros((len(feed["input_ids"]), 3), dtype=np.float16)]
+
+    def io_binding(self) -> Any:
+        return self
+
+    def bind_ortvalue_input(self, name: str, value: Any) -> None:
+        assert ("input_ids", "tensor(int64)") == (name, value.data_type())
+
+    def bind_ortvalue_output(self, name: str, value: Any) -> None:
+        assert ("logits", "tensor(float16)") == (name, value.data_type())
+
+    def run_with_iobinding(self, binding: Any, options: Any) -> None:
+        assert binding is self
+        self.entered.set()
+        assert self.gate.wait(20)
+        self.ids.append(options.get_run_config_entry("gpu_graph_id"))
+
+
+def feed(rows: int, length: int) -> dict[str, Any]:
+    return {"input_ids": np.ones((rows, length), dtype=np.int64)}
+
+
+def test_each_captured_run_has_its_own_id() -> None:
+    """The first run of a shape disables the capture, and then its own id captures it; later runs replay it."""
+    shared, own = FakeSession(), FakeSession()
+    graphs = CudaGraphs(shared, lambda: own, CPU)
+    graphs.run(["logits"], feed(1, 8))
+    with graphs.capturing():
+        for shape in ((4, 8), (2, 8)):
+            graphs.run(["logits"], feed(*shape))
+    for shape in ((2, 8), (4, 8), (2, 8), (1, 8)):
+        graphs.run(["logits"], feed(*shape))
+    assert ["plain", "plain"] == shared.ids
+    assert ["-1", "1", "1", "-1", "2", "2", "2", "1", "2"] == own.ids
+
+
+def test_a_capture_runs_alone() -> None:
+    """While ONNX Runtime captures a run, CUDA refuses to allocate memory in all threads, so other runs wait for its end."""
+    shared, own, other = FakeSession(), FakeSession(), FakeSession()
+    graphs, others = CudaGraphs(shared, lambda: own, CPU), CudaGraphs(other, None, CPU)
+    own.gate.clear()
+
+    def capture() -> None:
+        with graphs.capturing():
+            graphs.run(["logits"], feed(1, 8))
+
+    with ThreadPoolExecutor(2) as pool:
+        capturing = pool.submit(capture)
+        assert own.entered.wait(20)
+        running = pool.submit(others.run, ["logits"], feed(1, 8))
+        assert not running.done()
+        assert [] == other.ids
+        own.gate.set()
+        capturing.result(20)
+        running.result(20)
+    assert ["plain"] == other.ids
