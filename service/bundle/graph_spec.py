@@ -87,7 +87,7 @@ class InputSpec(Record):
 
 
 class OutputSpec(Record):
-    """A graph output, float32, and its shape by kind.
+    """A graph output, float32 or float16, and its shape by kind.
 
     `per_text` is [rows, values], `per_token` [rows, length] or [rows, length, values], `per_mask` [masks, values], `per_map`
     [maps, length, length].

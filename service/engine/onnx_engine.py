@@ -107,7 +107,8 @@ class OnnxEngine:
         except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
             raise _failure(error, rows, longest) from error
         answers: list[Outputs] = [{} for _ in encodings]
-        for spec, output in zip(self._outputs, outputs, strict=True):
+        for spec, raw in zip(self._outputs, outputs, strict=True):
+            output = raw.astype(np.float32) if raw.dtype == np.float16 else raw  # here, so that half as much is copied from a GPU
             if not np.isfinite(output).all():
                 raise EngineError("output `{name}` is not finite; this graph cannot score this text.", name=spec.name)
             for answer, part in zip(answers, self._split(spec, output, encodings, rows), strict=True):

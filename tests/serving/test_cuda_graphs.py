@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 import tiny
 from bertserve.service.bundle import files
@@ -230,3 +232,22 @@ def test_a_capture_runs_alone() -> None:
         capturing.result(20)
         running.result(20)
     assert ["plain"] == other.ids
+
+
+def test_half_precision_outputs_become_float32(tmp_path: Path, sessions: Sessions, thread: Any) -> None:
+    """They are copied in half precision and cast on the host."""
+    path = tiny.bundle(tmp_path)
+    model = onnx.load(path / files.load_bundle(path).manifest.graphs[0].file)
+    model.graph.node.append(helper.make_node("Cast", ["logits"], ["half"], to=TensorProto.FLOAT16))
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("half", TensorProto.FLOAT16, ["rows", "labels"]))
+    engine = engine_of(path)
+    exact = engine.run(texts(2, 8))
+    onnx.save(model, path / "half.onnx")
+    outputs = [files.load_bundle(path).manifest.graphs[0].outputs[0].model_copy(update={"name": "half"})]
+    half = engine_of(path, file="half.onnx", outputs=tuple(outputs))
+    plain = half.run(texts(2, 8))
+    thread(half.warm_up, 2, 8)
+    bound = thread(half.run, texts(2, 8))
+    for row, one, two in zip(exact, plain, bound, strict=True):
+        assert np.float32 == one["half"].dtype == two["half"].dtype
+        assert one["half"].tobytes() == two["half"].tobytes() == row["logits"].astype(np.float16).astype(np.float32).tobytes()
