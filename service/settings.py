@@ -185,16 +185,22 @@ class ModelSettings(SourceSettings):
         ge=1,
         le=256,
         description="Inference threads of all workers together, at least one per worker; each runs one batch at a time (default: the usable "
-        "cores, or 1 on a GPU).",
+        "cores, or 2 on a GPU).",
     )
     batch_variant_graphs: bool = Field(
         False, description="Batch texts even on graphs whose scores depend on the other texts of the batch (dynamic int8)."
     )
-    max_batch_tokens: int = Field(8192, ge=16, description="Maximum tokens of a batch: rows times padded length.")
+    max_batch_tokens: int | None = Field(
+        None, ge=16, description="Maximum tokens of a batch: rows times padded length (default: 8192, or 16384 for fp16)."
+    )
     max_inputs: int = Field(512, ge=1, le=8192, description="Maximum inputs of a request.")
     max_chars: int = Field(80000, ge=1, description="Maximum characters of a text.")
     max_top_k: int = Field(100, ge=1, le=1000, description="Maximum `top_k` of /fill-mask and /answer.")
     log_format: Literal["text", "json"] = Field("text", description="Format of log lines.")
+
+    def batch_tokens(self, precision: str) -> int:
+        """Returns the maximum tokens of a batch of a graph in this precision."""
+        return self.max_batch_tokens or (16384 if precision == "fp16" else 8192)
 
 
 class AddressSettings(FileSettings):
@@ -288,11 +294,15 @@ class Settings(ModelSettings, AddressSettings):
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:
-        for less, more in (("max_chars", "max_body_bytes"), ("max_batch_tokens", "max_queue_tokens"), ("timeout_ms", "max_timeout_ms")):
-            if getattr(self, less) > getattr(self, more):
+        batch_tokens = self.batch_tokens("fp32")
+        for less, value, more in (
+            ("max_chars", self.max_chars, "max_body_bytes"),
+            ("max_batch_tokens", batch_tokens, "max_queue_tokens"),
+            ("timeout_ms", self.timeout_ms, "max_timeout_ms"),
+        ):
+            if value > getattr(self, more):
                 raise ValueError(
-                    f"{_flag(less)} is {getattr(self, less)}, over {_flag(more)}, which is {getattr(self, more)}; "
-                    "lower the first or raise the second"
+                    f"{_flag(less)} is {value}, over {_flag(more)}, which is {getattr(self, more)}; lower the first or raise the second"
                 )
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("--tls-cert and --tls-key belong together; give both, or neither")
@@ -301,10 +311,10 @@ class Settings(ModelSettings, AddressSettings):
         for name in ("public_health", "public_metrics"):
             if self.api_key_file is None and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{_flag(name)} has no effect without --api-key-file; give that too")
-        if self.max_batch_tokens > self.max_queue_tokens // self.workers:
+        if batch_tokens > self.max_queue_tokens // self.workers:
             raise ValueError(
                 f"--max-queue-tokens is {self.max_queue_tokens}, which gives each of {self.workers} workers less than "
-                f"--max-batch-tokens, which is {self.max_batch_tokens}; raise the first or lower the second"
+                f"--max-batch-tokens, which is {batch_tokens}; raise the first or lower the second"
             )
         return self
 

@@ -167,8 +167,8 @@ def _add_operations(probe_routes: APIRouter, key_routes: APIRouter, metrics_rout
             {
                 "name": "bertserve",
                 "version": __version__,
-                "limits": state.settings.model_dump(include=_LIMITS | {"max_batch_tokens", "max_queue_tokens"})
-                | {"threads": state.total_threads},
+                "limits": state.settings.model_dump(include=_LIMITS | {"max_queue_tokens"})
+                | {"max_batch_tokens": state.scheduler.queue.max_batch_tokens, "threads": state.total_threads},
                 "worker": {
                     "index": state.index,
                     "workers": state.settings.workers,

@@ -14,7 +14,7 @@ from bertserve.service.bundle import files
 from bertserve.service.engine import sessions
 from bertserve.service.engine.engines import MAX_MULTI_THREADS
 from bertserve.service.engine.hardware import usable_cores
-from bertserve.service.errors import BundleError, StartError
+from bertserve.service.errors import BundleError, StartError, plural
 from bertserve.service.metrics import Metrics
 from bertserve.service.models import loading
 from bertserve.service.models.model import Model
@@ -82,20 +82,32 @@ def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None,
     paths = files.find_bundles(settings.models)
     model_settings = loading.with_provider(settings, paths)
     provider = model_settings.provider
-    total_threads = max(settings.threads or (usable_cores() if provider == "cpu" else 1), settings.workers)
+    on_cpu, cores = provider == "cpu", usable_cores()
+    # two threads keep a GPU busy: one prepares a batch while the other one's runs
+    total_threads = max(settings.threads or (cores if on_cpu else 2), settings.workers)
     threads = _share(total_threads, settings.workers, index)
     multi_threads = settings.multi_threads or min(threads, MAX_MULTI_THREADS)
     metrics.describe_build(onnxruntime=sessions.VERSION, provider=provider, workers=settings.workers, threads=threads)
+    batch_tokens = settings.batch_tokens("fp32" if on_cpu or settings.precision == "fp32" else "fp16")
+    # a GPU runs texts faster than two threads tokenize them
+    prepare_threads = min(cores, 2) if on_cpu else max(cores // 2 // settings.workers, 1)
+    if not on_cpu:
+        logger.info(
+            "GPU %d: %s and %s of this worker, batches of up to %d tokens",
+            settings.device_id,
+            plural(threads, "inference thread"),
+            plural(prepare_threads, "prepare thread"),
+            batch_tokens,
+        )
     scheduler = Scheduler(
         RequestQueue(
-            max_batch_tokens=settings.max_batch_tokens,
+            max_batch_tokens=batch_tokens,
             max_queue_tokens=_share(settings.max_queue_tokens, settings.workers, index),
             threads=threads,
         ),
         threads=threads,
         multi_threads=multi_threads,
-        # a GPU runs texts faster than two threads tokenize them
-        prepare_threads=min(usable_cores(), 2 if provider == "cpu" else 8),
+        prepare_threads=prepare_threads,
         on_hang=metrics.hung_runs.inc,
     )
     load = partial(loading.load_model, settings=model_settings, scheduler=scheduler, metrics=metrics, multi_threads=multi_threads)

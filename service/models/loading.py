@@ -124,14 +124,15 @@ def open_bundle(bundle: Bundle, settings: ModelSettings) -> tuple[GraphSpec, Tok
     """
     manifest, spec = bundle.manifest, bundle.manifest.tokenizer
     catalog.spec_of(bundle)
-    if spec.max_length > settings.max_batch_tokens:
+    graph = bundle.graph(settings.provider, settings.precision)
+    batch_tokens = settings.batch_tokens(graph.precision)
+    if spec.max_length > batch_tokens:
         raise SettingsError(
-            f"--max-batch-tokens is {settings.max_batch_tokens}, less than the longest text of the model `{manifest.name}` "
+            f"--max-batch-tokens is {batch_tokens}, less than the longest text of the model `{manifest.name}` "
             f"({spec.max_length} tokens); raise it."
         )
-    graph = bundle.graph(settings.provider, settings.precision)
     if graph.shapes is not None:
-        graph = graph.model_copy(update={"shapes": graph.shapes.within(settings.max_batch_tokens)})
+        graph = graph.model_copy(update={"shapes": graph.shapes.within(batch_tokens)})
     policy = ValidationPolicy(settings.require_validation, settings.min_agreement)
     policy.check(manifest.name, graph)
     _warn(manifest, graph, policy)

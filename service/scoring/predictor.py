@@ -161,9 +161,10 @@ class Predictor:
         self.block_rows = max(1, min(BLOCK_ROWS, BLOCK_ANSWER_BYTES // max(1, self.reader.answer_bytes)))
         is_on_cpu = self.graph.provider == "cpu"
         is_large = any(output.kind in ("per_mask", "per_map") for output in self.graph.outputs)  # far more outputs than tokens
-        self.batch_tokens = min(settings.max_batch_tokens, CPU_BATCH_TOKENS) if is_on_cpu or is_large else settings.max_batch_tokens
+        batch_tokens = settings.batch_tokens(self.graph.precision)
+        self.batch_tokens = min(batch_tokens, CPU_BATCH_TOKENS) if is_on_cpu or is_large else batch_tokens
         self._shares_batches = self.graph.batch_invariant or settings.batch_variant_graphs
-        threads = settings.threads or (usable_cores() if is_on_cpu else 1)
+        threads = settings.threads or (usable_cores() if is_on_cpu else 2)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="scoring")
 
     def close(self) -> None:

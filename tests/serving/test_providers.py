@@ -20,6 +20,7 @@ from bertserve.service.models import loading
 from bertserve.service.models.build import build
 from bertserve.service.providers import GpuOptions
 from bertserve.service.settings import Settings
+from fakes import record_runs
 
 PLAN = ShapePlan(buckets=tuple(ShapeBucket(length=n, rows=(1, 2, 4)) for n in (8, 16, 32)))
 H100 = Gpu("NVIDIA H100 80GB HBM3", "9.0")
@@ -206,3 +207,38 @@ def test_an_allowed_fallback_is_logged_and_reported(
     assert ["cuda", "cpu", None] == [page["machine"][name] for name in ("provider_asked", "provider", "gpu")]
     model = call_fresh(models, "GET", "/models/tiny", settings=settings).json()
     assert ["cuda", "cpu", "fp32"] == [model[name] for name in ("provider_asked", "provider", "precision")]
+
+
+@pytest.mark.parametrize(
+    ("precision", "flags", "threads", "tokens"),
+    [
+        ("fp16", {}, 2, 16384),
+        ("fp32", {}, 2, 8192),
+        ("fp16", {"threads": 1, "max_batch_tokens": 4096}, 1, 4096),
+        ("fp16", {"workers": 3}, 1, 16384),
+    ],
+)
+def test_defaults_on_a_gpu(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    precision: str,
+    flags: dict[str, int],
+    threads: int,
+    tokens: int,
+) -> None:
+    """The start says how many threads it has, and how large batches are; a plan with larger batches is cut."""
+    monkeypatch.setattr(loading, "why_not", lambda provider, device_id: None)
+    monkeypatch.setattr("bertserve.service.models.build.usable_cores", lambda: 16)
+    record_runs(monkeypatch, lambda feed: None, provider="cpu")
+    plan = ShapePlan(buckets=(ShapeBucket(length=32, rows=(1, 128, 256, 512)),))
+    changes = {"provider": "cuda", "precision": precision, "shapes": plan.model_dump(mode="json")}
+    tiny.edit(tiny.bundle(tmp_path), lambda fields: fields["graphs"][0].update(changes))
+    with caplog.at_level(logging.INFO, logger="bertserve.loading"):
+        service = build(Settings(models=tmp_path, provider="cuda", precision=precision, cuda_graphs=False, **flags))
+    assert (threads, tokens) == (service.threads, service.scheduler.queue.max_batch_tokens)
+    plans = [model.graph.shapes for model in service.registry.models.values()]
+    assert [tokens] == [plan.shapes[0][0] * plan.shapes[0][1] for plan in plans if plan]
+    prepare = 8 // flags.get("workers", 1)
+    expected = f"GPU 0: {threads} inference thread{'s' * (threads > 1)} and {prepare} prepare threads of this worker, batches of up to {tokens} tokens"
+    assert [expected] == [line for line in caplog.messages if line.startswith("GPU")]
