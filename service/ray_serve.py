@@ -22,7 +22,7 @@ from bertserve.service.server.logs import configure_logging
 from bertserve.service.server.serve import authenticator, raise_file_limit
 from bertserve.service.settings import PREFIX, Settings, check_environment
 from bertserve.service.sources import with_sources
-from bertserve.service.tracing.trace import tracer_to
+from bertserve.service.tracing import tracer_to
 
 logger = logging.getLogger("bertserve.ray")
 

@@ -33,7 +33,7 @@ from bertserve.service.models.build import AppState
 from bertserve.service.tasks.json_text import to_json
 
 if TYPE_CHECKING:
-    from bertserve.service.tracing.trace import Trace
+    from bertserve.service.tracing.tracer import Trace
 
 access_log = logging.getLogger("bertserve.access")
 
@@ -251,7 +251,7 @@ def _end(trace: Trace, end: float, request: Request, status: int) -> None:
     }
     known = {name: value for name, value in attributes.items() if value is not None}
     name = method if route is None else f"{method} {route}"
-    trace.tracer.end(trace, end, name=name, attributes=known, failed=status >= _INTERNAL)
+    trace.end(end, name=name, attributes=known, failed=status >= _INTERNAL)
 
 
 def _is_probe(scope: Scope) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Outputs
@@ -20,7 +20,9 @@ from bertserve.service.tasks.batch import TaskModel
 from bertserve.service.tasks.catalog import TASKS, tasks_of
 from bertserve.service.tasks.cost import MAX_CHARS, TEXT_CHARS
 from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
-from bertserve.service.tracing.trace import Trace
+
+if TYPE_CHECKING:
+    from bertserve.service.tracing.tracer import Trace
 
 # Limit of a run's logits over the vocabulary: 8 MiB, and the same again while the bias is added. One text with 64 masks fits if the
 # vocabulary has 32,768 tokens; the logits of a full batch of masks would need gigabytes.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import BertServeError
@@ -15,7 +15,9 @@ from bertserve.service.scheduling.request_queue import larger_than_queue
 from bertserve.service.tasks.batch import Batch, ReadSpan, TaskGenerator
 from bertserve.service.tasks.cost import NOTHING, Cost
 from bertserve.service.text.tokenizer import Encoding
-from bertserve.service.tracing.trace import Trace
+
+if TYPE_CHECKING:
+    from bertserve.service.tracing.tracer import Trace
 
 
 @dataclass(slots=True)

@@ -35,7 +35,7 @@ from bertserve.service.errors import SettingsError, StartError, plural
 from bertserve.service.metrics import Metrics
 from bertserve.service.server.logs import background_logging, configure_logging
 from bertserve.service.settings import Settings
-from bertserve.service.tracing.trace import tracer_class, tracer_to
+from bertserve.service.tracing import tracer_class, tracer_to
 
 if TYPE_CHECKING:
     from bertserve.service.models.build import AppState

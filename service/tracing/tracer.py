@@ -7,12 +7,11 @@ OTEL_PROPAGATORS, OTEL_BSP_*, OTEL_EXPORTER_OTLP_HEADERS and others of the expor
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from opentelemetry import trace as otel
 from opentelemetry.context import Context
@@ -20,12 +19,11 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.propagate import get_global_textmap
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-from opentelemetry.trace import Link, SpanKind, StatusCode
+from opentelemetry.trace import Link, Span, SpanKind, StatusCode
 
 from bertserve.service import __version__
-from bertserve.service.tracing.trace import Trace
 
 Attributes: TypeAlias = Mapping[str, str | int | float | bool]
 
@@ -36,19 +34,22 @@ QUOTING_LOGGERS = ("opentelemetry.baggage", "opentelemetry.propagators", "opente
 
 
 class Tracer:
-    """Starts and ends the spans of one process."""
+    """Starts the spans of one process. All times are in seconds of `time.perf_counter`."""
 
-    def __init__(self, exporter: SpanExporter) -> None:
-        """Creates a tracer with a thread that exports finished spans; errors of the exporter are logged, and the spans are lost."""
+    def __init__(self, endpoint: str) -> None:
+        """Creates a tracer with a thread that exports finished spans; errors of the exporter are logged, and the spans are lost.
+
+        `endpoint` is the base address of a collector, or its address for traces.
+        """
         described = Resource.create({"service.name": "bertserve", "service.version": __version__, "service.instance.id": str(uuid.uuid4())})
         resource = described.merge(OTELResourceDetector().detect())  # the variables take precedence
-        processor = BatchSpanProcessor(exporter)
+        processor = BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint.rstrip("/").removesuffix(PATH) + PATH))
         self._requests = TracerProvider(resource=resource, shutdown_on_exit=False)
         # a batch is recorded if one of its requests is, and these are already sampled
         self._batches = TracerProvider(resource=resource, shutdown_on_exit=False, sampler=ALWAYS_ON)
         for provider in (self._requests, self._batches):
             provider.add_span_processor(processor)
-        self._request_spans = self._requests.get_tracer("bertserve", __version__)
+        self.spans = self._requests.get_tracer("bertserve", __version__)
         self._batch_spans = self._batches.get_tracer("bertserve", __version__)
         self._propagator = get_global_textmap()
         # Not `baggage`, which the service does not use: it would be split in quadratic time, before the caller's key is checked.
@@ -56,18 +57,10 @@ class Tracer:
         for logger in QUOTING_LOGGERS:
             logging.getLogger(logger).setLevel(logging.CRITICAL)
 
-    @classmethod
-    def to(cls, endpoint: str) -> Tracer | None:
-        """Returns a tracer that sends to a collector, by its base address or its address for traces; None if OTEL_SDK_DISABLED is set."""
-        if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-            return None
-        address = endpoint.rstrip("/")
-        return cls(OTLPSpanExporter(endpoint=address if address.endswith(PATH) else address + PATH))
-
     def begin(self, headers: Iterable[tuple[bytes, bytes]], start: float) -> Trace:
         """Starts the span of a request, in the caller's trace if its headers name a valid one, otherwise in a new trace.
 
-        Names of headers are in lower case; `start` is in seconds of `time.perf_counter`.
+        Names of headers are in lower case.
         """
         carrier: dict[str, str] = {}
         for key, value in headers:
@@ -76,46 +69,25 @@ class Tracer:
                 # a repeated header is joined with a comma, which is valid for `tracestate`, and as W3C requires invalid for `traceparent`
                 carrier[field] = f"{carrier[field]},{text}" if field in carrier else text
         context = self._propagator.extract(carrier, Context()) if carrier else Context()
-        epoch_ns = time.time_ns() - time.perf_counter_ns()
-        span = self._request_spans.start_span("request", context, SpanKind.SERVER, start_time=_ns(start, epoch_ns))
-        span_context = span.get_span_context()
-        trace_id, span_id = f"{span_context.trace_id:032x}", f"{span_context.span_id:016x}"
-        return Trace(
-            self, span, trace_id, span_id, f"00-{trace_id}-{span_id}-{span_context.trace_flags:02x}", span.is_recording(), epoch_ns
-        )
-
-    def end(self, trace: Trace, end: float, *, name: str, attributes: Attributes, failed: bool) -> None:
-        """Ends the span of a request at `end`, in seconds of `time.perf_counter`, and creates the spans of its stages."""
-        span = trace.span
-        if trace.recorded:
-            context = otel.set_span_in_context(span, Context())
-            for stage in (*trace.waits(end), *trace.stages):
-                links = () if stage.batch is None else (Link(stage.batch),)
-                part = self._request_spans.start_span(stage.name, context, links=links, start_time=_ns(stage.start, trace.epoch_ns))
-                part.end(_ns(stage.end, trace.epoch_ns))
-            span.update_name(name)
-            span.set_attributes(attributes)
-            if failed:
-                span.set_status(StatusCode.ERROR)
-        span.end(_ns(end, trace.epoch_ns))
+        return Trace(self, context, start)
 
     def batch(
         self, traces: Sequence[Trace], name: str, start: float, end: float, *, attributes: Attributes, error: str | None = None
     ) -> None:
         """Creates the span of a run, with links to the recorded requests in it, at least one, and adds the run to their traces.
 
-        `start` and `end` are in seconds of `time.perf_counter`; `error` is the kind of error, if the run failed.
+        `error` is the kind of error, if the run failed.
         """
-        epoch_ns = traces[0].epoch_ns
+        to_ns = traces[0].to_ns
         links = [Link(trace.span.get_span_context()) for trace in traces]
-        span = self._batch_spans.start_span(name, Context(), links=links, start_time=_ns(start, epoch_ns))
+        span = self._batch_spans.start_span(name, Context(), links=links, start_time=to_ns(start))
         span.set_attributes(attributes)
         if error is not None:
             span.set_attribute("error.type", error)
             span.set_status(StatusCode.ERROR)
-        span.end(_ns(end, epoch_ns))
+        span.end(to_ns(end))
         for trace in traces:
-            trace.note("run", start, end, batch=span.get_span_context())
+            trace.note("run", start, end, links=[Link(span.get_span_context())])
 
     def close(self) -> None:
         """Exports finished spans with a short timeout, so that an unresponsive collector does not delay the end of the process."""
@@ -124,5 +96,62 @@ class Tracer:
         closing.join(CLOSE_S)
 
 
-def _ns(seconds: float, epoch_ns: int) -> int:
-    return epoch_ns + int(seconds * 1e9)
+class Trace:
+    """The span of a request, with a child for each of its stages.
+
+    Attributes:
+        tracer: The tracer that started it.
+        span: The span.
+        trace_id: 32 hexadecimal digits; `span_id` has 16.
+        traceparent: Both ids in the format of the header.
+        recorded: Whether it is exported; otherwise only its ids are used, and stages must not be added.
+    """
+
+    def __init__(self, tracer: Tracer, context: Context, start: float) -> None:
+        """Starts the span of a request in the trace of a context, or in a new one."""
+        self._epoch_ns = time.time_ns() - time.perf_counter_ns()
+        self.tracer = tracer
+        self.span: Span = tracer.spans.start_span("request", context, SpanKind.SERVER, start_time=self.to_ns(start))
+        ids = self.span.get_span_context()
+        self.trace_id, self.span_id = f"{ids.trace_id:032x}", f"{ids.span_id:016x}"
+        self.traceparent = f"00-{self.trace_id}-{self.span_id}-{ids.trace_flags:02x}"
+        self.recorded = self.span.is_recording()
+        self._context = otel.set_span_in_context(self.span, Context())
+        self._queued: float | None = None  # since when it waits in the queue
+        self._started: float | None = None  # when the last item that waited was started
+
+    def to_ns(self, seconds: float) -> int:
+        """Returns a time in nanoseconds since 1970."""
+        return self._epoch_ns + int(seconds * 1e9)
+
+    def note(
+        self, name: Literal["tokenize", "run", "decode"], start: float, end: float, *, links: Sequence[Link] = (), waits: bool = False
+    ) -> None:
+        """Adds a stage that has ended; `waits` is whether the request waits in the queue afterwards. Called from several threads."""
+        self._add(name, start, end, links)
+        if self._started is None or name == "run":  # decoding follows a run without a wait
+            self._started = max(start, self._started or start)
+        if waits:
+            self.put(end)
+
+    def put(self, now: float) -> None:
+        """Records that the request waits in the queue from now on, until the start of its last item."""
+        self._end_wait(now)
+        self._queued, self._started = now, None
+
+    def end(self, end: float, *, name: str, attributes: Attributes, failed: bool) -> None:
+        """Ends the span."""
+        self._end_wait(end)
+        self.span.update_name(name)
+        self.span.set_attributes(attributes)
+        if failed:
+            self.span.set_status(StatusCode.ERROR)
+        self.span.end(self.to_ns(end))
+
+    def _end_wait(self, end: float) -> None:
+        if self._queued is not None:
+            self._add("queue", self._queued, end if self._started is None else self._started)
+            self._queued = None
+
+    def _add(self, name: str, start: float, end: float, links: Sequence[Link] = ()) -> None:
+        self.tracer.spans.start_span(name, self._context, links=links, start_time=self.to_ns(start)).end(self.to_ns(end))

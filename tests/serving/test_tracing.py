@@ -22,7 +22,7 @@ from application import blocked, faked, play, queued
 from bertserve.service.errors import EngineError, SettingsError
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
-from bertserve.service.tracing.trace import tracer_to
+from bertserve.service.tracing import tracer_to
 from bertserve.service.tracing.tracer import Tracer
 from fakes import FakeEngine, ManualClock
 
@@ -89,7 +89,7 @@ def values(carrier: Any) -> dict[str, Any]:
 @contextmanager
 def tracing(collector: Collector) -> Iterator[Tracer]:
     """Yields a tracer; after the block, the collector has all its spans."""
-    tracer = Tracer.to(collector.address)
+    tracer = tracer_to(collector.address)
     yield tracer
     tracer.close()
 
@@ -189,7 +189,7 @@ def test_the_trace_of_the_caller_is_continued(models: Path, collector: Collector
 def test_a_malformed_traceparent_starts_a_new_trace(collector: Collector, header: str) -> None:
     with tracing(collector) as tracer:
         trace = tracer.begin([(b"traceparent", header.encode("latin-1"))], 1.0)
-        tracer.end(trace, 2.0, name="POST", attributes={}, failed=False)
+        trace.end(2.0, name="POST", attributes={}, failed=False)
     assert (CALLER, True) != (trace.trace_id, trace.recorded)
     assert (trace.trace_id, b"") == (collector.one("POST").trace_id.hex(), collector.one("POST").parent_span_id)
 
@@ -206,7 +206,7 @@ def test_headers_of_a_caller_are_not_logged(collector: Collector, caplog: pytest
     """By default, OpenTelemetry's propagators log each header member that is too long or invalid."""
     with tracing(collector) as tracer:
         trace = tracer.begin([(name.encode(), value.encode("latin-1")) for name, value in headers.items()], 1.0)
-        tracer.end(trace, 2.0, name="POST", attributes={}, failed=False)
+        trace.end(2.0, name="POST", attributes={}, failed=False)
     assert [] == [record.name for record in caplog.records if record.name.startswith("opentelemetry")]
     assert "traceparent" not in headers or trace.trace_id == CALLER
 
@@ -279,7 +279,7 @@ def test_log_lines_have_the_ids_of_the_trace(models: Path, collector: Collector,
 
 def test_an_unreachable_collector_has_no_effect(models: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-    tracer = Tracer.to("http://127.0.0.1:1/v1/traces")
+    tracer = tracer_to("http://127.0.0.1:1/v1/traces")
 
     async def check(client: httpx.AsyncClient) -> list[int]:
         return [(await client.post("/classify", json={"inputs": "sesame"})).status_code for _ in range(3)]
