@@ -1,4 +1,4 @@
-"""All errors of the service, and the HTTP status of each class: `ERROR_STATUSES`.
+"""All errors of the service, each class with its HTTP status.
 
 A `StartError` ends a start or a command, a `CallerError` needs another request, and a `ServerError` is the service's own.
 A message says what is wrong, the given value, the allowed value and what to change, with names in backticks. The errors of callers and of
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import os
 import re
 import shlex
 import traceback
 from collections.abc import Iterable, Mapping
 from importlib.metadata import distribution
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 # Characters of a wrong name, path or key that are shown, and compared with the known ones. Comparing megabytes would take seconds.
@@ -85,17 +86,29 @@ def install_command(*extras: str) -> str:
     return f"pip install {shlex.quote(source + '[' + ','.join(extras) + ']')}"
 
 
+INTERNAL = (500, "internal")
+
+
 class BertServeError(Exception):
     """Base class of all errors.
 
     Attributes:
+        kind: HTTP status and error type.
+        headers: Headers of an answer with this error.
         message: The sentence, with all values.
         template: The sentence with the name of each value in braces.
         values: The values by name.
         input_index: Index of the input that caused the error, if a single input did.
     """
 
+    kind: ClassVar[tuple[int, str]] = INTERNAL
+    headers: Mapping[str, str] = {}
     input_index: int | None = None
+
+    def __init_subclass__(cls, **attributes: Any) -> None:
+        """Sets `kind` and `headers` of a class; other classes inherit them."""
+        for name, value in attributes.items():
+            setattr(cls, name, value)
 
     def __init__(self, template: str, /, **values: Any) -> None:
         """Creates the message.
@@ -166,55 +179,51 @@ class CallerError(BertServeError):
     """The request cannot be answered without a change."""
 
 
-class MalformedRequestError(CallerError):
+class MalformedRequestError(CallerError, kind=(400, "malformed")):
     """The body is not valid JSON for the endpoint."""
 
 
-class UnauthorizedError(CallerError):
+class UnauthorizedError(CallerError, kind=(401, "unauthorized"), headers={"WWW-Authenticate": "Bearer"}):
     """The API key is missing or wrong."""
 
 
-class ForbiddenError(CallerError):
+class ForbiddenError(CallerError, kind=(403, "forbidden")):
     """The API key is valid, but the request needs an admin key."""
 
 
-class NotFoundError(CallerError):
+class NotFoundError(CallerError, kind=(404, "not_found")):
     """There is no such model or path."""
 
 
-class MethodNotAllowedError(CallerError):
-    """The path exists, but not with this method; `allowed` has its methods, separated by commas."""
-
-    def __init__(self, template: str, /, *, allowed: str, **values: Any) -> None:
-        super().__init__(template, allowed=allowed, **values)
-        self.allowed = allowed
+class MethodNotAllowedError(CallerError, kind=(405, "method_not_allowed")):
+    """The path exists, but not with this method."""
 
 
-class ConflictError(CallerError):
+class ConflictError(CallerError, kind=(409, "conflict")):
     """The state of the service does not allow this, such as a change of models by request with several workers."""
 
 
-class TooLargeError(CallerError):
+class TooLargeError(CallerError, kind=(413, "too_large")):
     """The body, a list, a text or the tokens of the request exceed a limit."""
 
 
-class ContentEncodingError(CallerError):
+class ContentEncodingError(CallerError, kind=(415, "content_encoding")):
     """The body is compressed, which this service does not read."""
 
 
-class InvalidValueError(CallerError):
+class InvalidValueError(CallerError, kind=(422, "invalid_value")):
     """The body is well-formed, but a value in it is not allowed."""
 
 
-class HeadTooLargeError(CallerError):
+class HeadTooLargeError(CallerError, kind=(431, "head_too_large")):
     """The request line and headers exceed their limit."""
 
 
-class SlowRequestError(CallerError):
-    """The headers or body of the request were not complete in time."""
+class SlowRequestError(CallerError, kind=(408, "too_slow"), headers={"Connection": "close"}):
+    """The headers or body of the request were not complete in time. The rest may never come, so the connection closes."""
 
 
-class ClientGoneError(CallerError):
+class ClientGoneError(CallerError, kind=(499, "client_gone")):
     """The caller closed the connection while it waited."""
 
 
@@ -222,7 +231,7 @@ class ServerError(BertServeError):
     """The request was valid, but the service could not answer it."""
 
 
-class RefusedError(ServerError):
+class RefusedError(ServerError, kind=(429, "overloaded")):
     """The queue is full, or another limit is reached for now.
 
     Attributes:
@@ -234,40 +243,19 @@ class RefusedError(ServerError):
         super().__init__(template, **values)
         self.reason = reason
         self.retry_after_s = retry_after_s
+        self.headers = {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
 
 
-class ExpiredError(ServerError):
+class ExpiredError(ServerError, kind=(504, "expired")):
     """The request was admitted, but its deadline passed before its last item could start."""
 
 
-class UnavailableError(ServerError):
-    """The service is stopping or cannot answer: the GPU failed, an inference thread died, or all of them hang."""
+class UnavailableError(ServerError, kind=(503, "unavailable"), headers={"Retry-After": "1"}):
+    """The service is stopping or cannot answer: the GPU failed, an inference thread died, or all of them hang. Another instance may answer at once."""
 
 
-class EngineError(ServerError):
+class EngineError(ServerError, kind=(500, "engine")):
     """The graph failed, or returned a wrong number of rows or scores that are not finite."""
-
-
-# An exception uses the entry of its first base class in this table. A test checks that the table is complete.
-ERROR_STATUSES: dict[type[BertServeError], tuple[int, str]] = {
-    MalformedRequestError: (400, "malformed"),
-    UnauthorizedError: (401, "unauthorized"),
-    ForbiddenError: (403, "forbidden"),
-    NotFoundError: (404, "not_found"),
-    MethodNotAllowedError: (405, "method_not_allowed"),
-    ConflictError: (409, "conflict"),
-    SlowRequestError: (408, "too_slow"),
-    TooLargeError: (413, "too_large"),
-    ContentEncodingError: (415, "content_encoding"),
-    InvalidValueError: (422, "invalid_value"),
-    HeadTooLargeError: (431, "head_too_large"),
-    ClientGoneError: (499, "client_gone"),
-    RefusedError: (429, "overloaded"),
-    ExpiredError: (504, "expired"),
-    UnavailableError: (503, "unavailable"),
-    EngineError: (500, "engine"),
-}
-INTERNAL = (500, "internal")
 
 
 def traceback_places(error: Exception) -> str:
@@ -278,4 +266,4 @@ def traceback_places(error: Exception) -> str:
 
 def status_and_type(error: Exception) -> tuple[int, str]:
     """Returns the status and the error type of an exception."""
-    return next((ERROR_STATUSES[kind] for kind in type(error).__mro__ if kind in ERROR_STATUSES), INTERNAL)
+    return error.kind if isinstance(error, BertServeError) else INTERNAL

@@ -84,7 +84,9 @@ async def _translate(request: Request, error: Exception) -> Response:
         # a path can have several routes, and the router names only the methods of the first one
         routes = [route for route in request.app.routes if route.matches(request.scope)[0] is Match.PARTIAL]
         allowed = ", ".join(sorted({method for route in routes for method in route.methods}))
-        raise MethodNotAllowedError("`{path}` takes only {allowed}; see /docs.", path=CallerValue(path), allowed=allowed)
+        not_allowed = MethodNotAllowedError("`{path}` takes only {allowed}; see /docs.", path=CallerValue(path), allowed=allowed)
+        not_allowed.headers = {"Allow": allowed}
+        raise not_allowed
     tasks = ", ".join(f"/{spec.path}" for spec in TASKS.values())
     raise NotFoundError(
         "there is no path `{path}`; send a POST to {tasks} or /models/NAME, without a slash at the end; see /docs.",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections import Counter
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -15,8 +14,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from bertserve.service import errors
-from bertserve.service.errors import INTERNAL, BertServeError, status_and_type
+from bertserve.service.errors import INTERNAL, BertServeError, status_and_type, traceback_places
 from bertserve.service.tasks.json_text import to_json
 
 logger = logging.getLogger("bertserve.errors")
@@ -43,26 +41,15 @@ def response(error: Exception, request_id: str, path: str = "") -> Response:
         path: The request's path, if known; it decides the shape of the answer.
     """
     status, error_type = status_and_type(error)
-    message = "internal error. This is a bug; the log of the service has the details under this request id."
-    if isinstance(error, errors.BertServeError):
-        message = printable(error.message)
+    message, headers = "internal error. This is a bug; the log of the service has the details under this request id.", {}
+    if isinstance(error, BertServeError):
+        message, headers = printable(error.message), {**error.headers}
     fields: dict[str, Any] = {"error": message, "error_type": error_type, "request_id": request_id}
     if path.startswith(_OPENAI) and not path.endswith(_PREDICT):
         if status == HTTPStatus.UNPROCESSABLE_ENTITY:
             status = HTTPStatus.BAD_REQUEST
         kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error")
         fields["error"] = {"message": message, "type": kind, "param": None, "code": error_type}
-    headers = {}
-    if isinstance(error, errors.RefusedError):
-        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
-    if isinstance(error, errors.UnavailableError):
-        headers["Retry-After"] = "1"  # another instance may answer at once
-    if isinstance(error, errors.MethodNotAllowedError):
-        headers["Allow"] = error.allowed
-    if isinstance(error, errors.SlowRequestError):
-        headers["Connection"] = "close"  # the rest of the request may never come
-    if isinstance(error, errors.UnauthorizedError):
-        headers["WWW-Authenticate"] = "Bearer"
     return Response(to_json(fields), status_code=status, headers=headers, media_type="application/json")
 
 
@@ -101,7 +88,7 @@ class ErrorLog:
         extra = {**request, "status": status, "error_type": error_type}
         where = f"{request['request_id']} {request['method']} {request['path']}"
         if kind == INTERNAL:
-            logger.error("%s %s %s: %s", status, type(error).__name__, where, errors.traceback_places(error), extra=extra)
+            logger.error("%s %s %s: %s", status, type(error).__name__, where, traceback_places(error), extra=extra)
         else:
             level = (
                 logging.ERROR
