@@ -38,7 +38,6 @@ MODULE = "bertserve.export.cli"
 _READ = ("*.json", "*.safetensors", "pytorch_model*.bin", "*.txt", "*.model", "README.md")
 _GRAPH_MISSING = 4  # bert-export's exit code if a graph failed and the bundle lacks it
 _SIGNALED = 128  # signals have exit codes from here on
-_STDERR = 2  # stdout belongs to the service
 
 S = TypeVar("S", bound=SourceSettings)
 
@@ -181,8 +180,8 @@ def run_export(argv: Sequence[str], *, lock: int) -> int:
 
     before = [(number, signal.signal(number, pass_on)) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
-        # in its own process group, so that Ctrl-C reaches it only once, from this process
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=_STDERR, pass_fds=(lock,), process_group=0)  # noqa: S603 - no shell
+        # its output goes to stderr; in its own process group, so that Ctrl-C reaches it only once, from this process
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=2, pass_fds=(lock,), process_group=0)  # noqa: S603 - no shell
         for number in received:
             process.send_signal(number)
         code = process.wait()

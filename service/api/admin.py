@@ -18,8 +18,8 @@ from starlette.types import Scope
 from bertserve.service import __version__
 from bertserve.service.api.auth import METRICS
 from bertserve.service.api.formats.open_inference import metadata
-from bertserve.service.api.openapi import endpoints
 from bertserve.service.api.request import REQUEST
+from bertserve.service.api.routes import endpoints
 from bertserve.service.api_keys import Access
 from bertserve.service.engine import sessions
 from bertserve.service.engine.hardware import cpu_name

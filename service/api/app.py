@@ -15,9 +15,9 @@ from starlette.routing import Match
 from bertserve.service import __version__
 from bertserve.service.api import error_answers, playground
 from bertserve.service.api.admin import routers as admin_routers
-from bertserve.service.api.openapi import TAGS, add_description, docs_router, inference_routes
+from bertserve.service.api.openapi import TAGS, add_description, docs_router
 from bertserve.service.api.request import REQUEST
-from bertserve.service.api.routes import check_declared
+from bertserve.service.api.routes import check_declared, inference_routes
 from bertserve.service.engine.freed_memory import return_freed_memory
 from bertserve.service.errors import CallerValue, MethodNotAllowedError, NotFoundError
 from bertserve.service.models.build import AppState

@@ -6,6 +6,7 @@ FastAPI's telemetry, body limit, exit stacks and dependencies take two fifths of
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import re
@@ -24,9 +25,8 @@ from bertserve.service.api.auth import METRICS, Authenticator
 from bertserve.service.api.call import BinaryAnswer
 from bertserve.service.api.error_answers import ErrorLog
 from bertserve.service.api.jsonl import MEDIA_TYPES, LineStream
-from bertserve.service.api.request import REQUEST, TIMEOUT_HEADER, Request, read_body, until_disconnect
+from bertserve.service.api.request import LARGE_BYTES, REQUEST, TIMEOUT_HEADER, Request, read_body, take_turn, until_disconnect
 from bertserve.service.api.routes import InferenceRoute
-from bertserve.service.api.turns import LARGE_BYTES, Turns
 from bertserve.service.errors import INTERNAL, CallerValue, ContentEncodingError, InvalidValueError, MalformedRequestError, UnavailableError
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.models.build import AppState
@@ -65,7 +65,7 @@ class Endpoint:
         self._fixed_routes = {route.path: route for route in routes if "{" not in route.path}
         self._named_routes = [route for route in routes if "{" in route.path]
         self._errors = ErrorLog()
-        self._turns = Turns()
+        self._turns = asyncio.Lock()
         self._ids = random.Random()  # noqa: S311 - ids only tell requests apart, they protect nothing
         self._open = 0  # requests to models without a complete answer
         self._respond: ASGIApp = self._answer
@@ -145,9 +145,9 @@ class Endpoint:
         self._open += 1
         try:
             content_type = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-            is_stream = route.spec.streams and content_type in MEDIA_TYPES
+            is_stream = route.streams and content_type in MEDIA_TYPES
             if not is_stream:  # otherwise each line counts as a request
-                request.task, request.model = route.spec.task or UNKNOWN, UNKNOWN
+                request.task, request.model = route.task or UNKNOWN, UNKNOWN
             # a short request has nothing to check, so it spares the call
             if scope["query_string"] or len(request.headers) < len(scope["headers"]) or not _ENCODINGS.isdisjoint(request.headers):
                 _check_headers(request)
@@ -155,20 +155,20 @@ class Endpoint:
             timeout_s = state.settings.timeout_ms / 1000 if timeout_header is None else self._parse_timeout(timeout_header)
             model = request.named_model if scope["path_params"] else None
             if is_stream:
-                await LineStream(route.spec, request, timeout_s, self._errors, self._turns).answer(receive, send)
+                await LineStream(route, request, timeout_s, self._errors, self._turns).answer(receive, send)
                 return
             if model is not None:
                 request.task, request.model = model.task, model.name
             raw = await read_body(receive, request.headers, limit=state.settings.max_body_bytes, timeout_s=state.settings.body_timeout_s)
             if len(raw) > LARGE_BYTES:
-                await self._turns.wait()
-            call = route.spec.read_call(raw, request)
+                await take_turn(self._turns)
+            call = route.read_call(raw, request)
             del raw  # the body is not needed during inference
             request.task, request.model = call.task, call.model.name
             trace = request.trace if request.trace is not None and request.trace.recorded else None
             prediction = request.prediction = await until_disconnect(call.predict(timeout_s, trace=trace), receive)
             if prediction.answer_bytes > LARGE_BYTES:
-                await self._turns.wait()
+                await take_turn(self._turns)
             answer = call.answer(prediction)
             payload, tail = answer if isinstance(answer, BinaryAnswer) else (answer, b"")
             body = to_json(payload)

@@ -85,15 +85,11 @@ class ErrorLog:
 
     def _log(self, error: Exception, kind: tuple[int, str], request: Mapping[str, Any]) -> None:
         status, error_type = kind
-        extra = {**request, "status": status, "error_type": error_type}
-        where = f"{request['request_id']} {request['method']} {request['path']}"
-        if kind == INTERNAL:
-            logger.error("%s %s %s: %s", status, type(error).__name__, where, traceback_places(error), extra=extra)
+        fields = {**request, "status": status, "error_type": error_type}
+        if isinstance(error, BertServeError) and kind != INTERNAL:
+            fields["reason"] = reason = printable(error.for_log)
         else:
-            level = (
-                logging.ERROR
-                if status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.SERVICE_UNAVAILABLE
-                else logging.WARNING
-            )
-            reason = printable(error.for_log) if isinstance(error, BertServeError) else type(error).__name__
-            logger.log(level, "%s %s %s: %s", status, error_type, where, reason, extra={**extra, "reason": reason})
+            error_type, reason = type(error).__name__, traceback_places(error)
+        is_fault = status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.SERVICE_UNAVAILABLE
+        where = f"{request['request_id']} {request['method']} {request['path']}"
+        logger.log(logging.ERROR if is_fault else logging.WARNING, "%s %s %s: %s", status, error_type, where, reason, extra=fields)

@@ -10,60 +10,53 @@ import asyncio
 import re
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 from starlette.types import Receive, Send
 
 from bertserve.service.api import error_answers
 from bertserve.service.api.call import Call
-from bertserve.service.api.request import Request
-from bertserve.service.api.routes import Route
-from bertserve.service.api.turns import LARGE_BYTES, Turns
+from bertserve.service.api.request import LARGE_BYTES, Request, take_turn
 from bertserve.service.api_keys import Access
 from bertserve.service.errors import BertServeError, ClientGoneError, MalformedRequestError, RefusedError, SlowRequestError, TooLargeError
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks.json_text import to_json
 
+if TYPE_CHECKING:
+    from bertserve.service.api.routes import InferenceRoute
+
 MEDIA_TYPE = "application/x-ndjson"
 MEDIA_TYPES = frozenset({MEDIA_TYPE.encode(), b"application/jsonl", b"application/jsonlines", b"application/x-jsonlines"})
 LINE_ENDS = re.compile(rb"\n\s*")  # with the blank lines that follow, of which a chunk can have 65,536
-# Limit of the weights of the lines in progress, unless there is only one line. The weight of a line is its number of bytes, a 64th of the
-# bytes of the last answer, or 64 KiB / `max_stream_requests`, whichever is the largest. So a stream whose client does not read holds few
-# large answers, and its lines do not wait for each other.
-MAX_WEIGHT, ANSWER_SHARE = 2**16, 64
-FIRST_ANSWER_BYTES = 2**20  # size of an answer until one is known
+# Limit of the bytes of the lines in progress, unless there is only one line; each counts as 64 KiB / `max_stream_requests` at least. More
+# lines would wait for each other in the queue, where their deadlines would pass.
+MAX_BYTES = 2**16
 READ_AHEAD = 8  # chunks of up to 64 KiB
 MIN_RETRY_S = 0.1  # seconds until a refused line asks again, at least
-CLIENT_GONE = 499  # of nginx; no standard has a status for it
 
 
-@dataclass(eq=False)
 class LineStream:
-    """Answers the lines of one request.
+    """Answers the lines of one request."""
 
-    Attributes:
-        route: The stream's route.
-        request: The stream's request.
-        timeout_s: Seconds until a line must have started, counted from its admission.
-        error_log: Takes failures of the service; errors of callers are only in the answers, because a stream can have millions of lines.
-        turns: The turns of large lines and answers.
-    """
+    def __init__(
+        self, route: InferenceRoute, request: Request, timeout_s: float, error_log: error_answers.ErrorLog, turns: asyncio.Lock
+    ) -> None:
+        """Prepares the stream of a request.
 
-    route: Route
-    request: Request
-    timeout_s: float
-    error_log: error_answers.ErrorLog
-    turns: Turns
-
-    def __post_init__(self) -> None:
-        self._state = self.request.state
+        Args:
+            route: The stream's route.
+            request: The stream's request.
+            timeout_s: Seconds until a line must have started, counted from its admission.
+            error_log: Takes failures of the service; errors of callers are only in the answers, because a stream can have millions of lines.
+            turns: The turns of large lines and answers.
+        """
+        self._route, self._request, self._timeout_s, self._error_log, self._turns = route, request, timeout_s, error_log, turns
+        self._settings = request.state.settings
         self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._chunk_taken = asyncio.Event()
         self._answers: asyncio.Queue[tuple[asyncio.Task[bytes] | None, int]] = asyncio.Queue()
-        self._lines = self._weight = 0  # lines so far; weight of those in progress
-        self._last_answer_bytes = FIRST_ANSWER_BYTES
+        self._bytes = 0  # of the lines in progress
         self._answer_sent = asyncio.Event()
 
     async def answer(self, receive: Receive, send: Send) -> None:
@@ -74,7 +67,7 @@ class LineStream:
             ClientGoneError: The client disconnected; the requests of its lines are cancelled.
             SlowRequestError: The client sent nothing while no line was in progress.
         """
-        if self.request.scope.get("http_version") == "1.0":
+        if self._request.scope.get("http_version") == "1.0":
             raise MalformedRequestError("the answer to JSON Lines needs HTTP/1.1; with nginx, set `proxy_http_version 1.1`.")
         try:
             async with asyncio.TaskGroup() as group:
@@ -87,14 +80,14 @@ class LineStream:
 
     async def _read(self, receive: Receive) -> None:
         """Reads chunks ahead of the one that is being cut, because only reading detects a disconnected client."""
-        more, timeout_s = True, self._state.settings.body_timeout_s
+        more, timeout_s = True, self._settings.body_timeout_s
         while True:
             try:
                 async with asyncio.timeout(timeout_s):
                     message = await receive()
             except TimeoutError:
                 # the client may pause while lines are in progress, and after their last answer
-                if self._weight or self._answer_sent.is_set():
+                if self._bytes or self._answer_sent.is_set():
                     self._answer_sent.clear()
                     continue
                 raise SlowRequestError(
@@ -105,81 +98,76 @@ class LineStream:
             if more:
                 self._chunks.put_nowait(message.get("body", b""))
                 if not (more := message.get("more_body", False)):
+                    self._chunks.put_nowait(b"\n")
                     self._chunks.put_nowait(None)
                 if (ahead := self._chunks.qsize() - READ_AHEAD) >= 0:
-                    self._chunk_taken.clear()
                     with suppress(TimeoutError):  # only reading detects a client that has left, so it continues slowly
-                        await asyncio.wait_for(self._chunk_taken.wait(), 1 + ahead)
+                        await asyncio.wait_for(self._chunks.join(), 1 + ahead)
 
     async def _cut(self, group: asyncio.TaskGroup) -> None:
-        """Starts a request for each line that is not blank."""
-        line, size = bytearray(), self._state.settings.max_body_bytes + 1  # a line that is too long keeps one byte too many, and is refused
+        """Starts a request for each line that is not blank, when there is room for it."""
+        limit = self._settings.max_body_bytes + 1  # a line that is too long keeps one byte too many, and is refused
+        line, number = bytearray(), 0
         while (chunk := await self._chunks.get()) is not None:
-            self._chunk_taken.set()
+            self._chunks.task_done()
             first, *others = LINE_ENDS.split(chunk)
-            line += first[: size - len(line)]
-            if others:
-                for whole in filter(bytes.strip, [bytes(line), *others[:-1]]):
-                    await self._start(whole[:size], group)
-                line = bytearray(others[-1][:size])
-        if line.strip():
-            await self._start(bytes(line), group)
+            line += first[: limit - len(line)]
+            if not others:
+                continue
+            whole, line = [bytes(line), *others[:-1]], bytearray(others[-1][:limit])
+            for body in filter(bytes.strip, whole):
+                size = max(len(body), MAX_BYTES // self._settings.max_stream_requests)
+                while self._bytes and self._bytes + size > MAX_BYTES:
+                    self._answer_sent.clear()
+                    await self._answer_sent.wait()
+                self._bytes += size
+                number += 1
+                self._answers.put_nowait((group.create_task(self._answer(body[:limit], number)), size))
         self._answers.put_nowait((None, 0))
-
-    async def _start(self, line: bytes, group: asyncio.TaskGroup) -> None:
-        """Starts the request of a line when there is room for it."""
-        min_weight = MAX_WEIGHT // self._state.settings.max_stream_requests
-        while self._weight + (weight := max(min_weight, len(line), self._last_answer_bytes // ANSWER_SHARE)) > MAX_WEIGHT and self._weight:
-            self._answer_sent.clear()
-            await self._answer_sent.wait()
-        self._lines += 1
-        self._weight += weight
-        self._answers.put_nowait((group.create_task(self._answer(line, self._lines)), weight))
 
     async def _write(self, send: Send) -> None:
         """Sends the answers; a client that reads slowly also slows the reading of its lines."""
         more = True
         while more:
-            task, weight = await self._answers.get()
+            task, size = await self._answers.get()
             more = task is not None
             answer = b"" if task is None else await task + b"\n"
-            if self.request.status == 0:
+            if self._request.status == 0:
                 await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": [(b"content-type", MEDIA_TYPE.encode())]})
             await send({"type": "http.response.body", "body": answer, "more_body": more})
-            self._weight -= weight
+            self._bytes -= size
             self._answer_sent.set()
 
     async def _answer(self, line: bytes, number: int) -> bytes:
         """Returns the answer to a line as JSON, or its error in the usual JSON shape; counts both."""
-        start, state, request = time.perf_counter(), self._state, self.request
-        labels, status = (self.route.task or UNKNOWN, UNKNOWN), CLIENT_GONE
+        start, request, metrics = time.perf_counter(), self._request, self._request.state.metrics
+        labels, status = (self._route.task or UNKNOWN, UNKNOWN), ClientGoneError.kind[0]
         try:
             request.auth.check(Access.KEY, request.scope["headers"])  # again, because a stream may have no end
-            if len(line) > state.settings.max_body_bytes:
+            if len(line) > self._settings.max_body_bytes:
                 raise TooLargeError(
                     "the line has more than {max_body_bytes} bytes; send less in one line; the operator can raise --max-body-bytes.",
-                    max_body_bytes=state.settings.max_body_bytes,
+                    max_body_bytes=self._settings.max_body_bytes,
                 )
             if len(line) > LARGE_BYTES:
-                await self.turns.wait()
-            call = self.route.read_call(line, request)  # it looks the model up for each line, because it can be reloaded during the stream
+                await take_turn(self._turns)
+            call = self._route.read_call(line, request)  # it looks the model up for each line, because it can be reloaded during the stream
             labels = (call.task, call.model.name)
             prediction = await self._predict(call)
             if prediction.answer_bytes > LARGE_BYTES:
-                await self.turns.wait()
+                await take_turn(self._turns)
             body, status = to_json(call.answer(prediction)), HTTPStatus.OK
-            self._last_answer_bytes = len(body)
         except Exception as error:  # noqa: BLE001 - the process boundary of a line
             if isinstance(error, BertServeError):
                 error.message = f"line {number}: {error.message}"
             refusal = error_answers.response(error, request.id)
             body, status = bytes(refusal.body), refusal.status_code
             if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-                self.error_log.write(error, request.log_fields())
+                self._error_log.write(error, request.log_fields())
         finally:
-            state.metrics.requests_of(*labels, status).inc()
+            metrics.requests_of(*labels, status).inc()
             if labels[1] != UNKNOWN:
-                state.metrics.model(*labels).request_seconds.observe(time.perf_counter() - start)
+                metrics.model(*labels).request_seconds.observe(time.perf_counter() - start)
         return body
 
     async def _predict(self, call: Call) -> Prediction:
@@ -188,13 +176,12 @@ class LineStream:
         Raises:
             RefusedError: The line was still refused after that time.
         """
-        end = time.monotonic() + self.timeout_s
+        end = time.monotonic() + self._timeout_s
         while True:
             try:
-                return await call.predict(self.timeout_s, counts_refusals=False)
+                return await call.predict(self._timeout_s, counts_refusals=False)
             except RefusedError as error:
-                left_s = end - time.monotonic()
-                if left_s <= 0:
+                if (left_s := end - time.monotonic()) <= 0:
                     raise
                 # each attempt may tokenize the line again
                 await asyncio.sleep(max(MIN_RETRY_S, min(error.retry_after_s, left_s)))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import operator
-import re
 from collections.abc import Mapping
 from importlib import resources
 from typing import Any
@@ -13,16 +11,12 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
-from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 
-from bertserve.service.api.jsonl import MEDIA_TYPE
-from bertserve.service.api.request import TIMEOUT_HEADER
-from bertserve.service.api.routes import INFERENCE, OTHER_CLIENTS, GuardedRoute, InferenceRoute, Route, all_routes
+from bertserve.service.api.routes import INFERENCE, OTHER_CLIENTS, InferenceRoute, endpoints
 from bertserve.service.api_keys import Access
-from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import to_json
 
 # in the order of the page: the most used ones first
@@ -33,7 +27,6 @@ TAGS = [
     {"name": "models", "description": "The loaded models, and which model answers on which path."},
     {"name": "health", "description": "Probes and metrics."},
 ]
-_NAME = re.compile(r"\{(\w+)\}")  # in a path
 _SCRIPT, _STYLE, _ICON = "swagger-ui-bundle.js", "swagger-ui.css", "favicon-32x32.png"  # files of the page, below _STATIC
 _STATIC = "docs/static"
 _TYPES = {_SCRIPT: "text/javascript; charset=utf-8", _STYLE: "text/css; charset=utf-8", _ICON: "image/png"}
@@ -54,23 +47,6 @@ class ErrorBody(BaseModel):
     error: str | OpenAIError
     error_type: str
     request_id: str
-
-
-# a reference instead of FastAPI's `model`, which would compile a validator for each route at every start
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    "default": {"description": "An error.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}}
-}
-
-
-def inference_routes() -> list[InferenceRoute]:
-    """Returns the routes that run models, each with its description."""
-    return [InferenceRoute(route, **_described(route)) for route in all_routes()]
-
-
-def endpoints(access: Access, **options: Any) -> APIRouter:
-    """Returns a router for routes of one access, with further arguments of `APIRouter`."""
-    route_class = type("GuardedRoute", (GuardedRoute,), {"access": access})
-    return APIRouter(route_class=route_class, generate_unique_id_function=operation_id, responses=_ERRORS, **options)
 
 
 def add_file(routes: APIRouter, path: str, content: bytes, headers: Mapping[str, str]) -> None:
@@ -119,7 +95,7 @@ def add_description(app: FastAPI, *, asks_for_key: bool) -> None:
             tags=app.openapi_tags,
             servers=app.servers,
         )
-        kinds = dict.fromkeys([ErrorBody, *(body for route in all_routes() for body in route.bodies)])
+        kinds = dict.fromkeys([ErrorBody, *(body for route in app.routes if isinstance(route, InferenceRoute) for body in route.bodies)])
         modes = [(kind, "validation") for kind in kinds]
         _, bodies = models_json_schema(modes, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
         schema["components"]["schemas"].update(bodies["$defs"])
@@ -129,43 +105,3 @@ def add_description(app: FastAPI, *, asks_for_key: bool) -> None:
         return schema
 
     app.openapi = functools.cache(openapi)  # type: ignore[method-assign]  # FastAPI's documented way to extend the schema
-
-
-def operation_id(route: APIRoute) -> str:
-    """Returns the name of an operation in generated clients: its path in words, such as `classify` or `get_models_by_name_info`."""
-    words = _NAME.sub(r"by_\1", route.path)
-    words = "_".join(re.findall("[a-z0-9]+", words)) or "base_url"
-    return words if "POST" in (route.methods or ()) else f"get_{words}"
-
-
-def _described(route: Route) -> dict[str, Any]:
-    """Returns the OpenAPI description of a route that reads the raw request."""
-    lines: dict[str, Any] = {MEDIA_TYPE: {"schema": {"type": "string", "description": "JSON Lines."}}} if route.streams else {}
-    responses = {
-        200: {
-            "model": functools.reduce(operator.or_, route.answers),
-            "description": "A result, or a list of them: one for each input.",
-            "content": lines,
-        },
-        **_ERRORS,
-    }
-    references = [{"$ref": f"#/components/schemas/{body.__name__}"} for body in route.bodies]
-    parameter = {
-        "name": TIMEOUT_HEADER,
-        "in": "header",
-        "schema": {"type": "integer", "minimum": 1},
-        "description": "Milliseconds until the request must have started.",
-    }
-    path_params = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in _NAME.findall(route.path)]
-    json_body: dict[str, Any] = {"schema": references[0]}
-    if len(route.bodies) > 1:
-        json_body = {
-            "schema": {"anyOf": references},
-            "examples": {spec.path: {"summary": spec.title, "value": spec.body.example()} for spec in TASKS.values()},
-        }
-    extra = {
-        "requestBody": {"required": True, "content": {"application/json": json_body} | lines},
-        "parameters": [*path_params, parameter],
-    }
-    described = {"tags": [route.tag], "responses": responses, "openapi_extra": extra, "response_class": Response}
-    return described | {"generate_unique_id_function": operation_id}

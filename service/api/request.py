@@ -28,6 +28,8 @@ _AMBIGUOUS = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]|/\.\.?(?:/|\Z)")
 _ADDRESS = re.compile("[0-9a-fA-F.:]+")
 _ENCODED_SLASH = re.compile(rb"%(?:2f|5c)", re.IGNORECASE)
 _SLOW = "the body is slow"  # why a task is cancelled
+# Bytes of a body or an answer from which it waits for its turn: many can come at once, and each takes up to 0.04 s of the event loop.
+LARGE_BYTES = 2**17
 WATCH_AFTER_S = 0.1  # most requests are answered sooner, and watching each one would cost more than it saves
 T = TypeVar("T")
 
@@ -191,3 +193,9 @@ async def until_disconnect(work: Awaitable[T], receive: Receive) -> T:
         timer.cancel()
         for watcher in watchers:
             watcher.cancel()
+
+
+async def take_turn(turns: asyncio.Lock) -> None:
+    """Waits for a turn of the event loop in which no other large body or answer is read or written."""
+    async with turns:
+        await asyncio.sleep(0)

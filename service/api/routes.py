@@ -7,12 +7,15 @@ decides about access. The service does not start if a route declares no access.
 from __future__ import annotations
 
 import functools
+import operator
+import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
+from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
@@ -21,8 +24,9 @@ from bertserve.service.api.formats.cohere import DocumentsBody, RankedList, read
 from bertserve.service.api.formats.hugging_face import PredictBody, Predictions, read_at_base, read_for_model, read_for_task, read_predict
 from bertserve.service.api.formats.open_inference import InferAnswer, InferBody, read_infer
 from bertserve.service.api.formats.openai import EmbeddingList, EmbeddingsBody, read_embeddings
-from bertserve.service.api.formats.tei import EmbedAllBody, SequencesBody, read_foreign
-from bertserve.service.api.request import REQUEST, Request
+from bertserve.service.api.formats.tei import EmbedAllBody, SequencesBody
+from bertserve.service.api.jsonl import MEDIA_TYPE
+from bertserve.service.api.request import REQUEST, TIMEOUT_HEADER, Request
 from bertserve.service.api_keys import Access
 from bertserve.service.tasks import classify, embed, rerank
 from bertserve.service.tasks.catalog import TASKS
@@ -30,35 +34,21 @@ from bertserve.service.tasks.classify import LabelScore
 from bertserve.service.tasks.task_spec import TaskSpec
 
 INFERENCE, OTHER_CLIENTS = "inference", "other clients"  # tags in OpenAPI
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """A path that runs models, for POST requests.
-
-    Attributes:
-        path: The path; `{name}` in it is a model's name.
-        read_call: Returns the call of a body and its request.
-        summary: A short description for OpenAPI.
-        bodies: Types of the body, for OpenAPI; a body has one of them.
-        answers: Types of the answer, for OpenAPI; an answer has one of them.
-        task: The task of the path; None if it depends on the model or the body.
-        streams: Whether it also accepts JSON Lines: one body per line, answered by one line each.
-        tag: The tag of the operation in OpenAPI.
-    """
-
-    path: str
-    read_call: Callable[[bytes, Request], Call]
-    summary: str
-    bodies: tuple[type[BaseModel], ...]
-    answers: tuple[Any, ...]
-    task: str | None = None
-    streams: bool = False
-    tag: str = OTHER_CLIENTS
+_NAME = re.compile(r"\{(\w+)\}")  # in a path
+_TIMEOUT_PARAMETER = {
+    "name": TIMEOUT_HEADER,
+    "in": "header",
+    "schema": {"type": "integer", "minimum": 1},
+    "description": "Milliseconds until the request must have started.",
+}
+# a reference instead of FastAPI's `model`, which would compile a validator for each route at every start
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    "default": {"description": "An error.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}}
+}
 
 
 class GuardedRoute(APIRoute):
-    """A route of FastAPI that checks its access before it runs. `openapi.endpoints` makes a subclass for each access."""
+    """A route of FastAPI that checks its access before it runs. `endpoints` makes a subclass for each access."""
 
     access: Access
 
@@ -72,18 +62,77 @@ class GuardedRoute(APIRoute):
 
 
 class InferenceRoute(GuardedRoute):
-    """A `Route` in FastAPI, which describes it and answers 405 for other methods; `Endpoint` serves its requests."""
+    """A path that runs models, for POST requests. FastAPI describes it and answers 405 for other methods; `Endpoint` serves its requests.
+
+    Attributes:
+        read_call: Returns the call of a body and its request.
+        bodies: Types of the body, for OpenAPI; a body has one of them.
+        task: The task of the path; None if it depends on the model or the body.
+        streams: Whether it also accepts JSON Lines: one body per line, answered by one line each.
+    """
 
     access = Access.KEY
 
-    def __init__(self, spec: Route, **description: Any) -> None:
-        """Takes FastAPI's arguments for OpenAPI; FastAPI never calls the function of this route."""
-        self.spec = spec
-        super().__init__(spec.path, lambda: None, methods=["POST"], summary=spec.summary, response_model=None, **description)
+    def __init__(
+        self,
+        path: str,
+        read_call: Callable[[bytes, Request], Call],
+        summary: str,
+        bodies: tuple[type[BaseModel], ...],
+        answers: tuple[Any, ...],
+        *,
+        task: str | None = None,
+        streams: bool = False,
+        tag: str = OTHER_CLIENTS,
+    ) -> None:
+        """Creates the route and its OpenAPI description. `{name}` in the path is a model's name; an answer has one of the types `answers`."""
+        self.read_call, self.bodies, self.task, self.streams = read_call, bodies, task, streams
+        lines: dict[str, Any] = {MEDIA_TYPE: {"schema": {"type": "string", "description": "JSON Lines."}}} if streams else {}
+        result = {
+            "model": functools.reduce(operator.or_, answers),
+            "description": "A result, or a list of them: one for each input.",
+            "content": lines,
+        }
+        references = [{"$ref": f"#/components/schemas/{body.__name__}"} for body in bodies]
+        json_body: dict[str, Any] = {"schema": references[0]}
+        if len(bodies) > 1:
+            json_body = {
+                "schema": {"anyOf": references},
+                "examples": {spec.path: {"summary": spec.title, "value": spec.body.example()} for spec in TASKS.values()},
+            }
+        path_params = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in _NAME.findall(path)]
+        super().__init__(
+            path,
+            lambda: None,  # never called
+            methods=["POST"],
+            summary=summary,
+            tags=[tag],
+            response_model=None,
+            response_class=Response,
+            responses={200: result, **_ERRORS},
+            openapi_extra={
+                "requestBody": {"required": True, "content": {"application/json": json_body} | lines},
+                "parameters": [*path_params, _TIMEOUT_PARAMETER],
+            },
+            generate_unique_id_function=operation_id,
+        )
 
 
-def all_routes() -> list[Route]:
-    """Returns all routes; those of tasks come first."""
+def endpoints(access: Access, **options: Any) -> APIRouter:
+    """Returns a router for routes of one access, with further arguments of `APIRouter`."""
+    route_class = type("GuardedRoute", (GuardedRoute,), {"access": access})
+    return APIRouter(route_class=route_class, generate_unique_id_function=operation_id, responses=_ERRORS, **options)
+
+
+def operation_id(route: APIRoute) -> str:
+    """Returns the name of an operation in generated clients: its path in words, such as `classify` or `get_models_by_name_info`."""
+    words = _NAME.sub(r"by_\1", route.path)
+    words = "_".join(re.findall("[a-z0-9]+", words)) or "base_url"
+    return words if "POST" in (route.methods or ()) else f"get_{words}"
+
+
+def inference_routes() -> list[InferenceRoute]:
+    """Returns the routes that run models; those of tasks come first."""
     return [
         *map(_of_task, TASKS.values()),
         _of_any_task(
@@ -93,9 +142,9 @@ def all_routes() -> list[Route]:
             tag=INFERENCE,
         ),
         _of_any_task("/", read_at_base, "Run the only loaded model"),
-        Route("/v2/models/{name}/infer", read_infer, "Run a model on tensors of texts", (InferBody,), (InferAnswer,)),
-        Route("/v1/models/{name}:predict", read_predict, "Answer instances with predictions", (PredictBody,), (Predictions,)),
-        Route(
+        InferenceRoute("/v2/models/{name}/infer", read_infer, "Run a model on tensors of texts", (InferBody,), (InferAnswer,)),
+        InferenceRoute("/v1/models/{name}:predict", read_predict, "Answer instances with predictions", (PredictBody,), (Predictions,)),
+        InferenceRoute(
             "/v1/embeddings",
             read_embeddings,
             "Embed texts as vectors, in the format of OpenAI's API",
@@ -104,7 +153,7 @@ def all_routes() -> list[Route]:
             task=embed.TASK,
         ),
         *(
-            Route(
+            InferenceRoute(
                 path,
                 read_rerank,
                 "Rank documents by a query, in the format of Cohere's and Jina's APIs",
@@ -115,17 +164,17 @@ def all_routes() -> list[Route]:
             for path in ("/v1/rerank", "/v2/rerank")
         ),
         _of_any_task("/invocations", read_at_base, "The same as the base URL, for SageMaker"),
-        Route(
+        InferenceRoute(
             "/predict",
-            functools.partial(read_foreign, classify.TASK, SequencesBody),
+            functools.partial(read_for_task, classify.TASK, SequencesBody),
             "Classify texts or pairs of texts, in the format of Text Embeddings Inference",
             (SequencesBody,),
             (list[LabelScore], list[list[LabelScore]]),
             task=classify.TASK,
         ),
-        Route(
+        InferenceRoute(
             "/embed_all",
-            functools.partial(read_foreign, embed.TASK, EmbedAllBody),
+            functools.partial(read_for_task, embed.TASK, EmbedAllBody),
             "Embed each token of texts, in the format of Text Embeddings Inference",
             (EmbedAllBody,),
             (list[list[list[float]]],),
@@ -134,14 +183,14 @@ def all_routes() -> list[Route]:
     ]
 
 
-def _of_task(spec: TaskSpec) -> Route:
-    read = functools.partial(read_for_task, spec.name)
-    return Route(f"/{spec.path}", read, spec.title, (spec.body,), (spec.answer,), task=spec.name, streams=True, tag=INFERENCE)
+def _of_task(spec: TaskSpec) -> InferenceRoute:
+    read = functools.partial(read_for_task, spec.name, spec.body)
+    return InferenceRoute(f"/{spec.path}", read, spec.title, (spec.body,), (spec.answer,), task=spec.name, streams=True, tag=INFERENCE)
 
 
-def _of_any_task(path: str, read: Callable[[bytes, Request], Call], summary: str, tag: str = OTHER_CLIENTS) -> Route:
+def _of_any_task(path: str, read: Callable[[bytes, Request], Call], summary: str, tag: str = OTHER_CLIENTS) -> InferenceRoute:
     bodies = tuple(spec.body for spec in TASKS.values())
-    return Route(path, read, summary, bodies, tuple(spec.answer for spec in TASKS.values()), streams=True, tag=tag)
+    return InferenceRoute(path, read, summary, bodies, tuple(spec.answer for spec in TASKS.values()), streams=True, tag=tag)
 
 
 def check_declared(routes: Iterable[BaseRoute]) -> None:
@@ -152,4 +201,4 @@ def check_declared(routes: Iterable[BaseRoute]) -> None:
     """
     for route in routes:
         if not (isinstance(route, GuardedRoute) and isinstance(getattr(route, "access", None), Access)):
-            raise TypeError(f"the route {getattr(route, 'path', route)!r} declares no access; use `endpoints` of service/api/openapi.py.")
+            raise TypeError(f"the route {getattr(route, 'path', route)!r} declares no access; use `endpoints` of service/api/routes.py.")

@@ -9,7 +9,7 @@ import pytest
 import tiny
 from application import call, classify, play
 from bertserve.service import __version__
-from bertserve.service.api.routes import all_routes
+from bertserve.service.api.routes import inference_routes
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 
@@ -110,7 +110,7 @@ def test_every_openapi_example_is_answered(tmp_path: Path) -> None:
     document = call(folder, "GET", "/openapi.json", settings=settings).json()
     models = {task: model["name"] for model in call(folder, "GET", "/models", settings=settings).json() for task in model["default_of"]}
     tried = {}
-    for route in all_routes():
+    for route in inference_routes():
         content = document["paths"][route.path]["post"]["requestBody"]["content"]["application/json"]
         own = document["components"]["schemas"].get(content["schema"].get("$ref", "").rpartition("/")[2], {})
         for name, example in content.get("examples", {"classify": {"value": own.get("examples", [None])[0]}}).items():

@@ -11,8 +11,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, Tag, field_validator
 from pydantic_core import PydanticCustomError
 
-from bertserve.service.api.call import Call
-from bertserve.service.api.request import Request
 from bertserve.service.tasks import classify, embed
 from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.tasks.body import (
@@ -29,7 +27,6 @@ from bertserve.service.tasks.body import (
 )
 from bertserve.service.tasks.classify import ClassifyParameters
 from bertserve.service.tasks.embed import EmbedParameters, PromptName
-from bertserve.service.tasks.reading import read_as
 
 _Text = Annotated[str, Tag(TEXT)]
 _Item = Annotated[_Text | Annotated[list[str], LIST_LIMIT, Tag(LIST)], one_of("a text or a list of one or two texts", TEXT, LIST)]
@@ -106,9 +103,3 @@ class EmbedAllBody(ForeignBody):
         options = {name: getattr(self, name) for name in ("prompt_name", "truncate", "truncation_direction")}
         body = embed.EmbedBody(inputs=self.inputs, parameters=EmbedParameters(pooling="none", normalize=False, **options))
         return body.requests(config)
-
-
-def read_foreign(task: str, kind: type[ForeignBody], raw: bytes, request: Request) -> Call:
-    """Reads a body of `/predict` or `/embed_all`."""
-    body = read_as(kind, raw, request.state.limits)
-    return Call(task, request.state.registry.for_task(task, body.model), body, lambda answered: body.answer(answered.results))
