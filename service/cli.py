@@ -20,7 +20,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, CliPositionalArg, CliSubCommand, CliToggleFlag
 
 from bertserve.service import __version__, listing
-from bertserve.service.api_keys import new_key
+from bertserve.service.auth import new_key
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import NAME_PATTERN
 from bertserve.service.errors import SettingsError, StartError, did_you_mean

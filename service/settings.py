@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Self, TypeVar
@@ -18,7 +19,6 @@ from pydantic_settings import (
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    TomlConfigSettingsSource,
 )
 from pydantic_settings import SettingsError as CommandLineError
 
@@ -96,8 +96,7 @@ class ConfigFile(PydanticBaseSettingsSource):
         if (path := self.current_state.get("config")) is None:
             return {}
         try:
-            Path(path).open("rb").close()  # pydantic-settings ignores a file that does not exist
-            values = TomlConfigSettingsSource(self.settings_cls, Path(path)).toml_data
+            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise SettingsError(f"--config (or {PREFIX}CONFIG) is `{path}`, which cannot be read ({error.strerror}).") from error
         except ValueError as error:

@@ -16,11 +16,10 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from bertserve.service import __version__
-from bertserve.service.api.auth import METRICS
 from bertserve.service.api.formats.open_inference import metadata
 from bertserve.service.api.request import REQUEST
 from bertserve.service.api.routes import endpoints
-from bertserve.service.api_keys import Access
+from bertserve.service.auth import Access
 from bertserve.service.engine import sessions
 from bertserve.service.engine.hardware import cpu_name
 from bertserve.service.errors import NotFoundError, UnavailableError, status_and_type
@@ -195,7 +194,7 @@ def _add_operations(probe_routes: APIRouter, key_routes: APIRouter, metrics_rout
     async def server() -> Response:
         return _json({"name": "bertserve", "version": __version__, "extensions": ["binary_tensor_data"]})
 
-    @metrics_routes.get(METRICS, summary="Prometheus metrics", response_class=PlainTextResponse)
+    @metrics_routes.get("/metrics", summary="Prometheus metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         state.utilization.measure()
         # a page reads the files of all workers, and a page with many series takes a while to write

@@ -21,12 +21,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bertserve.service.api import error_answers
 from bertserve.service.api.app import create_fastapi
-from bertserve.service.api.auth import METRICS, Authenticator
 from bertserve.service.api.call import BinaryAnswer
 from bertserve.service.api.error_answers import ErrorLog
 from bertserve.service.api.jsonl import MEDIA_TYPES, LineStream
 from bertserve.service.api.request import LARGE_BYTES, REQUEST, TIMEOUT_HEADER, Request, read_body, take_turn, until_disconnect
 from bertserve.service.api.routes import InferenceRoute
+from bertserve.service.auth import Authenticator
 from bertserve.service.errors import INTERNAL, CallerValue, ContentEncodingError, InvalidValueError, MalformedRequestError, UnavailableError
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.models.build import AppState
@@ -43,7 +43,7 @@ _SINGLE = {b"content-type", b"content-encoding", _TIMEOUT}
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _INTERNAL, _ = INTERNAL
 _UNAUTHORIZED = HTTPStatus.UNAUTHORIZED  # in Python 3.11, each look-up in an enumeration is a call
-_PROBES = ("/health", "/live", "/ready", "/ping", METRICS)  # ends of paths that are not traced, nor logged by default
+_PROBES = ("/health", "/live", "/ready", "/ping", "/metrics")  # ends of paths that are not traced, nor logged by default
 _EXPOSED = ("x-request-id", "x-model", "server-timing", "x-truncated", "x-windows", "x-hf-warning", "retry-after")
 
 

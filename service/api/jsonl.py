@@ -18,7 +18,7 @@ from starlette.types import Receive, Send
 from bertserve.service.api import error_answers
 from bertserve.service.api.call import Call
 from bertserve.service.api.request import LARGE_BYTES, Request, take_turn
-from bertserve.service.api_keys import Access
+from bertserve.service.auth import Access
 from bertserve.service.errors import BertServeError, ClientGoneError, MalformedRequestError, RefusedError, SlowRequestError, TooLargeError
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.models.request_progress import Prediction

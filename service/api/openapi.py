@@ -16,7 +16,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 
 from bertserve.service.api.routes import INFERENCE, OTHER_CLIENTS, InferenceRoute, endpoints
-from bertserve.service.api_keys import Access
+from bertserve.service.auth import Access
 from bertserve.service.tasks.json_text import to_json
 
 # in the order of the page: the most used ones first

@@ -15,7 +15,7 @@ from bertserve.service.errors import CallerValue, ClientGoneError, MalformedRequ
 from bertserve.service.metrics import UNKNOWN
 
 if TYPE_CHECKING:
-    from bertserve.service.api.auth import Authenticator
+    from bertserve.service.auth import Authenticator
     from bertserve.service.models.build import AppState
     from bertserve.service.models.model import Model
     from bertserve.service.models.request_progress import Prediction

@@ -27,7 +27,7 @@ from bertserve.service.api.formats.openai import EmbeddingList, EmbeddingsBody, 
 from bertserve.service.api.formats.tei import EmbedAllBody, SequencesBody
 from bertserve.service.api.jsonl import MEDIA_TYPE
 from bertserve.service.api.request import REQUEST, TIMEOUT_HEADER, Request
-from bertserve.service.api_keys import Access
+from bertserve.service.auth import Access
 from bertserve.service.tasks import classify, embed, rerank
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.classify import LabelScore

@@ -29,8 +29,7 @@ from gunicorn.systemd import sd_notify
 from starlette.types import ASGIApp
 
 from bertserve.service import __version__
-from bertserve.service.api.auth import Authenticator
-from bertserve.service.api_keys import ApiKeys
+from bertserve.service.auth import ApiKeys, Authenticator
 from bertserve.service.errors import SettingsError, StartError, plural
 from bertserve.service.metrics import Metrics
 from bertserve.service.server.logs import background_logging, configure_logging

@@ -7,7 +7,6 @@ import pytest
 
 import facts
 import manifests
-from bertserve.service.api import auth
 from bertserve.service.metrics import Metrics
 from bertserve.service.server import serve, workers
 from bertserve.service.settings import PREFIX, Settings, parse
@@ -65,7 +64,7 @@ def test_the_ingress_routes_to_the_service(settings: Settings) -> None:
 def test_the_ingress_hides_metrics() -> None:
     [hidden, path] = document("components/ingress/ingress.yaml")["spec"]["rules"][0]["http"]["paths"]
     service = document("components/ingress/service.yaml")
-    assert (auth.METRICS, "Exact", "/", "Prefix") == (hidden["path"], hidden["pathType"], path["path"], path["pathType"])
+    assert ("/metrics", "Exact", "/", "Prefix") == (hidden["path"], hidden["pathType"], path["path"], path["pathType"])
     assert {"name": service["metadata"]["name"], "port": {"name": service["spec"]["ports"][0]["name"]}} == hidden["backend"]["service"]
     assert "selector" not in service["spec"]
     assert service["metadata"]["name"] != path["backend"]["service"]["name"]

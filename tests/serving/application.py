@@ -14,9 +14,8 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 
-from bertserve.service.api.auth import Authenticator
 from bertserve.service.api.endpoint import Endpoint
-from bertserve.service.api_keys import ApiKeys
+from bertserve.service.auth import ApiKeys, Authenticator
 from bertserve.service.bundle import files
 from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.engines import ModelEngines

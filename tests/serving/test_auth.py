@@ -14,10 +14,9 @@ import pytest
 
 from application import Check, T, faked, keys, play, posting, rejected
 from bertserve.service import cli
-from bertserve.service.api.auth import Authenticator
 from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.api.error_answers import MAX_LINES, ErrorLog
-from bertserve.service.api_keys import ApiKeys, new_key
+from bertserve.service.auth import ApiKeys, Authenticator, new_key
 from bertserve.service.errors import INTERNAL, NotFoundError, SettingsError, UnavailableError
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings

@@ -8,7 +8,7 @@ import pytest
 
 import tiny
 from application import blocked, faked, keys, play
-from bertserve.service.api.auth import Authenticator
+from bertserve.service.auth import Authenticator
 from bertserve.service.models import utilization
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings

@@ -11,7 +11,7 @@ import pytest
 
 import tiny
 from application import Send, keys, play, post, posted, rejected, started
-from bertserve.service.api.auth import Authenticator
+from bertserve.service.auth import Authenticator
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 

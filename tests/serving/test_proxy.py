@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from application import keys, play
-from bertserve.service.api.auth import Authenticator
+from bertserve.service.auth import Authenticator
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from conftest import running

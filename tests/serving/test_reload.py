@@ -12,8 +12,7 @@ import pytest
 
 import tiny
 from application import Check, T, keys, play, rejected
-from bertserve.service.api.auth import Authenticator
-from bertserve.service.api_keys import ApiKeys
+from bertserve.service.auth import ApiKeys, Authenticator
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.models import loading
 from bertserve.service.models.build import AppState, build

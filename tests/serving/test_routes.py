@@ -12,10 +12,9 @@ from starlette.types import ASGIApp, Message
 
 from application import keys
 from bertserve.service.api.app import create_fastapi
-from bertserve.service.api.auth import Authenticator
 from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.api.routes import GuardedRoute, check_declared
-from bertserve.service.api_keys import Access, ApiKeys
+from bertserve.service.auth import Access, ApiKeys, Authenticator
 from bertserve.service.models.build import AppState, build
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 
 from bertserve.service.api.openapi import add_file
 from bertserve.service.api.routes import endpoints
-from bertserve.service.api_keys import Access
+from bertserve.service.auth import Access
 
 _FOLDER = Path(__file__).parent
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".json": "application/json"}
