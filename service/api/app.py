@@ -1,13 +1,21 @@
-"""The application of FastAPI, which serves all requests that run no models."""
+"""The application of FastAPI, which serves all requests that run no models; its OpenAPI description, and the page that shows it."""
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from importlib import resources
+from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match
@@ -15,19 +23,48 @@ from starlette.routing import Match
 from bertserve.service import __version__
 from bertserve.service.api import error_answers, playground
 from bertserve.service.api.admin import routers as admin_routers
-from bertserve.service.api.openapi import TAGS, add_description, docs_router
 from bertserve.service.api.request import REQUEST
-from bertserve.service.api.routes import check_declared, inference_routes
+from bertserve.service.api.routes import INFERENCE, OTHER_CLIENTS, InferenceRoute, add_file, check_declared, endpoints, inference_routes
+from bertserve.service.auth import Access
 from bertserve.service.engine.freed_memory import return_freed_memory
 from bertserve.service.errors import CallerValue, MethodNotAllowedError, NotFoundError
 from bertserve.service.models.build import AppState
 from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.json_text import to_json
 
 DESCRIPTION = """Fine-tuned BERT-family encoders over HTTP, in the wire format of the Hugging Face Inference API.
 
 For a list of inputs, the answer is a list. Errors have one shape, `{"error", "error_type", "request_id"}`. Every answer has the header
 `x-request-id`. The answer of a model also has `x-model` and `server-timing`; `x-truncated` and `X-HF-Warning` say when
 text was cut."""
+# in the order of the page: the most used ones first
+TAGS = [
+    {"name": INFERENCE, "description": "Send texts and get predictions, in the wire format of the Hugging Face Inference API."},
+    {"name": OTHER_CLIENTS, "description": "The same models in the formats of other APIs, for existing clients."},
+    {"name": "open inference", "description": "Metadata and probes of the Open Inference Protocol."},
+    {"name": "models", "description": "The loaded models, and which model answers on which path."},
+    {"name": "health", "description": "Probes and metrics."},
+]
+_SCRIPT, _STYLE, _ICON = "swagger-ui-bundle.js", "swagger-ui.css", "favicon-32x32.png"  # files of the page, below _STATIC
+_STATIC = "docs/static"
+_TYPES = {_SCRIPT: "text/javascript; charset=utf-8", _STYLE: "text/css; charset=utf-8", _ICON: "image/png"}
+
+
+class OpenAIError(BaseModel):
+    """The error in the shape that clients of OpenAI's API expect."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(BaseModel):
+    """An error: its kind, and one sentence that says what is wrong and what to change; an object below `/v1`."""
+
+    error: str | OpenAIError
+    error_type: str
+    request_id: str
 
 
 def create_fastapi(state: AppState, *, asks_for_key: bool = False) -> FastAPI:
@@ -62,12 +99,12 @@ def create_fastapi(state: AppState, *, asks_for_key: bool = False) -> FastAPI:
     )
     app.router.redirect_slashes = False  # the redirect would go to a host that the caller chose in `Host`
     app.router.routes.extend(inference_routes())
-    for router in (*admin_routers(state), playground.router(root_path), docs_router()):
+    for router in (*admin_routers(state), playground.router(root_path), _docs_router()):
         app.router.routes.extend(router.routes)
     check_declared(app.routes)
     app.add_exception_handler(HTTPException, _translate)
     app.add_exception_handler(Exception, _answer_error)
-    add_description(app, asks_for_key=asks_for_key)
+    _add_description(app, asks_for_key=asks_for_key)
     return app
 
 
@@ -93,3 +130,53 @@ async def _translate(request: Request, error: Exception) -> Response:
         path=CallerValue(path),
         tasks=tasks,
     )
+
+
+def _docs_router() -> APIRouter:
+    """Returns the routes of the OpenAPI document and of the page `/docs`. The page works offline: an installed package has its files."""
+    routes = endpoints(Access.PUBLIC, include_in_schema=False)
+    page_html = get_swagger_ui_html(
+        openapi_url="openapi.json",
+        title="bertserve",
+        swagger_js_url=f"{_STATIC}/{_SCRIPT}",
+        swagger_css_url=f"{_STATIC}/{_STYLE}",
+        swagger_favicon_url=f"{_STATIC}/{_ICON}",
+    )
+    files = resources.files("fastapi_swagger.resources")
+    for name, media_type in _TYPES.items():
+        headers = {"content-type": media_type, "cache-control": "max-age=3600"}
+        add_file(routes, f"/{_STATIC}/{name}", files.joinpath(name).read_bytes(), headers)
+
+    @routes.get("/openapi.json")
+    async def openapi_document(request: Request) -> Response:
+        return Response(await asyncio.to_thread(lambda: to_json(request.app.openapi())), media_type="application/json")
+
+    @routes.get("/docs")
+    async def page() -> Response:
+        return page_html
+
+    return routes
+
+
+def _add_description(app: FastAPI, *, asks_for_key: bool) -> None:
+    """Adds the schemas of bodies to the result of `app.openapi()`, and the key if callers need one."""
+
+    def openapi() -> dict[str, Any]:
+        schema = get_openapi(
+            title=app.title,
+            version=app.version,
+            description=app.description,
+            routes=app.routes,
+            tags=app.openapi_tags,
+            servers=app.servers,
+        )
+        kinds = dict.fromkeys([ErrorBody, *(body for route in app.routes if isinstance(route, InferenceRoute) for body in route.bodies)])
+        modes = [(kind, "validation") for kind in kinds]
+        _, bodies = models_json_schema(modes, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
+        schema["components"]["schemas"].update(bodies["$defs"])
+        if asks_for_key:
+            schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            schema["security"] = [{"key": []}]
+        return schema
+
+    app.openapi = functools.cache(openapi)  # type: ignore[method-assign]  # FastAPI's documented way to extend the schema

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from fastapi import APIRouter
 
-from bertserve.service.api.openapi import add_file
-from bertserve.service.api.routes import endpoints
+from bertserve.service.api.routes import add_file, endpoints
 from bertserve.service.auth import Access
 
 _FOLDER = Path(__file__).parent
