@@ -130,6 +130,8 @@ def layers(package: str) -> list[list[str]]:
 
 def answers(requests: Sequence[tuple[str, str]]) -> list[str]:
     """Returns the answers of the embedded models to requests; each request is a path and a body."""
+    if not requests:
+        return []
     service = build(Settings(models=ROOT / "models", provider="cpu", multi_threads=1, workers=1))
 
     async def ask() -> list[str]:
@@ -140,10 +142,10 @@ def answers(requests: Sequence[tuple[str, str]]) -> list[str]:
         finally:
             await service.scheduler.stop(0)
 
-    return asyncio.run(ask()) if requests else []
+    return asyncio.run(ask())
 
 
 @cache
 def openapi() -> dict[str, Any]:
     """Returns the service's OpenAPI document, which does not depend on the loaded models."""
-    return create_fastapi(build(Settings(models=ROOT / "models", provider="cpu", multi_threads=1, workers=1))).openapi()
+    return create_fastapi(build(Settings(models=ROOT / "models/embed", provider="cpu", multi_threads=1, workers=1))).openapi()

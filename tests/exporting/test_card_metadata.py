@@ -80,7 +80,7 @@ MERGED = ["a0: &a0 {x: 1}", *(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 1
         front("license: [mit"),
         front("a: !!python/object:os.system x"),
         front("date: 2024-99-99"),
-        front("[" * 9999),
+        front("[" * 999),
         front("a: &a [mit]\nlicense: *a"),
         "---\nlicense: mit\n---\n".encode("utf-16"),
         front("\n".join(LISTS)),

@@ -19,8 +19,8 @@ from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 ROOT = Path(__file__).parents[2]
 LIMITS = Limits(max_inputs=512, max_chars=200_000)
-# The golden cases that run on an embedded graph: `make test` runs every sixth case.
-STEPS = [pytest.param(6, id="sixth"), pytest.param(1, id="all", marks=pytest.mark.full_grid)]
+# The golden cases that run on an embedded graph: `make test` runs every twelfth case.
+STEPS = [pytest.param(12, id="twelfth"), pytest.param(1, id="all", marks=pytest.mark.full_grid)]
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,10 @@ def test_a_run_is_multi_threaded_only_with_enough_tokens(tmp_path: Path) -> None
     assert 'bertserve_multi_threaded_runs_total{model="tiny",task="text-classification"} 2.0' in metrics.page().decode()
 
 
-@pytest.mark.parametrize("name", ["sentiment", "ner", "qa", "fill-mask", "embed", "nli", "rerank"])
+@pytest.mark.parametrize(
+    "name",
+    ["sentiment", "fill-mask", *(pytest.param(name, marks=pytest.mark.full_grid) for name in ("ner", "qa", "embed", "nli", "rerank"))],
+)
 def test_several_threads_give_the_same_output_as_one(name: str) -> None:
     """Outputs are bit-identical: threads divide rows and columns, but never split a sum."""
     engines = [load(name, threads=threads).engine for threads in (1, 3)]

@@ -1,7 +1,7 @@
 """`explain` of /classify and /answer: the importance of each word, compared with texts without the word; and what it costs."""
 
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from application import Send, answered, ask, call, faked, play, refused, started
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.decoding import activate
 from bertserve.service.tasks.occlusion import MAX_WORDS
+from bertserve.service.text.tokenizer import Tokenizer
 from bertserve.service.text.words import Word, most_within, words_of
 from embedded import Loaded, load, load_from
 from fakes import FakeEngine
@@ -68,9 +69,14 @@ def assert_explained(api: Send, path: str, inputs: Any, item: dict[str, Any]) ->
 # ---- words
 
 
+@cache
+def tokenizer() -> Tokenizer:
+    return load("sentiment").tokenizer
+
+
 def words(text: str, cut: range | None = None) -> list[str]:
     """Returns the words of a text, with the tokenizer of the embedded sentiment model."""
-    (tokens,) = load("sentiment").tokenizer.tokenize([text])
+    (tokens,) = tokenizer().tokenize([text])
     return [text[word.start : word.end] for word in words_of(text, tokens, cut)]
 
 

@@ -1,6 +1,6 @@
 """Any request gets a result or one clear error: no 5xx, crash, hang, traceback or path.
 
-`make stress` runs 100,000 random cases; `make test` runs 2,000, always the same ones.
+`make stress` runs 100,000 random cases; `make test` runs 500, always the same ones.
 """
 
 import httpx

@@ -56,9 +56,9 @@ def test_the_predicted_wait_is_within_a_factor_of_two(threads: int, texts: Any) 
 @pytest.mark.parametrize("shares", [pytest.param(False, marks=pytest.mark.full_grid), True])
 @pytest.mark.parametrize("max_queue_tokens", [5_000, 10**6], ids=["queue_full", "deadline"])
 def test_a_retry_after_the_announced_time_is_admitted(shares: bool, max_queue_tokens: int) -> None:
-    """Without other clients, nine in ten are admitted at the announced time, and 95 % if they wait a tenth longer."""
+    """Without other clients, nine in ten are admitted at the announced time, and all if they wait a tenth longer."""
     refused_again = {1.0: 0, 1.1: 0}
-    for seed in range(20):
+    for seed in range(10):
         for factor in refused_again:
             simulation = Simulation(2, FakeRunner(predicted_s, shares_batches=shares), max_queue_tokens, seed)
             while not simulation.refusals:
@@ -69,5 +69,5 @@ def test_a_retry_after_the_announced_time_is_admitted(shares: bool, max_queue_to
             simulation.arrive(*last)
             refused_again[factor] += len(simulation.refusals)
 
-    assert refused_again[1.0] <= 2
-    assert refused_again[1.1] <= 1
+    assert refused_again[1.0] <= 1
+    assert refused_again[1.1] == 0
