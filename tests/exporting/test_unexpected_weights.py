@@ -27,12 +27,9 @@ def refuse(*names: str, architecture: str = "BertForSequenceClassification", ign
     [
         ("BertForSequenceClassification", "cls.seq_relationship.weight"),
         ("BertForSequenceClassification", "cls.predictions.transform.dense.weight"),
-        ("BertForSequenceClassification", "qa_outputs.bias"),
         ("BertForSequenceClassification", "fit_dense.weight"),  # of TinyBERT's distillation
-        ("BertForMaskedLM", "cls.seq_relationship.weight"),
         ("BertForTokenClassification", "bert.pooler.dense.weight"),
         ("BertModel", "classifier.weight"),
-        ("BertModel", "cls.predictions.bias"),
         ("BertModel", "embeddings.position_ids"),
         ("BertForTokenClassification", "bert.embeddings.position_ids"),
     ],
@@ -55,12 +52,10 @@ def test_more_layers_are_refused(name: str) -> None:
         ("BertForSequenceClassification", "bert.encoder.layer.0.output.dense.lora_A"),
         ("BertForSequenceClassification", "bert.pooler.dense.scale"),
         ("BertForSequenceClassification", "classifier.scale"),
-        ("BertForSequenceClassification", "classifier.0.weight"),
         ("BertForSequenceClassification", "lstm.weight_ih_l0"),
         ("BertForTokenClassification", "crf.transitions"),
         ("BertModel", "encoder.layer.0.attention.self.distance_embedding.weight"),
         ("BertModel", "projection.weight"),
-        ("BertModel", "pooler.dense.scale"),
     ],
 )
 def test_weights_of_unknown_parts_are_refused(architecture: str, name: str) -> None:

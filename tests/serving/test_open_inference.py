@@ -311,7 +311,6 @@ def test_instances_give_predictions(api: Send) -> None:
         ({"instances": ["good"], "parameter": {}}, "did you mean `parameters`?"),
         ({"instances": [5]}, "is wrong"),
         ({"instances": ["good"], "parameters": False}, "`parameters`"),
-        ({"instances": ["good"], "parameters": ""}, "`parameters`"),
     ],
 )
 def test_invalid_instances_are_refused(api: Send, body: Any, said: str) -> None:

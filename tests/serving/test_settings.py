@@ -31,7 +31,6 @@ def test_every_setting_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
         ("port", "0", 0),
         ("models", "elsewhere", (Path("elsewhere"),)),
         ("provider", "cuda", "cuda"),
-        ("threads", "3", 3),
         ("shutdown_timeout_s", "0.5", 0.5),
         ("default", "classify=a,text-classification=b", {"classify": "a", "text-classification": "b"}),
     ],
@@ -118,7 +117,6 @@ def test_settings_that_contradict_each_other_are_refused(flags: str, names: tupl
     ("flag", "value"),
     [
         ("--port", "70000"),
-        ("--port", "http"),
         ("--shutdown-timeout-s", "-1"),
         ("--provider", "tpu"),
         ("--default", "tiny"),
@@ -129,7 +127,6 @@ def test_settings_that_contradict_each_other_are_refused(flags: str, names: tupl
         ("--forwarded-allow-ips", "proxy"),
         ("--root-path", "bert"),
         ("--root-path", "/bert/"),
-        ("--otlp-endpoint", "localhost:4318"),
         ("--otlp-endpoint", "grpc://localhost:4317"),
         ("--otlp-endpoint", "http://"),
         ("--otlp-endpoint", "http://user:secret@host"),
