@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from bertserve.service.bundle.graph_spec import InputSpec, Precision, ShapePlan, ValidationReport
+from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec, Precision, ShapePlan, ValidationReport
 from bertserve.service.providers import PROVIDERS, Provider
 
 Tracer = Literal["dynamo", "torchscript"]  # PyTorch's exporters, by torch's names
@@ -34,6 +34,7 @@ class Artifact:
     form: str
     inputs: tuple[InputSpec, ...]
     shapes: ShapePlan | None = None
+    small_outputs: tuple[OutputSpec, ...] = ()
     report: ValidationReport = NO_REPORT
 
     def with_facts(self, **facts: Any) -> Artifact:

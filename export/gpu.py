@@ -20,11 +20,21 @@ from onnxruntime.transformers.onnx_model import OnnxModel
 from bertserve.export import calibration, inference
 from bertserve.export.artifact import Artifact
 from bertserve.export.checkpoint.checkpoint import Checkpoint
-from bertserve.export.graph import onnx_files, ort_fusion
+from bertserve.export.graph import onnx_files, ort_fusion, rewrite
 from bertserve.export.graph_build import GraphBuild
 from bertserve.export.inference import Feed
 from bertserve.export.progress import stage, track
-from bertserve.service.bundle.graph_spec import InputSpec, Precision, ShapeBucket, ShapePlan
+from bertserve.service.bundle.graph_spec import (
+    TOP_LOGS_OUTPUT,
+    TOP_TOKENS,
+    TOP_TOKENS_OUTPUT,
+    InputSpec,
+    OutputSpec,
+    Precision,
+    ShapeBucket,
+    ShapePlan,
+)
+from bertserve.service.bundle.manifest import VECTOR_OUTPUT
 from bertserve.service.providers import PROVIDERS, Provider
 
 MAX_BATCH_TOKENS = 16384  # of a batch: enough for the largest GPUs (8 to 16 thousand tokens per launch)
@@ -40,32 +50,35 @@ LIMIT = float(np.finfo(np.float16).max) / 4  # other texts may have values four 
 
 def build_for_cuda(build: GraphBuild, precisions: Sequence[Precision]) -> Iterator[Artifact]:
     """Creates the float32 graph, fused for CUDA, and from it the half-precision graph."""
-    checkpoint = build.checkpoint
+    checkpoint, work = build.checkpoint, build.traced.parent
     fp32, fp16 = (build.folder / f"model.cuda.{precision}.onnx" for precision in ("fp32", "fp16"))
     with stage("optimize", "cuda"):
-        fused = fuse(build.traced, fp32, checkpoint)
+        fused = fuse(build.traced, work / fp32.name, checkpoint)
         fused = replace(fused, form=f"{build.form}, {fused.form}", shapes=_plan_for("cuda", checkpoint))
-    yield fused
+        graph = add_small_outputs(fused, fp32, checkpoint)
+    yield graph
     if "fp16" in precisions:
         with stage("optimize", "cuda, fp16"):
             feeds = calibration.make_feeds(build.texts.calibration, checkpoint, build.tokenizer, fused.inputs)
             spec, padding = checkpoint.tokenizer_spec, 3
             short_feeds = [feed for feed in feeds if inference.tokens(feed) + padding <= spec.max_length]
             padded_feeds = [calibration.pad(feed, fused.inputs, pad_id=spec.pad_id, tokens=padding) for feed in short_feeds[:8]]
-            counts, error = convert_to_fp16(fp32, fp16, build.traced.parent, feeds, padded_feeds)
-        yield replace(fused, path=fp16, precision="fp16").with_facts(quantized=counts, quantization_error=error)
+            counts, error = convert_to_fp16(fused.path, work / fp16.name, work, feeds, padded_feeds)
+            half = replace(fused, path=work / fp16.name, precision="fp16").with_facts(quantized=counts, quantization_error=error)
+            graph = add_small_outputs(half, fp16, checkpoint)
+        yield graph
 
 
 def build_for_tensorrt(build: GraphBuild, precisions: Sequence[Precision]) -> Iterator[Artifact]:
     """Creates one float32 graph for all precisions: TensorRT itself fuses it and converts it to half precision."""
     fp32 = build.folder / "model.tensorrt.fp32.onnx"
-    with stage("optimize", "tensorrt"):
-        onnx_files.copy(build.traced, fp32)
     form = f"{build.form}, standard operators, for TensorRT to fuse"
     form += "; fp16 is TensorRT's own" if "fp16" in precisions else ""
-    shapes = _plan_for("tensorrt", build.checkpoint)
+    traced = Artifact(build.traced, "tensorrt", "fp32", form, build.checkpoint.inputs, _plan_for("tensorrt", build.checkpoint))
+    with stage("optimize", "tensorrt"):
+        graph = add_small_outputs(traced, fp32, build.checkpoint)
     for precision in dict.fromkeys(("fp32", *precisions)):
-        yield Artifact(fp32, "tensorrt", precision, form, build.checkpoint.inputs, shapes)
+        yield replace(graph, precision=precision)
 
 
 def _plan_for(provider: Provider, checkpoint: Checkpoint) -> ShapePlan:
@@ -151,7 +164,7 @@ def _take_int32(model: Any) -> set[str]:
 def convert_to_fp16(
     source: Path, target: Path, workspace: Path, feeds: Sequence[Feed], padded: Sequence[Feed]
 ) -> tuple[dict[str, int], float]:
-    """Writes the half-precision graph to a new file; its inputs and outputs keep their types.
+    """Writes the half-precision graph to a new file; its outputs are float16, because half as many bytes leave the GPU.
 
     `feeds` are the calibration texts, and `padded` some of them with padding, for the large values of masks that are added to scores.
 
@@ -167,10 +180,71 @@ def convert_to_fp16(
     float_nodes = overflowing(model, peaks)
     node_count = sum(any(name in peaks for name in node.output) for node in model.graph.node)
     converter = OnnxModel(model)
-    converter.convert_float_to_float16(keep_io_types=True, node_block_list=sorted(float_nodes))
+    converter.convert_float_to_float16(keep_io_types=False, node_block_list=sorted(float_nodes))
     onnx_files.save_proto(converter.model, target)
     error = inference.relative_error(inference.outputs(source, probe), inference.outputs(target, probe))
     return {"Float16": node_count - len(float_nodes)} | ({"KeptFloat": len(float_nodes)} if float_nodes else {}), error
+
+
+def add_small_outputs(artifact: Artifact, target: Path, checkpoint: Checkpoint) -> Artifact:
+    """Writes a graph to a new file, with small outputs in float32 if its task has some; a GPU would return megabytes for each batch.
+
+    For embeddings, it is the vector of each text by the model's own pooling; for fill-mask, the best tokens of each mask.
+    """
+    model = ir.load(artifact.path)
+    graph, tape, embedding = model.graph, ir.tape.Tape(), checkpoint.embedding
+    specs: tuple[OutputSpec, ...] = ()
+    if embedding is not None and embedding.pooling == "graph":
+        specs = (OutputSpec(name=VECTOR_OUTPUT, kind="per_text"),)
+    elif embedding is not None and (vectors := _pool(graph, tape, artifact, checkpoint)) is not None:
+        specs = (OutputSpec(name=VECTOR_OUTPUT, kind="per_text"),)
+        _add_output(graph, vectors, VECTOR_OUTPUT, ir.DataType.FLOAT, ["rows", embedding.dimensions])
+    elif checkpoint.mask is not None:
+        specs = tuple(OutputSpec(name=name, kind="per_mask") for name in (TOP_LOGS_OUTPUT, TOP_TOKENS_OUTPUT))
+        count = min(TOP_TOKENS, checkpoint.model.config.vocab_size)
+        # in float32, because the sum of a whole vocabulary needs it
+        logs = tape.op("LogSoftmax", [_as_float(graph, tape, "logits")], {"axis": -1})
+        top = tape.op_multi_out("TopK", [logs, rewrite.add_constant(graph, "small/count", np.array([count]))], {"axis": -1}, num_outputs=2)
+        for value, spec, dtype in zip(top, specs, (ir.DataType.FLOAT, ir.DataType.INT64), strict=True):
+            _add_output(graph, value, spec.name, dtype, ["masks", count])
+    graph.extend(tape.nodes)
+    onnx_files.save(model, target)
+    return replace(artifact, path=target, small_outputs=specs)
+
+
+def _pool(graph: ir.Graph, tape: ir.tape.Tape, artifact: Artifact, checkpoint: Checkpoint) -> ir.Value | None:
+    """Returns the pooled vectors of the last layer, float32 [rows, values]; None if the graph cannot pool like the service."""
+    assert checkpoint.embedding is not None
+    pooling, spec_by_fill = checkpoint.embedding.pooling, {spec.fill: spec for spec in artifact.inputs}
+    one = rewrite.add_constant(graph, "small/one", np.array([1]))
+    if pooling == "cls" and checkpoint.tokenizer_spec.padding_side == "right":
+        first = rewrite.add_constant(graph, "small/first", np.array(0))
+        return tape.op("Gather", [_as_float(graph, tape, "last_hidden_state"), first], {"axis": 1})
+    if pooling != "mean" or not {"attention_mask", "lengths"} & spec_by_fill.keys():
+        return None
+    value_by_name = {value.name: value for value in graph.inputs}
+    if "lengths" in spec_by_fill:
+        ids, lengths = (value_by_name[spec_by_fill[fill].name] for fill in ("token_ids", "lengths"))
+        # the number of each token, from 1, without nodes on the CPU such as Shape, which a CUDA graph cannot capture
+        ones = tape.op("Cast", [tape.op("Equal", [ids, ids])], {"to": ir.DataType.INT32})
+        numbers = tape.op("CumSum", [ones, rewrite.add_constant(graph, "small/axis", np.array(1))])
+        is_token = tape.op("LessOrEqual", [numbers, tape.op("Unsqueeze", [lengths, one])])
+    else:
+        is_token = value_by_name[spec_by_fill["attention_mask"].name]
+    mask = tape.op("Cast", [is_token], {"to": ir.DataType.FLOAT})
+    total = tape.op("MatMul", [tape.op("Unsqueeze", [mask, one]), _as_float(graph, tape, "last_hidden_state")])
+    return tape.op("Div", [tape.op("Squeeze", [total, one]), tape.op("ReduceSum", [mask, one])])
+
+
+def _as_float(graph: ir.Graph, tape: ir.tape.Tape, name: str) -> ir.Value:
+    """Returns an output of the graph as float32."""
+    value = next(output for output in graph.outputs if output.name == name)
+    return value if value.dtype == ir.DataType.FLOAT else tape.op("Cast", [value], {"to": ir.DataType.FLOAT})
+
+
+def _add_output(graph: ir.Graph, value: ir.Value, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> None:
+    value.name, value.type, value.shape = name, ir.TensorType(dtype), ir.Shape(shape)
+    graph.outputs.append(value)
 
 
 def overflowing(model: onnx.ModelProto, peaks: dict[str, float]) -> set[str]:

@@ -52,8 +52,8 @@ def _joined(feeds: Sequence[Feed], length: int) -> Feed:
 
 
 def outputs(path: Path, feeds: Sequence[Feed]) -> list[NDArray[np.float32]]:
-    """Returns each output of a graph over all feeds, flattened; the order depends only on the feeds."""
-    return flat(run_alone(open_session(path, threads=1), batches(feeds)))
+    """Returns each output of a graph over all feeds, flattened, float32; the order depends only on the feeds."""
+    return [output.astype(np.float32, copy=False) for output in flat(run_alone(open_session(path, threads=1), batches(feeds)))]
 
 
 def flat(runs: Sequence[Sequence[NDArray[Any]]]) -> list[NDArray[Any]]:

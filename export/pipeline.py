@@ -255,6 +255,7 @@ def _entry(artifact: Artifact, checkpoint: Checkpoint) -> GraphSpec:
         batch_invariant=False,
         inputs=artifact.inputs,
         outputs=checkpoint.outputs,
+        small_outputs=artifact.small_outputs,
         validation=artifact.report,
         shapes=artifact.shapes,
     )

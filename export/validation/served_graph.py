@@ -66,8 +66,10 @@ class ServedGraph:
         batches: list[tuple[Sequence[Encoding], Sequence[Outputs]]] = []
 
         def execute(encodings: Sequence[Encoding]) -> Sequence[Outputs]:
-            batches.append((encodings, [row for encoding in encodings for row in self.engine.run([encoding])]))
-            return batches[-1][1]
+            whole = [replace(encoding, small_outputs=False) for encoding in encodings]
+            batches.append((whole, self._run_alone(whole)))
+            # the checkpoint has only the whole outputs, but the service decodes the small ones
+            return self._run_alone(encodings) if self.graph.small_outputs else batches[-1][1]
 
         result = self._run(request, execute)
         return Answer(*(batches[0] if batches else ((), ())), result)
@@ -88,6 +90,9 @@ class ServedGraph:
             return batches.pop()
 
         return self._run(request, execute)
+
+    def _run_alone(self, encodings: Sequence[Encoding]) -> Sequence[Outputs]:
+        return [row for encoding in encodings for row in self.engine.run([encoding])]
 
     def _run(self, request: Any, execute: Callable[[Sequence[Encoding]], Sequence[Outputs]]) -> Any:
         return to_plain(run_all(self.task.served.function(request, TaskModel(self.tokenizer, self.config)), execute))

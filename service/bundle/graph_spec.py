@@ -157,6 +157,11 @@ class ValidationReport(Record):
     agreement: Agreement | None = None
 
 
+# Outputs of a graph for each mask: its best tokens, int64, and the logarithms of their probabilities, falling. They are this many tokens,
+# or the whole vocabulary if it is smaller.
+TOP_TOKENS_OUTPUT, TOP_LOGS_OUTPUT = "top_tokens", "top_logs"
+TOP_TOKENS = 100
+
 # a name within the bundle, which cannot lead out of its folder
 FileName = Annotated[str, Field(pattern=r"^[^/\\\x00]+$")]  # not a path, and without characters that file names cannot have
 
@@ -181,6 +186,8 @@ class GraphSpec(Record):
     batch_invariant: bool
     inputs: Annotated[tuple[InputSpec, ...], Field(strict=False, min_length=1)]
     outputs: Annotated[tuple[OutputSpec, ...], Field(strict=False, min_length=1)]
+    # computed from `outputs` in the graph; a run returns them instead if all its texts need no more
+    small_outputs: Annotated[tuple[OutputSpec, ...], Field(strict=False)] = ()
     validation: ValidationReport
     shapes: ShapePlan | None = None
     size_bytes: int | None = None

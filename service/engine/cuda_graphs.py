@@ -20,7 +20,7 @@ from bertserve.service.engine.sessions import new_tensor, run_options
 
 logger = logging.getLogger("bertserve.loading")
 
-Shapes = tuple[tuple[int, ...], ...]  # of all inputs
+Key = tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]  # of a captured run: the names of its outputs, and the shapes of its inputs
 
 # Maximum padded tokens of a captured run: larger ones keep the GPU busy while their kernels start.
 MAX_TOKENS = 4096
@@ -60,7 +60,7 @@ class CudaGraphs:
 
     def run(self, names: Sequence[str], feed: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
         """Returns the outputs of a run, like `InferenceSession.run`."""
-        thread, key = self._thread, tuple(array.shape for array in feed.values())
+        thread, key = self._thread, (tuple(names), tuple(array.shape for array in feed.values()))
         if thread.captures and key not in thread.runs and len(thread.runs) < MAX_RUNS:
             self._capture(thread, key, names, feed)
         with _runs:
@@ -68,7 +68,7 @@ class CudaGraphs:
             outputs: list[NDArray[Any]] = self._session.run(names, feed) if captured is None else captured.run(feed)
             return outputs
 
-    def _capture(self, thread: _Thread, key: Shapes, names: Sequence[str], feed: dict[str, NDArray[Any]]) -> None:
+    def _capture(self, thread: _Thread, key: Key, names: Sequence[str], feed: dict[str, NDArray[Any]]) -> None:
         """Captures a run if it is small. After a failure, such as too little memory or a node on the CPU, nothing more is captured."""
         if self._open is None or max(array.size for array in feed.values()) > MAX_TOKENS:
             return
@@ -88,11 +88,11 @@ class CudaGraphs:
 
 
 class _Thread(threading.local):
-    """What a thread has: its session, its captured runs by the shapes of their inputs, and whether it captures runs now."""
+    """What a thread has: its session, its captured runs by their keys, and whether it captures runs now."""
 
     def __init__(self) -> None:
         self.session: Any = None
-        self.runs: dict[Shapes, _CapturedRun] = {}
+        self.runs: dict[Key, _CapturedRun] = {}
         self.captures = False
 
 

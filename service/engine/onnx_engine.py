@@ -79,7 +79,7 @@ class OnnxEngine:
             )
         self._inputs = graph.inputs
         self._outputs = graph.outputs
-        self._names = [output.name for output in graph.outputs]
+        self._small_outputs = graph.small_outputs
         self._pad = {"token_ids": pad_id, "attention_mask": 0, "type_ids": 0}
         self._left = padding_side == "left"
         self._plan = graph.shapes
@@ -89,7 +89,7 @@ class OnnxEngine:
         """Runs one batch of at least one encoding, padded to its longest text.
 
         Returns:
-            For each encoding, its outputs by name, float32, without padding. The shapes are [values] for `per_text`, [length, ...]
+            For each encoding, its outputs by name, float32, without padding, or the small ones if no encoding needs more. The shapes are [values] for `per_text`, [length, ...]
             for `per_token`, [masks, values] for `per_mask`, and [maps, length, length] for `per_map`, which is omitted without maps.
 
         Raises:
@@ -102,12 +102,15 @@ class OnnxEngine:
             if shape is None:  # more rows than in any planned batch
                 return [*self.run(encodings[: rows // 2]), *self.run(encodings[rows // 2 :])]
             rows, longest = shape
+        specs = self._outputs
+        if self._small_outputs and all(encoding.small_outputs for encoding in encodings):
+            specs = self._small_outputs
         try:
-            outputs = self._session.run(self._names, self._feed(encodings, rows, longest))
+            outputs = self._session.run([spec.name for spec in specs], self._feed(encodings, rows, longest))
         except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
             raise _failure(error, rows, longest) from error
         answers: list[Outputs] = [{} for _ in encodings]
-        for spec, raw in zip(self._outputs, outputs, strict=True):
+        for spec, raw in zip(specs, outputs, strict=True):
             output = raw.astype(np.float32) if raw.dtype == np.float16 else raw  # here, so that half as much is copied from a GPU
             if not np.isfinite(output).all():
                 raise EngineError("output `{name}` is not finite; this graph cannot score this text.", name=spec.name)
@@ -173,7 +176,7 @@ class OnnxEngine:
         for _ in range(repeats):
             for i, (rows, length) in enumerate(shapes):
                 zeros = np.zeros(length, dtype=np.int64)
-                batch = [Encoding(zeros, zeros, masks=(length - 1,))] * rows
+                batch = [Encoding(zeros, zeros, masks=(length - 1,), small_outputs=True)] * rows
                 start = time.perf_counter()
                 self.run(batch)
                 fastest[i] = min(fastest[i], time.perf_counter() - start)

@@ -72,7 +72,6 @@ class LayerChoice:
 
 
 LAST_LAYER = LayerChoice()
-OWN_VECTOR = LayerChoice(VECTOR_OUTPUT)  # the vector of the whole text, for the pooling `graph`
 
 
 def select_layers(layers: Layers | list[int] | None, combine: Combine | None, embedding: Embedding) -> LayerChoice:
@@ -163,7 +162,8 @@ DEFAULTS = EmbedParameters(pooling="cls", normalize=False)
 class EmbedRequest:
     """One text to embed, after the text `prompt`. `resolve` has replaced unset parameters by the bundle's defaults.
 
-    `width` is the number of values of a vector before `dimensions`; 0 if unknown.
+    `width` is the number of values of a vector before `dimensions`; 0 if unknown. `own_pooling` says whether the vector is that of the model's
+    own pooling and its last layer, which a graph may return.
     """
 
     text: str
@@ -171,6 +171,7 @@ class EmbedRequest:
     prompt: str = ""
     width: int = 0
     layers: LayerChoice = LAST_LAYER
+    own_pooling: bool = False
 
     @property
     def chars(self) -> int:
@@ -193,7 +194,7 @@ def resolve(parameters: EmbedParameters, embedding: Embedding) -> EmbedRequest:
     pooling = parameters.pooling or embedding.pooling
     if pooling == "graph" and parameters.layers is not None:
         raise InvalidValueError("`layers` needs `pooling`, because the model's own pooling is for its last layer; set `pooling` too.")
-    layers = OWN_VECTOR if pooling == "graph" else select_layers(parameters.layers, parameters.combine, embedding)
+    layers = LAST_LAYER if pooling == "graph" else select_layers(parameters.layers, parameters.combine, embedding)
     width = embedding.vector_dimensions if pooling == "graph" else None
     width = width or embedding.dimensions * (len(layers.positions) if layers.combine == "concat" else 1)
     if parameters.dimensions is not None and parameters.dimensions > width:
@@ -213,7 +214,8 @@ def resolve(parameters: EmbedParameters, embedding: Embedding) -> EmbedRequest:
     parameters = parameters.model_copy(
         update={field: value for field, value in model_defaults.items() if getattr(parameters, field) is None}
     )
-    return EmbedRequest("", parameters, "" if name is None else embedding.prompts[name], width, layers)
+    own_pooling = pooling == embedding.pooling != "none" and layers == LAST_LAYER
+    return EmbedRequest("", parameters, "" if name is None else embedding.prompts[name], width, layers, own_pooling)
 
 
 def _vector_bytes(request: EmbedRequest) -> int:
@@ -229,7 +231,7 @@ def _answer_bytes(request: EmbedRequest, manifest: Manifest) -> int:
 def embed(request: EmbedRequest, model: TaskModel) -> TaskGenerator:
     """Returns the vector, float32 [values] or base64; for the pooling `none`, one vector per token: float32 [length, values].
 
-    The row has the output of the chosen layers, float32 [length, values], without padding.
+    The row has the output of the chosen layers, float32 [length, values], without padding, or the pooled `sentence_embedding`.
 
     Raises:
         InvalidValueError: The text is too long and `truncate` is false.
@@ -261,7 +263,9 @@ def encode(request: EmbedRequest, tokenizer: Tokenizer) -> tuple[Encoding, bool]
     if len(tokens) > room and request.parameters.truncate is False:
         raise too_long(len(tokens), room, "or set `truncate` to true")
     token_range = kept_tokens(len(tokens), room, request.parameters.truncation_direction or tokenizer.truncation_side)
-    return tokenizer.assemble(tokens.ids[token_range.start : token_range.stop]), len(tokens) > room
+    encoding = tokenizer.assemble(tokens.ids[token_range.start : token_range.stop])
+    encoding.small_outputs = request.own_pooling
+    return encoding, len(tokens) > room
 
 
 def to_base64(values: Floats) -> str:
@@ -271,7 +275,8 @@ def to_base64(values: Floats) -> str:
 
 def pooled_row(request: EmbedRequest, row: Outputs) -> Outputs:
     """Returns a copy of a row with its pooled `vector`, float32 [values], or for the pooling `none` tokens', float32 [length, values]."""
-    values = pool(request.layers.of(row), request.parameters.pooling)
+    is_pooled = request.own_pooling and VECTOR_OUTPUT in row
+    values = row[VECTOR_OUTPUT] if is_pooled else pool(request.layers.of(row), request.parameters.pooling)
     return {"vector": np.array(values[..., : request.parameters.dimensions])}
 
 
@@ -281,7 +286,7 @@ def vector(request: EmbedRequest, row: Outputs) -> Floats:
 
 
 def pool(tokens: Floats, pooling: str | None) -> Floats:
-    """Returns one vector from the vectors of all tokens, float32 [length, values]; for `none` and `graph` it returns its argument."""
+    """Returns one vector from the vectors of all tokens, float32 [length, values]; for `none` it returns its argument."""
     pooled = tokens
     if pooling == "cls":
         pooled = tokens[0]

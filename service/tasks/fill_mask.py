@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from bertserve.service.bundle.graph_spec import Outputs
+from bertserve.service.bundle.graph_spec import TOP_LOGS_OUTPUT, TOP_TOKENS, TOP_TOKENS_OUTPUT, Outputs
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel
@@ -121,7 +121,7 @@ def _decode_us(tokens: int, candidates: int) -> int:
 def fill_masks(request: FillMaskRequest, model: TaskModel) -> TaskGenerator:
     """Returns the best tokens for the mask, or a list of them per mask if there are several; with `joint` the best fillings of all masks.
 
-    The rows have the output `logits`, float32 [masks, vocabulary]; there is one row per window. A result is
+    The rows have the output `logits`, float32 [masks, vocabulary], or the best tokens; there is one row per window. A result is
     `{score, token, token_str, sequence}`; `sequence` is the whole text with the token instead of the mask.
 
     Raises:
@@ -137,6 +137,11 @@ def fill_masks(request: FillMaskRequest, model: TaskModel) -> TaskGenerator:
     among, warnings = (None, ()) if request.targets is None else request.targets.tokenized(tokenizer)
 
     def keep(_: int, row: Outputs) -> Outputs:
+        if TOP_TOKENS_OUTPUT in row:
+            tokens, logs = row[TOP_TOKENS_OUTPUT], row[TOP_LOGS_OUTPUT]
+            best_first = np.lexsort((tokens, -logs))[:, : request.parameters.top_k]  # a GPU's order of equal scores is undefined
+            tokens, logs = (np.take_along_axis(values, best_first, axis=1) for values in (tokens, logs))
+            return {"tokens": tokens, "scores": np.exp(logs)}
         best = []
         for logits in row["logits"]:  # one by one, because the scores of a whole vocabulary are large
             scores = activate(logits, "softmax")
@@ -148,7 +153,10 @@ def fill_masks(request: FillMaskRequest, model: TaskModel) -> TaskGenerator:
     # a decoder may put a space before each token
     answer_bytes = candidates * (CANDIDATE_BYTES + TOKEN_BYTES + text_bytes(request.text) + len(ids))
     cost = Cost(answer_bytes, decode_us=_decode_us(len(ids), candidates))
-    rows = yield Batch(_windows(ids, masks, tokenizer), cost, keep, warnings=warnings)
+    encodings = _windows(ids, masks, tokenizer)
+    for encoding in encodings:
+        encoding.small_outputs = among is None and request.parameters.top_k <= TOP_TOKENS
+    rows = yield Batch(encodings, cost, keep, warnings=warnings)
     best = [pair for row in rows for pair in zip(row["tokens"].tolist(), row["scores"].tolist(), strict=True)]
     if len(masks) == 1:
         return _candidates(tokenizer, ids, masks[0], *best[0], skip_special=True)

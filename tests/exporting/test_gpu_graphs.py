@@ -1,6 +1,7 @@
 """Graphs for GPUs, tested on the CPU: their export, outputs that match PyTorch, and their planned shapes."""
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from bertserve.export.artifact import choose_precisions
 from bertserve.export.gpu import FUSED_FORM, PARTLY_FUSED_FORM
 from bertserve.export.validation.comparison import MAX_ABS_ERROR
 from bertserve.service.bundle.files import Bundle
-from bundles import exported
-from checkpoints import POSITIONS, SIZES, bert, edit_json, edit_weights, few_texts
+from bertserve.service.check import difference
+from bertserve.service.tasks.embed import EmbedBody
+from bertserve.service.tasks.fill_mask import FillMaskBody
+from bundles import Served, exported
+from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_json, edit_weights, encoder, few_texts, sentence_transformers
 from families import FAMILIES
 from staged import ARCHITECTURES, checkpoint_of, operators
 
@@ -87,7 +91,8 @@ def test_fp16_weights_are_stored_in_half_precision(bundle: Bundle) -> None:
     sizes = [(bundle.path / bundle.graph("cuda", precision).file).stat().st_size for precision in ("fp32", "fp16")]
 
     assert {TensorProto.FLOAT16} == large
-    assert {TensorProto.FLOAT} == {value.type.tensor_type.elem_type for value in model.graph.output}
+    whole = {spec.name for spec in bundle.graph("cuda", "fp16").outputs}
+    assert {TensorProto.FLOAT16} == {value.type.tensor_type.elem_type for value in model.graph.output if value.name in whole}
     assert sizes[1] < 0.6 * sizes[0]
     assert "KeptFloat" not in bundle.graph("cuda", "fp16").validation.quantized
     assert bundle.graph("cuda", "fp16").validation.quantized["Float16"] > 5 * LAYERS
@@ -123,6 +128,50 @@ def test_unfused_attention_keeps_its_mask(tmp_path: Path) -> None:
         assert ["token_ids", "attention_mask"] == [spec.fill for spec in graph.inputs]
         assert graph.batch_invariant
     assert bundle.graph("cuda", "fp16").validation.quantized["KeptFloat"] >= LAYERS
+
+
+# ---- small outputs
+
+
+def answers(bundle: Bundle, provider: Any, precision: Any, bodies: Sequence[dict[str, Any]]) -> list[Any]:
+    served = Served(bundle, precision, provider)
+    return [served.answer(body) for body in bodies]
+
+
+@pytest.mark.parametrize("pooling", ["mean_tokens", pytest.param("cls_token", marks=pytest.mark.full_grid)])
+def test_the_graph_pools_unless_a_request_needs_tokens(pooling: str, tmp_path: Path) -> None:
+    """Vectors of padded batches are those of the CPU, with all options; one request that needs tokens makes its whole batch return them."""
+    bundle = save_bundle(sentence_transformers(encoder(tmp_path, layers=2), "Normalize", pooling=pooling), tmp_path / "models")
+    options = ({}, {"normalize": False}, {"dimensions": 3}, {"pooling": "max"}, {"pooling": "none"})
+    bodies = [{"inputs": ["good", "a very good film , but the book is great !"], **each} for each in options]
+    expected = answers(bundle, "cpu", "fp32", bodies)
+
+    assert () == bundle.graph("cpu").small_outputs
+    for provider, precision in GRAPHS[:3]:
+        served = Served(bundle, precision, provider)
+        own, other = (served.encodings(*EmbedBody(**body).requests(bundle.manifest)) for body in (bodies[0], bodies[3]))
+        assert [{"sentence_embedding"}] * 2 == [set(row) for row in served.engine.run(own)]
+        assert [{"last_hidden_state"}] * 3 == [set(row) for row in served.engine.run([*own, other[0]])]
+        assert None is difference(expected, answers(bundle, provider, precision, bodies), 1e-5 if precision == "fp32" else 0.05)
+
+
+def test_the_graph_of_a_fill_mask_model_returns_the_best_tokens(tmp_path: Path) -> None:
+    """Targets, and more candidates than the graph returns, need the scores of all tokens."""
+    bundle = save_bundle(checkpoint_of(tmp_path, "fill-mask"), tmp_path / "models")
+    parameters = ({}, {"top_k": 20}, {"top_k": 101}, {"targets": ["good", "film"]})
+    bodies = [{"inputs": "the [MASK] was very [MASK] .", "parameters": each} for each in parameters]
+    expected = answers(bundle, "cpu", "fp32", bodies)
+
+    for provider, precision in (GRAPHS[0], GRAPHS[2]):
+        served = Served(bundle, precision, provider)
+        small, whole = (served.encodings(*FillMaskBody(**body).requests(bundle.manifest)) for body in (bodies[0], bodies[3]))
+        assert {"top_logs": (2, min(100, ROWS)), "top_tokens": (2, min(100, ROWS))} == {
+            name: values.shape for name, values in served.engine.run(small)[0].items()
+        }
+        assert [{"logits"}] * 2 == [set(row) for row in served.engine.run([*small, *whole])]
+        assert None is difference(expected, answers(bundle, provider, precision, bodies), 1e-5)
+    half = answers(bundle, "cuda", "fp16", bodies[:1])
+    assert half[0][0][0]["score"] == pytest.approx(expected[0][0][0]["score"], abs=0.02)
 
 
 # ---- overflow

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,21 @@ def test_bound_runs_give_the_same_bits(tmp_path: Path, sessions: Sessions, threa
         for row, other in zip(rows, others, strict=True):
             assert row.keys() == other.keys()
             assert all(value.tobytes() == other[name].tobytes() for name, value in row.items())
+
+
+def test_a_run_with_other_outputs_is_not_replayed(tmp_path: Path, sessions: Sessions, thread: Any) -> None:
+    """The warm-up captures small outputs. A batch that needs the others runs in the shared session."""
+    path = tiny.bundle(tmp_path, task="question-answering")
+    whole, small = files.load_bundle(path).manifest.graphs[0].outputs
+    engine = engine_of(path, outputs=(whole,), small_outputs=(small,))
+    thread(engine.warm_up, 2, 8)
+    sessions.plain.clear()
+    needs_less = [replace(text, small_outputs=True) for text in texts(2, 8)]
+
+    assert [{small.name}] * 2 == [set(row) for row in thread(engine.run, needs_less)]
+    assert [] == sessions.plain
+    assert [{whole.name}] * 2 == [set(row) for row in thread(engine.run, [needs_less[0], *texts(1, 8)])]
+    assert [0] == sessions.plain
 
 
 def test_each_thread_has_a_session_and_the_others_share_one(tmp_path: Path, sessions: Sessions, thread: Any) -> None:
