@@ -1,7 +1,7 @@
 """Counts the service's own function calls for one `/classify` request, from its bytes to the bytes of the response: `make calls`.
 
 The request arrives through LimitedProtocol on a socket, and runs on an inference thread. A coroutine counts once, even if it resumes.
-Comprehensions, libraries, generated code, and the watchdog with its own timer do not count.
+Comprehensions, libraries, generated code, and the search for runs that hang, which has its own timer, do not count.
 """
 
 import asyncio
@@ -45,10 +45,9 @@ class Calls:
         code = frame.f_code
         if not self.counting or event != "call" or not code.co_filename.startswith(SERVICE):
             return
-        file = code.co_filename.removeprefix(f"{SERVICE}/")
-        if code.co_name not in ("<listcomp>", "<genexpr>") and file != "scheduling/watchdog.py" and frame not in self.frames:
+        if code.co_name not in ("<listcomp>", "<genexpr>", "_tick", "_look") and frame not in self.frames:
             on_loop = threading.current_thread() is threading.main_thread()
-            self.frames[frame] = Call(f"{file}:{code.co_firstlineno} {code.co_qualname}", on_loop)
+            self.frames[frame] = Call(f"{code.co_filename.removeprefix(f'{SERVICE}/')}:{code.co_firstlineno} {code.co_qualname}", on_loop)
 
 
 def count_calls(models: Path) -> list[Call]:

@@ -8,6 +8,7 @@ others leave, and no item waits forever, because later requests have later prior
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from itertools import count
 from math import inf
@@ -19,20 +20,8 @@ from bertserve.service.scheduling.scheduled_request import Item, Runner, Schedul
 # than predicted.
 PACE = 1.5
 
-# A request is long if its items before the last one take more predicted seconds of an inference thread than this.
-LONG_S = 0.03
-
-# Seconds ahead of a short request for each second of the short ones that wait, because long requests get as many.
-AHEAD_PER_SHORT = 2.0
-
 # Nearly every wait is at most this many times its prediction.
 PREDICTION_ERROR = 1.15
-
-# Requests of more than a 64th of the queue leave an eighth of it to others.
-SMALL_PARTS, SPARE_PARTS = 64, 8
-
-# Seconds by which a batch-mate may always overtake others: while waits are this short, the most efficient batch matters more.
-OVERTAKEN_S = 0.1
 
 # Minimum share of a run that a batch-mate must save. A run cannot be interrupted, so it must not become longer for a small gain.
 MIN_GAIN = 1 / 16
@@ -44,6 +33,7 @@ class RequestQueue:
     Attributes:
         max_batch_tokens: Maximum tokens of a batch: rows times padded length.
         max_queue_tokens: Maximum tokens that all open requests hold together.
+        requests: The open requests: admitted, and not ended.
         queue_tokens: Tokens that they hold.
         queue_items: Items that wait.
     """
@@ -52,6 +42,7 @@ class RequestQueue:
         """Creates an empty queue; `threads` is the number of batches that run at the same time, to predict waits."""
         self.max_batch_tokens = max_batch_tokens
         self.max_queue_tokens = max_queue_tokens
+        self.requests: set[ScheduledRequest] = set()
         self.queue_tokens = 0
         self.queue_items = 0
         self._threads = threads
@@ -70,7 +61,8 @@ class RequestQueue:
             is_long: Whether it is an item of a long request.
         """
         short, both = self._seconds[False], sum(self._seconds.values())
-        return ((both if is_long else min(AHEAD_PER_SHORT * short, both)) + busy_s) / self._threads
+        ahead = both if is_long else min(2 * short, both)  # while short requests wait, long ones get as many seconds
+        return (ahead + busy_s) / self._threads
 
     def check(self, time_left_s: float, busy_s: float) -> None:
         """Checks whether a short request that arrives now would probably start before its deadline, before its tokens are known.
@@ -100,17 +92,18 @@ class RequestQueue:
         """
         if tokens > self.max_queue_tokens:
             raise larger_than_queue(tokens, self.max_queue_tokens)
-        is_small = tokens * SMALL_PARTS <= self.max_queue_tokens
-        limit = self.max_queue_tokens if is_small else self.max_queue_tokens - self.max_queue_tokens // SPARE_PARTS
+        limit = self.max_queue_tokens
+        if tokens > limit / 64:
+            limit -= limit // 8  # for small requests
         if self.queue_tokens and self.queue_tokens + tokens > limit:
             raise self._full(tokens, limit, busy_s)
         request.priority = request.arrived
         items = self._new_items(request, payloads)
         before = (items[-1].priority - request.arrived) / PACE
-        request.is_long = before > LONG_S
+        request.is_long = before > 0.03  # seconds
         if before and (wait := self.wait_s(busy_s, is_long=request.is_long)):  # without items before the last one, `check` has done so
             self._check_wait(wait, PACE * before / self._threads, time_left_s)
-        request.is_open = True
+        self.requests.add(request)
         request.tokens = tokens
         self.queue_tokens += tokens
         self._add(request, items)
@@ -134,14 +127,17 @@ class RequestQueue:
         head = self._first(last_thread) if self.queue_items else None
         if head is None:
             return []
-        batch, length = [head], head.length
-        # items that have waited less than two thirds as long as the head must wait, so that waits are predictable
-        last_priority = head.priority + max((now - head.priority) / 3, OVERTAKEN_S)
-        self._forget(head)
-        while self.queue_items and (batch_mate := self._batch_mate(head, len(batch), length, last_priority, last_thread)):
-            batch.append(batch_mate)
-            length = max(length, batch_mate.length)
-            self._forget(batch_mate)
+        # While waits are short, the most efficient batch matters most. Later, items that have waited less than two thirds as long as the head
+        # must wait, so that waits are predictable.
+        last_priority = head.priority + max((now - head.priority) / 3, 0.1)
+        batch, length = list[Item](), 0
+        item: Item | None = head
+        while item:
+            batch.append(item)
+            length = max(length, item.length)
+            item.request.running += 1
+            self._forget(item)
+            item = self._batch_mate(head, len(batch), length, last_priority, last_thread) if self.queue_items else None
         if head.request.is_long:
             self._owed_s = head.request.runner.seconds(len(batch), length)
         else:
@@ -151,17 +147,17 @@ class RequestQueue:
     def finish(self, item: Item, result: object) -> bool:
         """Records a result; returns whether it was the last one of an open request, which must then get its next items or be closed."""
         request = item.request
-        if not request.is_open:
+        if request not in self.requests:
             return False
         request.results[item.index] = result
-        request.remaining -= 1
-        return request.remaining == 0
+        request.running -= 1
+        return not (request.running or request.waiting)
 
     def close(self, request: ScheduledRequest) -> bool:
         """Ends a request in any state; returns true only for the first call. Its waiting items never start."""
-        if not request.is_open:
+        if request not in self.requests:
             return False
-        request.is_open = False
+        self.requests.remove(request)
         self.queue_tokens -= request.tokens
         request.results = []
         for item in list(request.waiting.values()):
@@ -218,7 +214,6 @@ class RequestQueue:
 
     def _add(self, request: ScheduledRequest, items: list[Item]) -> None:
         request.results = [None] * len(items)
-        request.remaining = len(items)
         self.queue_items += len(items)
         by_length = self._items.setdefault(request.runner, ItemsByLength())
         for item in items:
@@ -239,7 +234,7 @@ class RequestQueue:
             return
         self._seconds[item.request.is_long] -= item.seconds
         by_length = self._items[item.request.runner]
-        by_length.first(item.tokens)
+        by_length.clean(item.tokens)
         if not by_length.lengths:
             del self._items[item.request.runner]
 
@@ -260,7 +255,7 @@ class RequestQueue:
                 heapq.heappop(heap)
             elif item.priority > priority:
                 heapq.heapreplace(heap, (item.priority, tie, request))
-            elif last_thread and request.is_running:
+            elif last_thread and request.running:
                 passed.append(heapq.heappop(heap))
             else:
                 first = item
@@ -280,7 +275,7 @@ class RequestQueue:
         if by_length is None:
             return None
         for item in by_length.nearest(length, last_priority):
-            if last_thread and item.request.is_long and item.request.is_running and item.request is not request:
+            if last_thread and item.request.is_long and item.request.running and item.request is not request:
                 continue
             longer = max(length, item.length)
             shape = runner.shape(rows + 1, longer)
@@ -297,44 +292,37 @@ class RequestQueue:
 
 
 class ItemsByLength:
-    """Waiting items of a runner; the bits of `lengths` are set for the numbers of tokens that may have one."""
+    """Waiting items of a runner. `lengths` has their different numbers of tokens, ascending: at most as many as a batch has tokens."""
 
     def __init__(self) -> None:
         """Starts with no items."""
-        self.lengths = 0
-        self._heaps: dict[int, list[tuple[float, int, Item]]] = {}
+        self.lengths: list[int] = []
+        self._heaps: dict[int, list[tuple[float, int, Item]]] = {}  # by tokens; the first item of each waits
 
     def push(self, item: Item, tie: int) -> None:
         """Adds an item."""
-        heapq.heappush(self._heaps.setdefault(item.tokens, []), (item.priority, tie, item))
-        self.lengths |= 1 << item.tokens
+        if item.tokens not in self._heaps:
+            self._heaps[item.tokens] = []
+            insort(self.lengths, item.tokens)
+        heapq.heappush(self._heaps[item.tokens], (item.priority, tie, item))
 
-    def first(self, tokens: int) -> Item | None:
-        """Returns the first item of a length that still waits, and drops the others before it."""
-        heap = self._heaps.get(tokens, [])
+    def clean(self, tokens: int) -> None:
+        """Drops items of a length that no longer wait, up to the first one that waits."""
+        heap = self._heaps[tokens]
         while heap and not heap[0][2].waits:
             heapq.heappop(heap)
-        if heap:
-            return heap[0][2]
-        self._heaps.pop(tokens, None)
-        self.lengths &= ~(1 << tokens)
-        return None
+        if not heap:
+            del self._heaps[tokens], self.lengths[bisect_left(self.lengths, tokens)]
 
     def nearest(self, length: int, last_priority: float) -> Iterator[Item]:
         """Yields the first item of the greatest length up to `length`, and that of the smallest length above it."""
-        shorter, longer = self.lengths & ((1 << (length + 1)) - 1), self.lengths >> (length + 1)
-        while shorter:
-            tokens = shorter.bit_length() - 1
-            if (item := self.first(tokens)) is not None and item.priority <= last_priority:
-                yield item
-                break
-            shorter ^= 1 << tokens
-        while longer:
-            least = longer & -longer
-            if (item := self.first(length + least.bit_length())) is not None and item.priority <= last_priority:
-                yield item
-                break
-            longer ^= least
+        place = bisect_right(self.lengths, length)
+        for places in (range(place - 1, -1, -1), range(place, len(self.lengths))):
+            for i in places:
+                priority, _, item = self._heaps[self.lengths[i]][0]
+                if priority <= last_priority:
+                    yield item
+                    break
 
 
 def larger_than_queue(tokens: int, max_queue_tokens: int) -> TooLargeError:

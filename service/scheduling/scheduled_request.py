@@ -1,9 +1,10 @@
-"""The records of the queue: a ScheduledRequest and its Items; and Runner, which runs them."""
+"""The records of the queue: a ScheduledRequest and its Items; Runner, which runs them, and InferenceThread."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+import threading
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -45,10 +46,9 @@ class ScheduledRequest:
         priority: Virtual start time of its next item; the queue changes it.
         tokens: Tokens that it holds of the queue until it ends.
         waiting: The items that have not started, by index.
+        running: Number of items that have started and have no result.
         results: One per item, in order.
-        remaining: Number of items without a result.
-        is_long: Whether its items before the last one take more than `LONG_S`.
-        is_open: Whether it has not ended.
+        is_long: Whether its items before the last one take long.
         future: Resolved when it ends.
     """
 
@@ -59,16 +59,10 @@ class ScheduledRequest:
     priority: float = 0.0
     tokens: int = 0
     waiting: OrderedDict[int, Item] = field(default_factory=OrderedDict)
+    running: int = 0
     results: list[Any] = field(default_factory=list)
-    remaining: int = 0
     is_long: bool = False
-    is_open: bool = False
     future: asyncio.Future[None] | None = None
-
-    @property
-    def is_running(self) -> bool:
-        """Whether an item has started and has no result."""
-        return self.remaining > len(self.waiting)
 
 
 @dataclass(slots=True, eq=False)
@@ -94,3 +88,28 @@ class Item:
     seconds: float
     priority: float
     waits: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class InferenceThread:
+    """An inference thread and its batch, which changes only under the scheduler's lock.
+
+    Attributes:
+        handle: The thread.
+        batch: The items that run; empty while it waits.
+        predicted_s: Predicted seconds of the run.
+        since: Start time of the run.
+        busy_s: Seconds of all earlier runs.
+        ticks: Ticks since the run, or the decoding of one of its items, began.
+        hung: Whether its run hangs: another thread has taken its place, and it ends after the run.
+        steps: Functions that it calls before or after its next batches, one at a time.
+    """
+
+    handle: threading.Thread = field(init=False)
+    batch: Sequence[Item] = ()
+    predicted_s: float = 0.0
+    since: float = 0.0
+    busy_s: float = 0.0
+    ticks: int = 0
+    hung: bool = False
+    steps: deque[Callable[[], object]] = field(default_factory=deque)

@@ -15,17 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bertserve.service.errors import DeviceLostError, EngineError, ExpiredError, UnavailableError
-from bertserve.service.scheduling.completion_queue import CompletionQueue
 from bertserve.service.scheduling.prepare import PreparePool
 from bertserve.service.scheduling.request_queue import RequestQueue
-from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest, SizedPayloads
-from bertserve.service.scheduling.watchdog import HUNG_FLOOR_S, InferenceThread, Watchdog
+from bertserve.service.scheduling.scheduled_request import InferenceThread, Item, ScheduledRequest, SizedPayloads
 
 logger = logging.getLogger("bertserve.scheduler")
 
-# Seconds until a thread that waits for the GIL asks for it. A request needs the GIL several times, and with Python's 5e-3 it would wait that
-# long each time. With less than 1e-4, threads take the GIL from each other so often that short texts take 4 % longer.
-SWITCH_S = 1e-4
 STOP_TICK_S = 0.02
 _EXPIRED = "the request's deadline passed while it waited; allow more time with `x-request-timeout-ms`, or send less at once."
 
@@ -49,7 +44,7 @@ class Scheduler:
         prepare_threads: int = 1,
         clock: Callable[[], float] = time.monotonic,
         on_hang: Callable[[], None] = lambda: None,
-        hung_floor_s: float = HUNG_FLOOR_S,
+        hung_floor_s: float = 5.0,
     ) -> None:
         """Creates a scheduler; `start` starts it.
 
@@ -61,7 +56,7 @@ class Scheduler:
             prepare_threads: Threads that tokenize long texts.
             clock: Returns monotonic seconds.
             on_hang: Called for each run that hangs.
-            hung_floor_s: Minimum seconds after which a run counts as hung.
+            hung_floor_s: Minimum seconds after which a run counts as hung: it may read weights from a disk, or decode for a second.
         """
         self.queue = queue
         self.prepare = PreparePool(prepare_threads)
@@ -73,10 +68,10 @@ class Scheduler:
         self._free = 0  # threads that wait, and that nothing has woken yet
         self._concurrency = PeakConcurrency()
         self._callers = PeakConcurrency()
-        self._open: set[ScheduledRequest] = set()
+        self._ended: list[tuple[asyncio.Future[None], Exception | None]] = []  # futures that the event loop must resolve
         self._threads: list[InferenceThread] = []
         self._first_steps: list[Callable[[], object]] = []
-        self._watchdog = Watchdog(self._threads, self._replace, hung_floor_s)
+        self._tick_s = hung_floor_s / 10  # from one look at the runs to the next
         self._hangs = 0
         self._device_is_lost = False
         self._on_hang = on_hang
@@ -106,14 +101,15 @@ class Scheduler:
 
     def start(self) -> None:
         """Starts the inference threads, for requests from the running event loop."""
-        sys.setswitchinterval(SWITCH_S)
+        # A request needs the GIL several times, and with Python's 5e-3 seconds a thread would wait that long each time. With less than 1e-4,
+        # threads take the GIL from each other so often that short texts take 4 % longer.
+        sys.setswitchinterval(1e-4)
         self._loop = asyncio.get_running_loop()
-        self._completions = CompletionQueue(self._loop)
         for _ in range(self._thread_count):
             self._start_thread()
         self.on_each_thread(self._first_steps)
         self._first_steps = []
-        self._watchdog.start()
+        self._tick()
         self._accepts = True
 
     def on_each_thread(self, steps: Sequence[Callable[[], object]]) -> None:
@@ -143,7 +139,7 @@ class Scheduler:
         with self._lock:
             if not self._accepts or self.is_broken:
                 raise self._unavailable()
-            self._callers.record(1 + len(self._open), self.clock())
+            self._callers.record(1 + len(self.queue.requests), self.clock())
             self.queue.check(timeout_s, self._busy_s())
 
     async def run(self, request: ScheduledRequest, payloads: SizedPayloads, tokens: int) -> None:
@@ -169,14 +165,13 @@ class Scheduler:
             if (time_left_s := request.deadline - self.clock()) <= 0:
                 raise ExpiredError(_EXPIRED)
             self.queue.put(request, payloads, tokens, time_left_s, self._busy_s())
-            self._open.add(request)
             self._wake(len(payloads))
         timer = self._loop.call_later(time_left_s, self._expire, request)
         try:
             await request.future
         finally:
             timer.cancel()
-            if request.is_open:  # the caller was cancelled
+            if request in self.queue.requests:  # the caller was cancelled
                 self._end(request)
             request.future = None  # an error in it refers to this frame; without this cycle, texts and tokens are freed at once
 
@@ -188,14 +183,14 @@ class Scheduler:
         """
         self._accepts = False
         end = self._loop.time() + shutdown_timeout_s
-        while (self._open or self.prepare.is_busy) and not self.is_broken and self._loop.time() < end:
+        while (self.queue.requests or self.prepare.is_busy) and not self.is_broken and self._loop.time() < end:
             await asyncio.sleep(STOP_TICK_S)
         with self._lock:
             self._stopped = True
-            aborted = len(self._open)
+            aborted = len(self.queue.requests)
             self._wakeup.notify_all()
-        self._fail_all(self._unavailable())
-        self._watchdog.stop()
+        self._fail_all()
+        self._timer.cancel()
         self.prepare.close()
         # a run that exceeds the shutdown timeout cannot be interrupted; its thread is a daemon
         await asyncio.gather(*(asyncio.to_thread(thread.handle.join, 1.0) for thread in self._threads if not thread.hung))
@@ -225,7 +220,7 @@ class Scheduler:
             # thread can continue.
             logger.critical("an inference thread died of %s; the service must be restarted", type(error).__name__)
             self.is_broken = True
-            self._fail_all(self._unavailable())
+            self._fail_all()
 
     def _serve_one(self, thread: InferenceThread) -> bool:
         """Waits for a batch and runs it; returns whether to continue. Each call drops its references to the batch."""
@@ -284,7 +279,7 @@ class Scheduler:
                 return
             half = (len(batch) + 1) // 2
             for part in (batch[:half], batch[half:]):
-                if open_items := [item for item in part if item.request.is_open]:
+                if open_items := [item for item in part if item.request in self.queue.requests]:
                     self._execute(thread, open_items)
             return
         for item, result in zip(batch, results, strict=True):
@@ -296,14 +291,14 @@ class Scheduler:
         request = item.request
         with self._lock:
             if not self.queue.finish(item, result):
-                if request.waiting and not request.is_running:
+                if request.waiting and not request.running:
                     self._wake()  # an inference thread may have left the rest of the request while this item ran
                 return
             results, proceed = request.results, request.proceed
         try:
             payloads = proceed(results)
             with self._lock:
-                if payloads and request.is_open:
+                if payloads and request in self.queue.requests:
                     self.queue.put_next(request, payloads)
                     self._wake(len(payloads))
         except BaseException as error:  # noqa: BLE001 - the boundary of a batch: an error of a request's own code is that request's answer
@@ -315,9 +310,22 @@ class Scheduler:
     def _end(self, request: ScheduledRequest, error: Exception | None = None) -> None:
         """Ends a request with an error, or with success, unless it has ended; called from any thread. Its current runs continue."""
         with self._lock:
-            self._open.discard(request)
             if self.queue.close(request) and request.future is not None:
-                self._completions.post(request.future, error)
+                self._ended.append((request.future, error))
+                if len(self._ended) == 1:
+                    self._loop.call_soon_threadsafe(self._resolve)
+
+    def _resolve(self) -> None:
+        """Resolves the futures of all requests that have ended, with one wake-up of the event loop."""
+        with self._lock:
+            ended, self._ended = self._ended, []
+        for future, error in ended:
+            if future.done():  # its caller was cancelled
+                continue
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
 
     def _expire(self, request: ScheduledRequest) -> None:
         """Ends a request whose deadline has passed while items wait."""
@@ -335,20 +343,38 @@ class Scheduler:
             error = EngineError("the request's work ended with {name}. This is a bug.", name=type(error).__name__)
         self._end(request, error)
 
-    def _fail_all(self, error: UnavailableError) -> None:
-        for request in list(self._open):
+    def _fail_all(self) -> None:
+        error = self._unavailable()
+        for request in list(self.queue.requests):
             self._end(request, error)
 
     def _lose_device(self, error: DeviceLostError) -> None:
         """Fails all requests, because no later run can succeed."""
         logger.critical("%s", error.message)
         self.is_broken = self._device_is_lost = True
-        self._fail_all(self._unavailable())
+        self._fail_all()
+
+    def _tick(self) -> None:
+        """Looks at all runs, and again after each tick.
+
+        It counts ticks instead of reading a clock: if the process was suspended, no ticks occurred, so no run counts as hung when it continues.
+        """
+        self._timer = self._loop.call_later(self._tick_s, self._tick)
+        self._look()
+
+    def _look(self) -> None:
+        """Adds a tick to each run, and replaces the threads whose run hangs."""
+        for thread in list(self._threads):
+            if thread.batch and not thread.hung:
+                thread.ticks += 1
+                # predictions adapt to the machine, so a slow machine does not matter
+                if thread.ticks >= max(10, 20 * thread.predicted_s / self._tick_s):
+                    self._replace(thread, thread.ticks * self._tick_s)
 
     def _replace(self, thread: InferenceThread, seconds: float) -> None:
         """Fails the requests of a run that hangs, and starts another thread. With as many hangs as threads, the service must be restarted."""
         with self._lock:
-            if not thread.ticks:  # the run has ended since the watchdog looked
+            if not thread.ticks:  # the run has just ended
                 return
             thread.hung = True
             hung = {item.request for item in thread.batch}
@@ -363,7 +389,7 @@ class Scheduler:
             )
             self._end(request, error)
         if self.is_broken:
-            self._fail_all(self._unavailable())
+            self._fail_all()
         else:
             self._start_thread()
 

@@ -12,7 +12,6 @@ from bertserve.service.errors import EngineError
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduled_request import ScheduledRequest
 from bertserve.service.scheduling.scheduler import Scheduler
-from bertserve.service.scheduling.watchdog import HUNG_FLOOR_S
 from fakes import FakeRunner, ManualClock
 
 
@@ -60,7 +59,7 @@ class Bench:
         threads: int = 1,
         manual: bool = False,
         queue: type[RequestQueue] = RequestQueue,
-        hung_floor_s: float = HUNG_FLOOR_S,
+        hung_floor_s: float = 5.0,
         **more: Any,
     ) -> None:
         self.work = Work()

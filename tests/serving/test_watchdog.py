@@ -1,4 +1,4 @@
-"""Watchdog: a run that hangs fails its requests, and another thread replaces its thread."""
+"""Scheduler: a run that hangs fails its requests, and another thread replaces its thread."""
 
 import asyncio
 import threading
@@ -12,11 +12,11 @@ from scheduler_bench import Bench, on_loop, play, takes
 
 
 class Hanging(Bench):
-    """A bench whose watchdog ticks on demand. A tick is 1 s; a run hangs after ten ticks or 20 times its prediction."""
+    """A bench that looks at its runs on demand. A tick is 1 s; a run hangs after ten ticks or 20 times its prediction."""
 
     def look(self, ticks: int) -> None:
         for _ in range(ticks):
-            self.scheduler._watchdog.look()
+            self.scheduler._look()
 
     async def one_runs(self) -> None:
         """Returns when all other threads wait; a thread that has delivered a result needs some time until it does."""
@@ -91,7 +91,7 @@ async def test_decoding_many_requests_after_one_run_is_no_hang(bench: Hanging) -
 
 
 @on_loop(manual=True, hung_floor_s=0.05)
-async def test_the_watchdog_ticks_by_itself(bench: Bench) -> None:
+async def test_the_scheduler_looks_at_its_runs_by_itself(bench: Bench) -> None:
     bench.work.gate.clear()
     with pytest.raises(EngineError, match="has hung"):
         await bench.run("x")
@@ -100,7 +100,7 @@ async def test_the_watchdog_ticks_by_itself(bench: Bench) -> None:
 
 @on_loop(Hanging, manual=True, hung_floor_s=10.0)
 async def test_a_run_that_has_just_begun_does_not_hang(bench: Hanging) -> None:
-    """The one before it may have ended after the watchdog looked."""
+    """The one before it may have ended after the last look."""
     blocker = await bench.blocked()
     bench.scheduler._replace(bench.scheduler._threads[0], 10.0)
     assert (0, True) == (bench.hangs, bench.scheduler.ready)
