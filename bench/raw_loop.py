@@ -22,7 +22,7 @@ from bertserve.bench import BenchError
 from bertserve.bench.bodies import NO_LIMITS, Body
 from bertserve.service.bundle import files
 from bertserve.service.bundle.graph_spec import InputSpec
-from bertserve.service.engine.onnx_engine import feed_alone
+from bertserve.service.engine.onnx_engine import feed
 from bertserve.service.engine.sessions import session_options
 from bertserve.service.errors import BertServeError
 from bertserve.service.tasks.batch import TaskModel
@@ -107,7 +107,7 @@ class RawLoop:
             except BertServeError as error:
                 raise BenchError(f"bundle `{manifest.name}` ({manifest.task}) cannot take a body: {error.message}") from error
             share = 1 / max(len(encodings), 1)
-            runs += [RawRun(feed_alone(encoding, self._inputs), body.texts * share) for encoding in encodings]
+            runs += [RawRun(feed([encoding], self._inputs, (1, len(encoding))), body.texts * share) for encoding in encodings]
         return runs
 
     def run_loop(self, runs: Sequence[RawRun], *, threads: int, seconds: float, stop: threading.Event) -> float:

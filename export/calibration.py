@@ -25,7 +25,7 @@ from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.export.tasks.spec import INPUT_KEYS, read_input
 from bertserve.service.bundle.graph_spec import InputSpec
 from bertserve.service.bundle.manifest import Int8TextDigests, Manifest, TextDigests, TokenizerSpec
-from bertserve.service.engine.onnx_engine import feed_alone
+from bertserve.service.engine.onnx_engine import feed
 from bertserve.service.errors import BertServeError, StartError, plural
 from bertserve.service.scoring.rows import Row, read_delimited, read_json_lines
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
@@ -299,7 +299,7 @@ def make_feeds(texts: SplitTexts, checkpoint: Checkpoint, tokenizer: Tokenizer, 
     )
     encodings = [_single(text, i, checkpoint, tokenizer) for i, text in enumerate(singles)]
     encodings += [_pair(*pair, checkpoint, tokenizer) for pair in pairs]
-    return [feed_alone(encoding, checkpoint.inputs if inputs is None else inputs) for encoding in encodings]
+    return [feed([encoding], checkpoint.inputs if inputs is None else inputs, (1, len(encoding))) for encoding in encodings]
 
 
 def _pair(first: Cut, second: Cut, checkpoint: Checkpoint, tokenizer: Tokenizer) -> Encoding:

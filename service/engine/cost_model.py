@@ -7,19 +7,6 @@ from functools import cache
 
 from bertserve.service.bundle.manifest import Flops
 
-# Number of runs over which the current speed and the proportion of the two parameters are averaged.
-SLOWDOWN_RUNS = 64
-PROPORTION_RUNS = 1024
-# Weight of the warm-up runs in this proportion, which stays constant: traffic of one length would not determine it.
-WARM_UP_WEIGHT = 2.0
-# Minimum part of the mean run's time that grows with its work: no model has only fixed cost.
-MIN_SLOPE = 1e-3
-# A run counts at most this many times its prediction, and at least this part of it, so that a single stall has little effect.
-MAX_RATIO, MIN_RATIO = 4.0, 1e-3
-# Minimum spread of the runs' work, relative to the square of their total work; a smaller one is only rounding.
-MIN_SPREAD = 1e-9
-MIN_SECONDS = 1e-9  # of a run, for clocks that show none
-
 # Sums for least squares: weight, work, seconds, work squared, work times seconds.
 _Sums = Sequence[float]
 _NOTHING: _Sums = (0.0, 0.0, 0.0, 0.0, 0.0)
@@ -54,10 +41,11 @@ class CostModel:
         Args:
             runs: `(rows, length, seconds)` of at least one run; without two different amounts of work the proportion stays.
         """
-        timed = [(rows * self._work(length), max(seconds, MIN_SECONDS)) for rows, length, seconds in runs]
+        timed = [(rows * self._work(length), max(seconds, 1e-9)) for rows, length, seconds in runs]  # a clock may show none
         points = [_sums(work, seconds, 1 / seconds**2) for work, seconds in timed]
         self._runs: _Sums = _NOTHING
-        self._warm_up: _Sums = [WARM_UP_WEIGHT / len(points) * sum(values) for values in zip(*points, strict=True)]
+        # with the constant weight of two runs, because traffic of one length would not determine the proportion
+        self._warm_up: _Sums = [2 / len(points) * sum(values) for values in zip(*points, strict=True)]
         weight, work, seconds, *_ = self._warm_up
         self._mean = work / weight, seconds / weight
         self._solve(self._warm_up)
@@ -68,10 +56,10 @@ class CostModel:
         # if threads do this at the same time, one of the runs is lost, which does not matter
         work = rows * self._work(length)
         predicted = self.slowdown * (self.fixed_s + work / self.rate)
-        seconds = max(MIN_RATIO * predicted, min(seconds, MAX_RATIO * predicted))
-        self.slowdown *= 1 + (seconds / predicted - 1) / SLOWDOWN_RUNS
+        seconds = max(1e-3 * predicted, min(seconds, 4 * predicted))  # so that a single stall has little effect
+        self.slowdown *= 1 + (seconds / predicted - 1) / 64
         run = _sums(work, seconds, 1 / predicted**2)
-        self._runs = [(1 - 1 / PROPORTION_RUNS) * earlier + value for earlier, value in zip(self._runs, run, strict=True)]
+        self._runs = [(1 - 1 / 1024) * earlier + value for earlier, value in zip(self._runs, run, strict=True)]
         # scales the warm-up to the speed of these runs, so that a slower machine does not look like a higher fixed cost
         fixed_s, rate = self._first
         weight, work, run_seconds, *_ = self._runs
@@ -86,9 +74,9 @@ class CostModel:
         """
         weight, work, seconds, work_work, work_seconds = sums
         spread = weight * work_work - work * work
-        if spread > MIN_SPREAD * work * work:
-            # per unit of work, times the spread; if longer runs take no longer, nearly all cost is fixed
-            slope = max(weight * work_seconds - work * seconds, MIN_SLOPE * seconds / work * spread)
+        if spread > 1e-9 * work * work:
+            # per unit of work, times the spread; if longer runs take no longer, nearly all cost is fixed, but never all of it
+            slope = max(weight * work_seconds - work * seconds, 1e-3 * seconds / work * spread)
             fixed = max(seconds * spread - work * slope, 0.0) / weight
         else:  # only one amount of work, apart from rounding: the proportion stays
             fixed, slope = self.fixed_s, 1 / self.rate

@@ -18,12 +18,6 @@ from bertserve.service.errors import BertServeError
 
 logger = logging.getLogger("bertserve.loading")
 
-# More threads save less and less time per run, and the next caller finds all their cores busy.
-MAX_MULTI_THREADS = 4
-# Minimum seconds on an inference thread, per node of the graph, for threads to pay off, because they are woken for every node. With two
-# threads on the four embedded models, the speed is 0.9 at 20 us per node, 1.0 at 30, 1.15 to 1.25 at 47, 1.3 at 75, and 1.4 to 1.6 at 170.
-MULTI_THREADED_SECONDS_PER_NODE = 5e-5
-
 
 class ModelEngines:
     """The engines of a model. All inference threads use `single_threaded`, whose runs have one thread.
@@ -91,5 +85,7 @@ def min_multi_threaded_tokens(cost: CostModel, *, nodes: int, longest: int) -> i
     """
     if not nodes:
         return None
-    tokens = 1 + bisect_left(range(1, longest + 1), MULTI_THREADED_SECONDS_PER_NODE * nodes, key=lambda length: cost.seconds(1, length))
+    # Threads are woken for every node of the graph. With two threads on the four embedded models, the speed is 0.9 at 20 us per node on an
+    # inference thread, 1.0 at 30, 1.15 to 1.25 at 47, 1.3 at 75, and 1.4 to 1.6 at 170.
+    tokens = 1 + bisect_left(range(1, longest + 1), 50e-6 * nodes, key=lambda length: cost.seconds(1, length))
     return tokens if tokens <= longest else None

@@ -11,10 +11,6 @@ from pathlib import Path
 from bertserve.service.errors import ProviderError
 from bertserve.service.providers import LoadLibrary
 
-_DRIVER = "libcuda.so.1"
-_CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
-_NAME_BYTES = 256
-
 # Instruction sets for matrix products, as in /proc/cpuinfo; AVX-512 and VNNI decide the speed of int8.
 _X86 = ("avx2", "fma", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 _ARM = ("asimd", "asimddp", "i8mm", "bf16", "sve")
@@ -57,12 +53,12 @@ def find_gpu(index: int = 0, load: LoadLibrary = ctypes.CDLL) -> Gpu:
         ProviderError: There is no driver, or it has no such GPU for this process.
     """
     try:
-        driver = load(_DRIVER)
+        driver = load("libcuda.so.1")
     except OSError as error:
         raise ProviderError(
             f"there is no NVIDIA driver ({error}); install it on the host, and start a container with the GPUs (`--gpus all`)."
         ) from error
-    count, device, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(_NAME_BYTES)
+    count, device, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
     code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
     if code or not count.value:
         raise ProviderError(
@@ -74,9 +70,9 @@ def find_gpu(index: int = 0, load: LoadLibrary = ctypes.CDLL) -> Gpu:
             f"--device-id is {index}, and the GPUs of this process are 0 to {count.value - 1}; check `nvidia-smi` and CUDA_VISIBLE_DEVICES."
         )
     driver.cuDeviceGet(ctypes.byref(device), index)
-    driver.cuDeviceGetName(name, _NAME_BYTES, device)
+    driver.cuDeviceGetName(name, len(name), device)
     capability = []
-    for attribute in _CAPABILITY:
+    for attribute in (75, 76):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
         value = ctypes.c_int()
         driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
         capability.append(str(value.value))

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,23 +67,21 @@ class OnnxEngine:
 
         With `gpu.cuda_graphs`, an fp16 graph on CUDA also opens a session for each thread that calls `warm_up`.
         """
-        self.provider = provider or graph.provider
-        opened = partial(open_session, path, graph, provider=self.provider, threads=threads, engine_cache=engine_cache)
+        provider = provider or graph.provider
+        opened = partial(open_session, path, graph, provider=provider, threads=threads, engine_cache=engine_cache)
         self._session = opened(gpu=gpu._replace(cuda_graphs=False))
         self._cuda_graphs: CudaGraphs | None = None
-        if gpu.cuda_graphs and self.provider == "cuda":
+        if gpu.cuda_graphs and provider == "cuda":
             # also for graphs that are not captured, because their runs must not disturb a capture
             captures = graph.precision == "fp16" and not graph.gives_attentions
             self._session = self._cuda_graphs = CudaGraphs(
                 self._session, partial(opened, gpu=gpu) if captures else None, ("cuda", gpu.device_id)
             )
-        self._inputs = graph.inputs
-        self._outputs = graph.outputs
+        self._graph = graph
         self._small_outputs = graph.small_outputs
-        self._pad = {"token_ids": pad_id, "attention_mask": 0, "type_ids": 0}
+        self._pad_id = pad_id
         self._left = padding_side == "left"
-        self._plan = graph.shapes
-        self._dtypes = {spec.name: np.dtype(spec.dtype) for spec in graph.inputs}
+        self._mask_counts = () if graph.shapes is None else graph.shapes.masks
 
     def run(self, encodings: Sequence[Encoding]) -> list[Outputs]:
         """Runs one batch of at least one encoding, padded to its longest text.
@@ -97,16 +95,16 @@ class OnnxEngine:
             DeviceLostError: The GPU failed, so no later run can succeed.
         """
         rows, longest = len(encodings), max(len(encoding.ids) for encoding in encodings)
-        if self._plan is not None:
-            shape = self._plan.shape(rows, longest)
-            if shape is None:  # more rows than in any planned batch
-                return [*self.run(encodings[: rows // 2]), *self.run(encodings[rows // 2 :])]
-            rows, longest = shape
-        specs = self._outputs
+        shape = self._graph.shape(rows, longest)
+        if shape is None:  # more rows than in any planned batch
+            return [*self.run(encodings[: rows // 2]), *self.run(encodings[rows // 2 :])]
+        rows, longest = shape
+        specs = self._graph.outputs
         if self._small_outputs and all(encoding.small_outputs for encoding in encodings):
             specs = self._small_outputs
         try:
-            outputs = self._session.run([spec.name for spec in specs], self._feed(encodings, rows, longest))
+            inputs = feed(encodings, self._graph.inputs, shape, pad_id=self._pad_id, left=self._left, mask_counts=self._mask_counts)
+            outputs = self._session.run([spec.name for spec in specs], inputs)
         except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
             raise _failure(error, rows, longest) from error
         answers: list[Outputs] = [{} for _ in encodings]
@@ -126,7 +124,7 @@ class OnnxEngine:
         expected = rows
         if spec.kind == "per_mask":
             masks = sum(len(encoding.masks) for encoding in encodings)
-            expected = self._planned_masks(masks)
+            expected = _planned(masks, self._mask_counts)
         elif spec.kind == "per_map":
             maps = _maps(encodings)
             expected = len(maps)
@@ -141,29 +139,13 @@ class OnnxEngine:
             return list(output[: len(encodings)])
         if spec.kind == "per_token":
             longest = output.shape[1]
-            return [row[self._token_slice(encoding, longest)] for row, encoding in zip(output, encodings, strict=False)]
+            return [row[_token_slice(encoding, longest, self._left)] for row, encoding in zip(output, encodings, strict=False)]
         if spec.kind == "per_map":
-            of_row: list[list[int]] = [[] for _ in encodings]
-            for i, (_, row, _) in enumerate(maps):
-                of_row[row].append(i)
-            token_slices = [self._token_slice(encoding, output.shape[1]) for encoding in encodings]
-            return [
-                output[indices][:, token_slice, token_slice] if indices else None
-                for indices, token_slice in zip(of_row, token_slices, strict=True)
-            ]
+            owners = np.array([row for _, row, _ in maps])
+            spans = [_token_slice(encoding, output.shape[1], self._left) for encoding in encodings]
+            return [output[owners == i][:, span, span] if encodings[i].maps else None for i, span in enumerate(spans)]
         ends = np.cumsum([len(encoding.masks) for encoding in encodings])
         return np.split(output[:masks], ends[:-1])
-
-    def _planned_masks(self, masks: int) -> int:
-        """Returns the next planned number of masks, if numbers are planned."""
-        counts = () if self._plan is None else self._plan.masks
-        i = bisect_left(counts, masks)
-        return counts[i] if i < len(counts) else masks
-
-    def _token_slice(self, encoding: Encoding, longest: int) -> slice:
-        """Returns the positions of an encoding's tokens in a row that is padded to `longest`."""
-        length = len(encoding.ids)
-        return slice(longest - length, longest) if self._left else slice(0, length)
 
     def time_runs(self, shapes: Sequence[tuple[int, int]], *, repeats: int) -> list[tuple[int, int, float]]:
         """Warms up on dummy batches and times them, for the cost model; the fastest of `repeats` runs counts, so the first may be slow.
@@ -187,41 +169,59 @@ class OnnxEngine:
         with nullcontext() if self._cuda_graphs is None else self._cuda_graphs.capturing():
             self.time_runs([(rows, length)], repeats=1)
 
-    def _feed(self, encodings: Sequence[Encoding], rows: int, longest: int) -> Feed:
-        """Returns the inputs by name, as in their InputSpec, padded to `longest` and filled up to `rows`."""
-        batch = encodings
-        if rows > len(encodings):
-            # repeats a text, because a row with only padding may have no finite scores; without its masks, which are counted
-            batch = [*encodings, *[Encoding(encodings[0].ids, encodings[0].type_ids)] * (rows - len(encodings))]
-        token_slices = [self._token_slice(encoding, longest) for encoding in batch]
-        feed: Feed = {}
-        for spec in self._inputs:
-            if spec.fill == "mask_index":
-                flat = [i * longest + token_slices[i].start + mask for i, encoding in enumerate(encodings) for mask in encoding.masks]
-                flat += flat[:1] * (self._planned_masks(len(flat)) - len(flat))
-                feed[spec.name] = np.array(flat, dtype=self._dtypes[spec.name])
-            elif spec.fill == "lengths":
-                feed[spec.name] = np.array([len(encoding.ids) for encoding in batch], dtype=self._dtypes[spec.name])
-            elif spec.fill == "attention_index":
-                feed[spec.name] = np.array(_maps(encodings), dtype=self._dtypes[spec.name]).reshape(-1, 3)
-            else:
-                padded = feed[spec.name] = np.full((rows, longest), self._pad[spec.fill], dtype=self._dtypes[spec.name])
-                for row, token_slice, encoding in zip(padded, token_slices, batch, strict=True):
-                    row[token_slice] = {"token_ids": encoding.ids, "attention_mask": 1, "type_ids": encoding.type_ids}[spec.fill]
-        return feed
+
+def feed(
+    encodings: Sequence[Encoding],
+    inputs: Iterable[InputSpec],
+    shape: tuple[int, int],
+    *,
+    pad_id: int = 0,
+    left: bool = False,
+    mask_counts: Sequence[int] = (),
+) -> Feed:
+    """Returns the inputs of a run by name, as in their InputSpec.
+
+    Args:
+        encodings: At least one.
+        inputs: The inputs of the graph.
+        shape: Rows to which the batch is filled up, and the length to which they are padded.
+        pad_id: The token id of padding.
+        left: Whether padding is on the left.
+        mask_counts: The planned numbers of masks, ascending.
+    """
+    rows, longest = shape
+    batch = encodings
+    if rows > len(encodings):
+        # repeats a text, because a row with only padding may have no finite scores; without its masks, which are counted
+        batch = [*encodings, *[Encoding(encodings[0].ids, encodings[0].type_ids)] * (rows - len(encodings))]
+    token_slices = [_token_slice(encoding, longest, left) for encoding in batch]
+    values: Feed = {}
+    for spec in inputs:
+        if spec.fill == "mask_index":
+            flat = [i * longest + token_slices[i].start + mask for i, encoding in enumerate(encodings) for mask in encoding.masks]
+            flat += flat[:1] * (_planned(len(flat), mask_counts) - len(flat))
+            values[spec.name] = np.array(flat, dtype=spec.dtype)
+        elif spec.fill == "lengths":
+            values[spec.name] = np.array([len(encoding.ids) for encoding in batch], dtype=spec.dtype)
+        elif spec.fill == "attention_index":
+            values[spec.name] = np.array(_maps(encodings), dtype=spec.dtype).reshape(-1, 3)
+        else:
+            padded = values[spec.name] = np.full((rows, longest), pad_id if spec.fill == "token_ids" else 0, dtype=spec.dtype)
+            for row, token_slice, encoding in zip(padded, token_slices, batch, strict=True):
+                row[token_slice] = {"token_ids": encoding.ids, "attention_mask": 1, "type_ids": encoding.type_ids}[spec.fill]
+    return values
 
 
-def feed_alone(encoding: Encoding, inputs: Iterable[InputSpec]) -> Feed:
-    """Returns the inputs by name of a batch of one encoding without padding, for callers with a session of their own."""
-    values: dict[str, Any] = {
-        "token_ids": [encoding.ids],
-        "attention_mask": [[1] * len(encoding)],
-        "type_ids": [encoding.type_ids],
-        "mask_index": encoding.masks,
-        "lengths": [len(encoding)],
-        "attention_index": np.reshape(_maps([encoding]), (-1, 3)),
-    }
-    return {spec.name: np.array(values[spec.fill], dtype=spec.dtype) for spec in inputs}
+def _planned(masks: int, counts: Sequence[int]) -> int:
+    """Returns the next planned number of masks, if numbers are planned."""
+    i = bisect_left(counts, masks)
+    return counts[i] if i < len(counts) else masks
+
+
+def _token_slice(encoding: Encoding, longest: int, left: bool) -> slice:
+    """Returns the positions of an encoding's tokens in a row that is padded to `longest`."""
+    length = len(encoding.ids)
+    return slice(longest - length, longest) if left else slice(0, length)
 
 
 def _maps(encodings: Sequence[Encoding]) -> list[tuple[int, int, int]]:

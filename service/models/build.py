@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from bertserve.service.bundle import files
 from bertserve.service.engine import sessions
-from bertserve.service.engine.engines import MAX_MULTI_THREADS
 from bertserve.service.engine.hardware import usable_cores
 from bertserve.service.errors import BundleError, StartError, plural
 from bertserve.service.metrics import Metrics
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
     from bertserve.service.tracing.tracer import Tracer
 
 logger = logging.getLogger("bertserve.loading")
-
-# Models that load at the same time: while a model loads, it needs memory for its file in addition to its sessions.
-MAX_LOADING = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +82,8 @@ def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None,
     # two threads keep a GPU busy: one prepares a batch while the other one's runs
     total_threads = max(settings.threads or (cores if on_cpu else 2), settings.workers)
     threads = _share(total_threads, settings.workers, index)
-    multi_threads = settings.multi_threads or min(threads, MAX_MULTI_THREADS)
+    # more than four threads save little time per run, and the next caller finds all their cores busy
+    multi_threads = settings.multi_threads or min(threads, 4)
     metrics.describe_build(onnxruntime=sessions.VERSION, provider=provider, workers=settings.workers, threads=threads)
     batch_tokens = settings.batch_tokens("fp32" if on_cpu or settings.precision == "fp32" else "fp16")
     # a GPU runs texts faster than two threads tokenize them
@@ -151,7 +148,8 @@ def _load_all(
     Several models load in parallel, each on one core as during inference, because the warm-up runs are timed.
     """
     loaded = []
-    with ThreadPoolExecutor(min(at_once, MAX_LOADING), thread_name_prefix="load") as pool:
+    # while a model loads, it needs memory for its file in addition to its sessions
+    with ThreadPoolExecutor(min(at_once, 4), thread_name_prefix="load") as pool:
         futures = [pool.submit(load, path) for path in paths]
         try:
             for path, future in zip(paths, futures, strict=True):
