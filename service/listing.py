@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bertserve.service.bundle.files import CARD_FILE, read_manifest
-from bertserve.service.bundle.graph_spec import Agreement, GraphSpec
+from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.validation_policy import summarize_agreement
 from bertserve.service.errors import BundleError
 
@@ -56,6 +56,7 @@ def _graph_facts(path: Path, graph: GraphSpec) -> dict[str, Any]:
         "measure": None if agreement is None else agreement.measure,
         "agreement": None if agreement is None else agreement.value,
         "decisions": None if agreement is None else agreement.decisions,
+        "summary": summarize_agreement(agreement),
         "measured_on": graph.validation.provider,
     }
 
@@ -64,11 +65,5 @@ def _row(model: dict[str, Any]) -> tuple[str, ...]:
     labels, size = model["labels"], f"{model['size_bytes'] / 2**20:.1f}"
     more = f" and {len(labels) - _SHOWN_LABELS} more" if len(labels) > _SHOWN_LABELS else ""
     shown = ", ".join(label[:24] for label in labels[:_SHOWN_LABELS]) + more
-    return model["name"], model["task"], shown, size, "; ".join(map(_graph, model["graphs"])), model["card"] or "none"
-
-
-def _graph(graph: dict[str, Any]) -> str:
-    known = None
-    if graph["measure"] is not None:
-        known = Agreement(measure=graph["measure"], value=graph["agreement"], decisions=graph["decisions"])
-    return f"{graph['provider']}/{graph['precision']}{'*' if graph['default'] else ''} {summarize_agreement(known)}"
+    graphs = (f"{graph['provider']}/{graph['precision']}{'*' if graph['default'] else ''} {graph['summary']}" for graph in model["graphs"])
+    return model["name"], model["task"], shown, size, "; ".join(graphs), model["card"] or "none"

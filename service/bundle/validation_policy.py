@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from bertserve.service.bundle.graph_spec import Agreement, GraphSpec, Measure, ValidationReport
 from bertserve.service.bundle.manifest import Metric
@@ -109,52 +108,41 @@ def summarize_agreement(agreement: Agreement | None) -> str:
     return f"{MEASURES[agreement.measure]} {agreement.value:.4f} on {agreement.decisions}"
 
 
-@dataclass(frozen=True, slots=True)
-class ValidationPolicy:
-    """The required validation report of a served graph.
+def check_report(name: str, graph: GraphSpec, *, required: bool = False, min_agreement: float | None = None) -> None:
+    """Refuses a graph whose validation report is missing, is for another provider or precision, or is too weak.
 
     A validation report counts only for the provider and the precision that run: a GPU graph that was measured on a CPU has none. Another
     CPU is allowed, because `bert-export` chooses int8 scales so that products hardly depend on it; `is_of_other_kernels` detects it.
 
-    Attributes:
+    Args:
+        name: Name of the bundle.
+        graph: The graph to serve.
         required: Whether a validation report is required.
         min_agreement: Minimum agreement with the checkpoint, by the measure of the task; it also requires a validation report.
+
+    Raises:
+        BundleError: It is refused; the message has the bundle, the measurement, the requirement and the remedy.
     """
-
-    required: bool = False
-    min_agreement: float | None = None
-
-    @property
-    def needs_report(self) -> bool:
-        """Whether a validation report is required."""
-        return self.required or self.min_agreement is not None
-
-    def check(self, name: str, graph: GraphSpec) -> None:
-        """Refuses a graph whose validation report is missing, is for another provider or precision, or is too weak.
-
-        Raises:
-            BundleError: It is refused; the message has the bundle, the measurement, the requirement and the remedy.
-        """
-        if not self.needs_report:
-            return
-        which, validation = f"bundle `{name}`, graph {graph.name}", graph.validation
-        flag = "--require-validation is set" if self.required else f"--min-agreement is {self.min_agreement}"
-        if not validation.samples:
-            raise BundleError(
-                f"{which}: its manifest has no validation report (0 parity inputs), and {flag}; export it again with "
-                "bert-export, which makes one, or serve without the setting."
-            )
-        provider = validation.provider
-        # a CPU computes fp16 graphs in fp32
-        precision = "fp32" if provider == "cpu" and graph.precision == "fp16" else graph.precision
-        if (provider, precision) != (graph.provider, graph.precision):
-            raise BundleError(
-                f"{which}: its validation report was measured on {provider} in {precision}, but it would run on {graph.provider} "
-                f"in {graph.precision}, and {flag}; {_MEASURE_AGAIN} on a machine with {graph.provider}, or serve "
-                "without the setting."
-            )
-        if self.min_agreement is not None:
-            _check_agreement(which, graph, self.min_agreement)
+    if not required and min_agreement is None:
+        return
+    which, validation = f"bundle `{name}`, graph {graph.name}", graph.validation
+    flag = "--require-validation is set" if required else f"--min-agreement is {min_agreement}"
+    if not validation.samples:
+        raise BundleError(
+            f"{which}: its manifest has no validation report (0 parity inputs), and {flag}; export it again with "
+            "bert-export, which makes one, or serve without the setting."
+        )
+    provider = validation.provider
+    # a CPU computes fp16 graphs in fp32
+    precision = "fp32" if provider == "cpu" and graph.precision == "fp16" else graph.precision
+    if (provider, precision) != (graph.provider, graph.precision):
+        raise BundleError(
+            f"{which}: its validation report was measured on {provider} in {precision}, but it would run on {graph.provider} "
+            f"in {graph.precision}, and {flag}; {_MEASURE_AGAIN} on a machine with {graph.provider}, or serve "
+            "without the setting."
+        )
+    if min_agreement is not None:
+        _check_agreement(which, graph, min_agreement)
 
 
 def _check_agreement(which: str, graph: GraphSpec, floor: float) -> None:

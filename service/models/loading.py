@@ -13,13 +13,7 @@ from bertserve.service.bundle import files
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.bundle.validation_policy import (
-    ValidationPolicy,
-    describe_agreement,
-    is_low,
-    is_measured_near,
-    is_of_other_kernels,
-)
+from bertserve.service.bundle.validation_policy import check_report, describe_agreement, is_low, is_measured_near, is_of_other_kernels
 from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.engines import ModelEngines, min_multi_threaded_tokens
 from bertserve.service.engine.hardware import cpu_instructions
@@ -35,11 +29,6 @@ from bertserve.service.tasks import catalog
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 logger = logging.getLogger("bertserve.loading")
-
-# Rows and lengths of the warm-up runs to which the cost model is fitted; short runs show the fixed cost of a run. A graph
-# with a shape plan runs all planned shapes.
-WARM_UP_SHAPES = ((1, 8), (1, 32), (1, 128), (4, 32))
-WARM_UP_REPEATS = 3
 
 
 def with_provider(settings: ModelSettings, bundles: Iterable[Path]) -> ModelSettings:
@@ -95,9 +84,10 @@ def load_model(
     with metrics.timed_load(path.name, "load"):
         graph, tokenizer, engine = open_bundle(bundle, settings)
         cost = CostModel(manifest.flops)
-        shapes = [(rows, min(length, manifest.tokenizer.max_length)) for rows, length in WARM_UP_SHAPES]
+        # without a shape plan, some rows and lengths; short runs show the fixed cost of a run
+        shapes = [(rows, min(length, manifest.tokenizer.max_length)) for rows, length in ((1, 8), (1, 32), (1, 128), (4, 32))]
         shapes = shapes if graph.shapes is None else graph.shapes.shapes
-        cost.fit(engine.time_runs(shapes, repeats=WARM_UP_REPEATS))
+        cost.fit(engine.time_runs(shapes, repeats=3))
         if graph.provider != "cpu":
             # cuDNN builds a plan per thread and shape, which takes up to 0.1 s; CUDA graphs are captured per thread
             scheduler.on_each_thread([partial(engine.warm_up, *shape) for shape in shapes])
@@ -133,16 +123,15 @@ def open_bundle(bundle: Bundle, settings: ModelSettings) -> tuple[GraphSpec, Tok
         )
     if graph.shapes is not None:
         graph = graph.model_copy(update={"shapes": graph.shapes.within(batch_tokens)})
-    policy = ValidationPolicy(settings.require_validation, settings.min_agreement)
-    policy.check(manifest.name, graph)
-    _warn(manifest, graph, policy)
+    check_report(manifest.name, graph, required=settings.require_validation, min_agreement=settings.min_agreement)
+    _warn(manifest, graph, needs_report=settings.require_validation or settings.min_agreement is not None)
     engine = _open_engine(bundle, graph, settings)
     tokenizer = Tokenizer(bundle.tokenizer_path, spec)
     _check_fit(bundle, engine, tokenizer)
     return graph, tokenizer, engine
 
 
-def _warn(manifest: Manifest, graph: GraphSpec, policy: ValidationPolicy) -> None:
+def _warn(manifest: Manifest, graph: GraphSpec, *, needs_report: bool) -> None:
     """Logs warnings about the graph that is served."""
     model = f"the model {manifest.name}, served as {graph.name},"
     if is_low(graph) and not is_measured_near(manifest.metrics, graph.name):
@@ -152,7 +141,7 @@ def _warn(manifest: Manifest, graph: GraphSpec, policy: ValidationPolicy) -> Non
             model,
             describe_agreement(graph.validation),
         )
-    if policy.needs_report and is_of_other_kernels(graph, own := cpu_instructions()):
+    if needs_report and is_of_other_kernels(graph, own := cpu_instructions()):
         measured = graph.validation.speed.instructions if graph.validation.speed else ("unknown instruction sets",)
         logger.warning(
             "%s was measured on a CPU with %s; this CPU has %s, and may round int8 differently. Measure it here with "

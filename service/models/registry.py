@@ -96,11 +96,7 @@ class Registry:
         self._choices = choices
         self._by_name = by_name
         self.defaults = self._choose({})
-        self._check_defaults()
-
-    def _check_defaults(self) -> None:
-        ambiguous = self._ambiguous_tasks()
-        if ambiguous:
+        if ambiguous := self._ambiguous_tasks():
             which = "; ".join(f"/{TASKS[task].path} ({_quoted(names)})" for task, names in ambiguous.items())
             flag = ",".join(f"{TASKS[task].path}=NAME" for task in ambiguous)
             raise SettingsError(
@@ -110,17 +106,12 @@ class Registry:
 
     def _ambiguous_tasks(self) -> dict[str, list[str]]:
         """Returns task -> names of the models that answer it, for tasks with several models and without a default that they need."""
-        without_default = {}
+        ambiguous = dict[str, list[str]]()
         for task in TASKS:
-            names = self._candidates(task)
-            # a task that models of any task can answer needs no default: with several such models, a request names the model
-            if _base(task) is not None and task not in self.defaults and len(names) > 1:
-                without_default[task] = names
-        ambiguous = {}
-        for task, names in without_default.items():
-            base = _base(task)
-            # the default of the base task is also the default of a derived task with the same models
-            if base == task or without_default.get(base or "") != names:
+            names, base = self._candidates(task), _base(task)
+            # A task that models of any task can answer needs no default: with several such models, a request names the model. The default
+            # of the base task, which precedes its derived tasks, is also the default of a derived task with the same models.
+            if task not in self.defaults and len(names) > 1 and base is not None and ambiguous.get(base) != names:
                 ambiguous[task] = names
         return ambiguous
 

@@ -29,12 +29,8 @@ from bertserve.service.tasks.task_spec import TEXT, types_within
 from bertserve.service.tasks.unknown_fields import quote_names, required
 from bertserve.service.text.tokenizer import Encoding
 
-# Maximum rows and characters of a chunk, which a thread answers: enough for the batches of a GPU; on a CPU it takes one or two seconds.
-CHUNK_ROWS, CHUNK_CHARS = 256, 2**15
-# Padded tokens of a batch on a CPU: more rows save no time (bench/results/2026-11-23-score.md).
-CPU_BATCH_TOKENS = 256
-# Rows of a block, and bytes of their answers as JSON: all answers of a block are in memory.
-BLOCK_ROWS, BLOCK_ANSWER_BYTES = 4096, 2**27
+# Maximum rows of a block. All answers of a block are in memory.
+BLOCK_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +154,12 @@ class Predictor:
         self.graph, tokenizer, self._engine = loading.open_bundle(bundle, loading.with_provider(settings, [path]))
         self.manifest, self.version, self._parts = bundle.manifest, bundle.version, TaskModel(tokenizer, bundle.manifest)
         self.reader = RowReader(task, bundle.manifest, Limits(settings.max_inputs, settings.max_chars, settings.max_top_k))
-        self.block_rows = max(1, min(BLOCK_ROWS, BLOCK_ANSWER_BYTES // max(1, self.reader.answer_bytes)))
+        self.block_rows = max(1, min(BLOCK_ROWS, 2**27 // max(1, self.reader.answer_bytes)))
         is_on_cpu = self.graph.provider == "cpu"
         is_large = any(output.kind in ("per_mask", "per_map") for output in self.graph.outputs)  # far more outputs than tokens
         batch_tokens = settings.batch_tokens(self.graph.precision)
-        self.batch_tokens = min(batch_tokens, CPU_BATCH_TOKENS) if is_on_cpu or is_large else batch_tokens
+        # on a CPU, more rows save no time (bench/results/2026-11-23-score.md)
+        self.batch_tokens = min(batch_tokens, 256) if is_on_cpu or is_large else batch_tokens
         self._shares_batches = self.graph.batch_invariant or settings.batch_variant_graphs
         threads = settings.threads or (usable_cores() if is_on_cpu else 2)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="scoring")
@@ -190,7 +187,8 @@ class Predictor:
         remaining = sorted((row for row in rows if row.error is None), key=lambda row: -row.request.chars)
         futures = []
         while remaining:
-            count = max(1, min(CHUNK_ROWS, CHUNK_CHARS // max(1, remaining[0].request.chars)))
+            # enough for the batches of a GPU; on a CPU a chunk takes one or two seconds
+            count = max(1, min(256, 2**15 // max(1, remaining[0].request.chars)))
             futures.append(self._pool.submit(self._answer, remaining[:count]))
             remaining = remaining[count:]
         return futures
