@@ -24,6 +24,7 @@ from bertserve.service.settings import ModelSettings
 from bertserve.service.tasks.batch import TaskModel
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS, tasks_of
+from bertserve.service.tasks.cost import MAX_ANSWER_BYTES
 from bertserve.service.tasks.reading import requested_task, validate_as
 from bertserve.service.tasks.task_spec import TEXT, types_within
 from bertserve.service.tasks.unknown_fields import quote_names, required
@@ -56,7 +57,7 @@ class RowReader:
     Attributes:
         spec: The task.
         by_field: Field of the task -> column.
-        answer_bytes: Maximum bytes of an answer; 0 if answers are small.
+        answer_bytes: Maximum bytes of the answer to a row; 0 if answers are small.
     """
 
     def __init__(self, task: RowTask, manifest: Manifest, limits: Limits) -> None:
@@ -89,7 +90,7 @@ class RowReader:
             request = body.requests(manifest)[0]
         except BertServeError as error:
             raise SettingsError(f"--parameters does not fit /{self.spec.path}: {error.message}") from error
-        self.answer_bytes = 0 if self.spec.answer_bytes is None else self.spec.answer_bytes(request, manifest)
+        self.answer_bytes = min(MAX_ANSWER_BYTES, self.spec.answer_bytes(request, manifest.tokenizer.max_length))
 
     def check(self, columns: Sequence[str], added: Sequence[str]) -> None:
         """Checks the columns of a file, and those that the output adds.

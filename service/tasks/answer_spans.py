@@ -5,17 +5,16 @@ Spans are scored window by window, so memory holds the spans of one window.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from bertserve.service.tasks.cost import ITEM_US
 from bertserve.service.tasks.decoding import Floats
 from bertserve.service.text.words import trimmed
-
-# Microseconds to turn a span into an answer, plus one for this many characters.
-ANSWER_US, CHARS_PER_US = 4, 256
 
 
 def best_spans(start: Floats, end: Floats, window: range, *, longest: int, at_least: int) -> Iterator[tuple[int, int, float]]:
@@ -50,41 +49,43 @@ def best_spans(start: Floats, end: Floats, window: range, *, longest: int, at_le
         done, count = len(order), 8 * count  # grows fast, so that a window whose spans are nearly all equal is sorted only a few times
 
 
-class SpanTexts:
-    """Turns token spans into answers."""
+# The first token of a span, its last token, its score, and the tokens that it may be extended to -> its answer
+SpanAnswer = Callable[[int, int, float, range], dict[str, Any]]
 
-    def __init__(self, passage: str, offsets: Sequence[tuple[int, int]], word_ids: Sequence[int] | None) -> None:
-        """Takes a passage with the offsets of each token and, to extend answers to whole words, the word of each token."""
-        self._passage = passage
-        self._offsets = offsets
-        self._firsts = self._lasts = list(range(len(offsets)))
-        if word_ids is not None:
-            self._firsts, self._lasts = _word_bounds(word_ids)
 
-    def answer(self, start: int, end: int, score: float, token_range: range) -> dict[str, Any]:
-        """Returns the answer of a span of tokens, end inclusive; words are extended only within `token_range`. White space has the answer ""."""
-        first = self._offsets[max(self._firsts[start], token_range.start)][0]
-        last = self._offsets[min(self._lasts[end], token_range.stop - 1)][1]
-        first, last = trimmed(self._passage, first, last)
-        return {"answer": self._passage[first:last], "score": score, "start": first, "end": last}
+def span_answers(passage: str, offsets: Sequence[tuple[int, int]], word_ids: Sequence[int]) -> SpanAnswer:
+    """Returns a function that turns spans of tokens into answers of whole words. White space has the answer "".
+
+    Args:
+        passage: The text.
+        offsets: Start and end of each token in the passage.
+        word_ids: The word of each token.
+    """
+    firsts, lasts = _word_bounds(word_ids)
+
+    def answer(first: int, last: int, score: float, token_range: range) -> dict[str, Any]:
+        start = offsets[max(firsts[first], token_range.start)][0]
+        end = offsets[min(lasts[last], token_range.stop - 1)][1]
+        start, end = trimmed(passage, start, end)
+        return {"answer": passage[start:end], "score": score, "start": start, "end": end}
+
+    return answer
 
 
 def _answer_us(answer: dict[str, Any]) -> int:
-    """Returns the microseconds to create an answer and to compare its text."""
+    """Returns the microseconds to create an answer and to compare its text: one more per 256 characters."""
     chars: int = answer["end"] - answer["start"]
-    return ANSWER_US + chars // CHARS_PER_US
+    return ITEM_US + chars // 256
 
 
 def _word_bounds(word_ids: Sequence[int]) -> tuple[list[int], list[int]]:
     """Returns for each token the first and the last token of its word."""
-    firsts = list(range(len(word_ids)))
-    lasts = list(range(len(word_ids)))
-    for i in range(1, len(word_ids)):
-        if word_ids[i] == word_ids[i - 1]:
-            firsts[i] = firsts[i - 1]
-    for i in range(len(word_ids) - 2, -1, -1):
-        if word_ids[i] == word_ids[i + 1]:
-            lasts[i] = lasts[i + 1]
+    firsts: list[int] = []
+    lasts: list[int] = []
+    for _, group in groupby(range(len(word_ids)), word_ids.__getitem__):
+        tokens = list(group)
+        firsts += tokens[:1] * len(tokens)
+        lasts += tokens[-1:] * len(tokens)
     return firsts, lasts
 
 
@@ -95,10 +96,10 @@ class BestAnswers:
     cannot be among the best.
     """
 
-    def __init__(self, texts: SpanTexts, *, top_k: int, count: int) -> None:
+    def __init__(self, answer_of: SpanAnswer, *, top_k: int, count: int) -> None:
         """Starts with no answers; `count` is the number of tokens of the passage."""
         self._top_k = top_k
-        self._texts = texts
+        self._answer_of = answer_of
         self._whole = range(count)
         # text in lower case -> ((-score, first token, last token), which orders answers; the answer; its window)
         self._by_text: dict[str, tuple[tuple[float, int, int], dict[str, Any], range]] = {}
@@ -110,7 +111,7 @@ class BestAnswers:
         for first, last, score in best_spans(start, end, window, longest=longest, at_least=self._top_k):
             if score < self._floor:
                 break
-            answer = self._texts.answer(first, last, score, self._whole)
+            answer = self._answer_of(first, last, score, self._whole)
             decode_us += _answer_us(answer)
             if text := answer["answer"].lower():
                 rank = (-score, first, last)
@@ -138,17 +139,17 @@ class BestAnswers:
 class SummedAnswers:
     """The answers of transformers 5.2.0: a few best spans of each window, with the scores of equal texts added up."""
 
-    def __init__(self, texts: SpanTexts, *, limit: int) -> None:
+    def __init__(self, answer_of: SpanAnswer, *, limit: int) -> None:
         """Starts with no answers; `limit` is the number of spans per window."""
         self._limit = limit
-        self._texts = texts
+        self._answer_of = answer_of
         self._by_text: dict[str, dict[str, Any]] = {}
 
     def add(self, start: Floats, end: Floats, window: range, longest: int) -> int:
         """Adds the best spans of a window, and returns the microseconds that this took; the arguments are those of `best_spans`."""
         count = decode_us = 0
         for first, last, score in best_spans(start, end, window, longest=longest, at_least=self._limit):
-            answer = self._texts.answer(first, last, score, window)
+            answer = self._answer_of(first, last, score, window)
             decode_us += _answer_us(answer)
             if answer["answer"]:
                 earlier = self._by_text.setdefault(answer["answer"].lower(), answer)

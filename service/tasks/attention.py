@@ -13,12 +13,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import CallerValue, InvalidValueError, TooLargeError
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copy_outputs, too_long
-from bertserve.service.tasks.body import TaskBody, TaskParameters, body_config
+from bertserve.service.tasks.body import Numbers, TaskBody, TaskParameters, body_config
 from bertserve.service.tasks.classify import TextsOrPairs
-from bertserve.service.tasks.cost import NUMBER_BYTES, Cost, text_bytes
+from bertserve.service.tasks.cost import ITEM_BYTES, NUMBER_BYTES, Cost, text_bytes
 from bertserve.service.tasks.decoding import Floats
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
@@ -26,13 +25,7 @@ from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 TASK = "attention"
 NEEDS = "attention in its graphs; export it with `--attentions`"
 OUTPUT = "attentions"  # output of the graphs
-MAX_NAMED = 256  # layers or heads in one request
 MAX_VALUES = 2**20  # weights of one text
-TOKEN_BYTES = 24  # of a token in an answer, without its text and weights
-# Weights that count as one token in the queue: the vector of a token has about as many values.
-WEIGHTS_PER_TOKEN = 1024
-
-_Numbers = Annotated[list[int], Field(fail_fast=True, min_length=1, max_length=MAX_NAMED)]
 
 
 class AttentionParameters(TaskParameters):
@@ -40,9 +33,9 @@ class AttentionParameters(TaskParameters):
 
     output_attentions: Annotated[Literal[True] | None, Field(description="Request attention at a model's own path.")] = None
     layers: Annotated[
-        _Numbers | None, Field(description="Layers to return, in this order; 0 is the first, -1 the last. By default all.")
+        Numbers | None, Field(description="Layers to return, in this order; 0 is the first, -1 the last. By default all.")
     ] = None
-    heads: Annotated[_Numbers | None, Field(description="Heads of each layer to return, in this order. By default all.")] = None
+    heads: Annotated[Numbers | None, Field(description="Heads of each layer to return, in this order. By default all.")] = None
 
 
 @dataclass(slots=True)
@@ -109,10 +102,9 @@ def show_attention(request: AttentionRequest, model: TaskModel) -> TaskGenerator
     offsets: list[tuple[int, int] | None] = [None] * length  # in code points of its own text; None for special tokens
     for start, part in zip(encoding.starts, parts, strict=True):
         offsets[start : start + len(part)] = part.offsets
-    values = len(maps) * length**2
     cost = Cost(
-        NUMBER_BYTES * values + sum(TOKEN_BYTES + text_bytes(token) for token in tokens),
-        reserved_tokens=values // WEIGHTS_PER_TOKEN,
+        _weight_bytes(request, length) + sum(ITEM_BYTES + text_bytes(token) for token in tokens),
+        reserved_tokens=len(maps) * length**2 // 1024,  # the vector of a token has about as many values
     )
     [row] = yield Batch([encoding], cost, copy_outputs)
     map_index = {key: i for i, key in enumerate(maps)}
@@ -183,8 +175,9 @@ class Attention(BaseModel):
     attentions: Annotated[list[list[list[list[float]]]], Field(examples=[[[[[0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]]]]])]
 
 
-def _answer_bytes(request: AttentionRequest, manifest: Manifest) -> int:
-    return NUMBER_BYTES * min(MAX_VALUES, len(request.maps) * manifest.tokenizer.max_length**2)
+def _weight_bytes(request: AttentionRequest, length: int) -> int:
+    """Returns the bytes of the weights of `length` tokens in an answer."""
+    return NUMBER_BYTES * len(request.maps) * length**2
 
 
 SPEC = TaskSpec(
@@ -197,5 +190,5 @@ SPEC = TaskSpec(
     derivation=Derivation(
         base=None, compatible=lambda config: bool(config.attention_heads), needs=NEEDS, discriminator=("parameters", "output_attentions")
     ),
-    answer_bytes=_answer_bytes,
+    answer_bytes=_weight_bytes,
 )

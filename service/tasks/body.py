@@ -52,6 +52,7 @@ TextOrTexts = Annotated[
     one_of("a text or a list of texts", TEXT, LIST),
     Field(description="One or more texts."),
 ]
+Numbers = Annotated[list[int], Field(fail_fast=True, min_length=1, max_length=256)]  # of layers or heads
 Truncate = Annotated[bool | None, Field(description="Truncate long texts; otherwise they are an error.")]
 TruncationDirection = Annotated[
     Literal["left", "right"] | None,

@@ -33,7 +33,7 @@ from bertserve.service.tasks.body import (
     lower,
     one_of,
 )
-from bertserve.service.tasks.cost import SCORE_BYTES, Cost, longest_label
+from bertserve.service.tasks.cost import ITEM_BYTES, Cost, longest_label
 from bertserve.service.tasks.decoding import Floats, activate, best_first
 from bertserve.service.tasks.occlusion import ReadText, WordImportance
 from bertserve.service.tasks.task_spec import TaskSpec
@@ -44,9 +44,7 @@ from bertserve.service.text.words import Unit, words_of
 TASK = "text-classification"
 # Names of the texts of a pair.
 FIRST, SECOND = "text", "text_pair"
-LABEL_BYTES = 24 + SCORE_BYTES  # of a label with its score in an answer, without its name
-# A label that is scored independently counts as chosen from this score on; at most this many are explained.
-CHOSEN, MAX_EXPLAINED = 0.5, 8
+MAX_EXPLAINED = 8  # labels of a text, if they are scored independently
 
 
 class LabelScore(TypedDict):
@@ -113,7 +111,7 @@ def classify(request: ClassifyRequest, model: TaskModel) -> TaskGenerator:
     batch, read_texts = _first_batch(request, model.tokenizer)
     activation = parameters.function_to_apply or config.activation
     count = min(parameters.top_k or len(config.labels), len(config.labels))
-    cost = Cost(count * (LABEL_BYTES + longest_label(config.labels)))
+    cost = Cost(count * (ITEM_BYTES + longest_label(config.labels)))
     if parameters.explain:
         explained = min(count, MAX_EXPLAINED) if activation == "sigmoid" else 1
         words = sum(len(text.words) for text in read_texts)
@@ -128,16 +126,16 @@ def classify(request: ClassifyRequest, model: TaskModel) -> TaskGenerator:
     if not parameters.explain:
         return scored
     count = 1
-    # if labels are scored independently, all chosen ones are explained
-    while activation == "sigmoid" and count < min(len(scored), MAX_EXPLAINED) and scored[count]["score"] >= CHOSEN:
+    # if labels are scored independently, all that are more likely than not are explained
+    while activation == "sigmoid" and count < min(len(scored), MAX_EXPLAINED) and scored[count]["score"] >= 0.5:
         count += 1
     chosen = list(order[:count])
 
     def keep(_: int, row: Outputs) -> Outputs:
         return {"scores": activate(row["logits"], activation)[chosen]}
 
-    left_out = occlusion.variants(read_texts, model.tokenizer)
-    rows = yield Batch([variant.encoding for variant in left_out], keep=keep)
+    left_out, encodings = occlusion.variants(read_texts, model.tokenizer)
+    rows = yield Batch(encodings, keep=keep)
     for index, item in enumerate(scored[:count]):
         changes = [item["score"] - float(row["scores"][index]) for row in rows]
         item["explanation"] = occlusion.describe_words(left_out, changes, parameters.offset_unit or "code_points")
@@ -242,10 +240,9 @@ def _has_one_label(parameters: Mapping[str, Any], config: ModelConfig) -> bool:
     return len(config.labels) == 1 or function == "softmax" or (function == "none" and config.activation == "softmax")
 
 
-def _answer_bytes(request: ClassifyRequest, manifest: Manifest) -> int:
-    count = min(request.parameters.top_k or len(manifest.labels), len(manifest.labels))
-    explained = min(count, MAX_EXPLAINED) if request.parameters.explain else 0
-    return count * (LABEL_BYTES + longest_label(manifest.labels)) + explained * occlusion.MAX_WORDS * occlusion.WORD_BYTES
+def _explanation_bytes(request: ClassifyRequest, length: int) -> int:
+    """Returns the maximum bytes of the explanation of a text of `length` tokens, which has at most as many words."""
+    return occlusion.cost(length, length, (), explained=MAX_EXPLAINED).answer_bytes if request.parameters.explain else 0
 
 
 def missing_labels(manifest: Manifest) -> str | None:
@@ -268,5 +265,5 @@ SPEC = TaskSpec(
     missing_field=missing_labels,
     widths=logit_widths,
     has_one_label=_has_one_label,
-    answer_bytes=_answer_bytes,
+    answer_bytes=_explanation_bytes,
 )

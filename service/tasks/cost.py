@@ -23,8 +23,11 @@ MAX_DECODE_US = 2**20  # about one second
 MAX_ANSWER_BYTES = 2**23  # bytes of the answer as JSON; the event loop writes as many in 0.04 s
 # Microseconds of decoding that count as one token in the queue: a small encoder needs about the same time per token.
 US_PER_TOKEN = 32
-# Bytes of a float32 with its comma in an answer, and of a float64.
-NUMBER_BYTES, SCORE_BYTES = 14, 22
+# Microseconds to create an item of an answer, such as an entity, or to label a token.
+ITEM_US = 4
+# Bytes of an item of an answer without its texts: keys, score and offsets of a label, a word or an entity, or the brackets of a vector.
+ITEM_BYTES = 64
+NUMBER_BYTES = 14  # of a float32 with its comma in an answer
 
 
 @dataclass(frozen=True, slots=True)

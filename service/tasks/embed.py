@@ -20,6 +20,7 @@ from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, Tas
 from bertserve.service.tasks.body import (
     LIST,
     TEXT,
+    Numbers,
     TaskBody,
     TaskParameters,
     TextOrTexts,
@@ -29,13 +30,11 @@ from bertserve.service.tasks.body import (
     lower,
     one_of,
 )
-from bertserve.service.tasks.cost import NUMBER_BYTES, Cost
+from bertserve.service.tasks.cost import ITEM_BYTES, NUMBER_BYTES, Cost
 from bertserve.service.tasks.decoding import Floats
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.windows import kept_tokens
-
-_MAX_SHOWN = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +101,12 @@ def _numbers(layers: Layers | list[int] | None) -> tuple[int, ...]:
 
 
 def _describe(embedding: Embedding) -> str:
-    """Returns a description of the available layers, and how to get others."""
-    layers = ", ".join(map(str, sorted(embedding.positions)[:_MAX_SHOWN]))
+    """Returns a description of the first available layers, and how to get others."""
+    layers = ", ".join(map(str, sorted(embedding.positions)[:32]))
     return f"only the layers {layers}; the operator can export it with other `--layers`"
 
 
 TASK = "feature-extraction"
-MAX_LAYERS = 256  # in one request
-VECTOR_BYTES = 64  # of a vector in an answer, without its numbers
-_MIN_NORM = np.float32(1e-12)
 
 Pool = Annotated[
     Literal["none", "cls", "mean", "max"] | None,
@@ -136,8 +132,7 @@ class EmbedOptions(BaseModel):
     pooling: Pool = None
     layers: Annotated[
         Annotated[
-            Annotated[Literal["last", "last_four"], Tag(TEXT)]
-            | Annotated[list[int], Field(fail_fast=True, min_length=1, max_length=MAX_LAYERS), Tag(LIST)],
+            Annotated[Literal["last", "last_four"], Tag(TEXT)] | Annotated[Numbers, Tag(LIST)],
             one_of("`last`, `last_four` or a list of numbers of layers", TEXT, LIST),
         ]
         | None,
@@ -180,7 +175,7 @@ class EmbedRequest:
 
     @property
     def values(self) -> int:
-        """Values of a vector."""
+        """Values of a vector in the answer."""
         return self.parameters.dimensions or self.width
 
 
@@ -218,14 +213,12 @@ def resolve(parameters: EmbedParameters, embedding: Embedding) -> EmbedRequest:
     return EmbedRequest("", parameters, "" if name is None else embedding.prompts[name], width, layers, own_pooling)
 
 
-def _vector_bytes(request: EmbedRequest) -> int:
-    width = request.values
+def _answer_bytes(request: EmbedRequest, length: int) -> int:
+    """Returns the bytes of the vector of a text of `length` tokens, or of one vector per token, in an answer."""
+    vectors = length if request.parameters.pooling == "none" else 1
     # base64 needs four bytes for three
-    return VECTOR_BYTES + (16 * width // 3 if request.parameters.encoding_format == "base64" else NUMBER_BYTES * width)
-
-
-def _answer_bytes(request: EmbedRequest, manifest: Manifest) -> int:
-    return _vector_bytes(request) * (manifest.tokenizer.max_length if request.parameters.pooling == "none" else 1)
+    number_bytes = 16 / 3 if request.parameters.encoding_format == "base64" else NUMBER_BYTES
+    return vectors * (ITEM_BYTES + int(number_bytes * request.values))
 
 
 def embed(request: EmbedRequest, model: TaskModel) -> TaskGenerator:
@@ -237,11 +230,9 @@ def embed(request: EmbedRequest, model: TaskModel) -> TaskGenerator:
         InvalidValueError: The text is too long and `truncate` is false.
     """
     encoding, truncated = encode(request, model.tokenizer)
-    count = len(encoding) if request.parameters.pooling == "none" else 1
-    cost = Cost(count * _vector_bytes(request))
     [row] = yield Batch(
         [encoding],
-        cost,
+        Cost(_answer_bytes(request, len(encoding))),
         lambda _, row: pooled_row(request, row),
         truncated=truncated,
         warnings=warn_if_empty(request.text),
@@ -300,7 +291,7 @@ def pool(tokens: Floats, pooling: str | None) -> Floats:
 def normalized(values: Floats) -> Floats:
     """Returns vectors with length 1 along the last axis; a zero vector stays zero."""
     norms = np.sqrt(np.square(values).sum(axis=-1, keepdims=True, dtype=np.float32))
-    unit: Floats = values / np.maximum(norms, _MIN_NORM)
+    unit: Floats = values / np.maximum(norms, np.float32(1e-12))
     return unit
 
 

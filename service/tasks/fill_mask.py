@@ -22,23 +22,14 @@ from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel
 from bertserve.service.tasks.body import MAX_TOP_K, TaskBody, TaskParameters, TextOrTexts, body_config
-from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost, text_bytes
+from bertserve.service.tasks.cost import ITEM_BYTES, ITEM_US, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_tokens
-from bertserve.service.tasks.joint_masks import DEFAULT_BEAM, MAX_BEAM, MAX_PATTERNS, Slot, TokenTuple, prepare, search, slots_of
+from bertserve.service.tasks.joint_masks import DEFAULT_BEAM, MAX_PATTERNS, Slot, TokenTuple, prepare, search, slots_of
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 TASK = "fill-mask"
 MAX_MASKS = 64
-MAX_TARGETS = 1000
-# Maximum characters of one target, which no vocabulary entry exceeds, and of all targets.
-MAX_TARGET_CHARS = 256
-MAX_TARGETS_CHARS = 2**14
-# Bytes of a candidate in the answer, without its `sequence`, and additional bytes of its token.
-CANDIDATE_BYTES, TOKEN_BYTES = 56 + SCORE_BYTES, 48
-CANDIDATE_US = 4  # of a candidate, without the tokens of its `sequence`
-# Targets that a warning shows, and characters of each, because it is a header.
-_SHOWN_TARGETS, _SHOWN_CHARS = 5, 32
 # Spellings of masks of other models, and common typing errors.
 _LOOKS_LIKE_A_MASK = re.compile(r"[\[<({]{1,2}\s*mask\s*[\])}>]{1,2}|_{3,}", re.IGNORECASE)
 
@@ -49,11 +40,9 @@ def _listed(value: Any) -> Any:
 
 
 def _check_targets(targets: list[str] | None) -> list[str] | None:
-    chars = sum(map(len, targets or ()))
-    if chars > MAX_TARGETS_CHARS:
-        raise PydanticCustomError(
-            "targets", "must have at most {most} characters in total, not {chars}", {"most": MAX_TARGETS_CHARS, "chars": chars}
-        )
+    chars, most = sum(map(len, targets or ())), 2**14
+    if chars > most:
+        raise PydanticCustomError("targets", "must have at most {most} characters in total, not {chars}", {"most": most, "chars": chars})
     return targets
 
 
@@ -62,8 +51,8 @@ class FillMaskParameters(TaskParameters):
 
     top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K, description="Number of tokens for each mask, at most `--max-top-k`.")] = 5
     targets: Annotated[
-        Annotated[list[Annotated[str, Field(max_length=MAX_TARGET_CHARS)]], Field(fail_fast=True, min_length=1, max_length=MAX_TARGETS)]
-        | None,
+        # no entry of a vocabulary is longer
+        Annotated[list[Annotated[str, Field(max_length=256)]], Field(fail_fast=True, min_length=1, max_length=1000)] | None,
         BeforeValidator(_listed),
         AfterValidator(_check_targets),
         Field(description="Only consider these words."),
@@ -71,7 +60,7 @@ class FillMaskParameters(TaskParameters):
     joint: Annotated[bool, Field(description="Fill all masks of a text together, instead of each by itself.")] = False
     beam: Annotated[
         int | None,
-        Field(ge=1, le=MAX_BEAM, description=f"With `joint`, the beam width; by default {DEFAULT_BEAM}."),
+        Field(ge=1, le=64, description=f"With `joint`, the beam width; by default {DEFAULT_BEAM}."),
     ] = None
 
 
@@ -113,9 +102,10 @@ class FillMaskRequest:
         return len(self.text) + self.targets.chars_each + (MAX_PATTERNS * TEXT_CHARS if self.parameters.joint else 0)
 
 
-def _decode_us(tokens: int, candidates: int) -> int:
-    """Returns the microseconds to decode candidates, each with the whole text."""
-    return candidates * (CANDIDATE_US + tokens)
+def _cost(text: str, tokens: int, candidates: int, *, masks: int = 1) -> Cost:
+    """Returns the cost of candidates for one or several masks, each with the whole text of at most `tokens` tokens."""
+    # a decoder may put a space before each token
+    return Cost(candidates * (ITEM_BYTES * (1 + masks) + text_bytes(text) + tokens), decode_us=candidates * (ITEM_US + tokens))
 
 
 def fill_masks(request: FillMaskRequest, model: TaskModel) -> TaskGenerator:
@@ -150,9 +140,7 @@ def fill_masks(request: FillMaskRequest, model: TaskModel) -> TaskGenerator:
         return {"tokens": np.stack([tokens for tokens, _ in best]), "scores": np.stack([scores for _, scores in best])}
 
     candidates = len(masks) * min(request.parameters.top_k, tokenizer.vocabulary_size if among is None else len(among))
-    # a decoder may put a space before each token
-    answer_bytes = candidates * (CANDIDATE_BYTES + TOKEN_BYTES + text_bytes(request.text) + len(ids))
-    cost = Cost(answer_bytes, decode_us=_decode_us(len(ids), candidates))
+    cost = _cost(request.text, len(ids), candidates)
     encodings = _windows(ids, masks, tokenizer)
     for encoding in encodings:
         encoding.small_outputs = among is None and request.parameters.top_k <= TOP_TOKENS
@@ -185,11 +173,7 @@ def _fill_jointly(request: FillMaskRequest, ids: list[int], masks: list[int], to
     patterns, reserved_tokens, was_truncated = prepare(ids, masks, slots, beam=beam, tokenizer=tokenizer)
     count = min(top_k, sum(pattern.runs[-1] for pattern in patterns) * sum(slot.ways[-1] for slot in slots))
     longest, mask_count = max(len(pattern.ids) for pattern in patterns), max(len(pattern.masks) for pattern in patterns)
-    cost = Cost(
-        count * (CANDIDATE_BYTES + TOKEN_BYTES * mask_count + text_bytes(request.text) + longest),
-        decode_us=_decode_us(longest, count),
-        reserved_tokens=reserved_tokens,
-    )
+    cost = _cost(request.text, longest, count, masks=mask_count) + Cost(reserved_tokens=reserved_tokens)
     yield Batch([], cost, truncated=was_truncated, warnings=warnings)  # the search starts after its total cost has been checked
     return (yield from search(patterns, beam=beam, top_k=top_k, tokenizer=tokenizer))
 
@@ -236,7 +220,7 @@ def _token_ids(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[NDArray[np
     ]
     warnings = []
     if first_tokens:
-        some = ", ".join(token[:_SHOWN_CHARS] for token in tokenizer.decode_all(first_tokens[:_SHOWN_TARGETS], skip_special=False))
+        some = _start_of(tokenizer.decode_all(first_tokens, skip_special=False))
         warnings.append(f"targets; {len(first_tokens)} of {len(targets)} are not in the vocabulary, so their first tokens are used: {some}")
     if without_tokens := sum(not tokens for tokens in target_tokens):
         warnings.append(f"targets; {without_tokens} of {len(targets)} have no tokens, so they are left out")
@@ -249,10 +233,14 @@ def _slots(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[list[Slot], tu
         if tokens:
             first.setdefault(tokens, target)
     unknown = [target for target, tokens in zip(targets, target_tokens, strict=True) if not tokens or tokenizer.unknown_id in tokens]
-    some = ", ".join(target[:_SHOWN_CHARS] for target in unknown[:_SHOWN_TARGETS])
     return slots_of(first), (
-        f"targets; {len(unknown)} of {len(targets)} have no tokens, or tokens that are not in the vocabulary: {some}",
+        f"targets; {len(unknown)} of {len(targets)} have no tokens, or tokens that are not in the vocabulary: {_start_of(unknown)}",
     ) if unknown else ()
+
+
+def _start_of(words: Sequence[str]) -> str:
+    """Returns some of the words for a warning, which is a header."""
+    return ", ".join(word[:32] for word in words[:5])
 
 
 class FillMaskBody(TaskBody):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -28,26 +28,14 @@ from bertserve.service.tasks.decoding import Floats, best_tokens
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 DEFAULT_BEAM = 8
-MAX_BEAM = 64
 # Maximum masks of a text, including those for targets of several tokens: the run for each mask follows the run for the one before.
 MAX_JOINT_MASKS = 16
 # Maximum number of texts with different numbers of masks.
 MAX_PATTERNS = 64
 
 TokenTuple = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Filling:
-    """Token ids for the first masks, from left to right, and the logarithm of their score."""
-
-    log: float = 0.0
-    tokens: TokenTuple = ()
-
-    @property
-    def rank(self) -> tuple[float, TokenTuple]:
-        """The sort key: the best filling first, then by token id."""
-        return -self.log, self.tokens
+# The negative logarithm of a score, and the token ids for the first masks, from left to right. Sorted, the best filling is the first one.
+Filling = tuple[float, TokenTuple]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +92,9 @@ class Pattern:
         return parts
 
     def allowed(self, tokens: TokenTuple) -> NDArray[np.int64] | None:
-        """Returns the allowed next tokens, ascending; None for any."""
-        index = len(tokens)
-        for slot, part in zip(self.slots, self.split(tokens), strict=True):
-            if index < slot.size:
-                return None if slot.follows is None else slot.follows[part]
-            index -= slot.size
-        raise AssertionError("all masks are filled")
+        """Returns the allowed next tokens, ascending; None for any. At least one mask is not filled."""
+        slot, part = next((slot, part) for slot, part in zip(self.slots, self.split(tokens), strict=True) if len(part) < slot.size)
+        return None if slot.follows is None else slot.follows[part]
 
 
 def prepare(
@@ -194,78 +178,54 @@ def _runs(slots: Sequence[Slot], beam: int) -> list[int]:
     return counts
 
 
-@dataclass(frozen=True, slots=True)
-class _Beam:
-    """The current fillings of a pattern, all with the same number of filled masks."""
-
-    pattern: Pattern
-    fillings: tuple[Filling, ...] = (Filling(),)
-
-    @property
-    def done(self) -> int:
-        return len(self.fillings[0].tokens)
-
-    @property
-    def full(self) -> bool:
-        return self.done == len(self.pattern.masks)
-
-    @property
-    def last(self) -> bool:
-        """Whether the next mask is the last one."""
-        return self.done + 1 == len(self.pattern.masks)
-
-    def grown(self, rows: Sequence[Outputs], count: int) -> _Beam:
-        """Returns the best `count` fillings with one more mask filled; `rows` has the result of `_best` for each filling."""
-        logs = [filling.log + row["logs"] for filling, row in zip(self.fillings, rows, strict=True)]
-        every = np.concatenate(logs)
-        count = min(count, len(every))
-        # creates no objects for the many dropped ones; includes all that equal the last one, so that ties are ordered
-        floor = np.partition(every, len(every) - count)[len(every) - count]
-        candidates = [
-            Filling(float(filling_logs[index]), (*filling.tokens, int(row["tokens"][index])))
-            for filling, row, filling_logs in zip(self.fillings, rows, logs, strict=True)
-            for index in np.flatnonzero(filling_logs >= floor)
-        ]
-        return _Beam(self.pattern, tuple(sorted(candidates, key=lambda filling: filling.rank)[:count]))
-
-
 def search(patterns: Sequence[Pattern], *, beam: int, top_k: int, tokenizer: Tokenizer) -> TaskGenerator:
     """Returns the `top_k` best fillings of all patterns, by falling score. Each batch runs the next mask of all patterns.
 
     `beam` is the number of fillings that each pattern keeps.
     """
-    beams, room = [_Beam(pattern) for pattern in patterns], tokenizer.room(pair=False)
-    while open_beams := [pattern_beam for pattern_beam in beams if not pattern_beam.full]:
+    room = tokenizer.room(pair=False)
+    fillings: list[list[Filling]] = [[(0.0, ())] for _ in patterns]
+    for done in range(max(len(pattern.masks) for pattern in patterns)):
+        open_patterns = [(index, pattern) for index, pattern in enumerate(patterns) if done < len(pattern.masks)]
+        counts = {index: top_k if done + 1 == len(pattern.masks) else beam for index, pattern in open_patterns}
         encodings: list[Encoding] = []
-        keeps: list[Callable[[Outputs], Outputs]] = []
+        choices: list[tuple[int, NDArray[np.int64] | None]] = []
         reserved_tokens = 0
-        for pattern_beam in open_beams:
-            pattern, max_count = pattern_beam.pattern, top_k if pattern_beam.last else beam
-            for filling in pattern_beam.fillings:
-                ids = pattern.filled(filling.tokens, pattern.start, pattern.start + room)
-                encodings.append(tokenizer.assemble(ids, masks=[pattern.masks[pattern_beam.done] - pattern.start]))
-                keeps.append(partial(_best, max_count=max_count, allowed=pattern.allowed(filling.tokens)))
-            reserved_tokens += sum(pattern.runs[pattern_beam.done + 1 :]) * encodings[-1].cost_tokens
-        rows = yield Batch(
-            encodings,
-            Cost(reserved_tokens=reserved_tokens),
-            lambda index, row, keeps=keeps: keeps[index](row),  # type: ignore[misc]
-        )
-        row_iterator = iter(rows)
-        beams = [
-            pattern_beam
-            if pattern_beam.full
-            else pattern_beam.grown([next(row_iterator) for _ in pattern_beam.fillings], top_k if pattern_beam.last else beam)
-            for pattern_beam in beams
-        ]
-    return _results(beams, top_k, tokenizer)
+        for index, pattern in open_patterns:
+            for _, tokens in fillings[index]:
+                ids = pattern.filled(tokens, pattern.start, pattern.start + room)
+                encodings.append(tokenizer.assemble(ids, masks=[pattern.masks[done] - pattern.start]))
+                choices.append((counts[index], pattern.allowed(tokens)))
+            reserved_tokens += sum(pattern.runs[done + 1 :]) * encodings[-1].cost_tokens
+        rows = iter((yield Batch(encodings, Cost(reserved_tokens=reserved_tokens), partial(_best, choices))))
+        for index, _ in open_patterns:
+            fillings[index] = _grown(fillings[index], [next(rows) for _ in fillings[index]], counts[index])
+    return _results(patterns, fillings, top_k, tokenizer)
 
 
-def _best(row: Outputs, *, max_count: int, allowed: NDArray[np.int64] | None) -> Outputs:
-    """Returns the best `tokens` of one mask, int64 [at most max_count], and the logarithms of their probabilities as `logs`, float64."""
+def _best(choices: Sequence[tuple[int, NDArray[np.int64] | None]], index: int, row: Outputs) -> Outputs:
+    """Returns the best `tokens` of one mask, int64 [tokens], and the logarithms of their probabilities as `logs`, float64.
+
+    `choices` has the maximum number of tokens and the allowed ones for each encoding.
+    """
     logs = log_softmax(row["logits"][0])
-    best = best_tokens(logs, max_count, allowed)
+    best = best_tokens(logs, *choices[index])
     return {"tokens": best, "logs": logs[best]}
+
+
+def _grown(fillings: Sequence[Filling], rows: Sequence[Outputs], count: int) -> list[Filling]:
+    """Returns the best `count` fillings with one more mask filled; `rows` has the result of `_best` for each filling."""
+    costs = [cost - row["logs"] for (cost, _), row in zip(fillings, rows, strict=True)]
+    every = np.concatenate(costs)
+    count = min(count, len(every))
+    # creates no objects for the many dropped ones; includes all that equal the last one, so that ties are ordered
+    highest = np.partition(every, count - 1)[count - 1]
+    candidates = [
+        (float(next_costs[index]), (*tokens, int(row["tokens"][index])))
+        for (_, tokens), row, next_costs in zip(fillings, rows, costs, strict=True)
+        for index in np.flatnonzero(next_costs <= highest)
+    ]
+    return sorted(candidates)[:count]
 
 
 def log_softmax(logits: Floats) -> NDArray[np.float64]:
@@ -275,22 +235,23 @@ def log_softmax(logits: Floats) -> NDArray[np.float64]:
     return logs
 
 
-def _results(beams: Sequence[_Beam], top_k: int, tokenizer: Tokenizer) -> list[dict[str, object]]:
+def _results(
+    patterns: Sequence[Pattern], fillings: Sequence[Sequence[Filling]], top_k: int, tokenizer: Tokenizer
+) -> list[dict[str, object]]:
     """Returns the best fillings of all patterns, by falling score."""
-    pairs = sorted(((filling, beam.pattern) for beam in beams for filling in beam.fillings), key=lambda pair: pair[0].rank)[:top_k]
-    texts = [pattern.filled(filling.tokens, 0, len(pattern.ids)) for filling, pattern in pairs]
+    pairs = [(filling, pattern) for pattern, of_pattern in zip(patterns, fillings, strict=True) for filling in of_pattern]
+    best = sorted(pairs, key=lambda pair: pair[0])[:top_k]
+    texts = [pattern.filled(tokens, 0, len(pattern.ids)) for (_, tokens), pattern in best]
     sequences = tokenizer.decode_all(texts, skip_special=True)
-    return [_result(tokenizer, filling, pattern, sequence) for (filling, pattern), sequence in zip(pairs, sequences, strict=True)]
+    return [_result(tokenizer, *filling, pattern, sequence) for (filling, pattern), sequence in zip(best, sequences, strict=True)]
 
 
-def _result(tokenizer: Tokenizer, filling: Filling, pattern: Pattern, sequence: str) -> dict[str, object]:
-    chosen = [
-        slot.targets[part] for slot, part in zip(pattern.slots, pattern.split(filling.tokens), strict=True) if slot.targets is not None
-    ]
+def _result(tokenizer: Tokenizer, cost: float, tokens: TokenTuple, pattern: Pattern, sequence: str) -> dict[str, object]:
+    chosen = [slot.targets[part] for slot, part in zip(pattern.slots, pattern.split(tokens), strict=True) if slot.targets is not None]
     return {
-        "score": math.exp(filling.log),
-        "tokens": list(filling.tokens),
-        "token_strs": tokenizer.decode_all([[token] for token in filling.tokens], skip_special=False),
+        "score": math.exp(-cost),
+        "tokens": list(tokens),
+        "token_strs": tokenizer.decode_all([[token] for token in tokens], skip_special=False),
         **({"targets": chosen} if chosen else {}),
         "sequence": sequence,
     }

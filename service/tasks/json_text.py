@@ -15,7 +15,6 @@ from bertserve.service.errors import TooLargeError
 
 # Limits of a body outside of its strings. 16,384 texts or pairs, and 256 texts of 512 token ids, are below them.
 LIMITS = ((b"[{", 2**16, "lists and objects"), (b":", 2**16, "keys"), (b",", 2**18, "values"), (b"0123456789", 5 * 2**18, "digits"))
-_CHECKED_BYTES = 2**16  # a shorter body is below all limits
 
 
 def parse(raw: bytes) -> Any:
@@ -25,7 +24,7 @@ def parse(raw: bytes) -> Any:
         ValueError: The document is not JSON.
         TooLargeError: It has more lists, objects, keys, values or digits than are allowed.
     """
-    if len(raw) > _CHECKED_BYTES and any(_count(raw, characters) > limit for characters, limit, _ in LIMITS):
+    if len(raw) > 2**16 and any(_count(raw, characters) > limit for characters, limit, _ in LIMITS):  # a shorter body is below all limits
         codes = np.frombuffer(raw.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
         quotes = np.cumsum(codes == ord('"'), dtype=np.uint8)  # modulo 256, which preserves the parity
         outside = codes[quotes & 1 == 0].tobytes()  # without the content of strings

@@ -17,13 +17,12 @@ from pydantic_core import PydanticCustomError
 
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, encode_pairs
 from bertserve.service.tasks.body import LIST, LIST_LIMIT, PAIR, ClosedModel, TaskBody, TaskParameters, body_config, defaults, one_of
-from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost, text_bytes
+from bertserve.service.tasks.cost import ITEM_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
 from bertserve.service.tasks.task_spec import TaskSpec
 
 TASK = "multiple-choice"
 MIN_CHOICES, MAX_CHOICES = 2, 64
-CHOICE_BYTES = 32 + SCORE_BYTES  # of a choice in an answer, without its text
 
 
 class ChooseParameters(TaskParameters):
@@ -70,7 +69,7 @@ def rank_choices(request: ChooseRequest, model: TaskModel) -> TaskGenerator:
     encodings, truncated = encode_pairs(
         model.tokenizer, request.first, request.second_texts, must_fit=must_fit, field="choices", option="truncation"
     )
-    cost = Cost(CHOICE_BYTES * len(request.choices) + sum(map(text_bytes, request.choices)))
+    cost = Cost(ITEM_BYTES * len(request.choices) + sum(map(text_bytes, request.choices)))
     rows = yield Batch(encodings, cost, truncated=truncated)
     scores = activate(np.concatenate([row["logits"] for row in rows]), "softmax")
     return [{"index": i, "score": float(scores[i]), "text": request.choices[i]} for i in best_first(scores)]

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Annotated, Any, NotRequired, cast
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes
+from bertserve.service.tasks.cost import ITEM_BYTES, Cost, text_bytes
 from bertserve.service.text.tokenizer import Encoding, TokenIds, Tokenizer
 from bertserve.service.text.words import Unit, Word, rebase
 
 # A text of n words needs n texts. A window of /answer, 384 tokens by default, has at most as many words.
 MAX_WORDS = 384
-WORD_BYTES = 96 + SCORE_BYTES  # of a word in an answer, without its text
 
 
 class WordImportance(TypedDict):
@@ -74,44 +74,28 @@ def check_count(words: int, of: str, instead: str) -> None:
 
 def cost(words: int, length: int, texts: Sequence[str], *, explained: int = 1) -> Cost:
     """Returns the cost of an explanation: one run of `length` tokens per word, and the words in the answer for each explained score."""
-    return Cost(answer_bytes=explained * (words * WORD_BYTES + sum(map(text_bytes, texts))), reserved_tokens=words * length)
+    return Cost(answer_bytes=explained * (words * ITEM_BYTES + sum(map(text_bytes, texts))), reserved_tokens=words * length)
 
 
-@dataclass(slots=True)
-class Variant:
-    """An input without one word: the text with the word, the word, and the encoding of the rest of the input."""
-
-    part: ReadText
-    word: Word
-    encoding: Encoding
-
-
-def variants(parts: Sequence[ReadText], tokenizer: Tokenizer) -> list[Variant]:
-    """Returns the variants of an input of one or two texts: one without each of its words."""
-    variant_list = []
+def variants(parts: Sequence[ReadText], tokenizer: Tokenizer) -> tuple[list[tuple[ReadText, Word]], list[Encoding]]:
+    """Returns the words of an input of one or two texts, each with its text, and for each word the encoding of the rest of the input."""
+    left_out, encodings = [], []
     for index, part in enumerate(parts):
         for word in part.words:
             texts = [other_part.ids if i != index else part.without(word) for i, other_part in enumerate(parts)]
             if not any(texts) and tokenizer.room(pair=len(parts) > 1) == tokenizer.max_length:
                 continue  # no token is left, not even a special one
-            variant_list.append(Variant(part, word, tokenizer.assemble(*texts)))
-    return variant_list
+            left_out.append((part, word))
+            encodings.append(tokenizer.assemble(*texts))
+    return left_out, encodings
 
 
-def describe_words(left_out: Sequence[Variant], importances: Sequence[float], unit: Unit) -> list[WordImportance]:
+def describe_words(left_out: Sequence[tuple[ReadText, Word]], importances: Sequence[float], unit: Unit) -> list[WordImportance]:
     """Returns the words with their importance, in the order of the texts; offsets refer to the word's own text."""
-    words: list[WordImportance] = []
-    for part in {id(variant.part): variant.part for variant in left_out}.values():
-        items: list[dict[str, Any]] = [
-            {
-                "word": part.text[variant.word.start : variant.word.end],
-                "start": variant.word.start,
-                "end": variant.word.end,
-                "importance": importance,
-            }
-            for variant, importance in zip(left_out, importances, strict=True)
-            if variant.part is part
-        ]
-        rebase(items, part.text, unit)
-        words += [cast("WordImportance", item | ({"field": part.field} if part.field else {})) for item in items]
-    return words
+    words: list[dict[str, Any]] = []
+    for (part, word), importance in zip(left_out, importances, strict=True):
+        described = {"word": part.text[word.start : word.end], "start": word.start, "end": word.end, "importance": importance}
+        words.append(described | ({"field": part.field} if part.field else {}))
+    for text, items in groupby(zip(left_out, words, strict=True), lambda pair: pair[0][0].text):
+        rebase([word for _, word in items], text, unit)
+    return cast("list[WordImportance]", words)

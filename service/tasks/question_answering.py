@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, Field, Tag
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.tasks import occlusion
-from bertserve.service.tasks.answer_spans import BestAnswers, SpanTexts, SummedAnswers
+from bertserve.service.tasks.answer_spans import BestAnswers, SummedAnswers, span_answers
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copy_outputs, spans_read
 from bertserve.service.tasks.body import (
     LIST,
@@ -33,7 +33,7 @@ from bertserve.service.tasks.body import (
     lower,
     one_of,
 )
-from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes
+from bertserve.service.tasks.cost import ITEM_BYTES, Cost, text_bytes
 from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.tasks.occlusion import ReadText, WordImportance
 from bertserve.service.tasks.task_spec import TaskSpec
@@ -43,9 +43,6 @@ from bertserve.service.text.words import Word, most_within, rebase, words_of
 
 TASK = "question-answering"
 DEFAULT_SEQ_LEN = 384
-ANSWER_BYTES = 56 + SCORE_BYTES  # of an answer in the result, without its text
-# Spans that are scored and sorted in a microsecond.
-SPANS_PER_US = 32
 
 
 class AnswerParameters(TaskParameters):
@@ -119,13 +116,14 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskGenerator:
     rows = yield Batch(passage_windows.encodings, _cost(request, passage_windows), copy_outputs, windows_read=spans)
     # the reference omits combining marks that the tokenizer strips
     offsets = passage_windows.passage.offsets if parameters.duplicates == "sum" else passage_windows.passage.spans(request.context)
-    texts = SpanTexts(request.context, offsets, passage_windows.passage.word_ids if parameters.align_to_words else None)
+    word_ids = passage_windows.passage.word_ids if parameters.align_to_words else range(len(offsets))
+    answer_of = span_answers(request.context, offsets, word_ids)
     collector: SummedAnswers | BestAnswers
     if parameters.duplicates == "sum":
         # the number of spans per window that transformers 5.2.0 considers
-        collector = SummedAnswers(texts, limit=2 * parameters.top_k + 10 if parameters.align_to_words else parameters.top_k)
+        collector = SummedAnswers(answer_of, limit=2 * parameters.top_k + 10 if parameters.align_to_words else parameters.top_k)
     else:
-        collector = BestAnswers(texts, top_k=parameters.top_k, count=len(passage_windows.passage))
+        collector = BestAnswers(answer_of, top_k=parameters.top_k, count=len(passage_windows.passage))
     nulls = []
     scored_windows = list(zip(passage_windows.encodings, passage_windows.token_ranges, rows, strict=True))
     if parameters.duplicates == "sum" and model.tokenizer.truncation_side == "left":
@@ -149,7 +147,7 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskGenerator:
         )
         yield from _explain(request, passage_windows, answers[0], window, span, model.tokenizer)
     # their length is only known now
-    yield Batch([], Cost(sum(ANSWER_BYTES + text_bytes(answer["answer"]) for answer in answers)))
+    yield Batch([], Cost(sum(ITEM_BYTES + text_bytes(answer["answer"]) for answer in answers)))
     rebase(answers, request.context, parameters.offset_unit)
     return answers if parameters.top_k > 1 else answers[0]
 
@@ -187,7 +185,7 @@ def _cost(request: AnswerRequest, passage_windows: PassageWindows) -> Cost:
     """Returns the cost of a passage before its answers are known: its spans and its explanation."""
     parameters = request.parameters
     spans = sum(len(window) * min(parameters.max_answer_len, len(window)) for window in passage_windows.token_ranges)
-    cost = Cost(decode_us=spans // SPANS_PER_US)
+    cost = Cost(decode_us=spans // 32)  # as many are scored and sorted in a microsecond
     if not parameters.explain:
         return cost
     words = len(words_of(request.question, passage_windows.question)) + most_within(
@@ -232,18 +230,18 @@ def _explain(
         ReadText("question", request.question, question.ids, 0, words_of(request.question, question)),
         ReadText("context", request.context, passage.ids[window.start : window.stop], window.start, words),
     ]
-    left_out = occlusion.variants(parts, tokenizer)
+    left_out, encodings = occlusion.variants(parts, tokenizer)
 
     def keep(index: int, row: Outputs) -> Outputs:
-        encoding, word = left_out[index].encoding, left_out[index].word
-        missing = len(word.tokens) if left_out[index].part is parts[1] else 0
-        null, start, end = _probabilities(encoding, len(window) - missing, row, passage_windows.cls_index)
+        part, word = left_out[index]
+        missing = len(word.tokens) if part is parts[1] else 0
+        null, start, end = _probabilities(encodings[index], len(window) - missing, row, passage_windows.cls_index)
         if span is None:
             return {"score": np.array(null)}
         first = span.start - window.start - (missing if word.tokens.start < span.start else 0)
         return {"score": start[first] * end[first + len(span) - 1]}
 
-    rows = yield Batch([variant.encoding for variant in left_out], keep=keep)
+    rows = yield Batch(encodings, keep=keep)
     changes = [best["score"] - float(row["score"]) for row in rows]
     best["explanation"] = occlusion.describe_words(left_out, changes, request.parameters.offset_unit)
 

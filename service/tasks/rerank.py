@@ -19,13 +19,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, encode_pairs
 from bertserve.service.tasks.body import LIST_LIMIT, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config
-from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost, text_bytes
+from bertserve.service.tasks.cost import ITEM_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 
 TASK = "text-ranking"
 RELEVANT = "relevant"
-RANKED_BYTES = 48 + SCORE_BYTES  # of a text's index and score in an answer, without the text
 NEEDS = (
     f"exactly one label, as a cross-encoder has, or two labels, `yes` and `no` or one of which begins with `{RELEVANT}` "
     "(set `id2label` in the checkpoint's config.json, and export it again)"
@@ -96,7 +95,7 @@ def rerank(request: RerankRequest, model: TaskModel) -> TaskGenerator:
         option="truncate",
     )
     returned = sum(map(text_bytes, request.texts)) if options.return_text else 0
-    rows = yield Batch(encodings, Cost(returned + RANKED_BYTES * len(encodings)), truncated=truncated)
+    rows = yield Batch(encodings, Cost(returned + ITEM_BYTES * len(encodings)), truncated=truncated)
     if not rows:
         return []
     label = relevant_label(config.labels)

@@ -22,7 +22,7 @@ from bertserve.service.tasks.body import (
     body_config,
     lower,
 )
-from bertserve.service.tasks.cost import SCORE_BYTES, TEXT_CHARS, Cost
+from bertserve.service.tasks.cost import NUMBER_BYTES, TEXT_CHARS, Cost
 from bertserve.service.tasks.decoding import Floats
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 
@@ -59,7 +59,7 @@ def compare(request: SimilarityRequest, model: TaskModel) -> TaskGenerator:
     encoded = [embed.encode(replace(request.template, text=text), model.tokenizer) for text in request.texts]
     rows = yield Batch(
         [encoding for encoding, _ in encoded],
-        Cost(SCORE_BYTES * len(encoded)),
+        Cost(NUMBER_BYTES * len(encoded)),
         lambda _, row: embed.pooled_row(request.template, row),
         truncated=any(truncated for _, truncated in encoded),
     )

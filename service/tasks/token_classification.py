@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copy_outputs, spans_read
 from bertserve.service.tasks.body import OffsetUnit, Stride, TaskBody, TaskParameters, TextOrTexts, body_config, defaults, lower
 from bertserve.service.tasks.classify import logit_widths, missing_labels
-from bertserve.service.tasks.cost import SCORE_BYTES, Cost, longest_label, text_bytes
+from bertserve.service.tasks.cost import ITEM_BYTES, ITEM_US, Cost, longest_label, text_bytes
 from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
@@ -36,10 +36,6 @@ def split(tag: str) -> tuple[str, str]:
 
 
 TASK = "token-classification"
-MAX_IGNORED = 1000
-MAX_LABEL_CHARS = 1000
-# Bytes of an entity in an answer, without its label and text; microseconds of a token.
-ENTITY_BYTES, TOKEN_US = 72 + SCORE_BYTES, 4
 Strategy = Literal["none", "simple", "first", "average", "max"]
 
 
@@ -52,8 +48,8 @@ class NerParameters(TaskParameters):
         Field(description="How tokens are grouped into entities; `none` returns the tokens."),
     ] = "simple"
     ignore_labels: Annotated[
-        list[Annotated[str, Field(max_length=MAX_LABEL_CHARS)]],
-        Field(fail_fast=True, max_length=MAX_IGNORED, description="Labels and entity groups to leave out."),
+        list[Annotated[str, Field(max_length=1000)]],
+        Field(fail_fast=True, max_length=1000, description="Labels and entity groups to leave out."),
     ] = ["O"]  # noqa: RUF012 - pydantic copies it
     stride: Stride = None
     offset_unit: OffsetUnit = "code_points"
@@ -70,16 +66,6 @@ class NerRequest:
     def chars(self) -> int:
         """Characters to tokenize."""
         return len(self.text)
-
-
-@dataclass(slots=True)
-class _Token:
-    """A token or a word with its tag, before it becomes part of an entity."""
-
-    tag: str
-    score: np.float32
-    start: int
-    end: int
 
 
 def label_tokens(request: NerRequest, model: TaskModel) -> TaskGenerator:
@@ -99,7 +85,7 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskGenerator:
     encodings = [tokenizer.assemble(tokens.ids[window.start : window.stop]) for window in token_ranges]
     rows = yield Batch(
         encodings,
-        Cost(decode_us=TOKEN_US * len(tokens)),
+        Cost(decode_us=ITEM_US * len(tokens)),
         copy_outputs,
         windows_read=spans_read(tokens, token_ranges) if len(token_ranges) > 1 else (),
     )
@@ -110,13 +96,14 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskGenerator:
     spans, ignored = tokens.spans(request.text), _ignored(request, labels, tags)
     if strategy == "none":
         entities = list(_tokens(request.text, spans, scores, labels, ignored, first=encodings[0].start))
-    elif strategy == "simple":
-        entities = list(_entities(request.text, _labeled_tokens(spans, scores, tags), ignored))
     else:
-        labeled = (_label(scores[word], [spans[i] for i in word], strategy, tags) for word in words(request.text, tokens, tokenizer))
-        entities = list(_entities(request.text, labeled, ignored))
+        if strategy != "simple":  # words instead of tokens
+            grouped = list(words(request.text, tokens, tokenizer))
+            scores = np.stack([_word_scores(scores[word], strategy) for word in grouped])
+            spans = [(spans[word[0]][0], spans[word[-1]][1]) for word in grouped]
+        entities = list(_entities(request.text, spans, scores, tags, ignored))
     # their number is only known from the outputs
-    yield Batch([], Cost(2 + sum(ENTITY_BYTES + longest_label(labels) + text_bytes(entity["word"]) for entity in entities)))
+    yield Batch([], Cost(2 + sum(ITEM_BYTES + longest_label(labels) + text_bytes(entity["word"]) for entity in entities)))
     rebase(entities, request.text, request.parameters.offset_unit)
     return entities
 
@@ -145,22 +132,19 @@ def _tokens(
             }
 
 
-def _entities(text: str, labeled: Iterator[_Token], ignored: Set[str]) -> Iterator[dict[str, Any]]:
-    """Yields the entities, which are groups of tokens or of words."""
-    for group in _groups(labeled):
-        name = group[0].tag.split("-", 1)[-1]  # also after another prefix than a letter, as in the pipeline
-        start, end = trimmed(text, group[0].start, group[-1].end)
-        if start < end and name not in ignored:
-            mean = np.mean([token.score for token in group], dtype=np.float32)
-            yield {"entity_group": name, "score": float(mean), "word": text[start:end], "start": start, "end": end}
-
-
-def _labeled_tokens(spans: Sequence[tuple[int, int]], scores: Floats, tags: Sequence[str]) -> Iterator[_Token]:
-    """Yields each token with its best tag."""
+def _entities(
+    text: str, spans: Sequence[tuple[int, int]], scores: Floats, tags: Sequence[str], ignored: Set[str]
+) -> Iterator[dict[str, Any]]:
+    """Yields the entities, which are groups of tokens or of words; each of these has a span and scores, float32 [spans, labels]."""
     best = scores.argmax(axis=-1)
-    values = np.take_along_axis(scores, best[:, None], axis=-1)[:, 0]
-    for label, score, span in zip(best.tolist(), values, spans, strict=True):
-        yield _Token(tags[label], score, *span)
+    best_scores = np.take_along_axis(scores, best[:, None], axis=-1)[:, 0]
+    best_tags = [tags[label] for label in best.tolist()]
+    for group in _groups(best_tags):
+        name = best_tags[group.start].split("-", 1)[-1]  # also after another prefix than a letter, as in the pipeline
+        start, end = trimmed(text, spans[group.start][0], spans[group.stop - 1][1])
+        if start < end and name not in ignored:
+            mean = best_scores[group.start : group.stop].mean(dtype=np.float32)
+            yield {"entity_group": name, "score": float(mean), "word": text[start:end], "start": start, "end": end}
 
 
 def merge(encodings: Sequence[Encoding], token_ranges: Sequence[range], logits: Sequence[Floats]) -> Floats:
@@ -207,32 +191,26 @@ def words(text: str, tokens: Tokens, tokenizer: Tokenizer) -> Iterator[list[int]
         yield word
 
 
-def _label(scores: Floats, offsets: Sequence[tuple[int, int]], strategy: Strategy, tags: Sequence[str]) -> _Token:
-    """Returns a word's tag and score by the strategy; `scores` is float32 [tokens of the word, labels]."""
+def _word_scores(scores: Floats, strategy: Strategy) -> Floats:
+    """Returns a word's scores, float32 [labels], by the strategy; `scores` is float32 [tokens of the word, labels]."""
     if strategy == "average":
-        values = scores.mean(axis=0)
-    elif strategy == "max":
-        values = scores[scores.max(axis=1).argmax()]
-    else:
-        values = scores[0]
-    label = int(values.argmax())
-    return _Token(tags[label], values[label], offsets[0][0], offsets[-1][1])
+        mean: Floats = scores.mean(axis=0)
+        return mean
+    token: Floats = scores[scores.max(axis=1).argmax() if strategy == "max" else 0]
+    return token
 
 
-def _groups(tokens: Iterator[_Token]) -> Iterator[list[_Token]]:
+def _groups(tags: Sequence[str]) -> Iterator[range]:
     """Yields groups of neighbors with the same type. A group ends if a tag begins a new entity, or if the last tag has ended the entity."""
-    group: list[_Token] = []
-    before, ended = "", True
-    for token in tokens:
-        letter, type_ = split(token.tag)
+    first, before, ended = 0, "", False
+    for i, tag in enumerate(tags):
+        letter, type_ = split(tag)
         # "" is in every string, but a tag without a letter neither begins nor ends an entity
-        if group and (ended or type_ != before or (letter and letter in BEGINS)):
-            yield group
-            group = []
-        group.append(token)
+        if i > 0 and (ended or type_ != before or (letter and letter in BEGINS)):
+            yield range(first, i)
+            first = i
         before, ended = type_, bool(letter) and letter in ENDS
-    if group:
-        yield group
+    yield range(first, len(tags))
 
 
 class NerBody(TaskBody):

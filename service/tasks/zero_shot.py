@@ -19,8 +19,8 @@ from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, warn_if_empty
 from bertserve.service.tasks.body import TaskBody, TaskParameters, TextOrTexts, body_config
-from bertserve.service.tasks.classify import LABEL_BYTES, LabelScore
-from bertserve.service.tasks.cost import TEXT_CHARS, Cost, text_bytes
+from bertserve.service.tasks.classify import LabelScore
+from bertserve.service.tasks.cost import ITEM_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 from bertserve.service.text.windows import kept_tokens
@@ -130,7 +130,7 @@ def classify_zero_shot(request: ZeroShotRequest, model: TaskModel) -> TaskGenera
         token_range = kept_tokens(len(text), text_room, tokenizer.truncation_side)
         encodings.append(tokenizer.assemble(text.ids[token_range.start : token_range.stop], hypothesis.ids))
     # some clients get the text with the labels
-    cost = Cost(text_bytes(request.text) + sum(LABEL_BYTES + text_bytes(label) for label in labels))
+    cost = Cost(text_bytes(request.text) + sum(ITEM_BYTES + text_bytes(label) for label in labels))
     rows = yield Batch(encodings, cost, truncated=truncated, warnings=warn_if_empty(request.text))
     entails = entailment(config.labels)
     assert entails is not None, "a derived task runs only on compatible models"
@@ -174,5 +174,4 @@ SPEC = TaskSpec(
     function=classify_zero_shot,
     derivation=Derivation(base=classify.TASK, compatible=compatible, needs=NEEDS, discriminator=("parameters", "candidate_labels")),
     has_one_label=lambda parameters, config: not parameters.get("multi_label"),
-    answer_bytes=lambda request, manifest: sum(LABEL_BYTES + text_bytes(label) for label in request.parameters.candidate_labels),
 )
