@@ -22,11 +22,11 @@ from bertserve.service.models.request_progress import EncodedInput, RequestProgr
 from bertserve.service.scoring.rows import Row, RowBlock, rejecting
 from bertserve.service.settings import ModelSettings
 from bertserve.service.tasks.batch import TaskModel
-from bertserve.service.tasks.body import Limits
+from bertserve.service.tasks.body import Limits, types_within
 from bertserve.service.tasks.catalog import TASKS, tasks_of
 from bertserve.service.tasks.cost import MAX_ANSWER_BYTES
 from bertserve.service.tasks.reading import requested_task, validate_as
-from bertserve.service.tasks.task_spec import TEXT, types_within
+from bertserve.service.tasks.task_spec import TEXT
 from bertserve.service.tasks.unknown_fields import quote_names, required
 from bertserve.service.text.tokenizer import Encoding
 

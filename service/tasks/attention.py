@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
 from bertserve.service.errors import CallerValue, InvalidValueError, TooLargeError
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copy_outputs, too_long
-from bertserve.service.tasks.body import Numbers, TaskBody, TaskParameters, body_config
+from bertserve.service.tasks.body import ClosedModel, Numbers, TaskBody, body_config
 from bertserve.service.tasks.classify import TextsOrPairs
 from bertserve.service.tasks.cost import ITEM_BYTES, NUMBER_BYTES, Cost, text_bytes
 from bertserve.service.tasks.decoding import Floats
@@ -28,7 +28,7 @@ OUTPUT = "attentions"  # output of the graphs
 MAX_VALUES = 2**20  # weights of one text
 
 
-class AttentionParameters(TaskParameters):
+class AttentionParameters(ClosedModel):
     """Parameters of an attention request."""
 
     output_attentions: Annotated[Literal[True] | None, Field(description="Request attention at a model's own path.")] = None
@@ -152,7 +152,6 @@ class AttentionBody(TaskBody):
     """Body of an attention request."""
 
     model_config = body_config(inputs="The cat sat down.", parameters={"output_attentions": True, "layers": [-1], "heads": [0, 1]})
-    parameters_type: ClassVar[type[TaskParameters]] = AttentionParameters
 
     inputs: TextsOrPairs
     parameters: AttentionParameters | None = None

@@ -42,13 +42,10 @@ def spans_read(tokens: Tokens, windows: Sequence[range], field: str = "") -> tup
     return tuple(ReadSpan(field, *tokens.span(window)) if window else ReadSpan(field, 0, 0) for window in windows[: MAX_SPANS + 1])
 
 
-EMPTY_TEXT_WARNING = ("empty; the text is empty, so its answer has no meaning",)
-
-
 def warn_if_empty(*texts: str) -> tuple[str, ...]:
     """Returns the warning for an input whose texts are empty or only white space."""
     # not by tokens, because some tokenizers make tokens of white space, and others belong to a prompt
-    return () if any(map(str.strip, texts)) else EMPTY_TEXT_WARNING
+    return () if any(map(str.strip, texts)) else ("empty; the text is empty, so its answer has no meaning",)
 
 
 @dataclass(slots=True)

@@ -7,9 +7,9 @@ The reader of the body checks the names next to `inputs`; it ignores some names 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, cast, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
@@ -36,12 +36,19 @@ def lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
+def types_within(annotation: Any) -> Iterator[Any]:
+    """Yields a type, without its parameters, and all types within it."""
+    yield get_origin(annotation) or annotation
+    for argument in get_args(annotation):
+        yield from types_within(argument)
+
+
 def body_config(**example: Any) -> ConfigDict:
     """Returns the configuration of a body, with an example for OpenAPI. OpenAPI does not list the keys that are ignored."""
     return ConfigDict(strict=True, json_schema_extra={"examples": [example], "additionalProperties": False})
 
 
-MAX_TOP_K = 1000  # whatever --max-top-k is
+MAX_TOP_K = 1000  # results of an input, each computed by itself, whatever --max-top-k is
 # Maximum items of a list, whatever --max-inputs is: reading a body blocks the event loop, and a body of 2 MiB may have a million items.
 MAX_ITEMS = 2**13
 # without fail_fast a list of invalid items would create an error per item
@@ -63,42 +70,29 @@ Stride = Annotated[int | None, Field(ge=0, description="Tokens shared by neighbo
 OffsetUnit = Annotated[Unit, BeforeValidator(lower), Field(description="Unit of `start` and `end`; `utf16` for JavaScript.")]
 
 
-class StrictModel(BaseModel):
-    """Base of bodies and of the objects within them."""
-
-    model_config = ConfigDict(strict=True)
-
-    # Names of the fields, in a set that is created once, because it is needed for each item of a list.
-    field_names: ClassVar[frozenset[str]] = frozenset()
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Stores the names of the fields."""
-        cls.field_names = frozenset(cls.model_fields)
+@functools.cache
+def field_names(kind: type[BaseModel]) -> frozenset[str]:
+    """Returns the names of a class's fields; they are needed for each item of a list."""
+    return frozenset(kind.model_fields)
 
 
-class ClosedModel(StrictModel):
-    """Base of the objects within a body: an unknown name is an error."""
+class ClosedModel(BaseModel):
+    """An object within a body, such as `parameters`. An unknown name is an error."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     @model_validator(mode="before")
     @classmethod
     def _no_unknown_name(cls, value: Any) -> Any:
         """Stops at the first unknown name: `extra="forbid"` creates an error for each name, which takes seconds for a million names."""
-        if type(value) is dict and not value.keys() <= cls.field_names:  # JSON creates no subclasses, and this runs for each item of a list
-            unknown = next(name for name in value if name not in cls.field_names)
+        # JSON creates no subclasses of dict, and this runs for each item of a list
+        if type(value) is dict and not value.keys() <= field_names(cls):
+            unknown = next(name for name in value if name not in field_names(cls))
             raise PydanticCustomError("unknown_name", "unknown", {"name": unknown, "known": list(cls.model_fields)})
         return value
 
 
-class TaskParameters(ClosedModel):
-    """Base of all `parameters`."""
-
-    model_config = ConfigDict(frozen=True)
-
-
-P = TypeVar("P", bound=TaskParameters)
+P = TypeVar("P", bound=ClosedModel)
 
 
 @functools.cache
@@ -107,13 +101,15 @@ def defaults(kind: type[P]) -> P:
     return kind()
 
 
-class TaskBody(StrictModel):
-    """Base of all request bodies; most tasks' bodies have `inputs` and `parameters`."""
+class TaskBody(BaseModel):
+    """Base of all request bodies. Most have `inputs` and `parameters`; those in other services' formats have no `parameters`."""
 
-    # Whether a key with the value null is ignored, whatever its name.
+    # Whether a key with the value null is ignored, whatever its name: some clients of other services send null for unset fields.
     ignores_null_fields: ClassVar[bool] = False
-    # Class of the `parameters`.
-    parameters_type: ClassVar[type[TaskParameters]] = TaskParameters
+    # Class of the `parameters`, from the field; one without fields if there are none.
+    parameters_type: ClassVar[type[ClosedModel]] = ClosedModel
+    # Whether `top_k` is limited by --max-top-k, because the results of an input are computed one by one.
+    top_k_is_limited: ClassVar[bool] = False
     # Whether a single input gets the same answer as a list of one, as clients of this path expect.
     always_list: ClassVar[bool] = False
     # The text in the error about too many inputs, and the field that errors about an input name.
@@ -121,10 +117,17 @@ class TaskBody(StrictModel):
     input_name: ClassVar[str] = "inputs"
 
     model: Annotated[str | None, Field(description="Name of the model, if several can do the task.")] = None
-    # only for type checkers, because one body has a query and texts instead
+    # only for type checkers, because some bodies have other fields instead
     if TYPE_CHECKING:
         inputs: Any
-    parameters: Any = None
+        parameters: Any
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Stores the class of the parameters."""
+        if "parameters" in cls.model_fields:
+            types = types_within(cls.model_fields["parameters"].annotation)
+            cls.parameters_type = next(kind for kind in types if isinstance(kind, type) and issubclass(kind, ClosedModel))
 
     @classmethod
     def example(cls) -> dict[str, Any]:
@@ -149,11 +152,6 @@ class TaskBody(StrictModel):
         """Number of texts, pairs or questions in the body."""
         return len(self.items)
 
-    @property
-    def top_k(self) -> int:
-        """Number of results of each input that are computed one by one."""
-        return 0
-
     def texts_of(self, item: Any) -> Iterable[str]:
         """Returns the texts of one input that count for the limit of characters."""
         return [item] if isinstance(item, str) else [value for _, value in item if isinstance(value, str)]
@@ -165,17 +163,6 @@ class TaskBody(StrictModel):
     def answer(self, results: list[Any]) -> Any:
         """Returns the value of the response's body from one result per input: a list for a list, unless `always_list`."""
         return results if self.always_list or self.is_list else results[0]
-
-
-class ForeignBody(TaskBody):
-    """Base of the bodies in other services' formats, which have no `parameters`. Some clients send null for unset fields."""
-
-    ignores_null_fields: ClassVar[bool] = True
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Stores the names of the fields."""
-        cls.field_names = frozenset(cls.model_fields) - {"parameters"}
 
 
 @dataclass(frozen=True, slots=True)

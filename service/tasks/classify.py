@@ -27,7 +27,6 @@ from bertserve.service.tasks.body import (
     ClosedModel,
     Stride,
     TaskBody,
-    TaskParameters,
     body_config,
     defaults,
     lower,
@@ -42,9 +41,7 @@ from bertserve.service.text.windows import kept_of_pair, windows
 from bertserve.service.text.words import Unit, words_of
 
 TASK = "text-classification"
-# Names of the texts of a pair.
-FIRST, SECOND = "text", "text_pair"
-MAX_EXPLAINED = 8  # labels of a text, if they are scored independently
+MAX_EXPLAINED = 8  # labels of a text, if they are scored independently; each lists all words in the answer
 
 
 class LabelScore(TypedDict):
@@ -60,7 +57,7 @@ class ClassifiedLabel(LabelScore, total=False):
     explanation: Annotated[list[WordImportance], Field(description="Importance of each word for the score, with `explain`.")]
 
 
-class ClassifyParameters(TaskParameters):
+class ClassifyParameters(ClosedModel):
     """Parameters of text classification."""
 
     top_k: Annotated[int | None, Field(ge=1, description="Number of labels to return; by default all.")] = None
@@ -150,7 +147,7 @@ def _first_batch(request: ClassifyRequest, tokenizer: Tokenizer) -> tuple[Batch,
         )
     # an empty second text counts as missing, as in the pipeline
     texts = [request.text, request.text_pair] if request.text_pair else [request.text]
-    fields = (FIRST, SECOND) if request.text_pair else ("",)
+    fields = ("text", "text_pair") if request.text_pair else ("",)
     tokens, parameters = tokenizer.tokenize(texts), request.parameters
     whole = [range(len(text.ids)) for text in tokens]
     room, total = tokenizer.room(pair=len(texts) > 1), sum(map(len, whole))
@@ -210,7 +207,6 @@ class ClassifyBody(TaskBody):
 
     model_config = body_config(inputs="A warm, funny and thoroughly engaging film.", parameters={"top_k": 1})
     always_list: ClassVar[bool] = True
-    parameters_type: ClassVar[type[TaskParameters]] = ClassifyParameters
 
     inputs: TextsOrPairs
     parameters: ClassifyParameters | None = None

@@ -20,9 +20,9 @@ from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, Tas
 from bertserve.service.tasks.body import (
     LIST,
     TEXT,
+    ClosedModel,
     Numbers,
     TaskBody,
-    TaskParameters,
     TextOrTexts,
     Truncate,
     TruncationDirection,
@@ -82,9 +82,9 @@ def select_layers(layers: Layers | list[int] | None, combine: Combine | None, em
     numbers, position_by_layer = _numbers(layers or embedding.default_layers), embedding.positions
     if missing := [layer for layer in numbers if layer not in position_by_layer]:
         raise InvalidValueError(
-            "`layers` has {missing}, but this model has {describe}.",
+            "`layers` has {missing}, but this model has only the layers {known}; the operator can export it with other `--layers`.",
             missing=CallerValue(missing[0]),
-            describe=_describe(embedding),
+            known=", ".join(map(str, sorted(position_by_layer)[:32])),
         )
     positions = tuple(position_by_layer[layer] for layer in numbers)
     if len(set(positions)) < len(positions):
@@ -100,19 +100,8 @@ def _numbers(layers: Layers | list[int] | None) -> tuple[int, ...]:
     return (-1,) if layers is None or isinstance(layers, str) else tuple(layers)
 
 
-def _describe(embedding: Embedding) -> str:
-    """Returns a description of the first available layers, and how to get others."""
-    layers = ", ".join(map(str, sorted(embedding.positions)[:32]))
-    return f"only the layers {layers}; the operator can export it with other `--layers`"
-
-
 TASK = "feature-extraction"
 
-Pool = Annotated[
-    Literal["none", "cls", "mean", "max"] | None,
-    BeforeValidator(lower),
-    Field(description="Pooling of token vectors; `none` keeps them all. By default the model's own."),
-]
 PromptName = Annotated[str | None, Field(description="Name of the model's prompt to put before texts.")]
 
 
@@ -129,7 +118,11 @@ class EmbedOptions(BaseModel):
         BeforeValidator(lower),
         Field(description="Lists of numbers, or base64 of little-endian float32 values."),
     ] = None
-    pooling: Pool = None
+    pooling: Annotated[
+        Literal["none", "cls", "mean", "max"] | None,
+        BeforeValidator(lower),
+        Field(description="Pooling of token vectors; `none` keeps them all. By default the model's own."),
+    ] = None
     layers: Annotated[
         Annotated[
             Annotated[Literal["last", "last_four"], Tag(TEXT)] | Annotated[Numbers, Tag(LIST)],
@@ -146,7 +139,7 @@ class EmbedOptions(BaseModel):
     ] = None
 
 
-class EmbedParameters(EmbedOptions, TaskParameters):
+class EmbedParameters(EmbedOptions, ClosedModel):
     """Parameters of an embedding request."""
 
 
@@ -172,11 +165,6 @@ class EmbedRequest:
     def chars(self) -> int:
         """Characters to tokenize."""
         return len(self.prompt) + len(self.text)
-
-    @property
-    def values(self) -> int:
-        """Values of a vector in the answer."""
-        return self.parameters.dimensions or self.width
 
 
 def resolve(parameters: EmbedParameters, embedding: Embedding) -> EmbedRequest:
@@ -218,7 +206,7 @@ def _answer_bytes(request: EmbedRequest, length: int) -> int:
     vectors = length if request.parameters.pooling == "none" else 1
     # base64 needs four bytes for three
     number_bytes = 16 / 3 if request.parameters.encoding_format == "base64" else NUMBER_BYTES
-    return vectors * (ITEM_BYTES + int(number_bytes * request.values))
+    return vectors * (ITEM_BYTES + int(number_bytes * (request.parameters.dimensions or request.width)))
 
 
 def embed(request: EmbedRequest, model: TaskModel) -> TaskGenerator:
@@ -300,7 +288,6 @@ class EmbedBody(EmbedOptions, TaskBody):
 
     model_config = body_config(inputs=["A warm, funny film.", "The bridge was built in 1886."], normalize=True)
     always_list: ClassVar[bool] = True
-    parameters_type: ClassVar[type[TaskParameters]] = EmbedParameters
 
     inputs: TextOrTexts
     parameters: EmbedParameters | None = None
@@ -319,10 +306,6 @@ class EmbedBody(EmbedOptions, TaskBody):
         return [replace(template, text=text) for text in self.items]
 
 
-def _missing_field(manifest: Manifest) -> str | None:
-    return "`embedding` must not be null for feature-extraction" if manifest.embedding is None else None
-
-
 def _widths(manifest: Manifest) -> dict[str, int]:
     embedding = manifest.embedding
     assert embedding is not None, "every manifest of an embedding model has it"
@@ -338,6 +321,6 @@ SPEC = TaskSpec(
     answer=list[list[Annotated[float, Field(examples=[0.0412])]]] | list[list[list[float]]] | list[str] | list[list[str]],
     function=embed,
     answer_bytes=_answer_bytes,
-    missing_field=_missing_field,
+    missing_field=lambda manifest: "`embedding` must not be null for feature-extraction" if manifest.embedding is None else None,
     widths=_widths,
 )

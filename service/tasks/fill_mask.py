@@ -18,10 +18,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from bertserve.service.bundle.graph_spec import TOP_LOGS_OUTPUT, TOP_TOKENS, TOP_TOKENS_OUTPUT, Outputs
-from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel
-from bertserve.service.tasks.body import MAX_TOP_K, TaskBody, TaskParameters, TextOrTexts, body_config
+from bertserve.service.tasks.body import MAX_TOP_K, ClosedModel, TaskBody, TextOrTexts, body_config
 from bertserve.service.tasks.cost import ITEM_BYTES, ITEM_US, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_tokens
 from bertserve.service.tasks.joint_masks import DEFAULT_BEAM, MAX_PATTERNS, Slot, TokenTuple, prepare, search, slots_of
@@ -29,7 +28,7 @@ from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 TASK = "fill-mask"
-MAX_MASKS = 64
+MAX_MASKS = 64  # of a text; each has the logits of the whole vocabulary in memory
 # Spellings of masks of other models, and common typing errors.
 _LOOKS_LIKE_A_MASK = re.compile(r"[\[<({]{1,2}\s*mask\s*[\])}>]{1,2}|_{3,}", re.IGNORECASE)
 
@@ -46,7 +45,7 @@ def _check_targets(targets: list[str] | None) -> list[str] | None:
     return targets
 
 
-class FillMaskParameters(TaskParameters):
+class FillMaskParameters(ClosedModel):
     """Parameters of fill-mask."""
 
     top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K, description="Number of tokens for each mask, at most `--max-top-k`.")] = 5
@@ -247,15 +246,10 @@ class FillMaskBody(TaskBody):
     """Body of a fill-mask request."""
 
     model_config = body_config(inputs="The king of [MASK] died in 1066.", parameters={"top_k": 3})
-    parameters_type: ClassVar[type[TaskParameters]] = FillMaskParameters
+    top_k_is_limited: ClassVar[bool] = True
 
     inputs: Annotated[TextOrTexts, Field(description="One or more texts with masks.")]
     parameters: FillMaskParameters | None = None
-
-    @property
-    def top_k(self) -> int:
-        """Number of tokens for each mask."""
-        return 0 if self.parameters is None else self.parameters.top_k
 
     def requests(self, config: ModelConfig) -> list[Any]:
         """Returns one request per text, all with the same targets."""
@@ -285,10 +279,6 @@ class JointMaskCandidate(BaseModel):
     sequence: Annotated[str, Field(examples=["the king of london died in 1066."])]
 
 
-def _missing_field(manifest: Manifest) -> str | None:
-    return "`tokenizer.mask` must not be null for fill-mask" if manifest.tokenizer.mask is None else None
-
-
 SPEC = TaskSpec(
     name=TASK,
     path="fill-mask",
@@ -300,5 +290,5 @@ SPEC = TaskSpec(
     | list[JointMaskCandidate]
     | list[list[JointMaskCandidate]],
     function=fill_masks,
-    missing_field=_missing_field,
+    missing_field=lambda manifest: "`tokenizer.mask` must not be null for fill-mask" if manifest.tokenizer.mask is None else None,
 )

@@ -27,10 +27,10 @@ from bertserve.service.tasks.cost import Cost
 from bertserve.service.tasks.decoding import Floats, best_tokens
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
-DEFAULT_BEAM = 8
+DEFAULT_BEAM = 8  # fillings that are kept after each mask; each one is a run for the next mask
 # Maximum masks of a text, including those for targets of several tokens: the run for each mask follows the run for the one before.
 MAX_JOINT_MASKS = 16
-# Maximum number of texts with different numbers of masks.
+# Maximum number of texts with different numbers of masks; each has a beam of its own.
 MAX_PATTERNS = 64
 
 TokenTuple = tuple[int, ...]

@@ -16,16 +16,16 @@ from pydantic import AfterValidator, BaseModel, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, encode_pairs
-from bertserve.service.tasks.body import LIST, LIST_LIMIT, PAIR, ClosedModel, TaskBody, TaskParameters, body_config, defaults, one_of
+from bertserve.service.tasks.body import LIST, LIST_LIMIT, PAIR, ClosedModel, TaskBody, body_config, defaults, one_of
 from bertserve.service.tasks.cost import ITEM_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
 from bertserve.service.tasks.task_spec import TaskSpec
 
 TASK = "multiple-choice"
-MIN_CHOICES, MAX_CHOICES = 2, 64
+MIN_CHOICES, MAX_CHOICES = 2, 64  # of a question; each is a pair to run
 
 
-class ChooseParameters(TaskParameters):
+class ChooseParameters(ClosedModel):
     """Parameters of multiple choice."""
 
     truncation: Annotated[bool, Field(description="Truncate long pairs, the longer text first; otherwise they are an error.")] = True
@@ -112,7 +112,6 @@ class ChooseBody(TaskBody):
         inputs={"prompt": "She put the kettle on and", "choices": ["waited for it to boil.", "rode it to the station."]},
         parameters={"truncation": False},
     )
-    parameters_type: ClassVar[type[TaskParameters]] = ChooseParameters
     count_message: ClassVar[str] = "`inputs` has {} choices"
 
     inputs: Annotated[

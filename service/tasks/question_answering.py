@@ -27,7 +27,6 @@ from bertserve.service.tasks.body import (
     ClosedModel,
     OffsetUnit,
     TaskBody,
-    TaskParameters,
     body_config,
     defaults,
     lower,
@@ -42,10 +41,10 @@ from bertserve.service.text.windows import default_stride, windows
 from bertserve.service.text.words import Word, most_within, rebase, words_of
 
 TASK = "question-answering"
-DEFAULT_SEQ_LEN = 384
+DEFAULT_SEQ_LEN = 384  # tokens of a window, as in transformers
 
 
-class AnswerParameters(TaskParameters):
+class AnswerParameters(ClosedModel):
     """Parameters of question answering."""
 
     top_k: Annotated[
@@ -263,7 +262,7 @@ class AnswerBody(TaskBody):
     """Body of a question answering request."""
 
     model_config = body_config(inputs={"question": "Where was the bridge built?", "context": "The bridge was built in Porto in 1886."})
-    parameters_type: ClassVar[type[TaskParameters]] = AnswerParameters
+    top_k_is_limited: ClassVar[bool] = True
 
     inputs: Annotated[
         Annotated[Question, Tag(PAIR)] | Annotated[list[Question], LIST_LIMIT, Tag(LIST)],
@@ -271,11 +270,6 @@ class AnswerBody(TaskBody):
         Field(description="One or more questions with their passages."),
     ]
     parameters: AnswerParameters | None = None
-
-    @property
-    def top_k(self) -> int:
-        """Number of answers."""
-        return 0 if self.parameters is None else self.parameters.top_k
 
     def requests(self, config: ModelConfig) -> list[Any]:
         """Returns one request per question.

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from bertserve.service.errors import CallerValue, InvalidValueError, TooLargeError, expectation
-from bertserve.service.tasks.body import TAGS, Limits, TaskBody
+from bertserve.service.tasks.body import TAGS, Limits, TaskBody, field_names
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import parse
 from bertserve.service.tasks.unknown_fields import check_keys, invalid_json, not_an_object, unknown_within
@@ -69,40 +69,36 @@ def validate_as(kind: type[B], value: Any, limits: Limits) -> B:
     """
     if not isinstance(value, dict):
         raise not_an_object(value, kind)
-    if not value.keys() <= kind.field_names:
+    if not value.keys() <= field_names(kind):
         check_keys(value, kind)
     try:
         body = kind.model_validate(value)
-    except ValidationError as error:
-        raise _translate(error, kind) from error
+    except ValidationError as wrong:
+        raise _translate(wrong, kind) from wrong
     if body.count > limits.max_inputs:
         raise TooLargeError(
             "{counted} and {max_inputs} are allowed; split the request; the operator can raise --max-inputs.",
             counted=body.count_message.format(body.count),
             max_inputs=limits.max_inputs,
         )
-    if body.parameters is not None and body.top_k > limits.max_top_k:
+    if body.top_k_is_limited and body.parameters is not None and body.parameters.top_k > limits.max_top_k:
         raise TooLargeError(
             "`top_k` is {top_k} and {max_top_k} is allowed; make it smaller; the operator can raise --max-top-k.",
-            top_k=CallerValue(body.top_k),
+            top_k=CallerValue(body.parameters.top_k),
             max_top_k=limits.max_top_k,
         )
     for index, item in enumerate(body.items):
         for text in body.texts_of(item):
             if len(text) > limits.max_chars:
-                raise _too_long(text, body, index, limits)
+                error = TooLargeError(
+                    "the text has {chars} characters and {max_chars} are allowed; split it; the operator can raise --max-chars.",
+                    chars=len(text),
+                    max_chars=limits.max_chars,
+                )
+                error.input_index = index
+                error.name_input(many=body.is_list, input_name=body.input_name)
+                raise error
     return body
-
-
-def _too_long(text: str, body: TaskBody, index: int, limits: Limits) -> TooLargeError:
-    error = TooLargeError(
-        "the text has {chars} characters and {max_chars} are allowed; split it; the operator can raise --max-chars.",
-        chars=len(text),
-        max_chars=limits.max_chars,
-    )
-    error.input_index = index
-    error.name_input(many=body.is_list, input_name=body.input_name)
-    return error
 
 
 def _translate(error: ValidationError, body: type[TaskBody]) -> InvalidValueError | TooLargeError:

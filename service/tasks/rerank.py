@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
+from bertserve.service.bundle.manifest import Side
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, encode_pairs
-from bertserve.service.tasks.body import LIST_LIMIT, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config
+from bertserve.service.tasks.body import LIST_LIMIT, ClosedModel, TaskBody, Truncate, TruncationDirection, body_config
 from bertserve.service.tasks.cost import ITEM_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
@@ -31,27 +32,19 @@ NEEDS = (
 )
 
 
-class RerankOptions(BaseModel):
-    """Options of reranking. In Text Embeddings Inference they are next to `query` and `texts`, not within `parameters`."""
-
-    model_config = ConfigDict(frozen=True)
-
-    raw_scores: Annotated[bool, Field(description="Return logits instead of probabilities.")] = False
-    return_text: Annotated[bool, Field(description="Include each text in the answer.")] = False
-    truncate: Truncate = None
-    truncation_direction: TruncationDirection = None
-
-
-DEFAULTS = RerankOptions()
-
-
 @dataclass(slots=True)
 class RerankRequest:
-    """A query and the texts to be ranked. If a pair exceeds the model's length, the longer text is truncated first."""
+    """A query and the texts to be ranked, with the options of `RerankBody`.
+
+    If a pair exceeds the model's length, the longer text is truncated first.
+    """
 
     query: str
     texts: tuple[str, ...]
-    options: RerankOptions = DEFAULTS
+    raw_scores: bool = False
+    return_text: bool = False
+    truncate: bool | None = None
+    truncation_direction: Side | None = None
 
     @property
     def chars(self) -> int:
@@ -71,11 +64,6 @@ def relevant_label(labels: Sequence[str]) -> int | None:
     return ids[0] if len(ids) == 1 and len(labels) <= 2 else None
 
 
-def compatible(config: ModelConfig) -> bool:
-    """Returns whether a text classification model is a cross-encoder."""
-    return relevant_label(config.labels) is not None
-
-
 def rerank(request: RerankRequest, model: TaskModel) -> TaskGenerator:
     """Returns `{index, score}` of each text, and `text` on request, best first; equal scores keep the order of the texts.
 
@@ -84,17 +72,17 @@ def rerank(request: RerankRequest, model: TaskModel) -> TaskGenerator:
     Raises:
         InvalidValueError: A pair is too long and `truncate` is false.
     """
-    options, config = request.options, model.config
+    config = model.config
     encodings, truncated = encode_pairs(
         model.tokenizer,
         request.query,
         request.texts,
-        side=options.truncation_direction,
-        must_fit=options.truncate is False,
+        side=request.truncation_direction,
+        must_fit=request.truncate is False,
         field="texts",
         option="truncate",
     )
-    returned = sum(map(text_bytes, request.texts)) if options.return_text else 0
+    returned = sum(map(text_bytes, request.texts)) if request.return_text else 0
     rows = yield Batch(encodings, Cost(returned + ITEM_BYTES * len(encodings)), truncated=truncated)
     if not rows:
         return []
@@ -104,9 +92,9 @@ def rerank(request: RerankRequest, model: TaskModel) -> TaskGenerator:
     odds = logits[:, label]
     if len(config.labels) == 2 and config.activation == "softmax":
         odds = odds - logits[:, 1 - label]
-    scores = activate(odds, "none" if options.raw_scores else "sigmoid")
+    scores = activate(odds, "none" if request.raw_scores else "sigmoid")
     return [
-        {"index": i, "score": float(scores[i])} | ({"text": request.texts[i]} if options.return_text else {}) for i in best_first(scores)
+        {"index": i, "score": float(scores[i])} | ({"text": request.texts[i]} if request.return_text else {}) for i in best_first(scores)
     ]
 
 
@@ -115,32 +103,26 @@ class QueryBody(TaskBody):
 
     query: Annotated[str, Field(description="The query to rank by.")]
 
-    @property
-    def ranked(self) -> Sequence[str]:
-        """The texts that are ranked."""
-        raise NotImplementedError
+    # only for type checkers, because the field of a body has the name of its format
+    if TYPE_CHECKING:
+        texts: Any
 
-    @property
-    def items(self) -> list[Any]:
-        """The query with its texts, as the only item."""
-        return [self]
-
-    @property
-    def is_list(self) -> bool:
-        """Always false, because the texts have one result together."""
-        return False
+    @property  # type: ignore[misc]  # a field of most bodies
+    def inputs(self) -> Any:
+        """The query with its texts, as the only input."""
+        return self
 
     @property
     def count(self) -> int:
         """Number of texts to rank."""
-        return len(self.ranked)
+        return len(self.texts)
 
     def texts_of(self, item: Any) -> Iterable[str]:
         """Returns the query and the texts."""
-        return (self.query, *self.ranked)
+        return (self.query, *self.texts)
 
 
-class RerankBody(RerankOptions, QueryBody):
+class RerankBody(QueryBody):
     """Body of a rerank request in the format of Text Embeddings Inference."""
 
     model_config = body_config(query="What is a panda?", texts=["A panda is a bear.", "The bridge was built in 1886."], return_text=True)
@@ -148,21 +130,16 @@ class RerankBody(RerankOptions, QueryBody):
     input_name: ClassVar[str] = "texts"
 
     texts: Annotated[list[str], LIST_LIMIT, Field(description="The texts to rank.")]
+    raw_scores: Annotated[bool, Field(description="Return logits instead of probabilities.")] = False
+    return_text: Annotated[bool, Field(description="Include each text in the answer.")] = False
+    truncate: Truncate = None
+    truncation_direction: TruncationDirection = None
     # no parameters exist; huggingface_hub sends an empty object
-    parameters: TaskParameters | None = None
-
-    @property
-    def ranked(self) -> list[str]:
-        """The texts."""
-        return self.texts
+    parameters: ClosedModel | None = None
 
     def requests(self, config: ModelConfig) -> list[Any]:
         """Returns the only request."""
-        return [
-            RerankRequest(
-                self.query, tuple(self.ranked), RerankOptions(**{name: getattr(self, name) for name in RerankOptions.model_fields})
-            )
-        ]
+        return [RerankRequest(self.query, tuple(self.texts), self.raw_scores, self.return_text, self.truncate, self.truncation_direction)]
 
 
 class RankedText(BaseModel):
@@ -180,5 +157,7 @@ SPEC = TaskSpec(
     body=RerankBody,
     answer=list[RankedText],
     function=rerank,
-    derivation=Derivation(base=classify.TASK, compatible=compatible, needs=NEEDS, discriminator=("texts",)),
+    derivation=Derivation(
+        base=classify.TASK, compatible=lambda config: relevant_label(config.labels) is not None, needs=NEEDS, discriminator=("texts",)
+    ),
 )

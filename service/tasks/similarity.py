@@ -16,7 +16,6 @@ from bertserve.service.tasks.body import (
     LIST_LIMIT,
     ClosedModel,
     TaskBody,
-    TaskParameters,
     Truncate,
     TruncationDirection,
     body_config,
@@ -31,21 +30,18 @@ TASK = "sentence-similarity"
 
 @dataclass(slots=True)
 class SimilarityRequest:
-    """A sentence, and the sentences to compare it with; `template` is the embedding request to copy for each, and its text is ignored."""
+    """A sentence and the sentences to compare it with, in this order; no texts if there is nothing to compare.
 
-    source_sentence: str
-    sentences: tuple[str, ...]
+    `template` is the embedding request to copy for each; its text is ignored.
+    """
+
+    texts: tuple[str, ...]
     template: embed.EmbedRequest
 
     @property
     def chars(self) -> int:
         """Characters to tokenize; each of the other sentences counts `TEXT_CHARS` more."""
-        return sum(map(len, self.texts)) + len(self.texts) * len(self.template.prompt) + len(self.sentences) * TEXT_CHARS
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """The sentence and the others, in this order; empty if there is nothing to compare."""
-        return (self.source_sentence, *self.sentences) if self.sentences else ()
+        return sum(len(self.template.prompt) + len(text) for text in self.texts) + len(self.texts[1:]) * TEXT_CHARS
 
 
 def compare(request: SimilarityRequest, model: TaskModel) -> TaskGenerator:
@@ -70,21 +66,16 @@ def compare(request: SimilarityRequest, model: TaskModel) -> TaskGenerator:
     return _SIMILARITIES[model.config.embedding.similarity](vectors[0], vectors[1:]).tolist()
 
 
-def _cosines(source: Floats, others: Floats) -> Floats:
-    cosines: Floats = np.clip(embed.normalized(others) @ embed.normalized(source), -1, 1)
-    return cosines
-
-
 # each returns the similarities of a vector, float32 [values], and others, float32 [others, values], as sentence-transformers does
 _SIMILARITIES: dict[str, Callable[[Floats, Floats], Floats]] = {
-    "cosine": _cosines,
+    "cosine": lambda source, others: np.clip(embed.normalized(others) @ embed.normalized(source), -1, 1),
     "dot": lambda source, others: others @ source,
     "euclidean": lambda source, others: -np.sqrt(np.square(others - source).sum(axis=1)),
     "manhattan": lambda source, others: -np.abs(others - source).sum(axis=1),
 }
 
 
-class SimilarityParameters(TaskParameters):
+class SimilarityParameters(ClosedModel):
     """Parameters of sentence similarity."""
 
     prompt_name: embed.PromptName = None
@@ -108,7 +99,6 @@ class SimilarityBody(TaskBody):
     """Body of a sentence similarity request."""
 
     model_config = body_config(inputs={"source_sentence": "A warm film.", "sentences": ["A funny film.", "The bridge was built in 1886."]})
-    parameters_type: ClassVar[type[TaskParameters]] = SimilarityParameters
     count_message: ClassVar[str] = "`sentences` has {} items"
 
     inputs: Annotated[Sentences, Field(description="A sentence and the sentences to compare it with.")]
@@ -134,7 +124,7 @@ class SimilarityBody(TaskBody):
         template = embed.resolve(parameters, config.embedding)
         if template.parameters.pooling == "none":
             raise InvalidValueError("this model returns a vector for each token; set `pooling` to `cls`, `mean` or `max` in `parameters`.")
-        return [SimilarityRequest(self.inputs.source_sentence, tuple(self.inputs.sentences), template)]
+        return [SimilarityRequest(tuple(self.texts_of(self.inputs)) if self.inputs.sentences else (), template)]
 
 
 SPEC = TaskSpec(

@@ -5,16 +5,16 @@ Routes, OpenAPI and docs are derived from it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args, get_origin
+from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.tasks.batch import ModelConfig, TaskFunction
-from bertserve.service.tasks.body import TaskBody
+from bertserve.service.tasks.body import TaskBody, types_within
 
 TEXT = "text"  # the name of an input that is a text without a name
 
@@ -41,13 +41,6 @@ class Derivation:
         return self.base in (None, task)
 
 
-def types_within(annotation: Any) -> Iterator[Any]:
-    """Yields a type, without its parameters, and all types within it."""
-    yield get_origin(annotation) or annotation
-    for argument in get_args(annotation):
-        yield from types_within(argument)
-
-
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
     """A task.
@@ -56,7 +49,7 @@ class TaskSpec:
         name: Its Hugging Face name, as in manifests and pipelines.
         path: Its endpoint, without the first slash.
         title: A short description for OpenAPI.
-        body: The body of a request. Its `parameters_type` declares the parameters, with limits and texts.
+        body: The body of a request. Its `parameters` have limits and texts.
         answer: Type of the response's body, for OpenAPI.
         function: The task's generator function, which yields encodings and returns the result.
         derivation: Set if bundles of other tasks answer the task.

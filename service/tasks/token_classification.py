@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field
 
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copy_outputs, spans_read
-from bertserve.service.tasks.body import OffsetUnit, Stride, TaskBody, TaskParameters, TextOrTexts, body_config, defaults, lower
+from bertserve.service.tasks.body import ClosedModel, OffsetUnit, Stride, TaskBody, TextOrTexts, body_config, defaults, lower
 from bertserve.service.tasks.classify import logit_widths, missing_labels
 from bertserve.service.tasks.cost import ITEM_BYTES, ITEM_US, Cost, longest_label, text_bytes
 from bertserve.service.tasks.decoding import Floats, activate
@@ -39,7 +39,7 @@ TASK = "token-classification"
 Strategy = Literal["none", "simple", "first", "average", "max"]
 
 
-class NerParameters(TaskParameters):
+class NerParameters(ClosedModel):
     """Parameters of token classification."""
 
     aggregation_strategy: Annotated[
@@ -217,7 +217,6 @@ class NerBody(TaskBody):
     """Body of a token classification request."""
 
     model_config = body_config(inputs="Ada Lovelace wrote to Charles Babbage from London.")
-    parameters_type: ClassVar[type[TaskParameters]] = NerParameters
 
     inputs: TextOrTexts
     parameters: NerParameters | None = None

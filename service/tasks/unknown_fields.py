@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bertserve.service.errors import CallerValue, InvalidValueError, MalformedRequestError, did_you_mean
-from bertserve.service.tasks.body import TaskBody
+from bertserve.service.tasks.body import TaskBody, field_names
 
 # Keys that clients of other services send next to `inputs`, with the values that change nothing here. None means any value.
 HARMLESS: Mapping[str, Sequence[Any] | None] = {
@@ -30,7 +30,7 @@ def check_keys(value: Mapping[str, Any], body: type[TaskBody]) -> None:
     """
     # the check stops at the first wrong key, so a million keys cost no more
     for name, content in value.items():
-        if name in body.field_names or (content is None and body.ignores_null_fields):
+        if name in field_names(body) or (content is None and body.ignores_null_fields):
             continue
         if name not in HARMLESS:
             raise _unknown(name, body)
@@ -50,7 +50,7 @@ def quote_names(names: Sequence[str]) -> str:
 
 def unknown_within(name: str, where: str, known: Sequence[str], body: type[TaskBody]) -> InvalidValueError:
     """Returns the error of an unknown name in an object within a body, such as `parameters` or `inputs[3]`."""
-    if where == "parameters" and name in body.field_names:
+    if where == "parameters" and name in field_names(body):
         return InvalidValueError("`parameters` has no `{field}`; put it next to {known}.", field=name, known=quote_names(required(body)))
     return unknown_name(name, f"`{where}`", known)
 
@@ -81,7 +81,7 @@ def required(body: type[TaskBody]) -> list[str]:
 def _unknown(name: str, body: type[TaskBody]) -> InvalidValueError:
     """Returns the error of an unknown name at the top of a body."""
     texts = quote_names(required(body))
-    known = [field for field in dict.fromkeys([*required(body), "parameters", *body.model_fields]) if field in body.field_names]
+    known = [field for field in dict.fromkeys([*required(body), "parameters", *body.model_fields]) if field in field_names(body)]
     parameters = list(body.parameters_type.model_fields)
     if name in parameters:
         return InvalidValueError("unknown field `{field}` next to {known}; put it into `parameters`.", field=name, known=texts)

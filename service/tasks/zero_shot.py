@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, warn_if_empty
-from bertserve.service.tasks.body import TaskBody, TaskParameters, TextOrTexts, body_config
+from bertserve.service.tasks.body import ClosedModel, TaskBody, TextOrTexts, body_config
 from bertserve.service.tasks.classify import LabelScore
 from bertserve.service.tasks.cost import ITEM_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate
@@ -26,9 +26,8 @@ from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 from bertserve.service.text.windows import kept_tokens
 
 TASK = "zero-shot-classification"
-TEMPLATE = "This example is {}."
 PLACEHOLDER = "{}"
-MAX_LABELS = 200
+MAX_LABELS = 200  # of a text; each is a pair to run
 MAX_HYPOTHESIS_CHARS = 1000  # of a label, and of a template: each is read once for every label
 NEEDS = "two or more labels, one of which begins with `entail`"
 
@@ -57,7 +56,7 @@ def _check_template(template: str) -> str:
     return template
 
 
-class ZeroShotParameters(TaskParameters):
+class ZeroShotParameters(ClosedModel):
     """Parameters of zero-shot classification."""
 
     candidate_labels: Annotated[
@@ -71,7 +70,7 @@ class ZeroShotParameters(TaskParameters):
         str,
         AfterValidator(_check_template),
         Field(max_length=MAX_HYPOTHESIS_CHARS, description="The hypothesis; `{}` stands for the label."),
-    ] = TEMPLATE
+    ] = "This example is {}."
     multi_label: Annotated[bool, Field(description="Score each label by itself; otherwise the scores add up to 1.")] = False
 
 
@@ -96,11 +95,6 @@ def entailment(labels: Sequence[str]) -> int | None:
     """
     ids = [i for i, label in enumerate(labels) if label.lower().startswith("entail")]
     return ids[0] if ids and len(labels) > 1 else None
-
-
-def compatible(config: ModelConfig) -> bool:
-    """Returns whether a text classification model is a model of natural language inference."""
-    return entailment(config.labels) is not None
 
 
 def classify_zero_shot(request: ZeroShotRequest, model: TaskModel) -> TaskGenerator:
@@ -148,7 +142,6 @@ class ZeroShotBody(TaskBody):
     """Body of a zero-shot classification request."""
 
     model_config = body_config(inputs="The new phone has a better camera.", parameters={"candidate_labels": ["technology", "politics"]})
-    parameters_type: ClassVar[type[TaskParameters]] = ZeroShotParameters
     count_message: ClassVar[str] = "`inputs` and `candidate_labels` make {} pairs"
 
     inputs: TextOrTexts
@@ -172,6 +165,11 @@ SPEC = TaskSpec(
     body=ZeroShotBody,
     answer=list[LabelScore] | list[list[LabelScore]],
     function=classify_zero_shot,
-    derivation=Derivation(base=classify.TASK, compatible=compatible, needs=NEEDS, discriminator=("parameters", "candidate_labels")),
+    derivation=Derivation(
+        base=classify.TASK,
+        compatible=lambda config: entailment(config.labels) is not None,
+        needs=NEEDS,
+        discriminator=("parameters", "candidate_labels"),
+    ),
     has_one_label=lambda parameters, config: not parameters.get("multi_label"),
 )

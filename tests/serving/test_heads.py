@@ -56,7 +56,8 @@ def test_labels_with_equal_scores_are_in_reverse_order() -> None:
 def test_an_nli_model_is_recognized_by_its_labels(labels: tuple[str, ...], place: int | None) -> None:
     """Such a model has at least two labels; the first that begins with "entail", in any case, is the entailment label."""
     assert place == zero_shot.entailment(labels)
-    assert zero_shot.compatible(Head(labels=labels)) is (place is not None)
+    assert zero_shot.SPEC.derivation is not None
+    assert zero_shot.SPEC.derivation.compatible(Head(labels=labels)) is (place is not None)
 
 
 # ---- reranking
@@ -78,7 +79,7 @@ def test_the_relevant_one_of_two_labels_gives_the_score(values: list[tuple[float
     for activation, (expected, logits_) in cases.items():
         head = Head(labels=tuple(names), activation=activation)
         for raw, numbers in ((False, expected), (True, logits_)):
-            found = decode(rerank, rerank.RerankRequest("query", texts, rerank.RerankOptions(raw_scores=raw)), logits(*values), head)
+            found = decode(rerank, rerank.RerankRequest("query", texts, raw_scores=raw), logits(*values), head)
             assert {item["index"]: pytest.approx(item["score"], abs=1e-4) for item in found} == dict(enumerate(numbers.tolist()))
             assert all(a["score"] >= b["score"] for a, b in pairwise(found))
 
@@ -100,7 +101,8 @@ def test_the_relevant_one_of_two_labels_gives_the_score(values: list[tuple[float
 def test_a_cross_encoder_is_recognized_by_its_labels(labels: tuple[str, ...], place: int | None) -> None:
     """A cross-encoder has one label, or two labels of which exactly one is the relevant one."""
     assert place == rerank.relevant_label(labels)
-    assert rerank.compatible(Head(labels=labels)) is (place is not None)
+    assert rerank.SPEC.derivation is not None
+    assert rerank.SPEC.derivation.compatible(Head(labels=labels)) is (place is not None)
 
 
 # ---- embeddings

@@ -59,8 +59,8 @@ def test_a_request_overrides_the_truncation_side(left: Tokenizer, right: Tokeniz
         (embed, embed.EmbedRequest(TEXT, embed.EmbedParameters(**direction)), embed.EmbedRequest(TEXT)),
         (
             rerank,
-            rerank.RerankRequest("a", (TEXT,), rerank.RerankOptions(**direction)),
-            rerank.RerankRequest("a", (TEXT,), rerank.RerankOptions()),
+            rerank.RerankRequest("a", (TEXT,), **direction),
+            rerank.RerankRequest("a", (TEXT,)),
         ),
         (classify, classify.ClassifyRequest(TEXT, truncation_side="right"), classify.ClassifyRequest(TEXT)),
     ):

@@ -2,19 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel
-from bertserve.service.tasks.body import ClosedModel, TaskBody, TaskParameters, body_config, defaults
+from bertserve.service.tasks.body import ClosedModel, TaskBody, body_config, defaults
 from bertserve.service.tasks.cost import Cost
 from bertserve.service.tasks.task_spec import TaskSpec
 
 TASK = "pair-counting"
 
 
-class ToyParameters(TaskParameters):
+class ToyParameters(ClosedModel):
     """Parameters of the toy task."""
 
     factor: Annotated[int, Field(ge=1, description="What the answer is multiplied by.")] = 1
@@ -45,7 +45,6 @@ class ToyBody(TaskBody):
     """Body of a request of the toy task."""
 
     model_config = body_config(inputs={"left": "a film", "right": "a book"})
-    parameters_type: ClassVar[type[TaskParameters]] = ToyParameters
 
     inputs: Annotated[ToyPair | list[ToyPair], Field(description="Two texts, or a list of such pairs.")]
     parameters: ToyParameters | None = None

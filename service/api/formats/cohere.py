@@ -13,7 +13,7 @@ from bertserve.service.errors import InvalidValueError
 from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks import rerank
 from bertserve.service.tasks.batch import ModelConfig
-from bertserve.service.tasks.body import LIST_LIMIT, PAIR, TEXT, ForeignBody, body_config, one_of
+from bertserve.service.tasks.body import LIST_LIMIT, PAIR, TEXT, body_config, one_of
 from bertserve.service.tasks.json_text import to_json
 from bertserve.service.tasks.reading import read_as
 
@@ -32,10 +32,11 @@ _Document = Annotated[
 ]
 
 
-class DocumentsBody(ForeignBody, rerank.QueryBody):
+class DocumentsBody(rerank.QueryBody):
     """Body of a rerank request in the format of Cohere's and Jina's APIs."""
 
     model_config = body_config(query="What is a panda?", documents=["A panda is a bear.", "The bridge was built in 1886."], top_n=1)
+    ignores_null_fields: ClassVar[bool] = True
     count_message: ClassVar[str] = "`documents` has {} items"
     input_name: ClassVar[str] = "documents"
 
@@ -43,14 +44,14 @@ class DocumentsBody(ForeignBody, rerank.QueryBody):
     top_n: Annotated[int | None, Field(ge=1, description="Number of results to return; by default all.")] = None
     return_documents: Annotated[bool | None, Field(description="Include each document in the answer.")] = None
 
-    @property
-    def ranked(self) -> tuple[str, ...]:
+    @property  # type: ignore[misc]  # a field of `/rerank`
+    def texts(self) -> tuple[str, ...]:
         """The texts of the documents."""
         return tuple(document if isinstance(document, str) else document.text for document in self.documents)
 
     def requests(self, config: ModelConfig) -> list[Any]:
         """Returns the only request."""
-        return [rerank.RerankRequest(self.query, self.ranked)]
+        return [rerank.RerankRequest(self.query, self.texts)]
 
 
 class RankedDocument(BaseModel):

@@ -21,11 +21,11 @@ from bertserve.service.errors import CallerValue, InvalidValueError, MalformedRe
 from bertserve.service.models.model import Model
 from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks import classify, embed, multiple_choice, rerank, similarity, zero_shot
-from bertserve.service.tasks.body import MAX_ITEMS, ClosedModel, TaskBody
+from bertserve.service.tasks.body import MAX_ITEMS, ClosedModel, TaskBody, types_within
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import to_json
 from bertserve.service.tasks.reading import parse_json, requested_task, show, validate_as, where, wrong_value
-from bertserve.service.tasks.task_spec import TEXT, types_within
+from bertserve.service.tasks.task_spec import TEXT
 from bertserve.service.tasks.unknown_fields import check_names, unknown_name
 
 JSON = "json"  # the output with the JSON answer of the task's endpoint

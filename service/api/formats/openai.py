@@ -14,7 +14,7 @@ from bertserve.service.errors import InvalidValueError
 from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks import embed
 from bertserve.service.tasks.batch import ModelConfig
-from bertserve.service.tasks.body import ForeignBody, TextOrTexts, body_config
+from bertserve.service.tasks.body import TaskBody, TextOrTexts, body_config
 from bertserve.service.tasks.reading import read_as
 
 
@@ -29,10 +29,11 @@ def _no_token_ids(value: Any) -> Any:
     return value
 
 
-class EmbeddingsBody(ForeignBody):
+class EmbeddingsBody(TaskBody):
     """Body of an embedding request in the format of OpenAI's API."""
 
     model_config = body_config(input=["A warm, funny film.", "The bridge was built in 1886."], encoding_format="float")
+    ignores_null_fields: ClassVar[bool] = True
     count_message: ClassVar[str] = "`input` has {} items"
     input_name: ClassVar[str] = "input"
 

@@ -17,7 +17,7 @@ from bertserve.service.tasks.body import (
     LIST,
     LIST_LIMIT,
     TEXT,
-    ForeignBody,
+    TaskBody,
     TextOrTexts,
     Truncate,
     TruncationDirection,
@@ -32,10 +32,11 @@ _Text = Annotated[str, Tag(TEXT)]
 _Item = Annotated[_Text | Annotated[list[str], LIST_LIMIT, Tag(LIST)], one_of("a text or a list of one or two texts", TEXT, LIST)]
 
 
-class SequencesBody(ForeignBody):
+class SequencesBody(TaskBody):
     """Body of a text classification request; a list of two texts is a pair."""
 
     model_config = body_config(inputs=[["A warm, funny film."], ["A man eats.", "Somebody eats."]])
+    ignores_null_fields: ClassVar[bool] = True
 
     inputs: Annotated[
         _Text | Annotated[list[_Item], LIST_LIMIT, Tag(LIST)],
@@ -87,12 +88,13 @@ class SequencesBody(ForeignBody):
         return [classify.ClassifyRequest(item[0], item[1] if len(item) > 1 else None, parameters, side) for item in self.items]
 
 
-class EmbedAllBody(ForeignBody):
+class EmbedAllBody(TaskBody):
     """Body of a request for a vector per token."""
 
     model_config = body_config(inputs="A warm, funny film.")
-
+    ignores_null_fields: ClassVar[bool] = True
     always_list: ClassVar[bool] = True
+
     inputs: TextOrTexts
     prompt_name: PromptName = None
     truncate: Truncate = None
