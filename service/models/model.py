@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Limit of a run's logits over the vocabulary: 8 MiB, and the same again while the bias is added. One text with 64 masks fits if the
 # vocabulary has 32,768 tokens; the logits of a full batch of masks would need gigabytes.
 MAX_LOGITS = 2**21
-# Limit of a run's attention weights, which are in memory twice, 16 MiB each. The weights of one text may be a quarter of it.
+# Limit of a run's attention weights, which are in memory twice, 16 MiB each. One text may have a seventh of it.
 MAX_WEIGHTS = 2**22
 
 
