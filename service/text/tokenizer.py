@@ -21,7 +21,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from bertserve.service.bundle.manifest import SpecialPart, TemplatePart, TokenizerSpec
+from bertserve.service.bundle.manifest import SpecialPart, TokenizerSpec
 from bertserve.service.errors import BundleError, EngineError, InvalidValueError
 
 TokenIds = Sequence[int]
@@ -119,7 +119,11 @@ class Tokenizer:
         """
         self._library = _library_tokenizer(path)
         self._tokenizer = self._library.tokenizer
-        self._templates = {False: _Template(spec.single)} | ({} if spec.pair is None else {True: _Template(spec.pair)})
+        # for one text and for a pair: the sequence of special tokens and texts, and the tokens of texts that fit in addition
+        self._templates = {False: spec.single} | ({} if spec.pair is None else {True: spec.pair})
+        self._rooms = {
+            pair: spec.max_length - sum(isinstance(part, SpecialPart) for part in parts) for pair, parts in self._templates.items()
+        }
         self.max_length = spec.max_length
         self.mask = spec.mask
         self.pairs_only = spec.pairs_only
@@ -197,11 +201,11 @@ class Tokenizer:
         Raises:
             InvalidValueError: The model cannot read pairs.
         """
-        if pair not in self._templates:
+        if pair not in self._rooms:
             raise InvalidValueError(
                 "this model cannot read pairs of texts, because it has no token type for the second text; send single texts."
             )
-        return self.max_length - self._templates[pair].specials
+        return self._rooms[pair]
 
     def assemble(self, a: TokenIds, b: TokenIds | None = None, *, masks: Sequence[int] = ()) -> Encoding:
         """Adds the special tokens to one text or a pair.
@@ -214,10 +218,22 @@ class Tokenizer:
         Raises:
             InvalidValueError: The encoding would have no tokens: the text has none, and the template adds none.
         """
-        encoding = self._templates[b is not None].fill(a, () if b is None else b, masks)
-        if not len(encoding.ids):
+        ids: list[int] = []
+        type_ids: list[int] = []
+        starts: dict[str, int] = {}
+        for part in self._templates[b is not None]:
+            if isinstance(part, SpecialPart):
+                part_ids: TokenIds = (part.id,)
+            else:
+                part_ids = a if b is None or part.text == "a" else b
+                starts[part.text] = len(ids)
+            ids.extend(part_ids)
+            type_ids.extend([part.type_id] * len(part_ids))
+        if not ids:
             raise InvalidValueError("the text is empty, and this model adds no special token to it; give a text.")
-        return encoding
+        ordered = tuple(starts[text] for text in sorted(starts))
+        placed = tuple(ordered[-1] + mask for mask in masks)
+        return Encoding(np.array(ids, dtype=np.int64), np.array(type_ids, dtype=np.int64), ordered, placed)
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -280,27 +296,3 @@ def _special_ids(tokenizer: Any, spec: TokenizerSpec) -> set[int]:
     ids = {id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     ids |= {part.id for part in spec.parts if isinstance(part, SpecialPart)} | {spec.pad_id}
     return ids - (set() if spec.mask is None else {spec.mask.id})
-
-
-class _Template:
-    """The manifest's sequence of special tokens and texts, with its segment ids."""
-
-    def __init__(self, parts: Sequence[TemplatePart]) -> None:
-        self._parts = parts
-        self.specials = sum(isinstance(part, SpecialPart) for part in parts)
-
-    def fill(self, a: TokenIds, b: TokenIds, masks: Sequence[int]) -> Encoding:
-        ids: list[int] = []
-        type_ids: list[int] = []
-        starts: dict[str, int] = {}
-        for part in self._parts:
-            if isinstance(part, SpecialPart):
-                part_ids: TokenIds = (part.id,)
-            else:
-                part_ids = a if part.text == "a" else b
-                starts[part.text] = len(ids)
-            ids.extend(part_ids)
-            type_ids.extend([part.type_id] * len(part_ids))
-        ordered = tuple(starts[text] for text in sorted(starts))
-        placed = tuple(ordered[-1] + mask for mask in masks)
-        return Encoding(np.array(ids, dtype=np.int64), np.array(type_ids, dtype=np.int64), ordered, placed)
