@@ -33,6 +33,7 @@ from bertserve.service.bundle.graph_spec import (
     Precision,
     ShapeBucket,
     ShapePlan,
+    split,
 )
 from bertserve.service.bundle.manifest import VECTOR_OUTPUT
 from bertserve.service.providers import PROVIDERS, Provider
@@ -83,23 +84,24 @@ def build_for_tensorrt(build: GraphBuild, precisions: Sequence[Precision]) -> It
 
 def _plan_for(provider: Provider, checkpoint: Checkpoint) -> ShapePlan:
     has_masks = any(spec.fill == "mask_index" for spec in checkpoint.inputs)
-    return plan_shapes(checkpoint.tokenizer_spec.max_length, masks=has_masks, rectangle=PROVIDERS[provider].reserves_largest)
+    return plan_shapes(checkpoint.tokenizer_spec.max_length, masks=has_masks, ranges=PROVIDERS[provider].ranges)
 
 
-def plan_shapes(max_length: int, *, masks: bool, rectangle: bool) -> ShapePlan:
+def plan_shapes(max_length: int, *, masks: bool, ranges: int) -> ShapePlan:
     """Returns the shape plan of a model: the lengths and numbers of rows to which its batches are padded.
 
     GPUs choose kernels by shape, and TensorRT builds them by shape, so a few warmed-up shapes are worth the padding. Lengths are multiples
     of 8, which half-precision kernels need, except the last length, which is the model's own. From 64 on, each length and each number of
-    rows is at most 1.5 times the previous one, so a batch fills at least two thirds of each dimension. In a rectangle all lengths have the
-    same numbers of rows, for a provider that reserves memory for the longest text in the largest batch.
+    rows is at most 1.5 times the previous one, so a batch fills at least two thirds of each dimension. The lengths of one of the provider's
+    ranges have the same numbers of rows, for which it reserves memory; with 0 ranges, each length has its own.
     """
     lengths = [*(length for length in _PLANNED_LENGTHS if length < max_length), max_length]
-    max_rows = max(MAX_BATCH_TOKENS // max_length, 8)  # at least eight of the longest texts
-    buckets = tuple(
-        ShapeBucket(length=n, rows=tuple(r for r in _PLANNED_ROWS if r == 1 or (r <= max_rows if rectangle else r * n <= MAX_BATCH_TOKENS)))
-        for n in lengths
-    )
+    max_rows = {
+        length: max(MAX_BATCH_TOKENS // part[-1], 8 if ranges else 1)  # at least eight of the longest texts
+        for part in split(lengths, ranges or len(lengths))
+        for length in part
+    }
+    buckets = tuple(ShapeBucket(length=n, rows=tuple(r for r in _PLANNED_ROWS if r <= max_rows[n])) for n in lengths)
     tokens = max(bucket.length * bucket.rows[-1] for bucket in buckets)
     # a mask counts as another token, so a batch has at most half as many masks as tokens; a single text may have any number
     max_masks = max(tokens // 2, max_length)

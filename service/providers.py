@@ -6,18 +6,21 @@ To add a provider, write a record here, a graph builder in `export/gpu.py`, and 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from bertserve.service.errors import ProviderError
+from bertserve.service.errors import ProviderError, install_command
 
 if TYPE_CHECKING:
     from bertserve.service.bundle.graph_spec import GraphSpec, InputSpec, Precision, ShapePlan
 
 Options = dict[str, str]
 LoadLibrary = Callable[[str], Any]  # loads a shared library by its name
+TENSORRT_MAJOR = 10  # the version that onnxruntime-gpu links
 
 
 class GpuOptions(NamedTuple):
@@ -53,8 +56,9 @@ class ExecutionProvider:
         fallback: Provider of the operators that this one cannot run; None for the CPU.
         automatic: Whether `auto` uses it if it is available.
         engine_version: Returns the version of the compiler of engines, which are stored in files; None if nothing is compiled.
-        reserves_largest: Whether it reserves memory for the longest text in the largest batch, so that all lengths have the same numbers of
-            rows.
+        preload: Loads libraries that the loader does not find by itself; it raises ProviderError. None if there are none.
+        ranges: Number of ranges of lengths, each with its own session, for a provider that compiles a session for one range and reserves
+            memory for the longest text in its largest batch. The lengths of a range have the same numbers of rows. 0 for a single session.
     """
 
     name: str
@@ -67,7 +71,8 @@ class ExecutionProvider:
     fallback: str | None = None
     automatic: bool = False
     engine_version: Callable[[], str] | None = None
-    reserves_largest: bool = False
+    preload: Callable[[LoadLibrary], Any] | None = None
+    ranges: int = 0
 
 
 def cuda_options(graph: GraphSpec, engines: Path | None = None, gpu: GpuOptions = FIRST_GPU) -> Options:
@@ -93,7 +98,8 @@ def tensorrt_options(graph: GraphSpec, engines: Path | None, gpu: GpuOptions = F
     """Returns the options of the TensorRT provider.
 
     Args:
-        graph: The graph with its shape plan. The only profile covers these shapes, because another shape would build the engine again.
+        graph: The graph with the shape plan of one range. The only profile covers these shapes, because another shape would build the engine
+            again.
         engines: Folder of this graph's engine and timing caches; None to store none.
         gpu: Its device.
 
@@ -135,14 +141,34 @@ def profile(inputs: Sequence[InputSpec], plan: ShapePlan, size: str) -> str:
     return ",".join(f"{spec.name}:{dims.get(spec.fill, f'{rows}x{length}')}" for spec in inputs)
 
 
+def load_tensorrt(load: LoadLibrary = ctypes.CDLL) -> Any:
+    """Returns TensorRT's library, after loading both that ONNX Runtime links, from the extra's package or from the system.
+
+    Raises:
+        ProviderError: The version that ONNX Runtime links is missing.
+    """
+    package = importlib.util.find_spec("tensorrt_libs")  # the loader does not search its folder
+    folder = Path(package.origin).parent if package is not None and package.origin is not None else Path()
+    try:
+        return [load(str(folder / f"{name}.so.{TENSORRT_MAJOR}")) for name in ("libnvonnxparser", "libnvinfer")][-1]
+    except OSError as error:
+        found = "which is not installed"
+        for major in range(TENSORRT_MAJOR + 1, TENSORRT_MAJOR + 5):
+            with suppress(OSError):
+                load(str(folder / f"libnvinfer.so.{major}"))
+                found = f"and TensorRT {major} is installed"
+        raise ProviderError(
+            f"onnxruntime needs TensorRT {TENSORRT_MAJOR}, {found} ({error}); install the extra `tensorrt`: `{install_command('tensorrt')}`."
+        ) from error
+
+
 def tensorrt_version() -> str:
-    """Returns `trt` and the version number of the TensorRT library that is found, or `unknown`; each version builds its own engines."""
-    for major in range(20, 7, -1):
-        try:
-            return f"trt{ctypes.CDLL(f'libnvinfer.so.{major}').getInferLibVersion()}"
-        except (OSError, AttributeError):
-            continue
-    return "trtunknown"
+    """Returns `trt` and the version number of TensorRT; each version builds its own engines.
+
+    Raises:
+        ProviderError: It is missing.
+    """
+    return f"trt{load_tensorrt().getInferLibVersion()}"
 
 
 # on ONNX Runtime, int8 products are slower than float ones with CUDA, and fp16 ones are slower on the CPU
@@ -161,13 +187,14 @@ TENSORRT = ExecutionProvider(
     "tensorrt",
     "TensorrtExecutionProvider",
     "onnxruntime-gpu",
-    "gpu",
+    "tensorrt",
     ("fp32", "fp16"),
     tensorrt_options,
     library="libonnxruntime_providers_tensorrt.so",
     fallback="cuda",
     engine_version=tensorrt_version,
-    reserves_largest=True,
+    preload=load_tensorrt,
+    ranges=3,  # short, middle and long texts
 )
 PROVIDERS = {provider.name: provider for provider in (CPU, CUDA, TENSORRT)}
 

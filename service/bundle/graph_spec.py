@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -15,7 +16,14 @@ from bertserve.service.providers import Provider
 if TYPE_CHECKING:
     from numpy.typing import NDArray  # the parent of workers must not import numpy
 
+Item = TypeVar("Item")
 Outputs: TypeAlias = "dict[str, NDArray[Any]]"  # a graph's outputs for one encoding by name, float32, or the parts that a task keeps
+
+
+def split(items: Sequence[Item], parts: int) -> list[Sequence[Item]]:
+    """Returns at most `parts` consecutive parts with the same number of items, except the last one, which can have fewer."""
+    size = -(-len(items) // parts)
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 class ShapeBucket(Record):
@@ -26,7 +34,7 @@ class ShapeBucket(Record):
 
 
 class ShapePlan(Record):
-    """The only shapes in which a graph runs: the shapes of its warm-up, of its TensorRT profiles and of its batches."""
+    """The only shapes in which a graph runs: the shapes of its warm-up, of its TensorRT engines and of its batches."""
 
     buckets: Annotated[tuple[ShapeBucket, ...], Field(strict=False, min_length=1)]
     masks: Annotated[tuple[int, ...], Field(strict=False)] = ()
@@ -57,6 +65,10 @@ class ShapePlan(Record):
         bucket = self.buckets[min(bisect_left(self.buckets, tokens, key=lambda b: b.length), len(self.buckets) - 1)]
         i = bisect_left(bucket.rows, rows)
         return (bucket.rows[i], bucket.length) if i < len(bucket.rows) else None
+
+    def split(self, parts: int) -> list[ShapePlan]:
+        """Returns at most `parts` plans of consecutive lengths, the shortest first."""
+        return [ShapePlan(buckets=tuple(buckets), masks=self.masks) for buckets in split(self.buckets, parts)]
 
     def within(self, tokens: int) -> ShapePlan:
         """Returns the plan without shapes of more than `tokens` padded tokens; every length keeps its smallest number of rows."""

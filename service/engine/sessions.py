@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def open_session(
     engine_cache: Path | None = None,
     gpu: GpuOptions = FIRST_GPU,
 ) -> Any:
-    """Returns an `onnxruntime.InferenceSession` for an ONNX file, whose runs have `threads` threads.
+    """Returns an `onnxruntime.InferenceSession` for an ONNX file, whose runs have `threads` threads, or `RangeSessions` with its `run`.
 
     `engine_cache` is the folder of compiled engines, if the provider compiles; None to build them at every start. `gpu` says how the session
     uses the GPU, if the provider has one.
@@ -52,6 +53,29 @@ def open_session(
     wanted = PROVIDERS[provider].ort_name
     if wanted not in ort.get_available_providers():
         raise ProviderError(f"`{path}` needs {wanted}: {missing(provider)} Or choose another --provider.")
+    if graph.shapes is not None and (count := PROVIDERS[provider].ranges):
+        graphs = [graph.model_copy(update={"shapes": plan}) for plan in graph.shapes.split(count)]
+        return RangeSessions(graphs, [_open(path, each, provider, threads, engine_cache, gpu) for each in graphs])
+    return _open(path, graph, provider, threads, engine_cache, gpu)
+
+
+class RangeSessions:
+    """The sessions of a graph for ranges of lengths. A batch runs in the session of its length."""
+
+    def __init__(self, graphs: Sequence[GraphSpec], sessions: Sequence[Any]) -> None:
+        """Takes the graph with the shapes of each range, the shortest first, and their sessions."""
+        self._ids = next(spec.name for spec in graphs[0].inputs if spec.fill == "token_ids")
+        lengths = [[bucket.length for bucket in graph.shapes.buckets] for graph in graphs if graph.shapes is not None]
+        self._sessions = {length: session for part, session in zip(lengths, sessions, strict=True) for length in part}
+
+    def run(self, names: Sequence[str], feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        """Returns the outputs of a run in a planned length, like `InferenceSession.run`."""
+        outputs: list[NDArray[Any]] = self._sessions[feed[self._ids].shape[1]].run(names, feed)
+        return outputs
+
+
+def _open(path: Path, graph: GraphSpec, provider: Provider, threads: int, engine_cache: Path | None, gpu: GpuOptions) -> Any:
+    wanted = PROVIDERS[provider].ort_name
     options = session_options(threads)
     if graph.gives_attentions:
         # By default, nodes that only an output needs run last, so that the attention of all layers is in memory at once: 600 MB for 4 texts
@@ -116,6 +140,8 @@ def missing(provider: Provider, device_id: int = 0, *, available: Sequence[str] 
         )
     try:
         hardware.find_gpu(device_id, load)
+        if record.preload is not None:
+            record.preload(load)
         load(str(Path(ort.__file__).parent / "capi" / (record.library or "")))
     except ProviderError as error:
         return error.message
@@ -152,6 +178,9 @@ def _provider_options(provider: Provider, graph: GraphSpec, engine_cache: Path |
 def _session(model: str | bytes, provider: Provider, providers: Sequence[tuple[str, Options]], options: Any) -> Any:
     if provider != "cpu":
         ort.preload_dlls()  # CUDA and cuDNN from their wheels, if the system has none
+    if (preload := PROVIDERS[provider].preload) is not None:
+        with suppress(ProviderError):  # `missing` reports it
+            preload(ctypes.CDLL)
     # without onnxruntime's fallback, which would only print that a session uses another provider
     return ort.InferenceSession(model, options, providers=list(providers), enable_fallback=0)
 

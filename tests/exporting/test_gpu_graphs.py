@@ -65,7 +65,7 @@ def test_the_bundle_lists_each_graph_with_its_plan(bundle: Bundle) -> None:
     assert graphs[0].shapes is None
     masks = bundle.manifest.task == "fill-mask"
     for graph in graphs[1:]:
-        assert graph.shapes == gpu.plan_shapes(POSITIONS, masks=masks, rectangle=graph.provider == "tensorrt")
+        assert graph.shapes == gpu.plan_shapes(POSITIONS, masks=masks, ranges=3 if graph.provider == "tensorrt" else 0)
         assert graph.batch_invariant
         assert "cpu" == graph.validation.provider
     # TensorRT converts to fp16 itself, so both precisions share a file
@@ -220,10 +220,10 @@ def test_writers_and_readers_of_a_large_tensor_stay_in_float32() -> None:
 
 
 @pytest.mark.parametrize("max_length", [20, 512, 8192])
-@pytest.mark.parametrize("rectangle", [False, True])
-def test_plans_reach_the_maximum_length_within_the_token_limit(max_length: int, rectangle: bool) -> None:
+@pytest.mark.parametrize("ranges", [0, 3])
+def test_plans_reach_the_maximum_length_within_the_token_limit(max_length: int, ranges: int) -> None:
     """All lengths but the last are multiples of 8, each is at most twice the previous one, and batches have limited sizes."""
-    plan = gpu.plan_shapes(max_length, masks=True, rectangle=rectangle)
+    plan = gpu.plan_shapes(max_length, masks=True, ranges=ranges)
     lengths = [bucket.length for bucket in plan.buckets]
 
     assert max_length == lengths[-1]
@@ -232,9 +232,9 @@ def test_plans_reach_the_maximum_length_within_the_token_limit(max_length: int, 
     assert all(bucket.rows[0] == 1 for bucket in plan.buckets)
     assert plan.masks[-1] >= max_length
     most = max(rows * length for rows, length in plan.shapes)
-    assert most <= (max(gpu.MAX_BATCH_TOKENS, 8 * max_length) if rectangle else max(gpu.MAX_BATCH_TOKENS, max_length))
-    if rectangle:
-        assert 1 == len({bucket.rows for bucket in plan.buckets})
+    assert most <= (max(gpu.MAX_BATCH_TOKENS, 8 * max_length) if ranges else max(gpu.MAX_BATCH_TOKENS, max_length))
+    if ranges:
+        assert [1, 1, 1][: len(lengths)] == [len({bucket.rows for bucket in part.buckets}) for part in plan.split(ranges)]
     for tokens in range(1, max_length + 1, 7):
         assert plan.shape(1, tokens) is not None
 

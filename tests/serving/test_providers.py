@@ -1,11 +1,14 @@
 """Execution providers: options, the folder of TensorRT engines, and errors for unavailable providers; no test needs a GPU."""
 
 import ctypes
+import importlib.util
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tiny
@@ -15,11 +18,13 @@ from bertserve.service.bundle import files
 from bertserve.service.bundle.graph_spec import GraphFile, GraphSpec, ShapeBucket, ShapePlan
 from bertserve.service.engine import hardware, sessions
 from bertserve.service.engine.hardware import Gpu
+from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import ProviderError
 from bertserve.service.models import loading
 from bertserve.service.models.build import build
 from bertserve.service.providers import GpuOptions
 from bertserve.service.settings import Settings
+from bertserve.service.text.tokenizer import Encoding
 from fakes import record_runs
 
 PLAN = ShapePlan(buckets=tuple(ShapeBucket(length=n, rows=(1, 2, 4)) for n in (8, 16, 32)))
@@ -100,6 +105,63 @@ def test_tensorrt_uses_the_precision_of_the_graph_and_the_folder_of_engines(tmp_
         assert "input_ids:4x32,attention_mask:4x32,token_type_ids:4x32" == options["trt_profile_max_shapes"]
         assert {cached} == {options["trt_engine_cache_enable"], options["trt_timing_cache_enable"]}
         assert paths == {value for name, value in options.items() if "path" in name}
+
+
+def test_tensorrt_has_a_session_for_short_middle_and_long_texts(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime runs only the first profile of an engine. Each session compiles one range of lengths and runs only batches of it."""
+    runs = []
+
+    class Session:
+        def __init__(self, shapes: str) -> None:
+            self.shapes = shapes
+
+        def get_providers(self) -> list[str]:
+            return BUILT_WITH
+
+        def run(self, names: list[str], feed: dict[str, Any]) -> list[Any]:
+            runs.append((feed["input_ids"].shape[1], self.shapes.partition(",")[0]))
+            return [np.zeros((len(feed["input_ids"]), 2), dtype=np.float32)]
+
+    monkeypatch.setattr(sessions.ort, "get_available_providers", lambda: BUILT_WITH)
+    monkeypatch.setattr(
+        sessions, "_session", lambda path, provider, options, *rest, **more: Session(options[0][1]["trt_profile_max_shapes"])
+    )
+    plan = ShapePlan(buckets=tuple(ShapeBucket(length=n, rows=(1, 2)) for n in (8, 16, 24, 32, 64)))
+    made = files.load_bundle(models / "tiny").manifest.graphs[0].model_copy(update={"provider": "tensorrt", "shapes": plan})
+    engine = OnnxEngine(models / "tiny" / made.file, made, pad_id=0, padding_side="right")
+    for length in (5, 17, 64):
+        engine.run([Encoding(np.zeros(length, dtype=np.int64), np.zeros(length, dtype=np.int64))])
+
+    assert [(8, "input_ids:2x16"), (24, "input_ids:2x32"), (64, "input_ids:2x64")] == runs
+
+
+def tensorrt_loader(*majors: str) -> Callable[[str], str]:
+    """Returns a library loader for a machine with these versions of TensorRT, which returns the name of what it loads."""
+
+    def load(name: str) -> str:
+        if name.rpartition(".so.")[2] not in majors:
+            raise OSError(f"{name}: cannot open shared object file")
+        return name
+
+    return load
+
+
+def test_tensorrt_is_loaded_from_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "libnvinfer.so.10" == providers.load_tensorrt(tensorrt_loader("10"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace(origin=str(tmp_path / "__init__.py")))
+    assert str(tmp_path / "libnvinfer.so.10") == providers.load_tensorrt(tensorrt_loader("10"))
+
+
+@pytest.mark.parametrize(("majors", "words"), [((), "TensorRT 10, which is not installed"), (("11",), "TensorRT 11 is installed")])
+def test_a_missing_or_newer_tensorrt_is_named(majors: tuple[str, ...], words: str) -> None:
+    """ONNX Runtime links version 10, and `pip install tensorrt` installs a newer one."""
+    gpu, tensorrt = loader(driver=Driver()), tensorrt_loader(*majors)
+    reason = sessions.missing(
+        "tensorrt", available=BUILT_WITH, load=lambda name: tensorrt(name) if "nvinfer" in name or "nvonnx" in name else gpu(name)
+    )
+
+    assert words in reason
+    assert "[tensorrt]" in reason
 
 
 def test_tensorrt_without_a_shape_plan_is_refused(tmp_path: Path) -> None:
