@@ -128,7 +128,7 @@ def digest_texts(texts: Iterable[TextOrPair]) -> TextDigests:
 
 
 def hashes_of(split: TextDigests) -> list[bytes]:
-    """Returns the hashes in a manifest's entry, in order."""
+    """Returns the hashes in a manifest's entry, `HASH_BYTES` each, in the order of the texts."""
     digests = base64.b64decode(split.hashes)
     return [digests[start : start + HASH_BYTES] for start in range(0, len(digests), HASH_BYTES)]
 

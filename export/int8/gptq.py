@@ -91,7 +91,7 @@ class Gptq:
         return np.where(_largest_pair(quantized.astype(np.float32), peak) > MAX_INT16, round_to_nearest(weight, scales), quantized)
 
     def _rounded(self, updated: torch.Tensor, scales: torch.Tensor) -> NDArray[np.int8]:
-        """Returns the rows rounded in order; changes `updated`."""
+        """Returns the rows rounded in order, int8 [rows, columns]; changes `updated`, float32 [rows, columns]."""
         rows, factor = len(updated), self._factor
         quantized = torch.empty_like(updated)
         for start in range(0, rows, 32):  # the effect of a block on all later rows is added in one product

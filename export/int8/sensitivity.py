@@ -64,7 +64,7 @@ class _ShiftedGraph:
         self._session = inference.open_session(path, threads=1)
 
     def inputs(self, batches: Sequence[Feed]) -> list[dict[str, Floats]]:
-        """Returns the input of each linear layer in each batch."""
+        """Returns the input of each linear layer in each batch, float32 [..., inputs], by its name."""
         names = list(self.linears)
         runs = inference.run_alone(self._session, [self._with({}, batch) for batch in batches], names)
         return [dict(zip(names, values, strict=True)) for values in runs]

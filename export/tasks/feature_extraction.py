@@ -32,7 +32,7 @@ class _FeatureExtraction(ExportTask):
         return {"inputs": "The bridge was built in Porto in 1886.", "parameters": {"dimensions": 2, "normalize": True}}
 
     def tokenizer_call(self, request: embed.EmbedRequest, spec: TokenizerSpec) -> TokenizerCall:
-        return TokenizerCall((request.prompt + request.text,))
+        return (request.prompt + request.text,), {}
 
     def measure(self, config: ModelConfig) -> Measure:
         return "cosine"

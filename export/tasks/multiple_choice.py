@@ -79,7 +79,7 @@ class _MultipleChoice(ExportTask):
 
     def tokenizer_call(self, request: multiple_choice.ChooseRequest, spec: TokenizerSpec) -> TokenizerCall:
         # lists, as in `run_swag`, because transformers would omit an empty second text of a single pair
-        return TokenizerCall(([request.first] * len(request.choices), list(request.second_texts)))
+        return ([request.first] * len(request.choices), list(request.second_texts)), {}
 
     def read_gold(self, document: Document, config: ModelConfig) -> int | None:
         """Reads `label`: the index of the correct choice, or the choice itself."""

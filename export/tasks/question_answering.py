@@ -61,10 +61,10 @@ class _QuestionAnswering(ExportTask):
 
     def tokenizer_call(self, request: question_answering.AnswerRequest, spec: TokenizerSpec) -> TokenizerCall:
         length = min(request.parameters.max_seq_len or question_answering.DEFAULT_SEQ_LEN, spec.max_length)
-        stride = default_stride(length)
+        options = {"max_length": length, "stride": default_stride(length)}
         if spec.second_text_first:
-            return TokenizerCall((request.context, request.question), "only_first", stride, length)
-        return TokenizerCall((request.question, request.context), "only_second", stride, length)
+            return (request.context, request.question), options | {"truncation": "only_first"}
+        return (request.question, request.context), options | {"truncation": "only_second"}
 
     def decision(self, result: Any, config: ModelConfig) -> Any:
         return {name: _best(result)[name] for name in ("answer", "start", "end")}

@@ -8,7 +8,6 @@ and validate it, as texts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bertserve.export.tasks.quality import Score, cosine, micro_f1, spearman
@@ -33,6 +32,8 @@ INPUT_KEYS = frozenset({"inputs", "parameters", "question", "prompt", "context",
 Text = TypeVar("Text")
 Pairs = Sequence[tuple[Text, Text]]
 Arranged = tuple[list[Text], list[tuple[Text, Text]]]  # single texts, and pairs
+# a text, a pair, or two lists of equal length for a request with several pairs; and options of the Hugging Face tokenizer
+TokenizerCall = tuple[tuple[Any, ...], dict[str, Any]]
 LONG = (
     "The first half hour promises a great deal, and the cast is more than willing to deliver it. "
     "Then the script begins to repeat itself, the jokes wear thin, and nobody seems to know how to stop. "
@@ -97,23 +98,6 @@ def halves(text: str) -> tuple[str, str]:
     return " ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])
 
 
-@dataclass(frozen=True)
-class TokenizerCall:
-    """The arguments of the Hugging Face tokenizer for a request.
-
-    Attributes:
-        texts: A text, a pair, or two lists of equal length for a request with several pairs.
-        truncation: Its strategy.
-        stride: Tokens that neighboring windows share; None for a request with one window.
-        length: Maximum tokens of a window; None for the model's.
-    """
-
-    texts: tuple[Any, ...]
-    truncation: str = "longest_first"
-    stride: int | None = None
-    length: int | None = None
-
-
 def window_stride(requested: int | None, spec: TokenizerSpec) -> int:
     """Returns the number of tokens that windows of a single text share: the requested number, or the service's default."""
     specials = sum(isinstance(part, SpecialPart) for part in spec.single)
@@ -147,7 +131,7 @@ class ExportTask:
 
     @property
     def name(self) -> str:
-        """Its Hugging Face name."""
+        """Its Hugging Face name, such as `text-classification`."""
         return self.served.name
 
     @property
@@ -203,11 +187,14 @@ class ExportTask:
         raise NotImplementedError
 
     def tokenizer_call(self, request: Any, spec: TokenizerSpec) -> TokenizerCall:
-        """Returns the arguments of the Hugging Face tokenizer for a request."""
-        return TokenizerCall((request.text,))
+        """Returns the texts of a request, and the options with which the Hugging Face tokenizer reads them.
+
+        The defaults are the model's `max_length` and the truncation `longest_first`; a request with a `stride` has several windows.
+        """
+        return (request.text,), {}
 
     def measure(self, config: ModelConfig) -> Measure:
-        """Returns the measure of agreement."""
+        """Returns what `agreement` measures, which may depend on the model's labels and activation."""
         return "label"
 
     def decision(self, result: Any, config: ModelConfig) -> Any:

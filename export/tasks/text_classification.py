@@ -111,7 +111,7 @@ class _TextClassification(ExportTask):
 
     def tokenizer_call(self, request: classify.ClassifyRequest, spec: TokenizerSpec) -> TokenizerCall:
         texts = (request.text, request.text_pair) if request.text_pair else (request.text,)
-        return TokenizerCall(texts, stride=window_stride(request.parameters.stride, spec) if request.parameters.window else None)
+        return texts, {"stride": window_stride(request.parameters.stride, spec)} if request.parameters.window else {}
 
     def example(self, spec: TokenizerSpec) -> dict[str, Any]:
         if spec.pairs_only:

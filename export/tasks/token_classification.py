@@ -45,7 +45,7 @@ class _TokenClassification(ExportTask):
         return {"inputs": "Ada Lovelace wrote to Charles Babbage from London."}
 
     def tokenizer_call(self, request: token_classification.NerRequest, spec: TokenizerSpec) -> TokenizerCall:
-        return TokenizerCall((request.text,), stride=window_stride(request.parameters.stride, spec))
+        return (request.text,), {"stride": window_stride(request.parameters.stride, spec)}
 
     def measure(self, config: ModelConfig) -> Measure:
         return "span_f1"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from bertserve.export.checkpoint.signature import read_output, returning_attenti
 from bertserve.export.errors import ParityError
 from bertserve.export.progress import track
 from bertserve.export.tasks.all_tasks import TASKS
-from bertserve.export.tasks.spec import LONG, NAMES, SAMPLE_TEXTS, TokenizerCall
+from bertserve.export.tasks.spec import LONG, NAMES, SAMPLE_TEXTS
 from bertserve.export.validation.comparison import Reference, compare
 from bertserve.export.validation.served_graph import Answer, open_graph, sample_requests
 from bertserve.service.bundle.graph_spec import GraphSpec, Outputs, Speed, Timing
@@ -69,34 +70,32 @@ def _answer(checkpoint: Checkpoint, request: Any) -> Answer:
 
 def run_request(checkpoint: Checkpoint, request: Any) -> list[Outputs]:
     """Returns the outputs of each window of a request in PyTorch; windows run alone, because they change each other in some models."""
-    call = TASKS[checkpoint.task].tokenizer_call(request, checkpoint.tokenizer_spec)
-    return [_run_window(checkpoint, window) for window in _windows(checkpoint, call)]
+    texts, options = TASKS[checkpoint.task].tokenizer_call(request, checkpoint.tokenizer_spec)
+    return [_run_window(checkpoint, window) for window in _windows(checkpoint, texts, options)]
 
 
-def _windows(checkpoint: Checkpoint, call: TokenizerCall) -> list[dict[str, list[int]]]:
+def _windows(checkpoint: Checkpoint, texts: Sequence[Any], options: Mapping[str, Any]) -> list[dict[str, list[int]]]:
     """Returns the inputs of each window or choice, with the Hugging Face tokenizer's own truncation."""
-    length = call.length or checkpoint.tokenizer_spec.max_length
+    options = {"truncation": "longest_first", "max_length": checkpoint.tokenizer_spec.max_length, **options}
     try:
         batch = checkpoint.tokenizer(
-            *(text if isinstance(text, list) else [text] for text in call.texts),
-            truncation=call.truncation,
-            max_length=length,
-            stride=call.stride or 0,
-            return_overflowing_tokens=call.stride is not None,
+            *(text if isinstance(text, list) else [text] for text in texts),
+            **options,
+            return_overflowing_tokens="stride" in options,
             return_token_type_ids=True,
             return_attention_mask=True,
         )
     except BaseException as error:  # the library raises a plain Exception, and a panic of Rust is not an Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise ValueError(f"a window of {length} tokens has no room for the text and its overlap: {error}") from error
+        raise ValueError(f"a window of {options['max_length']} tokens has no room for the text and its overlap: {error}") from error
     if not any(part.type_id for part in checkpoint.tokenizer_spec.parts):
         # the library gives other types than the template's from the second window on
         batch["token_type_ids"] = [[0] * len(ids) for ids in batch["input_ids"]]
     names = [spec.name for spec in checkpoint.inputs if spec.name in batch]
     windows = [{name: batch[name][i] for name in names} for i in range(len(batch["input_ids"]))]
     # if the beginning of a text is cut, transformers returns the last window first
-    return windows[::-1] if call.stride is not None and checkpoint.tokenizer_spec.truncation_side == "left" else windows
+    return windows[::-1] if "stride" in options and checkpoint.tokenizer_spec.truncation_side == "left" else windows
 
 
 def _run_window(checkpoint: Checkpoint, window: dict[str, list[int]]) -> Outputs:

@@ -53,7 +53,7 @@ class ServedGraph:
 
     @property
     def task(self) -> ExportTask:
-        """Its task."""
+        """The exporter's record of its task."""
         return TASKS[self.config.task]
 
     def answer(self, request: Any) -> Answer:
