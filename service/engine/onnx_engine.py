@@ -78,7 +78,6 @@ class OnnxEngine:
                 self._session, partial(opened, gpu=gpu) if captures else None, ("cuda", gpu.device_id)
             )
         self._graph = graph
-        self._small_outputs = graph.small_outputs
         self._pad_id = pad_id
         self._left = padding_side == "left"
         self._mask_counts = () if graph.shapes is None else graph.shapes.masks
@@ -87,8 +86,9 @@ class OnnxEngine:
         """Runs one batch of at least one encoding, padded to its longest text.
 
         Returns:
-            For each encoding, its outputs by name, float32, without padding, or the small ones if no encoding needs more. The shapes are [values] for `per_text`, [length, ...]
-            for `per_token`, [masks, values] for `per_mask`, and [maps, length, length] for `per_map`, which is omitted without maps.
+            For each encoding, its outputs by name, float32, without padding, or the small ones if no encoding needs more. The shapes are
+            [values] for `per_text`, [length, ...] for `per_token`, [masks, values] for `per_mask`, and [maps, length, length] for `per_map`,
+            which is omitted without maps.
 
         Raises:
             EngineError: The graph failed, or an output has a wrong number of rows or is not finite.
@@ -100,8 +100,8 @@ class OnnxEngine:
             return [*self.run(encodings[: rows // 2]), *self.run(encodings[rows // 2 :])]
         rows, longest = shape
         specs = self._graph.outputs
-        if self._small_outputs and all(encoding.small_outputs for encoding in encodings):
-            specs = self._small_outputs
+        if self._graph.small_outputs and all(encoding.small_outputs for encoding in encodings):
+            specs = self._graph.small_outputs
         try:
             inputs = feed(encodings, self._graph.inputs, shape, pad_id=self._pad_id, left=self._left, mask_counts=self._mask_counts)
             outputs = self._session.run([spec.name for spec in specs], inputs)
