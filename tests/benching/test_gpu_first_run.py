@@ -1,0 +1,47 @@
+"""The first measurements on a GPU, with small numbers on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tiny
+from bertserve.bench import gpu_first_run
+
+SMALL = ("--texts", "4", "--shapes", "1x8,2x32", "--load-s", "0.2", "--warmup-s", "0", "--clients", "1")
+
+
+@pytest.fixture(autouse=True)
+def machine_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_first_run, "why_not", lambda provider: "no driver; install it.")
+
+
+def report(folder: Path, *flags: str) -> str:
+    bundle = tiny.bundle(folder, max_length=64)
+    gpu_first_run.main(["--bundle", str(bundle), "--output", str(folder / "report.md"), *SMALL, *flags])
+    return (folder / "report.md").read_text()
+
+
+def rows(text: str, title: str) -> list[list[str]]:
+    lines = text.partition(f"## {title}")[2].partition("\n## ")[0].splitlines()
+    return [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")][1:]
+
+
+def test_the_report_measures_what_the_machine_has_and_names_the_rest(tmp_path: Path) -> None:
+    text = report(tmp_path, "--services", "1x2")
+
+    assert [["cpu/fp32", "4 of 4"]] == [[row[0], row[3]] for row in rows(text, "Against the CPU, 4 texts")]
+    times = rows(text, "Time of a run")
+    assert [["1 x 8", "missing"], ["2 x 32", "missing"]] == [[row[0], row[3]] for row in times]
+    assert all(float(value) > 0 for row in times for value in row[1:3])
+    services = rows(text, "The service")
+    assert [["1", "2"]] == [row[:2] for row in services]
+    assert all(int(value.replace(",", "")) > 0 for row in services for value in row[2:])
+    assert ["GPU: ", "CUDA graphs: "] == [part for part in ("GPU: ", "CUDA graphs: ") if f"**Missing:** {part}" in text]
+
+
+def test_the_time_limit_ends_the_measurements(tmp_path: Path) -> None:
+    text = report(tmp_path, "--limit-s", "0")
+
+    assert 4 == text.count("## ") == text.count("**Missing:** the limit of 0 s")
