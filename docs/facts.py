@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from bertserve.bench import cli as bench_cli
 from bertserve.export import cli, verify_cli
+from bertserve.export.decisions import command
 from bertserve.service.api.app import create_fastapi
 from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.cli import BertServe, Score
@@ -72,6 +73,7 @@ def parsers() -> dict[str, FlagParser]:
     return {
         "bert-export": cli.build_parser(),
         "bert-export verify": verify_cli.build_parser(),
+        "bert-export calibrate": command.build_parser(),
         **{f"bert-bench {name}": parser for name, parser in of_bench},
     }
 

@@ -150,6 +150,7 @@ def blocks() -> dict[str, Callable[[], str]]:
         "flags of bert-serve score": score_list,
         "flags of bert-export": lambda: flags_list("bert-export"),
         "flags of bert-export verify": lambda: flags_list("bert-export verify"),
+        "flags of bert-export calibrate": lambda: flags_list("bert-export calibrate"),
         "commands of bert-bench": bench_commands_table,
         "flags of bert-bench": bench_table,
         "metrics": metrics_table,

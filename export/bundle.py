@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from huggingface_hub import ModelCardData
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
+from bertserve.export import reliability
 from bertserve.export.errors import OutputError
 from bertserve.export.workspace import ignore_signals
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE
@@ -58,20 +59,19 @@ def _other_files(target: Path) -> list[str]:
         for name in names
         if (target / name).is_dir()
         or name == ".git"
-        or not (name in bundle_files or name.endswith((".onnx", ".onnx.data")) or name.startswith("."))
+        or not (name in bundle_files or name.endswith((".onnx", ".onnx.data", ".svg")) or name.startswith("."))
     ]
 
 
-def package_bundle(workspace: Path, target: Path, manifest: Manifest, *, card: str | None) -> None:
+def package_bundle(workspace: Path, target: Path, texts: Mapping[str, str]) -> None:
     """Completes the bundle in `workspace`, and renames it to `target`.
 
     Args:
         workspace: Folder on the target's file system that contains only the graphs and the tokenizer.
         target: `models/<name>`. An existing bundle, file or link there is renamed first and deleted last.
-        manifest: The finished manifest.
-        card: The checkpoint's own card, which the bundle's card quotes.
+        texts: The other files, by name: the finished manifest and the card.
     """
-    for name, text in bundle_texts(manifest, workspace, card).items():
+    for name, text in texts.items():
         (workspace / name).write_text(text, encoding="utf-8")
     workspace.chmod(0o755)  # tempfile creates it as private, but another user may run the service
     aside = target.with_name(f".{target.name}.old")
@@ -120,6 +120,7 @@ def model_card(manifest: Manifest, folder: Path, card: str | None) -> str:
         _error_table(manifest.graphs, manifest.tokenizer.max_length),
         _speed_table(manifest.graphs),
         _metric_table(manifest),
+        reliability.section(manifest.graphs),
         _origin(manifest),
         _quote(card),
     ]

@@ -1,4 +1,6 @@
-"""bert-export: turns flags into an ExportSpec; prints progress and reports, returns exit codes. `verify_cli` has the subcommand `verify`.
+"""bert-export: turns flags into an ExportSpec; prints progress and reports, returns exit codes.
+
+`verify_cli` has the subcommand `verify`, and `decisions/command.py` has `calibrate`.
 
 Exit codes: 0 success, 1 the export failed, 2 wrong usage, or an existing bundle or a running export with the same name, 3 a required
 package is not installed, 4 the bundle lacks a graph that failed, 130 and 143 stopped by SIGINT or SIGTERM.
@@ -19,6 +21,7 @@ from pydantic import TypeAdapter
 
 from bertserve.export import flags, verify_cli
 from bertserve.export.artifact import Tracer, choose_precisions
+from bertserve.export.decisions import command
 from bertserve.export.errors import ExportError
 from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.export.workspace import Stopped, raise_on_signals
@@ -44,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with raise_on_signals():
             # a folder named verify is exported as ./verify
-            return verify_cli.main(arguments[1:]) if arguments[:1] == ["verify"] else _export(arguments)
+            subcommand = {"verify": verify_cli.main, "calibrate": command.main}.get(next(iter(arguments), ""))
+            return _export(arguments) if subcommand is None else subcommand(arguments[1:])
     except (Stopped, KeyboardInterrupt) as error:
         stopped = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
         print(f"bert-export: stopped by {stopped.signal.name}; no partial files are left.", file=sys.stderr)
@@ -172,7 +176,7 @@ def build_parser() -> FlagParser:
     parser = FlagParser(
         prog="bert-export",
         description="Export a fine-tuned checkpoint to a bundle that bert-serve serves.",
-        epilog="`bert-export verify BUNDLE` checks a bundle again; it has its own --help.",
+        epilog="`bert-export verify BUNDLE` checks a bundle again, and `bert-export calibrate BUNDLE` calibrates its scores; they have their own --help.",
     )
     parser.add_argument("--version", action="version", version=f"bert-export {__version__}")
     parser.add_argument("source", metavar="SOURCE", nargs="?", help="checkpoint folder, or hub id such as org/model")

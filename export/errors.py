@@ -41,3 +41,7 @@ class DataError(ExportError):
     """The data for a verification cannot be read, or one of its lines is invalid."""
 
     exit_code = 2
+
+
+class AimError(ExportError):
+    """No threshold reaches an aim; the message says how close the best one comes."""

@@ -15,7 +15,7 @@ import onnxruntime
 from bertserve import service
 from bertserve.export import calibration, cpu, gpu, onnx_trace
 from bertserve.export.artifact import Artifact, Tracer, choose_precisions
-from bertserve.export.bundle import package_bundle, refuse_existing
+from bertserve.export.bundle import bundle_texts, package_bundle, refuse_existing
 from bertserve.export.calibration import Int8Texts
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
@@ -111,7 +111,7 @@ def export(spec: ExportSpec) -> tuple[Path, Manifest]:
         manifest = _build(spec, name, checkpoint, texts, bundle, work)
         refuse_existing(target, overwrite=spec.overwrite)  # created meanwhile, on a file system without locks
         with stage("package", str(target)):
-            package_bundle(bundle, target, manifest, card=checkpoint.card)
+            package_bundle(bundle, target, bundle_texts(manifest, bundle, checkpoint.card))
     return target, manifest
 
 

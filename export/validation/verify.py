@@ -6,7 +6,7 @@ The reference is the checkpoint, or with data the float32 graph. Without a check
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +15,10 @@ from typing import Any
 from bertserve.export.errors import DataError, ExportError, ParityError
 from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.export.tasks.quality import Score
-from bertserve.export.tasks.spec import INPUT_KEYS, Document, ExportTask, read_input
+from bertserve.export.tasks.spec import INPUT_KEYS
 from bertserve.export.validation.comparison import Comparison, Reference, answer_sample, compare
-from bertserve.export.validation.served_graph import Answer, ServedGraph, open_graph, read_body, sample_requests
+from bertserve.export.validation.labeled_data import read_data
+from bertserve.export.validation.served_graph import Answer, ServedGraph, open_graph, sample_requests
 from bertserve.service.bundle.files import Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest
@@ -26,8 +27,7 @@ from bertserve.service.check import CHECK_TOLERANCE, difference
 from bertserve.service.engine.sessions import why_not
 from bertserve.service.errors import SHOWN_CHARS, BertServeError, CallerError, EngineError, plural
 from bertserve.service.providers import Provider
-from bertserve.service.scoring.rows import Row, read_json_lines
-from bertserve.service.tasks.batch import ModelConfig
+from bertserve.service.scoring.rows import Row
 from bertserve.service.text.tokenizer import Tokenizer
 
 _STATUS = {True: "ok", False: "FAILED", None: "-"}
@@ -267,36 +267,12 @@ def _check_data(comparison: Comparison, golds: Sequence[Any], spec: VerifySpec, 
 
 
 def _read_data(path: Path, spec: VerifySpec, manifest: Manifest, report: Report) -> tuple[list[Row], list[Any]]:
-    """Reads JSON Lines: `{"inputs": ..., "parameters"?: ...}` as for the service, or the fields of one input, with the correct answer.
+    """Reads the data, as `read_data` does, and reports its lines, those with a correct answer, and the keys without a meaning.
 
-    Reports the number of lines with a correct answer, which must not be 0 if only metrics are measured, and the keys without a meaning.
-
-    Returns:
-        The rows with their requests, and the correct answer of each as read by the task, or None.
-
-    Raises:
-        DataError: The file cannot be read, or a line is invalid; the message has its number.
+    The number of lines with a correct answer must not be 0 if only metrics are measured.
     """
     task = TASKS[manifest.task]
-
-    def on_line(row: Row, read: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            if row.error is not None:
-                raise row.error
-            return read(*arguments)
-        except (BertServeError, ValueError) as error:
-            raise DataError(f"`{path}` line {row.line}: {error}") from error
-
-    try:
-        rows = list(read_json_lines(path, ()))
-    except OSError as error:
-        raise DataError(f"`{path}` cannot be read: {error}.") from error
-    if not rows:
-        raise DataError(f'`{path}` has no lines; give one JSON object per line, such as {{"inputs": "a text"}}.')
-    parameters = [on_line(row, _read_parameters, row.values) for row in rows]
-    golds = [on_line(row, task.read_gold, row.values, manifest) for row in rows]
-    for row, values in zip(rows, task.data_parameters(parameters, golds), strict=True):
-        row.request = on_line(row, _read_request, task, row.values, values, manifest)
+    rows, golds = read_data(path, manifest)
     labeled = sum(gold is not None for gold in golds)
     detail, passed = plural(len(rows), "line"), None
     if task.gold_keys:
@@ -309,18 +285,3 @@ def _read_data(path: Path, spec: VerifySpec, manifest: Manifest, report: Report)
         detail, passed = f"{detail}; add right answers, or give --min-agreement to compare only the graphs", False
     report.add("data", passed, detail, {"inputs": len(rows), "labeled": labeled, "ignored_keys": dict(ignored)})
     return rows, golds
-
-
-def _read_parameters(document: Document) -> Document:
-    parameters = document.get("parameters") or {}
-    if not isinstance(parameters, dict):
-        raise ValueError("`parameters` must be an object.")
-    return parameters
-
-
-def _read_request(task: ExportTask, document: Document, parameters: Document, config: ModelConfig) -> Any:
-    inputs = read_input(document)
-    if isinstance(inputs, list):
-        raise ValueError("`inputs` is a list; give one input per line.")
-    [request] = read_body(task, {"inputs": inputs, "parameters": parameters}).requests(config)
-    return request

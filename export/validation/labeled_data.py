@@ -1,0 +1,63 @@
+"""Reads JSON Lines of inputs with or without correct answers, for `verify --data` and `calibrate`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bertserve.export.errors import DataError
+from bertserve.export.tasks.all_tasks import TASKS
+from bertserve.export.tasks.spec import Document, ExportTask, read_input
+from bertserve.export.validation.served_graph import read_body
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.errors import BertServeError
+from bertserve.service.scoring.rows import Row, read_json_lines
+from bertserve.service.tasks.batch import ModelConfig
+
+
+def read_data(path: Path, manifest: Manifest) -> tuple[list[Row], list[Any]]:
+    """Reads JSON Lines: `{"inputs": ..., "parameters"?: ...}` as for the service, or the fields of one input, with the correct answer.
+
+    Returns:
+        The rows with their requests, and the correct answer of each as read by the task, or None.
+
+    Raises:
+        DataError: The file cannot be read, or a line is invalid; the message has its number.
+    """
+    task = TASKS[manifest.task]
+
+    def on_line(row: Row, read: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            if row.error is not None:
+                raise row.error
+            return read(*arguments)
+        except (BertServeError, ValueError) as error:
+            raise DataError(f"`{path}` line {row.line}: {error}") from error
+
+    try:
+        rows = list(read_json_lines(path, ()))
+    except OSError as error:
+        raise DataError(f"`{path}` cannot be read: {error}.") from error
+    if not rows:
+        raise DataError(f'`{path}` has no lines; give one JSON object per line, such as {{"inputs": "a text"}}.')
+    parameters = [on_line(row, _read_parameters, row.values) for row in rows]
+    golds = [on_line(row, task.read_gold, row.values, manifest) for row in rows]
+    for row, values in zip(rows, task.data_parameters(parameters, golds), strict=True):
+        row.request = on_line(row, _read_request, task, row.values, values, manifest)
+    return rows, golds
+
+
+def _read_parameters(document: Document) -> Document:
+    parameters = document.get("parameters") or {}
+    if not isinstance(parameters, dict):
+        raise ValueError("`parameters` must be an object.")
+    return parameters
+
+
+def _read_request(task: ExportTask, document: Document, parameters: Document, config: ModelConfig) -> Any:
+    inputs = read_input(document)
+    if isinstance(inputs, list):
+        raise ValueError("`inputs` is a list; give one input per line.")
+    [request] = read_body(task, {"inputs": inputs, "parameters": parameters}).requests(config)
+    return request
