@@ -30,7 +30,10 @@ _ANSWER = re.compile(
     re.DOTALL,
 )
 # fields that "Rules of all tasks" describes
-_SHARED = ("model", "inputs", "parameters", "truncate", "truncation_direction", "prompt_name", "offset_unit")
+_SHARED = (
+    *("model", "inputs", "parameters", "truncate", "truncation_direction", "prompt_name", "offset_unit"),
+    *("calibrated", "decide", "threshold", "min_confidence"),
+)
 NUMBER = re.compile(r"-?\d+\.\d+(?:[eE][+-]?\d+)?")
 
 

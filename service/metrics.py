@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -154,8 +154,22 @@ class Metrics:
         self.expired = self._counter("expired_total", "Requests whose deadline passed in the queue.")
         self.cancelled = self._counter("cancelled_total", "Requests whose client disconnected while they waited.")
         self.refused = self._counter("refused_total", "Requests refused at admission, by reason.", ("task", "model", "reason"))
+        self._create_score_metrics()
         self.key_requests = self._counter("key_requests_total", "Requests by API key name and HTTP status.", ("key", "status"))
         self.hung_runs = self._counter("hung_runs_total", "Runs that took at least 5 s and 20 times as long as predicted.", ())
+
+    def _create_score_metrics(self) -> None:
+        """Creates the metrics of predictions with calibrated scores, and of the examples that calibrated them."""
+        by_score, by_label = ("model", "from_score"), ("model", "label")
+        self.scores = self._counter("scores_total", "Predictions by best calibrated score, in bins that start at `from_score`.", by_score)
+        self.predictions = self._counter("predictions_total", "Predictions by label, for calibrated models.", by_label)
+        self.abstentions = self._counter("abstentions_total", "Inputs without a decision, although one was requested.", ("model",))
+        self.reference_scores = self._gauge(
+            "reference_scores", "Share of the predictions that calibrated the model, by score.", "livemax", by_score
+        )
+        self.reference_predictions = self._gauge(
+            "reference_predictions", "Share of the predictions that calibrated the model, by label.", "livemax", by_label
+        )
 
     def _create_process_metrics(self) -> None:
         """Creates the metrics of the queue, the threads and the models."""
@@ -236,7 +250,40 @@ class ModelMetrics:
         self.cancelled = metrics.cancelled.labels(*labels)
         self.refused = {reason: metrics.refused.labels(*labels, reason) for reason in ("queue_full", "deadline")}
 
+    def count_scores(self, edges: Sequence[float], counts: Sequence[int], label_counts: Mapping[str, int]) -> ScoreMetrics:
+        """Returns the counts of the model's predictions, and sets their reference: equal bins of scores from 0 to 1, and labels."""
+        return ScoreMetrics(self._metrics, self._model, edges, counts, label_counts)
+
     def of(self, task: str) -> ModelMetrics:
         """Returns the children of the same model for another task that it answers."""
         model_metrics: ModelMetrics = self._metrics.model(task, self._model)
         return model_metrics
+
+
+class ScoreMetrics:
+    """Counts the predictions of one model by score and label."""
+
+    def __init__(
+        self, metrics: Metrics, model: str, edges: Sequence[float], counts: Sequence[int], label_counts: Mapping[str, int]
+    ) -> None:
+        """Sets the reference; without one, only abstentions are counted."""
+        self._metrics, self._model = metrics, model
+        starts = [f"{edge:g}" for edge in edges[:-1]]
+        self._by_score = [metrics.scores.labels(model, start) for start in starts]
+        self._by_label = cache(lambda label: metrics.predictions.labels(model, label))
+        for start, count in zip(starts, counts, strict=True):
+            metrics.reference_scores.labels(model, start).set(count / max(sum(counts), 1))
+        for label, count in label_counts.items():
+            self._by_label(label)
+            metrics.reference_predictions.labels(model, label).set(count / max(sum(label_counts.values()), 1))
+
+    def predicted(self, labels: Sequence[str], score: float) -> None:
+        """Counts a prediction with its labels, which are names of the manifest, and its best calibrated score."""
+        bins = self._by_score
+        bins[min(int(score * len(bins)), len(bins) - 1)].inc()
+        for label in labels:
+            self._by_label(label).inc()
+
+    def abstained(self) -> None:
+        """Counts an input without a decision, although one was requested."""
+        self._metrics.abstentions.labels(self._model).inc()

@@ -224,6 +224,28 @@ def bundle(
     return path
 
 
+def calibrate(path: Path, *thresholds: dict[str, Any], method: str = "temperature", **changes: Any) -> Path:
+    """Adds a decision to the graph of a bundle, by default the temperature 2; `changes` are its fields. Returns the bundle's path."""
+    value = {"value": 0.5, "low": 0.4, "high": 0.6}
+    quality = {"log_loss": value, "brier": value, "ece": value, "auroc": None, "bins": [{"score": 0.9, "right": 0.7, "count": 5}]}
+    measured = {"target": 0.9, "decided": 0.8, "error": 0.05, "bound": 0.1, "examples": 100}
+    decision = {
+        "method": method,
+        "scale": [0.5],
+        "bias": [0.0],
+        "fitted": 200,
+        "judged": 200,
+        "data_sha256": "0" * 64,
+        "before": quality,
+        "after": quality,
+        "thresholds": [measured | {"label": None, "aim": "precision"} | threshold for threshold in thresholds],
+        "score_edges": [i / 20 for i in range(21)],
+        "score_counts": [*[0] * 10, *[20] * 10],
+        "label_counts": {"positive": 120, "negative": 80},
+    }
+    return edit(path, lambda fields: fields["graphs"][0].update(decision=decision | changes))
+
+
 def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
     """Changes the fields of a bundle's manifest, and returns the bundle's path."""
     fields = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))

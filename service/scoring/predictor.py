@@ -82,8 +82,11 @@ class RowReader:
         self.by_field = {name: columns.get(name, name) for name in fields if not columns or name in self._required}
         if foreign := [key for key in parameters if key in ("model", *self._body_keys)]:
             raise SettingsError(f"--parameters has `{foreign[0]}`, which is not a parameter of /{self.spec.path}; remove it.")
-        has_object = parameters and self.spec.body.parameters_type.model_fields
-        self._parameters = {"parameters": parameters} if has_object else parameters
+        known = self.spec.body.parameters_type.model_fields
+        # options of /rerank are fields of the body, except those of decisions
+        outer = {key: value for key, value in parameters.items() if not known or (key in self.spec.body.model_fields and key not in known)}
+        inner = {key: value for key, value in parameters.items() if key not in outer}
+        self._parameters = outer | ({"parameters": inner} if inner else {})
         example = {key: value for key, value in self.spec.body.example().items() if key in self._body_keys}
         try:
             body = validate_as(self.spec.body, example | self._parameters, Limits(max_inputs=2**14, max_chars=2**20))
@@ -153,7 +156,8 @@ class Predictor:
         (path,) = files.find_bundles(settings.models)
         bundle = files.load_bundle(path)
         self.graph, tokenizer, self._engine = loading.open_bundle(bundle, loading.with_provider(settings, [path]))
-        self.manifest, self.version, self._parts = bundle.manifest, bundle.version, TaskModel(tokenizer, bundle.manifest)
+        self.manifest, self.version = bundle.manifest, bundle.version
+        self._parts = TaskModel(tokenizer, bundle.manifest, self.graph.decision)
         self.reader = RowReader(task, bundle.manifest, Limits(settings.max_inputs, settings.max_chars, settings.max_top_k))
         self.block_rows = max(1, min(BLOCK_ROWS, 2**27 // max(1, self.reader.answer_bytes)))
         is_on_cpu = self.graph.provider == "cpu"

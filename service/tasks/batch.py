@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
 
+from bertserve.service.bundle.decision import Decision
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import Activation, Embedding, MaskToken, Side
 from bertserve.service.errors import InvalidValueError
@@ -103,12 +104,31 @@ class ModelConfig(Protocol):
         """Number of heads of each layer, if the graph has attention as an output; otherwise empty."""
 
 
+class ScoreCounts(Protocol):
+    """Counts the predictions of a model."""
+
+    def predicted(self, labels: Sequence[str], score: float) -> None:
+        """Counts a prediction, given its labels and its best score, which is calibrated."""
+
+    def abstained(self) -> None:
+        """Counts an input without a decision, although one was requested."""
+
+
 @dataclass(frozen=True, slots=True)
 class TaskModel:
-    """The parts of a model that tasks use."""
+    """The parts of a model that tasks use.
+
+    Attributes:
+        tokenizer: Its tokenizer.
+        config: Its properties.
+        decision: Its calibration and thresholds; None for raw scores.
+        counts: Counts predictions; None outside of the service.
+    """
 
     tokenizer: Tokenizer
     config: ModelConfig
+    decision: Decision | None = None
+    counts: ScoreCounts | None = None
 
 
 TaskGenerator = Generator[Batch, Sequence[Outputs], Any]

@@ -18,12 +18,12 @@ from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.text.words import Unit
 
 # Tags of the unions below. pydantic puts them into error locations, and messages leave them out.
-TEXT, PAIR, LIST = TAGS = ("<text>", "<object>", "<list>")
+TEXT, NUMBER, PAIR, LIST = TAGS = ("<text>", "<number>", "<object>", "<list>")
 
 
 def one_of(message: str, *tags: str) -> Discriminator:
     """Returns a discriminator of a union by JSON type; `message` says which values are allowed."""
-    kinds = {kind: tag for kind, tag in ((str, TEXT), (dict, PAIR), (list, LIST)) if tag in tags}
+    kinds = {kind: tag for kind, tag in ((str, TEXT), (float, NUMBER), (int, NUMBER), (dict, PAIR), (list, LIST)) if tag in tags}
 
     def tag_of(value: Any) -> str | None:  # called for each item of a list, so it is only a look-up; an object may already be a model
         return kinds.get(dict if isinstance(value, BaseModel) else type(value))

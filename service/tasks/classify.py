@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, Tag
 from typing_extensions import TypedDict
 
 from bertserve.service.bundle.graph_spec import Outputs
-from bertserve.service.bundle.manifest import Manifest, Side
+from bertserve.service.bundle.manifest import Activation, Manifest, Side
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import occlusion
 from bertserve.service.tasks.batch import Batch, ModelConfig, ReadSpan, TaskGenerator, TaskModel, spans_read, too_long, warn_if_empty
@@ -33,6 +33,7 @@ from bertserve.service.tasks.body import (
     one_of,
 )
 from bertserve.service.tasks.cost import ITEM_BYTES, Cost, longest_label
+from bertserve.service.tasks.decide import CHOSEN, DECISION_BYTES, Decided, DecideParameters, plan
 from bertserve.service.tasks.decoding import Floats, activate, best_first
 from bertserve.service.tasks.occlusion import ReadText, WordImportance
 from bertserve.service.tasks.task_spec import TaskSpec
@@ -57,7 +58,7 @@ class ClassifiedLabel(LabelScore, total=False):
     explanation: Annotated[list[WordImportance], Field(description="Importance of each word for the score, with `explain`.")]
 
 
-class ClassifyParameters(ClosedModel):
+class ClassifyParameters(DecideParameters):
     """Parameters of text classification."""
 
     top_k: Annotated[int | None, Field(ge=1, description="Number of labels to return; by default all.")] = None
@@ -107,8 +108,11 @@ def classify(request: ClassifyRequest, model: TaskModel) -> TaskGenerator:
     parameters, config = request.parameters, model.config
     batch, read_texts = _first_batch(request, model.tokenizer)
     activation = parameters.function_to_apply or config.activation
+    decisions = plan(parameters, model, config.labels, own_scores=parameters.function_to_apply is None and config.activation != "none")
     count = min(parameters.top_k or len(config.labels), len(config.labels))
     cost = Cost(count * (ITEM_BYTES + longest_label(config.labels)))
+    if parameters.decide:
+        cost += Cost(DECISION_BYTES + len(config.labels) * longest_label(config.labels))
     if parameters.explain:
         explained = min(count, MAX_EXPLAINED) if activation == "sigmoid" else 1
         words = sum(len(text.words) for text in read_texts)
@@ -118,25 +122,33 @@ def classify(request: ClassifyRequest, model: TaskModel) -> TaskGenerator:
     scores = [activate(row["logits"], activation) for row in rows]
     combine = np.max if parameters.window == "max" else np.mean
     combined: Floats = combine(scores, axis=0) if len(scores) > 1 else scores[0]
-    order = best_first(combined, parameters.top_k)
-    scored: list[ClassifiedLabel] = [{"label": config.labels[i], "score": float(combined[i])} for i in order]
-    if not parameters.explain:
+    order = best_first(combined)
+    if decisions is not None:
+        combined = decisions.calibrated(combined, activation)
+        if decisions.reorders:
+            order = best_first(combined)
+    scored: list[ClassifiedLabel] = [{"label": config.labels[i], "score": float(combined[i])} for i in order[: parameters.top_k]]
+    if parameters.explain:
+        count = 1
+        # if labels are scored independently, all that are more likely than not are explained
+        while activation == "sigmoid" and count < min(len(scored), MAX_EXPLAINED) and scored[count]["score"] >= CHOSEN:
+            count += 1
+        chosen = list(order[:count])
+
+        def keep(_: int, row: Outputs) -> Outputs:
+            scores = activate(row["logits"], activation)
+            return {"scores": (scores if decisions is None else decisions.calibrated(scores, activation))[chosen]}
+
+        left_out, encodings = occlusion.variants(read_texts, model.tokenizer)
+        rows = yield Batch(encodings, keep=keep)
+        for index, item in enumerate(scored[:count]):
+            changes = [item["score"] - float(row["scores"][index]) for row in rows]
+            item["explanation"] = occlusion.describe_words(left_out, changes, parameters.offset_unit or "code_points")
+    if decisions is None:
         return scored
-    count = 1
-    # if labels are scored independently, all that are more likely than not are explained
-    while activation == "sigmoid" and count < min(len(scored), MAX_EXPLAINED) and scored[count]["score"] >= 0.5:
-        count += 1
-    chosen = list(order[:count])
-
-    def keep(_: int, row: Outputs) -> Outputs:
-        return {"scores": activate(row["logits"], activation)[chosen]}
-
-    left_out, encodings = occlusion.variants(read_texts, model.tokenizer)
-    rows = yield Batch(encodings, keep=keep)
-    for index, item in enumerate(scored[:count]):
-        changes = [item["score"] - float(row["scores"][index]) for row in rows]
-        item["explanation"] = occlusion.describe_words(left_out, changes, parameters.offset_unit or "code_points")
-    return scored
+    by_label = [(config.labels[i], float(combined[i])) for i in order]
+    decide = decisions.label if _is_one_of_many(activation, config) else decisions.labels
+    return decide(by_label, scored)
 
 
 def _first_batch(request: ClassifyRequest, tokenizer: Tokenizer) -> tuple[Batch, list[ReadText]]:
@@ -229,11 +241,15 @@ class ClassifyBody(TaskBody):
 
 
 def _has_one_label(parameters: Mapping[str, Any], config: ModelConfig) -> bool:
-    if parameters.get("explain") or parameters.get("top_k") not in (None, 1):
+    if parameters.get("explain") or parameters.get("decide") or parameters.get("top_k") not in (None, 1):
         return False
-    # of independent labels any number may be right, and values of a regression have no best one
     function = lower(parameters.get("function_to_apply")) or config.activation
-    return len(config.labels) == 1 or function == "softmax" or (function == "none" and config.activation == "softmax")
+    return len(config.labels) == 1 or _is_one_of_many(function, config)
+
+
+def _is_one_of_many(function: Activation, config: ModelConfig) -> bool:
+    """Returns whether exactly one label is right: of independent labels any number may be, and values of a regression have no best one."""
+    return function == "softmax" or (function == "none" and config.activation == "softmax")
 
 
 def _explanation_bytes(request: ClassifyRequest, length: int) -> int:
@@ -256,7 +272,7 @@ SPEC = TaskSpec(
     path="classify",
     title="Classify texts or pairs of texts",
     body=ClassifyBody,
-    answer=list[list[ClassifiedLabel]],
+    answer=list[list[ClassifiedLabel]] | list[Decided],
     function=classify,
     missing_field=missing_labels,
     widths=logit_widths,

@@ -54,10 +54,10 @@ def logits_of(scores: Floats, activation: Activation) -> NDArray[np.float64]:
     if activation == "none":
         return scores.astype(np.float64)
     least = np.finfo(np.float32).tiny
-    values = np.clip(scores.astype(np.float64), least, None)
+    values: NDArray[np.float64] = np.maximum(scores.astype(np.float64), least)
     if activation == "softmax":
         return np.log(values)
-    return np.log(values) - np.log(np.clip(1 - values, np.finfo(np.float32).epsneg, None))
+    return np.log(values) - np.log(np.maximum(1 - values, np.finfo(np.float32).epsneg))
 
 
 def best_first(scores: Floats, top_k: int | None = None) -> list[int]:

@@ -33,6 +33,7 @@ from bertserve.service.tasks.body import (
     one_of,
 )
 from bertserve.service.tasks.cost import ITEM_BYTES, Cost, text_bytes
+from bertserve.service.tasks.decide import DECISION_BYTES, Decided, DecideParameters, Plan, plan
 from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.tasks.occlusion import ReadText, WordImportance
 from bertserve.service.tasks.task_spec import TaskSpec
@@ -44,7 +45,7 @@ TASK = "question-answering"
 DEFAULT_SEQ_LEN = 384  # tokens of a window, as in transformers
 
 
-class AnswerParameters(ClosedModel):
+class AnswerParameters(DecideParameters):
     """Parameters of question answering."""
 
     top_k: Annotated[
@@ -110,7 +111,8 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskGenerator:
         InvalidValueError: The question or the passage is empty, a window is too small for question and stride, "no answer" is requested
             from a model without a token for it, or the explanation has too many words.
     """
-    parameters, passage_windows = request.parameters, windows_of(request, model.tokenizer)
+    parameters, decisions = request.parameters, plan(request.parameters, model)
+    passage_windows = windows_of(request, model.tokenizer)
     spans = spans_read(passage_windows.passage, passage_windows.token_ranges, "context") if len(passage_windows.token_ranges) > 1 else ()
     rows = yield Batch(passage_windows.encodings, _cost(request, passage_windows), copy_outputs, windows_read=spans)
     # the reference omits combining marks that the tokenizer strips
@@ -136,6 +138,10 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskGenerator:
     nothing = {"answer": "", "score": min(nulls), "start": 0, "end": 0}
     if parameters.handle_impossible_answer or not answers:  # without answers, no token has more than white space
         answers.append(nothing)
+    if decisions is not None:
+        answers.sort(key=lambda answer: -answer["score"])  # they keep this order, even if rounding makes calibrated scores equal
+        for answer in answers:
+            answer["score"] = decisions.answer_score(answer["score"], is_answer=answer is not nothing)
     answers = sorted(answers, key=lambda answer: -answer["score"])[: parameters.top_k]
     if parameters.explain:
         assert isinstance(collector, BestAnswers), "summed scores are not explained"
@@ -144,11 +150,17 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskGenerator:
             if answers[0] is nothing
             else collector.span_and_window(answers[0])
         )
-        yield from _explain(request, passage_windows, answers[0], window, span, model.tokenizer)
+        yield from _explain(request, passage_windows, answers[0], window, span, model.tokenizer, decisions)
     # their length is only known now
-    yield Batch([], Cost(sum(ITEM_BYTES + text_bytes(answer["answer"]) for answer in answers)))
+    cost = Cost(sum(ITEM_BYTES + text_bytes(answer["answer"]) for answer in answers))
+    best = answers[0]
+    yield Batch([], cost + Cost(DECISION_BYTES + text_bytes(best["answer"])) if parameters.decide else cost)
     rebase(answers, request.context, parameters.offset_unit)
-    return answers if parameters.top_k > 1 else answers[0]
+    if decisions is not None:
+        decisions.count(["no answer" if best is nothing else "answer"], best["score"])
+        if decisions.thresholds is not None:
+            return decisions.answer(best["answer"] if decisions.is_reached(None, best["score"]) else None, answers, best["score"])
+    return answers if parameters.top_k > 1 else best
 
 
 def windows_of(request: AnswerRequest, tokenizer: Tokenizer) -> PassageWindows:
@@ -218,6 +230,7 @@ def _explain(
     window: range,
     span: range | None,
     tokenizer: Tokenizer,
+    decisions: Plan | None,
 ) -> TaskGenerator:
     """Runs the variants of a window, and explains the best answer by the score of its span in each variant.
 
@@ -241,7 +254,10 @@ def _explain(
         return {"score": start[first] * end[first + len(span) - 1]}
 
     rows = yield Batch(encodings, keep=keep)
-    changes = [best["score"] - float(row["score"]) for row in rows]
+    scores = [float(row["score"]) for row in rows]
+    if decisions is not None:
+        scores = [decisions.answer_score(score, is_answer=span is not None) for score in scores]
+    changes = [best["score"] - score for score in scores]
     best["explanation"] = occlusion.describe_words(left_out, changes, request.parameters.offset_unit)
 
 
@@ -307,6 +323,6 @@ SPEC = TaskSpec(
     path="answer",
     title="Answer questions from passages of any length",
     body=AnswerBody,
-    answer=Answer | list[Answer] | list[list[Answer]],
+    answer=Answer | list[Answer] | list[list[Answer]] | Decided | list[Decided],
     function=answer_question,
 )

@@ -10,17 +10,18 @@ would reverse the order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import BaseModel, Field
 
-from bertserve.service.bundle.manifest import Side
+from bertserve.service.bundle.manifest import Activation, Side
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, encode_pairs
-from bertserve.service.tasks.body import LIST_LIMIT, ClosedModel, TaskBody, Truncate, TruncationDirection, body_config
+from bertserve.service.tasks.body import LIST_LIMIT, TaskBody, Truncate, TruncationDirection, body_config, defaults
 from bertserve.service.tasks.cost import ITEM_BYTES, TEXT_CHARS, Cost, text_bytes
+from bertserve.service.tasks.decide import CHOSEN, DECISION_BYTES, Decided, DecideParameters, plan
 from bertserve.service.tasks.decoding import activate, best_first
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 
@@ -45,6 +46,7 @@ class RerankRequest:
     return_text: bool = False
     truncate: bool | None = None
     truncation_direction: Side | None = None
+    parameters: DecideParameters = field(default_factory=DecideParameters)
 
     @property
     def chars(self) -> int:
@@ -73,6 +75,7 @@ def rerank(request: RerankRequest, model: TaskModel) -> TaskGenerator:
         InvalidValueError: A pair is too long and `truncate` is false.
     """
     config = model.config
+    decisions = plan(request.parameters, model, config.labels, own_scores=not request.raw_scores)
     encodings, truncated = encode_pairs(
         model.tokenizer,
         request.query,
@@ -83,19 +86,34 @@ def rerank(request: RerankRequest, model: TaskModel) -> TaskGenerator:
         option="truncate",
     )
     returned = sum(map(text_bytes, request.texts)) if request.return_text else 0
+    if request.parameters.decide:
+        returned += DECISION_BYTES + ITEM_BYTES * len(encodings)
     rows = yield Batch(encodings, Cost(returned + ITEM_BYTES * len(encodings)), truncated=truncated)
     if not rows:
-        return []
+        return [] if decisions is None or decisions.thresholds is None else decisions.answer([], [], None)
     label = relevant_label(config.labels)
     assert label is not None, "a derived task runs only on compatible models"
     logits = np.stack([row["logits"] for row in rows])
     odds = logits[:, label]
     if len(config.labels) == 2 and config.activation == "softmax":
         odds = odds - logits[:, 1 - label]
-    scores = activate(odds, "none" if request.raw_scores else "sigmoid")
-    return [
-        {"index": i, "score": float(scores[i])} | ({"text": request.texts[i]} if request.return_text else {}) for i in best_first(scores)
+    activation: Activation = "none" if request.raw_scores else "sigmoid"
+    scores = activate(odds, activation)
+    order = best_first(scores)  # also that of calibrated scores, which rounding can make equal
+    if decisions is not None:
+        scores = activate(decisions.calibrated_odds(odds, label), activation)
+    ranked: list[dict[str, Any]] = [
+        {"index": i, "score": float(scores[i])} | ({"text": request.texts[i]} if request.return_text else {}) for i in order
     ]
+    if decisions is None:
+        return ranked
+    name = config.labels[label]
+    for item in ranked:
+        decisions.count([name] if item["score"] >= CHOSEN else [], item["score"])
+    if decisions.thresholds is None:
+        return ranked
+    relevant = [item["index"] for item in ranked if decisions.thresholds.reached(name, item["score"], CHOSEN)]
+    return decisions.answer(relevant, ranked, ranked[0]["score"])
 
 
 class QueryBody(TaskBody):
@@ -134,12 +152,12 @@ class RerankBody(QueryBody):
     return_text: Annotated[bool, Field(description="Include each text in the answer.")] = False
     truncate: Truncate = None
     truncation_direction: TruncationDirection = None
-    # no parameters exist; huggingface_hub sends an empty object
-    parameters: ClosedModel | None = None
+    parameters: DecideParameters | None = None
 
     def requests(self, config: ModelConfig) -> list[Any]:
         """Returns the only request."""
-        return [RerankRequest(self.query, tuple(self.texts), self.raw_scores, self.return_text, self.truncate, self.truncation_direction)]
+        options = (self.raw_scores, self.return_text, self.truncate, self.truncation_direction)
+        return [RerankRequest(self.query, tuple(self.texts), *options, self.parameters or defaults(DecideParameters))]
 
 
 class RankedText(BaseModel):
@@ -155,7 +173,7 @@ SPEC = TaskSpec(
     path="rerank",
     title="Rank texts by a query",
     body=RerankBody,
-    answer=list[RankedText],
+    answer=list[RankedText] | Decided,
     function=rerank,
     derivation=Derivation(
         base=classify.TASK, compatible=lambda config: relevant_label(config.labels) is not None, needs=NEEDS, discriminator=("texts",)

@@ -16,9 +16,10 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field
 
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copy_outputs, spans_read
-from bertserve.service.tasks.body import ClosedModel, OffsetUnit, Stride, TaskBody, TextOrTexts, body_config, defaults, lower
+from bertserve.service.tasks.body import OffsetUnit, Stride, TaskBody, TextOrTexts, body_config, defaults, lower
 from bertserve.service.tasks.classify import logit_widths, missing_labels
 from bertserve.service.tasks.cost import ITEM_BYTES, ITEM_US, Cost, longest_label, text_bytes
+from bertserve.service.tasks.decide import DECISION_BYTES, Decided, DecideParameters, Plan, plan
 from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
@@ -39,7 +40,7 @@ TASK = "token-classification"
 Strategy = Literal["none", "simple", "first", "average", "max"]
 
 
-class NerParameters(ClosedModel):
+class NerParameters(DecideParameters):
     """Parameters of token classification."""
 
     aggregation_strategy: Annotated[
@@ -79,6 +80,8 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskGenerator:
         InvalidValueError: Windows are too small for `stride`.
     """
     tokenizer, labels = model.tokenizer, model.config.labels
+    tags = model.config.tags or labels
+    decisions = plan(request.parameters, model, sorted({*labels, *map(_group_name, tags)}))
     (tokens,) = tokenizer.tokenize([request.text])
     room = tokenizer.room(pair=False)
     token_ranges = windows(len(tokens), room, request.parameters.stride, tokenizer.truncation_side) if len(tokens) else []
@@ -90,9 +93,9 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskGenerator:
         windows_read=spans_read(tokens, token_ranges) if len(token_ranges) > 1 else (),
     )
     if not rows:
-        return []
-    scores = activate(merge(encodings, token_ranges, [row["logits"] for row in rows]), "softmax")
-    tags, strategy = model.config.tags or labels, request.parameters.aggregation_strategy
+        return [] if decisions is None else _decide([], 0, decisions)
+    logits, strategy = merge(encodings, token_ranges, [row["logits"] for row in rows]), request.parameters.aggregation_strategy
+    scores = activate(logits if decisions is None else decisions.calibrated_logits(logits), "softmax")
     spans, ignored = tokens.spans(request.text), _ignored(request, labels, tags)
     if strategy == "none":
         entities = list(_tokens(request.text, spans, scores, labels, ignored, first=encodings[0].start))
@@ -102,10 +105,35 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskGenerator:
             scores = np.stack([_word_scores(scores[word], strategy) for word in grouped])
             spans = [(spans[word[0]][0], spans[word[-1]][1]) for word in grouped]
         entities = list(_entities(request.text, spans, scores, tags, ignored))
+    found = len(entities)
+    if decisions is not None:
+        for entity in entities:
+            decisions.count([_label_of(entity)], entity["score"])
+        entities = [entity for entity in entities if decisions.is_reached(_label_of(entity), entity["score"])]
     # their number is only known from the outputs
-    yield Batch([], Cost(2 + sum(ITEM_BYTES + longest_label(labels) + text_bytes(entity["word"]) for entity in entities)))
+    cost = Cost(2 + sum(ITEM_BYTES + longest_label(labels) + text_bytes(entity["word"]) for entity in entities))
+    yield Batch([], cost + Cost(DECISION_BYTES + len(labels) * longest_label(labels)) if request.parameters.decide else cost)
     rebase(entities, request.text, request.parameters.offset_unit)
-    return entities
+    return entities if decisions is None else _decide(entities, found - len(entities), decisions)
+
+
+def _label_of(entity: dict[str, Any]) -> str:
+    """Returns the label of an entity or a token."""
+    label: str = entity["entity_group"] if "entity_group" in entity else entity["entity"]
+    return label
+
+
+def _group_name(tag: str) -> str:
+    """Returns the name of the group of a tag, also after another prefix than a letter, as in the pipeline."""
+    return tag.split("-", 1)[-1]
+
+
+def _decide(entities: list[dict[str, Any]], left_out: int, decisions: Plan) -> Any:
+    """Returns the entities, or on request the decision: their labels in order, with the number of entities below the threshold."""
+    if decisions.thresholds is None:
+        return entities
+    best = max((entity["score"] for entity in entities), default=None)
+    return decisions.answer(list(dict.fromkeys(map(_label_of, entities))), entities, best, left_out=left_out)
 
 
 def _ignored(request: NerRequest, labels: Sequence[str], tags: Sequence[str]) -> set[str]:
@@ -140,7 +168,7 @@ def _entities(
     best_scores = np.take_along_axis(scores, best[:, None], axis=-1)[:, 0]
     best_tags = [tags[label] for label in best.tolist()]
     for group in _groups(best_tags):
-        name = best_tags[group.start].split("-", 1)[-1]  # also after another prefix than a letter, as in the pipeline
+        name = _group_name(best_tags[group.start])
         start, end = trimmed(text, spans[group.start][0], spans[group.stop - 1][1])
         if start < end and name not in ignored:
             mean = best_scores[group.start : group.stop].mean(dtype=np.float32)
@@ -244,7 +272,7 @@ SPEC = TaskSpec(
     path="ner",
     title="Find named entities, or label tokens",
     body=NerBody,
-    answer=list[Entity] | list[list[Entity]],
+    answer=list[Entity] | list[list[Entity]] | Decided | list[Decided],
     function=label_tokens,
     missing_field=missing_labels,
     widths=logit_widths,

@@ -18,9 +18,10 @@ from pydantic_core import PydanticCustomError
 from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, warn_if_empty
-from bertserve.service.tasks.body import ClosedModel, TaskBody, TextOrTexts, body_config
+from bertserve.service.tasks.body import TaskBody, TextOrTexts, body_config
 from bertserve.service.tasks.classify import LabelScore
 from bertserve.service.tasks.cost import ITEM_BYTES, TEXT_CHARS, Cost, text_bytes
+from bertserve.service.tasks.decide import DECISION_BYTES, Decided, Plan, ThresholdParameters, thresholds_of
 from bertserve.service.tasks.decoding import activate
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 from bertserve.service.text.windows import kept_tokens
@@ -56,7 +57,7 @@ def _check_template(template: str) -> str:
     return template
 
 
-class ZeroShotParameters(ClosedModel):
+class ZeroShotParameters(ThresholdParameters):
     """Parameters of zero-shot classification."""
 
     candidate_labels: Annotated[
@@ -105,8 +106,10 @@ def classify_zero_shot(request: ZeroShotRequest, model: TaskModel) -> TaskGenera
     Raises:
         InvalidValueError: A hypothesis leaves no tokens for the text.
     """
-    config, labels = model.config, request.parameters.candidate_labels
-    tokenizer, template = model.tokenizer, request.parameters.hypothesis_template
+    config, parameters, labels = model.config, request.parameters, request.parameters.candidate_labels
+    # a calibration is for the labels of the model, not for the caller's
+    thresholds = thresholds_of(parameters, None, labels, can_be_calibrated=False) if parameters.decide else None
+    tokenizer, template = model.tokenizer, parameters.hypothesis_template
     hypotheses = tokenizer.tokenize_lazily([request.text, *(template.replace(PLACEHOLDER, label) for label in labels)])
     text = next(hypotheses)
     room, encodings, truncated = tokenizer.room(pair=True), [], False
@@ -125,17 +128,24 @@ def classify_zero_shot(request: ZeroShotRequest, model: TaskModel) -> TaskGenera
         encodings.append(tokenizer.assemble(text.ids[token_range.start : token_range.stop], hypothesis.ids))
     # some clients get the text with the labels
     cost = Cost(text_bytes(request.text) + sum(ITEM_BYTES + text_bytes(label) for label in labels))
+    if parameters.decide:
+        cost += Cost(DECISION_BYTES + sum(map(text_bytes, labels)))
     rows = yield Batch(encodings, cost, truncated=truncated, warnings=warn_if_empty(request.text))
     entails = entailment(config.labels)
     assert entails is not None, "a derived task runs only on compatible models"
     logits = np.stack([row["logits"] for row in rows])
-    if request.parameters.multi_label or len(rows) == 1:
+    if parameters.multi_label or len(rows) == 1:
         contradicts = -1 if entails == 0 else 0
         scores = activate(logits[:, [contradicts, entails]], "softmax")[:, 1]
     else:
         scores = activate(logits[:, entails], "softmax")
     order = np.argsort(scores, kind="stable")[::-1]
-    return [{"label": labels[i], "score": float(scores[i])} for i in order.tolist()]
+    scored = [{"label": labels[i], "score": float(scores[i])} for i in order.tolist()]
+    if thresholds is None:
+        return scored
+    decisions = Plan(None, thresholds, model.counts)
+    decide = decisions.labels if parameters.multi_label else decisions.label
+    return decide([(item["label"], item["score"]) for item in scored], scored)
 
 
 class ZeroShotBody(TaskBody):
@@ -163,7 +173,7 @@ SPEC = TaskSpec(
     path="zero-shot",
     title="Classify texts by your own labels",
     body=ZeroShotBody,
-    answer=list[LabelScore] | list[list[LabelScore]],
+    answer=list[LabelScore] | list[list[LabelScore]] | Decided | list[Decided],
     function=classify_zero_shot,
     derivation=Derivation(
         base=classify.TASK,
@@ -171,5 +181,5 @@ SPEC = TaskSpec(
         needs=NEEDS,
         discriminator=("parameters", "candidate_labels"),
     ),
-    has_one_label=lambda parameters, config: not parameters.get("multi_label"),
+    has_one_label=lambda parameters, config: not (parameters.get("multi_label") or parameters.get("decide")),
 )

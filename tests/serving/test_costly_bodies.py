@@ -55,6 +55,7 @@ BASES: dict[str, dict[str, Any]] = {
     "zero-shot-classification": {"inputs": text(300), "parameters": {"candidate_labels": ["building", "film"]}},
     "attention": {"inputs": text(300), "parameters": {"output_attentions": True}},
 }
+DECIDED = ("text-classification", "token-classification", "question-answering", "text-ranking", "zero-shot-classification")
 SHORT_TEXTS = (["A short text."] * ITEMS, ["A short text."] * (ITEMS + 1))
 SLOW_WORDS = text(2000, "q" * 100 + " ")
 ONE_TEXT = (text(CHARS), text(CHARS + 1))
@@ -107,6 +108,8 @@ CASES: dict[tuple[str, str], list[tuple[Any, Any]]] = {
     ("attention", "layers"): [NUMBERS],
     ("attention", "heads"): [NUMBERS],
     **{(task, "model"): [("x" * 1_000_000, 1)] for task in BASES},
+    **{(task, "threshold"): [({f"label {i}": 0.5 for i in range(50_000)}, "high"), NUMBER] for task in DECIDED},
+    **{(task, "min_confidence"): [NUMBER] for task in DECIDED},
 }
 # parts of a body that make a field costly, or without which it is not allowed
 WITH: dict[tuple[str, str], dict[str, Any]] = {
@@ -121,6 +124,11 @@ WITH: dict[tuple[str, str], dict[str, Any]] = {
     ("fill-mask", "targets"): {"parameters": {"joint": True}},
     ("fill-mask", "beam"): {"inputs": "[MASK] " * 4, "parameters": {"joint": True}},
     ("feature-extraction", "encoding_format"): {"parameters": {"pooling": "none"}},
+    **{
+        (task, name): {"parameters": BASES[task].get("parameters", {}) | {"decide": True}}
+        for task in DECIDED
+        for name in ("threshold", "min_confidence")
+    },
 }
 
 

@@ -74,7 +74,7 @@ def _call(task: str, model: Model, body: TaskBody, request: Request) -> Call:
 def _js_answer(task: str, body: TaskBody, results: list[Any]) -> Any:
     """Returns the answer to one input as the client for JavaScript reads it."""
     result = results if body.always_list else results[0]
-    if task == token_classification.TASK:  # without an entity group it treats each token as an entity
+    if task == token_classification.TASK and isinstance(result, list):  # without an entity group it treats each token as an entity
         return [{"entity_group": item["entity"]} | item if "entity" in item else item for item in result]
     if task == fill_mask.TASK and isinstance(result[0], list):  # it reads one list: the tokens of the first mask, then of the next one
         return [token for mask in result for token in mask]

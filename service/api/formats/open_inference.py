@@ -169,8 +169,8 @@ def _output_names(task: str, manifest: Manifest, body: TaskBody | None = None) -
     """Returns the outputs of a task: all that a model has, or those for a body."""
     parameters = None if body is None else body.parameters
     pooling = manifest.embedding and (getattr(parameters, "pooling", None) or manifest.embedding.pooling)
-    if pooling == "none" or getattr(parameters, "encoding_format", None) == "base64":
-        return [JSON]  # a list of vectors or a text per input
+    if pooling == "none" or getattr(parameters, "encoding_format", None) == "base64" or getattr(parameters, "decide", False):
+        return [JSON]  # a list of vectors, a text or a decision per input
     is_cut = getattr(parameters, "top_k", None) is not None  # to some labels, which are not the same for each text
     return [name for name in (*_OUTPUTS.get(task, ()), JSON) if name != "scores" or not is_cut]
 

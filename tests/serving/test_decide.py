@@ -1,0 +1,300 @@
+"""Calibrated scores, thresholds and decisions, and the counts from which drift is computed."""
+
+import asyncio
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+import tiny
+from application import call, classify, play, results
+from bertserve.service.bundle import files
+from bertserve.service.check import check
+from bertserve.service.cli import main
+from bertserve.service.models.build import build
+from bertserve.service.settings import Settings
+from bertserve.service.tasks.decoding import calibrate
+from conftest import metric
+
+TEXTS = ["a good film", "dull", "very bad , not fine", "the book was poor but good"]
+LONG = " ".join(["good", "film", "dull"] * 20)
+
+
+@pytest.fixture(name="raw", scope="module")
+def raw_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.every_kind(tmp_path_factory.mktemp("raw"))
+
+
+@pytest.fixture(name="calibrated", scope="module")
+def calibrated_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the models folder of `raw`, with calibrations."""
+    folder = tiny.every_kind(tmp_path_factory.mktemp("calibrated"))
+    tiny.calibrate(folder / "classifier", {"threshold": 0.57}, {"threshold": 0.9, "aim": "max-error"})
+    tiny.calibrate(folder / "nli", {"threshold": 0.2, "aim": "coverage"})
+    tiny.calibrate(folder / "names", {"threshold": 0.4}, method="tags")
+    tiny.calibrate(folder / "passages", {"threshold": 0.1}, method="answers", bias=[-1.0])
+    tiny.calibrate(folder / "ranker", {"threshold": 0.5, "label": "LABEL_0"}, method="per-label", bias=[0.5])
+    return folder
+
+
+def ask(models: Path, path: str, **body: Any) -> Any:
+    response = classify(models, body, path=path)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def scores_of(answer: list[dict[str, Any]]) -> dict[str, float]:
+    return {item["label"]: item["score"] for item in answer}
+
+
+def test_scores_are_calibrated_and_their_order_stays(raw: Path, calibrated: Path) -> None:
+    """By default; `calibrated` set to false gives the raw scores. A list, a pair and windows get them too, combined before calibration."""
+    inputs = [*TEXTS, {"text": "good", "text_pair": "a book"}, LONG]
+    for window in (None, "mean", "max"):
+        body = {"inputs": inputs, "parameters": {"window": window}}
+        before, after = ask(raw, "/models/classifier", **body), ask(calibrated, "/models/classifier", **body)
+        assert before == ask(calibrated, "/models/classifier", inputs=inputs, parameters={"window": window, "calibrated": False})
+        for old, new in zip(before, after, strict=True):
+            assert [item["label"] for item in old] == [item["label"] for item in new]
+            expected = calibrate(np.array([item["score"] for item in old], np.float32), "softmax", (0.5,), (0.0,))
+            assert [item["score"] for item in new] == pytest.approx(expected.tolist(), abs=1e-6)
+
+
+def test_rounding_does_not_change_the_order(tmp_path: Path) -> None:
+    """A calibration that makes several scores 0 keeps the order of the raw scores."""
+    path = tiny.bundle(tmp_path, labels=("a", "b", "c", "d", "e"), seed=3)
+    tiny.calibrate(path, scale=[2000.0])
+    answer = results(tmp_path, TEXTS)
+    assert [list(scores_of(item)) for item in results(tmp_path, TEXTS, calibrated=False)] == [list(scores_of(item)) for item in answer]
+    assert all(item[-1]["score"] == item[-2]["score"] == 0 for item in answer)
+
+
+def test_an_explanation_is_about_the_calibrated_score(calibrated: Path) -> None:
+    [[best, *_]] = ask(calibrated, "/models/classifier", inputs="good film", parameters={"explain": True})
+    [[without, *others]] = ask(calibrated, "/models/classifier", inputs="good")
+    score = scores_of([without, *others])[best["label"]]
+    assert best["explanation"][1]["importance"] == pytest.approx(best["score"] - score, abs=1e-6)
+
+
+def test_other_scores_are_not_calibrated(raw: Path, calibrated: Path) -> None:
+    for function in ("none", "sigmoid", "softmax"):
+        body = {"inputs": TEXTS, "parameters": {"function_to_apply": function}}
+        assert ask(raw, "/models/classifier", **body) == ask(calibrated, "/models/classifier", **body)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "word"),
+    [
+        ({"calibrated": True}, "bert-export calibrate"),
+        ({"decide": True}, "bert-export calibrate"),
+        ({"threshold": 0.5}, "decide"),
+        ({"decide": True, "threshold": {"good": 0.5}}, "positive"),
+        ({"decide": True, "threshold": "high"}, "must be a number or an object"),
+        ({"decide": True, "threshold": {"positive": "high"}}, "parameters.threshold.positive"),
+    ],
+)
+def test_wrong_parameters_are_errors(raw: Path, parameters: dict[str, Any], word: str) -> None:
+    response = classify(raw, {"inputs": "good", "parameters": parameters}, path="/models/classifier")
+    assert (422, "invalid_value") == (response.status_code, response.json()["error_type"])
+    assert word in response.json()["error"]
+
+
+def test_raw_scores_have_no_thresholds_of_the_bundle(calibrated: Path) -> None:
+    for parameters in ({"calibrated": False}, {"function_to_apply": "sigmoid"}):
+        body = {"inputs": "good", "parameters": parameters | {"decide": True}}
+        assert classify(calibrated, body, path="/models/classifier").status_code == 422
+    assert classify(calibrated, {"inputs": "a", "parameters": {"function_to_apply": "none", "calibrated": True}}).status_code == 422
+
+
+def test_the_best_label_is_the_decision_from_its_threshold_on(calibrated: Path) -> None:
+    """The thresholds of the bundle apply, the first of each label; a threshold or a minimum in the request replaces them."""
+    plain = ask(calibrated, "/models/classifier", inputs=TEXTS)
+    decided = ask(calibrated, "/models/classifier", inputs=TEXTS, parameters={"decide": True})
+    assert plain == [item["scores"] for item in decided]
+    assert {True, False} == {item["abstained"] for item in decided}
+    for answer, item in zip(plain, decided, strict=True):
+        assert item["decision"] == (answer[0]["label"] if answer[0]["score"] >= 0.57 else None)
+        assert item["abstained"] == (item["decision"] is None) == (item["reason"] is not None)
+    for parameters in ({"threshold": 0.99}, {"min_confidence": 0.99}):
+        item = ask(calibrated, "/models/classifier", inputs=TEXTS[:1], parameters={"decide": True} | parameters)
+        assert item[0]["abstained"]
+
+
+def test_a_label_with_a_threshold_is_chosen_from_it_on(raw: Path) -> None:
+    """Even if another label has a better score; if no such label reaches its own, the best label without one is chosen."""
+    [answer] = ask(raw, "/models/classifier", inputs=TEXTS[:1])
+    best, second, _ = answer
+
+    def decision(**threshold: float) -> Any:
+        [item] = ask(raw, "/models/classifier", inputs=TEXTS[:1], parameters={"decide": True, "threshold": threshold})
+        return item["decision"]
+
+    assert second["label"] == decision(**{second["label"]: second["score"] - 1e-3})
+    assert best["label"] == decision(**{second["label"]: second["score"] + 1e-3})
+    assert decision(**{best["label"]: best["score"] + 1e-3}) is None
+
+
+def test_coverage_gives_sets_of_labels(calibrated: Path) -> None:
+    [answer] = ask(calibrated, "/models/nli", inputs=["good"])
+    [item] = ask(calibrated, "/models/nli", inputs=["good"], parameters={"decide": True})
+    assert item["decision"] == [label["label"] for label in answer if label["score"] >= 0.2]
+
+
+def test_independent_labels_are_decided_one_by_one(tmp_path: Path) -> None:
+    """The decision is a list, which may be empty. `top_k` limits only the scores; each label can have its own calibration."""
+    path = tiny.bundle(tmp_path, activation="sigmoid")
+    tiny.calibrate(path, {"threshold": 0.9, "label": "neutral"}, method="per-label", scale=[0.5, 1.0, 2.0], bias=[3.0, -3.0, 0.0])
+    raw = scores_of(results(tmp_path, "good", calibrated=False)[0])
+    [item] = results(tmp_path, "good", decide=True, top_k=1)
+    [answer] = results(tmp_path, "good")
+    odds = np.log(np.array([raw[label] for label in tiny.LABELS])) - np.log1p(-np.array([raw[label] for label in tiny.LABELS]))
+    expected = 1 / (1 + np.exp(-(odds * [0.5, 1, 2] + [3, -3, 0])))
+    assert scores_of(answer) == pytest.approx(dict(zip(tiny.LABELS, expected.tolist(), strict=True)), abs=1e-5)
+    assert answer == sorted(answer, key=lambda label: -label["score"])
+    least = {"neutral": 0.9}
+    assert item["decision"] == [label["label"] for label in answer if label["score"] >= least.get(label["label"], 0.5)]
+    assert (1, False) == (len(item["scores"]), item["abstained"])
+    assert results(tmp_path, "good", decide=True, threshold=1.1)[0]["decision"] == []
+    assert results(tmp_path, "good", decide=True, min_confidence=1.1)[0]["decision"] is None
+
+
+def test_entities_below_the_threshold_are_left_out_and_counted(raw: Path, calibrated: Path) -> None:
+    text = "the film was good and a book very dull"
+    plain, before = ask(calibrated, "/ner", inputs=text), ask(raw, "/ner", inputs=text)
+    assert [item["word"] for item in plain] == [item["word"] for item in before]
+    assert [item["score"] for item in plain] < [item["score"] for item in before]
+    least = sorted(item["score"] for item in plain)[1]
+    kept = [item for item in plain if item["score"] >= least]
+    item = ask(calibrated, "/ner", inputs=text, parameters={"decide": True, "threshold": least})
+    assert {
+        "decision": list(dict.fromkeys(entity["entity_group"] for entity in kept)),
+        "scores": kept,
+        "left_out": len(plain) - len(kept),
+    }.items() <= item.items()
+    per_label = ask(calibrated, "/ner", inputs=[text], parameters={"decide": True, "threshold": {"PER": 1.1}})
+    assert [entity for entity in plain if entity["entity_group"] != "PER"] == per_label[0]["scores"]
+    nothing = ask(calibrated, "/ner", inputs="", parameters={"decide": True})
+    assert {"decision": [], "abstained": False, "left_out": 0}.items() <= nothing.items()
+
+
+def test_answers_are_decided_by_the_best_one(raw: Path, calibrated: Path) -> None:
+    """A calibration keeps the order of answers, and moves "no answer" by its offset."""
+    body = {"inputs": {"question": "good?", "context": LONG}, "parameters": {"top_k": 5, "handle_impossible_answer": True}}
+    before, after = ask(raw, "/answer", **body), ask(calibrated, "/answer", **body)
+    assert [item["answer"] for item in before if item["answer"]] == [item["answer"] for item in after if item["answer"]]
+    for old, new in ((old, new) for old in before for new in after if old["answer"] == new["answer"]):
+        assert new["score"] == pytest.approx(old["score"] ** 0.5 * (1 if old["answer"] else np.exp(-1)), rel=1e-4)
+    for threshold, decision in ((0.0, after[0]["answer"]), (1.1, None)):
+        item = ask(calibrated, "/answer", inputs=body["inputs"], parameters=body["parameters"] | {"decide": True, "threshold": threshold})
+        assert (decision, after) == (item["decision"], item["scores"])
+
+
+def test_reranking_decides_which_texts_are_relevant(raw: Path, calibrated: Path) -> None:
+    body = {"query": "good film", "texts": TEXTS}
+    before, after = ask(raw, "/rerank", **body), ask(calibrated, "/rerank", **body)
+    assert [item["index"] for item in before] == [item["index"] for item in after]
+    odds = [np.log(item["score"] / (1 - item["score"])) for item in before]
+    assert [item["score"] for item in after] == pytest.approx([1 / (1 + np.exp(-(0.5 * x + 0.5))) for x in odds], abs=1e-5)
+    item = ask(calibrated, "/rerank", **body, parameters={"decide": True})
+    assert [ranked["index"] for ranked in after if ranked["score"] >= 0.5] == item["decision"]
+    assert before == ask(calibrated, "/rerank", **body, parameters={"calibrated": False})
+    raw_scores = [ask(models, "/rerank", **body, raw_scores=True) for models in (raw, calibrated)]
+    assert raw_scores[0] == raw_scores[1]
+
+
+def test_zero_shot_takes_thresholds_and_is_not_calibrated(raw: Path, calibrated: Path) -> None:
+    body = {"inputs": "good", "parameters": {"candidate_labels": ["film", "book"]}}
+    [before, after] = [ask(models, "/zero-shot", **body) for models in (raw, calibrated)]
+    assert before == after
+    item = ask(calibrated, "/zero-shot", inputs="good", parameters=body["parameters"] | {"decide": True, "threshold": {"film": 0.0}})
+    assert ("film", after) == (item["decision"], item["scores"])
+    response = classify(calibrated, {"inputs": "a", "parameters": body["parameters"] | {"decide": True}}, path="/zero-shot")
+    assert response.status_code == 422
+    assert "bert-export" not in response.json()["error"]
+
+
+def test_other_formats_keep_their_shape(raw: Path, calibrated: Path) -> None:
+    """They have the scores of the model, which are calibrated."""
+    for path, body in (
+        ("/predict", {"inputs": "good", "model": "classifier"}),
+        ("/v2/rerank", {"query": "good", "documents": TEXTS, "model": "ranker"}),
+        ("/v1/models/classifier:predict", {"instances": TEXTS}),
+        ("/v2/models/classifier/infer", {"inputs": [{"name": "inputs", "shape": [1], "datatype": "BYTES", "data": ["good"]}]}),
+    ):
+        before, after = (ask(models, path, **body) for models in (raw, calibrated))
+        assert shape(before) == shape(after)
+    infer = {"inputs": [{"name": "inputs", "shape": [1], "datatype": "BYTES", "data": ["good"]}], "parameters": {"decide": True}}
+    assert ["json"] == [output["name"] for output in ask(calibrated, "/v2/models/classifier/infer", **infer)["outputs"]]
+
+
+def shape(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: shape(item) for key, item in value.items()}
+    return [shape(item) for item in value] if isinstance(value, list) else type(value)
+
+
+def test_predictions_are_counted_by_score_and_label(tmp_path: Path) -> None:
+    """Only calibrated scores count, next to the constants of the bundle. Abstentions count for any model."""
+    tiny.calibrate(tiny.bundle(tmp_path, "tuned"), {"threshold": 1.0})
+    tiny.bundle(tmp_path, "plain", seed=1)
+
+    async def ask_all(client: httpx.AsyncClient) -> tuple[str, Any]:
+        answer = await client.post("/models/tuned", json={"inputs": TEXTS, "parameters": {"decide": True}})
+        await client.post("/models/tuned", json={"inputs": TEXTS, "parameters": {"calibrated": False}})
+        await client.post("/models/plain", json={"inputs": TEXTS, "parameters": {"decide": True, "min_confidence": 1.0}})
+        return (await client.get("/metrics")).text, answer.json()
+
+    page, answer = play(build(Settings(models=tmp_path, allow_implicit_default=True)), ask_all)
+    best = [item["scores"][0] for item in answer]
+    assert metric(page, "scores_total", model="tuned") == metric(page, "predictions_total", model="tuned") == len(TEXTS)
+    for edge in range(20):
+        expected = sum(edge / 20 <= item["score"] < (edge + 1) / 20 for item in best)
+        assert metric(page, "scores_total", model="tuned", from_score=f"{edge / 20:g}") == expected
+    assert metric(page, "predictions_total", label=best[0]["label"]) == sum(item["label"] == best[0]["label"] for item in best)
+    assert metric(page, "abstentions_total", model="tuned") == metric(page, "abstentions_total", model="plain") == len(TEXTS)
+    assert metric(page, "reference_scores", model="tuned", from_score="0.5") == pytest.approx(0.1)
+    assert metric(page, "reference_predictions", model="tuned", label="negative") == pytest.approx(0.4)
+    assert 'model="plain",from_score' not in page
+
+
+def test_the_description_of_a_model_has_its_calibration(calibrated: Path) -> None:
+    described = call(calibrated, "GET", "/models/classifier").json()["decision"]
+    manifest = files.load_bundle(calibrated / "classifier").manifest
+    assert described["thresholds"][0]["threshold"] == 0.57
+    assert described["after"]["bins"] == [bin_.model_dump() for bin_ in manifest.graphs[0].decision.after.bins]  # type: ignore[union-attr]
+    assert call(calibrated, "GET", "/models/choices").json().get("decision") is None
+
+
+def test_the_stored_example_is_compared_with_raw_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The example is from the export, before the calibration."""
+    path = tiny.bundle(tmp_path)
+    raw = results(tmp_path, "a good film")
+    tiny.edit(path, lambda fields: fields["example"].update(result=raw))
+    tiny.calibrate(path)
+    assert asyncio.run(check(Settings(models=tmp_path))) == 0
+    assert "ok" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("model", "row", "parameters"),
+    [("classifier", {"text": "good"}, {}), ("ranker", {"query": "good", "texts": ["a film", "dull"]}, {"return_text": True})],
+)
+def test_files_are_scored_with_decisions(
+    calibrated: Path, tmp_path: Path, model: str, row: dict[str, Any], parameters: dict[str, Any]
+) -> None:
+    """The answer is that of the endpoint, also in CSV, where a label and its score would otherwise have columns of their own."""
+    path = "/rerank" if model == "ranker" else "/classify"
+    source, output = tmp_path / "in.csv", tmp_path / "out.csv"
+    with source.open("w", newline="") as file:
+        csv.writer(file).writerows([row, [value if isinstance(value, str) else json.dumps(value) for value in row.values()]])
+    flags = ["--task", path[1:], "--parameters", json.dumps(parameters | {"decide": True}), str(source), str(output)]
+    assert main(["score", "--models", str(calibrated), "--model", model, *flags]) == 0
+    body = row | parameters if model == "ranker" else {"inputs": row["text"]}
+    answer = ask(calibrated, path, **body, model=model, parameters={"decide": True})
+    with output.open(newline="") as file:
+        [line] = csv.DictReader(file)
+    assert json.loads(line["prediction"]) == (answer if model == "ranker" else answer[0])
