@@ -51,16 +51,6 @@ def settings_table() -> str:
     return _table(("flag", "default", "values", "meaning"), rows)
 
 
-def score_list() -> str:
-    """Returns an item for each argument of `bert-serve score` that is not a setting of the service."""
-    rows = []
-    for name, field in facts.score_settings().items():
-        default, meaning = _default(field.get_default()), _cell(field.description)
-        shown = meaning if default == "none" else f"{meaning.removesuffix('.')} (default: {default})."
-        rows.append((name.upper() if field.is_required() else _flag(name), shown))
-    return _list(rows)
-
-
 def flags_list(command: str) -> str:
     """Returns an item for each flag of a command."""
     return _list((flag.usage, _sentence(flag)) for flag in facts.flags(facts.parsers()[command]))
@@ -150,7 +140,6 @@ def blocks() -> dict[str, Callable[[], str]]:
     """Returns the function that generates each block, by the name in the block's comment."""
     return {
         "settings": settings_table,
-        "flags of bert-serve score": score_list,
         "flags of bert-export": lambda: flags_list("bert-export"),
         "flags of bert-export verify": lambda: flags_list("bert-export verify"),
         "flags of bert-export calibrate": lambda: flags_list("bert-export calibrate"),

@@ -1,8 +1,7 @@
-"""Runs the programs that retry, of docs/how-to/clients.md, against a service that first refuses requests."""
+"""Runs the program that retries, of docs/how-to/clients.md, against a service that first refuses requests."""
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -14,10 +13,9 @@ from pathlib import Path
 import pytest
 
 PAGE = (Path(__file__).parent.parent / "docs/how-to/clients.md").read_text(encoding="utf-8").partition("## Retries")[2]
-NODE = shutil.which("node")
 ANSWER = [[{"label": "positive", "score": 1.0}]]
-# Code before each program: it records and skips the pauses. In JavaScript, it does not replace the global timers, because fetch uses them.
-PYTHON = """
+# Code before the program: it records and skips the pauses.
+BEFORE = """
 import json, time
 pauses, moved = [], 0.0
 clock = time.monotonic
@@ -29,17 +27,6 @@ time.sleep, time.monotonic = sleep, lambda: clock() + moved
 import atexit, sys
 atexit.register(lambda: print("pauses", json.dumps(pauses), file=sys.stderr))
 """
-JAVASCRIPT = """
-const pauses = [];
-let moved = 0;
-const Date = { now: () => globalThis.Date.now() + Math.round(moved) };
-const setTimeout = (done, ms) => { pauses.push(ms / 1000); moved += ms; done(); };
-process.on("exit", () => console.error("pauses " + JSON.stringify(pauses)));
-"""
-
-each_language = pytest.mark.parametrize(
-    "language", ["python", pytest.param("javascript", marks=pytest.mark.skipif(NODE is None, reason="needs node"))]
-)
 
 
 class Refusing(ThreadingHTTPServer):
@@ -81,24 +68,19 @@ def refusing_service(request: pytest.FixtureRequest) -> Iterator[Refusing]:
         server.shutdown()
 
 
-def run(language: str, server: Refusing) -> tuple[int, str, list[float]]:
-    """Runs the page's program in a language. Returns its exit code, its output, and its pauses in seconds."""
-    [program] = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+def run(server: Refusing) -> tuple[int, str, list[float]]:
+    """Runs the page's program. Returns its exit code, its output, and its pauses in seconds."""
+    [program] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     program = program.replace("http://127.0.0.1:8000", f"http://127.0.0.1:{server.server_port}")
-    if language == "python":
-        command = [sys.executable, "-c", PYTHON + program]
-    else:
-        command = [str(NODE), "--input-type=module", "--eval", JAVASCRIPT + program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", BEFORE + program], capture_output=True, text=True, timeout=60, check=False)
     [pauses] = re.findall(r"^pauses (.*)$", done.stderr, re.MULTILINE)
     return done.returncode, done.stdout, json.loads(pauses)
 
 
-@each_language
 @pytest.mark.parametrize("refusing", [[429, 503, 0, 429]], indirect=True, ids=["busy"])
-def test_requests_to_a_busy_service_are_retried(language: str, refusing: Refusing) -> None:
+def test_requests_to_a_busy_service_are_retried(refusing: Refusing) -> None:
     """A pause takes `Retry-After`, or 1 s after a lost connection, plus at most 50 %. Each retry sends the remaining time as timeout."""
-    code, printed, pauses = run(language, refusing)
+    code, printed, pauses = run(refusing)
 
     assert (0, True) == (code, "positive" in printed)
     assert [{"inputs": "A warm, funny film."}] * 5 == [body for body, _ in refusing.asked]
@@ -108,19 +90,17 @@ def test_requests_to_a_busy_service_are_retried(language: str, refusing: Refusin
     assert [True] * 4 == [before - after >= 1000 for before, after in pairwise(times)]
 
 
-@each_language
 @pytest.mark.parametrize("refusing", [[422], [504], [500]], indirect=True, ids=str)
-def test_errors_without_retry_after_are_not_retried(language: str, refusing: Refusing) -> None:
-    code, _, pauses = run(language, refusing)
+def test_errors_without_retry_after_are_not_retried(refusing: Refusing) -> None:
+    code, _, pauses = run(refusing)
 
     assert (1, [], 1) == (code, pauses, len(refusing.asked))
 
 
-@each_language
 @pytest.mark.parametrize("refusing", [[429] * 40], indirect=True, ids=["always"])
-def test_retries_end_at_the_deadline(language: str, refusing: Refusing) -> None:
+def test_retries_end_at_the_deadline(refusing: Refusing) -> None:
     """All pauses together take less than the program's deadline of 30 s, and a request follows each pause."""
-    code, _, pauses = run(language, refusing)
+    code, _, pauses = run(refusing)
 
     assert 1 == code
     assert sum(pauses) < 30
