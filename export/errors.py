@@ -38,10 +38,6 @@ class OutputError(ExportError):
 
 
 class DataError(ExportError):
-    """The data for a verification cannot be read, or one of its lines is invalid."""
+    """The data for a verification or a calibration cannot be used, or one of its lines is invalid."""
 
     exit_code = 2
-
-
-class AimError(ExportError):
-    """No threshold reaches an aim; the message says how close the best one comes."""

@@ -16,7 +16,7 @@ from bertserve.export.bundle import package_bundle, refuse_existing
 from bertserve.export.decisions.outcomes import IDENTITY, Outcomes, Parameters, collect
 from bertserve.export.decisions.predictions import SEED, Indices, measure
 from bertserve.export.decisions.thresholds import Goal, Miss, choose
-from bertserve.export.errors import AimError, DataError, ExportError
+from bertserve.export.errors import DataError, ExportError
 from bertserve.export.reliability import diagrams, with_section
 from bertserve.export.validation.labeled_data import read_data
 from bertserve.export.validation.served_graph import ServedGraph, open_graph
@@ -26,7 +26,6 @@ from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_F
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.engine.sessions import why_not
-from bertserve.service.errors import BertServeError
 from bertserve.service.scoring.rows import Row
 from bertserve.service.text.tokenizer import Tokenizer
 
@@ -62,29 +61,27 @@ def calibrate(spec: CalibrateSpec, report: Callable[[GraphSpec], None], skip: Ca
     `report` gets each calibrated graph, and `skip` each other graph with the reason.
 
     Raises:
-        ExportError: The bundle or the data cannot be used, a calibration is worse than raw scores, or no threshold reaches an aim. Nothing
-            is written.
+        ExportError: The data cannot be used, a calibration is worse than raw scores, or no threshold reaches an aim. Nothing is written.
+        BertServeError: The bundle cannot be used, or a graph fails.
     """
-    try:
-        bundle = load_bundle(spec.bundle.resolve())
-        tokenizer = Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
-    except BertServeError as error:
-        raise ExportError(error.message) from error
+    bundle = load_bundle(spec.bundle.resolve())
+    tokenizer = Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
     target = spec.output / bundle.manifest.name
     with workspace(bundle.manifest.name, spec.output) as scratch:
         refuse_existing(target, overwrite=spec.overwrite)
         data = _read(spec, bundle.manifest)
+        if all(why_not(graph.provider) is not None for graph in bundle.manifest.graphs):
+            raise ExportError(f"this machine can run no graph of `{bundle.path}`; calibrate it where it is served.")
         graphs = []
         for graph in bundle.manifest.graphs:
             if (missing := why_not(graph.provider)) is not None:
                 skip(graph, missing)
                 graphs.append(graph)
                 continue
-            served = open_graph(bundle.path, graph, bundle.manifest.tokenizer, tokenizer, bundle.manifest, graph.provider)
+            raw = graph.model_copy(update={"decision": None})
+            served = open_graph(bundle.path, raw, bundle.manifest.tokenizer, tokenizer, bundle.manifest, graph.provider)
             graphs.append(graph.model_copy(update={"decision": decide(served, data, spec.goals)}))
             report(graphs[-1])
-        if tuple(graphs) == bundle.manifest.graphs:
-            raise ExportError(f"this machine can run no graph of `{bundle.path}`; calibrate it where it is served.")
         manifest = Manifest.model_validate(bundle.manifest.model_copy(update={"graphs": tuple(graphs)}).model_dump())
         _copy(bundle, scratch / "bundle")
         card = bundle.path / CARD_FILE
@@ -100,8 +97,7 @@ def decide(served: ServedGraph, data: Labeled, goals: Sequence[Goal]) -> Decisio
 
     Raises:
         DataError: The data cannot calibrate it.
-        AimError: No threshold reaches an aim.
-        ExportError: The calibration is worse than raw scores.
+        ExportError: The calibration is worse than raw scores, or no threshold reaches an aim.
     """
     outcomes, name = collect(served, data.rows, data.golds), served.graph.name
     halves = _halves(outcomes.kinds) if data.judged_from is None else np.split(np.arange(len(outcomes)), [data.judged_from])
@@ -144,7 +140,7 @@ def _thresholds(
         else:
             missed.append(_describe_miss(goal, result, len(judged) * (2 if with_halves else 1)))
     if missed:
-        raise AimError(f"no threshold of {name} reaches {'; '.join(missed)}. Give more examples, or a lower aim.")
+        raise ExportError(f"no threshold of {name} reaches {'; '.join(missed)}. Give more examples, or a lower aim.")
     return tuple(chosen)
 
 

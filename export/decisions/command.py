@@ -17,6 +17,7 @@ from bertserve.export.decisions.thresholds import Goal
 from bertserve.export.errors import ExportError
 from bertserve.service.bundle.decision import Aim
 from bertserve.service.bundle.graph_spec import GraphSpec
+from bertserve.service.errors import BertServeError
 from bertserve.service.flag_parser import FlagParser
 
 
@@ -30,9 +31,9 @@ def main(argv: Sequence[str]) -> int:
 
     try:
         target = calibrate(CalibrateSpec(**vars(args)), _report, _skip)
-    except ExportError as error:
+    except (ExportError, BertServeError) as error:
         print(f"bert-export: {error}", file=sys.stderr)
-        return error.exit_code
+        return error.exit_code if isinstance(error, ExportError) else 1
     except OSError as error:
         print(
             f"bert-export: cannot write the bundle: {error.strerror or error} (`{error.filename or args.output}`); free disk space, or give "

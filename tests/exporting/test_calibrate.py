@@ -85,6 +85,7 @@ def test_the_calibrated_bundle_is_complete_and_recovers_the_temperature(tmp_path
         calibrate(new, "--data", lines, "--overwrite")[0],
         (new / "README.md").read_text(encoding="utf-8").count("## Calibration"),
     )
+    assert decision.scale == decision_of(new).scale  # calibrated scores are not calibrated again
     assert 2 == calibrate(new, "--data", lines)[0]  # it exists
 
 
@@ -97,7 +98,6 @@ def test_each_graph_has_its_own_calibration(tmp_path: Path, calibrate: Calibrate
     assert (pytest.approx(2, rel=0.2), 1.0) == (decision_of(new).temperature, decision_of(new, "int8").temperature)
 
 
-@pytest.mark.skipif("config.getoption('-m') == 'gpu'")
 def test_a_graph_that_cannot_run_here_is_not_calibrated(tmp_path: Path, calibrate: Calibrate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertserve.export.decisions.calibrate.why_not", lambda provider: None if provider == "cpu" else "no driver.")
     path = sound(tmp_path)
@@ -105,6 +105,8 @@ def test_a_graph_that_cannot_run_here_is_not_calibrated(tmp_path: Path, calibrat
     assert 0 == calibrate(with_gpu_graph(path), "--data", lines)[0]
 
     assert [True, False] == [graph.decision is not None for graph in load_bundle(tmp_path / "out" / path.name).manifest.graphs]
+    only = with_gpu_graph(sound(tmp_path / "only"), only=True)
+    assert (1, True) == ((result := calibrate(only, "--data", lines, "--overwrite"))[0], "can run no graph" in result[1])
 
 
 def test_a_second_file_judges(tmp_path: Path, calibrate: Calibrate) -> None:
