@@ -56,22 +56,6 @@ def flags_list(command: str) -> str:
     return _list((flag.usage, _sentence(flag)) for flag in facts.flags(facts.parsers()[command]))
 
 
-def bench_table() -> str:
-    """Returns a row for each flag of `bert-bench`, with the commands that have it."""
-    commands: dict[Flag, list[str]] = {}
-    for command, parser in facts.parsers().items():
-        if command.startswith("bert-bench "):
-            for flag in facts.flags(parser):
-                commands.setdefault(flag, []).append(command.partition(" ")[2])
-    all_commands = list(dict.fromkeys(command for names in commands.values() for command in names))
-    rows = []
-    for flag, names in commands.items():
-        others = [command for command in all_commands if command not in names]
-        shown = _codes(names) if len(others) > 2 else f"all but {_codes(others)}" if others else "all"
-        rows.append((f"`{flag.usage}`", _sentence(flag), shown))
-    return _table(("flag", "meaning", "commands"), rows)
-
-
 def bench_commands_table() -> str:
     """Returns a row for each command of `bert-bench`."""
     parsers = {name.partition(" ")[2]: parser for name, parser in facts.parsers().items() if name.startswith("bert-bench ")}
@@ -144,7 +128,6 @@ def blocks() -> dict[str, Callable[[], str]]:
         "flags of bert-export verify": lambda: flags_list("bert-export verify"),
         "flags of bert-export calibrate": lambda: flags_list("bert-export calibrate"),
         "commands of bert-bench": bench_commands_table,
-        "flags of bert-bench": bench_table,
         "metrics": metrics_table,
         **{f"layers of {package}": (lambda package=package: layers_drawing(package)) for package in ("service", "export")},
         "tasks": tasks_table,

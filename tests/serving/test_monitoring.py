@@ -28,9 +28,7 @@ DASHBOARD: dict[str, Any] = json.loads((GRAFANA / "bertserve.json").read_text(en
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 RULES = [rule for group in yaml.safe_load((PROMETHEUS / "alerts.yml").read_text(encoding="utf-8"))["groups"] for rule in group["rules"]]
 QUERIES = {f"{panel['title']} {target['refId']}": target["expr"] for panel in PANELS for target in panel["targets"]}
-PAGE = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8").partition("## Queries")[2]
-OF_PAGE = dict(re.findall(r"^\| ([a-z ]+) \| `(.+?)`", PAGE, re.MULTILINE))
-EXPRESSIONS = QUERIES | {rule["alert"]: rule["expr"] for rule in RULES} | OF_PAGE
+EXPRESSIONS = QUERIES | {rule["alert"]: rule["expr"] for rule in RULES}
 # labels that Prometheus adds to each series
 OF_PROMETHEUS = {"job", "instance"}
 WORDS = set("sum by rate increase count max min_over_time changes histogram_quantile vector and or on time offset".split())
