@@ -121,7 +121,7 @@ class Scheduler:
             self._first_steps += steps
             return
         with self._lock:
-            ends = [(thread, threading.Event()) for thread in self._threads]
+            ends = [(thread, threading.Event()) for thread in self._threads if not thread.hung]
             for thread, end in ends:
                 thread.steps += (*steps, end.set)
             self._wake(self._free)
@@ -283,13 +283,13 @@ class Scheduler:
                     self._execute(thread, open_items)
             return
         for item, result in zip(batch, results, strict=True):
-            thread.ticks = 0  # a batch can have the last items of many requests, and decoding each can take a second
-            self._deliver(item, result)
+            self._deliver(thread, item, result)
 
-    def _deliver(self, item: Item, result: Any) -> None:
+    def _deliver(self, thread: InferenceThread, item: Item, result: Any) -> None:
         """Records a result; after the last one, it continues the request."""
         request = item.request
         with self._lock:
+            thread.ticks = 0  # a batch can have the last items of many requests, and decoding each can take a second
             if not self.queue.finish(item, result):
                 if request.waiting and not request.running:
                     self._wake()  # an inference thread may have left the rest of the request while this item ran
@@ -299,6 +299,8 @@ class Scheduler:
             payloads = proceed(results)
             with self._lock:
                 if payloads and request in self.queue.requests:
+                    if self.clock() >= request.deadline:  # the timer found no item that waits
+                        raise ExpiredError(_EXPIRED)
                     self.queue.put_next(request, payloads)
                     self._wake(len(payloads))
         except BaseException as error:  # noqa: BLE001 - the boundary of a batch: an error of a request's own code is that request's answer
@@ -360,26 +362,25 @@ class Scheduler:
         It counts ticks instead of reading a clock: if the process was suspended, no ticks occurred, so no run counts as hung when it continues.
         """
         self._timer = self._loop.call_later(self._tick_s, self._tick)
-        self._look()
+        self.look()
 
-    def _look(self) -> None:
-        """Adds a tick to each run, and replaces the threads whose run hangs."""
+    def look(self) -> None:
+        """Adds a tick to each run, and replaces the threads whose run hangs; the scheduler calls it at each tick."""
         for thread in list(self._threads):
-            if thread.batch and not thread.hung:
-                thread.ticks += 1
-                # predictions adapt to the machine, so a slow machine does not matter
-                if thread.ticks >= max(10, 20 * thread.predicted_s / self._tick_s):
-                    self._replace(thread, thread.ticks * self._tick_s)
+            with self._lock:
+                if thread.batch and not thread.hung:
+                    thread.ticks += 1
+                    # predictions adapt to the machine, so a slow machine does not matter
+                    if thread.ticks >= max(10, 20 * thread.predicted_s / self._tick_s):
+                        self._replace(thread, thread.ticks * self._tick_s)
 
     def _replace(self, thread: InferenceThread, seconds: float) -> None:
         """Fails the requests of a run that hangs, and starts another thread. With as many hangs as threads, the service must be restarted."""
-        with self._lock:
-            if not thread.ticks:  # the run has just ended
-                return
-            thread.hung = True
-            hung = {item.request for item in thread.batch}
-            self._hangs += 1
-            self.is_broken = self.is_broken or self._hangs >= self._thread_count
+        thread.hung = True
+        thread.steps.clear()  # they refer to engines
+        hung = {item.request for item in thread.batch}
+        self._hangs += 1
+        self.is_broken = self.is_broken or self._hangs >= self._thread_count
         logger.error("%s hangs: a run has taken %.0f s, and the prediction was %.3f s", thread.handle.name, seconds, thread.predicted_s)
         self._on_hang()
         for request in hung:

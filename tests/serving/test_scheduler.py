@@ -195,6 +195,20 @@ async def test_a_request_expires_only_while_an_item_waits(bench: Bench) -> None:
     assert [["blocker"], ["running"]] == [await blocker, await running]
 
 
+@on_loop(manual=True)
+async def test_a_request_expires_between_two_runs(bench: Bench) -> None:
+    """The deadline passed during the first run, when no item waited."""
+    bench.work.gate.clear()
+    request = bench.submit("first", then=["second"], timeout_s=10.0)
+    await asyncio.sleep(0)
+    await asyncio.to_thread(bench.work.started.acquire)
+    bench.clock.now += 11.0
+    bench.work.gate.set()
+    with pytest.raises(ExpiredError):
+        await request
+    assert [["first"]] == bench.work.batches
+
+
 @on_loop()
 async def test_stop_answers_admitted_requests_and_refuses_new_ones(bench: Bench) -> None:
     blocker = await bench.blocked()

@@ -1,13 +1,18 @@
 """Scheduler: a run that hangs fails its requests, and another thread replaces its thread."""
 
 import asyncio
+import gc
 import threading
+import time
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from bertserve.service.errors import DeviceLostError, EngineError, UnavailableError
+from bertserve.service.scheduling import scheduler
+from bertserve.service.scheduling.scheduled_request import InferenceThread
 from scheduler_bench import Bench, on_loop, play, takes
 
 
@@ -16,11 +21,11 @@ class Hanging(Bench):
 
     def look(self, ticks: int) -> None:
         for _ in range(ticks):
-            self.scheduler._look()
+            self.scheduler.look()
 
-    async def one_runs(self) -> None:
-        """Returns when all other threads wait; a thread that has delivered a result needs some time until it does."""
-        while 1 != sum(bool(thread.batch) for thread in self.scheduler._threads if not thread.hung):
+    async def one_waits(self) -> None:
+        """Returns when a thread waits; a thread that has delivered a result needs some time until it does."""
+        while self.scheduler.wait_s:
             await asyncio.sleep(0.001)
 
 
@@ -35,7 +40,7 @@ def test_a_thread_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> No
         await bench.work.let_one_pass()  # the blockers end, and the two share a run
         await bench.work.let_one_pass()  # the batch has failed, and its first half hangs
         await asyncio.gather(*blockers)
-        await bench.one_runs()
+        await bench.one_waits()
         bench.look(9)
         assert (0, True) == (bench.hangs, bench.scheduler.ready)
         bench.look(1)
@@ -46,8 +51,10 @@ def test_a_thread_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> No
         bench.work.gate.set()
         assert (1, True) == (bench.hangs, bench.scheduler.ready)
         assert [["a"], ["b"]] == await asyncio.gather(bench.submit("a"), bench.submit("b"))
-        last, waiting = await bench.blocked(), bench.submit("waiting", runner=bench.runs(seconds=takes(2.0)))
-        await bench.one_runs()
+        last = await bench.blocked()
+        await bench.one_waits()
+        waiting = bench.submit("waiting", runner=bench.runs(seconds=takes(2.0)))
+        await asyncio.sleep(0)
         bench.look(10)
         assert (2, False) == (bench.hangs, bench.scheduler.ready)
         with pytest.raises(EngineError, match="hung for 10 s"):
@@ -59,7 +66,7 @@ def test_a_thread_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> No
         hung.set()
 
     play(check, Hanging, manual=True, hung_floor_s=10.0, threads=2)
-    assert 2 == sum(" hangs: a run has taken 10 s" in line for line in caplog.messages)
+    assert ["ERROR"] * 2 == [record.levelname for record in caplog.records]
 
 
 @on_loop(Hanging, manual=True, hung_floor_s=10.0)
@@ -98,14 +105,61 @@ async def test_the_scheduler_looks_at_its_runs_by_itself(bench: Bench) -> None:
     assert not bench.scheduler.ready
 
 
-@on_loop(Hanging, manual=True, hung_floor_s=10.0)
-async def test_a_run_that_has_just_begun_does_not_hang(bench: Hanging) -> None:
-    """The one before it may have ended after the last look."""
-    blocker = await bench.blocked()
-    bench.scheduler._replace(bench.scheduler._threads[0], 10.0)
-    assert (0, True) == (bench.hangs, bench.scheduler.ready)
-    bench.work.gate.set()
-    assert ["blocker"] == await blocker
+class SlowlyRead(InferenceThread):
+    """A thread whose run can end while its ticks are read."""
+
+    gate: threading.Event | None = None
+
+    @property
+    def ticks(self) -> int:
+        value = self._ticks
+        if self.gate is not None:
+            self.gate.set()
+            time.sleep(0.2)
+        return value
+
+    @ticks.setter
+    def ticks(self, value: int) -> None:
+        self._ticks = value
+
+
+def test_a_run_that_ends_during_the_look_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is either answered or counted."""
+
+    async def check(bench: Hanging) -> None:
+        task = await bench.blocked()
+        bench.look(9)
+        monkeypatch.setattr(SlowlyRead, "gate", bench.work.gate)
+        bench.look(1)
+        await asyncio.wait([task])
+        assert (bench.hangs == 1) is (task.exception() is not None)
+
+    monkeypatch.setattr(scheduler, "InferenceThread", SlowlyRead)
+    play(check, Hanging, manual=True, hung_floor_s=10.0, threads=2)
+
+
+@on_loop(Hanging, manual=True, hung_floor_s=10.0, threads=2)
+async def test_a_hung_thread_gets_and_keeps_no_steps(bench: Hanging) -> None:
+    """They refer to engines, which must be freed when their model is unloaded."""
+
+    class Engine:
+        def warm_up(self) -> None:
+            pass
+
+    engines = [Engine(), Engine()]
+    kept = [weakref.ref(engine) for engine in engines]
+    task = await bench.blocked()
+    warm_up = asyncio.ensure_future(asyncio.to_thread(bench.scheduler.on_each_thread, [engines[0].warm_up]))
+    await asyncio.sleep(0.1)
+    bench.look(10)
+    await asyncio.wait([warm_up, task])
+    await asyncio.to_thread(bench.scheduler.on_each_thread, [engines[1].warm_up])
+    engines.clear()
+    del warm_up
+    await asyncio.sleep(0)
+    gc.collect()
+    assert [None, None] == [engine() for engine in kept]
+    assert task.exception() is not None
 
 
 @on_loop(threads=2)
