@@ -24,12 +24,15 @@ Key = tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]  # of a captured run: 
 
 # Maximum padded tokens of a captured run: larger ones keep the GPU busy while their kernels start.
 MAX_TOKENS = 4096
-# Maximum captured runs of a thread, and bytes of the outputs of each: with the inputs, their buffers take at most 150 MiB per thread.
+# Maximum captured runs of a thread, and bytes of the outputs of each: with the inputs, their buffers take at most 150 MiB per thread and
+# model.
 MAX_RUNS, MAX_OUTPUT_BYTES = 128, 2**20
 
 # While ONNX Runtime captures a run, CUDA refuses to allocate memory in all threads of the process, and the attempt ruins the capture. So each
 # run holds a permit, and a capture holds all of them. There are as many as the most inference threads.
 _PERMITS = 256
+# Maximum seconds that a capture waits for a permit: a run that hangs keeps its own, and runs that wait for the capture must not hang too.
+MAX_WAIT_S = 2.0
 _runs = threading.Semaphore(_PERMITS)
 _one_capture = threading.Lock()
 
@@ -70,21 +73,24 @@ class CudaGraphs:
 
     def _capture(self, thread: _Thread, key: Key, names: Sequence[str], feed: dict[str, NDArray[Any]]) -> None:
         """Captures a run if it is small. After a failure, such as too little memory or a node on the CPU, nothing more is captured."""
-        if self._open is None or max(array.size for array in feed.values()) > MAX_TOKENS:
+        if max(array.size for array in feed.values()) > MAX_TOKENS:
             return
-        try:
-            with _runs:
-                thread.session = thread.session or self._open()
-                outputs = thread.session.run(names, feed, run_options(-1))  # without capture; cuDNN builds its plans
-                if sum(output.nbytes for output in outputs) > MAX_OUTPUT_BYTES:
-                    return
-                captured = _CapturedRun(thread.session, feed, dict(zip(names, outputs, strict=True)), next(self._ids), self._device)
-            with _alone():
-                captured.run(feed)
-            thread.runs[key] = captured
-        except Exception as error:  # noqa: BLE001 - onnxruntime's pybind exceptions share no base class but Exception
-            self._open, thread.session, thread.runs = None, None, {}
-            logger.warning("small runs are not captured as CUDA graphs: %s", error)
+        with _one_capture:
+            if self._open is None:
+                return
+            try:
+                with _runs:
+                    thread.session = thread.session or self._open()
+                    outputs = thread.session.run(names, feed, run_options(-1))  # without capture; cuDNN builds its plans
+                    if sum(output.nbytes for output in outputs) > MAX_OUTPUT_BYTES:
+                        return
+                    captured = _CapturedRun(thread.session, feed, dict(zip(names, outputs, strict=True)), next(self._ids), self._device)
+                with _alone():
+                    captured.run(feed)
+                thread.runs[key] = captured
+            except Exception as error:  # noqa: BLE001 - onnxruntime's pybind exceptions share no base class but Exception
+                self._open, thread.session, thread.runs = None, None, {}
+                logger.warning("small runs are not captured as CUDA graphs: %s", error)
 
 
 class _Thread(threading.local):
@@ -123,11 +129,18 @@ class _CapturedRun:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Waits until no other run is active, and keeps others waiting."""
-    with _one_capture:
-        for _ in range(_PERMITS):
-            _runs.acquire()
-        try:
-            yield
-        finally:
-            _runs.release(_PERMITS)
+    """Waits until no other run is active, and keeps others waiting.
+
+    Raises:
+        TimeoutError: A run takes too long.
+    """
+    permits = 0
+    try:
+        while permits < _PERMITS:
+            if not _runs.acquire(timeout=MAX_WAIT_S):
+                raise TimeoutError(f"another run has taken {MAX_WAIT_S:g} s.")
+            permits += 1
+        yield
+    finally:
+        if permits:
+            _runs.release(permits)

@@ -169,13 +169,14 @@ def test_without_a_session_for_captures_a_model_still_answers(
     tmp_path: Path, sessions: Sessions, thread: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A node on the CPU, or too little memory, is logged once."""
+
+    def open_shared(*arguments: Any, gpu: GpuOptions, **more: Any) -> Any:
+        if gpu.cuda_graphs:
+            raise ProviderError("all nodes must be on CUDA.")
+        return sessions.open(*arguments, gpu=gpu, **more)
+
+    monkeypatch.setattr(onnx_engine, "open_session", open_shared)
     engine = engine_of(tiny.bundle(tmp_path))
-
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise ProviderError("all nodes must be on CUDA.")
-
-    monkeypatch.setattr(sessions, "open", refuse)
-    engine._cuda_graphs._open = refuse  # type: ignore[union-attr]
     for shape in PLAN.shapes:
         thread(engine.warm_up, *shape)
     assert 2 == len(thread(engine.run, texts(2, 8)))
@@ -248,6 +249,35 @@ def test_a_capture_runs_alone() -> None:
         capturing.result(20)
         running.result(20)
     assert ["plain"] == other.ids
+
+
+def test_a_run_that_hangs_stops_only_the_captures(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    class HangingSession(FakeSession):
+        def run(self, names: Any, feed: Any, options: Any = None) -> list[Any]:
+            self.entered.set()
+            assert self.gate.wait(20)
+            return super().run(names, feed)
+
+    monkeypatch.setattr(cuda_graphs, "MAX_WAIT_S", 0.1)
+    shared, own, hanging = FakeSession(), FakeSession(), HangingSession()
+    graphs, others = CudaGraphs(shared, lambda: own, CPU), CudaGraphs(hanging, None, CPU)
+    hanging.gate.clear()
+    with ThreadPoolExecutor(2) as pool:
+        hangs = pool.submit(others.run, ["logits"], feed(1, 8))
+        assert hanging.entered.wait(20)
+
+        def load() -> None:
+            with graphs.capturing():
+                graphs.run(["logits"], feed(1, 8))
+                graphs.run(["logits"], feed(2, 8))
+
+        try:
+            pool.submit(load).result(10)
+        finally:
+            hanging.gate.set()
+        hangs.result(20)
+    assert ["plain", "plain"] == shared.ids
+    assert ["small runs are not captured as CUDA graphs: another run has taken 0.1 s."] == caplog.messages
 
 
 def test_half_precision_outputs_become_float32(tmp_path: Path, sessions: Sessions, thread: Any) -> None:
