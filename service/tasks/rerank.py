@@ -67,7 +67,7 @@ def relevant_label(labels: Sequence[str]) -> int | None:
 
 
 def rerank(request: RerankRequest, model: TaskModel) -> TaskGenerator:
-    """Returns `{index, score}` of each text, and `text` on request, best first; equal scores keep the order of the texts.
+    """Returns `{index, score}` of each text, and `text` on request, best first by their logits; equal ones keep the order of the texts.
 
     Each text forms a pair with the query. The rows have the output `logits`, float32 [1], or [2] for a model with two labels.
 
@@ -98,10 +98,8 @@ def rerank(request: RerankRequest, model: TaskModel) -> TaskGenerator:
     if len(config.labels) == 2 and config.activation == "softmax":
         odds = odds - logits[:, 1 - label]
     activation: Activation = "none" if request.raw_scores else "sigmoid"
-    scores = activate(odds, activation)
-    order = best_first(scores)  # also that of calibrated scores, which rounding can make equal
-    if decisions is not None:
-        scores = activate(decisions.calibrated_odds(odds, label), activation)
+    scores = activate(odds if decisions is None else decisions.calibrated_odds(odds, label), activation)
+    order = best_first(odds)  # rounding can make scores equal: in float32 the sigmoid of a logit above 16 is 1
     ranked: list[dict[str, Any]] = [
         {"index": i, "score": float(scores[i])} | ({"text": request.texts[i]} if request.return_text else {}) for i in order
     ]

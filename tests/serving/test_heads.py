@@ -84,6 +84,11 @@ def test_the_relevant_one_of_two_labels_gives_the_score(values: list[tuple[float
             assert all(a["score"] >= b["score"] for a, b in pairwise(found))
 
 
+def test_logits_give_the_order_where_all_scores_are_1() -> None:
+    answer = decode(rerank, rerank.RerankRequest("query", ("a", "b", "c")), logits((18.0,), (20.0,), (19.0,)), Head(labels=("LABEL_0",)))
+    assert [(1, 1.0), (2, 1.0), (0, 1.0)] == [(item["index"], item["score"]) for item in answer]
+
+
 @pytest.mark.parametrize(
     ("labels", "place"),
     [
