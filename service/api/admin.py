@@ -125,10 +125,12 @@ def _add_changes(admin_routes: APIRouter, state: AppState) -> None:
 
 async def _audit(state: AppState, scope: Scope, name: str, change: Awaitable[T]) -> T:
     """Makes a change of a model, and logs who made it and its outcome."""
-    action, outcome = scope["route"].path.rpartition("/")[2], "done"
+    action, outcome = scope["route"].path.rpartition("/")[2], "cancelled"
     is_known = _is_known(state, name)
     try:
-        return await change
+        result = await change
+        outcome = "done"
+        return result
     except Exception as error:
         _, outcome = status_and_type(error)
         raise

@@ -130,6 +130,29 @@ def test_the_log_says_who_changed_which_model_and_why_it_failed(models: Path, tm
     assert "hunter2" not in str([vars(record) for record in caplog.records])
 
 
+def test_a_change_cancelled_at_the_shutdown_is_not_logged_as_done(
+    models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO", "bertserve.audit")
+    state = build(Settings(models=models))
+
+    async def check(client: httpx.AsyncClient) -> None:
+        begun = asyncio.Event()
+
+        async def load(name: str) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(state.reloader, "load", load)
+        change = asyncio.ensure_future(client.post("/models/tiny/load", headers=ADMIN))
+        await begun.wait()
+        change.cancel()
+        await asyncio.wait([change])
+
+    administered(state, tmp_path, check)
+    assert ["cancelled"] == [vars(record)["outcome"] for record in caplog.records if record.name == "bertserve.audit"]
+
+
 def test_the_old_model_keeps_serving_if_its_new_bundle_is_broken(models: Path, tmp_path: Path) -> None:
     state = build(Settings(models=models))
 
