@@ -174,7 +174,7 @@ class FirstRun:
             for precision, graph in self.graphs.items()
             for captured in (False, *([True] if self.provider == "cuda" else []))
         }
-        for i, shape in enumerate(self.args.shapes.split(",")):
+        for graph_id, shape in enumerate(self.args.shapes.split(","), start=1):  # ONNX Runtime reserves 0
             rows, length = map(int, shape.split("x"))
             cells = []
             for precision, kind in kinds:
@@ -182,7 +182,9 @@ class FirstRun:
                 session = sessions.get((precision, kind == "CUDA graph"))
                 try:
                     cells.append(
-                        "missing" if session is None else f"{self._run_ms(session, self.graphs[precision], rows, length, kind, i):.2f}"
+                        "missing"
+                        if session is None
+                        else f"{self._run_ms(session, self.graphs[precision], rows, length, kind, graph_id):.2f}"
                     )
                 except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions share no other base class; a shape can be too large
                     cells.append(f"missing ({type(error).__name__})")

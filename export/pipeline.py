@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 
 import onnxruntime
@@ -115,14 +116,14 @@ def export(spec: ExportSpec) -> tuple[Path, Manifest]:
     return target, manifest
 
 
-def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Int8Texts, bundle: Path, work: Path) -> Manifest:
+def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, texts: Int8Texts, bundle: Path, work: Path) -> Manifest:
     """Writes graphs and tokenizer to the folder `bundle`; returns the manifest."""
     precisions = choose_precisions(spec.providers, spec.precisions)
     refuse_ordinary_padding(
         spec.source,
         checkpoint.tokenizer,
         checkpoint.tokenizer_spec.pad_id,
-        [line for texts in lines for line in texts.lines],
+        [text for split in texts for text in (*split.lines, *chain(*split.pairs))],
     )
     raw = work / "raw.onnx"
     with stage("trace", f"to ONNX by {spec.tracer}" if spec.tracer else "to ONNX"):
@@ -134,7 +135,7 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Int8Texts
         tokenizer = Tokenizer(bundle / TOKENIZER_FILE, tokenizer_spec)
     except BundleError as error:
         raise CheckpointError(f"the tokenizer of `{spec.source}` is not supported: {error}") from error
-    texts = lines.with_passages(tokenizer)
+    texts = texts.with_passages(tokenizer)
     with stage("reference", "PyTorch float32"):
         reference = sample_reference(checkpoint, texts.report if "int8" in precisions.get("cpu", ()) else None)
         flops = checkpoint.flops
@@ -175,7 +176,7 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Int8Texts
         metrics=tuple(spec.metrics),
         omitted=tuple(omitted),
         attention_heads=checkpoint.attention_heads,
-        int8_texts=lines.digests() if has_int8 else None,
+        int8_texts=texts.digests() if has_int8 else None,
         source=checkpoint.origin.model_copy(update={"versions": _versions()}),
     )
 

@@ -208,6 +208,15 @@ def test_a_checkpoint_that_cannot_be_exported_is_refused_in_one_line(source: Pat
     assert not (source / "ran").exists()
 
 
+def test_a_padding_token_is_refused_if_it_is_in_a_pair(source: Path, tmp_path: Path, run: Run) -> None:
+    pad_by("the")(source)
+    lines = [json.dumps({"text": str(i), "text_pair": "the"}) for i in range(16)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
+    code, message = run(source, *FAST, "--calibration", tmp_path / "pairs.jsonl")
+
+    assert (1, True) == (code, "in `the`" in message), message
+
+
 @pytest.mark.usefixtures("played_back")
 @pytest.mark.parametrize("place", ["with the weights", "without weights", "named by an index"])
 def test_code_of_a_pickle_is_never_run(source: Path, output: Path, tmp_path: Path, run: Run, place: str) -> None:
