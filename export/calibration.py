@@ -262,7 +262,7 @@ def read_validation_texts(manifest: Manifest, validation: Path | None) -> SplitT
 
     Raises:
         CheckpointError: The file cannot be read.
-        DataError: Some of its texts were used to create int8.
+        DataError: Some of its texts were used to create int8; or there is no file, and the texts of the export are not built in.
     """
     path = validation or BUILT_IN
     splits = manifest.int8_texts or read_int8_texts(BUILT_IN).digests()
@@ -270,6 +270,11 @@ def read_validation_texts(manifest: Manifest, validation: Path | None) -> SplitT
     report_hashes = hashes_of(splits.report)
     if texts.keys() >= set(report_hashes):
         return SplitTexts.of([texts[digest] for digest in report_hashes])
+    if validation is None:
+        raise DataError(
+            f"int8 of `{manifest.name}` was judged on {len(report_hashes)} texts at the export, which are not the built-in ones; give their file, "
+            "or another one, with --validation."
+        )
     shared_hashes = texts.keys() & {*hashes_of(splits.calibration), *hashes_of(splits.gate)}
     if shared_hashes:
         raise DataError(

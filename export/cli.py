@@ -100,8 +100,8 @@ def _run(args: argparse.Namespace) -> int:
     except OSError as error:
         where = error.filename or spec.output  # the error of a failed write, for example on a full disk, does not name its file
         print(
-            f"bert-export: cannot write the bundle: {error.strerror or error} (`{where}`); free disk space, or "
-            "give another --output. No partial files are left.",
+            f"bert-export: a file cannot be read or written: {error.strerror or error} (`{where}`); check it, and the free disk space. "
+            "No partial files are left.",
             file=sys.stderr,
         )
         return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import platform
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -87,8 +88,7 @@ def export(spec: ExportSpec) -> tuple[Path, Manifest]:
     Raises:
         ExportError: A stage failed; no files are left behind.
     """
-    source = Path(spec.source)
-    name = spec.name or (module_name(spec.source) if spec.module else (source.resolve() if source.is_dir() else source).name)
+    name = spec.name or (module_name(spec.source) if spec.module else Path(os.path.abspath(spec.source)).name)
     if not re.fullmatch(NAME_PATTERN, name):
         raise CheckpointError(f"`{name}` is not a valid bundle name, which must match {NAME_PATTERN}; give another with --name.")
     target = spec.output / name

@@ -8,6 +8,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import logging
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,11 +31,13 @@ from bertserve.service.bundle.manifest import Source, TokenTypes
 
 logger = logging.getLogger("bertserve.export")
 MAX_CARD_BYTES = 2**20
+MAX_FRONT_MATTER_CHARS, MAX_NESTING = 2**16, 32  # YAML takes a millisecond for each level of nested brackets
 
 # no Python files and no other pickles: files that are not downloaded cannot be loaded
 _WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")
 _PICKLES = ("pytorch_model*.bin", PICKLED_ADAPTER)  # of a folder without one of these files:
 _WITHOUT_PICKLES = (SAFETENSORS, f"{SAFETENSORS}.index.json", WEIGHTS_FILE)
+_OPENING, _CLOSING = (yaml.FlowSequenceStartToken, yaml.FlowMappingStartToken), (yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -79,9 +82,18 @@ def _is_inside(link: Path) -> bool:
 def _front_matter(text: str) -> dict[Any, Any]:
     """Returns the YAML object at the start of a card; empty if there is none."""
     match = REGEX_YAML_BLOCK.search(text)
-    if match and any(isinstance(token, yaml.AliasToken) for token in yaml.scan(match.group(2), Loader=yaml.SafeLoader)):
-        raise ValueError("it has an alias")  # ten short lines with aliases can expand to gigabytes
-    metadata = yaml.safe_load(match.group(2)) if match else None
+    if match is None:
+        return {}
+    if len(match.group(2)) > MAX_FRONT_MATTER_CHARS:
+        raise ValueError(f"it has more than {MAX_FRONT_MATTER_CHARS} characters")
+    depth = 0  # of brackets
+    for token in yaml.scan(match.group(2), Loader=yaml.SafeLoader):
+        if isinstance(token, yaml.AliasToken):
+            raise ValueError("it has an alias")  # ten short lines with aliases can expand to gigabytes
+        depth += isinstance(token, _OPENING) - isinstance(token, _CLOSING)
+        if depth > MAX_NESTING:
+            raise ValueError(f"it has more than {MAX_NESTING} nested brackets")
+    metadata = yaml.safe_load(match.group(2))
     if metadata is not None and not isinstance(metadata, dict):
         raise ValueError("it is a list or a value")
     return metadata or {}
@@ -149,7 +161,7 @@ class SourceFiles:
                 hasher.update(hashlib.file_digest(file, "sha256").digest())
         is_local = Path(self.source).is_dir()
         return Source(
-            checkpoint=Path(self.source).name if is_local else self.source,
+            checkpoint=Path(os.path.abspath(self.source)).name if is_local else self.source,
             revision=self.revision,
             weights_sha256=hasher.hexdigest(),
             versions={},

@@ -195,7 +195,7 @@ def _emit_within(
     if attempt[2] <= max_error:
         return attempt
     attempt = best_attempt = emit(len(order) - 1)
-    if best_attempt[2] > max_error:
+    if not best_attempt[2] <= max_error:  # NaN is over the limit too
         raise GraphError(
             f"int8 changes the model's outputs by {best_attempt[2]:.2g} of their spread on unseen texts, over the limit "
             f"of {max_error:.2g}, even with {best_attempt[0]} of {len(order)} matrices in float; give texts of the model's "

@@ -30,6 +30,13 @@ def _find_words(words: Sequence[str], text: Any) -> list[tuple[int, int]]:
     return offsets
 
 
+def _read_entity(entity: dict[str, Any]) -> Span:
+    start, end, label = entity["start"], entity["end"], entity.get("label", entity.get("entity_group"))
+    if not (type(start) is type(end) is int and 0 <= start < end and isinstance(label, str)):
+        raise ValueError
+    return start, end, label
+
+
 class _TokenClassification(ExportTask):
     served = token_classification.SPEC
     head = "ForTokenClassification"
@@ -69,7 +76,7 @@ class _TokenClassification(ExportTask):
         """Reads `entities`, a list of `{start, end, label}`, or `tags`, one per item of `tokens`."""
         if document.get("entities") is not None:
             try:
-                return {(int(e["start"]), int(e["end"]), str(e.get("label", e.get("entity_group")))) for e in document["entities"]}, ()
+                return {_read_entity(entity) for entity in document["entities"]}, ()
             except (TypeError, KeyError, AttributeError, ValueError) as error:
                 raise ValueError("`entities` must be a list of {start, end, label}, offsets in code points, end exclusive.") from error
         if document.get("tags") is None:
@@ -87,7 +94,7 @@ class _TokenClassification(ExportTask):
     def data_parameters(self, line_parameters: Sequence[Document], golds: Sequence[Any]) -> list[Document]:
         """Extends entities to whole words if correct answers are given by word, unless a line sets this itself."""
         return [
-            parameters if gold is None else {"aggregation_strategy": "first"} | parameters
+            {"aggregation_strategy": "first"} | parameters if gold is not None and gold[1] else parameters
             for parameters, gold in zip(line_parameters, golds, strict=True)
         ]
 

@@ -27,7 +27,7 @@ from bertserve.export.progress import track
 from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.export.tasks.spec import LONG, NAMES, SAMPLE_TEXTS
 from bertserve.export.validation.comparison import Reference, compare
-from bertserve.export.validation.served_graph import Answer, open_graph, sample_requests
+from bertserve.export.validation.served_graph import MAX_FULL_LENGTH, Answer, open_graph, sample_requests
 from bertserve.service.bundle.graph_spec import GraphSpec, Outputs, Speed, Timing
 from bertserve.service.engine.hardware import cpu_instructions, cpu_name
 from bertserve.service.engine.onnx_engine import Engine
@@ -158,7 +158,7 @@ def measure_graph(folder: Path, graph: GraphSpec, checkpoint: Checkpoint, tokeni
 
 
 def measure_latency(engine: Engine, *, max_length: int, pad_id: int) -> Speed:
-    """Times single texts of a few lengths on one thread, 3 to 15 runs each; the token `pad_id` fills the texts."""
+    """Times single texts of a few lengths up to `MAX_FULL_LENGTH` tokens on one thread, 3 to 15 runs each; the token `pad_id` fills the texts."""
 
     def median_ms(length: int) -> float:
         batch = [Encoding(np.full(length, pad_id, dtype=np.int64), np.zeros(length, dtype=np.int64), masks=(1,))]
@@ -170,6 +170,6 @@ def measure_latency(engine: Engine, *, max_length: int, pad_id: int) -> Speed:
             seconds.append(time.perf_counter() - start)
         return round(1000 * statistics.median(seconds), 3)
 
-    lengths = sorted({min(length, max_length) for length in (16, 64, 128, max_length)})
+    lengths = sorted({min(length, max_length) for length in (16, 64, 128, MAX_FULL_LENGTH)})
     timings = tuple(Timing(length=length, median_ms=median_ms(length)) for length in lengths)
     return Speed(cpu=cpu_name(), instructions=cpu_instructions(), threads=1, timings=timings)

@@ -108,6 +108,7 @@ def verify(spec: VerifySpec, report: Report) -> None:
     chosen_graphs = [graph for graph in graphs if spec.providers is None or graph.provider in spec.providers]
     usable_graphs = [served for graph in chosen_graphs if (served := _open(bundle, graph, tokenizer, spec, report)) is not None]
     if not usable_graphs:
+        report.add("graphs", False, "no graph can run on this machine")
         return
     # importing torch and transformers takes seconds, and the other checks need neither
     if spec.checkpoint is not None:

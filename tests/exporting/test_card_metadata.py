@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bertserve.export.checkpoint.source import MAX_CARD_BYTES, find_card, read_card_metadata
+from bertserve.export.checkpoint.source import MAX_CARD_BYTES, MAX_FRONT_MATTER_CHARS, find_card, read_card_metadata
 
 pytestmark = pytest.mark.torch
 
@@ -86,8 +86,10 @@ MERGED = ["a0: &a0 {x: 1}", *(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 1
         front("\n".join(LISTS)),
         front("\n".join(MERGED)),
         front("license: mit") + "a" * MAX_CARD_BYTES,
+        front("license: mit\n" + "# comment\n" * (MAX_FRONT_MATTER_CHARS // 10)),
+        front("license: mit\na: " + "[" * 33 + "]" * 33),
     ],
-    ids=range(10),
+    ids=range(12),
 )
 def test_broken_front_matter_and_a_large_card_cause_a_warning(
     tmp_path: Path, content: str | bytes, caplog: pytest.LogCaptureFixture

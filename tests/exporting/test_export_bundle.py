@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -15,6 +16,8 @@ from bertserve.export import cli
 from bertserve.export.bundle import model_card
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.validation.comparison import MAX_ABS_ERROR, MAX_ROW_ERROR
+from bertserve.export.validation.reference import measure_latency
+from bertserve.export.validation.served_graph import MAX_FULL_LENGTH
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, Bundle, digest, load_bundle
 from bertserve.service.check import check
 from bertserve.service.settings import Settings
@@ -115,6 +118,14 @@ def test_the_manifest_has_each_graph_with_its_validation(usual: Bundle, precisio
     assert [16, 32, 64, 128, 160] == [entry.up_to for entry in lengths]
     assert validation.worst_abs_error == max(entry.worst_abs_error for entry in lengths)
     assert [16, 64, 128, POSITIONS] == [timing.length for timing in validation.speed.timings]
+
+
+def test_a_model_with_many_positions_is_timed_up_to_the_longest_sample() -> None:
+    lengths: set[int] = set()
+    engine: Any = SimpleNamespace(run=lambda batch: lengths.add(len(batch[0])))
+
+    assert [16, 64, 128, MAX_FULL_LENGTH] == [timing.length for timing in measure_latency(engine, max_length=10**6, pad_id=0).timings]
+    assert {16, 64, 128, MAX_FULL_LENGTH} == lengths
 
 
 def untimed(target: Path) -> dict[str, Any]:

@@ -54,7 +54,29 @@ def test_the_bundle_is_named_after_its_source_or_by_the_name_flag(
 
     assert 0 == run(given.format(source), *FAST, *flags)[0]
     assert [name] == left_in(output)
-    assert name == load_bundle(output / name).manifest.name
+    manifest = load_bundle(output / name).manifest
+    assert (name, "tiny-bert") == (manifest.name, manifest.source.checkpoint)
+
+
+@pytest.mark.usefixtures("played_back")
+def test_a_linked_folder_has_the_name_of_its_link(source: Path, output: Path, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "linked").symlink_to(source)
+
+    assert 0 == run(tmp_path / "linked", *FAST)[0]
+    manifest = load_bundle(output / "linked").manifest
+    assert ("linked", "linked") == (manifest.name, manifest.source.checkpoint)
+
+
+def test_an_unreadable_checkpoint_is_named(source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message does not speak about the bundle, which was not written yet."""
+
+    def fail(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(source / "config.json"))
+
+    monkeypatch.setattr("bertserve.export.pipeline.load_checkpoint", fail)
+    code, message = run(source)
+    assert (1, []) == (code, left_in(output))
+    assert all(fact in message for fact in ("cannot be read", "Permission denied", str(source / "config.json")))
 
 
 @pytest.mark.usefixtures("played_back")

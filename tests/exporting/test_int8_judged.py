@@ -176,6 +176,8 @@ def test_int8_is_not_validated_on_texts_that_created_it(manifest: Manifest, tmp_
 
     with pytest.raises(DataError, match=r" 5 of the 25 texts .*others.txt`"):
         calibration.read_validation_texts(made_with(manifest, split), tmp_path / "others.txt")
+    with pytest.raises(DataError, match=r" 20 texts .* --validation"):  # not silently on the built-in texts
+        calibration.read_validation_texts(made_with(manifest, split), None)
     other_texts = calibration.read_validation_texts(made_with(manifest, split), tmp_path / "new.txt")
     assert tuple(f"text {i}" for i in range(40, 60)) == other_texts.lines
 

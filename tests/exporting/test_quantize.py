@@ -146,6 +146,12 @@ def test_a_layer_whose_attention_is_zero_is_quantized(tmp_path: Path) -> None:
     assert inference.relative_error(inference.outputs(staged.packed, feeds), inference.outputs(tmp_path / "int8.onnx", feeds)) < 0.15
 
 
+def test_no_output_hides_one_that_is_not_a_number() -> None:
+    sound, broken = np.array([1, 2], np.float32), np.array([1, np.nan], np.float32)
+
+    assert np.isnan(inference.relative_error([sound, sound], [sound, broken]))
+
+
 def test_the_most_sensitive_matrices_stay_in_float_to_meet_the_limit(quantized_of: QuantizedOf, tmp_path: Path) -> None:
     quantized = quantized_of("token-classification")
     feeds = quantized.staged.feeds(UNSEEN)

@@ -106,7 +106,7 @@ def test_a_minimum_agreement_needs_a_baseline(tmp_path: Path, verify: Verify) ->
 
 @pytest.mark.usefixtures("no_gpu")
 def test_a_graph_that_does_not_run_fails_only_requested_checks(tmp_path: Path, verify: Verify) -> None:
-    """If neither its provider nor the CPU can run a graph, the bundle does not fail, unless a comparison or a minimum was requested."""
+    """If neither its provider nor the CPU can run a graph, the bundle fails only if no graph runs, or a comparison or a minimum was requested."""
     lines, floor = data(tmp_path, {"text": "good", "label": 0}, {"text": "bad", "label": 1}), ("--min-metric", "accuracy=0.01")
     assert 0 == verify(with_gpu_graph(sound(tmp_path)), "--data", lines, *floor)[0]
     code, checks = verify(with_gpu_graph(sound(tmp_path / "other"), runnable=False), "--data", lines, *floor)
@@ -114,7 +114,7 @@ def test_a_graph_that_does_not_run_fails_only_requested_checks(tmp_path: Path, v
 
     path = with_gpu_graph(sound(tmp_path / "only"), runnable=False, only=True)
     code, checks = verify(path, "--data", lines)
-    assert (0, None) == (code, checks["engine cuda/fp16"]["passed"])
+    assert (1, None, False) == (code, checks["engine cuda/fp16"]["passed"], checks["graphs"]["passed"])
     for flags in (("--data", lines, "--min-agreement", "0.9"), ("--checkpoint", tmp_path)):
         code, checks = verify(path, *flags)
         assert (1, False) == (code, checks["engine cuda/fp16"]["passed"])
@@ -290,15 +290,15 @@ def test_a_minimum_for_a_metric_without_a_value_fails(tmp_path: Path, verify: Ve
 def test_entity_f1_is_computed_from_entities_and_tags(tmp_path: Path, verify: Verify) -> None:
     path = sound(tmp_path, "token-classification", other_seed=0)
     text = "good film zq was bad"
-    found = answer(path, {"inputs": text, "parameters": {"aggregation_strategy": "first"}})
-    assert len(found) >= 2
+    found, by_word = answer(path, {"inputs": text}), answer(path, {"inputs": text, "parameters": {"aggregation_strategy": "first"}})
+    assert len(found) > len(by_word) >= 2
     entities = [{"start": e["start"], "end": e["end"], "label": e["entity_group"]} for e in found]
     entities[0]["label"] = "WRONG"
     words = text.split()
     lines = data(tmp_path, {"text": text, "entities": entities}, {"tokens": words, "tags": ["O"] * len(words)})
     _, checks = verify(path, "--data", lines)
 
-    expected = 2 * (len(found) - 1) / (2 * len(found) + len(entities))
+    expected = 2 * (len(found) - 1) / (len(found) + len(by_word) + len(entities))
     assert {"graph": pytest.approx(expected), "reference": pytest.approx(expected)} == checks["entity F1 cpu/int8"]["metrics"]
     assert {"graph": pytest.approx(expected)} == checks["entity F1 cpu/fp32"]["metrics"]
     assert (1.0, 2) == tuple(checks["agreement cpu/int8"]["metrics"][name] for name in ("agreement", "decisions"))
@@ -367,7 +367,10 @@ def test_a_right_choice_is_given_by_index_or_text(tmp_path: Path, verify: Verify
         ("text-classification", {"text": "a", "label": [0, 1]}, "2 labels"),
         ("text-classification", {"text": "a", "parameters": {"topk": 1}}, "`top_k`"),
         ("text-classification", {"text": "a", "parameters": [1]}, "`parameters`"),
-        ("token-classification", {"text": "a", "entities": [{"start": 0}]}, "`entities`"),
+        *(
+            ("token-classification", {"text": "a", "entities": [{"start": 0} | entity]}, "`entities`")
+            for entity in ({}, {"end": 1}, {"end": 1.5, "label": "PER"}, {"start": 1, "end": 0, "label": "PER"})
+        ),
         ("token-classification", {"text": "a", "tags": ["O"]}, "`tags` need `tokens`"),
         ("token-classification", {"tokens": ["a"], "tags": ["O", "O"]}, "`tags` is 2"),
         ("token-classification", {"tokens": ["a"], "tags": [0]}, "`tags` must be"),
