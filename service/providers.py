@@ -50,7 +50,7 @@ class ExecutionProvider:
         package: The package that contains it.
         extra: The extra of bertserve that installs the package.
         precisions: The precisions of its graphs, that of the default graph last.
-        session_options: Returns the options of a graph's session. The second argument is the folder of engines, or None; the third is how
+        provider_options: Returns its options for a graph's session. The second argument is the folder of engines, or None; the third is how
             it uses the GPU.
         library: The shared library that ONNX Runtime loads for it; None if it needs none, and no GPU.
         fallback: Provider of the operators that this one cannot run; None for the CPU.
@@ -66,7 +66,7 @@ class ExecutionProvider:
     package: str
     extra: str
     precisions: tuple[Precision, ...]
-    session_options: Callable[[GraphSpec, Path | None, GpuOptions], Options]
+    provider_options: Callable[[GraphSpec, Path | None, GpuOptions], Options]
     library: str | None = None
     fallback: str | None = None
     automatic: bool = False

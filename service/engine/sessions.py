@@ -50,9 +50,6 @@ def open_session(
     Raises:
         ProviderError: This onnxruntime lacks the provider, or the session did not get it; the message says what is missing.
     """
-    wanted = PROVIDERS[provider].ort_name
-    if wanted not in ort.get_available_providers():
-        raise ProviderError(f"`{path}` needs {wanted}: {missing(provider)} Or choose another --provider.")
     if graph.shapes is not None and (count := PROVIDERS[provider].ranges):
         graphs = [graph.model_copy(update={"shapes": plan}) for plan in graph.shapes.split(count)]
         return RangeSessions(graphs, [_open(path, each, provider, threads, engine_cache, gpu) for each in graphs])
@@ -75,7 +72,10 @@ class RangeSessions:
 
 
 def _open(path: Path, graph: GraphSpec, provider: Provider, threads: int, engine_cache: Path | None, gpu: GpuOptions) -> Any:
+    """Returns an `onnxruntime.InferenceSession`; for its arguments and errors, see `open_session`."""
     wanted = PROVIDERS[provider].ort_name
+    if wanted not in ort.get_available_providers():
+        raise ProviderError(f"`{path}` needs {wanted}: {missing(provider)} Or choose another --provider.")
     options = session_options(threads)
     if graph.gives_attentions:
         # By default, nodes that only an output needs run last, so that the attention of all layers is in memory at once: 600 MB for 4 texts
@@ -172,7 +172,7 @@ def _provider_options(provider: Provider, graph: GraphSpec, engine_cache: Path |
         except OSError as error:
             raise ProviderError(f"--engine-cache `{engine_cache}` cannot be written ({error.strerror}); give another folder.") from error
     rest = [] if record.fallback is None else _provider_options(record.fallback, graph, None, gpu)
-    return [(record.ort_name, record.session_options(graph, engines, gpu)), *rest]
+    return [(record.ort_name, record.provider_options(graph, engines, gpu)), *rest]
 
 
 def _session(model: str | bytes, provider: Provider, providers: Sequence[tuple[str, Options]], options: Any) -> Any:

@@ -31,7 +31,7 @@ LETTERS, BEGINS, ENDS = "BIESLU", "BSU", "ESLU"
 OUTSIDE = "O"
 
 
-def split(tag: str) -> tuple[str, str]:
+def split_tag(tag: str) -> tuple[str, str]:
     """Returns a tag's letter and its type; a tag without a letter is only a type."""
     return (tag[0], tag[2:]) if tag[1:2] == "-" and tag[0] in LETTERS else ("", tag)
 
@@ -232,7 +232,7 @@ def _groups(tags: Sequence[str]) -> Iterator[range]:
     """Yields groups of neighbors with the same type. A group ends if a tag begins a new entity, or if the last tag has ended the entity."""
     first, before, ended = 0, "", False
     for i, tag in enumerate(tags):
-        letter, type_ = split(tag)
+        letter, type_ = split_tag(tag)
         # "" is in every string, but a tag without a letter neither begins nor ends an entity
         if i > 0 and (ended or type_ != before or (letter and letter in BEGINS)):
             yield range(first, i)
