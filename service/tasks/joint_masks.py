@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.batch import Batch, TaskGenerator
-from bertserve.service.tasks.cost import Cost
 from bertserve.service.tasks.decoding import Floats, best_tokens
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
@@ -190,14 +189,12 @@ def search(patterns: Sequence[Pattern], *, beam: int, top_k: int, tokenizer: Tok
         counts = {index: top_k if done + 1 == len(pattern.masks) else beam for index, pattern in open_patterns}
         encodings: list[Encoding] = []
         choices: list[tuple[int, NDArray[np.int64] | None]] = []
-        reserved_tokens = 0
         for index, pattern in open_patterns:
             for _, tokens in fillings[index]:
                 ids = pattern.filled(tokens, pattern.start, pattern.start + room)
                 encodings.append(tokenizer.assemble(ids, masks=[pattern.masks[done] - pattern.start]))
                 choices.append((counts[index], pattern.allowed(tokens)))
-            reserved_tokens += sum(pattern.runs[done + 1 :]) * encodings[-1].cost_tokens
-        rows = iter((yield Batch(encodings, Cost(reserved_tokens=reserved_tokens), partial(_best, choices))))
+        rows = iter((yield Batch(encodings, keep=partial(_best, choices))))
         for index, _ in open_patterns:
             fillings[index] = _grown(fillings[index], [next(rows) for _ in fillings[index]], counts[index])
     return _results(patterns, fillings, top_k, tokenizer)

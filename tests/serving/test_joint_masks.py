@@ -41,8 +41,8 @@ class Runs:
         while isinstance(result, Batch):
             self.tokens += result.tokens
             self.stages.append(len(result.encodings))
-            assert self.tokens + result.cost.reserved_tokens <= reserved_tokens
             result = send(begun.run, result, [self.of(encoding) for encoding in result.encodings])
+        assert self.tokens <= reserved_tokens
         return list(result)
 
     def ids(self, text: str) -> list[int]:
