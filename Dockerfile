@@ -1,4 +1,4 @@
-# The service with the embedded models: no torch, no transformers, an unprivileged user.
+# The service with the included models: no torch, no transformers, an unprivileged user.
 #   docker build -t bertserve .                                            for CPUs
 #   docker build -t bertserve-gpu --build-arg EXTRAS=gpu .                 for NVIDIA GPUs
 #   docker build -t bertserve-export --build-arg EXTRAS=cpu,export .       with the exporter, for `serve --model`

@@ -36,7 +36,7 @@ exporting serving grid stress: export OPENBLAS_NUM_THREADS = 1
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-serve: .venv/.installed ## serve the embedded models (HOST, PORT override)
+serve: .venv/.installed ## serve the included models (HOST, PORT override)
 	@GLIBC_TUNABLES=$(MALLOC) exec .venv/bin/bert-serve serve --host $(HOST) --port $(PORT)
 
 test: dev .venv/.installed ## install dependencies; then lint, types and tests without the full grid
@@ -96,10 +96,10 @@ calls: dev ## count the calls of our own functions for one request, from socket 
 size: ## print lines and files of each package next to its budget
 	@$(PYTHON) tests/size.py
 
-avx2: dev ## the embedded bundles' agreement with fp32 on a CPU with only AVX2
+avx2: dev ## the included bundles' agreement with fp32 on a CPU with only AVX2
 	.venv-dev/bin/python tests/avx2.py $(PYTEST) -s -k agrees tests/serving
 
-export: dev $(EMBED) ## rebuild the embedded bundles: make export CHECKPOINTS=DIR (ONLY=NAME for one)
+export: dev $(EMBED) ## rebuild the included bundles: make export CHECKPOINTS=DIR (ONLY=NAME for one)
 	@test -n "$(CHECKPOINTS)" || { echo "give CHECKPOINTS=DIR, a folder with one checkpoint folder per model" >&2; exit 2; }
 	@set -e; for metrics in models/$(or $(ONLY),*).metrics.json; do \
 	  name=$$(basename $$metrics .metrics.json); \

@@ -131,7 +131,7 @@ def layers(package: str) -> list[list[str]]:
 
 
 def answers(requests: Sequence[tuple[str, str]]) -> list[str]:
-    """Returns the answers of the embedded models to requests; each request is a path and a body."""
+    """Returns the answers of the included models to requests; each request is a path and a body."""
     if not requests:
         return []
     service = build(Settings(models=ROOT / "models", provider="cpu", multi_threads=1, workers=1))

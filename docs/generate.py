@@ -1,6 +1,6 @@
 """Generates the parts of pages that repeat the code: settings, flags, metrics, endpoints and layers. `make docs` runs it.
 
-Each generated block is between two comments. In examples below a comment, only fractions are generated, by the embedded models. The rest
+Each generated block is between two comments. In examples below a comment, only fractions are generated, by the included models. The rest
 of a page is written by hand. `facts` reads the code, and this module formats Markdown.
 """
 
@@ -70,7 +70,7 @@ def metrics_table() -> str:
 
 
 def quality_sentence() -> str:
-    """Returns the paragraph with the first metric of two embedded models: of the int8 graph and of the checkpoint."""
+    """Returns the paragraph with the first metric of two included models: of the int8 graph and of the checkpoint."""
     metrics = [
         json.loads((ROOT / f"models/{name}/manifest.json").read_text(encoding="utf-8"))["metrics"][0] for name in ("sentiment", "rerank")
     ]

@@ -23,7 +23,7 @@ def document(name: str) -> str:
 
 
 def test_requests_get_the_answers_that_pages_show(serve: Serve) -> None:
-    """The embedded models answer each curl command with the JSON below it. Scores differ by at most 0.05: they are rounded, and int8."""
+    """The included models answer each curl command with the JSON below it. Scores differ by at most 0.05: they are rounded, and int8."""
     pattern = r"```bash\ncurl -s localhost:8000(\S+) -d '([^\n]+?)'\n```\n\n<!-- [^\n]+ -->\n```json\n(.+?)\n```"
     shown = {name: re.findall(pattern, document(name), re.DOTALL) for name in ("README.md", "docs/reference/tasks.md")}
     assert {"README.md": 1, "docs/reference/tasks.md": 9} == {name: len(found) for name, found in shown.items()}

@@ -16,7 +16,7 @@ class CostModel:
     """Seconds of a run of `rows` texts padded to `length` tokens: `slowdown * (fixed_s + rows * flops(length) / rate)`.
 
     Two parameters are fitted to the warm-up: the fixed cost of a run, and the rate in floating point operations per second. The
-    shape of the curve follows from the architecture (performance notes: L * (24 H^2 + 4 S H) per token). During service both are
+    shape of the curve follows from the architecture: L * (24 H^2 + 4 S H) per token. During service both are
     updated. `slowdown` adapts quickly to the general speed of runs: threads share cores, caches and clocks with each other and
     with other processes. The proportion of the two parameters, which decides about batches, adapts slowly by least squares:
     after other work a run starts with cold caches, so its fixed cost is up to twice that of a warm-up on an idle machine.

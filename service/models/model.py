@@ -87,7 +87,7 @@ class Model:
         model's own task; metrics of a request count for the requested task.
 
         Args:
-            requests: `Request` objects of the task, one per input; may be empty.
+            requests: The task's requests, one per input; may be empty.
             timeout_s: Seconds until the last input must have started.
             task: One of `tasks`; None for the model's own task.
             counts_refusals: Whether the metrics count a refusal; a caller that tries again itself sets it to false.

@@ -2,7 +2,7 @@
 
 A request is admitted or refused as a whole, and closed once. Its items (texts, or windows of a text) start by *priority*, a virtual time:
 the arrival of the request plus `PACE` times the predicted seconds of its earlier items. So a long list or document fills the time that
-others leave, and no item waits forever, because later requests have later priorities. Every operation takes amortized O(log n).
+others leave, and no item waits forever, because later requests have later priorities.
 """
 
 from __future__ import annotations

@@ -157,7 +157,11 @@ class AttentionBody(TaskBody):
     parameters: AttentionParameters | None = None
 
     def requests(self, config: ModelConfig) -> list[Any]:
-        """Returns one request per text or pair."""
+        """Returns one request per text or pair.
+
+        Raises:
+            InvalidValueError: The model lacks a layer or head, or one is named twice.
+        """
         layers = select_heads(self.parameters or AttentionParameters(), config.attention_heads)
         return [
             AttentionRequest(item, None, layers) if isinstance(item, str) else AttentionRequest(item.text, item.text_pair, layers)

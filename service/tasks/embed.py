@@ -293,7 +293,11 @@ class EmbedBody(EmbedOptions, TaskBody):
     parameters: EmbedParameters | None = None
 
     def requests(self, config: ModelConfig) -> list[Any]:
-        """Returns one request per text, with the bundle's defaults for unset parameters."""
+        """Returns one request per text, with the bundle's defaults for unset parameters.
+
+        Raises:
+            InvalidValueError: The parameters contradict each other, or do not fit the model.
+        """
         assert config.embedding is not None, "every manifest of an embedding model has it"
         options = self.model_dump(include=set(EmbedOptions.model_fields), exclude_none=True)
         within = {} if self.parameters is None else self.parameters.model_dump(exclude_none=True)

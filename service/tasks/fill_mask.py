@@ -252,7 +252,11 @@ class FillMaskBody(TaskBody):
     parameters: FillMaskParameters | None = None
 
     def requests(self, config: ModelConfig) -> list[Any]:
-        """Returns one request per text, all with the same targets."""
+        """Returns one request per text, all with the same targets.
+
+        Raises:
+            InvalidValueError: `beam` is given without `joint`.
+        """
         parameters = self.parameters or FillMaskParameters()
         if parameters.beam is not None and not parameters.joint:
             raise InvalidValueError("`beam` needs `joint`; set `joint` to true, or remove `beam`.")

@@ -1,4 +1,4 @@
-"""Fixtures and helpers for client tests: a service with the embedded models and a tiny model, and a browser."""
+"""Fixtures and helpers for client tests: a service with the included models and a tiny model, and a browser."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def in_browser(script: str, url: str, *more: str) -> dict[str, Any]:
 
 @contextmanager
 def running(tiny_models: Path, *flags: str) -> Iterator[str]:
-    """Yields the URL of a service with the embedded models and the models of a folder."""
+    """Yields the URL of a service with the included models and the models of a folder."""
     command = [ROOT / ".venv/bin/bert-serve", "serve", "--port", "0", "--models", ROOT / "models", "--models", tiny_models]
     process = subprocess.Popen([*command, *flags], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
@@ -58,6 +58,6 @@ def tiny_models_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="url", scope="session")
 def service_url(tiny_models: Path) -> Iterator[str]:
-    """Yields the URL of a service with the embedded models and the tiny model `attention`."""
+    """Yields the URL of a service with the included models and the tiny model `attention`."""
     with running(tiny_models) as url:
         yield url

@@ -1,4 +1,4 @@
-"""Writes the tiny bundle `attention`, because no embedded model outputs its attention: `python tiny_models.py FOLDER`."""
+"""Writes the tiny bundle `attention`, because no included model outputs its attention: `python tiny_models.py FOLDER`."""
 
 import sys
 from pathlib import Path

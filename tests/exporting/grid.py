@@ -58,7 +58,7 @@ def measure(name: str, task: str, folder: Path, **fields: Any) -> Measured:
 
 def most_of_int8(task: str) -> float:
     """Returns the maximum int8 error of random weights, relative to the spread of the outputs; a single logit has little spread."""
-    return 1.5 if task == "multiple-choice" else 0.5  # random logits have no margins; the embedded models are at 0.006 to 0.033
+    return 1.5 if task == "multiple-choice" else 0.5  # random logits have no margins; the included models are at 0.006 to 0.033
 
 
 def task_flag(name: str, task: str) -> str:

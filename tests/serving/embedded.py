@@ -1,4 +1,4 @@
-"""Loaded bundles whose graph a test runs directly: the embedded ones, which tests compare with golden files, and tiny ones."""
+"""Loaded bundles whose graph a test runs directly: the included ones, which tests compare with golden files, and tiny ones."""
 
 import json
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 ROOT = Path(__file__).parents[2]
 LIMITS = Limits(max_inputs=512, max_chars=200_000)
-# The golden cases that run on an embedded graph: `make test` runs every twelfth case.
+# The golden cases that run on an included graph: `make test` runs every twelfth case.
 STEPS = [pytest.param(12, id="twelfth"), pytest.param(1, id="all", marks=pytest.mark.full_grid)]
 
 

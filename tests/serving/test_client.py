@@ -73,7 +73,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 @pytest.fixture(scope="module", name="url")
 def service_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Yields the URL of a service with an API key, the embedded models and tiny models."""
+    """Yields the URL of a service with an API key, the included models and tiny models."""
     folder = tmp_path_factory.mktemp("client")
     prompts = {"prompts": {"query": "the book "}}
     tiny.bundle(folder / "models", "vectors", task="feature-extraction", embedding=tiny.EMBEDDING | prompts)

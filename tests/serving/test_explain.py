@@ -75,7 +75,7 @@ def tokenizer() -> Tokenizer:
 
 
 def words(text: str, cut: range | None = None) -> list[str]:
-    """Returns the words of a text, with the tokenizer of the embedded sentiment model."""
+    """Returns the words of a text, with the tokenizer of the included sentiment model."""
     (tokens,) = tokenizer().tokenize([text])
     return [text[word.start : word.end] for word in words_of(text, tokens, cut)]
 
@@ -245,7 +245,7 @@ def test_admission_counts_the_variants(tmp_path: Path) -> None:
     assert [1] == engine.batches
 
 
-# ---- the embedded models
+# ---- the included models
 
 
 def test_the_most_important_word_is_the_obvious_one() -> None:

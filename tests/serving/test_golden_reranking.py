@@ -1,4 +1,4 @@
-"""Reranking equals the reference: stored logits decode to the order and scores of PyTorch, and the embedded bundle agrees.
+"""Reranking equals the reference: stored logits decode to the order and scores of PyTorch, and the included bundle agrees.
 
 `tests/golden/make_reranking.py` wrote the file of cases; these tests need no checkpoint.
 """

@@ -1,7 +1,7 @@
 """Helpers for loads on a real service: durations, the service's metrics before and after a load, and the outcome of every request.
 
 `make test` and `make test-all` run each load for half a second on tiny models, and check what must always be true. `make stress` sets
-STRESS_SECONDS, runs each load on the embedded models for the full duration, and prints each metric with its threshold.
+STRESS_SECONDS, runs each load on the included models for the full duration, and prints each metric with its threshold.
 """
 
 import json
@@ -37,7 +37,7 @@ def seconds(most: float) -> float:
 
 
 def models_for(folder: Path) -> Path:
-    """Returns a folder of models: in `make stress` the embedded models, otherwise tiny models with the names and tasks of TASKS_OF."""
+    """Returns a folder of models: in `make stress` the included models, otherwise tiny models with the names and tasks of TASKS_OF."""
     if LONG:
         return ROOT / "models"
     for name, task in TASKS_OF.items():

@@ -97,7 +97,7 @@ class Predictions(BaseModel):
 
 
 def read_predict(raw: bytes, request: Request) -> Call:
-    """Reads a body for the model in the path: for the model's task or for zero-shot classification.
+    """Reads a body for the model in the path: for the model's task, or for the one that its fields imply.
 
     Raises:
         MalformedRequestError: The body is not JSON.
