@@ -273,6 +273,8 @@ class ScoreMetrics:
         self._by_label = cache(lambda label: metrics.predictions.labels(model, label))
         for start, count in zip(starts, counts, strict=True):
             metrics.reference_scores.labels(model, start).set(count / max(sum(counts), 1))
+        if starts:
+            metrics.abstentions.labels(model)  # a series from the start, whose first increase can be seen
         for label, count in label_counts.items():
             self._by_label(label)
             metrics.reference_predictions.labels(model, label).set(count / max(sum(label_counts.values()), 1))

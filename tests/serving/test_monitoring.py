@@ -1,7 +1,9 @@
 """deploy/grafana and deploy/prometheus: their metrics exist, are described, and have values for a service under load."""
 
+import itertools
 import json
 import math
+import random
 import re
 import shutil
 import subprocess
@@ -12,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 import tiny
-from application import play
+from application import call, play
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from conftest import ROOT, Served, running
@@ -28,10 +31,13 @@ DASHBOARD: dict[str, Any] = json.loads((GRAFANA / "bertserve.json").read_text(en
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 RULES = [rule for group in yaml.safe_load((PROMETHEUS / "alerts.yml").read_text(encoding="utf-8"))["groups"] for rule in group["rules"]]
 QUERIES = {f"{panel['title']} {target['refId']}": target["expr"] for panel in PANELS for target in panel["targets"]}
-EXPRESSIONS = QUERIES | {rule["alert"]: rule["expr"] for rule in RULES}
+RECORDED = {rule["record"]: rule["expr"] for rule in RULES if "record" in rule}
+ALERTS = [rule for rule in RULES if "alert" in rule]
+EXPRESSIONS = QUERIES | {rule["alert"]: rule["expr"] for rule in ALERTS} | RECORDED
 # labels that Prometheus adds to each series
 OF_PROMETHEUS = {"job", "instance"}
 WORDS = set("sum by rate increase count max min_over_time changes histogram_quantile vector absent and or on time offset".split())
+WORDS |= {"clamp_min", "ln", "group_left"}
 VALUES = {"$job": ".+", "$instance": ".+", "$model": ".+", "$__rate_interval": "20s"}
 
 
@@ -39,11 +45,11 @@ VALUES = {"$job": ".+", "$instance": ".+", "$model": ".+", "$__rate_interval": "
 def series_of_a_service(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """Returns the labels of each sample of `/metrics` by name, after one request to a service with one broken model."""
     folder = tmp_path_factory.mktemp("monitored") / "models"
-    tiny.bundle(folder)
+    tiny.calibrate(tiny.bundle(folder))
     (tiny.bundle(folder, "broken") / "tokenizer.json").write_text("{}")
 
     async def check(client: httpx.AsyncClient) -> str:
-        await client.post("/classify", json={"inputs": "good"})
+        await client.post("/classify", json={"inputs": "good", "parameters": {"decide": True, "threshold": 1.0}})
         return (await client.get("/metrics")).text
 
     page = play(build(Settings(models=folder, skip_broken=True)), check)
@@ -53,7 +59,10 @@ def series_of_a_service(tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_every_expression_uses_existing_metrics_and_labels(series: dict[str, set[str]], name: str) -> None:
-    bare = re.sub(r"\[[^]]*\]", "", EXPRESSIONS[name])
+    expression = EXPRESSIONS[name]
+    for recorded, source in RECORDED.items():
+        expression = re.sub(rf"{recorded}(\{{[^}}]*\}})?", lambda _, source=source: source, expression)  # type: ignore[misc]
+    bare = re.sub(r"\[[^]]*\]", "", expression)
     named = re.findall(r"\b([a-z_]+)\b(\{[^}]*\})?", re.sub(r'"[^"]*"|\b(?:by|on) \([^)]*\)', "", bare))
     selectors = [(metric, set(re.findall(r"(\w+)[=!]", matched))) for metric, matched in named if metric not in WORDS]
     grouped = {label for labels in re.findall(r"\bby \(([^)]*)\)", bare) for label in labels.split(", ")}
@@ -77,7 +86,7 @@ def test_grafana_and_prometheus_configurations_match() -> None:
     assert ["alerts.yml"] == config["rule_files"]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
 def test_every_alert_has_a_runbook_and_tests(rule: dict[str, Any]) -> None:
     tests = yaml.safe_load((PROMETHEUS / "alerts_test.yml").read_text())["tests"]
     fired = [bool(case["exp_alerts"]) for test in tests for case in test["alert_rule_test"] if case["alertname"] == rule["alert"]]
@@ -101,12 +110,58 @@ def test_promtool_accepts_the_rules_and_the_configuration(command: tuple[str, ..
     assert (0, "") == (done.returncode, done.stderr)
 
 
+def is_drift(before: str, after: str, folder: Path) -> bool:
+    """Returns whether the alert of drift fires if a scrape gives the second of two pages of metrics from the tenth minute on."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
+    values: dict[str, list[float]] = {}
+    for page in (before, after):
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                if sample.name in ("bertserve_scores_total", "bertserve_reference_scores"):
+                    labels = ", ".join(f'{name}="{value}"' for name, value in sample.labels.items())
+                    values.setdefault(f'{sample.name}{{job="bertserve", {labels}}}', []).append(sample.value)
+    expression = 'count(ALERTS{alertname="BertserveScoresDrift", alertstate="firing"}) or vector(0)'
+    case = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": f"{first}x9 {last}x60"} for name, (first, last) in values.items()],
+        "promql_expr_test": [{"expr": expression, "eval_time": "40m", "exp_samples": [{"labels": "{}", "value": 1}]}],
+    }
+    (folder / "test.yml").write_text(yaml.safe_dump({"rule_files": [str(PROMETHEUS / "alerts.yml")], "tests": [case]}))
+    done = subprocess.run([promtool, "test", "rules", str(folder / "test.yml")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 or "got:" in done.stdout + done.stderr, done
+    return done.returncode == 0
+
+
+def test_other_texts_are_drift(tmp_path: Path) -> None:
+    """Texts like those that calibrated a model are no drift, and a few other texts are no evidence."""
+    rng = random.Random(5)
+    usual, same, other = ([" ".join(rng.choices(tiny.WORDS[:12], k=length)) for _ in range(400)] for length in (2, 2, 20))
+    path = tiny.calibrate(tiny.bundle(tmp_path / "models"), scale=[2.0])
+    limits = {"max_inputs": 400}
+    answer = call(tmp_path / "models", "POST", "/classify", json={"inputs": usual, "parameters": {"top_k": 1}}, settings=limits).json()
+    counts = np.histogram([best["score"] for [best] in answer], bins=20, range=(0, 1))[0]
+    tiny.calibrate(path, scale=[2.0], score_counts=counts.tolist())
+
+    async def pages(client: httpx.AsyncClient) -> list[str]:
+        scraped = [(await client.get("/metrics")).text]
+        for texts in (same, other[:100], other):
+            await client.post("/classify", json={"inputs": texts})
+            scraped.append((await client.get("/metrics")).text)
+        return scraped
+
+    start, *scraped = play(build(Settings(models=tmp_path / "models", max_inputs=400)), pages)
+    assert [is_drift(before, after, tmp_path) for before, after in itertools.pairwise([start, *scraped])] == [False, False, True]
+
+
 @pytest.fixture(name="prometheus")
 def prometheus_of_a_loaded_service(models: Path, tmp_path: Path) -> Iterator[httpx.Client]:
     """Yields a client of a real Prometheus with the alerts, which scrapes two workers each second while bert-bench loads them."""
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("prometheus is not installed (Debian: apt-get install prometheus)")
+    tiny.calibrate(models / "tiny")
     with running(models, tmp_path / "serve.log", "--workers", "2", "--threads", "2") as served:
         (tmp_path / "prometheus.yml").write_text(_scraping(served.url.removeprefix("http://")))
         shutil.copy(PROMETHEUS / "alerts.yml", tmp_path)
@@ -157,8 +212,8 @@ def test_every_panel_and_alert_has_values_under_load(prometheus: httpx.Client) -
     groups = prometheus.get("/api/v1/rules").json()["data"]["groups"]
     evaluated = [rule for group in groups for rule in group["rules"]]
     assert [] == [name for name, found in values.items() if all(map(math.isnan, found))]
-    assert {rule["alert"]: "ok" for rule in RULES} == {rule["name"]: rule["health"] for rule in evaluated}
-    assert [] == [rule["name"] for rule in evaluated if rule["state"] == "firing"]
+    assert {rule.get("alert", rule.get("record")): "ok" for rule in RULES} == {rule["name"]: rule["health"] for rule in evaluated}
+    assert [] == [rule["name"] for rule in evaluated if rule.get("state") == "firing"]
 
 
 def _filled_in(expression: str) -> str:
