@@ -67,13 +67,14 @@ def describe_interval(interval: Interval | None) -> str:
 
 def describe_threshold(threshold: Threshold) -> str:
     """Returns what a threshold decides and promises."""
+    allowed = threshold.target if threshold.aim == "max-error" else 1 - threshold.target
     name = f"{f'{threshold.label}:' if threshold.label is not None else ''}{threshold.aim}={threshold.target:g}"
     errors = {"recall": "correct ones are below it", "coverage": "label sets lack the correct label"}.get(
         threshold.aim, "decided are wrong"
     )
     return (
         f"`{name}`: scores from {threshold.threshold:.4f} on decide {threshold.decided:.1%}; {threshold.error:.2%} of {threshold.examples} "
-        f"{errors}, at most {threshold.bound:.2%} at 95 % confidence"
+        f"{errors}, at most {allowed:.2%} at 95 % confidence"
     )
 
 
@@ -107,6 +108,6 @@ def _diagram(decision: Decision) -> str:
 
 
 def _line(bins: Sequence[Bin], color: str) -> str:
-    points = [(_MARGIN + _SIZE * bin_.score, _MARGIN + _SIZE * (1 - bin_.right)) for bin_ in bins]
+    points = [(_MARGIN + _SIZE * bin_.score, _MARGIN + _SIZE * (1 - bin_.correct)) for bin_ in bins]
     dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>' for x, y in points)
     return f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}" fill="none" stroke="{color}"/>{dots}'

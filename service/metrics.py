@@ -250,9 +250,9 @@ class ModelMetrics:
         self.cancelled = metrics.cancelled.labels(*labels)
         self.refused = {reason: metrics.refused.labels(*labels, reason) for reason in ("queue_full", "deadline")}
 
-    def count_scores(self, edges: Sequence[float], counts: Sequence[int], label_counts: Mapping[str, int]) -> ScoreMetrics:
+    def count_scores(self, counts: Sequence[int], label_counts: Mapping[str, int]) -> ScoreMetrics:
         """Returns the counts of the model's predictions, and sets their reference: equal bins of scores from 0 to 1, and labels."""
-        return ScoreMetrics(self._metrics, self._model, edges, counts, label_counts)
+        return ScoreMetrics(self._metrics, self._model, counts, label_counts)
 
     def of(self, task: str) -> ModelMetrics:
         """Returns the children of the same model for another task that it answers."""
@@ -263,12 +263,10 @@ class ModelMetrics:
 class ScoreMetrics:
     """Counts the predictions of one model by score and label."""
 
-    def __init__(
-        self, metrics: Metrics, model: str, edges: Sequence[float], counts: Sequence[int], label_counts: Mapping[str, int]
-    ) -> None:
+    def __init__(self, metrics: Metrics, model: str, counts: Sequence[int], label_counts: Mapping[str, int]) -> None:
         """Sets the reference; without one, only abstentions are counted."""
         self._metrics, self._model = metrics, model
-        starts = [f"{edge:g}" for edge in edges[:-1]]
+        starts = [f"{i / len(counts):g}" for i in range(len(counts))]
         self._by_score = [metrics.scores.labels(model, start) for start in starts]
         self._by_label = cache(lambda label: metrics.predictions.labels(model, label))
         for start, count in zip(starts, counts, strict=True):

@@ -227,8 +227,8 @@ def bundle(
 def calibrate(path: Path, *thresholds: dict[str, Any], method: str = "temperature", **changes: Any) -> Path:
     """Adds a decision to the graph of a bundle, by default the temperature 2; `changes` are its fields. Returns the bundle's path."""
     value = {"value": 0.5, "low": 0.4, "high": 0.6}
-    quality = {"log_loss": value, "brier": value, "ece": value, "auroc": None, "bins": [{"score": 0.9, "right": 0.7, "count": 5}]}
-    measured = {"target": 0.9, "decided": 0.8, "error": 0.05, "bound": 0.1, "examples": 100}
+    quality = {"log_loss": value, "brier": value, "ece": value, "auroc": None, "bins": [{"score": 0.9, "correct": 0.7, "count": 5}]}
+    measured = {"target": 0.9, "decided": 0.8, "error": 0.05, "examples": 100}
     decision = {
         "method": method,
         "scale": [0.5],
@@ -239,7 +239,6 @@ def calibrate(path: Path, *thresholds: dict[str, Any], method: str = "temperatur
         "before": quality,
         "after": quality,
         "thresholds": [measured | {"label": None, "aim": "precision"} | threshold for threshold in thresholds],
-        "score_edges": [i / 20 for i in range(21)],
         "score_counts": [*[0] * 10, *[20] * 10],
         "label_counts": {"positive": 120, "negative": 80},
     }

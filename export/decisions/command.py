@@ -15,7 +15,7 @@ from typing import get_args
 from bertserve.export import flags, reliability
 from bertserve.export.decisions.thresholds import Goal
 from bertserve.export.errors import ExportError
-from bertserve.service.bundle.decision import Aim
+from bertserve.service.bundle.decision import AimName
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.errors import BertServeError
 from bertserve.service.flag_parser import FlagParser
@@ -98,9 +98,9 @@ def build_parser() -> argparse.ArgumentParser:
 def _parse_goal(text: str) -> Goal:
     name, equals, share = text.rpartition("=")
     label, _, aim_name = name.rpartition(":")
-    aim: Aim | None = next((aim for aim in get_args(Aim) if aim == aim_name), None)
+    aim: AimName | None = next((aim for aim in get_args(AimName) if aim == aim_name), None)
     if not equals or aim is None:
-        raise argparse.ArgumentTypeError(f"`{text}` is not [LABEL:]AIM=SHARE with one of the aims {', '.join(get_args(Aim))}")
+        raise argparse.ArgumentTypeError(f"`{text}` is not [LABEL:]AIM=SHARE with one of the aims {', '.join(get_args(AimName))}")
     target = flags.parse_positive(share)
     if target == 1:
         raise argparse.ArgumentTypeError(f"`{text}` cannot be shown by examples; give a share below 1")

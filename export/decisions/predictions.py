@@ -74,7 +74,7 @@ def measure(predictions: Predictions) -> Quality:
         brier=_interval(values[:, 1]),
         ece=_interval(values[:, 2]),
         auroc=None if right.min() == right.max() else _interval(values[:, 3], most=1.0),
-        bins=tuple(Bin(score=scores[part].mean().item(), right=right[part].mean().item(), count=len(part)) for part in bins),
+        bins=tuple(Bin(score=scores[part].mean().item(), correct=right[part].mean().item(), count=len(part)) for part in bins),
     )
 
 

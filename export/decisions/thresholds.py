@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bertserve.export.decisions.predictions import Indices, Predictions, Values
-from bertserve.service.bundle.decision import Aim, Threshold
+from bertserve.service.bundle.decision import AimName, Threshold
 
 CONFIDENCE = 0.95
 CANDIDATES = 200
@@ -29,7 +29,7 @@ _DEVIATIONS = 1.645  # standard errors of a normal distribution to its 95 % quan
 class Goal(NamedTuple):
     """A flag `--aim`: `precision=0.98`, or `LABEL:precision=0.98` for a label."""
 
-    aim: Aim
+    aim: AimName
     target: float
     label: str | None = None
 
@@ -82,7 +82,6 @@ def choose(goal: Goal, fitted: Predictions, judged: Predictions) -> Threshold | 
         threshold=float(sequence[chosen]),
         decided=_decided(goal, judged, sequence[chosen]),
         error=float(errors[chosen] / counts[chosen]),
-        bound=goal.error,
         examples=int(counts[chosen]),
     )
 

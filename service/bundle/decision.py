@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from bertserve.service.bundle.record import Record
 
 Method = Literal["temperature", "per-label", "tags", "answers"]
-Aim = Literal["precision", "recall", "max-error", "coverage"]
+AimName = Literal["precision", "recall", "max-error", "coverage"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
@@ -27,42 +27,43 @@ class Interval(Record):
 
 
 class Bin(Record):
-    """Predictions with similar scores: their mean score, the share of them that is right, and their number."""
+    """Predictions with similar scores: their mean score, the share of them that is correct, and their number."""
 
     score: Share
-    right: Share
+    correct: Share
     count: Count
 
 
 class Quality(Record):
-    """How well scores match the outcomes. `auroc` is null if all predictions are right or all are wrong."""
+    """How well scores match the outcomes. `auroc` is null if all predictions are correct or all are wrong."""
 
     log_loss: Interval
     brier: Interval
     ece: Interval
     auroc: Interval | None
-    bins: Annotated[tuple[Bin, ...], Field(strict=False)] = ()
+    bins: Annotated[tuple[Bin, ...], Field(strict=False)]
 
 
 class Threshold(Record):
     """A threshold of calibrated scores that reaches an aim with 95 % confidence; a prediction counts if its score is at least `threshold`.
+
+    The true share of errors is at most `target` for `max-error`, otherwise 1 - `target`; `error` is the measured one.
 
     With a `label`, the score is that of the label, whether or not another label has a better one. Without one, it is the score of each
     prediction (the best label, an entity, an answer); for `coverage`, the label set has all labels from `threshold` on.
     """
 
     label: str | None
-    aim: Aim
+    aim: AimName
     target: Share
     threshold: Share
     decided: Share
     error: Share
-    bound: Share
     examples: Count
 
 
 class Decision(Record):
-    """The calibration and the thresholds of a graph.
+    """The calibration and the thresholds of a graph. `score_counts` has the predictions in bins of equal width from 0 to 1.
 
     Calibrated logits are `scale * logits + bias`, with one value for all labels or one per label. The logits are those of the combined
     scores of all windows: the logarithm of a softmax score, the log odds of a sigmoid score. By method:
@@ -83,9 +84,14 @@ class Decision(Record):
     before: Quality
     after: Quality
     thresholds: Annotated[tuple[Threshold, ...], Field(strict=False)] = ()
-    score_edges: Annotated[tuple[Finite, ...], Field(strict=False)]
-    score_counts: Annotated[tuple[Count, ...], Field(strict=False)]
+    score_counts: Annotated[tuple[Count, ...], Field(strict=False, min_length=1)]
     label_counts: dict[str, Count]
+
+    @model_validator(mode="after")
+    def _one_value_for_all_labels(self) -> Decision:
+        if self.method != "per-label" and (len(self.scale), len(self.bias)) != (1, 1):
+            raise ValueError(f"`scale` and `bias` must have one value for the method `{self.method}`")
+        return self
 
     @property
     def temperature(self) -> float:

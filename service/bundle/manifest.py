@@ -246,6 +246,13 @@ class Manifest(Record):
         return self
 
     @model_validator(mode="after")
+    def _calibrations_fit_the_labels(self) -> Manifest:
+        for graph in self.graphs:
+            if graph.decision is not None and not {len(graph.decision.scale), len(graph.decision.bias)} <= {1, len(self.labels)}:
+                raise ValueError(f"`scale` and `bias` of the `decision` of `{graph.file}` must have 1 or {len(self.labels)} values")
+        return self
+
+    @model_validator(mode="after")
     def _graphs_give_attentions(self) -> Manifest:
         without = next((graph.file for graph in self.graphs if not graph.gives_attentions), None)
         if self.attention_heads and without is not None:

@@ -65,7 +65,7 @@ class Model:
         self.shape = graph.shape
         self.labels = (self.name, bundle.version, graph.precision, graph.provider)
         decision = graph.decision
-        reference = ((), (), {}) if decision is None else (decision.score_edges, decision.score_counts, decision.label_counts)
+        reference = ((), {}) if decision is None else (decision.score_counts, decision.label_counts)
         self._parts = TaskModel(tokenizer, bundle.manifest, graph.decision, metrics.count_scores(*reference))
         self._cost = cost
         self._scheduler = scheduler

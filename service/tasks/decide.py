@@ -108,8 +108,8 @@ class Plan:
         """Returns the calibrated log odds of a label, float32 of the same shape."""
         if self.calibration is None:
             return odds
-        scale, bias = self.calibration.scale, self.calibration.bias
-        return odds * np.float32(scale[label % len(scale)]) + np.float32(bias[label % len(bias)])
+        scale, bias = (values[label] if len(values) > 1 else values[0] for values in (self.calibration.scale, self.calibration.bias))
+        return odds * np.float32(scale) + np.float32(bias)
 
     def answer_score(self, score: float, *, is_answer: bool) -> float:
         """Returns the calibrated score of an answer, or of "no answer"."""

@@ -100,7 +100,7 @@ def test_qualities_are_those_of_scikit_learn(rng: np.random.Generator) -> None:
     assert quality.auroc is not None
     assert pytest.approx(metrics.roc_auc_score(right, scores)) == quality.auroc.value
     assert 500 == sum(part.count for part in quality.bins)
-    assert pytest.approx(sum(abs(part.score - part.right) * part.count for part in quality.bins) / 500) == quality.ece.value
+    assert pytest.approx(sum(abs(part.score - part.correct) * part.count for part in quality.bins) / 500) == quality.ece.value
     for interval in (quality.log_loss, quality.brier, quality.ece, quality.auroc):
         assert interval.low <= interval.value <= interval.high
 
