@@ -63,24 +63,24 @@ def _other_files(target: Path) -> list[str]:
     ]
 
 
-def package_bundle(workspace: Path, target: Path, texts: Mapping[str, str]) -> None:
-    """Completes the bundle in `workspace`, and renames it to `target`.
+def package_bundle(folder: Path, target: Path, texts: Mapping[str, str]) -> None:
+    """Completes the bundle in `folder`, and renames it to `target`.
 
     Args:
-        workspace: Folder on the target's file system that contains only the graphs and the tokenizer.
+        folder: It is on the target's file system, and contains only the graphs and the tokenizer.
         target: `models/<name>`. An existing bundle, file or link there is renamed first and deleted last.
         texts: The other files, by name: the finished manifest and the card.
     """
     for name, text in texts.items():
-        (workspace / name).write_text(text, encoding="utf-8")
-    workspace.chmod(0o755)  # tempfile creates it as private, but another user may run the service
+        (folder / name).write_text(text, encoding="utf-8")
+    folder.chmod(0o755)  # tempfile creates it as private, but another user may run the service
     aside = target.with_name(f".{target.name}.old")
     with ignore_signals():
         try:
             if os.path.lexists(target):
                 _remove(aside)
                 target.rename(aside)
-            workspace.rename(target)
+            folder.rename(target)
         except BaseException:  # after any failure, the old bundle is restored
             if os.path.lexists(aside) and not os.path.lexists(target):
                 aside.rename(target)

@@ -27,13 +27,12 @@ from bertserve.service.bundle.graph_spec import InputSpec
 from bertserve.service.bundle.manifest import Int8TextDigests, Manifest, TextDigests, TokenizerSpec
 from bertserve.service.engine.onnx_engine import feed
 from bertserve.service.errors import BertServeError, StartError, plural
-from bertserve.service.scoring.rows import Row, read_delimited, read_json_lines
+from bertserve.service.scoring.rows import DELIMITERS, Row, read_delimited, read_json_lines
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.windows import truncate_longest_first
 
 MIN_FILE_TEXTS = 16  # distinct ones; 11 of them calibrate, 2 are for the gate, and 3 for the report
 JSON_LINES = (".jsonl", ".ndjson", ".json")
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
 PAIR_FIELDS = (("text", "text_pair"), ("question", "context"))
 HASH_BYTES = 4  # of a text in the manifest: 1,000 texts need 5 KB, and for 1,000 other texts the probability of any match is 0.02 %
 TextOrPair = str | tuple[str, str]
@@ -55,12 +54,12 @@ def read_texts(path: Path, purpose: str = "calibration") -> list[TextOrPair]:
     """
     suffix = path.suffix.lower()
     try:
-        if suffix in DELIMITERS:
-            columns, rows = read_delimited(path, DELIMITERS[suffix])
+        if delimiter := DELIMITERS.get(suffix.removeprefix(".")):
+            columns, rows = read_delimited(path, delimiter)
             if INPUT_KEYS.isdisjoint(columns):
                 raise CheckpointError(
                     f"`{path}` has no column of texts, but {', '.join(f'`{column}`' for column in columns[:8])}; cells are separated by "
-                    f"{DELIMITERS[suffix]!r}, and columns of texts are `text`, with `text_pair` for pairs, or `question` and `context`."
+                    f"{delimiter!r}, and columns of texts are `text`, with `text_pair` for pairs, or `question` and `context`."
                 )
             texts = [_read_row(path, row) for row in rows]
         elif suffix in JSON_LINES:

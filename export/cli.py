@@ -196,7 +196,7 @@ def build_parser() -> FlagParser:
         type=flags.parse_precisions,
         metavar="LIST",
         help="comma list of fp32, fp16 (GPUs) and int8 (CPU); the last one that a provider has becomes its default graph (default: all; "
-        "int8 becomes the default graph only if it reaches 98 %% agreement with the checkpoint)",
+        "int8 or fp16 becomes the default graph only if it reaches 98 %% agreement with the checkpoint)",
     )
     parser.add_argument(
         "--provider",
@@ -230,7 +230,7 @@ def _add_int8_flags(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="your own texts, at least 16, for int8 calibration: one per line, or JSON Lines (.jsonl), CSV or TSV with "
-        "text and, for pairs, text_pair, or question and context; a third is held out to judge int8, or a twelfth with --validation (default: 700 built-in English texts)",
+        "text and, for pairs, text_pair, or question and context; a third is held out to judge int8, or a twelfth of a long file with --validation (default: 700 built-in English texts)",
     )
     parser.add_argument(
         "--validation",

@@ -49,8 +49,8 @@ def build_graphs(build: GraphBuild, precisions: Sequence[Precision]) -> Iterator
     texts, max_error = build.texts, build.max_int8_error
     with stage("quantize", f"int8, calibrated on {len(texts.calibration)} texts, judged on {len(texts.gate)} others"):
         feeds, gate = (calibration.make_feeds(split, build.checkpoint, build.tokenizer) for split in (texts.calibration, texts.gate))
-        workspace = optimized.path.parent
-        counts, error = quantize.quantize(optimized.path, int8_path, workspace, feeds, gate, max_error=max_error, quick=build.quick)
+        scratch = optimized.path.parent
+        counts, error = quantize.quantize(optimized.path, int8_path, scratch, feeds, gate, max_error=max_error, quick=build.quick)
     form = f"{optimized.form}, int8 by --quick" if build.quick else optimized.form
     int8 = replace(optimized, path=int8_path, precision="int8", form=form)
     yield int8.with_facts(quantized=counts, quantization_error=error, quantization_limit=max_error)
@@ -80,7 +80,7 @@ def attention_form(fusions: Mapping[str, int], checkpoint: Checkpoint) -> str:
     layers = checkpoint.attentions
     count = fusions.get("Attention", 0) + fusions.get("MultiHeadAttention", 0)
     if checkpoint.attention_heads:
-        return "attention as traced and given out"
+        return "attention as traced and returned"
     if not count:
         return "attention as traced"
     return "packed MultiHeadAttention with key padding" if count >= layers else f"attention fused in {count} of {layers} layers"

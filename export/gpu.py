@@ -164,7 +164,7 @@ def _take_int32(model: Any) -> set[str]:
 
 
 def convert_to_fp16(
-    source: Path, target: Path, workspace: Path, feeds: Sequence[Feed], padded: Sequence[Feed]
+    source: Path, target: Path, scratch: Path, feeds: Sequence[Feed], padded: Sequence[Feed]
 ) -> tuple[dict[str, int], float]:
     """Writes the half-precision graph to a new file; its outputs are float16, because half as many bytes leave the GPU.
 
@@ -175,7 +175,7 @@ def convert_to_fp16(
         difference of the outputs from the float graph's on the texts, relative to their standard deviation.
     """
     probe = [*feeds[:: max(1, len(feeds) // 96)], *padded]
-    peaks = _peaks(source, workspace / "all_outputs.onnx", probe)
+    peaks = _peaks(source, scratch / "all_outputs.onnx", probe)
     model = onnx.load(str(source))
     for i, node in enumerate(model.graph.node):  # the converter identifies nodes by name
         node.name = f"{i}/{node.op_type}"

@@ -57,9 +57,9 @@ class ExportSpec(LoadOptions):
 
     Attributes:
         source: A local checkpoint folder, a hub id, or with `module` a trusted `FILE:FACTORY`, whose code is executed.
-        precisions: None for all; int8 is then only the default graph if it agrees with the checkpoint. Otherwise the last one of each
+        precisions: None for all; int8 or fp16 is then only the default graph if it agrees with the checkpoint. Otherwise the last one of each
             provider is its default graph.
-        providers: A graph of the first one answers the stored example.
+        providers: The default graph of the CPU, or else of the first one, answers the stored example.
         metrics: Measured task metrics for manifest and card.
         max_int8_error: Maximum error of int8's outputs on held-out texts, relative to their standard deviation.
     """
@@ -155,7 +155,7 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, texts: Int8Texts
     graphs, omitted = _measure_graphs(
         artifacts, precisions, bundle, checkpoint, tokenizer, reference, default_must_agree=spec.precisions is None
     )
-    # the default graph of the first provider, on the provider of its measurements
+    # on the provider of its measurements
     default = next(graph for graph in graphs if graph.default)
     request = TASKS[checkpoint.task].example(tokenizer_spec)
     answer = open_graph(bundle, default, tokenizer_spec, tokenizer, checkpoint).answer_body(request)

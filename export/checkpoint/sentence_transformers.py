@@ -141,7 +141,7 @@ def read_modules(folder: Path) -> tuple[ModuleEntry, ...]:
     """
     entries = _read_json(folder / MODULES_FILE, [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise CheckpointError(f"`{folder / MODULES_FILE}` is not a list of steps; download it again.")
+        raise CheckpointError(f"`{folder / MODULES_FILE}` is not a list of modules; download it again.")
     return tuple(_entry(folder, str(entry.get("type", "")), str(entry.get("path", ""))) for entry in entries)
 
 
@@ -154,7 +154,7 @@ def find_transformer(folder: Path) -> Path:
     folders = [entry.folder for entry in read_modules(folder) if entry.kind == TRANSFORMER] or [folder]
     if len(folders) > 1:
         names = ", ".join(f"`{path.name}`" for path in folders)
-        raise CheckpointError(f"`{folder / MODULES_FILE}` has {len(folders)} Transformer steps ({names}); only one is supported.")
+        raise CheckpointError(f"`{folder / MODULES_FILE}` has {len(folders)} Transformer modules ({names}); only one is supported.")
     if not folders[0].is_dir():
         raise CheckpointError(f"the folder `{folders[0]}`, which {MODULES_FILE} names, is missing; copy the whole checkpoint.")
     return folders[0]
@@ -183,7 +183,7 @@ def _entry(folder: Path, kind: str, path: str) -> ModuleEntry:
     package, _, name = kind.rpartition(".")
     if package and package.partition(".")[0] != "sentence_transformers":
         raise CheckpointError(
-            f"`{folder / MODULES_FILE}` has the step `{kind}`, which is code of the checkpoint and never run; write the model as a module of "
+            f"`{folder / MODULES_FILE}` has the module `{kind}`, which is code of the checkpoint and never run; write a PyTorch module of "
             "your own and export it with --module."
         )
     parts = PurePosixPath(path)
@@ -215,7 +215,7 @@ def check_cross_encoder(folder: Path, settings: SentenceSettings) -> None:
     kinds = [entry.kind for entry in read_modules(folder)]
     if POOLING not in kinds and (others := [kind for kind in kinds if kind != TRANSFORMER]):
         raise CheckpointError(
-            f"`{folder / MODULES_FILE}` has the step `{others[0]}`, which is not supported for this task; only {TRANSFORMER} is."
+            f"`{folder / MODULES_FILE}` has the module `{others[0]}`, which is not supported for this task; only {TRANSFORMER} is."
         )
     if settings.default_prompt is not None and settings.prompts[settings.default_prompt]:
         raise CheckpointError(

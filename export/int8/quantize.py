@@ -34,7 +34,7 @@ from bertserve.export.int8.smoothquant import ActivationScale, QuantParams
 from bertserve.export.progress import parallel_map
 
 # Multiples of the average sensitivity. Above the first, outliers of a tensor are computed in float; below the second, the channels of a
-# tensor are not worth a multiplication.
+# tensor are not worth a multiplication; another value of it changed nothing (bench/results/2026-11-22-int8-speed.md).
 SPLIT_ABOVE = 1 / 2
 SMOOTH_ABOVE = 1 / 12
 
@@ -55,14 +55,14 @@ def _one_thread_a_product() -> Iterator[None]:
 
 @_one_thread_a_product()
 def quantize(
-    source: Path, target: Path, workspace: Path, feeds: Sequence[Feed], gate: Sequence[Feed], *, max_error: float, quick: bool
+    source: Path, target: Path, scratch: Path, feeds: Sequence[Feed], gate: Sequence[Feed], *, max_error: float, quick: bool
 ) -> tuple[dict[str, int], float]:
     """Writes the int8 graph of a float32 graph from `bertserve.export.graph.cpu_passes` to a new file.
 
     Args:
         source: The float32 graph.
         target: The new graph.
-        workspace: A folder for intermediate files.
+        scratch: A folder for intermediate files.
         feeds: The texts for all choices, as graph inputs.
         gate: Other texts, which decide which matrices return to float; the validation report uses a third set of texts.
         max_error: Maximum difference of its outputs from the float graph's, by `inference.relative_error`.
@@ -75,7 +75,7 @@ def quantize(
     Raises:
         GraphError: There is no matrix to quantize, or the error is too large with any matrix in int8.
     """
-    part, samples = workspace / "part.onnx", workspace / "samples"
+    part, samples = scratch / "part.onnx", scratch / "samples"
     model = rewrite.load(source)
     layers = rewrite.find_linears(model.graph)
     if not layers:

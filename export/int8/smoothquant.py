@@ -147,6 +147,7 @@ def _smoothing_candidates(inputs: Floats, peak: Floats, weight_peak: Floats) -> 
     An alpha of 0.5, SmoothQuant's own, shares the difficulty equally, and 1 leaves all of it to the weights, which have a scale per column,
     whereas an activation has only one. With the quantile, which is a smaller peak, only larger alphas are tried.
     """
+    # for a channel of nearly zeros, so that its factor is finite
     peak = np.maximum(peak, 1e-3)
     quantile = np.maximum(np.quantile(np.abs(inputs), 0.999, axis=0), 1e-3)
     weight_peak = np.maximum(weight_peak, 1e-4)

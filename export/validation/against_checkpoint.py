@@ -14,6 +14,7 @@ from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.checkpoint.module import load_module
 from bertserve.export.errors import CheckpointError, DataError
 from bertserve.export.validation.reference import measure_graph, sample_reference
+from bertserve.export.workspace import ignore_signals
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.check import difference
@@ -95,7 +96,8 @@ def update(bundle: Bundle, checkpoint: Checkpoint, tokenizer: Tokenizer, validat
     updates = {"graphs": graphs, "flops": checkpoint.flops, "source": source, "int8_texts": int8_texts}
     new_manifest = Manifest.model_validate(manifest.model_copy(update=updates).model_dump())
     # each file is replaced as a whole; the card comes first, because the manifest is verified
-    for name, text in bundle_texts(new_manifest, bundle.path, checkpoint.card).items():
-        aside = bundle.path / f".{name}"
-        aside.write_text(text, encoding="utf-8")
-        os.replace(aside, bundle.path / name)
+    with ignore_signals():
+        for name, text in bundle_texts(new_manifest, bundle.path, checkpoint.card).items():
+            aside = bundle.path / f".{name}"
+            aside.write_text(text, encoding="utf-8")
+            os.replace(aside, bundle.path / name)

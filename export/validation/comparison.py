@@ -27,12 +27,12 @@ from bertserve.service.text.tokenizer import Encoding
 # Maximum difference of a logit from the reference, by precision, for a row whose largest logit is at most TRAINED_LARGEST, a usual value of
 # trained heads. It grows with larger logits, because rounding errors do: a model without a norm before its head may have logits of hundreds.
 # For float32, the difference was at most 3e-6 of the largest logit on five trained checkpoints, and 1e-5 on random ones with logits from 1
-# to 1e12 (docs/explanation/validation.md).
+# to 1e12 (bench/results/2026-11-21-int8-steps.md).
 MAX_ABS_ERROR: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-1}
 TRAINED_LARGEST = 5
 # Maximum error of int8 on ordinary texts, relative to the standard deviation of the reference's outputs: root mean square, and largest.
 # The gate decides about the quality of int8; this check ensures that the served graph is the one of the gate
-# (docs/explanation/validation.md).
+# (bench/results/2026-11-21-int8-steps.md).
 MAX_INT8_RMS, MAX_INT8_WORST = 0.1, 3.0
 INT8_SLACK = 2  # factor for the gate's error, if that allows more
 MAX_ATTENTION_ERROR = 1e-4  # of an attention weight, which is from 0 to 1, for float32

@@ -144,7 +144,7 @@ class Embedding(Record):
 
 
 class Example(Record):
-    """A stored request body and the result that the default CPU graph gave at export, for `bert-serve check`."""
+    """A stored request body and the result that the default graph of the CPU, or else of the first provider, gave at export, for `bert-serve check`."""
 
     request: dict[str, Any]
     result: Any

@@ -21,6 +21,7 @@ with suppress(ImportError):  # the extra `parquet`
 
 # Maximum bytes of a block's rows in the file, so that long rows need no more memory than short ones.
 BLOCK_BYTES = 2**24
+DELIMITERS = {"csv": ",", "tsv": "\t"}
 _NOT_TEXT = re.compile("decimal|binary|duration|map<")  # types of Arrow that have no usual form in JSON and CSV
 
 

@@ -22,7 +22,6 @@ from bertserve.service.scoring import parts, rows
 from bertserve.service.scoring.predictor import Predictor, RowTask
 from bertserve.service.settings import ModelSettings
 
-DELIMITERS = {"csv": ",", "tsv": "\t"}
 STDOUT = Path("-")
 
 
@@ -37,7 +36,7 @@ def score(settings: ModelSettings, task: RowTask, source: Path, output: Path, re
     try:
         with closing(Predictor(settings, task)) as predictor:
             names = task.names
-            if formats[1] in DELIMITERS and predictor.reader.spec.has_one_label(task.parameters, predictor.manifest):
+            if formats[1] in rows.DELIMITERS and predictor.reader.spec.has_one_label(task.parameters, predictor.manifest):
                 names = (f"{names[0]}_label", f"{names[0]}_score", names[1])
             blocks, writer = _open(source, formats, predictor, names)
             facts = (
@@ -75,7 +74,7 @@ def _open(
         if formats[0] == "jsonl":
             lines = rows.read_json_lines(source, names)
         else:
-            columns, lines = rows.read_delimited(source, DELIMITERS[formats[0]])
+            columns, lines = rows.read_delimited(source, rows.DELIMITERS[formats[0]])
         schema, blocks = columns, rows.blocks_of(lines, predictor.block_rows)
     if formats[0] != "jsonl":
         predictor.reader.check(columns, names)
@@ -83,7 +82,7 @@ def _open(
         return blocks, parts.ParquetWriter(schema, names)
     if formats[1] == "jsonl":
         return blocks, parts.LineWriter(lambda row: parts.json_line(row, names), head=b"")
-    encoded = partial(parts.delimited_line, delimiter=DELIMITERS[formats[1]])
+    encoded = partial(parts.delimited_line, delimiter=rows.DELIMITERS[formats[1]])
 
     def line(row: rows.Row) -> bytes:
         answer = (row.prediction[0]["label"], row.prediction[0]["score"]) if len(names) == 3 else (row.prediction,)

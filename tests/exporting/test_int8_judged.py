@@ -67,9 +67,9 @@ def test_int8_is_judged_on_the_texts_of_the_validation_flag(
 def test_the_gate_does_not_run_the_texts_of_the_report(source: Path, output: Path, tmp_path: Path, run: Run, play: Played) -> None:
     given: list[Any] = []
 
-    def quantizing(played: Any, source: Path, target: Path, workspace: Path, *feeds: Any, **options: Any) -> tuple[dict[str, int], float]:
+    def quantizing(played: Any, source: Path, target: Path, scratch: Path, *feeds: Any, **options: Any) -> tuple[dict[str, int], float]:
         given.extend(feeds)
-        result: tuple[dict[str, int], float] = played(source, target, workspace, *feeds, **options)
+        result: tuple[dict[str, int], float] = played(source, target, scratch, *feeds, **options)
         return result
 
     play(quantizing)

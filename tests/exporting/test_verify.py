@@ -2,7 +2,9 @@
 
 import importlib.util
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -288,7 +290,10 @@ def test_settings_that_differ_from_the_checkpoints_are_named(tmp_path: Path) -> 
 def test_update_measures_everything_again(
     exported: tuple[Path, Path], verify: Verify, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tables, errors and operations are measured again, and the card is read again. All other fields and files stay the same."""
+    """Tables, errors and operations are measured again, and the card is read again. All other fields and files stay the same.
+
+    A signal does not stop the command between both files, or with a hidden file left.
+    """
     source, target = exported
     path = Path(shutil.copytree(target, tmp_path / target.name))
 
@@ -300,6 +305,13 @@ def test_update_measures_everything_again(
 
     tiny.edit(path, age)
     monkeypatch.setattr("bertserve.export.calibration.BUILT_IN", source.parent / "texts.txt")  # the texts of the export
+    replace = os.replace
+
+    def replace_at_a_signal(*paths: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        replace(*paths)
+
+    monkeypatch.setattr(os, "replace", replace_at_a_signal)
     code, checks = verify(path, "--checkpoint", source, "--update")
 
     assert (0, True) == (code, checks["update"]["passed"])
