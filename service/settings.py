@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, IPvAnyNetwork, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -23,7 +22,7 @@ from pydantic_settings import (
 from pydantic_settings import SettingsError as CommandLineError
 
 from bertserve.service.errors import SettingsError, did_you_mean, expectation
-from bertserve.service.flag_parser import FlagParser
+from bertserve.service.flag_parser import FlagParser, SettingsHelp, SettingsParser
 from bertserve.service.providers import ProviderChoice
 
 PREFIX = "BERT_SERVE_"
@@ -318,29 +317,6 @@ class Settings(ModelSettings, AddressSettings):
         return self
 
 
-class _SettingsParser(FlagParser):
-    """Raises its errors, so that `bert-serve` reports all errors of settings in the same way."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raises a `SettingsError`."""
-        raise SettingsError(message if message.endswith((".", "?")) else f"{message}.")
-
-
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Shows the values and defaults of flags as users write them; pydantic-settings shows Python, such as `tuple[Path,...]` and `None`."""
-
-    def add_argument(self, action: argparse.Action) -> None:
-        """Adds the help of a flag."""
-        if isinstance(action.metavar, str):
-            for kind, shown in _METAVARS.items():
-                action.metavar = re.sub(rf"tuple\[{kind},\.\.\.\]|\b{kind}\b", shown, action.metavar)
-        if action.help is not None:
-            action.help = _PATH_DEFAULT.sub(r"\1", action.help.removesuffix(" (default: None)").removesuffix(" (default: ())"))
-        super().add_argument(action)
-
-
-_METAVARS = {"Path": "PATH", "str": "TEXT", "IPvAnyNetwork": "NETWORK", "int": "NUMBER", "float": "NUMBER"}
-_PATH_DEFAULT = re.compile(r"\(\w+Path\('(.*)'\),\)")
 _Command = TypeVar("_Command", bound=BaseSettings)
 
 
@@ -355,14 +331,14 @@ def parse(command: type[_Command], args: Sequence[str]) -> _Command:
         SystemExit: `--help`.
     """
     check_environment()
-    parser = _SettingsParser(prog="bert-serve", description=command.__doc__, formatter_class=_HelpFormatter, allow_abbrev=False)
+    parser = SettingsParser(prog="bert-serve", description=command.__doc__, formatter_class=SettingsHelp, allow_abbrev=False)
     try:
         source = CliSettingsSource[Any](
             command,
             root_parser=parser,
             add_argument_method=FlagParser.add_argument,
             add_subparsers_method=FlagParser.add_subparsers,
-            formatter_class=_HelpFormatter,
+            formatter_class=SettingsHelp,
         )
         return CliApp.run(command, cli_args=list(args), cli_settings_source=source)
     except CommandLineError as error:
