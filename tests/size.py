@@ -6,12 +6,12 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 # package -> maximum lines with docstrings and blank lines; None for a part of one that has a budget
 BUDGETS: dict[str, int | None] = {
-    "service": 14_000,
+    "service": 14_900,  # 900 of them for runs on a GPU and for decisions
     **dict.fromkeys(f"service/{name}" for name in sorted(path.name for path in (ROOT / "service").iterdir() if path.is_dir())),
-    "export": 9_500,
-    "bench": 1_900,
+    "export": 9_950,
+    "bench": 2_200,
     "tests": 31_000,
-    "docs": 28_000,
+    "docs": 29_500,
 }
 
 
