@@ -35,7 +35,7 @@ from bertserve.export.validation.served_graph import open_graph
 from bertserve.export.workspace import workspace
 from bertserve.service.bundle.files import TOKENIZER_FILE, digest
 from bertserve.service.bundle.graph_spec import GraphFile, GraphSpec, Precision
-from bertserve.service.bundle.manifest import NAME_PATTERN, Example, Manifest, Metric, OmittedGraph
+from bertserve.service.bundle.manifest import NAME_PATTERN, Example, Manifest, Metric, OmittedGraph, TokenizerSpec
 from bertserve.service.bundle.validation_policy import is_low
 from bertserve.service.errors import BundleError
 from bertserve.service.providers import Provider
@@ -129,12 +129,7 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, texts: Int8Texts
     with stage("trace", f"to ONNX by {spec.tracer}" if spec.tracer else "to ONNX"):
         inputs, form = onnx_trace.trace(checkpoint, raw, spec.tracer)
     checkpoint = replace(checkpoint, inputs=inputs)
-    (bundle / TOKENIZER_FILE).write_text(checkpoint.tokenizer_json, encoding="utf-8")
-    tokenizer_spec = checkpoint.tokenizer_spec.model_copy(update={"sha256": digest(bundle / TOKENIZER_FILE)})
-    try:
-        tokenizer = Tokenizer(bundle / TOKENIZER_FILE, tokenizer_spec)
-    except BundleError as error:
-        raise CheckpointError(f"the tokenizer of `{spec.source}` is not supported: {error}") from error
+    tokenizer_spec, tokenizer = _write_tokenizer(spec, checkpoint, bundle)
     texts = texts.with_passages(tokenizer)
     with stage("reference", "PyTorch float32"):
         reference = sample_reference(checkpoint, texts.report if "int8" in precisions.get("cpu", ()) else None)
@@ -179,6 +174,20 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, texts: Int8Texts
         int8_texts=texts.digests() if has_int8 else None,
         source=checkpoint.origin.model_copy(update={"versions": _versions()}),
     )
+
+
+def _write_tokenizer(spec: ExportSpec, checkpoint: Checkpoint, bundle: Path) -> tuple[TokenizerSpec, Tokenizer]:
+    """Writes the tokenizer's file; returns its entry of the manifest and the tokenizer.
+
+    Raises:
+        CheckpointError: The service does not support the tokenizer.
+    """
+    (bundle / TOKENIZER_FILE).write_text(checkpoint.tokenizer_json, encoding="utf-8")
+    tokenizer_spec = checkpoint.tokenizer_spec.model_copy(update={"sha256": digest(bundle / TOKENIZER_FILE)})
+    try:
+        return tokenizer_spec, Tokenizer(bundle / TOKENIZER_FILE, tokenizer_spec)
+    except BundleError as error:
+        raise CheckpointError(f"the tokenizer of `{spec.source}` is not supported: {error}") from error
 
 
 def _measure_graphs(

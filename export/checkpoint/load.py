@@ -23,7 +23,7 @@ from bertserve.export.checkpoint.fast_tokenizer import (
     vocabulary_size,
 )
 from bertserve.export.checkpoint.padding import Padding, find_padding, settle_pad_token
-from bertserve.export.checkpoint.sentence_head import attach, read_embedding
+from bertserve.export.checkpoint.sentence_head import SentenceHead, attach, read_embedding
 from bertserve.export.checkpoint.sentence_transformers import (
     POOLING,
     SETTINGS_FILE,
@@ -113,14 +113,10 @@ def load_checkpoint(source: str, options: LoadOptions | None = None) -> Checkpoi
     settings, transformer_settings = SentenceSettings.read(files.folder / SETTINGS_FILE), read_transformer_settings(files.trained_folder)
     tokenizer = load_tokenizer(source, files.tokenizer_folder, lowercase=transformer_settings.lowercase)
     embedding = head = None
-    if not TASKS[task].embeds:
-        check_cross_encoder(files.folder, settings)
+    if TASKS[task].embeds:
+        embedding, head = _read_embedding(files, config, settings, options)
     else:
-        if (dimensions := getattr(config, "hidden_size", None)) is None:
-            raise CheckpointError(f"the config.json of `{source}` has no `hidden_size`; embeddings of such a model are not supported.")
-        embedding, head = read_embedding(files.folder, settings, dimensions)
-        if options.combine is not None and head is not None:
-            raise CheckpointError(f"--combine {options.combine} needs a pooling by `cls`, `mean` or `max` without Dense layers; remove it.")
+        check_cross_encoder(files.folder, settings)
     model = load_model(files, task, auto_class, config, options.ignored_weights)
     adapt_head(model, task)
     if head is not None:
@@ -177,6 +173,17 @@ def _read_config(files: SourceFiles) -> Any:
         if value is not None and refused in (None, value):
             raise CheckpointError(f"the config.json of `{files.source}` has `{field}` = {value!r}; {reason}.")
     return config
+
+
+def _read_embedding(
+    files: SourceFiles, config: Any, settings: SentenceSettings, options: LoadOptions
+) -> tuple[Embedding, SentenceHead | None]:
+    if (dimensions := getattr(config, "hidden_size", None)) is None:
+        raise CheckpointError(f"the config.json of `{files.source}` has no `hidden_size`; embeddings of such a model are not supported.")
+    embedding, head = read_embedding(files.folder, settings, dimensions)
+    if options.combine is not None and head is not None:
+        raise CheckpointError(f"--combine {options.combine} needs a pooling by `cls`, `mean` or `max` without Dense layers; remove it.")
+    return embedding, head
 
 
 def _find_task(files: SourceFiles, config: Any, task: str) -> tuple[Task, Any]:

@@ -108,16 +108,7 @@ def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None,
         on_hang=metrics.hung_runs.inc,
     )
     load = partial(loading.load_model, settings=model_settings, scheduler=scheduler, metrics=metrics, multi_threads=multi_threads)
-    broken: dict[str, str] = {}
-    models = _load_all(load, paths, broken, skip_broken=settings.skip_broken, at_once=threads)
-    if not models:
-        raise BundleError(f"no model can be loaded: {'; '.join(broken.values())}")
-    for model in models:
-        metrics.model_info.labels(*model.labels).set(1)
-    for name in broken:
-        metrics.broken_models.labels(name).set(1)
-    choices = read_choices(settings.default, settings.models, models, broken)
-    registry = Registry(models, choices, broken, by_name=settings.allow_implicit_default)
+    registry = _load_registry(load, paths, settings, metrics, at_once=threads)
     return AppState(
         registry=registry,
         reloader=Reloader(settings.models, load, registry=registry, metrics=metrics, workers=settings.workers),
@@ -138,6 +129,24 @@ def _share(total: int, workers: int, index: int) -> int:
     """Returns a worker's part of a total of at least `workers`. All parts add up to the total, and differ by at most 1."""
     part, rest = divmod(total, workers)
     return part + (index < rest)
+
+
+def _load_registry(load: Callable[[Path], Model], paths: Sequence[Path], settings: Settings, metrics: Metrics, *, at_once: int) -> Registry:
+    """Loads the bundles at these paths, and returns their registry.
+
+    Raises:
+        StartError: A bundle or the choice of a default model is wrong.
+    """
+    broken: dict[str, str] = {}
+    models = _load_all(load, paths, broken, skip_broken=settings.skip_broken, at_once=at_once)
+    if not models:
+        raise BundleError(f"no model can be loaded: {'; '.join(broken.values())}")
+    for model in models:
+        metrics.model_info.labels(*model.labels).set(1)
+    for name in broken:
+        metrics.broken_models.labels(name).set(1)
+    choices = read_choices(settings.default, settings.models, models, broken)
+    return Registry(models, choices, broken, by_name=settings.allow_implicit_default)
 
 
 def _load_all(

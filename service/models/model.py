@@ -66,7 +66,7 @@ class Model:
         self.labels = (self.name, bundle.version, graph.precision, graph.provider)
         decision = graph.decision
         reference = ((), {}) if decision is None else (decision.score_counts, decision.label_counts)
-        self._parts = TaskModel(tokenizer, bundle.manifest, graph.decision, metrics.count_scores(*reference))
+        self._task_model = TaskModel(tokenizer, bundle.manifest, graph.decision, metrics.count_scores(*reference))
         self._cost = cost
         self._scheduler = scheduler
         self._metrics = metrics
@@ -105,9 +105,8 @@ class Model:
             return Prediction()
         metrics = self._metrics if task is None or task == self.task else self._metrics.of(task)
         spec = TASKS[task or self.task]
-        progress = RequestProgress(
-            [spec.function(request, self._parts) for request in requests], self._scheduler.queue.max_queue_tokens, trace
-        )
+        tasks = [spec.function(request, self._task_model) for request in requests]
+        progress = RequestProgress(tasks, self._scheduler.queue.max_queue_tokens, trace)
         arrived = time.perf_counter()
         try:
             await self._predict(progress, _chars(requests), timeout_s)
@@ -121,12 +120,7 @@ class Model:
         except asyncio.CancelledError:
             metrics.cancelled.inc()
             raise
-        prediction = progress.prediction
-        # in wall clock time, without overlap: so the times of a request with several runs add up too
-        started = progress.ended if progress.started is None else progress.started
-        prediction.queue_s = max(started - arrived - prediction.tokenize_s, 0.0)
-        prediction.inference_s = progress.ended - started
-        prediction.answer_bytes = progress.cost.answer_bytes
+        prediction = progress.complete(arrived)
         metrics.tokenize_seconds.observe(prediction.tokenize_s)
         metrics.queue_seconds.observe(prediction.queue_s)
         metrics.decode_seconds.observe(prediction.decode_s)

@@ -157,6 +157,16 @@ class RequestProgress:
             self.trace.note("decode", start, end, waits=not is_done)
         return [] if is_done else self.items()
 
+    def complete(self, arrived: float) -> Prediction:
+        """Returns the prediction of a request that is done, with its times; `arrived` is the time of its arrival."""
+        prediction = self.prediction
+        # in wall clock time, without overlap: so the times of a request with several runs add up too
+        started = self.ended if self.started is None else self.started
+        prediction.queue_s = max(started - arrived - prediction.tokenize_s, 0.0)
+        prediction.inference_s = self.ended - started
+        prediction.answer_bytes = self.cost.answer_bytes
+        return prediction
+
     def _continue(self, index: int, rows: Sequence[Outputs]) -> None:
         """Continues an input until it has another batch to run, or a result."""
         try:
