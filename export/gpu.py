@@ -37,8 +37,8 @@ from bertserve.service.bundle.graph_spec import (
 )
 from bertserve.service.bundle.manifest import VECTOR_OUTPUT
 from bertserve.service.providers import PROVIDERS, Provider
+from bertserve.service.settings import GPU_BATCH_TOKENS
 
-MAX_BATCH_TOKENS = 16384  # of a batch: enough for the largest GPUs (8 to 16 thousand tokens per launch)
 _PLANNED_LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 _PLANNED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
@@ -97,7 +97,7 @@ def plan_shapes(max_length: int, *, masks: bool, ranges: int) -> ShapePlan:
     """
     lengths = [*(length for length in _PLANNED_LENGTHS if length < max_length), max_length]
     max_rows = {
-        length: max(MAX_BATCH_TOKENS // part[-1], 8 if ranges else 1)  # at least eight of the longest texts
+        length: max(GPU_BATCH_TOKENS // part[-1], 8 if ranges else 1)  # at least eight of the longest texts
         for part in in_ranges(lengths, ranges or len(lengths))
         for length in part
     }

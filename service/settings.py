@@ -26,6 +26,7 @@ from bertserve.service.flag_parser import FlagParser, SettingsHelp, SettingsPars
 from bertserve.service.providers import ProviderChoice
 
 PREFIX = "BERT_SERVE_"
+GPU_BATCH_TOKENS = 16384  # of a batch in fp16: enough for the largest GPUs (8 to 16 thousand tokens per launch)
 # of all commands and their settings
 COMMAND_LINE = SettingsConfigDict(
     env_prefix=PREFIX, cli_kebab_case=True, cli_implicit_flags=True, cli_hide_none_type=True, cli_avoid_json=True, cli_exit_on_error=False
@@ -198,7 +199,7 @@ class ModelSettings(SourceSettings):
 
     def batch_tokens(self, precision: str) -> int:
         """Returns the maximum tokens of a batch of a graph in this precision."""
-        return self.max_batch_tokens or (16384 if precision == "fp16" else 8192)
+        return self.max_batch_tokens or (GPU_BATCH_TOKENS if precision == "fp16" else 8192)
 
 
 class AddressSettings(FileSettings):

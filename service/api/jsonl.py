@@ -18,7 +18,6 @@ from starlette.types import Receive, Send
 from bertserve.service.api import error_answers
 from bertserve.service.api.call import Call
 from bertserve.service.api.request import LARGE_BYTES, Request, take_turn
-from bertserve.service.auth import Access
 from bertserve.service.errors import BertServeError, ClientGoneError, MalformedRequestError, RefusedError, SlowRequestError, TooLargeError
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.models.request_progress import Prediction
@@ -143,7 +142,7 @@ class LineStream:
         start, request, metrics = time.perf_counter(), self._request, self._request.state.metrics
         labels, status = (self._route.task or UNKNOWN, UNKNOWN), ClientGoneError.kind[0]
         try:
-            request.auth.check(Access.KEY, request.scope["headers"])  # again, because a stream may have no end
+            request.auth.check(self._route.access, request.scope["headers"])  # again, because a stream may have no end
             if len(line) > self._settings.max_body_bytes:
                 raise TooLargeError(
                     "the line has more than {max_body_bytes} bytes; send less in one line; the operator can raise --max-body-bytes.",

@@ -15,8 +15,8 @@ WORK_S = 0.5  # seconds of processor time after which it is worth it; an idle se
 def return_freed_memory(stopped: threading.Event) -> None:
     """Calls glibc's `malloc_trim` after each interval in which the process has worked, until it is stopped. Other C libraries have no such call."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    worked_s = time.process_time()
+    trimmed_at_s = time.process_time()
     while trim is not None and not stopped.wait(INTERVAL_S):
-        if time.process_time() - worked_s > WORK_S:
+        if time.process_time() - trimmed_at_s > WORK_S:
             trim(0)
-            worked_s = time.process_time()
+            trimmed_at_s = time.process_time()

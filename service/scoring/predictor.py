@@ -30,8 +30,8 @@ from bertserve.service.tasks.task_spec import TEXT
 from bertserve.service.tasks.unknown_fields import quote_names, required
 from bertserve.service.text.tokenizer import Encoding
 
-# Maximum rows of a block. All answers of a block are in memory.
-BLOCK_ROWS = 4096
+# Maximum rows of a block, and bytes of its answers as JSON: all answers of two blocks are in memory.
+BLOCK_ROWS, BLOCK_BYTES = 4096, 2**27
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,7 @@ class RowReader:
         self._parameters = outer | ({"parameters": inner} if inner else {})
         example = {key: value for key, value in self.spec.body.example().items() if key in self._body_keys}
         try:
+            # the limits of the settings are for rows, not for the example
             body = validate_as(self.spec.body, example | self._parameters, Limits(max_inputs=2**14, max_chars=2**20))
             request = body.requests(manifest)[0]
         except BertServeError as error:
@@ -157,9 +158,9 @@ class Predictor:
         bundle = files.load_bundle(path)
         self.graph, tokenizer, self._engine = loading.open_bundle(bundle, loading.with_provider(settings, [path]))
         self.manifest, self.version = bundle.manifest, bundle.version
-        self._parts = TaskModel(tokenizer, bundle.manifest, self.graph.decision)
+        self._task_model = TaskModel(tokenizer, bundle.manifest, self.graph.decision)
         self.reader = RowReader(task, bundle.manifest, Limits(settings.max_inputs, settings.max_chars, settings.max_top_k))
-        self.block_rows = max(1, min(BLOCK_ROWS, 2**27 // max(1, self.reader.answer_bytes)))
+        self.block_rows = max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(1, self.reader.answer_bytes)))
         is_on_cpu = self.graph.provider == "cpu"
         is_large = any(output.kind in ("per_mask", "per_map") for output in self.graph.outputs)  # far more outputs than tokens
         batch_tokens = settings.batch_tokens(self.graph.precision)
@@ -192,7 +193,7 @@ class Predictor:
         remaining = sorted((row for row in rows if row.error is None), key=lambda row: -row.request.chars)
         futures = []
         while remaining:
-            # enough for the batches of a GPU; on a CPU a chunk takes one or two seconds
+            # rows and characters that are enough for the batches of a GPU; on a CPU a chunk takes one or two seconds
             count = max(1, min(256, 2**15 // max(1, remaining[0].request.chars)))
             futures.append(self._pool.submit(self._answer, remaining[:count]))
             remaining = remaining[count:]
@@ -202,7 +203,7 @@ class Predictor:
         """Answers a chunk. A row that cannot be encoded or decoded, or that the graph cannot score, gets an error alone."""
         open_rows: list[tuple[Row, RequestProgress, list[EncodedInput]]] = []
         for row in chunk:
-            progress = RequestProgress([self.reader.spec.function(row.request, self._parts)], max_tokens=sys.maxsize)
+            progress = RequestProgress([self.reader.spec.function(row.request, self._task_model)], max_tokens=sys.maxsize)
             with rejecting(row):
                 progress.tokenize()
                 open_rows.append((row, progress, [text for _, text in progress.items()]))

@@ -109,12 +109,12 @@ def classify(request: ClassifyRequest, model: TaskModel) -> TaskGenerator:
     batch, read_texts = _first_batch(request, model.tokenizer)
     activation = parameters.function_to_apply or config.activation
     decisions = plan(parameters, model, config.labels, own_scores=parameters.function_to_apply is None and config.activation != "none")
-    count = min(parameters.top_k or len(config.labels), len(config.labels))
-    cost = Cost(count * (ITEM_BYTES + longest_label(config.labels)))
+    returned = min(parameters.top_k or len(config.labels), len(config.labels))
+    cost = Cost(returned * (ITEM_BYTES + longest_label(config.labels)))
     if parameters.decide:
         cost += Cost(DECISION_BYTES + len(config.labels) * longest_label(config.labels))
     if parameters.explain:
-        explained = min(count, MAX_EXPLAINED) if activation == "sigmoid" else 1
+        explained = min(returned, MAX_EXPLAINED) if activation == "sigmoid" else 1
         words = sum(len(text.words) for text in read_texts)
         cost += occlusion.cost(words, len(batch.encodings[0]), [text.text for text in read_texts], explained=explained)
     batch.cost = cost
