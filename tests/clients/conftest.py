@@ -50,7 +50,7 @@ def running(tiny_models: Path, *flags: str) -> Iterator[str]:
 
 @pytest.fixture(name="tiny_models", scope="session")
 def tiny_models_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a folder with the tiny model `attention`."""
+    """Returns a folder with the tiny models `attention` and `calibrated`."""
     folder = tmp_path_factory.mktemp("models")
     subprocess.run([ROOT / ".venv-dev/bin/python", ROOT / "tests/clients/tiny_models.py", folder], env=ENVIRONMENT, check=True)
     return folder
@@ -58,6 +58,6 @@ def tiny_models_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="url", scope="session")
 def service_url(tiny_models: Path) -> Iterator[str]:
-    """Yields the URL of a service with the included models and the tiny model `attention`."""
+    """Yields the URL of a service with the included models and the tiny models."""
     with running(tiny_models) as url:
         yield url

@@ -62,6 +62,19 @@ await run();
 await page.locator("#result select").selectOption("2");
 seen.attention = { caption: await text("#result caption"), row: await text("#result tbody tr >> nth=1"), heads: await page.locator("#result option").count() };
 
+await page.locator("#tab-classify").click();
+await page.locator("#form select[name=model]").selectOption("calibrated");
+await page.locator("[name=decide]").check();
+seen.decisions = [];
+for (const score of ["0.01", "0.99"]) {
+  await page.locator("[name=threshold]").evaluate((slider, value) => { slider.value = value; slider.dispatchEvent(new Event("input")); }, score);
+  await page.locator("#form textarea").first().focus();
+  await run();
+  seen.decisions.push([await text("#form output"), await text("#result .decision"), await page.locator("#result .bars tr").count()]);
+}
+await page.locator(".reliability summary").click();
+seen.reliability = [await text(".reliability p"), await page.locator(".reliability polyline").count(), await wide()];
+
 await page.locator("#tab-answer").click();
 await page.locator("#examples button", { hasText: "windows" }).focus();
 await page.keyboard.press("Enter");

@@ -50,6 +50,17 @@ def test_attention_is_drawn_by_layer_and_head(url: str) -> None:
     assert "%" in seen["row"]
 
 
+def test_decisions_follow_the_slider_and_a_diagram_shows_the_calibration(url: str) -> None:
+    seen = what_the_page_shows(url)
+    [[low, decided, bars], [high, abstained, _]] = seen["decisions"]
+
+    assert (["0.01", "0.99"], 3) == ([low, high], bars)
+    assert decided in [f"Decision: {label}" for label in ("negative", "positive", "neutral")]
+    assert abstained == "No decision: no score reaches its threshold."
+    assert seen["reliability"][0].startswith("Share of correct predictions")
+    assert [3, False] == seen["reliability"][1:]
+
+
 def test_user_input_and_errors_are_shown_as_text(url: str) -> None:
     """Markup is not executed, a truncated text has a notice, and errors keep their message. The page fits a phone."""
     seen = what_the_page_shows(url)

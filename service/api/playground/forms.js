@@ -1,6 +1,6 @@
 // Turns a form's values into request bodies, and answers into a view. The forms are data, in forms.json.
 // In a field, `to` is the path of its value in the body, `each` a path for each line in a request of its own, `most` the maximum number of
-// lines, `unless` a field whose value excludes a tick, `most_words` the maximum words for a tick, `counted` a list of the model's description.
+// lines, `unless` a field whose value excludes a tick, `with` a tick that a slider needs, `most_words` the maximum words for a tick, `counted` a list of the model's description.
 import { element, bars, spans, similarityMap, percent } from "./views.js";
 import { reasons } from "./reasons.js";
 import { attentionMap } from "./attention.js";
@@ -18,6 +18,7 @@ function valueOf(field, values, form) {
   const value = values[field.name];
   if (field.kind === "lines") return lines(value).slice(0, field.most || undefined);
   if (field.kind === "number") return [Number(value)];
+  if (field.kind === "slider") return values[field.with] ? Number(value) : undefined;
   if (field.kind === "choice" || field.optional) return value || undefined;
   if (field.kind === "text") return value;
   const words = form.fields.filter((other) => other.kind === "text").map((other) => countWords(values[other.name])).reduce((a, b) => a + b, 0);

@@ -2,6 +2,7 @@
 import { element } from "./views.js";
 import { VIEWS, bodiesOf, repeats, suits, textsOf, why } from "./forms.js";
 import { whatWasRead } from "./windows.js";
+import { decisionIn, decisionText, reliability } from "./decisions.js";
 import { timingBar } from "./timing.js";
 import { inCurl, inPython, inJavaScript } from "./snippets.js";
 import { watchLoad } from "./load.js";
@@ -117,6 +118,15 @@ function inputOf(field, model) {
     const options = field.kind === "choice" ? field.options : (model[field.counted] ?? [1]).map((_, i) => [String(i), i === 0 ? "0, the first" : String(i)]);
     return element("label", {}, field.label, element("select", { name: field.name }, ...options.map(([value, name]) => element("option", { value }, name))));
   }
+  if (field.kind === "slider") {
+    const value = model.decision?.thresholds.find((threshold) => threshold.label === null)?.threshold ?? 0.5;
+    const shown = element("output", {}, value.toFixed(2));
+    const slide = (event) => { shown.textContent = Number(event.target.value).toFixed(2); };
+    const again = () => { if (!$("answer").hidden && $("form").elements[field.with].checked) $("form").requestSubmit(); };
+    return element("label", {}, field.label, element("input", {
+      type: "range", name: field.name, min: "0", max: "1", step: "any", value: String(value), oninput: slide, onchange: again,
+    }), shown);
+  }
   const area = element("textarea", { name: field.name, rows: String(field.rows), onkeydown: runOnEnter });
   area.value = field.value.replaceAll("[MASK]", model.mask_token ?? "[MASK]");
   return element("label", {}, field.label, area);
@@ -151,7 +161,9 @@ async function run(event) {
 }
 
 function show(form, values, where, body, done) {
-  const { answer, text, headers: received, ms } = done[0];
+  const { text, headers: received, ms } = done[0];
+  const decision = decisionIn(done[0].answer);
+  const answer = decision ? decision.scores : done[0].answer;
   const view = VIEWS[form.view];
   const all = repeats(form) ? done.map((one) => one.answer) : answer;
   const notes = (received.get("x-hf-warning") ?? "").split(/, (?=[a-z]+; )/).filter(Boolean);
@@ -161,7 +173,9 @@ function show(form, values, where, body, done) {
   $("status").textContent = said;
   $("spoken").textContent = said; // the element is always on the page, because a screen reader needs that
   $("notes").replaceChildren(...notes.map((note) => element("li", {}, note)));
-  $("result").replaceChildren(...[view.show(all, body)].flat());
+  const model = models.find((each) => each.name === values.model);
+  const decided = decision ? [element("p", { class: "decision" }, decisionText(decision, body))] : [];
+  $("result").replaceChildren(...decided, ...[view.show(all, body)].flat(), ...reliability(path === "/zero-shot" ? null : model.decision));
   $("read").replaceChildren(...whatWasRead(received.get("x-windows"), textsOf(body), view.found?.(answer) ?? [], received.has("x-truncated")));
   $("reasons").replaceChildren(...why(form, answer, body, values));
   $("timing").replaceChildren(...timingBar(received.get("server-timing") ?? "", ms));
