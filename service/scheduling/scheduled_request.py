@@ -1,10 +1,9 @@
-"""The records of the queue: a ScheduledRequest and its Items; Runner, which runs them, and InferenceThread."""
+"""The records of the queue: a ScheduledRequest and its Items; and Runner, which runs them."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -88,28 +87,3 @@ class Item:
     seconds: float
     priority: float
     waits: bool = True
-
-
-@dataclass(slots=True, eq=False)
-class InferenceThread:
-    """An inference thread and its batch, which changes only under the scheduler's lock.
-
-    Attributes:
-        handle: The thread.
-        batch: The items that run; empty while it waits.
-        predicted_s: Predicted seconds of the run.
-        since: Start time of the run.
-        busy_s: Seconds of all earlier runs.
-        ticks: Ticks since the run, or the decoding of one of its items, began.
-        hung: Whether its run hangs: another thread has taken its place, and it ends after the run.
-        steps: Functions that it calls before or after its next batches, one at a time.
-    """
-
-    handle: threading.Thread = field(init=False)
-    batch: Sequence[Item] = ()
-    predicted_s: float = 0.0
-    since: float = 0.0
-    busy_s: float = 0.0
-    ticks: int = 0
-    hung: bool = False
-    steps: deque[Callable[[], object]] = field(default_factory=deque)

@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bertserve.service.errors import DeviceLostError, EngineError, ExpiredError, UnavailableError
+from bertserve.service.scheduling.inference_thread import InferenceThread, PeakConcurrency, error_for_caller
 from bertserve.service.scheduling.prepare import PreparePool
 from bertserve.service.scheduling.request_queue import RequestQueue
-from bertserve.service.scheduling.scheduled_request import InferenceThread, Item, ScheduledRequest, SizedPayloads
+from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest, SizedPayloads
 
 logger = logging.getLogger("bertserve.scheduler")
 
@@ -335,15 +336,7 @@ class Scheduler:
             self._end(request, ExpiredError(_EXPIRED))
 
     def _fail(self, request: ScheduledRequest, error: BaseException) -> None:
-        """Ends a request with an error; it replaces errors that have no message for callers."""
-        if isinstance(error, MemoryError):
-            error = EngineError(
-                "there is not enough memory for the request; send less at once; the operator can give the service more memory."
-            )
-        elif not isinstance(error, Exception):  # a panic of a native library, or an exit; futures do not accept these
-            logger.error("a request failed with an unexpected %s", type(error).__name__)
-            error = EngineError("the request's work ended with {name}. This is a bug.", name=type(error).__name__)
-        self._end(request, error)
+        self._end(request, error_for_caller(error))
 
     def _fail_all(self) -> None:
         error = self._unavailable()
@@ -404,23 +397,3 @@ class Scheduler:
         if self.is_broken:
             return UnavailableError("an inference thread died and the service must be restarted. This is a bug.")
         return UnavailableError("the service is stopping; send the request to another instance, or try again later.")
-
-
-class PeakConcurrency:
-    """The maximum of a number over the last one to two seconds.
-
-    An idle machine says little about the next few milliseconds: if texts arrive at random, a run on several cores soon shares them
-    with another run, and both take longer. If nothing else has run for a second or more, this is likely to continue.
-    """
-
-    def __init__(self) -> None:
-        """Starts with 0."""
-        self._second = self._now = self._before = 0
-
-    def record(self, number: int, now: float) -> int:
-        """Records the number at a time in seconds, and returns the peak."""
-        if (second := int(now)) != self._second:
-            self._before = self._now if second == self._second + 1 else 0
-            self._second, self._now = second, 0
-        self._now = max(self._now, number)
-        return max(self._now, self._before)

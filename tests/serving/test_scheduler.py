@@ -11,9 +11,9 @@ import pytest
 import uvloop
 
 from bertserve.service.errors import EngineError, ExpiredError, RefusedError, UnavailableError
+from bertserve.service.scheduling.inference_thread import PeakConcurrency
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduled_request import Item
-from bertserve.service.scheduling.scheduler import PeakConcurrency
 from scheduler_bench import Bench, on_loop, play, takes
 
 

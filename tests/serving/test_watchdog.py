@@ -12,7 +12,7 @@ import pytest
 
 from bertserve.service.errors import DeviceLostError, EngineError, UnavailableError
 from bertserve.service.scheduling import scheduler
-from bertserve.service.scheduling.scheduled_request import InferenceThread
+from bertserve.service.scheduling.inference_thread import InferenceThread
 from scheduler_bench import Bench, on_loop, play, takes
 
 

@@ -1,0 +1,69 @@
+"""What the scheduler knows about its threads and recent runs: InferenceThread and PeakConcurrency; and the errors of runs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from bertserve.service.errors import EngineError
+from bertserve.service.scheduling.scheduled_request import Item
+
+logger = logging.getLogger("bertserve.scheduler")
+
+
+@dataclass(slots=True, eq=False)
+class InferenceThread:
+    """An inference thread and its batch, which changes only under the scheduler's lock.
+
+    Attributes:
+        handle: The thread.
+        batch: The items that run; empty while it waits.
+        predicted_s: Predicted seconds of the run.
+        since: Start time of the run.
+        busy_s: Seconds of all earlier runs.
+        ticks: Ticks since the run, or the decoding of one of its items, began.
+        hung: Whether its run hangs: another thread has taken its place, and it ends after the run.
+        steps: Functions that it calls before or after its next batches, one at a time.
+    """
+
+    handle: threading.Thread = field(init=False)
+    batch: Sequence[Item] = ()
+    predicted_s: float = 0.0
+    since: float = 0.0
+    busy_s: float = 0.0
+    ticks: int = 0
+    hung: bool = False
+    steps: deque[Callable[[], object]] = field(default_factory=deque)
+
+
+class PeakConcurrency:
+    """The maximum of a number over the last one to two seconds.
+
+    An idle machine says little about the next few milliseconds: if texts arrive at random, a run on several cores soon shares them
+    with another run, and both take longer. If nothing else has run for a second or more, this is likely to continue.
+    """
+
+    def __init__(self) -> None:
+        """Starts with 0."""
+        self._second = self._now = self._before = 0
+
+    def record(self, number: int, now: float) -> int:
+        """Records the number at a time in seconds, and returns the peak."""
+        if (second := int(now)) != self._second:
+            self._before = self._now if second == self._second + 1 else 0
+            self._second, self._now = second, 0
+        self._now = max(self._now, number)
+        return max(self._now, self._before)
+
+
+def error_for_caller(error: BaseException) -> Exception:
+    """Returns an error of a run, or one in its place if it has no message for callers."""
+    if isinstance(error, MemoryError):
+        return EngineError("there is not enough memory for the request; send less at once; the operator can give the service more memory.")
+    if not isinstance(error, Exception):  # a panic of a native library, or an exit; futures do not accept these
+        logger.error("a request failed with an unexpected %s", type(error).__name__)
+        return EngineError("the request's work ended with {name}. This is a bug.", name=type(error).__name__)
+    return error
