@@ -108,7 +108,10 @@ def classify(request: ClassifyRequest, model: TaskModel) -> TaskGenerator:
     parameters, config = request.parameters, model.config
     batch, read_texts = _first_batch(request, model.tokenizer)
     activation = parameters.function_to_apply or config.activation
-    decisions = plan(parameters, model, config.labels, own_scores=parameters.function_to_apply is None and config.activation != "none")
+    decisions = None
+    if model.decision is not None or parameters.decide or parameters.calibrated:  # otherwise a call less for each text
+        own_scores = parameters.function_to_apply is None and config.activation != "none"
+        decisions = plan(parameters, model, config.labels, own_scores=own_scores)
     returned = min(parameters.top_k or len(config.labels), len(config.labels))
     cost = Cost(returned * (ITEM_BYTES + longest_label(config.labels)))
     if parameters.decide:

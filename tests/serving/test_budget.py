@@ -45,6 +45,10 @@ def too_large(api: Send, path: str, **body: Any) -> str:
         ("/v2/models/nli/infer", {"inputs": [{"name": "inputs", "shape": [64], "datatype": "BYTES", "data": ["good"] * 64}]}),
         ("/v1/models/nli:predict", {"instances": ["good"] * 64}),
         ("/classify", {"inputs": "good film " * 10, "model": "nli", "parameters": {"explain": True}}),
+        ("/classify", {"inputs": ["good"] * 64, "model": "nli", "parameters": {"decide": True, "threshold": 1}}),
+        ("/ner", {"inputs": "good film " * 20, "parameters": {"ignore_labels": [], "decide": True, "threshold": 0}}),
+        ("/rerank", {"query": "good", "texts": ["film"] * 20, "parameters": {"decide": True, "threshold": 0}}),
+        ("/zero-shot", {"inputs": "good", "parameters": {"candidate_labels": [*"abcdefgh"], "decide": True, "threshold": 1}}),
     ],
 )
 def test_the_bytes_of_every_response_are_limited(api: Send, allowed: Any, path: str, body: dict[str, Any]) -> None:
