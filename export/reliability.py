@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from bertserve.export.decisions.thresholds import Aim
 from bertserve.service.bundle.decision import Bin, Decision, Interval, Threshold
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest
@@ -28,21 +29,14 @@ def section(graphs: Sequence[GraphSpec]) -> list[str]:
     calibrated = [(graph, graph.decision) for graph in graphs if graph.decision is not None]
     lines = [HEADING, ""] if calibrated else []
     for graph, decision in calibrated:
-        before, after = decision.before, decision.after
-        rows = (
-            ("log loss", before.log_loss, after.log_loss),
-            ("Brier score", before.brier, after.brier),
-            ("expected calibration error", before.ece, after.ece),
-            ("AUROC", before.auroc, after.auroc),
-        )
         lines += [
             f"Graph {graph.name}: {describe(decision)}. Values with 95 % intervals:",
             "",
             "| measure | raw scores | calibrated scores |",
             "| --- | --- | --- |",
-            *(f"| {name} | {describe_interval(raw)} | {describe_interval(calibrated)} |" for name, raw, calibrated in rows),
+            *(f"| {name} | {raw} | {calibrated} |" for name, raw, calibrated in qualities(decision)),
             "",
-            f"![Share of right predictions by score]({diagram_name(graph)})",
+            f"![Share of correct predictions by score]({diagram_name(graph)})",
             "",
             *(f"- {describe_threshold(threshold)}" for threshold in decision.thresholds),
             *([""] if decision.thresholds else []),
@@ -60,21 +54,25 @@ def describe(decision: Decision) -> str:
     return f"{parameters}, fitted on {decision.fitted} examples and judged on {decision.judged} others"
 
 
-def describe_interval(interval: Interval | None) -> str:
-    """Returns a value with its interval as text."""
+def qualities(decision: Decision) -> list[tuple[str, str, str]]:
+    """Returns the name of each measure, and its values with intervals for raw and for calibrated scores as text."""
+    names = {"log_loss": "log loss", "brier": "Brier score", "ece": "ECE", "auroc": "AUROC"}
+    return [(text, _interval(getattr(decision.before, name)), _interval(getattr(decision.after, name))) for name, text in names.items()]
+
+
+def _interval(interval: Interval | None) -> str:
     return "-" if interval is None else f"{interval.value:.4f} [{interval.low:.4f}, {interval.high:.4f}]"
 
 
 def describe_threshold(threshold: Threshold) -> str:
     """Returns what a threshold decides and promises."""
-    allowed = threshold.target if threshold.aim == "max-error" else 1 - threshold.target
-    name = f"{f'{threshold.label}:' if threshold.label is not None else ''}{threshold.aim}={threshold.target:g}"
+    aim = Aim(threshold.aim, threshold.target, threshold.label)
     errors = {"recall": "correct ones are below it", "coverage": "label sets lack the correct label"}.get(
         threshold.aim, "decided are wrong"
     )
     return (
-        f"`{name}`: scores from {threshold.threshold:.4f} on decide {threshold.decided:.1%}; {threshold.error:.2%} of {threshold.examples} "
-        f"{errors}, at most {allowed:.2%} at 95 % confidence"
+        f"`{aim}`: scores from {threshold.threshold:.4f} on decide {threshold.decided:.1%}; {threshold.error:.2%} of {threshold.examples} "
+        f"{errors}, at most {aim.error:.2%} at 95 % confidence"
     )
 
 
@@ -86,7 +84,7 @@ def with_section(card: str, graphs: Sequence[GraphSpec]) -> str:
 
 
 def _diagram(decision: Decision) -> str:
-    """Returns an SVG: the share of right predictions by their mean score, for raw and for calibrated scores."""
+    """Returns an SVG: the share of correct predictions by their mean score, for raw and for calibrated scores."""
     full = _SIZE + 2 * _MARGIN
     axis = f'<rect x="{_MARGIN}" y="{_MARGIN}" width="{_SIZE}" height="{_SIZE}" fill="none" stroke="#888"/>'
     diagonal = f'<path d="M{_MARGIN} {_MARGIN + _SIZE}L{_MARGIN + _SIZE} {_MARGIN}" stroke="#888" stroke-dasharray="4"/>'
@@ -97,7 +95,7 @@ def _diagram(decision: Decision) -> str:
     )
     names = (
         f'<text x="{full // 2}" y="{full - 8}" text-anchor="middle">score</text>'
-        f'<text x="{_MARGIN}" y="14">share of right predictions: '
+        f'<text x="{_MARGIN}" y="14">share of correct predictions: '
         '<tspan fill="#c50">raw</tspan>, <tspan fill="#06c">calibrated</tspan></text>'
     )
     return (

@@ -5,31 +5,32 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from bertserve.export.bundle import package_bundle, refuse_existing
-from bertserve.export.decisions.outcomes import IDENTITY, Outcomes, Parameters, collect
-from bertserve.export.decisions.predictions import SEED, Indices, measure
-from bertserve.export.decisions.thresholds import Goal, Miss, choose
+from bertserve.export.decisions.outcomes import IDENTITY, Example, Outcomes, Parameters, check_aim, collect, method_of
+from bertserve.export.decisions.predictions import SEED, measure
+from bertserve.export.decisions.thresholds import Aim, choose
 from bertserve.export.errors import DataError, ExportError
 from bertserve.export.reliability import diagrams, with_section
 from bertserve.export.validation.labeled_data import read_data
-from bertserve.export.validation.served_graph import ServedGraph, open_graph
+from bertserve.export.validation.served_graph import open_graph
 from bertserve.export.workspace import workspace
-from bertserve.service.bundle.decision import Decision, Threshold
+from bertserve.service.bundle.decision import Decision, Method, Threshold
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.engine.sessions import why_not
-from bertserve.service.scoring.rows import Row
+from bertserve.service.tasks import classify
+from bertserve.service.tasks.decide import CHOSEN
 from bertserve.service.text.tokenizer import Tokenizer
 
-LEAST_EXAMPLES = 100
+MIN_EXAMPLES = 100  # different inputs of a file; with fewer, an interval is wider than what a calibration changes
 SCORE_BINS = 20  # of equal width, for the reference of drift: a shift of 0.05 is visible, and 100 examples leave 5 per bin
 
 
@@ -41,18 +42,8 @@ class CalibrateSpec:
     data: Path
     output: Path
     judge: Path | None = None
-    goals: Sequence[Goal] = ()
+    aims: Sequence[Aim] = ()
     overwrite: bool = False
-
-
-@dataclass(frozen=True)
-class Labeled:
-    """The labeled rows of all files; the rows from `judged_from` on are those of the second file, None with one file."""
-
-    rows: Sequence[Row]
-    golds: Sequence[Any]
-    judged_from: int | None
-    sha256: str
 
 
 def calibrate(spec: CalibrateSpec, report: Callable[[GraphSpec], None], skip: Callable[[GraphSpec, str], None]) -> Path:
@@ -62,17 +53,18 @@ def calibrate(spec: CalibrateSpec, report: Callable[[GraphSpec], None], skip: Ca
 
     Raises:
         ExportError: The data cannot be used, a calibration is worse than raw scores, or no threshold reaches an aim. Nothing is written.
-        BertServeError: The bundle cannot be used, or a graph fails.
+        BertServeError: The bundle cannot be used, or a graph cannot be opened.
     """
     bundle = load_bundle(spec.bundle.resolve())
     tokenizer = Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
     target = spec.output / bundle.manifest.name
     with workspace(bundle.manifest.name, spec.output) as scratch:
         refuse_existing(target, overwrite=spec.overwrite)
-        data = _read(spec, bundle.manifest)
-        if all(why_not(graph.provider) is not None for graph in bundle.manifest.graphs):
-            raise ExportError(f"this machine can run no graph of `{bundle.path}`; calibrate it where it is served.")
-        graphs = []
+        method = method_of(bundle.manifest)
+        for aim in spec.aims:
+            check_aim(aim, bundle.manifest)
+        fitted, judged, sha256 = _read(spec, bundle.manifest)
+        graphs, calibrated = list[GraphSpec](), 0
         for graph in bundle.manifest.graphs:
             if (missing := why_not(graph.provider)) is not None:
                 skip(graph, missing)
@@ -80,8 +72,12 @@ def calibrate(spec: CalibrateSpec, report: Callable[[GraphSpec], None], skip: Ca
                 continue
             raw = graph.model_copy(update={"decision": None})
             served = open_graph(bundle.path, raw, bundle.manifest.tokenizer, tokenizer, bundle.manifest, graph.provider)
-            graphs.append(graph.model_copy(update={"decision": decide(served, data, spec.goals)}))
+            decision = decide(method, collect(served, method, fitted), collect(served, method, judged), graph.name, spec.aims, sha256)
+            graphs.append(graph.model_copy(update={"decision": decision}))
             report(graphs[-1])
+            calibrated += 1
+        if not calibrated:
+            raise ExportError(f"this machine can run no graph of `{bundle.path}`; calibrate it where it is served.")
         manifest = Manifest.model_validate(bundle.manifest.model_copy(update={"graphs": tuple(graphs)}).model_dump())
         _copy(bundle, scratch / "bundle")
         card = bundle.path / CARD_FILE
@@ -92,108 +88,106 @@ def calibrate(spec: CalibrateSpec, report: Callable[[GraphSpec], None], skip: Ca
     return target
 
 
-def decide(served: ServedGraph, data: Labeled, goals: Sequence[Goal]) -> Decision:
+def decide(method: Method, fitted: Outcomes, judged: Outcomes, name: str, aims: Sequence[Aim], sha256: str) -> Decision:
     """Returns the calibration of a graph with its thresholds.
 
     Raises:
         DataError: The data cannot calibrate it.
         ExportError: The calibration is worse than raw scores, or no threshold reaches an aim.
     """
-    outcomes, name = collect(served, data.rows, data.golds), served.graph.name
-    halves = _halves(outcomes.kinds) if data.judged_from is None else np.split(np.arange(len(outcomes)), [data.judged_from])
-    fitted, judged = (outcomes.take(half) for half in halves)
     for part in (fitted, judged):
-        _refuse_one_kind(part, name)
+        correct = part.predictions(IDENTITY).correct
+        if correct.all() or not correct.any():
+            raise DataError(
+                f"{name} predicts {'all' if correct.any() else 'none'} of the examples correctly, so its scores cannot be calibrated; give "
+                "other examples, some of which are difficult."
+            )
     parameters = fitted.fit()
-    before, after = measure(judged.predictions(IDENTITY)), measure(judged.predictions(parameters))
+    predictions = judged.predictions(parameters)
+    before, after = measure(judged.predictions(IDENTITY)), measure(predictions)
     if after.log_loss.value > before.log_loss.value:
         raise ExportError(
             f"the calibration of {name} makes the log loss worse: {before.log_loss.value:.4f} becomes {after.log_loss.value:.4f} on the "
             "examples that did not fit it; check that all examples are from the same source, or give more."
         )
-    scores, label_counts = judged.reference(parameters)
-    scale, bias = parameters
+    scores, label_counts = predictions.scores, Counter[str]()
+    for label, score in zip(predictions.labels.tolist(), scores.tolist(), strict=True):
+        label_counts[label] += method != "per-label" or score >= CHOSEN
+    if method == "per-label":
+        scores = scores.reshape(predictions.count, -1).max(axis=1)
     return Decision(
-        method=outcomes.method,
-        scale=scale,
-        bias=bias,
-        fitted=len(fitted),
-        judged=len(judged),
-        data_sha256=data.sha256,
+        method=method,
+        scale=parameters[0],
+        bias=parameters[1],
+        fitted=fitted.predictions(IDENTITY).count,
+        judged=predictions.count,
+        data_sha256=sha256,
         before=before,
         after=after,
-        thresholds=_thresholds(goals, fitted, judged, parameters, name, with_halves=data.judged_from is None),
+        thresholds=tuple(_thresholds(name, fitted, judged, parameters, aims)),
         score_counts=tuple(np.histogram(scores, bins=SCORE_BINS, range=(0, 1))[0].tolist()),
         label_counts=dict(label_counts),
     )
 
 
-def _thresholds(
-    goals: Sequence[Goal], fitted: Outcomes, judged: Outcomes, parameters: Parameters, name: str, *, with_halves: bool
-) -> tuple[Threshold, ...]:
+def _thresholds(name: str, fitted: Outcomes, judged: Outcomes, parameters: Parameters, aims: Sequence[Aim]) -> list[Threshold]:
     chosen, missed = list[Threshold](), list[str]()
-    for goal in goals:
-        result = choose(goal, fitted.predictions(parameters, goal), judged.predictions(parameters, goal))
+    for aim in aims:
+        parts = [part.predictions(parameters, aim) for part in (fitted, judged)]
+        if not all(part.correct.any() for part in parts):
+            raise DataError(
+                f"`{aim}`: {name} finds no correct `{aim.label}` in a half of the examples; give more examples with this label."
+            )
+        result = choose(aim, *parts)
         if isinstance(result, Threshold):
             chosen.append(result)
-        else:
-            missed.append(_describe_miss(goal, result, len(judged) * (2 if with_halves else 1)))
+            continue
+        needed = (
+            "at every threshold the measured share of errors is above the aim, so more examples do not help"
+            if result.more is None
+            else f"about {result.more} more examples that judge (all of --judge, or half of --data) can show it"
+        )
+        missed.append(
+            f"`{aim}`: the closest decides {result.decided:.1%} with {result.error:.2%} errors, and the aim is {aim.error:.2%}; {needed}"
+        )
     if missed:
         raise ExportError(f"no threshold of {name} reaches {'; '.join(missed)}. Give more examples, or a lower aim.")
-    return tuple(chosen)
+    return chosen
 
 
-def _describe_miss(goal: Goal, miss: Miss, examples: int) -> str:
-    needed = (
-        "at every threshold the measured share of errors is above the aim, so more examples do not help"
-        if miss.more is None
-        else f"about {max(miss.more - 1, 0.1) * examples:.0f} more examples can show it"
-    )
-    return (
-        f"`{goal}`: the closest decides {miss.decided:.1%} with {miss.error:.2%} errors, at most {miss.bound:.2%} at 95 % confidence, but the "
-        f"aim allows {goal.error:.2%}; {needed}"
-    )
-
-
-def _read(spec: CalibrateSpec, manifest: Manifest) -> Labeled:
-    """Returns the lines with a correct answer of the data, and of `--judge`.
+def _read(spec: CalibrateSpec, manifest: Manifest) -> tuple[list[Example], list[Example], str]:
+    """Returns the examples that fit and those that judge, and the digest of their files.
 
     Raises:
-        DataError: A file cannot be read, or has fewer than `LEAST_EXAMPLES`.
+        DataError: A file cannot be read, has too few examples, or only one label, or the files have the same texts.
     """
-    rows, golds, starts, content = list[Row](), list[Any](), list[int](), b""
+    parts, digest = list[list[Example]](), hashlib.sha256()
     for path in [spec.data] if spec.judge is None else [spec.data, spec.judge]:
-        starts.append(len(rows))
-        labeled = [(row, gold) for row, gold in zip(*read_data(path, manifest), strict=True) if gold is not None]
-        if len(labeled) < LEAST_EXAMPLES:
-            raise DataError(f"`{path}` has {len(labeled)} examples with a right answer; a calibration needs at least {LEAST_EXAMPLES}.")
-        rows += [row for row, _ in labeled]
-        golds += [gold for _, gold in labeled]
-        content += path.read_bytes()
-    return Labeled(rows, golds, starts[1] if spec.judge else None, hashlib.sha256(content).hexdigest())
-
-
-def _halves(kinds: Sequence[str]) -> list[Indices]:
-    """Returns two random halves of the examples with equal shares of each kind."""
-    shuffled = np.random.default_rng(SEED).permutation(len(kinds)).tolist()
-    ordered = np.array(sorted(shuffled, key=lambda example: kinds[example]), dtype=np.int64)
-    return [ordered[::2], ordered[1::2]]
-
-
-def _refuse_one_kind(outcomes: Outcomes, name: str) -> None:
-    """Refuses data that says nothing about wrong predictions.
-
-    Raises:
-        DataError: All examples have the same label, or all predictions are right or all wrong.
-    """
-    kinds, right = set(outcomes.kinds), outcomes.predictions(IDENTITY).right
-    if outcomes.method in ("temperature", "per-label") and len(kinds) == 1:
-        raise DataError(f"all {len(outcomes)} examples have the same label (`{kinds.pop()}`); give examples of each label.")
-    if right.all() or not right.any():
+        part = [Example(row, correct) for row, correct in zip(*read_data(path, manifest), strict=True) if correct is not None]
+        if (count := len({example.text for example in part})) < MIN_EXAMPLES:
+            raise DataError(f"`{path}` has {count} different inputs with a correct answer; a calibration needs at least {MIN_EXAMPLES}.")
+        if manifest.task == classify.TASK and len({example.kind for example in part}) == 1:
+            raise DataError(f"all examples of `{path}` have the same label; give examples of each label.")
+        parts.append(part)
+        digest.update(path.read_bytes())
+    if spec.judge is None:
+        return *split(parts[0]), digest.hexdigest()
+    fitting = {example.text for example in parts[0]}
+    if shared := [example.row.line for example in parts[1] if example.text in fitting]:
         raise DataError(
-            f"{name} predicts {'all' if len(right) and right.all() else 'none'} of {len(outcomes)} examples correctly, so its scores cannot "
-            "be calibrated; give other examples, some of which are difficult."
+            f"{len(shared)} inputs of `{spec.judge}` are in `{spec.data}` too, the first one in line {shared[0]}; remove them, because examples "
+            "that judge must be new."
         )
+    return parts[0], parts[1], digest.hexdigest()
+
+
+def split(examples: Sequence[Example]) -> tuple[list[Example], list[Example]]:
+    """Returns two random halves with equal shares of each kind. Copies of an input are in the same half."""
+    order = np.random.default_rng(SEED).permutation(len(examples)).tolist()
+    halves, half_of = (list[Example](), list[Example]()), dict[str, int]()
+    for example in sorted((examples[i] for i in order), key=lambda example: example.kind):
+        halves[half_of.setdefault(example.text, len(half_of) % 2)].append(example)
+    return halves
 
 
 def _copy(bundle: Bundle, folder: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import get_args
 
 from bertserve.export import flags, reliability
-from bertserve.export.decisions.thresholds import Goal
+from bertserve.export.decisions.thresholds import Aim
 from bertserve.export.errors import ExportError
 from bertserve.service.bundle.decision import AimName
 from bertserve.service.bundle.graph_spec import GraphSpec
@@ -49,9 +49,8 @@ def _report(graph: GraphSpec) -> None:
     decision = graph.decision
     assert decision is not None, "it was just calibrated"
     print(f"{graph.name}: {reliability.describe(decision)}")
-    for name in ("log_loss", "brier", "ece", "auroc"):
-        before, after = (reliability.describe_interval(getattr(quality, name)) for quality in (decision.before, decision.after))
-        print(f"  {name:<10}{before} -> {after}")
+    for name, before, after in reliability.qualities(decision):
+        print(f"  {name:<11} {before} -> {after}")
     for threshold in decision.thresholds:
         print(f"  {reliability.describe_threshold(threshold)}")
 
@@ -73,15 +72,15 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         type=Path,
         required=True,
-        help="JSON Lines of inputs with right answers, as for `verify --data`, at least 100: one half fits the calibration, the other judges it",
+        help="JSON Lines of inputs with correct answers, as for `verify --data`, at least 100: one half fits the calibration, the other judges it",
     )
     parser.add_argument(
         "--judge", metavar="FILE", type=Path, help="examples to judge by, so that all of --data fit (default: a half of --data)"
     )
     parser.add_argument(
         "--aim",
-        dest="goals",
-        type=_parse_goal,
+        dest="aims",
+        type=_parse_aim,
         action="append",
         default=[],
         metavar="[LABEL:]AIM=SHARE",
@@ -95,7 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _parse_goal(text: str) -> Goal:
+def _parse_aim(text: str) -> Aim:
     name, equals, share = text.rpartition("=")
     label, _, aim_name = name.rpartition(":")
     aim: AimName | None = next((aim for aim in get_args(AimName) if aim == aim_name), None)
@@ -106,4 +105,4 @@ def _parse_goal(text: str) -> Goal:
         raise argparse.ArgumentTypeError(f"`{text}` cannot be shown by examples; give a share below 1")
     if aim == "coverage" and label:
         raise argparse.ArgumentTypeError(f"`{text}` is for sets of all labels; remove `{label}:`")
-    return Goal(aim, target, label or None)
+    return Aim(aim, target, label or None)

@@ -1,304 +1,241 @@
-"""The scores of a graph on labeled examples, which a calibration changes: one class for each way to calibrate."""
+"""The scores of a graph on labeled examples, which a calibration changes."""
 
 from __future__ import annotations
 
-from collections import Counter
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bertserve.export.decisions.fit import fit_bias, fit_line, fit_scale
-from bertserve.export.decisions.predictions import Indices, Predictions, log_losses
-from bertserve.export.decisions.thresholds import Goal
+from bertserve.export.decisions.predictions import Flags, Predictions, Values, log_losses
+from bertserve.export.decisions.thresholds import Aim
 from bertserve.export.errors import DataError
 from bertserve.export.progress import track
 from bertserve.export.tasks.quality import exact_match, widen_to_words
-from bertserve.export.validation.served_graph import Answer, ServedGraph
+from bertserve.export.tasks.spec import read_input
+from bertserve.export.validation.served_graph import ServedGraph
 from bertserve.service.bundle.decision import Method
-from bertserve.service.bundle.manifest import Activation
-from bertserve.service.errors import CallerError
+from bertserve.service.bundle.graph_spec import Outputs
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.errors import BertServeError
 from bertserve.service.scoring.rows import Row
 from bertserve.service.tasks import classify, question_answering, token_classification
-from bertserve.service.tasks.decoding import Floats, activate, calibrate, calibrate_answers, logits_of
+from bertserve.service.tasks.decoding import Floats, activate, calibrate, calibrate_answers
 
 Parameters = tuple[tuple[float, ...], tuple[float, ...]]  # scale and bias
 IDENTITY: Parameters = ((1.0,), (0.0,))
-ENOUGH_FOR_TWO = 1000  # examples from which on a calibration has more than one parameter
+MIN_OF_A_KIND = 20  # examples with a label, and others, for parameters of its own
+MIN_FOR_MORE = 1000  # examples from which on a calibration has more than one parameter; with fewer, these are mostly noise
+ANSWERS = ("answer", "no answer")
+
+
+@dataclass(frozen=True)
+class Example:
+    """A labeled row, with its correct answer as read by its task."""
+
+    row: Row
+    correct: Any
+
+    @property
+    def text(self) -> str:
+        """Its input as JSON; copies have the same one."""
+        return json.dumps(read_input(dict(self.row.values)), sort_keys=True)
+
+    @property
+    def kind(self) -> str:
+        """Its labels, or whether there is any entity or answer; halves of the data have equal shares of each kind."""
+        correct = self.correct[0] if isinstance(self.correct, tuple) else self.correct  # entities come with the words that they consist of
+        return repr(sorted(correct)) if isinstance(correct, frozenset) else repr(bool(correct))
 
 
 class Outcomes:
     """What a graph gave for examples, next to their correct answers."""
 
-    method: ClassVar[Method]
-
-    def __len__(self) -> int:
-        """Number of examples."""
-        raise NotImplementedError
-
-    def take(self, examples: Indices) -> Outcomes:
-        """Returns the outcomes of some examples."""
-        raise NotImplementedError
-
-    @property
-    def kinds(self) -> list[str]:
-        """The kind of each example, such as its label; halves of the data have equal shares of each."""
-        raise NotImplementedError
-
     def fit(self) -> Parameters:
-        """Returns the parameters with the lowest log loss."""
+        """Returns the parameters with the lowest log loss: one scale for everything."""
+        return (fit_scale(lambda scale: float(self.predictions(((scale,), (0.0,))).losses.sum())),), (0.0,)
+
+    def predictions(self, parameters: Parameters, aim: Aim | None = None) -> Predictions:
+        """Returns the predictions with calibrated scores; with an aim, those that it counts."""
         raise NotImplementedError
-
-    def predictions(self, parameters: Parameters, goal: Goal | None = None) -> Predictions:
-        """Returns the predictions with calibrated scores; with a goal, those that it counts.
-
-        Raises:
-            DataError: The task has no such goal.
-        """
-        raise NotImplementedError
-
-    def reference(self, parameters: Parameters) -> tuple[Sequence[float], Counter[str]]:
-        """Returns the scores and the number of predictions per label that a service counts."""
-        predictions = self.predictions(parameters)
-        return predictions.scores.tolist(), Counter(predictions.labels)
 
 
 @dataclass(frozen=True)
-class _Labels(Outcomes):
-    """The scores of labels that exclude each other (softmax).
+class Scores(Outcomes):
+    """The scores of labels, or of the best answer and of "no answer".
 
     Attributes:
+        method: How they are calibrated.
         labels: Their names.
         scores: Scores of all windows combined, float32 [examples, labels].
-        truth: Whether a label is correct, bool [examples, labels].
+        correct: Whether a label is correct, bool [examples, labels].
     """
 
+    method: Method
     labels: tuple[str, ...]
     scores: Floats
-    truth: NDArray[np.bool_]
-    method: ClassVar[Method] = "temperature"
-    activation: ClassVar[Activation] = "softmax"
+    correct: Flags
 
-    def __len__(self) -> int:
-        return len(self.scores)
-
-    def take(self, examples: Indices) -> _Labels:
-        return replace(self, scores=self.scores[examples], truth=self.truth[examples])
-
-    @property
-    def kinds(self) -> list[str]:
-        return [" ".join(label for label, is_true in zip(self.labels, row, strict=True) if is_true) for row in self.truth.tolist()]
+    def calibrated(self, parameters: Parameters) -> Values:
+        """Returns calibrated scores, float64 [examples, labels]."""
+        scale, bias = parameters
+        if self.method == "answers":
+            columns = [calibrate_answers(self.scores[:, i], scale[0], offset) for i, offset in enumerate((0.0, *bias))]
+            return np.stack(columns, axis=1).astype(np.float64)
+        return calibrate(self.scores, "softmax" if self.method == "temperature" else "sigmoid", scale, bias).astype(np.float64)
 
     def fit(self) -> Parameters:
-        return (fit_scale(lambda scale: float(self.predictions(((scale,), (0.0,))).losses.sum())),), (0.0,)
-
-    def predictions(self, parameters: Parameters, goal: Goal | None = None) -> Predictions:
-        if goal is not None and goal.label is None and goal.aim == "recall":
-            raise DataError(f"`{goal}` needs a label, such as `{self.labels[-1]}:{goal}`, or use `coverage={goal.target:g}`.")
-        scores = calibrate(self.scores, self.activation, *parameters)
-        if goal is not None and (goal.label is not None or goal.aim == "coverage"):
-            return self.by_label(scores, goal.label)
-        rows, best = np.arange(len(self)), self.scores.argmax(axis=1)
-        return Predictions(
-            scores=scores[rows, best].astype(np.float64),
-            right=self.truth[rows, best],
-            losses=log_losses(scores[self.truth].astype(np.float64), np.ones(len(self), dtype=bool)),
-            examples=rows,
-            labels=[self.labels[i] for i in best],
-            count=len(self),
-        )
-
-    def by_label(self, scores: Floats, label: str | None) -> Predictions:
-        """Returns each label of each example, or only one label, as a prediction of its own."""
-        if label is not None and label not in self.labels:
-            raise DataError(f"the model has no label `{label}`; it has {', '.join(self.labels)}.")
-        columns = [i for i, name in enumerate(self.labels) if label in (None, name)]
-        flat, right = scores[:, columns].astype(np.float64).ravel(), self.truth[:, columns].ravel()
-        names = [self.labels[i] for i in columns] * len(self)
-        return Predictions(flat, right, log_losses(flat, right), np.repeat(np.arange(len(self)), len(columns)), names, len(self))
-
-
-class _IndependentLabels(_Labels):
-    """The scores of labels of which any number is correct (sigmoid); the only label of a reranker is one, too."""
-
-    method: ClassVar[Method] = "per-label"
-    activation: ClassVar[Activation] = "sigmoid"
-
-    def fit(self) -> Parameters:
-        [scale], bias = super().fit()
-        if len(self) < ENOUGH_FOR_TWO:
+        """Returns the parameters with the lowest log loss; those of a label or "no answer" need enough examples with and without it."""
+        (scale,), bias = super().fit() if self.method != "answers" else ((fit_scale(lambda scale: self._loss(0, scale, 0.0)),), (0.0,))
+        if len(self.scores) < MIN_FOR_MORE or self.method == "temperature":
             return (scale,), bias
-        logits = logits_of(self.scores, "sigmoid")
-        lines = [fit_line(logits[:, i], self.truth[:, i], scale) for i in range(len(self.labels))]
+        count = self.correct.sum(axis=0)
+        enough = np.minimum(count, len(self.correct) - count) >= MIN_OF_A_KIND
+        if self.method == "answers":
+            return (scale,), (fit_bias(lambda bias: self._loss(1, scale, bias)) if enough[1] else 0.0,)
+        lines = [fit_line(partial(self._loss, i)) if enough[i] else (scale, 0.0) for i in range(len(self.labels))]
         return tuple(line[0] for line in lines), tuple(line[1] for line in lines)
 
-    def predictions(self, parameters: Parameters, goal: Goal | None = None) -> Predictions:
-        if goal is not None and goal.aim == "coverage":
-            raise DataError(f"`{goal}` needs labels that exclude each other; use precision or recall.")
-        return self.by_label(calibrate(self.scores, self.activation, *parameters), goal.label if goal else None)
+    def _loss(self, column: int, scale: float, bias: float) -> float:
+        """Returns the log loss of a label, or of answers."""
+        scores = self.scores[:, column]
+        calibrated = calibrate_answers(scores, scale, bias) if self.method == "answers" else calibrate(scores, "sigmoid", [scale], [bias])
+        return float(log_losses(calibrated.astype(np.float64), self.correct[:, column]).sum())
 
-    def reference(self, parameters: Parameters) -> tuple[Sequence[float], Counter[str]]:
-        scores = calibrate(self.scores, self.activation, *parameters)
-        chosen = (scores >= 0.5).sum(axis=0)
-        return scores.max(axis=1).tolist(), Counter(dict(zip(self.labels, chosen.tolist(), strict=True)))
-
-
-@dataclass(frozen=True)
-class _Entities(Outcomes):
-    """The logits of tokens, from which each scale makes other scores of entities; `golds` has the correct spans and the tagged words."""
-
-    served: ServedGraph
-    requests: Sequence[Any]
-    answers: Sequence[Answer]
-    golds: Sequence[Any]
-    method: ClassVar[Method] = "tags"
-
-    def __len__(self) -> int:
-        return len(self.requests)
-
-    def take(self, examples: Indices) -> _Entities:
-        chosen = [[values[i] for i in examples] for values in (self.requests, self.answers, self.golds)]
-        return _Entities(self.served, *chosen)
-
-    @property
-    def kinds(self) -> list[str]:
-        return ["entities" if spans else "" for spans, _ in self.golds]
-
-    def fit(self) -> Parameters:
-        return (fit_scale(lambda scale: float(self.predictions(((scale,), (0.0,))).losses.sum())),), (0.0,)
-
-    def predictions(self, parameters: Parameters, goal: Goal | None = None) -> Predictions:
-        if goal is not None and goal.aim == "coverage":
-            raise DataError(f"`{goal}` is for classification; use precision or recall.")
-        [scale], _ = parameters
-        found, missed = list[tuple[float, bool, int, str]](), 0
-        for example, (request, answer, (expected, words)) in enumerate(zip(self.requests, self.answers, self.golds, strict=True)):
-            rows = [{name: values * np.float32(scale) for name, values in row.items()} for row in answer.rows]
-            spans = set()
-            for entity in self.served.decode(request, rows):
-                span = (entity["start"], entity["end"], entity.get("entity_group", entity.get("entity")))
-                [widened] = widen_to_words([span], words)
-                if goal is None or goal.label in (None, span[2]):
-                    found.append((entity["score"], widened in expected and widened not in spans, example, span[2]))
-                    spans.add(widened)
-            missed += sum(goal is None or goal.label in (None, span[2]) for span in expected - spans)
-        scores, right, examples, labels = zip(*found, strict=True) if found else ((), (), (), ())
-        values, is_right = np.array(scores, dtype=np.float64), np.array(right, dtype=bool)
-        return Predictions(
-            values, is_right, log_losses(values, is_right), np.array(examples, dtype=np.int64), list(labels), len(self), missed
-        )
+    def predictions(self, parameters: Parameters, aim: Aim | None = None) -> Predictions:
+        """Returns the best label of each example; all labels if they are independent, or if the aim is about labels."""
+        scores = self.calibrated(parameters)
+        if self.method == "per-label" or (aim is not None and (aim.label is not None or aim.name == "coverage")):
+            columns = np.tile(np.arange(len(self.labels)), (len(scores), 1))
+        else:
+            columns = scores.argmax(axis=1)[:, None]
+        chosen, correct = np.take_along_axis(scores, columns, axis=1).ravel(), np.take_along_axis(self.correct, columns, axis=1).ravel()
+        losses = log_losses(chosen, correct)
+        if self.method == "temperature" and aim is None:
+            losses = log_losses(scores[self.correct], np.ones(len(scores), dtype=bool))
+        examples = np.repeat(np.arange(len(scores)), columns.shape[1])
+        predictions = Predictions(chosen, correct, losses, examples, np.array(self.labels)[columns].ravel(), len(scores))
+        return predictions.of_label(aim.label if aim else None)
 
 
 @dataclass(frozen=True)
-class _Answers(Outcomes):
-    """The scores of the best answer to each question, and of "no answer"; 0 if a request does not allow it.
+class Entities(Outcomes):
+    """The logits of tokens, from which each scale makes other scores of entities.
 
     Attributes:
-        scores: float32 [questions, 2].
-        truth: Whether the answer and "no answer" are correct, bool [questions, 2].
+        served: The graph.
+        texts: The request of each text, the outputs of its windows, its correct spans, and the words that these consist of.
     """
 
-    scores: Floats
-    truth: NDArray[np.bool_]
-    method: ClassVar[Method] = "answers"
+    served: ServedGraph
+    texts: Sequence[tuple[Any, Sequence[Outputs], set[Any], Any]]
 
-    def __len__(self) -> int:
-        return len(self.scores)
-
-    def take(self, examples: Indices) -> _Answers:
-        return _Answers(self.scores[examples], self.truth[examples])
-
-    @property
-    def kinds(self) -> list[str]:
-        return ["no answer" if nothing else "" for nothing in self.truth[:, 1].tolist()]
-
-    def _column(self, column: int, scale: float, bias: float) -> Floats:
-        return calibrate_answers(self.scores[:, column], scale, bias)
-
-    def _loss(self, column: int, scale: float, bias: float) -> float:
-        return float(log_losses(self._column(column, scale, bias).astype(np.float64), self.truth[:, column]).sum())
-
-    def fit(self) -> Parameters:
-        scale = fit_scale(lambda scale: self._loss(0, scale, 0.0))
-        has_both = 0 < self.truth[:, 1].sum() < len(self)
-        bias = fit_bias(lambda bias: self._loss(1, scale, bias)) if has_both and len(self) >= ENOUGH_FOR_TWO else 0.0
-        return (scale,), (bias,)
-
-    def predictions(self, parameters: Parameters, goal: Goal | None = None) -> Predictions:
-        if goal is not None and (goal.label is not None or goal.counts_correct_items):
-            raise DataError(f"`{goal}` is not for question answering; use precision or max-error, without a label.")
-        [scale], [bias] = parameters
-        answers, nothing = self._column(0, scale, 0.0), self._column(1, scale, bias)
-        best = (nothing > answers).astype(np.int64)
-        rows = np.arange(len(self))
-        scores, right = np.where(best, nothing, answers).astype(np.float64), self.truth[rows, best]
-        names = ("answer", "no answer")
-        return Predictions(scores, right, log_losses(scores, right), rows, [names[i] for i in best], len(self))
+    def predictions(self, parameters: Parameters, aim: Aim | None = None) -> Predictions:
+        """Returns the entities of all texts."""
+        [scale], _ = parameters
+        found, missed = list[tuple[float, bool, int, str]](), list[str]()
+        for example, (request, rows, expected, words) in enumerate(self.texts):
+            scaled = [{name: values * np.float32(scale) for name, values in row.items()} for row in rows]
+            spans = set()
+            for entity in self.served.decode(request, scaled):
+                label = entity.get("entity_group", entity.get("entity"))
+                [span] = widen_to_words([(entity["start"], entity["end"], label)], words)
+                found.append((entity["score"], span in expected and span not in spans, example, label))
+                spans.add(span)
+            missed += [label for *_, label in expected - spans]
+        scores, correct = np.array([item[0] for item in found], dtype=np.float64), np.array([item[1] for item in found], dtype=np.bool_)
+        examples, labels = np.array([item[2] for item in found], dtype=np.int64), np.array([item[3] for item in found], dtype=np.str_)
+        predictions = Predictions(scores, correct, log_losses(scores, correct), examples, labels, len(self.texts), missed)
+        return predictions.of_label(aim.label if aim else None)
 
 
-def collect(served: ServedGraph, rows: Sequence[Row], golds: Sequence[Any]) -> Outcomes:
+def method_of(manifest: Manifest) -> Method:
+    """Returns how the scores of a model are calibrated.
+
+    Raises:
+        DataError: It has no scores that can be calibrated.
+    """
+    independent = manifest.activation == "sigmoid" or len(manifest.labels) == 1
+    methods: dict[str, Method] = {
+        classify.TASK: "per-label" if independent else "temperature",
+        token_classification.TASK: "tags",
+        question_answering.TASK: "answers",
+    }
+    if manifest.task not in methods or (manifest.activation == "none" and len(manifest.labels) != 1):
+        raise DataError(
+            f"a model for {manifest.task} with the activation `{manifest.activation}` has no scores to calibrate; calibrate classification, "
+            "named entities, question answering or a reranker."
+        )
+    return methods[manifest.task]
+
+
+def check_aim(aim: Aim, manifest: Manifest) -> None:
+    """Refuses an aim that a model cannot have.
+
+    Raises:
+        DataError: It cannot have it.
+    """
+    method = method_of(manifest)
+    names = token_classification.names_of(manifest) if method == "tags" else manifest.labels
+    if method == "answers" and (aim.label is not None or aim.counts_missed):
+        raise DataError(f"`{aim}` is not for question answering; use precision or max-error, without a label.")
+    if aim.label is not None and aim.label not in names:
+        raise DataError(f"the model has no label `{aim.label}`; it has {', '.join(names)}.")
+    if aim.name == "coverage" and method != "temperature":
+        raise DataError(f"`{aim}` needs labels that exclude each other; use precision or recall of a label.")
+    if aim.label is None and method == "temperature" and aim.name == "recall":
+        raise DataError(f"`{aim}` needs a label, such as `{names[-1]}:{aim}`, or use `coverage={aim.target:g}`.")
+    if aim.label is None and method == "per-label" and len(names) > 1:
+        raise DataError(f"`{aim}` needs a label, such as `{names[-1]}:{aim}`, because the labels of a text are not independent examples.")
+
+
+def collect(served: ServedGraph, method: Method, examples: Sequence[Example]) -> Outcomes:
     """Runs a graph on labeled rows.
 
     Raises:
-        DataError: The task cannot answer a row, or its scores cannot be calibrated.
+        DataError: A row cannot be answered, or its parameters leave out scores.
     """
-    config, answers = served.config, list[Answer]()
-    collector = {
-        classify.TASK: _label_outcomes,
-        token_classification.TASK: _entity_outcomes,
-        question_answering.TASK: _answer_outcomes,
-    }.get(config.task)
-    if collector is None or (config.activation == "none" and len(config.labels) != 1):
-        raise DataError(
-            f"a model for {config.task} with the activation `{config.activation}` has no scores to calibrate; calibrate classification, "
-            "named entities, question answering or a reranker."
-        )
-    for row in track(rows, served.graph.name, unit="example"):
-        if config.task == question_answering.TASK:  # the best answer; `_answer_outcomes` reads the score of "no answer"
-            row.request.parameters = row.request.parameters.model_copy(update={"top_k": 1})
+    values = list[Any]()
+    read = {"tags": _read_entities, "answers": _read_answer}.get(method, _read_labels)
+    for example in track(examples, served.graph.name, unit="example"):
+        parameters = example.row.request.parameters
+        excluded = ["decide"] if method in ("tags", "answers") else ["decide", "top_k", "function_to_apply"]
+        if names := [f"`{name}`" for name in excluded if getattr(parameters, name) not in (None, False)]:
+            raise DataError(f"line {example.row.line} of the data has {' and '.join(names)}; remove it, because all scores are needed.")
         try:
-            answers.append(served.answer(row.request))
-        except CallerError as error:
-            raise DataError(f"line {row.line} of the data cannot be answered: {error}") from error
-    return collector(served, rows, answers, golds)
+            values.append(read(served, example))
+        except (BertServeError, ValueError) as error:
+            raise DataError(f"line {example.row.line} of the data cannot be answered: {error}") from error
+    if method == "tags":
+        return Entities(served, values)
+    scores, correct = (np.array(column) for column in zip(*values, strict=True))
+    return Scores(method, ANSWERS if method == "answers" else served.config.labels, scores.astype(np.float32), correct.astype(bool))
 
 
-def _label_outcomes(served: ServedGraph, rows: Sequence[Row], answers: Sequence[Answer], golds: Sequence[Any]) -> _Labels:
-    labels = served.config.labels
-    for row in rows:
-        if row.request.parameters.top_k is not None or row.request.parameters.function_to_apply is not None:
-            raise DataError(f"line {row.line} of the data has `top_k` or `function_to_apply`; remove them, because all scores are needed.")
-    by_label = [{item["label"]: item["score"] for item in answer.result} for answer in answers]
-    scores = np.array([[scores[label] for label in labels] for scores in by_label], dtype=np.float32)
-    if served.config.activation == "softmax" and len(labels) > 1:
-        return _Labels(labels, scores, np.array([[label in gold for label in labels] for gold in golds]))
+def _read_labels(served: ServedGraph, example: Example) -> tuple[Any, Any]:
+    labels, correct = served.config.labels, example.correct
+    by_label = {item["label"]: item["score"] for item in served.answer(example.row.request).result}
+    scores = np.array([by_label[label] for label in labels], dtype=np.float32)
     if len(labels) > 1:
-        return _IndependentLabels(labels, scores, np.array([[label in gold for label in labels] for gold in golds]))
-    for row, gold in zip(rows, golds, strict=True):
-        if gold not in (0, 1):
-            raise DataError(f"line {row.line} of the data has the label {gold:g}; give 1 for a relevant text and 0 for another one.")
-    scores = activate(scores, "sigmoid") if served.config.activation == "none" else scores
-    return _IndependentLabels(labels, scores, np.array(golds, dtype=bool)[:, None])
+        return scores, [label in correct for label in labels]
+    if correct not in (0, 1):
+        raise ValueError(f"its label is {correct:g}; give 1 for a relevant text and 0 for another one.")
+    return activate(scores, "sigmoid") if served.config.activation == "none" else scores, [correct]
 
 
-def _entity_outcomes(served: ServedGraph, rows: Sequence[Row], answers: Sequence[Answer], golds: Sequence[Any]) -> _Entities:
-    return _Entities(served, [row.request for row in rows], answers, golds)
+def _read_entities(served: ServedGraph, example: Example) -> tuple[Any, ...]:
+    return (example.row.request, served.answer(example.row.request).rows, *example.correct)
 
 
-def _answer_outcomes(served: ServedGraph, rows: Sequence[Row], answers: Sequence[Answer], golds: Sequence[Any]) -> _Answers:
-    scores, truth = list[tuple[float, float]](), list[tuple[bool, bool]]()
-    for row, answer, gold in zip(rows, answers, golds, strict=True):
-        request = row.request
-        nothing = (
-            question_answering.no_answer_score(request, answer.rows, served.tokenizer)
-            if request.parameters.handle_impossible_answer
-            else 0.0
-        )
-        best = served.decode(
-            replace(request, parameters=request.parameters.model_copy(update={"handle_impossible_answer": False})), answer.rows
-        )
-        scores.append((best["score"], nothing))
-        truth.append((exact_match(best["answer"], gold) == 1, not gold))
-    return _Answers(np.array(scores, dtype=np.float32), np.array(truth))
+def _read_answer(served: ServedGraph, example: Example) -> tuple[Any, Any]:
+    request, correct = example.row.request, example.correct
+    changes = {"top_k": 1, "handle_impossible_answer": False}
+    answer = served.answer(replace(request, parameters=request.parameters.model_copy(update=changes)))
+    allowed = request.parameters.handle_impossible_answer
+    nothing = question_answering.no_answer_score(request, answer.rows, served.tokenizer) if allowed else 0.0
+    best = answer.result
+    return (best["score"], nothing), (exact_match(best["answer"], correct) == 1, not correct)

@@ -3,49 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertserve.service.bundle.decision import Bin, Interval, Quality
 
-BINS, LEAST_PER_BIN = 15, 20
-RESAMPLES = 300
-SEED = 57
+BINS = 15  # of a calibration error, as in most publications
+MIN_PER_BIN = 20  # predictions; with fewer, the share of correct ones in a bin is mostly noise
+RESAMPLES = 300  # of the examples, for an interval; each of its ends then rests on 7 of them
+SEED = 57  # of halves and resamples: any fixed number, so that a repeated command gives the same bundle
 # The smallest distance of a score from 0 or 1 in a log loss; float32 has no larger number below 1.
 CLOSEST = float(np.finfo(np.float32).epsneg)
 
 Values = NDArray[np.float64]
-Indices = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predictions whose scores say how probably they are right, such as the best label of each text or each entity.
+    """Predictions whose scores say how probably they are correct, such as the best label of each text or each entity.
 
     Attributes:
         scores: float64 [predictions].
-        right: bool [predictions].
+        correct: bool [predictions].
         losses: The log loss of each, float64 [predictions].
         examples: The index of the example of each, int64 [predictions].
-        labels: The label of each.
+        labels: The label of each, str [predictions].
         count: Number of examples.
-        missed: Number of correct items that no prediction has, such as entities that were not found.
+        missed: The labels of items that no prediction has, such as entities that were not found.
     """
 
     scores: Values
-    right: NDArray[np.bool_]
+    correct: Flags
     losses: Values
-    examples: Indices
-    labels: Sequence[str]
+    examples: NDArray[np.int64]
+    labels: NDArray[np.str_]
     count: int
-    missed: int = 0
+    missed: Sequence[str] = ()
+
+    def of_label(self, label: str | None) -> Predictions:
+        """Returns those of a label, or all for None."""
+        if label is None:
+            return self
+        chosen = self.labels == label
+        parts = {name: getattr(self, name)[chosen] for name in ("scores", "correct", "losses", "examples", "labels")}
+        return replace(self, **parts, missed=[name for name in self.missed if name == label])
 
 
-def log_losses(scores: Values, right: NDArray[np.bool_]) -> Values:
-    """Returns the log loss of scores that predictions are right."""
-    return -np.log(np.maximum(np.where(right, scores, 1 - scores), CLOSEST))
+def log_losses(scores: Values, correct: Flags) -> Values:
+    """Returns the log loss of scores that predictions are correct."""
+    return -np.log(np.maximum(np.where(correct, scores, 1 - scores), CLOSEST))
 
 
 def measure(predictions: Predictions) -> Quality:
@@ -54,27 +63,27 @@ def measure(predictions: Predictions) -> Quality:
     The ends of an interval are reflected at the value (the basic bootstrap), because resampling makes the calibration error greater.
     """
     order = np.argsort(predictions.scores, kind="stable")
-    scores, right, losses = (values[order] for values in (predictions.scores, predictions.right.astype(np.float64), predictions.losses))
-    bins = np.array_split(np.arange(len(order)), max(1, min(BINS, len(order) // LEAST_PER_BIN)))
+    scores, correct, losses = (values[order] for values in (predictions.scores, predictions.correct.astype(float), predictions.losses))
+    bins = np.array_split(np.arange(len(order)), max(1, min(BINS, len(order) // MIN_PER_BIN)))
     bin_starts, score_starts = [part[0] for part in bins], np.unique(scores, return_index=True)[1]
 
     def statistics(weights: Values) -> tuple[float, ...]:
-        gaps = np.add.reduceat(weights * (scores - right), bin_starts)
-        good, bad = (np.add.reduceat(weights * side, score_starts) for side in (right, 1 - right))
+        gaps = np.add.reduceat(weights * (scores - correct), bin_starts)
+        good, bad = (np.add.reduceat(weights * side, score_starts) for side in (correct, 1 - correct))
         pairs = good.sum() * bad.sum()
-        ordered = good @ (np.cumsum(bad) - bad / 2)  # pairs in which the right prediction has the higher score; equal ones count half
-        sums = (weights @ losses, weights @ (scores - right) ** 2, np.abs(gaps).sum())
+        ordered = good @ (np.cumsum(bad) - bad / 2)  # pairs in which the correct prediction has the higher score; equal ones count half
+        sums = (weights @ losses, weights @ (scores - correct) ** 2, np.abs(gaps).sum())
         return (*(float(value / weights.sum()) for value in sums), float(ordered / pairs) if pairs else np.nan)
 
     rng, count, examples = np.random.default_rng(SEED), predictions.count, predictions.examples[order]
-    resamples = (rng.multinomial(count, np.full(count, 1 / count)).astype(np.float64)[examples] for _ in range(RESAMPLES))
+    resamples = (rng.multinomial(count, np.full(count, 1 / count)).astype(float)[examples] for _ in range(RESAMPLES))
     values = np.array([statistics(np.ones(len(order))), *(statistics(weights) for weights in resamples if weights.any())])
     return Quality(
         log_loss=_interval(values[:, 0]),
         brier=_interval(values[:, 1]),
         ece=_interval(values[:, 2]),
-        auroc=None if right.min() == right.max() else _interval(values[:, 3], most=1.0),
-        bins=tuple(Bin(score=scores[part].mean().item(), correct=right[part].mean().item(), count=len(part)) for part in bins),
+        auroc=None if correct.min() == correct.max() else _interval(values[:, 3], most=1.0),
+        bins=tuple(Bin(score=scores[part].mean().item(), correct=correct[part].mean().item(), count=len(part)) for part in bins),
     )
 
 

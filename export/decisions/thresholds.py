@@ -1,13 +1,10 @@
 """Chooses thresholds whose error is at most a target, with 95 % confidence. Only numpy.
 
-The method is fixed sequence testing, as in Angelopoulos, Bates, Candès, Jordan and Lei, "Learn then Test: Calibrating Predictive Algorithms
-to Achieve Risk Control" (2021), section 2.3. The examples that fitted the calibration also fix a sequence of thresholds. The other
-examples test them in this order, each with the exact binomial test behind Clopper and Pearson's bound: the probability of so few errors, if
-their share were the target. The sequence ends at the first threshold with a probability above 5 %, and the one before is chosen. A false
-choice needs a false result of the first test whose threshold is too weak, so all tests together have the error of one.
-
-The test needs independent examples from the texts that the service will see. Recall and coverage count correct items below the threshold, so
-that they are the training-conditional guarantee of split conformal prediction (Vovk, 2012).
+The method is fixed sequence testing (Angelopoulos and others, "Learn then Test", 2021, section 2.3). The examples that fitted the calibration
+also fix a sequence of thresholds. The other examples test them in this order by the exact binomial probability of so few errors, if their
+share were the target. The sequence ends at the first probability above 5 %, and the threshold before is chosen. A false choice needs a false
+result of the first test whose threshold is too weak, so all tests together have the error of one. Recall and coverage count correct items
+below the threshold: the training-conditional guarantee of split conformal prediction (Vovk, 2012).
 """
 
 from __future__ import annotations
@@ -17,125 +14,100 @@ from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from bertserve.export.decisions.predictions import Indices, Predictions, Values
+from bertserve.export.decisions.predictions import Predictions, Values
 from bertserve.service.bundle.decision import AimName, Threshold
 
-CONFIDENCE = 0.95
-CANDIDATES = 200
+MAX_P = 0.05  # 1 - the confidence
+CANDIDATES = 200  # thresholds that are tried; neighbors then decide only about 0.5 % more
 _DEVIATIONS = 1.645  # standard errors of a normal distribution to its 95 % quantile
 
 
-class Goal(NamedTuple):
+class Aim(NamedTuple):
     """A flag `--aim`: `precision=0.98`, or `LABEL:precision=0.98` for a label."""
 
-    aim: AimName
+    name: AimName
     target: float
     label: str | None = None
 
     def __str__(self) -> str:
-        return f"{f'{self.label}:' if self.label is not None else ''}{self.aim}={self.target:g}"
+        return f"{f'{self.label}:' if self.label is not None else ''}{self.name}={self.target:g}"
 
     @property
-    def counts_correct_items(self) -> bool:
+    def counts_missed(self) -> bool:
         """Whether an error is a correct item below the threshold; otherwise it is a wrong prediction from the threshold on."""
-        return self.aim in ("recall", "coverage")
+        return self.name in ("recall", "coverage")
 
     @property
     def error(self) -> float:
         """The largest share of errors."""
-        return self.target if self.aim == "max-error" else round(1 - self.target, 9)
+        return self.target if self.name == "max-error" else round(1 - self.target, 9)
 
 
 class Miss(NamedTuple):
-    """The threshold that comes closest to a goal.
+    """The threshold that comes closest to an aim.
 
     Attributes:
         error: Its measured share of errors.
-        bound: The upper bound of this share at 95 %, without a correction for the choice.
         decided: Its share of decided predictions.
-        more: About how many times as many examples would reach the goal; None if the measured error of all thresholds is too high.
+        more: About how many more examples that judge would reach the aim; None if the measured error is too high.
     """
 
     error: float
-    bound: float
     decided: float
-    more: float | None
+    more: int | None
 
 
-def choose(goal: Goal, fitted: Predictions, judged: Predictions) -> Threshold | Miss:
-    """Returns the threshold that decides most, or the one that comes closest to the goal if none reaches it.
+def choose(aim: Aim, fitted: Predictions, judged: Predictions) -> Threshold | Miss:
+    """Returns the threshold that decides most, or the one that comes closest to the aim if none reaches it.
 
-    `fitted` are predictions on the examples of the calibration, `judged` those on the others.
+    `fitted` are predictions on the examples of the calibration, `judged` those on the others; both have correct ones.
     """
-    candidates = _candidates(goal, fitted)
-    sequence = candidates[int(np.argmax(_margins(*_errors(goal, fitted, candidates), goal.error))) :]
-    errors, counts = _errors(goal, judged, sequence)
-    tests = (tail(*pair, goal.error) <= 1 - CONFIDENCE for pair in zip(errors.tolist(), counts.tolist(), strict=True))
-    chosen = sum(takewhile(bool, tests)) - 1
-    if chosen < 0:
-        return _closest(goal, judged, candidates)
+    quantiles = np.quantile(fitted.scores[fitted.correct], np.arange(CANDIDATES) / CANDIDATES, method="lower")
+    candidates = np.unique(np.append(quantiles, 0.0))
+    if not aim.counts_missed:
+        candidates = candidates[::-1]  # errors become more frequent along the sequence
+    start = _closest(aim, *_errors(aim, fitted, candidates))
+    errors, counts = _errors(aim, judged, candidates)
+    tests = (tail(*pair, aim.error) <= MAX_P for pair in zip(errors[start:].tolist(), counts[start:].tolist(), strict=True))
+    passed = sum(takewhile(bool, tests))
+    chosen = start + passed - 1 if passed else _closest(aim, errors, counts)
+    error, count = float(errors[chosen] / max(counts[chosen], 1)), int(counts[chosen])
+    above = judged.scores >= candidates[chosen]
+    if aim.name == "coverage":  # examples whose label set has one label
+        above = np.bincount(judged.examples[above], minlength=judged.count) == 1
+    decided = float(above.mean())
+    if not passed:
+        # how many examples make the distance to the aim as large as `_DEVIATIONS` standard errors
+        needed = aim.error * (1 - aim.error) * (_DEVIATIONS / (aim.error - error)) ** 2 if error < aim.error else math.inf
+        more = math.ceil(max(needed / max(count, 1) - 1, 0.1) * judged.count) if needed < math.inf else None
+        return Miss(error, decided, more)
     return Threshold(
-        label=goal.label,
-        aim=goal.aim,
-        target=goal.target,
-        threshold=float(sequence[chosen]),
-        decided=_decided(goal, judged, sequence[chosen]),
-        error=float(errors[chosen] / counts[chosen]),
-        examples=int(counts[chosen]),
+        label=aim.label,
+        aim=aim.name,
+        target=aim.target,
+        threshold=float(candidates[chosen]),
+        decided=decided,
+        error=error,
+        examples=count,
     )
 
 
-def _candidates(goal: Goal, fitted: Predictions) -> Values:
-    """Returns thresholds at equal shares of the scores, from the one with the fewest errors on: falling ones, or rising ones for recall."""
-    scores = np.sort(fitted.scores[fitted.right] if goal.counts_correct_items else fitted.scores)
-    quantiles = scores[np.arange(CANDIDATES) * len(scores) // CANDIDATES] if len(scores) else scores
-    thresholds = np.unique(np.concatenate([[0.0], quantiles]))
-    return thresholds if goal.counts_correct_items else thresholds[::-1]
-
-
-def _errors(goal: Goal, predictions: Predictions, thresholds: Values) -> tuple[Indices, Indices]:
+def _errors(aim: Aim, predictions: Predictions, thresholds: Values) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Returns the number of errors at each threshold, and what they are a share of."""
-    right, wrong = (np.sort(predictions.scores[side]) for side in (predictions.right, ~predictions.right))
-    right_below = np.searchsorted(right, thresholds)
-    if goal.counts_correct_items:
-        return predictions.missed + right_below, np.full(len(thresholds), predictions.missed + len(right))
+    correct, wrong = (np.sort(predictions.scores[side]) for side in (predictions.correct, ~predictions.correct))
+    correct_below, missed = np.searchsorted(correct, thresholds), len(predictions.missed)
+    if aim.counts_missed:
+        return missed + correct_below, np.full(len(thresholds), missed + len(correct))
     wrong_above = len(wrong) - np.searchsorted(wrong, thresholds)
-    return wrong_above, wrong_above + len(right) - right_below
+    return wrong_above, wrong_above + len(correct) - correct_below
 
 
-def _decided(goal: Goal, predictions: Predictions, threshold: float) -> float:
-    """Returns the share of predictions from a threshold on; for coverage, the share of examples whose label set has one label."""
-    above = predictions.scores >= threshold
-    if goal.aim == "coverage":
-        return float(np.mean(np.bincount(predictions.examples[above], minlength=predictions.count) == 1))
-    return float(np.mean(above))
-
-
-def _closest(goal: Goal, judged: Predictions, candidates: Values) -> Miss:
-    errors, counts = _errors(goal, judged, candidates)
-    best = int(np.argmax(_margins(errors, counts, goal.error)))
-    shares = errors / np.maximum(counts, 1)
-    # how many examples make the distance to the aim as large as `_DEVIATIONS` standard errors
-    needed = goal.error * (1 - goal.error) * (_DEVIATIONS / np.where(shares < goal.error, goal.error - shares, np.nan)) ** 2
-    times = (needed / np.maximum(counts, 1))[(shares < goal.error) & (counts > 0)]
-    bound = upper_bound(int(errors[best]), int(counts[best]))
-    return Miss(float(shares[best]), bound, _decided(goal, judged, candidates[best]), times.min().item() if len(times) else None)
-
-
-def _margins(errors: Indices, counts: Indices, target: float) -> Values:
-    """Returns how far the share of errors is below the target, in standard errors; minus infinity for no count."""
-    deviations = (target * counts - errors) / np.sqrt(target * (1 - target) * np.maximum(counts, 1))
-    return np.where(counts > 0, deviations, -np.inf)
-
-
-def upper_bound(errors: int, count: int) -> float:
-    """Returns Clopper and Pearson's one-sided upper bound of a share at 95 %."""
-    low, high = 0.0, 1.0
-    while high - low > 1e-6:
-        middle = (low + high) / 2
-        low, high = (middle, high) if tail(errors, count, middle) > 1 - CONFIDENCE else (low, middle)
-    return high
+def _closest(aim: Aim, errors: NDArray[np.int64], counts: NDArray[np.int64]) -> int:
+    """Returns the index of the share of errors that is farthest below the aim, or the least above it, in standard errors."""
+    distances = (aim.error * counts - errors) / np.sqrt(np.maximum(counts, 1))
+    return int(np.where(counts > 0, distances, -np.inf).argmax())
 
 
 def tail(errors: int, count: int, share: float) -> float:

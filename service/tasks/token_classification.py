@@ -81,7 +81,7 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskGenerator:
     """
     tokenizer, labels = model.tokenizer, model.config.labels
     tags = model.config.tags or labels
-    decisions = plan(request.parameters, model, sorted({*labels, *map(_group_name, tags)}))
+    decisions = plan(request.parameters, model, names_of(model.config))
     (tokens,) = tokenizer.tokenize([request.text])
     room = tokenizer.room(pair=False)
     token_ranges = windows(len(tokens), room, request.parameters.stride, tokenizer.truncation_side) if len(tokens) else []
@@ -121,6 +121,11 @@ def _label_of(entity: dict[str, Any]) -> str:
     """Returns the label of an entity or a token."""
     label: str = entity["entity_group"] if "entity_group" in entity else entity["entity"]
     return label
+
+
+def names_of(config: ModelConfig) -> list[str]:
+    """Returns the names that an entity or a token can have."""
+    return sorted({*config.labels, *map(_group_name, config.tags or config.labels)})
 
 
 def _group_name(tag: str) -> str:

@@ -12,8 +12,13 @@ import pytest
 
 import tiny
 from bertserve.export import cli
+from bertserve.export.decisions.calibrate import split
+from bertserve.export.decisions.outcomes import Example
 from bertserve.service.bundle.decision import Decision
 from bertserve.service.bundle.files import load_bundle
+from bertserve.service.engine.onnx_engine import OnnxEngine
+from bertserve.service.errors import EngineError
+from bertserve.service.scoring.rows import Row
 from bundles import edit_constant
 from sound_bundles import FP32, answer, data, sound, store_digests, store_example, with_gpu_graph
 
@@ -33,8 +38,11 @@ def run_calibrate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Calibra
 
 
 def texts(count: int) -> list[str]:
-    rng = np.random.default_rng(0)
-    return [" ".join(rng.choice(tiny.WORDS[:16], size=rng.integers(1, 6))) for _ in range(count)]
+    """Returns different texts."""
+    rng, found = np.random.default_rng(0), dict[str, None]()
+    while len(found) < count:
+        found[" ".join(rng.choice(tiny.WORDS[:16], size=rng.integers(1, 7)))] = None
+    return list(found)
 
 
 def too_sure(path: Path, factor: float = 2.0) -> Path:
@@ -44,9 +52,9 @@ def too_sure(path: Path, factor: float = 2.0) -> Path:
     return store_example(store_digests(path))
 
 
-def labeled_by(path: Path, count: int, seed: int = 0) -> list[dict[str, Any]]:
+def labeled_by(path: Path, count: int) -> list[dict[str, Any]]:
     """Returns texts with labels that are drawn from a bundle's scores."""
-    rng, lines = np.random.default_rng(seed), []
+    rng, lines = np.random.default_rng(0), []
     for text in texts(count):
         scores = {item["label"]: item["score"] for item in answer(path, {"inputs": text})[0]}
         chances = np.array([scores[label] for label in tiny.LABELS])
@@ -62,7 +70,7 @@ def decision_of(path: Path, precision: str = "fp32") -> Decision:
 
 def test_the_calibrated_bundle_is_complete_and_recovers_the_temperature(tmp_path: Path, calibrate: Calibrate) -> None:
     path = sound(tmp_path)
-    lines = data(tmp_path, *labeled_by(path, 1200), {"text": "without a right answer"})
+    lines = data(tmp_path, *labeled_by(path, 1200), {"text": "without a correct answer"})
     code, printed = calibrate(
         too_sure(path), "--data", lines, "--aim", "max-error=0.6", "--aim", "positive:recall=0.5", "--aim", "coverage=0.9"
     )
@@ -74,7 +82,7 @@ def test_the_calibrated_bundle_is_complete_and_recovers_the_temperature(tmp_path
     assert ["max-error", "recall", "coverage"] == [threshold.aim for threshold in decision.thresholds]
     assert all(item.error <= (0.6 if item.aim == "max-error" else 1 - item.target) for item in decision.thresholds)
     assert (20, 600, 600) == (len(decision.score_counts), sum(decision.score_counts), sum(decision.label_counts.values()))
-    assert all(fact in printed for fact in ("temperature", "log_loss", "positive:recall=0.5", str(new)))
+    assert all(fact in printed for fact in ("temperature", "log loss", "positive:recall=0.5", str(new)))
     card = (new / "README.md").read_text(encoding="utf-8")
     assert all(fact in card for fact in ("## Calibration", "reliability.cpu.fp32.svg", "coverage=0.9"))
     assert "<svg" in (new / "reliability.cpu.fp32.svg").read_text(encoding="utf-8")
@@ -111,11 +119,27 @@ def test_a_graph_that_cannot_run_here_is_not_calibrated(tmp_path: Path, calibrat
 
 def test_a_second_file_judges(tmp_path: Path, calibrate: Calibrate) -> None:
     path = sound(tmp_path)
-    fits, judges = labeled_by(path, 300), data(tmp_path, *labeled_by(path, 200, seed=1)).rename(tmp_path / "judge.jsonl")
-    assert 0 == calibrate(too_sure(path), "--data", data(tmp_path, *fits), "--judge", judges)[0]
+    lines = labeled_by(path, 500)
+    judge = data(tmp_path, *lines[300:]).rename(tmp_path / "judge.jsonl")
+    assert 0 == calibrate(too_sure(path), "--data", data(tmp_path, *lines[:300]), "--judge", judge)[0]
     decision = decision_of(tmp_path / "out" / path.name)
 
     assert (300, 200) == (decision.fitted, decision.judged)
+    code, printed = calibrate(path, "--data", data(tmp_path, *lines[:301]), "--judge", judge, "--overwrite")
+    assert (2, True) == (code, "1 inputs of" in printed)
+
+
+def test_copies_of_an_input_are_in_the_same_half(tmp_path: Path, calibrate: Calibrate) -> None:
+    """Whatever their labels and the spelling of their input are; they do not count as more examples."""
+    path = sound(tmp_path)
+    lines = labeled_by(path, 150)
+    copies = [{"inputs": line["text"], "label": label} for line in lines for label in (line["label"], "neutral")]
+    code, printed = calibrate(path, "--data", data(tmp_path, *lines[:60], *copies[:120]))
+    assert (2, True) == (code, "60 different inputs" in printed)
+
+    examples = [Example(Row(0, values=line), frozenset([line["label"]])) for line in (*lines, *copies)]
+    first, second = ({example.text for example in half} for half in split(examples))
+    assert (75, 75, set()) == (len(first), len(second), first & second)
 
 
 @pytest.mark.parametrize("activation", ["sigmoid", "none"])
@@ -145,14 +169,21 @@ def test_entities_are_judged_as_wholes(tmp_path: Path, calibrate: Calibrate) -> 
     decision = decision_of(tmp_path / "out" / path.name)
 
     assert ("tags", pytest.approx(2, rel=0.2)) == (decision.method, decision.temperature)
-    assert decision.label_counts.keys() < {
-        "PER",
-        "LOC",
-        "ORG",
-        "MISC",
-        *(tag.split("-")[-1] for tag in tiny.LABELS_OF["token-classification"]),
-        "x",
-    }
+    assert {"PER"} == decision.label_counts.keys()
+    for aim, fact in (
+        ("PERS:precision=0.5", "no label `PERS`"),
+        ("coverage=0.9", "exclude each other"),
+        ("LOC:recall=0.5", "no correct `LOC`"),
+    ):
+        code, printed = calibrate(path, "--data", data(tmp_path, *lines), "--aim", aim, "--overwrite")
+        assert (2, True) == (code, fact in printed)
+
+
+def test_independent_labels_need_the_label_of_an_aim(tmp_path: Path, calibrate: Calibrate) -> None:
+    """The labels of a text are no independent examples."""
+    path = sound(tmp_path, activation="sigmoid")
+    code, printed = calibrate(path, "--data", data(tmp_path, *labeled_by(path, 200)), "--aim", "max-error=0.9")
+    assert (2, True) == (code, ":max-error=0.9`" in printed)
 
 
 def test_answers_have_a_power(tmp_path: Path, calibrate: Calibrate) -> None:
@@ -161,15 +192,31 @@ def test_answers_have_a_power(tmp_path: Path, calibrate: Calibrate) -> None:
     for text in texts(2200):
         question = {"question": "was it good ?", "context": f"{text} film"}
         found = answer(path, {"inputs": question})
-        right = rng.random() < found["score"] ** 0.5
-        lines.append(question | {"answers": [found["answer"] if right else "something else"]})
+        correct = rng.random() < found["score"] ** 0.5
+        lines.append(question | {"answers": [found["answer"] if correct else "something else"]})
     lines[:200] = [line | {"answers": []} for line in lines[:200]]
+    lines[0]["parameters"] = {"explain": True}
     assert 0 == calibrate(path, "--data", data(tmp_path, *lines), "--aim", "max-error=0.9")[0]
     decision = decision_of(tmp_path / "out" / path.name)
 
     assert ("answers", pytest.approx(0.5, rel=0.4)) == (decision.method, decision.scale[0])
     assert decision.bias[0] != 0
     assert decision.label_counts.keys() <= {"answer", "no answer"}
+
+
+def test_a_graph_that_fails_is_an_error_with_the_line(tmp_path: Path, calibrate: Calibrate, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = sound(tmp_path)
+    lines = data(tmp_path, *labeled_by(path, 200))
+    monkeypatch.setattr("bertserve.export.decisions.calibrate.why_not", lambda provider: None)
+    code, printed = calibrate(with_gpu_graph(path, runnable=False), "--data", lines)
+    assert (1, 1) == (code, printed.count("bert-export: "))  # it cannot be opened
+
+    def fail(*_: object) -> None:
+        raise EngineError("no memory.")
+
+    monkeypatch.setattr(OnnxEngine, "run", fail)
+    code, printed = calibrate(path, "--data", lines)
+    assert (2, True) == (code, "of the data cannot be answered: no memory." in printed)
 
 
 def flipped(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -182,6 +229,7 @@ def flipped(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         (99, None, "", 2, "at least 100"),
         (200, lambda line: line | {"label": "neutral"}, "", 2, "same label"),
         (200, lambda line: line | {"parameters": {"top_k": 1}}, "", 2, "`top_k`"),
+        (200, lambda line: line | {"parameters": {"decide": True, "threshold": 0.5}}, "", 2, "`decide`"),
         (200, None, "--aim other:precision=0.9", 2, "no label `other`"),
         (200, None, "--aim recall=0.9", 2, "`neutral:recall=0.9`"),
         (200, None, "--aim precision=0.999", 1, "no threshold of cpu/fp32 reaches `precision=0.999`"),
@@ -199,11 +247,11 @@ def test_data_and_aims_that_cannot_be_used_are_errors(
 
 
 def test_a_calibration_that_is_worse_is_refused(tmp_path: Path, calibrate: Calibrate) -> None:
-    """The model is right for the examples that fit it, and wrong for the others."""
+    """The model is correct for the examples that fit it, and wrong for the others."""
     path = sound(tmp_path)
     lines = labeled_by(too_sure(path, 4.0), 400)
-    judge = data(tmp_path, *flipped(lines)).rename(tmp_path / "judge.jsonl")
-    code, printed = calibrate(too_sure(path, 0.25), "--data", data(tmp_path, *lines), "--judge", judge)
+    judge = data(tmp_path, *flipped(lines[200:])).rename(tmp_path / "judge.jsonl")
+    code, printed = calibrate(too_sure(path, 0.25), "--data", data(tmp_path, *lines[:200]), "--judge", judge)
 
     assert (1, True, False) == (code, "log loss worse" in printed, (tmp_path / "out").exists())
 
@@ -211,7 +259,7 @@ def test_a_calibration_that_is_worse_is_refused(tmp_path: Path, calibrate: Calib
 def test_a_task_without_decisions_is_refused(tmp_path: Path, calibrate: Calibrate) -> None:
     path = sound(tmp_path, labels=("a", "b"), activation="none")
     code, printed = calibrate(path, "--data", data(tmp_path, *[{"text": "good"}] * 100))
-    assert (2, True) == (code, "at least 100" in printed)
+    assert (2, True) == (code, "no scores to calibrate" in printed)
     masked = sound(tmp_path, "fill-mask")
     code, printed = calibrate(masked, "--data", data(tmp_path, *[{"text": "a [MASK]", "target": "good"}] * 100))
     assert (2, True) == (code, "no scores to calibrate" in printed)

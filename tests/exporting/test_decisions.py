@@ -7,8 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from sklearn import metrics
 
-from bertserve.export.decisions import outcomes
-from bertserve.export.decisions.outcomes import IDENTITY
+from bertserve.export.decisions.outcomes import ANSWERS, IDENTITY, Scores
 from bertserve.export.decisions.predictions import Predictions, log_losses, measure
 from bertserve.service.tasks.decoding import activate, calibrate
 
@@ -18,19 +17,17 @@ def seeded_generator() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
-def softmax_labels(rng: np.random.Generator, count: int, temperature: float, labels: int = 3) -> outcomes._Labels:
+def softmax_labels(rng: np.random.Generator, count: int, temperature: float, labels: int = 3) -> Scores:
     """Returns scores of a model that is too sure by a factor: labels are drawn from the softmax of its logits divided by it."""
     logits = rng.normal(0, 4, (count, labels)).astype(np.float32)
     gold = [rng.choice(labels, p=chances / chances.sum()) for chances in activate(logits / temperature, "softmax").astype(float)]
-    return outcomes._Labels(tuple("abcdef"[:labels]), activate(logits, "softmax"), np.eye(labels, dtype=bool)[gold])
+    return Scores("temperature", tuple("abcdef"[:labels]), activate(logits, "softmax"), np.eye(labels, dtype=bool)[gold])
 
 
-def sigmoid_labels(
-    rng: np.random.Generator, count: int, scale: NDArray[np.float64], bias: NDArray[np.float64]
-) -> outcomes._IndependentLabels:
+def sigmoid_labels(rng: np.random.Generator, count: int, scale: NDArray[np.float64], bias: NDArray[np.float64]) -> Scores:
     logits = rng.normal(0, 2, (count, len(scale))).astype(np.float32)
     truth = rng.random(logits.shape) < 1 / (1 + np.exp(-(scale * logits + bias)))
-    return outcomes._IndependentLabels(tuple("abcdef"[: len(scale)]), activate(logits, "sigmoid"), truth)
+    return Scores("per-label", tuple("abcdef"[: len(scale)]), activate(logits, "sigmoid"), truth)
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.5, 3.0])
@@ -47,7 +44,7 @@ def test_a_known_temperature_is_recovered(rng: np.random.Generator, temperature:
     assert after.auroc is not None
 
 
-def test_scores_that_are_right_stay_unchanged(rng: np.random.Generator) -> None:
+def test_calibrated_scores_stay_unchanged(rng: np.random.Generator) -> None:
     """Otherwise noise would change them, and a half of all calibrations would be refused as worse."""
     assert 8 <= sum(softmax_labels(rng, 300, 1.0).fit() == IDENTITY for _ in range(10))
 
@@ -62,20 +59,20 @@ def test_each_label_has_its_own_scale_and_bias_if_there_are_enough_examples(rng:
 
 
 def test_a_rare_label_has_no_parameters_of_its_own(rng: np.random.Generator) -> None:
-    labels = sigmoid_labels(rng, 3000, np.array([0.5, 0.5]), np.array([0.0, -12.0]))
+    labels = sigmoid_labels(rng, 3000, np.array([0.5, 0.5]), np.array([1.0, -12.0]))
     _, bias = labels.fit()
 
-    assert labels.truth[:, 1].sum() < 20
+    assert labels.correct[:, 1].sum() < 20
     assert (0.0, True) == (bias[1], bias[0] != 0.0)
 
 
 def test_answers_and_no_answer_are_calibrated_separately(rng: np.random.Generator) -> None:
     scores = rng.beta(2, 1, (4000, 2)).astype(np.float32)
     truth = rng.random(scores.shape) < np.minimum(scores ** [0.5, 0.5] * [1, np.exp(-1)], 1)
-    (scale,), (bias,) = outcomes._Answers(scores, truth).fit()
+    (scale,), (bias,) = Scores("answers", ANSWERS, scores, truth).fit()
 
     assert (pytest.approx(0.5, rel=0.1), pytest.approx(-1, abs=0.1)) == (scale, bias)
-    assert ((0.0,),) == outcomes._Answers(scores[:900], truth[:900]).fit()[1:]
+    assert ((0.0,),) == Scores("answers", ANSWERS, scores[:900], truth[:900]).fit()[1:]
 
 
 @pytest.mark.parametrize(("activation", "shape"), [("softmax", (50, 3)), ("sigmoid", (50, 1))])
@@ -92,13 +89,13 @@ def test_calibrated_scores_keep_their_order(rng: np.random.Generator, activation
 
 def test_qualities_are_those_of_scikit_learn(rng: np.random.Generator) -> None:
     scores = np.round(rng.random(500), 2)  # with ties
-    right = rng.random(500) < scores
-    quality = measure(Predictions(scores, right, log_losses(scores, right), np.arange(500), ["x"] * 500, 500))
+    correct = rng.random(500) < scores
+    quality = measure(Predictions(scores, correct, log_losses(scores, correct), np.arange(500), np.full(500, "x"), 500))
 
-    assert pytest.approx(metrics.log_loss(right, np.clip(scores, 1e-7, 1 - 1e-7)), rel=1e-3) == quality.log_loss.value
-    assert pytest.approx(metrics.brier_score_loss(right, scores)) == quality.brier.value
+    assert pytest.approx(metrics.log_loss(correct, np.clip(scores, 1e-7, 1 - 1e-7)), rel=1e-3) == quality.log_loss.value
+    assert pytest.approx(metrics.brier_score_loss(correct, scores)) == quality.brier.value
     assert quality.auroc is not None
-    assert pytest.approx(metrics.roc_auc_score(right, scores)) == quality.auroc.value
+    assert pytest.approx(metrics.roc_auc_score(correct, scores)) == quality.auroc.value
     assert 500 == sum(part.count for part in quality.bins)
     assert pytest.approx(sum(abs(part.score - part.correct) * part.count for part in quality.bins) / 500) == quality.ece.value
     for interval in (quality.log_loss, quality.brier, quality.ece, quality.auroc):
@@ -108,12 +105,12 @@ def test_qualities_are_those_of_scikit_learn(rng: np.random.Generator) -> None:
 def test_predictions_of_an_example_stay_together_in_the_bootstrap(rng: np.random.Generator) -> None:
     """Ten copies of each prediction say no more than one, so the interval is as wide."""
     scores = rng.random(200)
-    right = rng.random(200) < scores
+    correct = rng.random(200) < scores
     widths = []
     for copies in (1, 10):
         examples = np.repeat(np.arange(200), copies)
-        copied, outcome = scores[examples], right[examples]
-        brier = measure(Predictions(copied, outcome, log_losses(copied, outcome), examples, ["x"] * len(examples), 200)).brier
+        copied, outcome = scores[examples], correct[examples]
+        brier = measure(Predictions(copied, outcome, log_losses(copied, outcome), examples, np.full(len(examples), "x"), 200)).brier
         widths.append(brier.high - brier.low)
 
     assert pytest.approx(widths[0], rel=0.2) == widths[1]
