@@ -12,7 +12,6 @@ from pathlib import Path
 from huggingface_hub import ModelCardData
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
-from bertserve.export import reliability
 from bertserve.export.errors import OutputError
 from bertserve.export.workspace import ignore_signals
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE
@@ -120,7 +119,6 @@ def model_card(manifest: Manifest, folder: Path, card: str | None) -> str:
         _error_table(manifest.graphs, manifest.tokenizer.max_length),
         _speed_table(manifest.graphs),
         _metric_table(manifest),
-        reliability.section(manifest.graphs),
         _origin(manifest),
         _quote(card),
     ]

@@ -15,9 +15,9 @@ import numpy as np
 from bertserve.export.bundle import package_bundle, refuse_existing
 from bertserve.export.decisions.outcomes import IDENTITY, Example, Outcomes, Parameters, check_aim, collect, method_of
 from bertserve.export.decisions.predictions import SEED, measure
+from bertserve.export.decisions.reliability import diagrams, with_section
 from bertserve.export.decisions.thresholds import Aim, choose
 from bertserve.export.errors import DataError, ExportError
-from bertserve.export.reliability import diagrams, with_section
 from bertserve.export.validation.labeled_data import read_data
 from bertserve.export.validation.served_graph import open_graph
 from bertserve.export.workspace import workspace
@@ -64,7 +64,7 @@ def calibrate(spec: CalibrateSpec, report: Callable[[GraphSpec], None], skip: Ca
         for aim in spec.aims:
             check_aim(aim, bundle.manifest)
         fitted, judged, sha256 = _read(spec, bundle.manifest)
-        graphs, calibrated = list[GraphSpec](), 0
+        graphs, calibrated = list[GraphSpec](), False
         for graph in bundle.manifest.graphs:
             if (missing := why_not(graph.provider)) is not None:
                 skip(graph, missing)
@@ -75,7 +75,7 @@ def calibrate(spec: CalibrateSpec, report: Callable[[GraphSpec], None], skip: Ca
             decision = decide(method, collect(served, method, fitted), collect(served, method, judged), graph.name, spec.aims, sha256)
             graphs.append(graph.model_copy(update={"decision": decision}))
             report(graphs[-1])
-            calibrated += 1
+            calibrated = True
         if not calibrated:
             raise ExportError(f"this machine can run no graph of `{bundle.path}`; calibrate it where it is served.")
         manifest = Manifest.model_validate(bundle.manifest.model_copy(update={"graphs": tuple(graphs)}).model_dump())

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from bertserve.export import flags, reliability
+from bertserve.export import flags
+from bertserve.export.decisions import reliability
 from bertserve.export.decisions.thresholds import Aim
 from bertserve.export.errors import ExportError
 from bertserve.service.bundle.decision import AimName

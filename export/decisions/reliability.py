@@ -24,11 +24,11 @@ def diagrams(manifest: Manifest) -> dict[str, str]:
     return {diagram_name(graph): _diagram(graph.decision) for graph in manifest.graphs if graph.decision is not None}
 
 
-def section(graphs: Sequence[GraphSpec]) -> list[str]:
-    """Returns the lines of the card's section; empty without a calibrated graph."""
-    calibrated = [(graph, graph.decision) for graph in graphs if graph.decision is not None]
-    lines = [HEADING, ""] if calibrated else []
-    for graph, decision in calibrated:
+def _section(graphs: Sequence[GraphSpec]) -> str:
+    lines = [HEADING, ""]
+    for graph in graphs:
+        if (decision := graph.decision) is None:
+            continue
         lines += [
             f"Graph {graph.name}: {describe(decision)}. Values with 95 % intervals:",
             "",
@@ -41,7 +41,7 @@ def section(graphs: Sequence[GraphSpec]) -> list[str]:
             *(f"- {describe_threshold(threshold)}" for threshold in decision.thresholds),
             *([""] if decision.thresholds else []),
         ]
-    return lines[:-1]
+    return "\n".join(lines)
 
 
 def describe(decision: Decision) -> str:
@@ -80,7 +80,7 @@ def with_section(card: str, graphs: Sequence[GraphSpec]) -> str:
     """Returns a card with the section in place of its own one, or before its section "Origin"."""
     without = re.sub(rf"^{HEADING}\n.*?(?=^## |\Z)", "", card, flags=re.MULTILINE | re.DOTALL)
     before, origin, after = without.partition("## Origin\n")
-    return f"{before.rstrip()}\n\n" + "\n".join(section(graphs)) + f"\n\n{origin}{after}".rstrip() + "\n"
+    return f"{before.rstrip()}\n\n{_section(graphs)}\n{origin}{after}".rstrip() + "\n"
 
 
 def _diagram(decision: Decision) -> str:
