@@ -137,11 +137,11 @@ class Endpoint:
     async def _serve(self, route: InferenceRoute, request: Request, receive: Receive, send: Send) -> None:
         """Answers a request that runs models, if there is room for it and its caller may use it."""
         state, scope = self._state, request.scope
+        request.key = self._auth.check(route.access, scope["headers"])
         if self._open >= state.settings.max_concurrent:
             raise UnavailableError(
                 "{count} requests are open, and --max-concurrent allows no more; send it again, or to another replica.", count=self._open
             )
-        request.key = self._auth.check(route.access, scope["headers"])
         self._open += 1
         try:
             content_type = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()

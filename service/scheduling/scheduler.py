@@ -228,6 +228,14 @@ class Scheduler:
         with self._lock:
             if thread.batch:
                 thread.batch, thread.ticks, thread.busy_s = (), 0, thread.busy_s + self.clock() - thread.since
+        if thread.steps:  # after the batch has ended, so that the time of a step does not count as its time
+            try:
+                thread.steps.popleft()()
+            except DeviceLostError as error:
+                self._lose_device(error)
+            except Exception as error:  # noqa: BLE001 - the boundary of a step: without it, the first batches are slower
+                logger.warning("%s: a run of the warm-up failed with %s", thread.handle.name, type(error).__name__)
+        with self._lock:
             while True:
                 if self._stopped or thread.hung:
                     return False
@@ -245,13 +253,6 @@ class Scheduler:
             peak = self._concurrency.record(running + self.queue.queue_items, now)
         if batch:
             self._execute(thread, batch, multi_threaded=peak == 1 or peak * self._multi_threads <= self._thread_count)
-        if thread.steps:
-            try:
-                thread.steps.popleft()()
-            except DeviceLostError as error:
-                self._lose_device(error)
-            except Exception as error:  # noqa: BLE001 - the boundary of a step: without it, the first batches are slower
-                logger.warning("%s: a run of the warm-up failed with %s", thread.handle.name, type(error).__name__)
         return True
 
     def _wake(self, count: int = 1) -> None:

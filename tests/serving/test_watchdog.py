@@ -138,6 +138,26 @@ def test_a_run_that_ends_during_the_look_does_not_hang(monkeypatch: pytest.Monke
     play(check, Hanging, manual=True, hung_floor_s=10.0, threads=2)
 
 
+@on_loop(Hanging, manual=True, hung_floor_s=10.0)
+async def test_a_step_of_the_warm_up_after_a_run_is_not_part_of_the_run(bench: Hanging) -> None:
+    started, gate = threading.Event(), threading.Event()
+
+    def step() -> None:
+        started.set()
+        gate.wait(10)
+
+    task = await bench.blocked()
+    steps = asyncio.create_task(asyncio.to_thread(bench.scheduler.on_each_thread, [step]))
+    await asyncio.sleep(0.05)
+    bench.work.gate.set()
+    await task
+    await asyncio.to_thread(started.wait, 10)
+    bench.look(20)
+    gate.set()
+    await steps
+    assert (0, True) == (bench.hangs, bench.scheduler.ready)
+
+
 @on_loop(Hanging, manual=True, hung_floor_s=10.0, threads=2)
 async def test_a_hung_thread_gets_and_keeps_no_steps(bench: Hanging) -> None:
     """They refer to engines, which must be freed when their model is unloaded."""
@@ -156,8 +176,11 @@ async def test_a_hung_thread_gets_and_keeps_no_steps(bench: Hanging) -> None:
     await asyncio.to_thread(bench.scheduler.on_each_thread, [engines[1].warm_up])
     engines.clear()
     del warm_up
-    await asyncio.sleep(0)
-    gc.collect()
+    for _ in range(100):  # the thread of `to_thread` drops its call soon
+        gc.collect()
+        if not any(engine() for engine in kept):
+            break
+        await asyncio.sleep(0.02)
     assert [None, None] == [engine() for engine in kept]
     assert task.exception() is not None
 
