@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from bertserve.export.bundle import package_bundle, refuse_existing
-from bertserve.export.decisions.outcomes import IDENTITY, Example, Outcomes, Parameters, check_aim, collect, method_of
+from bertserve.export.decisions.outcomes import IDENTITY, Example, Outcomes, Parameters, check_aim, check_aims, collect, method_of
 from bertserve.export.decisions.predictions import SEED, measure
 from bertserve.export.decisions.reliability import diagrams, with_section
 from bertserve.export.decisions.thresholds import Aim, choose
@@ -63,6 +63,7 @@ def calibrate(spec: CalibrateSpec, report: Callable[[GraphSpec], None], skip: Ca
         method = method_of(bundle.manifest)
         for aim in spec.aims:
             check_aim(aim, bundle.manifest)
+        check_aims(spec.aims, method)
         fitted, judged, sha256 = _read(spec, bundle.manifest)
         graphs, calibrated = list[GraphSpec](), False
         for graph in bundle.manifest.graphs:

@@ -180,7 +180,7 @@ def check_aim(aim: Aim, manifest: Manifest) -> None:
         DataError: It cannot have it.
     """
     method = method_of(manifest)
-    names = token_classification.names_of(manifest) if method == "tags" else manifest.labels
+    names = sorted({*manifest.labels, *token_classification.groups_of(manifest)}) if method == "tags" else manifest.labels
     if method == "answers" and (aim.label is not None or aim.counts_missed):
         raise DataError(f"`{aim}` is not for question answering; use precision or max-error, without a label.")
     if aim.label is not None and aim.label not in names:
@@ -193,19 +193,43 @@ def check_aim(aim: Aim, manifest: Manifest) -> None:
         raise DataError(f"`{aim}` needs a label, such as `{names[-1]}:{aim}`, because the labels of a text are not independent examples.")
 
 
+def check_aims(aims: Sequence[Aim], method: Method) -> None:
+    """Refuses aims of which one breaks the promise of another.
+
+    Raises:
+        DataError: Labels exclude each other, and there are aims for two labels, or for a label and for label sets.
+    """
+    if method != "temperature":
+        return
+    by_label = {aim.label: aim for aim in aims if aim.label is not None}
+    if len(by_label) > 1:
+        raise DataError(
+            f"{' and '.join(f'`{aim}`' for aim in by_label.values())} cannot hold together: these labels exclude each other, so a text that "
+            "reaches the thresholds of both gets only one; give an aim for one label."
+        )
+    for aim in aims:
+        if aim.name == "coverage" and by_label:
+            [other] = by_label.values()
+            raise DataError(
+                f"`{aim}` and `{other}` cannot hold together: the first decides sets of labels, the second one label; give one."
+            )
+
+
 def collect(served: ServedGraph, method: Method, examples: Sequence[Example]) -> Outcomes:
     """Runs a graph on labeled rows.
 
     Raises:
-        DataError: A row cannot be answered, or its parameters leave out scores.
+        DataError: A row cannot be answered, or its parameters leave out or change scores.
     """
     values = list[Any]()
     read = {"tags": _read_entities, "answers": _read_answer}.get(method, _read_labels)
     for example in track(examples, served.graph.name, unit="example"):
         parameters = example.row.request.parameters
-        excluded = ["decide"] if method in ("tags", "answers") else ["decide", "top_k", "function_to_apply"]
-        if names := [f"`{name}`" for name in excluded if getattr(parameters, name) not in (None, False)]:
-            raise DataError(f"line {example.row.line} of the data has {' and '.join(names)}; remove it, because all scores are needed.")
+        excluded = {"tags": ["decide"], "answers": ["decide", "duplicates"]}.get(method, ["decide", "top_k", "function_to_apply"])
+        if names := [f"`{name}`" for name in excluded if getattr(parameters, name) not in (None, False, "best")]:
+            raise DataError(
+                f"line {example.row.line} of the data has {' and '.join(names)}; remove it, because all scores are needed, unchanged."
+            )
         try:
             values.append(read(served, example))
         except (BertServeError, ValueError) as error:

@@ -144,7 +144,7 @@ class Plan:
         if thresholds is None:
             return answer
         if thresholds.gives_sets:
-            labels = [label for label, value in scored if thresholds.reached(label, value, CHOSEN)]
+            labels = [label for label, value in scored if thresholds.reached(None, value, CHOSEN)]  # another threshold is not about sets
             return self.answer(labels or None, answer, score)
         own = [label for label, value in scored if label in thresholds.by_label and thresholds.reached(label, value, 0)]
         return self.answer(own[0] if own else best if self.is_reached(best, score) else None, answer, score)
@@ -196,7 +196,9 @@ def plan(parameters: DecideParameters, model: TaskModel, labels: Sequence[str] =
             "this model has no calibrated scores; remove `calibrated`, or the operator can calibrate the bundle with `bert-export calibrate`."
         )
     if parameters.calibrated and not own_scores:
-        raise InvalidValueError("`calibrated` is not possible for these scores; remove it, or `function_to_apply` or `raw_scores`.")
+        raise InvalidValueError(
+            "`calibrated` is not possible for these scores; remove it, or `function_to_apply`, `raw_scores` or `duplicates`."
+        )
     if not own_scores or parameters.calibrated is False:
         calibration = None
     return Plan(calibration, thresholds_of(parameters, calibration, labels) if parameters.decide else None, model.counts)
@@ -205,24 +207,28 @@ def plan(parameters: DecideParameters, model: TaskModel, labels: Sequence[str] =
 def thresholds_of(
     parameters: ThresholdParameters, calibration: Decision | None, labels: Sequence[str], *, can_be_calibrated: bool = True
 ) -> Thresholds:
-    """Returns the thresholds of a request that asks for a decision: its own, or those of the calibration.
+    """Returns the thresholds of a request that asks for a decision: its `threshold`, or those of the calibration.
 
     Of several aims for the same label, the first one of the command that calibrated the bundle counts.
 
     Raises:
         InvalidValueError: There are none, or one has an unknown label.
     """
-    own = parameters.threshold
-    if own is not None or parameters.min_confidence is not None:
-        if isinstance(own, dict):
-            check_names(own, labels, "`parameters.threshold`")
-            return Thresholds(dict[str | None, float](own.items()), parameters.min_confidence)
-        return Thresholds({} if own is None else {None: own}, parameters.min_confidence)
-    if calibration is None or not calibration.thresholds:
+    own, calibrated = parameters.threshold, () if calibration is None else calibration.thresholds
+    if isinstance(own, dict):
+        check_names(own, labels, "`parameters.threshold`")
+        return Thresholds(dict[str | None, float](own.items()), parameters.min_confidence)
+    if own is not None:
+        return Thresholds({None: own}, parameters.min_confidence)
+    if not calibrated and parameters.min_confidence is None:
         raise InvalidValueError(
             "`decide` needs thresholds, and {model}; give `threshold` or `min_confidence`{remedy}.",
             model="this model has none for these scores" if can_be_calibrated else "this task has none of its own",
             remedy=", or the operator can calibrate the bundle with `bert-export calibrate --aim`" if can_be_calibrated else "",
         )
-    first = {item.label: item for item in reversed(calibration.thresholds)}
-    return Thresholds({label: item.threshold for label, item in first.items()}, gives_sets=None in first and first[None].aim == "coverage")
+    first = {item.label: item for item in reversed(calibrated)}
+    return Thresholds(
+        {label: item.threshold for label, item in first.items()},
+        parameters.min_confidence,
+        gives_sets=None in first and first[None].aim == "coverage",
+    )

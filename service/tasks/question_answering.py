@@ -111,7 +111,8 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskGenerator:
         InvalidValueError: The question or the passage is empty, a window is too small for question and stride, "no answer" is requested
             from a model without a token for it, or the explanation has too many words.
     """
-    parameters, decisions = request.parameters, plan(request.parameters, model)
+    parameters = request.parameters
+    decisions = plan(parameters, model, own_scores=parameters.duplicates == "best")
     passage_windows = windows_of(request, model.tokenizer)
     spans = spans_read(passage_windows.passage, passage_windows.token_ranges, "context") if len(passage_windows.token_ranges) > 1 else ()
     rows = yield Batch(passage_windows.encodings, _cost(request, passage_windows), copy_outputs, windows_read=spans)

@@ -108,9 +108,15 @@ def rerank(request: RerankRequest, model: TaskModel) -> TaskGenerator:
     name = config.labels[label]
     for item in ranked:
         decisions.count([name] if item["score"] >= CHOSEN else [], item["score"])
-    if decisions.thresholds is None:
+    thresholds = decisions.thresholds
+    if thresholds is None:
         return ranked
-    relevant = [item["index"] for item in ranked if decisions.thresholds.reached(name, item["score"], CHOSEN)]
+    # the threshold of label sets says nothing about relevance
+    relevant = [
+        item["index"]
+        for item in ranked
+        if (item["score"] >= CHOSEN if thresholds.gives_sets else thresholds.reached(name, item["score"], CHOSEN))
+    ]
     return decisions.answer(relevant, ranked, ranked[0]["score"])
 
 

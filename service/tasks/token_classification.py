@@ -81,7 +81,8 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskGenerator:
     """
     tokenizer, labels = model.tokenizer, model.config.labels
     tags = model.config.tags or labels
-    decisions = plan(request.parameters, model, names_of(model.config))
+    strategy = request.parameters.aggregation_strategy
+    decisions = plan(request.parameters, model, labels if strategy == "none" else groups_of(model.config))
     (tokens,) = tokenizer.tokenize([request.text])
     room = tokenizer.room(pair=False)
     token_ranges = windows(len(tokens), room, request.parameters.stride, tokenizer.truncation_side) if len(tokens) else []
@@ -93,8 +94,8 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskGenerator:
         windows_read=spans_read(tokens, token_ranges) if len(token_ranges) > 1 else (),
     )
     if not rows:
-        return [] if decisions is None else _decide([], 0, decisions)
-    logits, strategy = merge(encodings, token_ranges, [row["logits"] for row in rows]), request.parameters.aggregation_strategy
+        return [] if decisions is None else _decide([], [], decisions)
+    logits = merge(encodings, token_ranges, [row["logits"] for row in rows])
     scores = activate(logits if decisions is None else decisions.calibrated_logits(logits), "softmax")
     spans, ignored = tokens.spans(request.text), _ignored(request, labels, tags)
     if strategy == "none":
@@ -105,16 +106,16 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskGenerator:
             scores = np.stack([_word_scores(scores[word], strategy) for word in grouped])
             spans = [(spans[word[0]][0], spans[word[-1]][1]) for word in grouped]
         entities = list(_entities(request.text, spans, scores, tags, ignored))
-    found = len(entities)
+    found = entities
     if decisions is not None:
-        for entity in entities:
+        for entity in found:
             decisions.count([_label_of(entity)], entity["score"])
-        entities = [entity for entity in entities if decisions.is_reached(_label_of(entity), entity["score"])]
+        entities = [entity for entity in found if decisions.is_reached(_label_of(entity), entity["score"])]
     # their number is only known from the outputs
     cost = Cost(2 + sum(ITEM_BYTES + longest_label(labels) + text_bytes(entity["word"]) for entity in entities))
     yield Batch([], cost + Cost(DECISION_BYTES + len(labels) * longest_label(labels)) if request.parameters.decide else cost)
     rebase(entities, request.text, request.parameters.offset_unit)
-    return entities if decisions is None else _decide(entities, found - len(entities), decisions)
+    return entities if decisions is None else _decide(entities, found, decisions)
 
 
 def _label_of(entity: dict[str, Any]) -> str:
@@ -123,9 +124,9 @@ def _label_of(entity: dict[str, Any]) -> str:
     return label
 
 
-def names_of(config: ModelConfig) -> list[str]:
-    """Returns the names that an entity or a token can have."""
-    return sorted({*config.labels, *map(_group_name, config.tags or config.labels)})
+def groups_of(config: ModelConfig) -> list[str]:
+    """Returns the names that an entity can have; those of a token are the labels."""
+    return sorted({*map(_group_name, config.tags or config.labels)})
 
 
 def _group_name(tag: str) -> str:
@@ -133,12 +134,15 @@ def _group_name(tag: str) -> str:
     return tag.split("-", 1)[-1]
 
 
-def _decide(entities: list[dict[str, Any]], left_out: int, decisions: Plan) -> Any:
-    """Returns the entities, or on request the decision: their labels in order, with the number of entities below the threshold."""
+def _decide(entities: list[dict[str, Any]], found: list[dict[str, Any]], decisions: Plan) -> Any:
+    """Returns the entities, or on request the decision: their labels in order, with the number of entities below the threshold.
+
+    The best score is that of all entities that were found.
+    """
     if decisions.thresholds is None:
         return entities
-    best = max((entity["score"] for entity in entities), default=None)
-    return decisions.answer(list(dict.fromkeys(map(_label_of, entities))), entities, best, left_out=left_out)
+    best = max((entity["score"] for entity in found), default=None)
+    return decisions.answer(list(dict.fromkeys(map(_label_of, entities))), entities, best, left_out=len(found) - len(entities))
 
 
 def _ignored(request: NerRequest, labels: Sequence[str], tags: Sequence[str]) -> set[str]:

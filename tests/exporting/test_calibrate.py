@@ -71,29 +71,30 @@ def decision_of(path: Path, precision: str = "fp32") -> Decision:
 def test_the_calibrated_bundle_is_complete_and_recovers_the_temperature(tmp_path: Path, calibrate: Calibrate) -> None:
     path = sound(tmp_path)
     lines = data(tmp_path, *labeled_by(path, 1200), {"text": "without a correct answer"})
-    code, printed = calibrate(
-        too_sure(path), "--data", lines, "--aim", "max-error=0.6", "--aim", "positive:recall=0.5", "--aim", "coverage=0.9"
-    )
+    code, printed = calibrate(too_sure(path), "--data", lines, "--aim", "max-error=0.6", "--aim", "positive:recall=0.5")
     new = tmp_path / "out" / path.name
     decision = decision_of(new)
 
     assert 0 == code
     assert (pytest.approx(2, rel=0.2), "temperature", 600, 600) == (decision.temperature, decision.method, decision.fitted, decision.judged)
-    assert ["max-error", "recall", "coverage"] == [threshold.aim for threshold in decision.thresholds]
+    assert ["max-error", "recall"] == [threshold.aim for threshold in decision.thresholds]
     assert all(item.error <= (0.6 if item.aim == "max-error" else 1 - item.target) for item in decision.thresholds)
     assert (20, 600, 600) == (len(decision.score_counts), sum(decision.score_counts), sum(decision.label_counts.values()))
     assert all(fact in printed for fact in ("temperature", "log loss", "positive:recall=0.5", str(new)))
     card = (new / "README.md").read_text(encoding="utf-8")
-    assert all(fact in card for fact in ("## Calibration", "reliability.cpu.fp32.svg", "coverage=0.9"))
+    assert all(fact in card for fact in ("## Calibration", "reliability.cpu.fp32.svg", "positive:recall=0.5"))
     assert "<svg" in (new / "reliability.cpu.fp32.svg").read_text(encoding="utf-8")
     assert (path / FP32).samefile(new / FP32)
     assert load_bundle(path).version != load_bundle(new).version
     assert 0 == cli.main(["verify", str(new)])
     assert (0, 1) == (
-        calibrate(new, "--data", lines, "--overwrite")[0],
+        calibrate(new, "--data", lines, "--overwrite", "--aim", "max-error=0.6", "--aim", "coverage=0.9")[0],
         (new / "README.md").read_text(encoding="utf-8").count("## Calibration"),
     )
     assert decision.scale == decision_of(new).scale  # calibrated scores are not calibrated again
+    [_, coverage] = decision_of(new).thresholds
+    assert ("coverage", True) == (coverage.aim, coverage.error <= 0.1)
+    assert "coverage=0.9" in (new / "README.md").read_text(encoding="utf-8")
     assert 2 == calibrate(new, "--data", lines)[0]  # it exists
 
 
@@ -202,6 +203,9 @@ def test_answers_have_a_power(tmp_path: Path, calibrate: Calibrate) -> None:
     assert ("answers", pytest.approx(0.5, rel=0.4)) == (decision.method, decision.scale[0])
     assert decision.bias[0] != 0
     assert decision.label_counts.keys() <= {"answer", "no answer"}
+    summed = data(tmp_path, *(line | {"parameters": {"duplicates": "sum"}} for line in lines[:200]))
+    code, printed = calibrate(path, "--data", summed, "--overwrite")
+    assert (2, True) == (code, "`duplicates`" in printed)
 
 
 def test_a_graph_that_fails_is_an_error_with_the_line(tmp_path: Path, calibrate: Calibrate, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,6 +236,8 @@ def flipped(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         (200, lambda line: line | {"parameters": {"decide": True, "threshold": 0.5}}, "", 2, "`decide`"),
         (200, None, "--aim other:precision=0.9", 2, "no label `other`"),
         (200, None, "--aim recall=0.9", 2, "`neutral:recall=0.9`"),
+        (200, None, "--aim positive:precision=0.9 --aim neutral:recall=0.9", 2, "exclude each other"),
+        (200, None, "--aim coverage=0.9 --aim positive:precision=0.9", 2, "sets of labels"),
         (200, None, "--aim precision=0.999", 1, "no threshold of cpu/fp32 reaches `precision=0.999`"),
     ],
 )

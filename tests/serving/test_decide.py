@@ -111,7 +111,7 @@ def test_raw_scores_have_no_thresholds_of_the_bundle(calibrated: Path) -> None:
 
 
 def test_the_best_label_is_the_decision_from_its_threshold_on(calibrated: Path) -> None:
-    """The thresholds of the bundle apply, the first of each label; a threshold or a minimum in the request replaces them."""
+    """The thresholds of the bundle apply, the first of each label. A threshold in the request replaces them, and a minimum is added."""
     plain = ask(calibrated, "/models/classifier", inputs=TEXTS)
     decided = ask(calibrated, "/models/classifier", inputs=TEXTS, parameters={"decide": True})
     assert plain == [item["scores"] for item in decided]
@@ -122,6 +122,16 @@ def test_the_best_label_is_the_decision_from_its_threshold_on(calibrated: Path) 
     for parameters in ({"threshold": 0.99}, {"min_confidence": 0.99}):
         item = ask(calibrated, "/models/classifier", inputs=TEXTS[:1], parameters={"decide": True} | parameters)
         assert item[0]["abstained"]
+
+
+def test_a_minimum_keeps_the_thresholds_of_the_bundle(calibrated: Path) -> None:
+    plain = {"inputs": TEXTS, "parameters": {"decide": True}}
+    low = {"inputs": TEXTS, "parameters": {"decide": True, "min_confidence": 0.0}}
+    assert ask(calibrated, "/models/classifier", **plain) == ask(calibrated, "/models/classifier", **low)
+    [item] = ask(calibrated, "/models/nli", inputs=["good"], parameters={"decide": True, "min_confidence": 0.0})
+    assert isinstance(item["decision"], list)
+    [item] = ask(calibrated, "/models/nli", inputs=["good"], parameters={"decide": True, "min_confidence": 1.1})
+    assert item["decision"] is None
 
 
 def test_a_label_with_a_threshold_is_chosen_from_it_on(raw: Path) -> None:
@@ -142,6 +152,14 @@ def test_coverage_gives_sets_of_labels(calibrated: Path) -> None:
     [answer] = ask(calibrated, "/models/nli", inputs=["good"])
     [item] = ask(calibrated, "/models/nli", inputs=["good"], parameters={"decide": True})
     assert item["decision"] == [label["label"] for label in answer if label["score"] >= 0.2]
+
+
+def test_the_threshold_of_a_label_does_not_change_sets(tmp_path: Path) -> None:
+    """Otherwise a correct label could be missing."""
+    path = tiny.bundle(tmp_path)
+    tiny.calibrate(path, {"threshold": 0.0, "aim": "coverage"}, {"threshold": 1.0, "label": "positive"})
+    [item] = results(tmp_path, ["good"], decide=True)
+    assert sorted(tiny.LABELS) == sorted(item["decision"])
 
 
 def test_independent_labels_are_decided_one_by_one(tmp_path: Path) -> None:
@@ -181,6 +199,28 @@ def test_entities_below_the_threshold_are_left_out_and_counted(raw: Path, calibr
     assert {"decision": [], "abstained": False, "left_out": 0}.items() <= nothing.items()
 
 
+def test_a_minimum_counts_entities_that_are_left_out(calibrated: Path) -> None:
+    parameters = {"decide": True, "threshold": 1.1, "min_confidence": 1.05}
+    item = ask(calibrated, "/ner", inputs="the film was good", parameters=parameters)
+    assert ([], None, True) == (item["scores"], item["decision"], item["abstained"])
+    assert item["left_out"] > 0
+    assert "min_confidence" in item["reason"]
+
+
+@pytest.mark.parametrize(("strategy", "known", "unknown"), [("simple", "PER", "B-PER"), ("none", "B-PER", "PER")])
+def test_thresholds_have_the_names_of_the_strategy(calibrated: Path, strategy: str, known: str, unknown: str) -> None:
+    """A threshold of another name would have no effect."""
+    statuses = [
+        classify(
+            calibrated,
+            {"inputs": "good", "parameters": {"aggregation_strategy": strategy, "decide": True, "threshold": {name: 0.5}}},
+            path="/ner",
+        ).status_code
+        for name in (known, unknown)
+    ]
+    assert [200, 422] == statuses
+
+
 def test_answers_are_decided_by_the_best_one(raw: Path, calibrated: Path) -> None:
     """A calibration keeps the order of answers, and moves "no answer" by its offset."""
     body = {"inputs": {"question": "good?", "context": LONG}, "parameters": {"top_k": 5, "handle_impossible_answer": True}}
@@ -191,6 +231,26 @@ def test_answers_are_decided_by_the_best_one(raw: Path, calibrated: Path) -> Non
     for threshold, decision in ((0.0, after[0]["answer"]), (1.1, None)):
         item = ask(calibrated, "/answer", inputs=body["inputs"], parameters=body["parameters"] | {"decide": True, "threshold": threshold})
         assert (decision, after) == (item["decision"], item["scores"])
+
+
+def test_summed_answers_are_not_calibrated(raw: Path, calibrated: Path) -> None:
+    """The calibration is about the best score of an answer."""
+    inputs = {"question": "good?", "context": LONG}
+    before, after = (ask(models, "/answer", inputs=inputs, parameters={"duplicates": "sum"}) for models in (raw, calibrated))
+    assert before == after | {"score": pytest.approx(after["score"], rel=1e-5)}
+    for parameters in ({"calibrated": True}, {"decide": True}):
+        response = classify(calibrated, {"inputs": inputs, "parameters": {"duplicates": "sum"} | parameters}, path="/answer")
+        assert response.status_code == 422
+    body = {"inputs": inputs, "parameters": {"duplicates": "sum", "calibrated": True}}
+    assert "`duplicates`" in classify(calibrated, body, path="/answer").json()["error"]
+
+
+def test_reranking_does_not_take_the_threshold_of_label_sets(tmp_path: Path) -> None:
+    path = tiny.bundle(tmp_path, labels=("irrelevant", "relevant"))
+    tiny.calibrate(path, {"threshold": 0.01, "aim": "coverage"}, scale=[20.0])
+    item = ask(tmp_path, "/rerank", query="good film", texts=TEXTS, parameters={"decide": True})
+    assert [ranked["index"] for ranked in item["scores"] if ranked["score"] >= 0.5] == item["decision"]
+    assert any(0.01 <= ranked["score"] < 0.5 for ranked in item["scores"])
 
 
 def test_reranking_decides_which_texts_are_relevant(raw: Path, calibrated: Path) -> None:
