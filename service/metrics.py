@@ -7,6 +7,7 @@ gauge defines how the values of live workers are combined.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
@@ -264,11 +265,15 @@ class ScoreMetrics:
     """Counts the predictions of one model by score and label."""
 
     def __init__(self, metrics: Metrics, model: str, counts: Sequence[int], label_counts: Mapping[str, int]) -> None:
-        """Sets the reference; without one, only abstentions are counted."""
+        """Replaces the reference; without one, only abstentions are counted."""
         self._metrics, self._model = metrics, model
         starts = [f"{i / len(counts):g}" for i in range(len(counts))]
         self._by_score = [metrics.scores.labels(model, start) for start in starts]
         self._by_label = cache(lambda label: metrics.predictions.labels(model, label))
+        for gauge in (metrics.reference_scores, metrics.reference_predictions):
+            for sample in [sample for family in gauge.collect() for sample in family.samples]:
+                if sample.labels["model"] == model:  # of the version before; workers cannot remove a series, and 0 would look like drift
+                    gauge.labels(**sample.labels).set(math.nan)
         for start, count in zip(starts, counts, strict=True):
             metrics.reference_scores.labels(model, start).set(count / max(sum(counts), 1))
         if starts:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import tiny
-from application import call, classify, play, results
+from application import call, classify, keys, play, results
+from bertserve.service.auth import Authenticator
 from bertserve.service.bundle import files
 from bertserve.service.check import check
 from bertserve.service.cli import main
@@ -319,6 +320,35 @@ def test_predictions_are_counted_by_score_and_label(tmp_path: Path) -> None:
     assert metric(page, "reference_scores", model="tuned", from_score="0.5") == pytest.approx(0.1)
     assert metric(page, "reference_predictions", model="tuned", label="negative") == pytest.approx(0.4)
     assert 'model="plain",from_score' not in page
+
+
+def test_the_reference_is_that_of_the_loaded_version(tmp_path: Path) -> None:
+    """A label or a score of an earlier version has no share, and no drift is computed from it."""
+    models = tmp_path / "models"
+    tiny.calibrate(tiny.bundle(models))
+
+    async def reload(client: httpx.AsyncClient) -> list[str]:
+        pages = []
+        for change in (
+            lambda: tiny.calibrate(models / "tiny", score_counts=[1, 1], label_counts={"neutral": 2}),
+            lambda: tiny.edit(models / "tiny", lambda fields: fields["graphs"][0].update(decision=None)),
+        ):
+            change()
+            assert (await client.post("/models/tiny/reload", headers={"authorization": "Bearer swordfish"})).status_code == 200
+            pages.append((await client.get("/metrics")).text)
+        return pages
+
+    state = build(Settings(models=models))
+    other, without = play(state, reload, auth=Authenticator(admin_keys=keys(tmp_path, "swordfish")))
+    assert metric(other, "reference_predictions", label="neutral") == 1
+    assert metric(other, "reference_scores", from_score="0.5") == 0.5
+    for page, name, labels in (
+        (other, "reference_predictions", {"label": "negative"}),
+        (other, "reference_scores", {"from_score": "0.95"}),
+        (without, "reference_predictions", {"label": "neutral"}),
+        (without, "reference_scores", {"from_score": "0.5"}),
+    ):
+        assert np.isnan(metric(page, name, **labels))
 
 
 def test_the_description_of_a_model_has_its_calibration(calibrated: Path) -> None:
