@@ -226,12 +226,15 @@ def test_answers_are_decided_by_the_best_one(raw: Path, calibrated: Path) -> Non
     """A calibration keeps the order of answers, and moves "no answer" by its offset."""
     body = {"inputs": {"question": "good?", "context": LONG}, "parameters": {"top_k": 5, "handle_impossible_answer": True}}
     before, after = ask(raw, "/answer", **body), ask(calibrated, "/answer", **body)
-    assert [item["answer"] for item in before if item["answer"]] == [item["answer"] for item in after if item["answer"]]
+    scores = [item["score"] for item in after if item["answer"]]  # some are equal apart from rounding, which differs from run to run
+    assert scores == pytest.approx(sorted(scores, reverse=True))
+    assert {item["answer"] for item in before} == {item["answer"] for item in after}
     for old, new in ((old, new) for old in before for new in after if old["answer"] == new["answer"]):
         assert new["score"] == pytest.approx(old["score"] ** 0.5 * (1 if old["answer"] else np.exp(-1)), rel=1e-4)
     for threshold, decision in ((0.0, after[0]["answer"]), (1.1, None)):
         item = ask(calibrated, "/answer", inputs=body["inputs"], parameters=body["parameters"] | {"decide": True, "threshold": threshold})
-        assert (decision, after) == (item["decision"], item["scores"])
+        assert decision == item["decision"]
+        assert [each["score"] for each in item["scores"]] == pytest.approx([each["score"] for each in after])
 
 
 def test_summed_answers_are_not_calibrated(raw: Path, calibrated: Path) -> None:
