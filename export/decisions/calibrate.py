@@ -152,7 +152,7 @@ def _thresholds(name: str, fitted: Outcomes, judged: Outcomes, parameters: Param
             f"`{aim}`: the closest decides {result.decided:.1%} with {result.error:.2%} errors, and the aim is {aim.error:.2%}; {needed}"
         )
     if missed:
-        raise ExportError(f"no threshold of {name} reaches {'; '.join(missed)}. Give more examples, or a lower aim.")
+        raise ExportError(f"no threshold of {name} reaches {'; '.join(missed)}. Give more examples, or an aim that is easier to reach.")
     return chosen
 
 

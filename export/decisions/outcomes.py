@@ -194,25 +194,17 @@ def check_aim(aim: Aim, manifest: Manifest) -> None:
 
 
 def check_aims(aims: Sequence[Aim], method: Method) -> None:
-    """Refuses aims of which one breaks the promise of another.
+    """Refuses aims of which one breaks the promise of another: each text has one decision.
 
     Raises:
-        DataError: Labels exclude each other, and there are aims for two labels, or for a label and for label sets.
+        DataError: There are several aims, unless each has its own label and labels do not exclude each other.
     """
-    if method != "temperature":
-        return
-    by_label = {aim.label: aim for aim in aims if aim.label is not None}
-    if len(by_label) > 1:
+    labels = {aim.label for aim in aims}
+    if len(aims) > 1 and (method == "temperature" or None in labels or len(labels) < len(aims)):
         raise DataError(
-            f"{' and '.join(f'`{aim}`' for aim in by_label.values())} cannot hold together: these labels exclude each other, so a text that "
-            "reaches the thresholds of both gets only one; give an aim for one label."
+            f"{' and '.join(f'`{aim}`' for aim in aims)} cannot hold together, because one of them would decide texts of the other; give one "
+            "aim, or one for each label if labels do not exclude each other."
         )
-    for aim in aims:
-        if aim.name == "coverage" and by_label:
-            [other] = by_label.values()
-            raise DataError(
-                f"`{aim}` and `{other}` cannot hold together: the first decides sets of labels, the second one label; give one."
-            )
 
 
 def collect(served: ServedGraph, method: Method, examples: Sequence[Example]) -> Outcomes:

@@ -209,8 +209,6 @@ def thresholds_of(
 ) -> Thresholds:
     """Returns the thresholds of a request that asks for a decision: its `threshold`, or those of the calibration.
 
-    Of several aims for the same label, the first one of the command that calibrated the bundle counts.
-
     Raises:
         InvalidValueError: There are none, or one has an unknown label.
     """
@@ -226,9 +224,9 @@ def thresholds_of(
             model="this model has none for these scores" if can_be_calibrated else "this task has none of its own",
             remedy=", or the operator can calibrate the bundle with `bert-export calibrate --aim`" if can_be_calibrated else "",
         )
-    first = {item.label: item for item in reversed(calibrated)}
+    by_label = {item.label: item for item in calibrated}
     return Thresholds(
-        {label: item.threshold for label, item in first.items()},
+        {label: item.threshold for label, item in by_label.items()},
         parameters.min_confidence,
-        gives_sets=None in first and first[None].aim == "coverage",
+        gives_sets=None in by_label and by_label[None].aim == "coverage",
     )
