@@ -34,7 +34,7 @@ def raw_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def calibrated_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns the models folder of `raw`, with calibrations."""
     folder = tiny.every_kind(tmp_path_factory.mktemp("calibrated"))
-    tiny.calibrate(folder / "classifier", {"threshold": 0.57}, {"threshold": 0.9, "aim": "max-error"})
+    tiny.calibrate(folder / "classifier", {"threshold": 0.57})
     tiny.calibrate(folder / "nli", {"threshold": 0.2, "aim": "coverage"})
     tiny.calibrate(folder / "names", {"threshold": 0.4}, method="tags")
     tiny.calibrate(folder / "passages", {"threshold": 0.1}, method="answers", bias=[-1.0])
@@ -112,7 +112,7 @@ def test_raw_scores_have_no_thresholds_of_the_bundle(calibrated: Path) -> None:
 
 
 def test_the_best_label_is_the_decision_from_its_threshold_on(calibrated: Path) -> None:
-    """The thresholds of the bundle apply, the first of each label. A threshold in the request replaces them, and a minimum is added."""
+    """The threshold of the bundle applies. A threshold in the request replaces them, and a minimum is added."""
     plain = ask(calibrated, "/models/classifier", inputs=TEXTS)
     decided = ask(calibrated, "/models/classifier", inputs=TEXTS, parameters={"decide": True})
     assert plain == [item["scores"] for item in decided]
