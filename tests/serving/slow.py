@@ -1,6 +1,6 @@
 """Tiny bundles that are slow but return the same results as the tiny bundle.
 
-One runs each text alone, for some hundredths of a second. The other hangs, for seconds or hours, if a text contains a certain word.
+One runs each text alone and multiplies large matrices first. The other hangs, for seconds or hours, if a text contains a certain word.
 """
 
 from pathlib import Path
@@ -12,13 +12,16 @@ from onnx import helper, numpy_helper
 
 import tiny
 
+SIDE = 1000  # 2 GFLOP: tens of milliseconds on one core
+
+
 SECOND = 4 * 10**5  # turns of the loop: 0.5 to 1 second
 HOURS = 10**13
 
 
 def bundle(folder: Path, name: str = "slow") -> Path:
     """Writes the slow bundle to `folder/name` and returns its path."""
-    return hanging_bundle(folder, name, "[CLS]", turns=SECOND // 20, batch_invariant=False)
+    return tiny.replace_graph(tiny.bundle(folder, name, max_length=512, batch_invariant=False), _graph())
 
 
 def hanging_bundle(folder: Path, name: str = "hanging", word: str = "dull", *, turns: int = HOURS, **changes: Any) -> Path:
@@ -59,5 +62,27 @@ def _hanging_graph(token: int, turns: int) -> onnx.ModelProto:
     )
     values = {"guilty": np.array(token), "turns_more": np.array(turns), "once": np.array(1), "true": np.array(True), "one": np.float32(1)}
     made.graph.initializer.extend([numpy_helper.from_array(np.asarray(value), name) for name, value in values.items()])
+    onnx.checker.check_model(made)
+    return made
+
+
+def _graph() -> onnx.ModelProto:
+    """Returns the tiny graph with extra work whose result, always zero, is added to the logits. No optimizer can fold it away."""
+    made = tiny.graph()
+    nodes = made.graph.node
+    nodes[-1].output[0] = "quick"
+    nodes.extend(
+        [
+            helper.make_node("ReduceMean", ["quick"], ["scalar"], keepdims=0),
+            helper.make_node("Expand", ["scalar", "shape"], ["square"]),
+            helper.make_node("MatMul", ["square", "square"], ["product"]),
+            helper.make_node("ReduceMean", ["product"], ["worked"], keepdims=0),
+            helper.make_node("Mul", ["worked", "zero"], ["nothing"]),
+            helper.make_node("Add", ["quick", "nothing"], ["logits"]),
+        ]
+    )
+    made.graph.initializer.extend(
+        [numpy_helper.from_array(np.array([SIDE, SIDE]), "shape"), numpy_helper.from_array(np.array(0, dtype=np.float32), "zero")]
+    )
     onnx.checker.check_model(made)
     return made
