@@ -27,12 +27,12 @@ def minimize(loss: Callable[[float], float], limit: float, min_gain: float = MIN
 
 
 def fit_scale(loss: Callable[[float], float]) -> float:
-    """Returns the scale with the lowest loss; 1 if the data is no evidence for another one."""
+    """Returns the scale with the lowest loss; 1 if the data does not show that another one is better."""
     return math.exp(minimize(lambda logarithm: loss(math.exp(logarithm)), MAX_LOG_SCALE))
 
 
 def fit_bias(loss: Callable[[float], float]) -> float:
-    """Returns the bias with the lowest loss; 0 if the data is no evidence for another one."""
+    """Returns the bias with the lowest loss; 0 if the data does not show that another one is better."""
     return minimize(loss, MAX_BIAS)
 
 

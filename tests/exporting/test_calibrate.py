@@ -181,7 +181,7 @@ def test_entities_are_judged_as_wholes(tmp_path: Path, calibrate: Calibrate) -> 
 
 
 def test_independent_labels_need_the_label_of_an_aim(tmp_path: Path, calibrate: Calibrate) -> None:
-    """The labels of a text are no independent examples."""
+    """The labels of one text depend on each other, so they do not count as separate examples."""
     path = sound(tmp_path, activation="sigmoid")
     code, printed = calibrate(path, "--data", data(tmp_path, *labeled_by(path, 200)), "--aim", "max-error=0.9")
     assert (2, True) == (code, ":max-error=0.9`" in printed)
