@@ -6,11 +6,11 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 # package -> maximum lines with docstrings and blank lines; None for a part of one that has a budget
 BUDGETS: dict[str, int | None] = {
-    "service": 14_900,  # 900 of them for runs on a GPU and for decisions
+    "service": 14_000,
     **dict.fromkeys(f"service/{name}" for name in sorted(path.name for path in (ROOT / "service").iterdir() if path.is_dir())),
-    "export": 9_950,
-    "bench": 2_200,
-    "tests": 31_000,
+    "export": 9_500,
+    "bench": 1_900,
+    "tests": 30_000,
     "docs": 28_000,
 }
 
