@@ -47,8 +47,9 @@ def test_sighup_reloads_keys_and_models(models: Path, tmp_path: Path, serve: Ser
         shutil.rmtree(models / "tiny")
         tiny.bundle(models, "other")
         served.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: statuses(served, "two", "/models/other") == {200} and statuses(served, "two") == {404})
-        wait_until(lambda: statuses(served, "one") == {401})  # another worker can reload later
+        wait_until(lambda: served.log.read_text().count("the model tiny is unloaded") == workers)
+        assert [{200}, {404}] == [statuses(served, "two", path) for path in ("/models/other", "/models/tiny")]
+        assert {401} == statuses(served, "one")
         served.process.send_signal(signal.SIGHUP)
         assert {200} == statuses(served, "two", "/models/other")
         assert served.process.poll() is None

@@ -95,7 +95,8 @@ def test_an_interrupt_during_shutdown_ends_the_service_at_once(tmp_path: Path, s
         cut = pool.submit(httpx.post, f"{served.url}/classify", json={"inputs": ["good"] * 500}, timeout=60, trust_env=False)
         wait_until(lambda: waits(served) > 400)
         served.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: get(served, "/health/ready").status_code == 503)
+        wait_until(lambda: served.log.read_text().count("shutdown started") == (2 if workers == TWO else 1))  # each worker logs it
+        assert 503 == get(served, "/health/ready").status_code
         served.process.send_signal(signal.SIGTERM)
         rejected(httpx.post(f"{served.url}/classify", json={"inputs": "good"}, trust_env=False), 503, "unavailable")
         assert waits(served) > 0
