@@ -19,8 +19,8 @@ from bertserve.service.bundle.files import load_bundle
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import EngineError
 from bertserve.service.scoring.rows import Row
-from bundles import edit_constant
-from sound_bundles import FP32, answer, data, sound, store_digests, store_example, with_gpu_graph
+from bundles import Served, edit_constant
+from sound_bundles import FP32, data, sound, store_digests, store_example, with_gpu_graph
 
 Calibrate = Callable[..., tuple[int, str]]
 
@@ -54,9 +54,9 @@ def too_sure(path: Path, factor: float = 2.0) -> Path:
 
 def labeled_by(path: Path, count: int) -> list[dict[str, Any]]:
     """Returns texts with labels that are drawn from a bundle's scores."""
-    rng, lines = np.random.default_rng(0), []
+    rng, lines, served = np.random.default_rng(0), [], Served(load_bundle(path))
     for text in texts(count):
-        scores = {item["label"]: item["score"] for item in answer(path, {"inputs": text})[0]}
+        scores = {item["label"]: item["score"] for item in served.answer({"inputs": text})[0]}
         chances = np.array([scores[label] for label in tiny.LABELS])
         lines.append({"text": text, "label": str(rng.choice(tiny.LABELS, p=chances / chances.sum()))})
     return lines
@@ -146,9 +146,9 @@ def test_copies_of_an_input_are_in_the_same_half(tmp_path: Path, calibrate: Cali
 @pytest.mark.parametrize("activation", ["sigmoid", "none"])
 def test_a_reranker_has_a_scale_and_a_bias(tmp_path: Path, calibrate: Calibrate, activation: str) -> None:
     path = sound(tmp_path, labels=("LABEL_0",), activation=activation)
-    rng, lines = np.random.default_rng(0), []
+    rng, lines, served = np.random.default_rng(0), [], Served(load_bundle(path))
     for text in texts(2400):
-        [[item]] = answer(path, {"inputs": {"text": text, "text_pair": "a film"}})
+        [[item]] = served.answer({"inputs": {"text": text, "text_pair": "a film"}})
         score = item["score"] if activation == "sigmoid" else 1 / (1 + np.exp(-item["score"]))
         lines.append({"text": text, "text_pair": "a film", "label": int(rng.random() < score)})
     assert 0 == calibrate(too_sure(path), "--data", data(tmp_path, *lines), "--aim", "LABEL_0:recall=0.8")[0]
@@ -161,9 +161,9 @@ def test_a_reranker_has_a_scale_and_a_bias(tmp_path: Path, calibrate: Calibrate,
 def test_entities_are_judged_as_wholes(tmp_path: Path, calibrate: Calibrate) -> None:
     """Entities are correct as often as the scores of the less sure model say."""
     path = sound(tmp_path, "token-classification")
-    rng, lines = np.random.default_rng(0), []
-    for text in texts(500):
-        found = answer(path, {"inputs": text})
+    rng, lines, served = np.random.default_rng(0), [], Served(load_bundle(path))
+    for text in texts(300):
+        found = served.answer({"inputs": text})
         lines.append({"text": text, "entities": [e | {"label": e["entity_group"]} for e in found if rng.random() < e["score"]]})
     lines[0]["entities"] = [{"start": 0, "end": 1, "label": "MISSED"}]
     assert 0 == calibrate(too_sure(path), "--data", data(tmp_path, *lines), "--aim", "max-error=0.9")[0]
@@ -189,10 +189,10 @@ def test_independent_labels_need_the_label_of_an_aim(tmp_path: Path, calibrate: 
 
 def test_answers_have_a_power(tmp_path: Path, calibrate: Calibrate) -> None:
     path = sound(tmp_path, "question-answering")
-    rng, lines = np.random.default_rng(0), []
+    rng, lines, served = np.random.default_rng(0), [], Served(load_bundle(path))
     for text in texts(2200):
         question = {"question": "was it good ?", "context": f"{text} film"}
-        found = answer(path, {"inputs": question})
+        found = served.answer({"inputs": question})
         correct = rng.random() < found["score"] ** 0.5
         lines.append(question | {"answers": [found["answer"] if correct else "something else"]})
     lines[:200] = [line | {"answers": []} for line in lines[:200]]
