@@ -15,7 +15,7 @@ def test_no_message_installs_bertserve_from_an_index() -> None:
     assert [] == [str(path) for path in FILES if "bertserve[" in path.read_text(encoding="utf-8")]
 
 
-def test_the_serving_install_has_no_torch() -> None:
+def test_the_serving_install_has_no_torch_and_runs_the_included_models() -> None:
     python = ROOT / ".venv/bin/python"
     assert python.exists(), "run `make unit`, which installs .venv first"
     code = "import importlib.util as u; print([m for m in ('torch', 'transformers', 'onnx') if u.find_spec(m)])"
@@ -24,7 +24,9 @@ def test_the_serving_install_has_no_torch() -> None:
     export = subprocess.run([python.with_name("bert-export"), "x", "--output", "y"], capture_output=True, text=True, check=False)
     assert 3 == export.returncode
     assert "pip install '" in export.stderr and "[export,cpu]'" in export.stderr
-    assert 0 == subprocess.run([python.with_name("bert-serve"), "check"], cwd=ROOT, capture_output=True, check=False).returncode
+    check = subprocess.run([python.with_name("bert-serve"), "check"], cwd=ROOT, capture_output=True, text=True, check=True)
+    models = ["embed", "fill-mask", "ner", "nli", "qa", "rerank", "sentiment"]
+    assert models == [line.split(":")[0] for line in check.stdout.splitlines() if line.endswith(": ok")]
 
 
 @pytest.mark.parametrize(

@@ -229,6 +229,7 @@ def shown(answer: httpx.Response) -> Any:
     return answer.status_code, {name: answer.headers.get(name) for name in SHOWN}, body
 
 
+@full
 def test_replicas_answer_like_one_process(cluster: Cluster, tmp_path: Path) -> None:
     with running(cluster.models, tmp_path / "log", "--max-body-bytes", "1000000") as served, httpx.Client(trust_env=False) as client:
         for name, (method, path, body, headers) in REQUESTS.items():
