@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
-from itertools import count
+from itertools import chain, count
 from math import inf
 
 from bertserve.service.errors import InvalidValueError, RefusedError, TooLargeError
@@ -22,6 +22,9 @@ PACE = 1.5
 
 # Nearly every wait is at most this many times its prediction.
 PREDICTION_ERROR = 1.15
+
+# Seconds after a short request in which long ones leave a thread to the next one.
+RESERVE_S = 1.0
 
 # Minimum share of a run that a batch-mate must save. A run cannot be interrupted, so it must not become longer for a small gain.
 MIN_GAIN = 1 / 16
@@ -50,19 +53,18 @@ class RequestQueue:
         # Short and long requests by a lower bound of the priority of their next item, which is corrected at the front.
         self._requests: dict[bool, list[tuple[float, int, ScheduledRequest]]] = {False: [], True: []}
         self._owed_s = 0.0  # predicted seconds that short requests get before the next long one
-        self._items: dict[Runner, ItemsByLength] = {}
+        self._last_short = -inf  # arrival of the last short request
+        self._items: dict[tuple[Runner, bool], ItemsByLength] = {}  # by runner, and whether their requests are long
         self._tie = count()
 
-    def wait_s(self, busy_s: float, *, is_long: bool = False) -> float:
-        """Returns the predicted seconds until an item that arrives now starts.
+    def wait_s(self, busy_s: float) -> float:
+        """Returns the predicted seconds until a short request that arrives now starts.
 
         Args:
             busy_s: Seconds that the inference threads need for their current runs, in total; 0 if one is free.
-            is_long: Whether it is an item of a long request.
         """
-        short, both = self._seconds[False], sum(self._seconds.values())
-        ahead = both if is_long else min(2 * short, both)  # while short requests wait, long ones get as many seconds
-        return (ahead + busy_s) / self._threads
+        # while short requests wait, long ones get as many seconds
+        return (min(2 * self._seconds[False], sum(self._seconds.values())) + busy_s) / self._threads
 
     def check(self, time_left_s: float, busy_s: float) -> None:
         """Checks whether a short request that arrives now would probably start before its deadline, before its tokens are known.
@@ -101,8 +103,15 @@ class RequestQueue:
         items = self._new_items(request, payloads)
         before = (items[-1].priority - request.arrived) / PACE
         request.is_long = before > 0.03  # seconds
-        if before and (wait := self.wait_s(busy_s, is_long=request.is_long)):  # without items before the last one, `check` has done so
-            self._check_wait(wait, PACE * before / self._threads, time_left_s)
+        if request.is_long:
+            threads = self._threads_for_long(request.arrived)
+            wait = (sum(self._seconds.values()) + busy_s) / threads
+        else:
+            threads = self._threads
+            wait = self.wait_s(busy_s)
+            self._last_short = max(self._last_short, request.arrived)
+        if before and wait:  # without items before the last one, `check` has done so
+            self._check_wait(wait, PACE * before / threads, time_left_s)
         self.requests.add(request)
         request.tokens = tokens
         self.queue_tokens += tokens
@@ -116,15 +125,15 @@ class RequestQueue:
         """
         self._add(request, self._new_items(request, payloads))
 
-    def take(self, now: float, *, last_thread: bool = False) -> list[Item]:
+    def take(self, now: float, *, long_runs: int = 0) -> list[Item]:
         """Takes the best batch: the first item by priority, and batch-mates of nearest lengths while each saves more time than it costs.
 
         Args:
             now: The current time.
-            last_thread: Whether no other thread is free and other requests may arrive. Then only a request without running items may
-                start, so that no request has all inference threads, and no item of a long running request joins it.
+            long_runs: Number of current runs that began with an item of a long request. If short requests come, these leave a thread to them.
         """
-        head = self._first(last_thread) if self.queue_items else None
+        only_short = long_runs >= self._threads_for_long(now)
+        head = self._first(only_short) if self.queue_items else None
         if head is None:
             return []
         # While waits are short, the most efficient batch matters most. Later, items that have waited less than two thirds as long as the head
@@ -137,7 +146,7 @@ class RequestQueue:
             length = max(length, item.length)
             item.request.running += 1
             self._forget(item)
-            item = self._batch_mate(head, len(batch), length, last_priority, last_thread) if self.queue_items else None
+            item = self._batch_mate(head, len(batch), length, last_priority, only_short) if self.queue_items else None
         if head.request.is_long:
             self._owed_s = head.request.runner.seconds(len(batch), length)
         else:
@@ -164,6 +173,9 @@ class RequestQueue:
             self._forget(item)
             item.payload = None  # it may stay in a heap, behind an item that waits
         return True
+
+    def _threads_for_long(self, now: float) -> int:
+        return max(self._threads - (now - self._last_short < RESERVE_S), 1)
 
     def _check_wait(self, wait: float, own: float, time_left_s: float) -> None:
         """Checks a predicted wait; `own` is the virtual time between a request's first and last item, divided by the threads."""
@@ -215,7 +227,7 @@ class RequestQueue:
     def _add(self, request: ScheduledRequest, items: list[Item]) -> None:
         request.results = [None] * len(items)
         self.queue_items += len(items)
-        by_length = self._items.setdefault(request.runner, ItemsByLength())
+        by_length = self._items.setdefault((request.runner, request.is_long), ItemsByLength())
         for item in items:
             request.waiting[item.index] = item
             self._seconds[request.is_long] += item.seconds
@@ -233,50 +245,43 @@ class RequestQueue:
             self._items.clear()
             return
         self._seconds[item.request.is_long] -= item.seconds
-        by_length = self._items[item.request.runner]
-        by_length.clean(item.tokens)
-        if not by_length.lengths:
-            del self._items[item.request.runner]
+        key = item.request.runner, item.request.is_long
+        self._items[key].clean(item.tokens)
+        if not self._items[key].lengths:
+            del self._items[key]  # it would keep a model in memory
 
-    def _first(self, last_thread: bool) -> Item | None:
+    def _first(self, only_short: bool) -> Item | None:
         """Returns the item that starts next: the first by priority, but after a long request, short ones that wait get as many seconds."""
-        short, long = (self._first_of(heap, last_thread) if heap else None for heap in self._requests.values())
-        if short is None or long is None:
-            return short or long
+        short, long = (self._first_of(heap) for heap in self._requests.values())
+        if only_short or long is None:
+            return short
+        if short is None:
+            return long
         return short if self._owed_s > 0 or short.priority <= long.priority else long
 
-    def _first_of(self, heap: list[tuple[float, int, ScheduledRequest]], last_thread: bool) -> Item | None:
-        passed = []
-        first = None
-        while heap and first is None:
+    def _first_of(self, heap: list[tuple[float, int, ScheduledRequest]]) -> Item | None:
+        while heap:
             priority, tie, request = heap[0]
             item = next(iter(request.waiting.values()), None)
             if item is None:
                 heapq.heappop(heap)
             elif item.priority > priority:
                 heapq.heapreplace(heap, (item.priority, tie, request))
-            elif last_thread and request.running:
-                passed.append(heapq.heappop(heap))
             else:
-                first = item
-        for node in passed:
-            heapq.heappush(heap, node)
-        return first
+                return item
+        return None
 
-    def _batch_mate(self, head: Item, rows: int, length: int, last_priority: float, last_thread: bool) -> Item | None:
+    def _batch_mate(self, head: Item, rows: int, length: int, last_priority: float, only_short: bool) -> Item | None:
         """Returns the best item to add to a batch of `rows` items padded to `length`, or None if no item is worth it.
 
         It is worth it if the batch stays within its limit, and if the time that it saves for all waiting items exceeds the delay that it
-        causes to the batch. An item of a long request must save more than it delays a short one.
+        causes to the batch. An item of a long request must save more than it delays a short one. Items of short requests are added first.
         """
         request = head.request
         runner = request.runner
-        by_length = self._items.get(runner) if runner.shares_batches else None
-        if by_length is None:
-            return None
-        for item in by_length.nearest(length, last_priority):
-            if last_thread and item.request.is_long and item.request.running and item.request is not request:
-                continue
+        kinds = ((False,) if only_short else (False, True)) if runner.shares_batches else ()
+        waiting = (self._items[runner, is_long] for is_long in kinds if (runner, is_long) in self._items)
+        for item in chain.from_iterable(by_length.nearest(length, last_priority) for by_length in waiting):
             longer = max(length, item.length)
             shape = runner.shape(rows + 1, longer)
             if shape is None or shape[0] * shape[1] > self.max_batch_tokens:

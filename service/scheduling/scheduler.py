@@ -68,7 +68,6 @@ class Scheduler:
         self._wakeup = threading.Condition(self._lock)
         self._free = 0  # threads that wait, and that nothing has woken yet
         self._concurrency = PeakConcurrency()
-        self._callers = PeakConcurrency()
         self._ended: list[tuple[asyncio.Future[None], Exception | None]] = []  # futures that the event loop must resolve
         self._threads: list[InferenceThread] = []
         self._first_steps: list[Callable[[], object]] = []
@@ -140,7 +139,6 @@ class Scheduler:
         with self._lock:
             if not self._accepts or self.is_broken:
                 raise self._unavailable()
-            self._callers.record(1 + len(self.queue.requests), self.clock())
             self.queue.check(timeout_s, self._busy_s())
 
     async def run(self, request: ScheduledRequest, payloads: SizedPayloads, tokens: int) -> None:
@@ -240,8 +238,8 @@ class Scheduler:
                 if self._stopped or thread.hung:
                     return False
                 now = self.clock()
-                # if no other thread is free, and other requests came recently, a request that already runs leaves this thread to them
-                batch = self.queue.take(now, last_thread=not self._free and self._callers.record(0, now) > 1)
+                long_runs = sum(bool(each.batch) and each.batch[0].request.is_long for each in self._threads if not each.hung)
+                batch = self.queue.take(now, long_runs=long_runs)
                 if batch or thread.steps:
                     break
                 self._free += 1
@@ -293,8 +291,6 @@ class Scheduler:
         with self._lock:
             thread.ticks = 0  # a batch can have the last items of many requests, and decoding each can take a second
             if not self.queue.finish(item, result):
-                if request.waiting and not request.running:
-                    self._wake()  # an inference thread may have left the rest of the request while this item ran
                 return
             results, proceed = request.results, request.proceed
         try:

@@ -64,7 +64,7 @@ class Progress:
 
 @dataclass
 class Simulation:
-    """Inference threads in virtual time. No request gets all of them, as in the scheduler while there are several callers.
+    """Inference threads in virtual time. Long requests leave one to short ones, as in the scheduler while short requests come.
 
     Attributes:
         threads: Number of inference threads.
@@ -92,6 +92,7 @@ class Simulation:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._made = 0
         self._ends: dict[int, float] = {}  # predicted ends of the current runs
+        self._long_runs = 0
 
     def at(self, time: float, what: Callable[[], None]) -> None:
         self._made += 1
@@ -126,8 +127,7 @@ class Simulation:
 
     def _start(self) -> None:
         while len(self._ends) < self.threads:
-            last_thread = len(self._ends) == self.threads - 1 > 0
-            if not (batch := self.queue.take(self.now, last_thread=last_thread)):
+            if not (batch := self.queue.take(self.now, long_runs=self._long_runs)):
                 return
             self._run(batch)
 
@@ -137,6 +137,7 @@ class Simulation:
             progress, seconds = self.admitted[item.request], self.now - item.request.arrived
             progress.waiting -= 1
             progress.first_s = seconds if progress.first_s is None else progress.first_s
+        self._long_runs += batch[0].request.is_long
         rows, longest = len(batch), max(item.length for item in batch)
         seconds = recorded_s(rows, longest) * self.slower * self.random.lognormvariate(0, 0.1)
         self._ends[self._made] = self.now + self.runner.seconds(rows, longest) * self.slower
@@ -144,6 +145,7 @@ class Simulation:
 
     def _end(self, run: int, batch: Sequence[Item]) -> None:
         del self._ends[run]
+        self._long_runs -= batch[0].request.is_long
         for item in batch:
             if self.queue.finish(item, None) and self.queue.close(item.request):
                 self.admitted[item.request].answered_s = self.now - item.request.arrived

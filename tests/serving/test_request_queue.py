@@ -174,9 +174,9 @@ def test_a_request_that_would_miss_its_deadline_is_refused() -> None:
             refused()
         assert ("deadline", pytest.approx(3 - 2 / 1.15)) == (error.value.reason, error.value.retry_after_s)
     queue.check(3 * 1.15 + 1e-9, 0.0)
-    with pytest.raises(RefusedError) as error:  # its last item is due 1.5 times the 4 s of its first one later, divided by two threads
-        add(queue, 10, 10, deadline=5.9, runner=alone(4.0))
-    assert 3 + 1.5 * 4 / 2 - 5.9 == pytest.approx(error.value.retry_after_s)
+    with pytest.raises(RefusedError) as error:  # its last item is due 1.5 times the 4 s of its first one later; a thread is left to texts
+        add(queue, 10, 10, deadline=11.9, runner=alone(4.0))
+    assert 6 + 1.5 * 4 - 11.9 == pytest.approx(error.value.retry_after_s)
 
 
 def test_an_empty_queue_admits_a_request_that_takes_longer_than_its_deadline() -> None:
@@ -267,12 +267,12 @@ def test_the_oldest_waiting_item_leads_every_batch(texts: list[tuple[int, int]])
 
 
 def test_the_predicted_wait_of_a_text_counts_only_a_part_of_long_requests() -> None:
-    """Before a text start the earlier texts, and as many seconds of documents; before a document starts everything."""
+    """Before a text start the earlier texts, and as many seconds of documents."""
     queue = new_queue()
     document = add(queue, *[60] * 10, runner=alone(1.0))
     for _ in range(2):
         add(queue, 5, now=20.0, runner=alone(1.0))
-    assert 4.0 == queue.wait_s(0.0) < queue.wait_s(0.0, is_long=True) == 12.0
+    assert 4.0 == queue.wait_s(0.0)
     queue.close(document)
     assert 2.0 == queue.wait_s(0.0)
 
@@ -289,31 +289,32 @@ def test_the_next_items_of_a_request_keep_its_place() -> None:
     queue.close(explained)
 
 
-def test_a_running_request_leaves_the_last_free_thread_to_others() -> None:
-    """While its items run, a long request starts no others there, not even as batch-mates of other requests. Its items can share a batch."""
+def test_long_requests_leave_a_thread_to_short_ones() -> None:
+    """There, they do not join batches of short ones either. A second after the last short request, they use all threads."""
+    queue, runner = new_queue(threads=2), FakeRunner(lambda rows, length: 0.02 + rows * length * 1e-6)
+    listed = add(queue, *[30] * 8, runner=runner)
+    assert [listed, listed] == [item.request for item in queue.take(0.0, long_runs=1)]
+    text = add(queue, 30, now=1.0, runner=runner)
+    assert [text] == [item.request for item in queue.take(1.0, long_runs=1)]
+    assert [] == queue.take(1.9, long_runs=1)
+    assert [listed, listed] == [item.request for item in queue.take(1.9)]
+    assert [listed, listed] == [item.request for item in queue.take(2.0, long_runs=1)]
+
+
+def test_the_predicted_wait_of_a_long_request_leaves_a_thread_out() -> None:
+    queue, runner = new_queue(threads=2), alone(1.0)
+    add(queue, *[30] * 5, runner=runner)
+    add(queue, 1, now=0.5, runner=runner)
+    with pytest.raises(RefusedError, match="about 6"):
+        add(queue, *[30] * 2, now=1.0, deadline=7.0, runner=runner)
+    add(queue, *[30] * 2, now=2.0, deadline=8.0, runner=runner)
+
+
+def test_a_batch_gets_short_requests_before_long_ones() -> None:
     queue, runner = new_queue(), FakeRunner(lambda rows, length: 0.02 + rows * length * 1e-6)
     listed = add(queue, *[30] * 6, runner=runner)
-    assert listed.is_long
-    running = queue.take(0.0, last_thread=True)
-    assert [listed, listed] == [item.request for item in running]
-    assert [] == queue.take(0.0, last_thread=True)
-    text = add(queue, 30, now=0.001, runner=runner)
-    assert [text] == [item.request for item in queue.take(0.001, last_thread=True)]
-    assert [] == queue.take(0.001, last_thread=True)
-    for item in running:
-        queue.finish(item, None)
-    assert [listed, listed] == [item.request for item in queue.take(0.001, last_thread=True)]
-    assert [listed, listed] == [item.request for item in queue.take(0.001)]
-    assert [] == queue.take(0.001)
-
-
-def test_items_of_a_short_running_request_join_the_batches_of_others() -> None:
-    """Otherwise, on a GPU, lists of 64 texts would have runs of one to four texts while hundreds wait."""
-    queue, runner = new_queue(), FakeRunner(batches_well)
-    listed = add(queue, *[30] * 3, runner=runner)
-    queue.take(0.0)
-    text = add(queue, 30, now=0.001, runner=runner)
-    assert [text, listed] == [item.request for item in queue.take(0.001, last_thread=True)]
+    text = add(queue, 20, now=0.001, runner=runner)
+    assert [listed, text] == [item.request for item in queue.take(0.001)]
 
 
 # ---- the end of a request

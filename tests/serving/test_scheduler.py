@@ -229,10 +229,10 @@ class Broken(RequestQueue):
 
     broken = False
 
-    def take(self, now: float, *, last_thread: bool = False) -> list[Item]:
+    def take(self, now: float, *, long_runs: int = 0) -> list[Item]:
         if self.broken:
             raise RuntimeError("a bug of the queue")
-        return super().take(now, last_thread=last_thread)
+        return super().take(now, long_runs=long_runs)
 
 
 @on_loop(threads=2, queue=Broken)
