@@ -15,9 +15,10 @@ import re
 import secrets
 from collections.abc import Iterable
 from enum import Enum
+from http import HTTPStatus
 from pathlib import Path
 
-from bertserve.service.errors import SHOWN_CHARS, ForbiddenError, SettingsError, UnauthorizedError, plural
+from bertserve.service.errors import SHOWN_CHARS, HttpError, SettingsError, plural
 
 logger = logging.getLogger("bertserve.keys")
 
@@ -139,39 +140,41 @@ class Authenticator:
             The name of the request's key in its file; None if the route needs no key.
 
         Raises:
-            UnauthorizedError: The request has no key, or an unknown one.
-            ForbiddenError: The route needs an admin key and the request has another key, or there are no admin keys.
+            HttpError: The request has no key, or an unknown one (401); or the route needs an admin key, and the request has another key or
+                there are no admin keys (403).
         """
         admin = access is Access.ADMIN
         if not admin and (self.keys is None or self._open.get(access, False)):
             return None
         if admin and self.admin_keys is None:
-            raise ForbiddenError("model management is disabled; the operator can enable it with --admin-key-file.")
+            raise HttpError(HTTPStatus.FORBIDDEN, "model management is disabled; the operator can enable it with --admin-key-file.")
         name, is_admin = self._identify(headers)
         if admin and not is_admin:
-            raise ForbiddenError("the key `{caller}` may not change models; send an admin key.", caller=name)
+            raise HttpError(HTTPStatus.FORBIDDEN, "the key `{caller}` may not change models; send an admin key.", caller=name)
         return name
 
     def _identify(self, headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, bool]:
         """Returns the name of the key in the header `Authorization`, and whether it is an admin key.
 
         Raises:
-            UnauthorizedError: The header is missing, occurs twice, has another scheme, or has an unknown key.
+            HttpError: The header is missing, occurs twice, has another scheme, or has an unknown key.
         """
         values = [value for name, value in headers if name == b"authorization"]
         if not values:
-            raise UnauthorizedError("an API key is required; send the header `Authorization: Bearer KEY`.")
+            raise HttpError(HTTPStatus.UNAUTHORIZED, "an API key is required; send the header `Authorization: Bearer KEY`.")
         if len(values) > 1:  # a proxy may have checked the other one
-            raise UnauthorizedError("the request has several `Authorization` headers; send one.")
+            raise HttpError(HTTPStatus.UNAUTHORIZED, "the request has several `Authorization` headers; send one.")
         scheme, _, key = values[0].partition(b" ")
         if scheme.lower() != b"bearer":
-            raise UnauthorizedError("the scheme of the `Authorization` header is not Bearer; send `Authorization: Bearer KEY`.")
+            raise HttpError(
+                HTTPStatus.UNAUTHORIZED, "the scheme of the `Authorization` header is not Bearer; send `Authorization: Bearer KEY`."
+            )
         key = key.strip()
         for keys, admin in ((self.admin_keys, True), (self.keys, False)):
             name = None if keys is None else keys.holder(key)
             if name is not None:
                 return name, admin
-        raise UnauthorizedError("unknown API key; check it, or ask the operator for one.")
+        raise HttpError(HTTPStatus.UNAUTHORIZED, "unknown API key; check it, or ask the operator for one.")
 
 
 def digest_of(key: bytes) -> bytes:

@@ -57,7 +57,8 @@ class Score(ModelSettings):
     )
     columns: dict[str, str] = Field(
         {},
-        description="INPUT=COLUMN of the task's inputs, such as text=review, or a JSON object (default: the columns with the names of inputs).",
+        description="INPUT=COLUMN of the task's inputs, such as text=review, or a JSON object (default: the columns with the names of "
+        "inputs).",
     )
     parameters: dict[str, Any] = Field({}, description="Parameters of each request as JSON, such as '{\"top_k\": 1}'.")
     prediction_column: str = Field("prediction", min_length=1, description="Column for predictions.")

@@ -1,8 +1,8 @@
-"""All errors of the service, each class with its HTTP status.
+"""All errors of the service, with their HTTP status.
 
 A `StartError` ends a start or a command, a `CallerError` needs another request, and a `ServerError` is the service's own.
 A message says what is wrong, the given value, the allowed value and what to change, with names in backticks. The errors of callers and of
-the server have a template and values. The caller gets the sentence. The log has it too, with the placeholders of the values that are `CallerValue`.
+the server have a template and values. The caller gets the sentence. The log has it too, with placeholders in place of each `CallerValue`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import re
 import shlex
 import traceback
 from collections.abc import Iterable, Mapping
+from http import HTTPStatus
 from importlib.metadata import distribution
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 # Characters of a wrong name, path or key that are shown, and compared with the known ones. Comparing megabytes would take seconds.
@@ -101,7 +102,7 @@ class BertServeError(Exception):
         input_index: Index of the input that caused the error, if a single input did.
     """
 
-    kind: ClassVar[tuple[int, str]] = INTERNAL
+    kind: tuple[int, str] = INTERNAL
     headers: Mapping[str, str] = {}
     input_index: int | None = None
 
@@ -183,20 +184,8 @@ class MalformedRequestError(CallerError, kind=(400, "malformed")):
     """The body is not valid JSON for the endpoint."""
 
 
-class UnauthorizedError(CallerError, kind=(401, "unauthorized"), headers={"WWW-Authenticate": "Bearer"}):
-    """The API key is missing or wrong."""
-
-
-class ForbiddenError(CallerError, kind=(403, "forbidden")):
-    """The API key is valid, but the request needs an admin key."""
-
-
 class NotFoundError(CallerError, kind=(404, "not_found")):
     """There is no such model or path."""
-
-
-class MethodNotAllowedError(CallerError, kind=(405, "method_not_allowed")):
-    """The path exists, but not with this method."""
 
 
 class ConflictError(CallerError, kind=(409, "conflict")):
@@ -207,24 +196,36 @@ class TooLargeError(CallerError, kind=(413, "too_large")):
     """The body, a list, a text or the tokens of the request exceed a limit."""
 
 
-class ContentEncodingError(CallerError, kind=(415, "content_encoding")):
-    """The body is compressed, which this service does not read."""
-
-
 class InvalidValueError(CallerError, kind=(422, "invalid_value")):
     """The body is well-formed, but a value in it is not allowed."""
 
 
-class HeadTooLargeError(CallerError, kind=(431, "head_too_large")):
-    """The request line and headers exceed their limit."""
+CLIENT_GONE = 499  # the status if the caller closed the connection while it waited; HTTPStatus has none for it
+# The error types of `HttpError` by status, and the headers of their answers. After a slow request the rest may never come, so the
+# connection closes.
+HTTP_ERRORS: Mapping[int, str] = {
+    HTTPStatus.UNAUTHORIZED: "unauthorized",
+    HTTPStatus.FORBIDDEN: "forbidden",
+    HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
+    HTTPStatus.REQUEST_TIMEOUT: "too_slow",
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "content_encoding",
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "head_too_large",
+    CLIENT_GONE: "client_gone",
+}
+_HTTP_HEADERS: Mapping[int, Mapping[str, str]] = {
+    HTTPStatus.UNAUTHORIZED: {"WWW-Authenticate": "Bearer"},
+    HTTPStatus.REQUEST_TIMEOUT: {"Connection": "close"},
+}
 
 
-class SlowRequestError(CallerError, kind=(408, "too_slow"), headers={"Connection": "close"}):
-    """The headers or body of the request were not complete in time. The rest may never come, so the connection closes."""
+class HttpError(CallerError):
+    """The HTTP request is wrong, whatever its body is: its key, method, headers or speed."""
 
-
-class ClientGoneError(CallerError, kind=(499, "client_gone")):
-    """The caller closed the connection while it waited."""
+    def __init__(self, status: int, template: str, /, **values: Any) -> None:
+        """Creates the error with a status of `HTTP_ERRORS`."""
+        super().__init__(template, **values)
+        self.kind = (int(status), HTTP_ERRORS[status])
+        self.headers = _HTTP_HEADERS.get(status, {})
 
 
 class ServerError(BertServeError):
@@ -251,7 +252,7 @@ class ExpiredError(ServerError, kind=(504, "expired")):
 
 
 class UnavailableError(ServerError, kind=(503, "unavailable"), headers={"Retry-After": "1"}):
-    """The service is stopping or cannot answer: the GPU failed, an inference thread died, or all of them hang. Another instance may answer at once."""
+    """The service is stopping or cannot answer: the GPU failed, an inference thread died, or all hang. Another instance may answer."""
 
 
 class EngineError(ServerError, kind=(500, "engine")):

@@ -98,8 +98,7 @@ def tensorrt_options(graph: GraphSpec, engines: Path | None, gpu: GpuOptions = F
     """Returns the options of the TensorRT provider.
 
     Args:
-        graph: The graph with the shape plan of one range. The only profile covers these shapes, because another shape would build the engine
-            again.
+        graph: The graph with the shape plan of one range. The only profile covers these shapes: another shape would build the engine again.
         engines: Folder of this graph's engine and timing caches; None to store none.
         gpu: Its device.
 
@@ -158,7 +157,8 @@ def load_tensorrt(load: LoadLibrary = ctypes.CDLL) -> Any:
                 load(str(folder / f"libnvinfer.so.{major}"))
                 found = f"and TensorRT {major} is installed"
         raise ProviderError(
-            f"onnxruntime needs TensorRT {TENSORRT_MAJOR}, {found} ({error}); install the extra `tensorrt`: `{install_command('tensorrt')}`."
+            f"onnxruntime needs TensorRT {TENSORRT_MAJOR}, {found} ({error}); install the extra `tensorrt`: "
+            f"`{install_command('tensorrt')}`."
         ) from error
 
 

@@ -11,14 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, IPvAnyNetwork, ValidationError, model_validator
 from pydantic.fields import FieldInfo
-from pydantic_settings import (
-    BaseSettings,
-    CliApp,
-    CliSettingsSource,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as CommandLineError
 
 from bertserve.service.errors import SettingsError, did_you_mean, expectation
@@ -183,8 +176,8 @@ class ModelSettings(SourceSettings):
         None,
         ge=1,
         le=256,
-        description="Inference threads of all workers together, at least one per worker; each runs one batch at a time (default: the usable "
-        "cores, or 2 on a GPU).",
+        description="Inference threads of all workers together, at least one per worker; each runs one batch at a time (default: the "
+        "usable cores, or 2 on a GPU).",
     )
     batch_variant_graphs: bool = Field(
         False, description="Batch texts even on graphs whose scores depend on the other texts of the batch (dynamic int8)."
@@ -225,8 +218,8 @@ class Settings(ModelSettings, AddressSettings):
         None,
         ge=1,
         le=256,
-        description="Threads of a multi-threaded run on an idle CPU (default: the threads of a worker, at most 4); 1 saves the memory of a second "
-        "session per model.",
+        description="Threads of a multi-threaded run on an idle CPU (default: the threads of a worker, at most 4); 1 saves the memory of "
+        "a second session per model.",
     )
     max_body_bytes: int = Field(2097152, ge=1024, description="Maximum bytes of a request body.")
     max_queue_tokens: int = Field(524288, ge=16, description="Maximum admitted, unfinished tokens; requests over it get 429.")

@@ -22,7 +22,7 @@ def test_each_template_is_a_literal_and_gets_its_values() -> None:
         for node in ast.walk(ast.parse(path.read_bytes())):
             if not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2] not in names:
                 continue
-            template, values = node.args[0], {keyword.arg for keyword in node.keywords} - OPTIONS
+            template, values = node.args[-1], {keyword.arg for keyword in node.keywords} - OPTIONS
             literal = isinstance(template, ast.Constant) and (
                 not values or values == {name for _, name, _, _ in Formatter().parse(template.value) if name}
             )

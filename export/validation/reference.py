@@ -30,7 +30,7 @@ from bertserve.export.validation.comparison import Reference, compare
 from bertserve.export.validation.served_graph import MAX_FULL_LENGTH, Answer, open_graph, sample_requests
 from bertserve.service.bundle.graph_spec import GraphSpec, Outputs, Speed, Timing
 from bertserve.service.engine.hardware import cpu_instructions, cpu_name
-from bertserve.service.engine.onnx_engine import Engine
+from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import BertServeError, EngineError
 from bertserve.service.tasks import attention
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
@@ -157,7 +157,7 @@ def measure_graph(folder: Path, graph: GraphSpec, checkpoint: Checkpoint, tokeni
     return graph.model_copy(update={"validation": report, "batch_invariant": comparison.batch_invariant})
 
 
-def measure_latency(engine: Engine, *, max_length: int, pad_id: int) -> Speed:
+def measure_latency(engine: OnnxEngine, *, max_length: int, pad_id: int) -> Speed:
     """Times single texts of a few lengths up to `MAX_FULL_LENGTH` tokens on one thread, 3 to 15 runs each; the token `pad_id` fills the texts."""
 
     def median_ms(length: int) -> float:

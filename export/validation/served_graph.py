@@ -12,7 +12,7 @@ from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.export.tasks.spec import LONG, NAMES, SENTENCE, ExportTask
 from bertserve.service.bundle.graph_spec import GraphSpec, Outputs
 from bertserve.service.bundle.manifest import Manifest, SpecialPart, TokenizerSpec
-from bertserve.service.engine.onnx_engine import Engine, OnnxEngine
+from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.engine.sessions import why_not
 from bertserve.service.errors import EngineError
 from bertserve.service.providers import Provider
@@ -46,7 +46,7 @@ class ServedGraph:
     """A graph with all that answers requests, each encoding alone. It may run on another provider than its own."""
 
     graph: GraphSpec
-    engine: Engine
+    engine: OnnxEngine
     tokenizer: Tokenizer
     config: Manifest | Checkpoint
     provider: Provider = "cpu"
@@ -152,5 +152,5 @@ def sample_requests(config: Manifest | Checkpoint, spec: TokenizerSpec, count: C
         requests.append(task.text_request(text, spec))
     if config.embedding is None:
         return requests
-    bundle_request = embed.resolve(embed.EmbedParameters(), config.embedding)  # with the bundle's pooling and layers
+    bundle_request = embed.resolve(embed.EmbedParameters(), config)  # with the bundle's pooling and layers
     return [replace(bundle_request, text=request.text, prompt=request.prompt) for request in requests]

@@ -27,7 +27,7 @@ from bertserve.service.api.request import REQUEST
 from bertserve.service.api.routes import INFERENCE, OTHER_CLIENTS, InferenceRoute, add_file, check_declared, endpoints, inference_routes
 from bertserve.service.auth import Access
 from bertserve.service.engine.freed_memory import return_freed_memory
-from bertserve.service.errors import CallerValue, MethodNotAllowedError, NotFoundError
+from bertserve.service.errors import CallerValue, HttpError, NotFoundError
 from bertserve.service.models.build import AppState
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import to_json
@@ -121,7 +121,7 @@ async def _translate(request: Request, error: Exception) -> Response:
         # a path can have several routes, and the router names only the methods of the first one
         routes = [route for route in request.app.routes if route.matches(request.scope)[0] is Match.PARTIAL]
         allowed = ", ".join(sorted({method for route in routes for method in route.methods}))
-        not_allowed = MethodNotAllowedError("`{path}` takes only {allowed}; see /docs.", path=CallerValue(path), allowed=allowed)
+        not_allowed = HttpError(error.status_code, "`{path}` takes only {allowed}; see /docs.", path=CallerValue(path), allowed=allowed)
         not_allowed.headers = {"Allow": allowed}
         raise not_allowed
     tasks = ", ".join(f"/{spec.path}" for spec in TASKS.values())

@@ -27,7 +27,7 @@ from bertserve.service.api.jsonl import MEDIA_TYPES, LineStream
 from bertserve.service.api.request import LARGE_BYTES, REQUEST, TIMEOUT_HEADER, Request, read_body, take_turn, until_disconnect
 from bertserve.service.api.routes import InferenceRoute
 from bertserve.service.auth import Authenticator
-from bertserve.service.errors import INTERNAL, CallerValue, ContentEncodingError, InvalidValueError, MalformedRequestError, UnavailableError
+from bertserve.service.errors import INTERNAL, CallerValue, HttpError, InvalidValueError, MalformedRequestError, UnavailableError
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.models.build import AppState
 from bertserve.service.tasks.json_text import to_json
@@ -218,7 +218,7 @@ def _check_headers(request: Request) -> None:
     Raises:
         MalformedRequestError: A header that may occur only once occurs twice.
         InvalidValueError: The URL has a query.
-        ContentEncodingError: The body is compressed.
+        HttpError: The body is compressed.
     """
     scope = request.scope
     single = [name for name, _ in scope["headers"] if name in _SINGLE]
@@ -231,8 +231,10 @@ def _check_headers(request: Request) -> None:
         )
     for header, plain in ((b"content-encoding", b"identity"), (b"transfer-encoding", b"chunked")):
         if (encoding := request.headers.get(header, plain)).lower() != plain:
-            raise ContentEncodingError(
-                "the body's encoding is `{encoding}`; send it uncompressed.", encoding=CallerValue(encoding.decode("latin-1"))
+            raise HttpError(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+                "the body's encoding is `{encoding}`; send it uncompressed.",
+                encoding=CallerValue(encoding.decode("latin-1")),
             )
 
 

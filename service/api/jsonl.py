@@ -18,7 +18,7 @@ from starlette.types import Receive, Send
 from bertserve.service.api import error_answers
 from bertserve.service.api.call import Call
 from bertserve.service.api.request import LARGE_BYTES, Request, take_turn
-from bertserve.service.errors import BertServeError, ClientGoneError, MalformedRequestError, RefusedError, SlowRequestError, TooLargeError
+from bertserve.service.errors import CLIENT_GONE, BertServeError, HttpError, MalformedRequestError, RefusedError, TooLargeError
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks.json_text import to_json
@@ -48,7 +48,7 @@ class LineStream:
             route: The stream's route.
             request: The stream's request.
             timeout_s: Seconds until a line must have started, counted from its admission.
-            error_log: Takes failures of the service; errors of callers are only in the answers, because a stream can have millions of lines.
+            error_log: Takes failures of the service. Errors of callers are only in the answers: a stream can have millions of lines.
             turns: The turns of large lines and answers.
         """
         self._route, self._request, self._timeout_s, self._error_log, self._turns = route, request, timeout_s, error_log, turns
@@ -63,8 +63,8 @@ class LineStream:
 
         Raises:
             MalformedRequestError: The client speaks HTTP/1.0, which has no chunks.
-            ClientGoneError: The client disconnected; the requests of its lines are cancelled.
-            SlowRequestError: The client sent nothing while no line was in progress.
+            HttpError: The client disconnected, so the requests of its lines are cancelled (499); or it sent nothing while no line was in
+                progress (408).
         """
         if self._request.scope.get("http_version") == "1.0":
             raise MalformedRequestError("the answer to JSON Lines needs HTTP/1.1; with nginx, set `proxy_http_version 1.1`.")
@@ -89,11 +89,13 @@ class LineStream:
                 if self._bytes or self._answer_sent.is_set():
                     self._answer_sent.clear()
                     continue
-                raise SlowRequestError(
-                    "no line came within {timeout_s:g} s; end the request after the last line.", timeout_s=timeout_s
+                raise HttpError(
+                    HTTPStatus.REQUEST_TIMEOUT,
+                    "no line came within {timeout_s:g} s; end the request after the last line.",
+                    timeout_s=timeout_s,
                 ) from None
             if message["type"] == "http.disconnect":
-                raise ClientGoneError("the client closed the connection before its stream was answered.")
+                raise HttpError(CLIENT_GONE, "the client closed the connection before its stream was answered.")
             if more:
                 self._chunks.put_nowait(message.get("body", b""))
                 if not (more := message.get("more_body", False)):
@@ -140,7 +142,7 @@ class LineStream:
     async def _answer(self, line: bytes, number: int) -> bytes:
         """Returns the answer to a line as JSON, or its error in the usual JSON shape; counts both."""
         start, request, metrics = time.perf_counter(), self._request, self._request.state.metrics
-        labels, status = (self._route.task or UNKNOWN, UNKNOWN), ClientGoneError.kind[0]
+        labels, status = (self._route.task or UNKNOWN, UNKNOWN), CLIENT_GONE
         try:
             request.auth.check(self._route.access, request.scope["headers"])  # again, because a stream may have no end
             if len(line) > self._settings.max_body_bytes:

@@ -7,11 +7,12 @@ import re
 import time
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
-from bertserve.service.errors import CallerValue, ClientGoneError, MalformedRequestError, SlowRequestError, TooLargeError
+from bertserve.service.errors import CLIENT_GONE, CallerValue, HttpError, MalformedRequestError, TooLargeError
 from bertserve.service.metrics import UNKNOWN
 
 if TYPE_CHECKING:
@@ -127,8 +128,7 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], *, limit: 
 
     Raises:
         TooLargeError: The body exceeds the limit.
-        SlowRequestError: The body was not complete in time.
-        ClientGoneError: The client disconnected before the end of the body.
+        HttpError: The body was not complete in time (408), or the client disconnected before its end (499).
     """
     declared = headers.get(b"content-length", b"0")
     size, received = int(declared) if declared.isdigit() else 0, 0
@@ -140,7 +140,7 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], *, limit: 
         while size <= limit:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise ClientGoneError("the client closed the connection while it sent the body.")
+                raise HttpError(CLIENT_GONE, "the client closed the connection while it sent the body.")
             chunks.append(message.get("body", b""))
             received += len(chunks[-1])
             size = max(size, received)
@@ -150,8 +150,10 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], *, limit: 
         if error.args != (_SLOW,):
             raise
         task.uncancel()
-        raise SlowRequestError(
-            "the body was not complete within {timeout_s:g} s; send it faster, or in smaller requests.", timeout_s=timeout_s
+        raise HttpError(
+            HTTPStatus.REQUEST_TIMEOUT,
+            "the body was not complete within {timeout_s:g} s; send it faster, or in smaller requests.",
+            timeout_s=timeout_s,
         ) from None
     finally:
         timer.cancel()
@@ -166,7 +168,7 @@ async def until_disconnect(work: Awaitable[T], receive: Receive) -> T:
     """Awaits work and cancels it when the client disconnects; the request's body must have been read to the end.
 
     Raises:
-        ClientGoneError: The client disconnected first.
+        HttpError: The client disconnected first.
     """
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
@@ -188,7 +190,7 @@ async def until_disconnect(work: Awaitable[T], receive: Receive) -> T:
         if not gone:
             raise
         task.uncancel()
-        raise ClientGoneError("the client closed the connection before it was answered.") from None
+        raise HttpError(CLIENT_GONE, "the client closed the connection before it was answered.") from None
     finally:
         timer.cancel()
         for watcher in watchers:

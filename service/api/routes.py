@@ -85,7 +85,7 @@ class InferenceRoute(GuardedRoute):
         streams: bool = False,
         tag: str = OTHER_CLIENTS,
     ) -> None:
-        """Creates the route and its OpenAPI description. `{name}` in the path is a model's name; an answer has one of the types `answers`."""
+        """Creates the route and its OpenAPI description; `{name}` in the path is a model's name, and `answers` has the types of answers."""
         self.read_call, self.bodies, self.task, self.streams = read_call, bodies, task, streams
         lines: dict[str, Any] = {MEDIA_TYPE: {"schema": {"type": "string", "description": "JSON Lines."}}} if streams else {}
         result = {

@@ -26,7 +26,8 @@ from bertserve.service.providers import Provider
 MANIFEST_FILE = "manifest.json"
 TOKENIZER_FILE = "tokenizer.json"
 CARD_FILE = "README.md"
-# In a tensor with weights in another file, the key `location` and the length of its value. The length of the key, 8, may have a second byte.
+# In a tensor with weights in another file, the key `location` and the length of its value. The length of the key, 8, may have a second
+# byte.
 _LOCATION_KEY = re.compile(rb"[\x08\x00]location(?:\x12([\x01-\x7f]))?", re.DOTALL)
 _CHECKPOINT_FILES = ("config.json", "adapter_config.json", "modules.json")
 
@@ -99,7 +100,8 @@ def _check_external_weights(path: Path, graph: GraphSpec) -> None:
     for location in sorted(location.decode("utf-8", "replace") for location in locations):
         if location not in listed:
             raise BundleError(
-                f"cannot load `{file}`: it reads weights from `{location}`, which the manifest does not list; copy or export the bundle again."
+                f"cannot load `{file}`: it reads weights from `{location}`, which the manifest does not list; copy or export the bundle "
+                "again."
             )
         if not (path / location).resolve().is_relative_to(path.resolve()):
             raise BundleError(

@@ -144,7 +144,7 @@ class Embedding(Record):
 
 
 class Example(Record):
-    """A stored request body and the result that the default graph of the CPU, or else of the first provider, gave at export, for `bert-serve check`."""
+    """A request body with its result at export, from the default graph of the CPU or else of the first provider, for `bert-serve check`."""
 
     request: dict[str, Any]
     result: Any

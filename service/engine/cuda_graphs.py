@@ -28,8 +28,8 @@ MAX_TOKENS = 4096
 # model.
 MAX_RUNS, MAX_OUTPUT_BYTES = 128, 2**20
 
-# While ONNX Runtime captures a run, CUDA refuses to allocate memory in all threads of the process, and the attempt ruins the capture. So each
-# run holds a permit, and a capture holds all of them. There are as many as the most inference threads.
+# While ONNX Runtime captures a run, CUDA refuses to allocate memory in all threads of the process, and the attempt ruins the capture. So
+# each run holds a permit, and a capture holds all of them. There are as many as the most inference threads.
 _PERMITS = 256
 # Maximum seconds that a capture waits for a permit: a run that hangs keeps its own, and runs that wait for the capture must not hang too.
 MAX_WAIT_S = 2.0
@@ -45,7 +45,7 @@ class CudaGraphs:
     """
 
     def __init__(self, session: Any, open_session: Callable[[], Any] | None, device: tuple[str, int]) -> None:
-        """Takes the shared session, how to open the others, and the name and index of their device; without `open_session`, it captures none."""
+        """Takes the shared session, how to open the others (None to capture no runs), and the name and index of their device."""
         self._session = session
         self._open = open_session
         self._device = device

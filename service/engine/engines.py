@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 from bertserve.service.engine.cost_model import CostModel
-from bertserve.service.engine.onnx_engine import Engine
+from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import BertServeError
 
 logger = logging.getLogger("bertserve.loading")
@@ -27,8 +27,8 @@ class ModelEngines:
 
     def __init__(
         self,
-        single_threaded: Engine,
-        create: Callable[[], Engine] | None = None,
+        single_threaded: OnnxEngine,
+        create: Callable[[], OnnxEngine] | None = None,
         *,
         threads: int = 1,
         min_tokens: int = 0,
@@ -48,10 +48,10 @@ class ModelEngines:
         self.min_tokens = min_tokens
         self._create = create
         self._model = model
-        self._multi_threaded: Engine | None = None
+        self._multi_threaded: OnnxEngine | None = None
         self._lock = threading.Lock()
 
-    def for_multi_threaded_run(self, tokens: int) -> Engine:
+    def for_multi_threaded_run(self, tokens: int) -> OnnxEngine:
         """Returns the engine for a multi-threaded run of `tokens` padded tokens; the first call with enough tokens starts to create it."""
         if tokens < self.min_tokens:
             return self.single_threaded
@@ -63,7 +63,7 @@ class ModelEngines:
                 threading.Thread(target=self._start, args=(create,), name=f"multi-threaded-{self._model}", daemon=False).start()
         return self._multi_threaded or self.single_threaded
 
-    def _start(self, create: Callable[[], Engine]) -> None:
+    def _start(self, create: Callable[[], OnnxEngine]) -> None:
         try:
             self._multi_threaded = create()
         except Exception as error:  # noqa: BLE001 - the boundary of a thread; the inference threads do not need its result
@@ -85,7 +85,7 @@ def min_multi_threaded_tokens(cost: CostModel, *, nodes: int, longest: int) -> i
     """
     if not nodes:
         return None
-    # Threads are woken for every node of the graph. With two threads on four of the included models, the speed is 0.9 at 20 us per node on an
-    # inference thread, 1.0 at 30, 1.15 to 1.25 at 47, 1.3 at 75, and 1.4 to 1.6 at 170.
+    # Threads are woken for every node of the graph. With two threads on four of the included models, the speed is 0.9 at 20 us per node on
+    # an inference thread, 1.0 at 30, 1.15 to 1.25 at 47, 1.3 at 75, and 1.4 to 1.6 at 170.
     tokens = 1 + bisect_left(range(1, longest + 1), 50e-6 * nodes, key=lambda length: cost.seconds(1, length))
     return tokens if tokens <= longest else None

@@ -1,4 +1,4 @@
-"""Returns freed memory to the system. Tokenizers and runs leave holes of tens of megabytes in the heaps of their threads, which glibc keeps."""
+"""Returns freed memory to the system: glibc keeps the holes of tens of megabytes that tokenizers and runs leave in their threads' heaps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WORK_S = 0.5  # seconds of processor time after which it is worth it; an idle se
 
 
 def return_freed_memory(stopped: threading.Event) -> None:
-    """Calls glibc's `malloc_trim` after each interval in which the process has worked, until it is stopped. Other C libraries have no such call."""
+    """Calls glibc's `malloc_trim` after each interval in which the process has worked, until `stopped`. Other C libraries lack it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     trimmed_at_s = time.process_time()
     while trim is not None and not stopped.wait(INTERVAL_S):

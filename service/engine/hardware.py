@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-from dataclasses import dataclass
 from pathlib import Path
 
 from bertserve.service.errors import ProviderError
@@ -15,14 +14,6 @@ from bertserve.service.providers import LoadLibrary
 _X86 = ("avx2", "fma", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 _ARM = ("asimd", "asimddp", "i8mm", "bf16", "sve")
 INSTRUCTIONS = (*_X86, *_ARM)
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """A GPU: its name, and its compute capability as `major.minor`."""
-
-    name: str
-    capability: str
 
 
 def cpu_name(info: Path = Path("/proc/cpuinfo")) -> str:
@@ -46,8 +37,10 @@ def _cpu_info(info: Path) -> list[tuple[str, str]]:
     return [(key.strip(), value.strip()) for key, _, value in (line.partition(":") for line in lines)]
 
 
-def find_gpu(index: int = 0, load: LoadLibrary = ctypes.CDLL) -> Gpu:
-    """Returns a GPU of the NVIDIA driver by its index; `load` loads a shared library by its name.
+def find_gpu(index: int = 0, load: LoadLibrary = ctypes.CDLL) -> tuple[str, str]:
+    """Returns the name of a GPU of the NVIDIA driver by its index, and its compute capability as `major.minor`.
+
+    `load` loads a shared library by its name.
 
     Raises:
         ProviderError: There is no driver, or it has no such GPU for this process.
@@ -76,7 +69,7 @@ def find_gpu(index: int = 0, load: LoadLibrary = ctypes.CDLL) -> Gpu:
         value = ctypes.c_int()
         driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
         capability.append(str(value.value))
-    return Gpu(name.value.decode(errors="replace"), ".".join(capability))
+    return name.value.decode(errors="replace"), ".".join(capability)
 
 
 def usable_cores() -> int:

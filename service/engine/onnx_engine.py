@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,21 +31,13 @@ Feed = dict[str, NDArray[np.int32 | np.int64]]
 
 # Messages of onnxruntime, the C++ library and CUDA; none has an error type for them.
 _OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "failed to allocate memory", "out of memory")
-# CUDA errors after which every call of the process fails: a kernel has read or written a wrong address or failed otherwise, an assertion failed,
-# memory has an error that cannot be corrected, or the card does not answer.
+# CUDA errors after which every call of the process fails: a kernel has read or written a wrong address or failed otherwise, an assertion
+# failed, memory has an error that cannot be corrected, or the card does not answer.
 _DEVICE_LOST = re.compile(
     r"cuda (?:failure|error) (?:214|220|70[029]|71[04-9]|999)\b|illegal memory access|misaligned address|unspecified launch failure"
     r"|device-side assert|uncorrectable|context is destroyed|device (?:is )?lost|fallen off the bus",
     re.IGNORECASE,
 )
-
-
-class Engine(Protocol):
-    """The interface of an engine for models; it is small, so that tests can implement it in a few lines."""
-
-    def run(self, encodings: Sequence[Encoding]) -> list[Outputs]:
-        """Returns one row of outputs per encoding, in order."""
-        ...
 
 
 class OnnxEngine:
@@ -86,9 +78,9 @@ class OnnxEngine:
         """Runs one batch of at least one encoding, padded to its longest text.
 
         Returns:
-            For each encoding, its outputs by name, float32, without padding, or the small ones if no encoding needs more. The shapes are
-            [values] for `per_text`, [length, ...] for `per_token`, [masks, values] for `per_mask`, and [maps, length, length] for `per_map`,
-            which is omitted without maps.
+            For each encoding, its outputs by name, float32, without padding, or the small ones if no encoding needs more. Their shapes
+            are [values] for `per_text`, [length, ...] for `per_token`, [masks, values] for `per_mask`, and [maps, length, length] for
+            `per_map`, which is omitted without maps.
 
         Raises:
             EngineError: The graph failed, or an output has a wrong number of rows or is not finite.

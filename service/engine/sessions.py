@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.engine import hardware
-from bertserve.service.engine.hardware import Gpu
 from bertserve.service.errors import ProviderError, install_command
 from bertserve.service.providers import FIRST_GPU, PROVIDERS, GpuOptions, LoadLibrary, Options, Provider, profile
 
@@ -44,8 +43,8 @@ def open_session(
 ) -> Any:
     """Returns an `onnxruntime.InferenceSession` for an ONNX file, whose runs have `threads` threads, or `RangeSessions` with its `run`.
 
-    `engine_cache` is the folder of compiled engines, if the provider compiles; None to build them at every start. `gpu` says how the session
-    uses the GPU, if the provider has one.
+    `engine_cache` is the folder of compiled engines, if the provider compiles; None to build them at every start. `gpu` says how the
+    session uses the GPU, if the provider has one.
 
     Raises:
         ProviderError: This onnxruntime lacks the provider, or the session did not get it; the message says what is missing.
@@ -113,18 +112,18 @@ def why_not(provider: Provider, device_id: int = 0) -> str | None:
     return missing(provider, device_id)
 
 
-def engine_folder(root: Path, graph: GraphSpec, gpu: Gpu, *, compiler: str) -> Path:
+def engine_folder(root: Path, graph: GraphSpec, gpu: tuple[str, str], *, compiler: str) -> Path:
     """Returns the folder of a graph's engine and timing caches.
 
     An engine is valid for one graph, one kind of GPU, one version of both libraries, and the shapes for which it was built. The
-    name has a part for each of them, so that an outdated engine stays on disk but is never loaded. `compiler` is the compiler's name and
-    version.
+    name has a part for each of them, so that an outdated engine stays on disk but is never loaded. `gpu` has the name and the compute
+    capability of the GPU, and `compiler` the name and version of the compiler.
     """
     ends = "" if graph.shapes is None else "|".join(profile(graph.inputs, graph.shapes, size) for size in ("min", "opt", "max"))
     shapes = hashlib.sha256(ends.encode()).hexdigest()[:8]
-    device = re.sub(r"[^A-Za-z0-9]+", "-", gpu.name).strip("-")
-    name = f"{graph.identity[:16]}-{graph.precision}-{shapes}-{device}-sm{gpu.capability}-{compiler}-ort{VERSION}"
-    return root / name
+    name, capability = gpu
+    device = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")
+    return root / f"{graph.identity[:16]}-{graph.precision}-{shapes}-{device}-sm{capability}-{compiler}-ort{VERSION}"
 
 
 def missing(provider: Provider, device_id: int = 0, *, available: Sequence[str] | None = None, load: LoadLibrary = ctypes.CDLL) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from http import HTTPStatus
 from typing import Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from bertserve.service.api import error_answers
-from bertserve.service.errors import BertServeError, HeadTooLargeError, MalformedRequestError, SlowRequestError, UnavailableError
+from bertserve.service.errors import BertServeError, HttpError, MalformedRequestError, UnavailableError
 
 LINGER_S = 0.5  # time for a client to read its last answer, and during shutdown to send the rest of a head
 _HEADS = tuple(b"HTTP/1.1 %d" % digit for digit in (2, 3, 4, 5))  # not 100, after which the client only sends its body
@@ -90,7 +91,7 @@ class LimitedProtocol(HttpToolsProtocol):
             headers = b"".join(b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade")
             self.parser, self._room = httptools.HttpRequestParser(self), self.max_header_bytes
             self.data_received(b"%s %s HTTP/%s\r\n%s\r\n" % (method, self.url, version, headers) + data[upgrade.args[0] :])
-        except (httptools.HttpParserError, HeadTooLargeError) as error:
+        except (httptools.HttpParserError, HttpError) as error:
             self._refuse(error.__context__ or error)  # the error of a callback, or of the parser
 
     def on_message_begin(self) -> None:
@@ -138,7 +139,9 @@ class LimitedProtocol(HttpToolsProtocol):
             self.loop.call_later(LINGER_S, super().shutdown)
 
     def _start_timer(self) -> None:
-        error = SlowRequestError("the request line and headers were not complete within {limit:g} s.", limit=self.header_timeout_s)
+        error = HttpError(
+            HTTPStatus.REQUEST_TIMEOUT, "the request line and headers were not complete within {limit:g} s.", limit=self.header_timeout_s
+        )
         self.timeout_keep_alive_task = self.loop.call_later(self.header_timeout_s, self._refuse, error)
 
     def _stop_timer(self) -> None:
@@ -147,8 +150,9 @@ class LimitedProtocol(HttpToolsProtocol):
             self.timeout_keep_alive_task.cancel()
             self.timeout_keep_alive_task = None
 
-    def _too_large(self) -> HeadTooLargeError:
-        return HeadTooLargeError(
+    def _too_large(self) -> HttpError:
+        return HttpError(
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
             "the request has more than {limit} bytes besides its body; the operator can raise --max-header-bytes.",
             limit=self.max_header_bytes,
         )

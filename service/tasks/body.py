@@ -112,9 +112,9 @@ class TaskBody(BaseModel):
     top_k_is_limited: ClassVar[bool] = False
     # Whether a single input gets the same answer as a list of one, as clients of this path expect.
     always_list: ClassVar[bool] = False
-    # The text in the error about too many inputs, and the field that errors about an input name.
-    count_message: ClassVar[str] = "`inputs` has {} items"
+    # The field that errors about an input name, and the start of the error about too many inputs.
     input_name: ClassVar[str] = "inputs"
+    count_message: ClassVar[str] = "`{input_name}` has {count} items"
 
     model: Annotated[str | None, Field(description="Name of the model, if several can do the task.")] = None
     # only for type checkers, because some bodies have other fields instead
@@ -153,8 +153,11 @@ class TaskBody(BaseModel):
         return len(self.items)
 
     def texts_of(self, item: Any) -> Iterable[str]:
-        """Returns the texts of one input that count for the limit of characters."""
-        return [item] if isinstance(item, str) else [value for _, value in item if isinstance(value, str)]
+        """Returns the texts of one input that count for the limit of characters: the input, its fields, and the texts in its lists."""
+        if isinstance(item, str):
+            return [item]
+        values = [value if isinstance(value, list) else [value] for _, value in item]
+        return [text for value in values for text in value if isinstance(text, str)]
 
     def requests(self, config: ModelConfig) -> list[Any]:
         """Returns one task request per input; `config` has the model's own settings."""

@@ -19,19 +19,7 @@ from bertserve.service.bundle.manifest import Activation, Manifest, Side
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import occlusion
 from bertserve.service.tasks.batch import Batch, ModelConfig, ReadSpan, TaskGenerator, TaskModel, spans_read, too_long, warn_if_empty
-from bertserve.service.tasks.body import (
-    LIST,
-    LIST_LIMIT,
-    PAIR,
-    TEXT,
-    ClosedModel,
-    Stride,
-    TaskBody,
-    body_config,
-    defaults,
-    lower,
-    one_of,
-)
+from bertserve.service.tasks.body import LIST, LIST_LIMIT, PAIR, TEXT, ClosedModel, Stride, TaskBody, body_config, defaults, lower, one_of
 from bertserve.service.tasks.cost import ITEM_BYTES, Cost, longest_label
 from bertserve.service.tasks.decide import CHOSEN, DECISION_BYTES, Decided, DecideParameters, plan
 from bertserve.service.tasks.decoding import Floats, activate, best_first
@@ -158,7 +146,8 @@ def _first_batch(request: ClassifyRequest, tokenizer: Tokenizer) -> tuple[Batch,
     """Returns the encodings of a request without their cost, and for `explain` the text or both texts with the words to leave out."""
     if tokenizer.pairs_only and not request.text_pair:
         raise InvalidValueError(
-            'this model classifies pairs of texts, and the second text is missing; give a pair, such as {"text": "It began to rain.", "text_pair": "We went inside."}.'
+            "this model classifies pairs of texts, and the second text is missing; give a pair, such as "
+            '{"text": "It began to rain.", "text_pair": "We went inside."}.'
         )
     # an empty second text counts as missing, as in the pipeline
     texts = [request.text, request.text_pair] if request.text_pair else [request.text]

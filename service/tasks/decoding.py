@@ -60,10 +60,10 @@ def logits_of(scores: Floats, activation: Activation) -> NDArray[np.float64]:
     return np.log(values) - np.log(np.maximum(1 - values, np.finfo(np.float32).epsneg))
 
 
-def best_first(scores: Floats, top_k: int | None = None) -> list[int]:
-    """Returns the indices of a one-dimensional array by falling score, then by rising index; at most `top_k`."""
+def best_first(scores: Floats) -> list[int]:
+    """Returns the indices of a one-dimensional array by falling score, then by rising index."""
     # not `np.argsort`, which releases the GIL: with busy threads it takes long to get it back
-    return sorted(range(len(scores)), key=(-scores).tolist().__getitem__)[:top_k]
+    return sorted(range(len(scores)), key=(-scores).tolist().__getitem__)
 
 
 def best_tokens(scores: NDArray[Any], count: int, among: NDArray[np.int64] | None = None) -> NDArray[np.int64]:

@@ -150,8 +150,8 @@ DEFAULTS = EmbedParameters(pooling="cls", normalize=False)
 class EmbedRequest:
     """One text to embed, after the text `prompt`. `resolve` has replaced unset parameters by the bundle's defaults.
 
-    `width` is the number of values of a vector before `dimensions`; 0 if unknown. `own_pooling` says whether the vector is that of the model's
-    own pooling and its last layer, which a graph may return.
+    `width` is the number of values of a vector before `dimensions`; 0 if unknown. `own_pooling` says whether the vector is that of the
+    model's own pooling and its last layer, which a graph may return.
     """
 
     text: str
@@ -167,13 +167,15 @@ class EmbedRequest:
         return len(self.prompt) + len(self.text)
 
 
-def resolve(parameters: EmbedParameters, embedding: Embedding) -> EmbedRequest:
+def resolve(parameters: EmbedParameters, config: ModelConfig) -> EmbedRequest:
     """Returns a request without a text, with the caller's choices and the bundle's defaults.
 
     Raises:
         InvalidValueError: The bundle lacks the prompt or a layer, or has fewer dimensions, or layers are requested without a pooling of
             tokens.
     """
+    embedding = config.embedding
+    assert embedding is not None, "every manifest of an embedding model has it"
     pooling = parameters.pooling or embedding.pooling
     if pooling == "graph" and parameters.layers is not None:
         raise InvalidValueError("`layers` needs `pooling`, because the model's own pooling is for its last layer; set `pooling` too.")
@@ -298,7 +300,6 @@ class EmbedBody(EmbedOptions, TaskBody):
         Raises:
             InvalidValueError: The parameters contradict each other, or do not fit the model.
         """
-        assert config.embedding is not None, "every manifest of an embedding model has it"
         options = self.model_dump(include=set(EmbedOptions.model_fields), exclude_none=True)
         within = {} if self.parameters is None else self.parameters.model_dump(exclude_none=True)
         for name in options.keys() & within.keys():
@@ -306,7 +307,7 @@ class EmbedBody(EmbedOptions, TaskBody):
                 raise InvalidValueError(
                     "`{field}` is given next to `inputs` and in `parameters`, with different values; remove one of them.", field=name
                 )
-        template = resolve(EmbedParameters(**options | within), config.embedding)
+        template = resolve(EmbedParameters(**options | within), config)
         return [replace(template, text=text) for text in self.items]
 
 

@@ -7,7 +7,7 @@ and "question choice", joined by a space. As there, a pair over the model's leng
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Self
 
@@ -52,7 +52,7 @@ class ChooseRequest:
 
     @property
     def chars(self) -> int:
-        """Characters to tokenize; each choice counts `TEXT_CHARS` more. With a context, the question is tokenized again with each choice."""
+        """Characters to tokenize; each choice counts `TEXT_CHARS` more. With a context, each choice tokenizes the question again."""
         repeated = TEXT_CHARS + (0 if self.context is None else len(self.question) + 1)
         return len(self.first) + repeated * len(self.choices) + sum(map(len, self.choices))
 
@@ -112,7 +112,7 @@ class ChooseBody(TaskBody):
         inputs={"prompt": "She put the kettle on and", "choices": ["waited for it to boil.", "rode it to the station."]},
         parameters={"truncation": False},
     )
-    count_message: ClassVar[str] = "`inputs` has {} choices"
+    count_message: ClassVar[str] = "`{input_name}` has {count} choices"
 
     inputs: Annotated[
         Annotated[Choices, Tag(PAIR)] | Annotated[list[Choices], LIST_LIMIT, Tag(LIST)],
@@ -125,10 +125,6 @@ class ChooseBody(TaskBody):
     def count(self) -> int:
         """Number of pairs of a question and a choice."""
         return sum(len(item.choices) for item in self.items)
-
-    def texts_of(self, item: Any) -> Iterable[str]:
-        """Returns the question, the context and the choices."""
-        return (item.question_or_prompt, item.context or "", *item.choices)
 
     def requests(self, config: ModelConfig) -> list[Any]:
         """Returns one request per question."""

@@ -129,7 +129,8 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskGenerator:
     nulls = []
     scored_windows = list(zip(passage_windows.encodings, passage_windows.token_ranges, rows, strict=True))
     if parameters.duplicates == "sum" and model.tokenizer.truncation_side == "left":
-        scored_windows.reverse()  # of equal answers, the reference keeps the first one in transformers' order, which has the last window first
+        # of equal answers, the reference keeps the first one in transformers' order, which has the last window first
+        scored_windows.reverse()
     for encoding, window, row in scored_windows:
         null, start, end = _probabilities(encoding, len(window), row, passage_windows.cls_index)
         nulls.append(null)

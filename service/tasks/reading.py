@@ -78,7 +78,7 @@ def validate_as(kind: type[B], value: Any, limits: Limits) -> B:
     if body.count > limits.max_inputs:
         raise TooLargeError(
             "{counted} and {max_inputs} are allowed; split the request; the operator can raise --max-inputs.",
-            counted=body.count_message.format(body.count),
+            counted=body.count_message.format(input_name=body.input_name, count=body.count),
             max_inputs=limits.max_inputs,
         )
     if body.top_k_is_limited and body.parameters is not None and body.parameters.top_k > limits.max_top_k:

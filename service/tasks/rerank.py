@@ -148,7 +148,6 @@ class RerankBody(QueryBody):
     """Body of a rerank request in the format of Text Embeddings Inference."""
 
     model_config = body_config(query="What is a panda?", texts=["A panda is a bear.", "The bridge was built in 1886."], return_text=True)
-    count_message: ClassVar[str] = "`texts` has {} items"
     input_name: ClassVar[str] = "texts"
 
     texts: Annotated[list[str], LIST_LIMIT, Field(description="The texts to rank.")]

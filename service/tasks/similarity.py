@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -12,15 +12,7 @@ from pydantic import BeforeValidator, Field
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import embed
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel
-from bertserve.service.tasks.body import (
-    LIST_LIMIT,
-    ClosedModel,
-    TaskBody,
-    Truncate,
-    TruncationDirection,
-    body_config,
-    lower,
-)
+from bertserve.service.tasks.body import LIST_LIMIT, ClosedModel, TaskBody, Truncate, TruncationDirection, body_config, lower
 from bertserve.service.tasks.cost import NUMBER_BYTES, TEXT_CHARS, Cost
 from bertserve.service.tasks.decoding import Floats
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
@@ -99,7 +91,7 @@ class SimilarityBody(TaskBody):
     """Body of a sentence similarity request."""
 
     model_config = body_config(inputs={"source_sentence": "A warm film.", "sentences": ["A funny film.", "The bridge was built in 1886."]})
-    count_message: ClassVar[str] = "`sentences` has {} items"
+    count_message: ClassVar[str] = "`sentences` has {count} items"
 
     inputs: Annotated[Sentences, Field(description="A sentence and the sentences to compare it with.")]
     parameters: SimilarityParameters | None = None
@@ -109,22 +101,17 @@ class SimilarityBody(TaskBody):
         """Number of sentences to compare."""
         return len(self.inputs.sentences)
 
-    def texts_of(self, item: Any) -> Iterable[str]:
-        """Returns all sentences."""
-        return (item.source_sentence, *item.sentences)
-
     def requests(self, config: ModelConfig) -> list[Any]:
         """Returns the only request, with the bundle's defaults for unset parameters.
 
         Raises:
             InvalidValueError: The model has no prompt of this name, or its own pooling returns a vector for each token.
         """
-        assert config.embedding is not None, "every manifest of an embedding model has it"
         parameters = embed.EmbedParameters(**({} if self.parameters is None else self.parameters.model_dump(exclude_none=True)))
-        template = embed.resolve(parameters, config.embedding)
+        template = embed.resolve(parameters, config)
         if template.parameters.pooling == "none":
             raise InvalidValueError("this model returns a vector for each token; set `pooling` to `cls`, `mean` or `max` in `parameters`.")
-        return [SimilarityRequest(tuple(self.texts_of(self.inputs)) if self.inputs.sentences else (), template)]
+        return [SimilarityRequest((self.inputs.source_sentence, *self.inputs.sentences) if self.inputs.sentences else (), template)]
 
 
 SPEC = TaskSpec(

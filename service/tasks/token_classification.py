@@ -8,7 +8,7 @@ and entities of only white space are left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -211,16 +211,16 @@ def words(text: str, tokens: Tokens, tokenizer: Tokenizer) -> Iterator[list[int]
 
     An unknown token begins a word, as in the pipeline.
     """
-    continues: Callable[[int], bool]
-    if (subword_prefix := tokenizer.subword_prefix) is not None:
-        spellings = tokens.spellings
-        continues = lambda i: spellings[i].startswith(subword_prefix)  # noqa: E731 - one of two rules, chosen once
-    else:
-        offsets, ids, unknown_id = tokens.offsets, tokens.ids, tokenizer.unknown_id
-        continues = lambda i: ids[i] != unknown_id and not any(c.isspace() for c in text[max(offsets[i][0] - 1, 0) : offsets[i][0] + 1])  # noqa: E731
+    subword_prefix, spellings = tokenizer.subword_prefix, tokens.spellings
+    ids, offsets, unknown_id = tokens.ids, tokens.offsets, tokenizer.unknown_id
     word: list[int] = []
     for i in range(len(tokens)):
-        if word and not continues(i):
+        if subword_prefix is not None:
+            continues = spellings[i].startswith(subword_prefix)
+        else:
+            around = text[max(offsets[i][0] - 1, 0) : offsets[i][0] + 1]
+            continues = ids[i] != unknown_id and not any(map(str.isspace, around))
+        if word and not continues:
             yield word
             word = []
         word.append(i)

@@ -152,7 +152,7 @@ class ZeroShotBody(TaskBody):
     """Body of a zero-shot classification request."""
 
     model_config = body_config(inputs="The new phone has a better camera.", parameters={"candidate_labels": ["technology", "politics"]})
-    count_message: ClassVar[str] = "`inputs` and `candidate_labels` make {} pairs"
+    count_message: ClassVar[str] = "`inputs` and `candidate_labels` make {count} pairs"
 
     inputs: TextOrTexts
     # without `parameters`, the error names the missing field in them

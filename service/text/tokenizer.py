@@ -47,7 +47,7 @@ class Tokens:
         return offsets
 
     def span(self, token_range: range) -> tuple[int, int]:
-        """Returns the start of the first and the end of the last of the tokens in `token_range`, at least one; it does not read the others."""
+        """Returns the start of the first token in `token_range`, at least one, and the end of the last; it does not read the others."""
         return self._encoding.token_to_chars(token_range.start)[0], self._encoding.token_to_chars(token_range.stop - 1)[1]
 
     def spans(self, text: str) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from bertserve.service.api.request import until_disconnect
-from bertserve.service.errors import ClientGoneError
+from bertserve.service.errors import HttpError
 from served_socket import GET, answer, body_of, client, echo, everything, listening, until
 
 CHUNKED = b"POST / HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -202,8 +202,8 @@ async def test_a_lost_connection_cancels_its_request(end: str) -> None:
         await body_of(receive)
         try:
             await until_disconnect(work(), receive)
-        except ClientGoneError:
-            ended.append("gone")
+        except HttpError as error:
+            ended.append(error.kind[1])
 
     async with listening(app) as served, client(served, GET) as (_, writer):
         await started.wait()

@@ -17,7 +17,7 @@ from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import Flops
 from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.engines import ModelEngines
-from bertserve.service.engine.onnx_engine import Engine
+from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import ProviderError
 from bertserve.service.metrics import Metrics
 from bertserve.service.models import loading
@@ -44,7 +44,7 @@ def test_no_run_waits_for_the_multi_threaded_engine() -> None:
     single, made, gate = FakeEngine(), FakeEngine(), threading.Event()
     calls: list[str] = []
 
-    def make() -> Engine:
+    def make() -> OnnxEngine:
         calls.append(threading.current_thread().name)
         assert gate.wait(20)
         return made
@@ -52,7 +52,7 @@ def test_no_run_waits_for_the_multi_threaded_engine() -> None:
     engines = ModelEngines(single, make, model="m", threads=2, min_tokens=10)
     assert engines.for_multi_threaded_run(9) is single
     assert [] == calls
-    first: list[Engine] = []
+    first: list[OnnxEngine] = []
     asking = threading.Thread(target=lambda: first.append(engines.for_multi_threaded_run(10)), daemon=True)  # like the inference threads
     asking.start()
     asking.join(20)
@@ -68,7 +68,7 @@ def test_runs_stay_single_threaded_if_the_second_engine_fails(error: Exception, 
     """The log says why once, and the service does not try again."""
     single, calls = FakeEngine(), []
 
-    def make() -> Engine:
+    def make() -> OnnxEngine:
         calls.append(1)
         raise error
 

@@ -1,4 +1,4 @@
-"""Errors: each class has its status, all have the same fields, and they say how to correct common mistakes."""
+"""Errors: each kind has its status, all have the same fields, and they say how to correct common mistakes."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from application import Send, call, post, posting, rejected
 from bertserve.service.api.app import ErrorBody
 from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.api.error_answers import response
-from bertserve.service.errors import INTERNAL, BertServeError, CallerError, RefusedError, ServerError
+from bertserve.service.errors import HTTP_ERRORS, INTERNAL, BertServeError, CallerError, HttpError, RefusedError, ServerError
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS
@@ -21,25 +21,25 @@ from bertserve.service.tasks.json_text import to_json
 # ---- statuses and fields
 
 
-CLASSES: list[type[BertServeError]] = [*CallerError.__subclasses__(), *ServerError.__subclasses__()]
-
-
-def made(kind: type[BertServeError]) -> BertServeError:
-    if kind is RefusedError:
-        return RefusedError("what was wrong", reason="queue_full", retry_after_s=1.2)
-    return kind("what was wrong")
+CLASSES = {*CallerError.__subclasses__(), *ServerError.__subclasses__()} - {HttpError, RefusedError}
+ERRORS: list[BertServeError] = [
+    *(kind("what was wrong") for kind in sorted(CLASSES, key=lambda kind: kind.__name__)),
+    *(HttpError(status, "what was wrong") for status in HTTP_ERRORS),
+    RefusedError("what was wrong", reason="queue_full", retry_after_s=1.2),
+]
 
 
 def test_every_error_of_a_request_has_its_own_status_and_type() -> None:
-    assert len(CLASSES) == len({*(error.kind for error in CLASSES)} - {INTERNAL}) == len({error.kind[1] for error in CLASSES})
+    assert len(ERRORS) == len({error.kind for error in ERRORS} - {INTERNAL}) == len({error.kind[1] for error in ERRORS})
 
 
-@pytest.mark.parametrize("kind", CLASSES)
-def test_every_error_response_has_the_same_fields(kind: type[BertServeError]) -> None:
-    answer = response(made(kind), "r-1")
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.kind[1])
+def test_every_error_response_has_the_same_fields(error: BertServeError) -> None:
+    status, error_type = error.kind
+    answer = response(error, "r-1")
     body = ErrorBody.model_validate_json(answer.body)
-    assert body.model_dump() == {"error": "what was wrong", "error_type": kind.kind[1], "request_id": "r-1"}
-    assert answer.status_code == kind.kind[0]
+    assert body.model_dump() == {"error": "what was wrong", "error_type": error_type, "request_id": "r-1"}
+    assert answer.status_code == status
     assert to_json(json.loads(answer.body)) == answer.body  # the same style as other answers
 
 

@@ -17,7 +17,6 @@ from bertserve.service import providers
 from bertserve.service.bundle import files
 from bertserve.service.bundle.graph_spec import GraphFile, GraphSpec, ShapeBucket, ShapePlan
 from bertserve.service.engine import hardware, sessions
-from bertserve.service.engine.hardware import Gpu
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import ProviderError
 from bertserve.service.models import loading
@@ -28,7 +27,7 @@ from bertserve.service.text.tokenizer import Encoding
 from fakes import record_runs
 
 PLAN = ShapePlan(buckets=tuple(ShapeBucket(length=n, rows=(1, 2, 4)) for n in (8, 16, 32)))
-H100 = Gpu("NVIDIA H100 80GB HBM3", "9.0")
+H100 = ("NVIDIA H100 80GB HBM3", "9.0")
 BUILT_WITH = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
 
 
@@ -174,7 +173,7 @@ def test_incompatible_engines_have_different_folders(tmp_path: Path, monkeypatch
     """The folder depends only on the graph, separate weights, precision, shape profile, GPU, and versions of TensorRT and ONNX Runtime."""
     monkeypatch.setattr(sessions, "VERSION", "1.31.1")
 
-    def folder(gpu: Gpu = H100, compiler: str = "trt101401", **changes: Any) -> Path:
+    def folder(gpu: tuple[str, str] = H100, compiler: str = "trt101401", **changes: Any) -> Path:
         return sessions.engine_folder(tmp_path, spec.model_copy(update=changes), gpu, compiler=compiler)
 
     spec = graph(tmp_path)
@@ -186,7 +185,7 @@ def test_incompatible_engines_have_different_folders(tmp_path: Path, monkeypatch
         *(folder(data=(GraphFile(file="w", sha256=digit * 64),)) for digit in "ef"),
         folder(precision="fp32"),
         folder(shapes=fewer),
-        folder(Gpu("NVIDIA H200", "9.0")),
+        folder(("NVIDIA H200", "9.0")),
         folder(compiler="trt101500"),
     ]
 

@@ -37,7 +37,6 @@ class DocumentsBody(rerank.QueryBody):
 
     model_config = body_config(query="What is a panda?", documents=["A panda is a bear.", "The bridge was built in 1886."], top_n=1)
     ignores_null_fields: ClassVar[bool] = True
-    count_message: ClassVar[str] = "`documents` has {} items"
     input_name: ClassVar[str] = "documents"
 
     documents: Annotated[list[_Document], LIST_LIMIT, Field(description="Texts, or objects with a `text`; other keys are only returned.")]

@@ -154,7 +154,7 @@ def metadata(model: Model) -> dict[str, Any]:
 
 @cache
 def _inputs(task: str) -> dict[str, FieldInfo]:
-    """Returns the input tensors of a task. The text of a list of texts has the name `inputs`, and `prompt` is another name of `question`."""
+    """Returns the input tensors of a task. A text without a name is called `inputs`, and `prompt` is another name of `question`."""
     return {"inputs" if name == TEXT else name: field for name, field in TASKS[task].input_fields.items() if name != "prompt"}
 
 

@@ -34,7 +34,6 @@ class EmbeddingsBody(TaskBody):
 
     model_config = body_config(input=["A warm, funny film.", "The bridge was built in 1886."], encoding_format="float")
     ignores_null_fields: ClassVar[bool] = True
-    count_message: ClassVar[str] = "`input` has {} items"
     input_name: ClassVar[str] = "input"
 
     input: Annotated[TextOrTexts, BeforeValidator(_no_token_ids)]
@@ -56,10 +55,9 @@ class EmbeddingsBody(TaskBody):
         Raises:
             InvalidValueError: The model has fewer dimensions, or returns a vector per token.
         """
-        assert config.embedding is not None, "every manifest of an embedding model has it"
         # clients expect unit vectors, as from OpenAI and Text Embeddings Inference, and this format has no field for it
         parameters = embed.EmbedParameters(dimensions=self.dimensions, encoding_format=self.encoding_format, normalize=True)
-        template = embed.resolve(parameters, config.embedding)
+        template = embed.resolve(parameters, config)
         if template.parameters.pooling == "none":
             raise InvalidValueError(
                 "this model returns a vector for each token, which this format does not support; send a POST to /embed instead."

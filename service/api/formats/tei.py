@@ -6,6 +6,7 @@ Its `/embed`, `/rerank` and `/similarity` are paths of the service itself.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, Tag, field_validator
@@ -103,5 +104,5 @@ class EmbedAllBody(TaskBody):
     def requests(self, config: ModelConfig) -> list[Any]:
         """Returns one request per text."""
         options = {name: getattr(self, name) for name in ("prompt_name", "truncate", "truncation_direction")}
-        body = embed.EmbedBody(inputs=self.inputs, parameters=EmbedParameters(pooling="none", normalize=False, **options))
-        return body.requests(config)
+        template = embed.resolve(EmbedParameters(pooling="none", normalize=False, **options), config)
+        return [replace(template, text=text) for text in self.items]
