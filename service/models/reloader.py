@@ -50,7 +50,6 @@ class Reloader:
         self._workers = workers
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="load")  # not the loop's own pool, for which the end of the loop waits
         self._lock = asyncio.Lock()
-        self._refresh_waits = False  # for the lock
 
     async def load(self, name: str) -> Model:
         """Loads a model from the folders, and replaces the loaded model of the same name.
@@ -93,15 +92,8 @@ class Reloader:
             raise ConflictError("a request reaches only one of several workers; change the models folder, and send SIGHUP to the service.")
 
     async def refresh(self) -> None:
-        """Updates the registry to the folders: loads new and changed models, unloads removed ones, and logs folders that cannot be loaded.
-
-        It does nothing if another call waits for the current change to end, because that call will see the same folders.
-        """
-        if self._refresh_waits:
-            return
-        self._refresh_waits = True
+        """Updates the registry to the folders: loads new and changed models, unloads removed ones, and logs folders that cannot be loaded."""
         async with self._lock:
-            self._refresh_waits = False
             try:
                 bundles = {path.name: path for path in await self._in_thread(files.find_bundles, self._folders)}
             except StartError as error:

@@ -10,8 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from bertserve.service.bundle.graph_spec import Outputs
-from bertserve.service.errors import BertServeError
-from bertserve.service.scheduling.request_queue import larger_than_queue
+from bertserve.service.errors import BertServeError, TooLargeError
 from bertserve.service.tasks.batch import Batch, ReadSpan, TaskGenerator
 from bertserve.service.tasks.cost import NOTHING, Cost
 from bertserve.service.text.tokenizer import Encoding
@@ -115,7 +114,13 @@ class RequestProgress:
                 self.held_tokens = prediction.tokens + self.cost.queue_tokens
                 # checked after each input, because the windows of one text may have a thousand times as many tokens as the text
                 if self.held_tokens > self.max_tokens:
-                    raise larger_than_queue(self.held_tokens, self.max_tokens)
+                    raise TooLargeError(
+                        "the request has at least {tokens} tokens, including all windows and decoding, and the queue holds "
+                        "{most}; send fewer or shorter texts at once, make `stride`, `beam` or `top_k` smaller, or remove "
+                        "`explain`; the operator can raise --max-queue-tokens.",
+                        tokens=self.held_tokens,
+                        most=self.max_tokens,
+                    )
                 self.cost.check()
         except BertServeError as error:
             error.input_index = index

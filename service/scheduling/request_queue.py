@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import chain, count
 from math import inf
 
-from bertserve.service.errors import InvalidValueError, RefusedError, TooLargeError
+from bertserve.service.errors import InvalidValueError, RefusedError
 from bertserve.service.scheduling.scheduled_request import Item, Runner, ScheduledRequest, SizedPayloads
 
 # Factor by which a request's earlier items count in the priorities of its later ones: others run between them even on a slower machine
@@ -83,17 +83,14 @@ class RequestQueue:
         Args:
             request: A new request.
             payloads: Tokens and payload of each of its first items, at least one.
-            tokens: What it holds of the queue until it ends.
+            tokens: What it holds of the queue until it ends, at most `max_queue_tokens`.
             time_left_s: Seconds until its deadline.
             busy_s: Seconds that the inference threads need for their current runs, in total; 0 if one is free.
 
         Raises:
             InvalidValueError: An item exceeds the maximum tokens of a batch.
             RefusedError: The queue is full, or the last item would probably start after the deadline.
-            TooLargeError: The request is larger than the queue.
         """
-        if tokens > self.max_queue_tokens:
-            raise larger_than_queue(tokens, self.max_queue_tokens)
         limit = self.max_queue_tokens
         if tokens > limit / 64:
             limit -= limit // 8  # for small requests
@@ -328,14 +325,3 @@ class ItemsByLength:
                 if priority <= last_priority:
                     yield item
                     break
-
-
-def larger_than_queue(tokens: int, max_queue_tokens: int) -> TooLargeError:
-    """Returns the error for a request that never fits into the queue."""
-    return TooLargeError(
-        "the request has at least {tokens} tokens, including all windows and decoding, and the queue holds "
-        "{most}; send fewer or shorter texts at once, make `stride`, `beam` or `top_k` smaller, or remove "
-        "`explain`; the operator can raise --max-queue-tokens.",
-        tokens=tokens,
-        most=max_queue_tokens,
-    )

@@ -33,7 +33,7 @@ class Scheduler:
         queue: Its queue; only the scheduler changes it.
         prepare: The threads that tokenize long texts.
         clock: Returns monotonic seconds.
-        is_broken: Whether the device is lost, a thread has died, or as many runs hang as it has threads: only another process helps.
+        failure: Why only another process helps: the device is lost, a thread has died, or as many runs hang as it has threads.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class Scheduler:
         self._first_steps: list[Callable[[], object]] = []
         self._tick_s = hung_floor_s / 10  # from one look at the runs to the next
         self._hangs = 0
-        self._device_is_lost = False
         self._on_hang = on_hang
-        self._accepts = self._withdrawn = self._stopped = self.is_broken = False
+        self._accepts = self._withdrawn = self._stopped = False
+        self.failure: str | None = None
 
     @property
     def ready(self) -> bool:
-        """Whether it accepts work: it has started, is not about to stop, no thread has died, and fewer runs hang than it has threads."""
-        return self._accepts and not self._withdrawn and not self.is_broken
+        """Whether it accepts work: it has started, is not about to stop, and has not failed."""
+        return self._accepts and not self._withdrawn and self.failure is None
 
     @property
     def wait_s(self) -> float:
@@ -126,7 +126,7 @@ class Scheduler:
                 thread.steps += (*steps, end.set)
             self._wake(self._free)
         for thread, end in ends:
-            while not (end.wait(STOP_TICK_S) or thread.hung or self._stopped or self.is_broken):
+            while not (end.wait(STOP_TICK_S) or thread.hung or self._stopped or self.failure):
                 pass
 
     def check(self, timeout_s: float) -> None:
@@ -137,7 +137,7 @@ class Scheduler:
             UnavailableError: The scheduler is stopping, the device is lost, an inference thread has died, or too many hang.
         """
         with self._lock:
-            if not self._accepts or self.is_broken:
+            if not self._accepts or self.failure:
                 raise self._unavailable()
             self.queue.check(timeout_s, self._busy_s())
 
@@ -150,7 +150,6 @@ class Scheduler:
             tokens: What it holds of the queue until it ends: the tokens of all its items, and a reserve for later ones and decoding.
 
         Raises:
-            TooLargeError: It is larger than the queue.
             RefusedError: The queue is full, or the request would probably miss its deadline.
             ExpiredError: The deadline passed before its last item started.
             UnavailableError: The scheduler stopped, the device was lost, or an inference thread died, before the request was done.
@@ -159,7 +158,7 @@ class Scheduler:
         """
         request.future = self._loop.create_future()
         with self._lock:
-            if self._stopped or self.is_broken:
+            if self._stopped or self.failure:
                 raise self._unavailable()
             if (time_left_s := request.deadline - self.clock()) <= 0:
                 raise ExpiredError(_EXPIRED)
@@ -182,13 +181,13 @@ class Scheduler:
         """
         self._accepts = False
         end = self._loop.time() + shutdown_timeout_s
-        while (self.queue.requests or self.prepare.is_busy) and not self.is_broken and self._loop.time() < end:
+        while (self.queue.requests or self.prepare.is_busy) and not self.failure and self._loop.time() < end:
             await asyncio.sleep(STOP_TICK_S)
         with self._lock:
             self._stopped = True
             aborted = len(self.queue.requests)
             self._wakeup.notify_all()
-        self._fail_all()
+        self._end_all()
         self._timer.cancel()
         self.prepare.close()
         # a run that exceeds the shutdown timeout cannot be interrupted; its thread is a daemon
@@ -218,8 +217,7 @@ class Scheduler:
             # An error of the scheduler itself; `_execute` and `_deliver` handle errors of the work. The queue may be inconsistent, so no
             # thread can continue.
             logger.critical("an inference thread died of %s; the service must be restarted", type(error).__name__)
-            self.is_broken = True
-            self._fail_all()
+            self._break("an inference thread died, and the service must be restarted. This is a bug")
 
     def _serve_one(self, thread: InferenceThread) -> bool:
         """Waits for a batch and runs it; returns whether to continue. Each call drops its references to the batch."""
@@ -275,7 +273,7 @@ class Scheduler:
             return
         except BaseException as error:  # noqa: BLE001 - the boundary of a batch: no error of a run may end the inference thread
             if len(batch) == 1:
-                self._fail(batch[0].request, error)
+                self._end(batch[0].request, error_for_caller(error))
                 return
             half = (len(batch) + 1) // 2
             for part in (batch[:half], batch[half:]):
@@ -302,7 +300,7 @@ class Scheduler:
                     self.queue.put_next(request, payloads)
                     self._wake(len(payloads))
         except BaseException as error:  # noqa: BLE001 - the boundary of a batch: an error of a request's own code is that request's answer
-            self._fail(request, error)
+            self._end(request, error_for_caller(error))
             return
         if not payloads:
             self._end(request)
@@ -332,19 +330,19 @@ class Scheduler:
         if request.waiting:
             self._end(request, ExpiredError(_EXPIRED))
 
-    def _fail(self, request: ScheduledRequest, error: BaseException) -> None:
-        self._end(request, error_for_caller(error))
-
-    def _fail_all(self) -> None:
+    def _end_all(self) -> None:
         error = self._unavailable()
         for request in list(self.queue.requests):
             self._end(request, error)
 
-    def _lose_device(self, error: DeviceLostError) -> None:
+    def _break(self, failure: str) -> None:
         """Fails all requests, because no later run can succeed."""
+        self.failure = failure
+        self._end_all()
+
+    def _lose_device(self, error: DeviceLostError) -> None:
         logger.critical("%s", error.message)
-        self.is_broken = self._device_is_lost = True
-        self._fail_all()
+        self._break("the GPU failed, and the service must be restarted")
 
     def _tick(self) -> None:
         """Looks at all runs, and again after each tick.
@@ -370,7 +368,6 @@ class Scheduler:
         thread.steps.clear()  # they refer to engines
         hung = {item.request for item in thread.batch}
         self._hangs += 1
-        self.is_broken = self.is_broken or self._hangs >= self._thread_count
         logger.error("%s hangs: a run has taken %.0f s, and the prediction was %.3f s", thread.handle.name, seconds, thread.predicted_s)
         self._on_hang()
         for request in hung:
@@ -379,18 +376,11 @@ class Scheduler:
                 seconds=seconds,
             )
             self._end(request, error)
-        if self.is_broken:
-            self._fail_all()
-        else:
+        if self._hangs >= self._thread_count:
+            self._break("too many inference threads hang")
+        elif self.failure is None:
             self._start_thread()
 
     def _unavailable(self) -> UnavailableError:
-        if self._device_is_lost:
-            return UnavailableError(
-                "the GPU failed and the service must be restarted; send the request to another instance, or try again later."
-            )
-        if self._hangs >= self._thread_count:
-            return UnavailableError("too many inference threads hang; send the request to another instance, or try again later.")
-        if self.is_broken:
-            return UnavailableError("an inference thread died and the service must be restarted. This is a bug.")
-        return UnavailableError("the service is stopping; send the request to another instance, or try again later.")
+        reason = self.failure or "the service is stopping"
+        return UnavailableError("{reason}; send the request to another instance, or try again later.", reason=reason)

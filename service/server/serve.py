@@ -165,9 +165,9 @@ def serve_models(
         Server(endpoint.result().Endpoint(state, auth), state, auth, on_ready, beat).run([listener])
         if tracer is not None:
             tracer.close()
-        if state.scheduler.is_broken:
+        if state.scheduler.failure:
             logger.critical("the service ends, because the GPU failed, its inference threads hang, or one has died")
-    return int(state.scheduler.is_broken)
+    return int(state.scheduler.failure is not None)
 
 
 class Server(uvicorn.Server):
@@ -231,7 +231,7 @@ class Server(uvicorn.Server):
         """Reports that the event loop runs, also while the server drains."""
         while True:
             self._beat()
-            self.should_exit |= self._state.scheduler.is_broken
+            self.should_exit |= self._state.scheduler.failure is not None
             await asyncio.sleep(TICK_S)
 
     async def _reload(self) -> None:

@@ -49,7 +49,9 @@ def p99(slower: float, heavy: tuple[int, ...] = (), *, callers: int = 1) -> floa
 
 
 @pytest.mark.parametrize("slower", [1.0, 3.0])
-@pytest.mark.parametrize(("heavy", "callers"), [(LIST, 1), (LIST, 10), (DOCUMENT, 1), (DOCUMENT, 10)], ids=["list", "ten lists", "document", "ten documents"])
+@pytest.mark.parametrize(
+    ("heavy", "callers"), [(LIST, 1), (LIST, 10), (DOCUMENT, 1), (DOCUMENT, 10)], ids=["list", "ten lists", "document", "ten documents"]
+)
 def test_others_wait_at_most_four_times_as_long_beside_heavy_callers(heavy: tuple[int, ...], callers: int, slower: float) -> None:
     """This holds too if runs take three times as long as predicted, so that the heavy callers fall behind their priorities."""
     assert p99(slower, heavy, callers=callers) <= 4 * p99(slower)

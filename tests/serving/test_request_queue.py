@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertserve.service.errors import InvalidValueError, RefusedError, TooLargeError
+from bertserve.service.errors import InvalidValueError, RefusedError
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest
 from fakes import FakeRunner
@@ -136,8 +136,6 @@ def test_admission_is_all_or_nothing() -> None:
         with pytest.raises(RefusedError) as error:
             add(queue, *refused)
         assert "queue_full" == error.value.reason
-    with pytest.raises(TooLargeError):
-        add(queue, 60, held=101)
     assert (60, [[first]]) == (queue.queue_tokens, [[item.request for item in batch] for batch in drain(queue)])
 
 

@@ -202,6 +202,6 @@ async def test_after_a_lost_device_only_another_process_helps(bench: Bench) -> N
     for task in (*lost, waiting, bench.submit("late")):
         with pytest.raises(UnavailableError, match="the GPU failed"):
             await task
-    assert (False, True) == (bench.scheduler.ready, bench.scheduler.is_broken)
+    assert (False, True) == (bench.scheduler.ready, bench.scheduler.failure is not None)
     assert 1 <= len(runs) <= 2  # one per thread
     await asyncio.gather(*blockers, return_exceptions=True)  # the device may be lost before the second one is delivered
