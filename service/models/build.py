@@ -134,41 +134,29 @@ def _share(total: int, workers: int, index: int) -> int:
 def _load_registry(load: Callable[[Path], Model], paths: Sequence[Path], settings: Settings, metrics: Metrics, *, at_once: int) -> Registry:
     """Loads the bundles at these paths, and returns their registry.
 
+    Several models load in parallel, each on one core as during inference, because the warm-up runs are timed.
+
     Raises:
         StartError: A bundle or the choice of a default model is wrong.
     """
-    broken: dict[str, str] = {}
-    models = _load_all(load, paths, broken, skip_broken=settings.skip_broken, at_once=at_once)
-    if not models:
-        raise BundleError(f"no model can be loaded: {'; '.join(broken.values())}")
-    for model in models:
-        metrics.model_info.labels(*model.labels).set(1)
-    for name in broken:
-        metrics.broken_models.labels(name).set(1)
-    choices = read_choices(settings.default, settings.models, models, broken)
-    return Registry(models, choices, broken, by_name=settings.allow_implicit_default)
-
-
-def _load_all(
-    load: Callable[[Path], Model], paths: Sequence[Path], broken: dict[str, str], *, skip_broken: bool, at_once: int
-) -> list[Model]:
-    """Returns the loaded models, and adds the errors of the others to `broken`. Without `skip_broken`, it raises the first error.
-
-    Several models load in parallel, each on one core as during inference, because the warm-up runs are timed.
-    """
-    loaded = []
+    models, broken = list[Model](), dict[str, str]()
     # while a model loads, it needs memory for its file in addition to its sessions
     with ThreadPoolExecutor(min(at_once, 4), thread_name_prefix="load") as pool:
         futures = [pool.submit(load, path) for path in paths]
         try:
             for path, future in zip(paths, futures, strict=True):
                 try:
-                    loaded.append(future.result())
+                    models.append(future.result())
+                    metrics.model_info.labels(*models[-1].labels).set(1)
                 except StartError as error:
-                    if not skip_broken:
+                    if not settings.skip_broken:
                         raise
                     broken[path.name] = without_folders(error.message, [path.parent])
+                    metrics.broken_models.labels(path.name).set(1)
                     logger.error("model `%s` is not served: %s", path.name, error.message)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # after an error or Ctrl-C: cancels the loads that have not started
-    return loaded
+    if not models:
+        raise BundleError(f"no model can be loaded: {'; '.join(broken.values())}")
+    choices = read_choices(settings.default, settings.models, models, broken)
+    return Registry(models, choices, broken, by_name=settings.allow_implicit_default)

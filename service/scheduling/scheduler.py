@@ -262,12 +262,7 @@ class Scheduler:
         thread.predicted_s = self.clock() - thread.since + runner.seconds(len(batch), max(item.length for item in batch))
         try:
             results = runner.run([item.payload for item in batch], multi_threaded=multi_threaded)
-            if len(results) != len(batch):
-                raise EngineError(
-                    "a batch of {batch_count} gave {results_count} results. This is a bug.",
-                    batch_count=len(batch),
-                    results_count=len(results),
-                )
+            pairs = list(zip(batch, results, strict=True))
         except DeviceLostError as error:
             self._lose_device(error)
             return
@@ -280,7 +275,7 @@ class Scheduler:
                 if open_items := [item for item in part if item.request in self.queue.requests]:
                     self._execute(thread, open_items)
             return
-        for item, result in zip(batch, results, strict=True):
+        for item, result in pairs:
             self._deliver(thread, item, result)
 
     def _deliver(self, thread: InferenceThread, item: Item, result: Any) -> None:
