@@ -135,10 +135,9 @@ class Check(Settings):
     def run(self) -> int:
         """Checks all models; returns the exit code."""
         from bertserve.service.check import check  # a slow import, which wrong flags do not need
-        from bertserve.service.server.serve import authenticator, check_start
+        from bertserve.service.server.serve import check_start
 
         check_start(self)
-        authenticator(self)
         return asyncio.run(check(with_sources(self)))
 
 

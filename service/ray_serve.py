@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.models.build import build
 from bertserve.service.server.logs import configure_logging
-from bertserve.service.server.serve import authenticator, raise_file_limit
+from bertserve.service.server.serve import check_start, raise_file_limit
 from bertserve.service.settings import PREFIX, Settings, check_environment
 from bertserve.service.sources import with_sources
 from bertserve.service.tracing import tracer_to
@@ -79,7 +79,7 @@ class Replica:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Returns the application. Ray adds the request id to answers, because it sets the id first."""
-        return Endpoint(self._state, authenticator(self._settings), sends_request_id=False)
+        return Endpoint(self._state, check_start(self._settings), sends_request_id=False)
 
     def __del__(self) -> None:
         """Exports the last traces. Ray calls this once, when it stops a drained replica."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.models.build import build
-from bertserve.service.server.serve import authenticator
+from bertserve.service.server.serve import check_start
 from bertserve.service.settings import Settings
 from served_socket import client, listening, play
 
@@ -59,7 +59,7 @@ def count_calls(models: Path) -> list[Call]:
         state = build(settings)
         threading.setprofile(calls.note)  # for threads that start from now on
         state.scheduler.start()
-        async with listening(Endpoint(state, authenticator(settings))) as served, client(served) as (reader, writer):
+        async with listening(Endpoint(state, check_start(settings))) as served, client(served) as (reader, writer):
             for i in range(WARM_UP + 1):
                 calls.counting = i == WARM_UP
                 sys.setprofile(calls.note)

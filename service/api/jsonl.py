@@ -7,9 +7,7 @@ that TCP slows the sender down.
 from __future__ import annotations
 
 import asyncio
-import re
 import time
-from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -28,11 +26,10 @@ if TYPE_CHECKING:
 
 MEDIA_TYPE = "application/x-ndjson"
 MEDIA_TYPES = frozenset({MEDIA_TYPE.encode(), b"application/jsonl", b"application/jsonlines", b"application/x-jsonlines"})
-LINE_ENDS = re.compile(rb"\n\s*")  # with the blank lines that follow, of which a chunk can have 65,536
 # Limit of the bytes of the lines in progress, unless there is only one line; each counts as 64 KiB / `max_stream_requests` at least. More
 # lines would wait for each other in the queue, where their deadlines would pass.
 MAX_BYTES = 2**16
-READ_AHEAD = 8  # chunks of up to 64 KiB
+READ_AHEAD_BYTES = 2**18  # more than this is read only if it is one line; only reading detects a disconnected client
 MIN_RETRY_S = 0.1  # seconds until a refused line asks again, at least
 
 
@@ -44,18 +41,14 @@ class LineStream:
     ) -> None:
         """Prepares the stream of a request.
 
-        Args:
-            route: The stream's route.
-            request: The stream's request.
-            timeout_s: Seconds until a line must have started, counted from its admission.
-            error_log: Takes failures of the service. Errors of callers are only in the answers: a stream can have millions of lines.
-            turns: The turns of large lines and answers.
+        Each line must have started `timeout_s` seconds after its admission. The log gets failures of the service; errors of callers are
+        only in the answers, because a stream can have millions of lines.
         """
         self._route, self._request, self._timeout_s, self._error_log, self._turns = route, request, timeout_s, error_log, turns
         self._settings = request.state.settings
-        self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._answers: asyncio.Queue[tuple[asyncio.Task[bytes] | None, int]] = asyncio.Queue()
-        self._bytes = 0  # of the lines in progress
+        self._unread, self._is_complete = bytearray(), False  # what was received of the lines that are not in progress
+        self._answers: asyncio.Queue[tuple[asyncio.Task[bytes], int] | None] = asyncio.Queue()
+        self._number = self._bytes = 0  # of the last line in progress, and of all lines in progress
         self._answer_sent = asyncio.Event()
 
     async def answer(self, receive: Receive, send: Send) -> None:
@@ -69,75 +62,70 @@ class LineStream:
         if self._request.scope.get("http_version") == "1.0":
             raise MalformedRequestError("the answer to JSON Lines needs HTTP/1.1; with nginx, set `proxy_http_version 1.1`.")
         try:
-            async with asyncio.TaskGroup() as group:
-                reader = group.create_task(self._read(receive))
-                group.create_task(self._cut(group))
-                await self._write(send)
+            async with asyncio.TaskGroup() as self._tasks:
+                reader = self._tasks.create_task(self._read(receive))
+                while (item := await self._answers.get()) is not None:
+                    task, size = item
+                    await self._send(send, await task + b"\n")
+                    self._bytes -= size
+                    self._answer_sent.set()
+                    self._start_lines()
+                await self._send(send, b"", more=False)
                 reader.cancel()
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
 
+    async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
+        if self._request.status == 0:
+            await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": [(b"content-type", MEDIA_TYPE.encode())]})
+        await send({"type": "http.response.body", "body": body, "more_body": more})
+
     async def _read(self, receive: Receive) -> None:
-        """Reads chunks ahead of the one that is being cut, because only reading detects a disconnected client."""
-        more, timeout_s = True, self._settings.body_timeout_s
+        """Reads ahead of the lines in progress, and until the client disconnects."""
         while True:
+            self._answer_sent.clear()
             try:
-                async with asyncio.timeout(timeout_s):
+                async with asyncio.timeout(self._settings.body_timeout_s):
                     message = await receive()
             except TimeoutError:
                 # the client may pause while lines are in progress, and after their last answer
                 if self._bytes or self._answer_sent.is_set():
-                    self._answer_sent.clear()
                     continue
                 raise HttpError(
                     HTTPStatus.REQUEST_TIMEOUT,
                     "no line came within {timeout_s:g} s; end the request after the last line.",
-                    timeout_s=timeout_s,
+                    timeout_s=self._settings.body_timeout_s,
                 ) from None
             if message["type"] == "http.disconnect":
                 raise HttpError(CLIENT_GONE, "the client closed the connection before its stream was answered.")
-            if more:
-                self._chunks.put_nowait(message.get("body", b""))
-                if not (more := message.get("more_body", False)):
-                    self._chunks.put_nowait(b"\n")
-                    self._chunks.put_nowait(None)
-                if (ahead := self._chunks.qsize() - READ_AHEAD) >= 0:
-                    with suppress(TimeoutError):  # only reading detects a client that has left, so it continues slowly
-                        await asyncio.wait_for(self._chunks.join(), 1 + ahead)
-
-    async def _cut(self, group: asyncio.TaskGroup) -> None:
-        """Starts a request for each line that is not blank, when there is room for it."""
-        limit = self._settings.max_body_bytes + 1  # a line that is too long keeps one byte too many, and is refused
-        line, number = bytearray(), 0
-        while (chunk := await self._chunks.get()) is not None:
-            self._chunks.task_done()
-            first, *others = LINE_ENDS.split(chunk)
-            line += first[: limit - len(line)]
-            if not others:
+            if self._is_complete:
                 continue
-            whole, line = [bytes(line), *others[:-1]], bytearray(others[-1][:limit])
-            for body in filter(bytes.strip, whole):
-                size = max(len(body), MAX_BYTES // self._settings.max_stream_requests)
-                while self._bytes and self._bytes + size > MAX_BYTES:
-                    self._answer_sent.clear()
-                    await self._answer_sent.wait()
-                self._bytes += size
-                number += 1
-                self._answers.put_nowait((group.create_task(self._answer(body[:limit], number)), size))
-        self._answers.put_nowait((None, 0))
+            self._unread += message.get("body", b"")
+            if not message.get("more_body", False):
+                self._unread += b"\n"
+                self._is_complete = True
+            while self._start_lines() and len(self._unread) > READ_AHEAD_BYTES:
+                self._answer_sent.clear()
+                await self._answer_sent.wait()
 
-    async def _write(self, send: Send) -> None:
-        """Sends the answers; a client that reads slowly also slows the reading of its lines."""
-        more = True
-        while more:
-            task, size = await self._answers.get()
-            more = task is not None
-            answer = b"" if task is None else await task + b"\n"
-            if self._request.status == 0:
-                await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": [(b"content-type", MEDIA_TYPE.encode())]})
-            await send({"type": "http.response.body", "body": answer, "more_body": more})
-            self._bytes -= size
-            self._answer_sent.set()
+    def _start_lines(self) -> bool:
+        """Starts a request for each line that is not blank, while there is room for it; returns whether others wait."""
+        while (end := self._unread.find(b"\n")) >= 0:
+            line = bytes(self._unread[:end])
+            if not line.strip():
+                self._unread = self._unread.lstrip()  # with the blank lines that follow, of which there can be many
+                continue
+            size = max(len(line), MAX_BYTES // self._settings.max_stream_requests)
+            if self._bytes and self._bytes + size > MAX_BYTES:
+                return True
+            del self._unread[: end + 1]
+            self._bytes += size
+            self._number += 1
+            self._answers.put_nowait((self._tasks.create_task(self._answer(line, self._number)), size))
+        del self._unread[self._settings.max_body_bytes + 1 :]  # a line that is too long keeps one byte too many, and is refused
+        if self._is_complete:
+            self._answers.put_nowait(None)
+        return False
 
     async def _answer(self, line: bytes, number: int) -> bytes:
         """Returns the answer to a line as JSON, or its error in the usual JSON shape; counts both."""

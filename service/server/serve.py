@@ -59,8 +59,7 @@ def serve(settings: Settings, with_sources: Callable[[Settings], Settings]) -> N
     configure_logging(settings.log_format)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # it waits until models are loaded
     raise_file_limit()
-    check_start(settings)
-    auth = authenticator(settings)
+    auth = check_start(settings)
     if auth.keys is None and settings.host not in ("127.0.0.1", "::1", "localhost"):
         logger.warning(
             "LISTENING ON %s WITHOUT AN API KEY: anyone who reaches this address can use the service. "
@@ -93,8 +92,8 @@ def raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, MAX_FILES)), hard))
 
 
-def check_start(settings: Settings) -> None:
-    """Makes the checks that are possible before models are loaded, except those of `authenticator`.
+def check_start(settings: Settings) -> Authenticator:
+    """Makes the checks that are possible before models are loaded, and reads the files of keys.
 
     Raises:
         SettingsError: The service cannot start with these settings.
@@ -110,14 +109,6 @@ def check_start(settings: Settings) -> None:
                 f"--tls-cert `{settings.tls_cert}` and --tls-key `{settings.tls_key}` cannot be used ({error.strerror}); both must be PEM "
                 "files, and the key must belong to the certificate and have no password."
             ) from error
-
-
-def authenticator(settings: Settings) -> Authenticator:
-    """Reads the files of keys.
-
-    Raises:
-        SettingsError: A file cannot be read, or has no valid keys.
-    """
     return Authenticator(
         None if settings.api_key_file is None else ApiKeys(settings.api_key_file),
         admin_keys=None if settings.admin_key_file is None else ApiKeys(settings.admin_key_file, flag="--admin-key-file"),

@@ -60,14 +60,14 @@ CHANGED = f"""
 from pathlib import Path
 from bertserve.service.server import serve
 
-authenticator = serve.authenticator
+check_start = serve.check_start
 
 def changed(settings):
-    auth = authenticator(settings)
+    auth = check_start(settings)
     Path(settings.api_key_file).write_text("two")
     return auth
 
-serve.authenticator = changed
+serve.check_start = changed
 {BERT_SERVE}
 """
 

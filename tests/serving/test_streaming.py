@@ -17,12 +17,14 @@ import slow
 import tiny
 from application import assert_same, call, faked, play, posting, rejected
 from bertserve.service.api.endpoint import Endpoint
+from bertserve.service.api.jsonl import READ_AHEAD_BYTES
 from bertserve.service.api.request import LARGE_BYTES
 from bertserve.service.errors import RefusedError
 from bertserve.service.models.build import AppState, build
 from bertserve.service.models.request_progress import Prediction
 from bertserve.service.settings import Settings
 from fakes import FakeEngine
+from served_socket import until
 
 LINES = {"content-type": "application/x-ndjson"}
 Serve = Callable[..., Any]
@@ -191,16 +193,19 @@ async def test_an_answer_waits_for_those_before_it(models: Path) -> None:
 
 
 async def test_a_client_that_does_not_read_pauses_its_stream(models: Path) -> None:
-    client, echo = Client([written({"inputs": f"{i}"}) for i in range(100)]), Echo(models, max_stream_requests=4)
+    """Lines start when there is room for them, and no more than a part of the body is read ahead."""
+    lines = [written({"inputs": f"{i}"}).rstrip() + b" " * 2000 + b"\n" for i in range(1000)]
+    client, echo = Client(lines), Echo(models, max_stream_requests=4)
     client.reads.clear()
 
     running = asyncio.create_task(echo.stream(client))
+    await until(lambda: client.taken * len(lines[0]) > READ_AHEAD_BYTES)
     await settle()
     assert 4 == len(echo.texts)
-    assert client.taken <= 14
+    assert client.taken * len(lines[0]) < 1.1 * READ_AHEAD_BYTES
     client.reads.set()
     await running
-    assert 100 == len(echo.texts) == len(client.answers)
+    assert len(lines) == len(echo.texts) == len(client.answers)
 
 
 async def test_long_lines_are_in_progress_one_by_one(models: Path) -> None:
