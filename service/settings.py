@@ -128,9 +128,7 @@ class SourceSettings(FileSettings):
     """The models, and the graphs that are exported from checkpoints."""
 
     models: Paths = Field(
-        (Path("models"),),
-        min_length=1,
-        description="Folder of bundles, all of which are loaded; repeat the flag or separate with commas.",
+        (Path("models"),), min_length=1, description="Folder of bundles, all of which are loaded; repeat the flag or separate with commas."
     )
     model: Texts = Field(
         (),
@@ -167,10 +165,7 @@ class ModelSettings(SourceSettings):
         False, description="Refuse graphs that were not validated against their checkpoint on this provider and in this precision."
     )
     min_agreement: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="Refuse graphs whose measured agreement with the checkpoint is lower or missing.",
+        None, ge=0, le=1, description="Refuse graphs whose measured agreement with the checkpoint is lower or missing."
     )
     threads: int | None = Field(
         None,
@@ -205,8 +200,7 @@ class AddressSettings(FileSettings):
     )
     tls_key: Path | None = Field(None, description="PEM file with the certificate's private key, without a password.")
     api_key_file: Path | None = Field(
-        None,
-        description="File with one API key per line, which callers send as a Bearer token; `bert-serve new-key NAME` creates keys.",
+        None, description="File with one API key per line, which callers send as a Bearer token; `bert-serve new-key NAME` creates keys."
     )
     public_health: bool = Field(True, description="Answer health paths without an API key.")
 
@@ -233,12 +227,7 @@ class Settings(ModelSettings, AddressSettings):
         description="Processes that share the port; --threads and --max-queue-tokens are divided among them, and each loads every model.",
     )
     max_concurrent: int = Field(1024, ge=1, description="Maximum open requests to models per worker; more get 503.")
-    max_stream_requests: int = Field(
-        32,
-        ge=1,
-        le=4096,
-        description="Maximum lines of one JSON Lines stream in progress.",
-    )
+    max_stream_requests: int = Field(32, ge=1, le=4096, description="Maximum lines of one JSON Lines stream in progress.")
     timeout_ms: int = Field(30000, ge=1, description="Default deadline in ms: all inputs of a request must have started by then.")
     max_timeout_ms: int = Field(120000, ge=1, description="Longest deadline in ms that `x-request-timeout-ms` can set.")
     shutdown_timeout_s: float = Field(30, ge=0, description="Seconds to finish admitted requests during shutdown.")
@@ -256,8 +245,7 @@ class Settings(ModelSettings, AddressSettings):
     )
     body_timeout_s: float = Field(30, gt=0, description="Seconds to receive the body of a request.")
     default: Pairs = Field(
-        default_factory=dict,
-        description="TASK=NAME, separated by commas: default model of a task; needed if several models can answer it.",
+        default_factory=dict, description="TASK=NAME, separated by commas: default model of a task; needed if several models can answer it."
     )
     allow_implicit_default: bool = Field(
         False,
@@ -269,8 +257,7 @@ class Settings(ModelSettings, AddressSettings):
     )
     public_metrics: bool = Field(True, description="Answer /metrics without an API key.")
     root_path: Annotated[str, _like("/bert, without a slash at its end", "(/[A-Za-z0-9._~-]+)*")] = Field(
-        "",
-        description="Path prefix under which a proxy exposes the service, such as /bert; requests work with and without it.",
+        "", description="Path prefix under which a proxy exposes the service, such as /bert; requests work with and without it."
     )
     forwarded_allow_ips: Networks = Field(
         (), description="Addresses or networks of proxies, separated by commas, whose X-Forwarded-For is used in the log."

@@ -228,8 +228,10 @@ class Manifest(Record):
         return self.tokenizer.mask
 
     @model_validator(mode="after")
-    def _graphs_fit_the_tokenizer(self) -> Manifest:
+    def _graphs_fit_the_model(self) -> Manifest:
         for graph in self.graphs:
+            if self.attention_heads and not graph.gives_attentions:
+                raise ValueError(f"`attention_heads` needs an output of the kind `per_map`, which `{graph.file}` does not have")
             if self.tokenizer.padding_side == "left" and any(spec.fill == "lengths" for spec in graph.inputs):
                 raise ValueError(f"`{graph.file}` has the input `lengths`, which needs `tokenizer.padding_side` to be `right`")
             if graph.shapes is not None and graph.shapes.buckets[-1].length != self.tokenizer.max_length:
@@ -250,13 +252,6 @@ class Manifest(Record):
         for graph in self.graphs:
             if graph.decision is not None and not {len(graph.decision.scale), len(graph.decision.bias)} <= {1, len(self.labels)}:
                 raise ValueError(f"`scale` and `bias` of the `decision` of `{graph.file}` must have 1 or {len(self.labels)} values")
-        return self
-
-    @model_validator(mode="after")
-    def _graphs_give_attentions(self) -> Manifest:
-        without = next((graph.file for graph in self.graphs if not graph.gives_attentions), None)
-        if self.attention_heads and without is not None:
-            raise ValueError(f"`attention_heads` needs an output of the kind `per_map`, which `{without}` does not have")
         return self
 
     @model_validator(mode="after")

@@ -62,9 +62,7 @@ TextOrTexts = Annotated[
 Numbers = Annotated[list[int], Field(fail_fast=True, min_length=1, max_length=256)]  # of layers or heads
 Truncate = Annotated[bool | None, Field(description="Truncate long texts; otherwise they are an error.")]
 TruncationDirection = Annotated[
-    Literal["left", "right"] | None,
-    BeforeValidator(lower),
-    Field(description="End to truncate; by default the model's own."),
+    Literal["left", "right"] | None, BeforeValidator(lower), Field(description="End to truncate; by default the model's own.")
 ]
 Stride = Annotated[int | None, Field(ge=0, description="Tokens shared by neighboring windows; by default 128, or half a window if less.")]
 OffsetUnit = Annotated[Unit, BeforeValidator(lower), Field(description="Unit of `start` and `end`; `utf16` for JavaScript.")]

@@ -57,16 +57,11 @@ class ClassifyParameters(DecideParameters):
     ] = None
     truncation: Annotated[bool, Field(description="Truncate long texts; otherwise they are an error.")] = True
     window: Annotated[
-        Literal["mean", "max"] | None,
-        Field(description="Score all windows of a long text and combine the scores, instead of truncating."),
+        Literal["mean", "max"] | None, Field(description="Score all windows of a long text and combine the scores, instead of truncating.")
     ] = None
     stride: Stride = None
     explain: Annotated[bool, Field(description="Explain the best label: n words need n more runs.")] = False
-    offset_unit: Annotated[
-        Unit | None,
-        BeforeValidator(lower),
-        Field(description="With `explain`, the unit of `start` and `end`."),
-    ] = None
+    offset_unit: Annotated[Unit | None, BeforeValidator(lower), Field(description="With `explain`, the unit of `start` and `end`.")] = None
 
 
 @dataclass(slots=True)

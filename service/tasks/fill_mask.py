@@ -57,10 +57,7 @@ class FillMaskParameters(ClosedModel):
         Field(description="Only consider these words."),
     ] = None
     joint: Annotated[bool, Field(description="Fill all masks of a text together, instead of each by itself.")] = False
-    beam: Annotated[
-        int | None,
-        Field(ge=1, le=64, description=f"With `joint`, the beam width; by default {DEFAULT_BEAM}."),
-    ] = None
+    beam: Annotated[int | None, Field(ge=1, le=64, description=f"With `joint`, the beam width; by default {DEFAULT_BEAM}.")] = None
 
 
 class Targets:

@@ -48,10 +48,7 @@ DEFAULT_SEQ_LEN = 384  # tokens of a window, as in transformers
 class AnswerParameters(DecideParameters):
     """Parameters of question answering."""
 
-    top_k: Annotated[
-        int,
-        Field(ge=1, le=MAX_TOP_K, description="Number of answers, at most `--max-top-k`; more than 1 gives a list."),
-    ] = 1
+    top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K, description="Number of answers, at most `--max-top-k`; more than 1 gives a list.")] = 1
     doc_stride: Annotated[
         int | None, Field(ge=0, description="Tokens shared by neighboring windows; by default 128, or half of `max_seq_len` if less.")
     ] = None

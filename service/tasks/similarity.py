@@ -22,7 +22,7 @@ TASK = "sentence-similarity"
 
 @dataclass(slots=True)
 class SimilarityRequest:
-    """A sentence and the sentences to compare it with, in this order; no texts if there is nothing to compare.
+    """A sentence and the sentences to compare it with, in this order.
 
     `template` is the embedding request to copy for each; its text is ignored.
     """
@@ -51,8 +51,6 @@ def compare(request: SimilarityRequest, model: TaskModel) -> TaskGenerator:
         lambda _, row: embed.pooled_row(request.template, row),
         truncated=any(truncated for _, truncated in encoded),
     )
-    if not rows:
-        return []
     assert model.config.embedding is not None, "every manifest of an embedding model has it"
     vectors = np.stack([embed.vector(request.template, row) for row in rows])
     return _SIMILARITIES[model.config.embedding.similarity](vectors[0], vectors[1:]).tolist()
@@ -111,7 +109,7 @@ class SimilarityBody(TaskBody):
         template = embed.resolve(parameters, config)
         if template.parameters.pooling == "none":
             raise InvalidValueError("this model returns a vector for each token; set `pooling` to `cls`, `mean` or `max` in `parameters`.")
-        return [SimilarityRequest((self.inputs.source_sentence, *self.inputs.sentences) if self.inputs.sentences else (), template)]
+        return [SimilarityRequest((self.inputs.source_sentence, *self.inputs.sentences), template)]
 
 
 SPEC = TaskSpec(

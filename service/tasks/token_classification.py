@@ -44,9 +44,7 @@ class NerParameters(DecideParameters):
     """Parameters of token classification."""
 
     aggregation_strategy: Annotated[
-        Strategy,
-        BeforeValidator(lower),
-        Field(description="How tokens are grouped into entities; `none` returns the tokens."),
+        Strategy, BeforeValidator(lower), Field(description="How tokens are grouped into entities; `none` returns the tokens.")
     ] = "simple"
     ignore_labels: Annotated[
         list[Annotated[str, Field(max_length=1000)]],

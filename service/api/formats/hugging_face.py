@@ -39,10 +39,7 @@ def read_for_model(raw: bytes, request: Request) -> Call:
 
 def _read_for(model: Model, raw: bytes, request: Request) -> Call:
     """Reads a body for a model: one for the model's task, or for another task that the body's fields identify."""
-    value = parse_json(raw, TASKS[model.task].body)
-    task = requested_task(model.task, value)
-    request.state.registry.for_task(task, model.name)
-    body = validate_as(TASKS[task].body, value, request.state.limits)
+    task, body = _validate(model, parse_json(raw, TASKS[model.task].body), request)
     if body.model not in (None, model.name):
         raise InvalidValueError(
             "`model` is `{given}`, but the path names `{model}`; remove one of them.", given=CallerValue(body.model), model=model.name
@@ -61,6 +58,13 @@ def read_at_base(raw: bytes, request: Request) -> Call:
             paths=paths,
         )
     return _read_for(models[0], raw, request)
+
+
+def _validate(model: Model, value: Any, request: Request) -> tuple[str, TaskBody]:
+    """Returns the task that a body's JSON value requests of a model, and the body."""
+    task = requested_task(model.task, value)
+    request.state.registry.for_task(task, model.name)
+    return task, validate_as(TASKS[task].body, value, request.state.limits)
 
 
 def _call(task: str, model: Model, body: TaskBody, request: Request) -> Call:
@@ -110,8 +114,6 @@ def read_predict(raw: bytes, request: Request) -> Call:
         received = show(value["instances"]) if isinstance(value, dict) and "instances" in value else "missing"
         raise InvalidValueError('`instances` must be a list, but it is {given}; send {{"instances": ["a text"]}}.', given=received)
     check_names(value, list(PredictBody.model_fields), "the body")
-    task = requested_task(model.task, value)
-    request.state.registry.for_task(task, model.name)
     parameters = {} if value.get("parameters") is None else value["parameters"]
-    body = validate_as(TASKS[task].body, {"inputs": value["instances"], "parameters": parameters}, request.state.limits)
+    task, body = _validate(model, {"inputs": value["instances"], "parameters": parameters}, request)
     return Call(task, model, body, lambda prediction: {"predictions": prediction.results})

@@ -38,8 +38,7 @@ class EmbeddingsBody(TaskBody):
 
     input: Annotated[TextOrTexts, BeforeValidator(_no_token_ids)]
     encoding_format: Annotated[
-        Literal["float", "base64"] | None,
-        Field(description="Lists of numbers, or base64 of little-endian float32 values."),
+        Literal["float", "base64"] | None, Field(description="Lists of numbers, or base64 of little-endian float32 values.")
     ] = None
     dimensions: Annotated[int | None, Field(ge=1, description="Keep this many leading values; normalization comes after.")] = None
     user: Annotated[str | None, Field(description="Has no effect.")] = None
