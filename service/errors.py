@@ -188,10 +188,6 @@ class NotFoundError(CallerError, kind=(404, "not_found")):
     """There is no such model or path."""
 
 
-class ConflictError(CallerError, kind=(409, "conflict")):
-    """The state of the service does not allow this, such as a change of models by request with several workers."""
-
-
 class TooLargeError(CallerError, kind=(413, "too_large")):
     """The body, a list, a text or the tokens of the request exceed a limit."""
 
@@ -208,6 +204,7 @@ HTTP_ERRORS: Mapping[int, str] = {
     HTTPStatus.FORBIDDEN: "forbidden",
     HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
     HTTPStatus.REQUEST_TIMEOUT: "too_slow",
+    HTTPStatus.CONFLICT: "conflict",
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "content_encoding",
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "head_too_large",
     CLIENT_GONE: "client_gone",
@@ -219,7 +216,7 @@ _HTTP_HEADERS: Mapping[int, Mapping[str, str]] = {
 
 
 class HttpError(CallerError):
-    """The HTTP request is wrong, whatever its body is: its key, method, headers or speed."""
+    """The HTTP request is wrong or not allowed, whatever its body is: its key, method, headers or speed."""
 
     def __init__(self, status: int, template: str, /, **values: Any) -> None:
         """Creates the error with a status of `HTTP_ERRORS`."""

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 from fastapi import APIRouter
@@ -22,7 +23,7 @@ from bertserve.service.api.routes import endpoints
 from bertserve.service.auth import Access
 from bertserve.service.engine import sessions
 from bertserve.service.engine.hardware import cpu_name
-from bertserve.service.errors import NotFoundError, UnavailableError, status_and_type
+from bertserve.service.errors import HttpError, NotFoundError, UnavailableError, status_and_type
 from bertserve.service.metrics import CONTENT_TYPE, UNKNOWN
 from bertserve.service.models.build import AppState
 from bertserve.service.models.model import Model
@@ -115,20 +116,29 @@ def _add_changes(admin_routes: APIRouter, state: AppState) -> None:
     @admin_routes.post(f"{_NAMED}/load", summary="Load or reload a model from its folder (admin key)")
     @admin_routes.post(f"{_NAMED}/reload", summary="The same as load (admin key)")
     async def load(name: str, request: Request) -> Response:
-        return _json(_describe(state, await _audit(state, request.scope, name, state.reloader.load(name))))
+        return _json(_describe(state, await _audit(state, request.scope, name, state.reloader.load)))
 
     @admin_routes.post(f"{_NAMED}/unload", summary="Unload a model (admin key)")
     async def unload(name: str, request: Request) -> Response:
-        await _audit(state, request.scope, name, state.reloader.unload(name))
+        await _audit(state, request.scope, name, state.reloader.unload)
         return _json({"name": name, "unloaded": True})
 
 
-async def _audit(state: AppState, scope: Scope, name: str, change: Awaitable[T]) -> T:
-    """Makes a change of a model, and logs who made it and its outcome."""
+async def _audit(state: AppState, scope: Scope, name: str, change: Callable[[str], Awaitable[T]]) -> T:
+    """Makes a change of a model, and logs who made it and its outcome.
+
+    Raises:
+        HttpError: The service has several workers.
+    """
     action, outcome = scope["route"].path.rpartition("/")[2], "cancelled"
     is_known = _is_known(state, name)
     try:
-        result = await change
+        if state.settings.workers > 1:
+            raise HttpError(
+                HTTPStatus.CONFLICT,
+                "a request reaches only one of several workers; change the models folder, and send SIGHUP to the service.",
+            )
+        result = await change(name)
         outcome = "done"
         return result
     except Exception as error:

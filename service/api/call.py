@@ -94,7 +94,7 @@ def _name_inputs(indices: Sequence[int], body: TaskBody) -> str:
 
 def _windows(read_spans: Sequence[ReadSpan]) -> str:
     """Returns the spans that the model read of an input, such as `0-1843, 1310-2950`; each has its text's name if there are two texts."""
-    spans = [f"{span.field}{'=' if span.field else ''}{span.start}-{span.end}" for span in read_spans[:MAX_SPANS]]
+    spans = [f"{field}{'=' if field else ''}{start}-{end}" for field, start, end in read_spans[:MAX_SPANS]]
     return ", ".join([*spans, "..."] if len(read_spans) > MAX_SPANS else spans)
 
 

@@ -111,7 +111,7 @@ def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None,
     registry = _load_registry(load, paths, settings, metrics, at_once=threads)
     return AppState(
         registry=registry,
-        reloader=Reloader(settings.models, load, registry=registry, metrics=metrics, workers=settings.workers),
+        reloader=Reloader(settings.models, load, registry=registry, metrics=metrics),
         scheduler=scheduler,
         metrics=metrics,
         utilization=Utilization(scheduler, metrics),

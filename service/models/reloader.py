@@ -15,7 +15,6 @@ from bertserve.service.errors import (
     BertServeError,
     BundleError,
     CallerValue,
-    ConflictError,
     InvalidValueError,
     NotFoundError,
     StartError,
@@ -38,16 +37,12 @@ class Reloader:
     If a model cannot be loaded, the old one stays. The end of the service does not wait for a load.
     """
 
-    def __init__(self, folders: Sequence[Path], load: LoadModel, *, registry: Registry, metrics: Metrics, workers: int = 1) -> None:
-        """Takes the models folders. If there are several workers, only SIGHUP changes models: a request reaches only one of them.
-
-        `load` is called in a thread. The registry also gets the errors of models that could not be loaded.
-        """
+    def __init__(self, folders: Sequence[Path], load: LoadModel, *, registry: Registry, metrics: Metrics) -> None:
+        """Takes the models folders; `load` is called in a thread. The registry also gets the errors of models that could not be loaded."""
         self._folders = folders
         self._load = load
         self._registry = registry
         self._metrics = metrics
-        self._workers = workers
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="load")  # not the loop's own pool, for which the end of the loop waits
         self._lock = asyncio.Lock()
 
@@ -55,11 +50,9 @@ class Reloader:
         """Loads a model from the folders, and replaces the loaded model of the same name.
 
         Raises:
-            ConflictError: The service has several workers.
             NotFoundError: No folder has a bundle of that name.
             InvalidValueError: It cannot be loaded; the old model stays.
         """
-        self._check_single()
         async with self._lock:
             try:
                 path = await self._in_thread(files.find_bundle, self._folders, name)
@@ -78,18 +71,12 @@ class Reloader:
         """Removes a model, whose open requests are still answered; and the error of a model that could not be loaded.
 
         Raises:
-            ConflictError: The service has several workers.
             NotFoundError: There is no such model and no such error.
         """
-        self._check_single()
         async with self._lock:
             if name in self._registry.models or name not in self._registry.broken:
                 self._remove(self._registry.get(name))
             self._clear_error(name)
-
-    def _check_single(self) -> None:
-        if self._workers > 1:
-            raise ConflictError("a request reaches only one of several workers; change the models folder, and send SIGHUP to the service.")
 
     async def refresh(self) -> None:
         """Updates the registry to the folders: loads new and changed models, unloads removed ones, and logs folders that cannot be loaded."""

@@ -23,24 +23,14 @@ from bertserve.service.text.windows import kept_of_pair
 MAX_SPANS = 64
 
 
-@dataclass(slots=True)
-class ReadSpan:
-    """A part of an input that the model reads in one encoding.
-
-    Attributes:
-        field: Name of its text; empty if the input has one text.
-        start: Index of its first code point.
-        end: Index after its last code point.
-    """
-
-    field: str
-    start: int
-    end: int
+# A part of an input that the model reads in one encoding: the name of its text, empty if the input has only one, the index of its first
+# code point, and the index after its last one.
+ReadSpan = tuple[str, int, int]
 
 
 def spans_read(tokens: Tokens, windows: Sequence[range], field: str = "") -> tuple[ReadSpan, ...]:
     """Returns the spans of a text's windows, for at most `MAX_SPANS` + 1 windows; `windows` has the tokens of each window."""
-    return tuple(ReadSpan(field, *tokens.span(window)) if window else ReadSpan(field, 0, 0) for window in windows[: MAX_SPANS + 1])
+    return tuple((field, *tokens.span(window)) if window else (field, 0, 0) for window in windows[: MAX_SPANS + 1])
 
 
 def warn_if_empty(*texts: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import pytest
 import tiny
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.tasks import classify, embed, rerank, zero_shot
-from bertserve.service.tasks.batch import Batch, ReadSpan
+from bertserve.service.tasks.batch import Batch
 from bertserve.service.text.tokenizer import Tokenizer
 from task_runs import encode
 
@@ -50,7 +50,8 @@ def test_windows_start_from_the_end(left: Tokenizer) -> None:
 
     assert [CLS, *text.ids[2 - LENGTH :], SEP] == ids(found)[-1]
     assert {LENGTH} == {len(window) for window in ids(found)[1:]}
-    assert [span.start for span in found.windows_read] == sorted(span.start for span in found.windows_read)
+    starts = [start for _, start, _ in found.windows_read]
+    assert starts == sorted(starts)
 
 
 def test_a_request_overrides_the_truncation_side(left: Tokenizer, right: Tokenizer) -> None:
@@ -71,8 +72,9 @@ def test_the_end_of_a_long_text_is_read(left: Tokenizer) -> None:
     text = " ".join(["bad"] * 30 + ["good"] * (LENGTH - 2))
     found = encode(classify, classify.ClassifyRequest(text), left)
     assert found.truncated
-    assert found.windows_read == (ReadSpan("", text.index("good"), len(text)),)
+    assert found.windows_read == (("", text.index("good"), len(text)),)
     pair = encode(classify, classify.ClassifyRequest("a film", text), left)
-    assert [span.field for span in pair.windows_read] == ["text", "text_pair"]
-    assert (pair.windows_read[0].start, pair.windows_read[1].end) == (0, len(text))
-    assert "bad" not in text[pair.windows_read[1].start :]
+    (first_field, first_start, _), (second_field, second_start, second_end) = pair.windows_read
+    assert (first_field, second_field) == ("text", "text_pair")
+    assert (first_start, second_end) == (0, len(text))
+    assert "bad" not in text[second_start:]
