@@ -104,10 +104,10 @@ class RequestQueue:
             threads = self._threads_for_long(request.arrived)
             wait = (sum(self._seconds.values()) + busy_s) / threads
         else:
-            threads = self._threads
-            wait = self.wait_s(busy_s)
             self._last_short = max(self._last_short, request.arrived)
-        if before and wait:  # without items before the last one, `check` has done so
+            threads = self._threads
+            wait = self.wait_s(busy_s) if before else 0.0  # without items before the last one, `check` has done so
+        if wait:
             self._check_wait(wait, PACE * before / threads, time_left_s)
         self.requests.add(request)
         request.tokens = tokens
@@ -129,7 +129,7 @@ class RequestQueue:
             now: The current time.
             long_runs: Number of current runs that began with an item of a long request. If short requests come, these leave a thread to them.
         """
-        only_short = long_runs >= self._threads_for_long(now)
+        only_short = long_runs > 0 and long_runs >= self._threads_for_long(now)
         head = self._first(only_short) if self.queue_items else None
         if head is None:
             return []
@@ -249,7 +249,7 @@ class RequestQueue:
 
     def _first(self, only_short: bool) -> Item | None:
         """Returns the item that starts next: the first by priority, but after a long request, short ones that wait get as many seconds."""
-        short, long = (self._first_of(heap) for heap in self._requests.values())
+        short, long = (self._first_of(heap) if heap else None for heap in self._requests.values())
         if only_short or long is None:
             return short
         if short is None:
