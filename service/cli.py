@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, CliPositionalArg, CliSubCommand, CliToggleFlag
@@ -24,7 +24,7 @@ from bertserve.service.auth import new_key
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import NAME_PATTERN
 from bertserve.service.errors import SettingsError, StartError, did_you_mean
-from bertserve.service.settings import COMMAND_LINE, AddressSettings, ModelSettings, Settings, SourceSettings, parse
+from bertserve.service.settings import COMMAND_LINE, AddressSettings, ScoreSettings, Settings, SourceSettings, parse
 from bertserve.service.sources import with_sources
 
 # Formats of `score` by the suffix of a file.
@@ -42,27 +42,16 @@ class Serve(Settings):
         return 0
 
 
-class Score(ModelSettings):
+class Score(ScoreSettings):
     """Score the rows of a file with a model: write a file with a prediction for each row."""
 
     source: CliPositionalArg[str] = Field(
         description="Input file: JSON Lines, CSV, TSV or Parquet; - is stdin. With --ray, Parquet files or their folder."
     )
-    output: CliPositionalArg[str] = Field(description="New file, whose name ends with its format; - is stdout. With --ray, a new folder.")
+    output: CliPositionalArg[str] = Field(description="New file, whose name ends with its format. With --ray, a new folder.")
     input_format: Literal["jsonl", "csv", "tsv", "parquet"] | None = Field(
         None, description="Format of the input (default: from the file name)."
     )
-    task: str | None = Field(
-        None, description="Name of the task or of its endpoint (default: the model's own, or the one that parameters or columns imply)."
-    )
-    columns: dict[str, str] = Field(
-        {},
-        description="INPUT=COLUMN of the task's inputs, such as text=review, or a JSON object (default: the columns with the names of "
-        "inputs).",
-    )
-    parameters: dict[str, Any] = Field({}, description="Parameters of each request as JSON, such as '{\"top_k\": 1}'.")
-    prediction_column: str = Field("prediction", min_length=1, description="Column for predictions.")
-    warnings_column: str = Field("warnings", min_length=1, description="Column for warnings.")
     rejected: Path | None = Field(None, description="New file for rejected rows and their errors (default: OUTPUT.rejected.jsonl).")
     ray: str | None = Field(
         None, description="Score on a Ray cluster: its address, `auto` for a running one, or `local` for a new one here."
@@ -76,9 +65,6 @@ class Score(ModelSettings):
         logging.getLogger().setLevel(logging.WARNING)
         if self.prediction_column == self.warnings_column:
             raise SettingsError("--prediction-column and --warnings-column are the same; give two names.")
-        from bertserve.service.scoring.predictor import RowTask
-
-        task = RowTask(self.task, self.columns, self.parameters, (self.prediction_column, self.warnings_column))
         settings = _with_one_model(self)
         if self.ray is not None:
             if self.rejected is not None or self.input_format not in (None, "parquet"):
@@ -87,31 +73,27 @@ class Score(ModelSettings):
                 )
             from bertserve.service.scoring.ray_data import score_on_ray
 
-            return score_on_ray(settings, task, self.source, self.output, self.ray)
+            return score_on_ray(settings, self.source, self.output, self.ray)
         from bertserve.service.scoring.score import score
 
-        rejected = self.rejected or Path(f"{self.output}.rejected.jsonl")
-        return score(
-            settings, task, Path("/dev/stdin" if self.source == "-" else self.source), Path(self.output), rejected, self._formats()
-        )
+        source, output = Path("/dev/stdin" if self.source == "-" else self.source), Path(self.output)
+        return score(settings, source, output, self.rejected or Path(f"{self.output}.rejected.jsonl"), self._formats())
 
     def _formats(self) -> tuple[str, str]:
         """Returns the formats of the input and of the output."""
         source, output = self.input_format or _FORMATS.get(Path(self.source).suffix.lower()), _FORMATS.get(Path(self.output).suffix.lower())
         if source is None:
             raise SettingsError(f"`{self.source}` ends with none of {', '.join(_FORMATS)}; give --input-format.")
-        if self.output == "-":
-            if self.rejected is not None:
-                raise SettingsError("the output is stdout, so the reasons of rejected rows go to stderr; remove --rejected.")
-            output = "jsonl" if source == "parquet" else source
         if output is None:
             raise SettingsError(f"the output `{self.output}` ends with none of {', '.join(_FORMATS)}; rename it.")
         if source == "jsonl" != output:
             raise SettingsError(f"JSON Lines cannot become {output}, because their rows can have different fields; write JSON Lines.")
+        if source != "parquet" == output:
+            raise SettingsError(f"{source} cannot become parquet, because its columns have no types; write {source} or JSON Lines.")
         return source, output
 
 
-def _with_one_model(score: Score) -> ModelSettings:
+def _with_one_model(score: Score) -> ScoreSettings:
     """Returns the settings with one model: the named bundle in the folders of --models, or the named source.
 
     Raises:

@@ -190,6 +190,32 @@ class ModelSettings(SourceSettings):
         return self.max_batch_tokens or (GPU_BATCH_TOKENS if precision == "fp16" else 8192)
 
 
+class ScoreSettings(ModelSettings):
+    """What `score` does with each row."""
+
+    task: str | None = Field(
+        None, description="Name of the task or of its endpoint (default: the model's own, or the one that parameters or columns imply)."
+    )
+    columns: dict[str, str] = Field(
+        {},
+        description="INPUT=COLUMN of the task's inputs, such as text=review, or a JSON object (default: the columns with the names of "
+        "inputs).",
+    )
+    parameters: dict[str, Any] = Field({}, description="Parameters of each request as JSON, such as '{\"top_k\": 1}'.")
+    prediction_column: str = Field("prediction", min_length=1, description="Column for predictions.")
+    warnings_column: str = Field("warnings", min_length=1, description="Column for warnings.")
+
+    @property
+    def added_columns(self) -> tuple[str, str]:
+        """The columns that the output has in addition to those of the input."""
+        return self.prediction_column, self.warnings_column
+
+    def shared(self) -> dict[str, Any]:
+        """Returns the settings that were given, without those that do not affect answers or differ between machines."""
+        local = {"config", "models", "model", "cache_dir", "threads", "log_format"}
+        return self.model_dump(include=ScoreSettings.model_fields.keys() - local, exclude_unset=True)
+
+
 class AddressSettings(FileSettings):
     """Where the service listens, and the settings for a health check."""
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import orjson
@@ -20,7 +18,7 @@ from bertserve.service.errors import SHOWN_CHARS, BertServeError, CallerValue, E
 from bertserve.service.models import loading
 from bertserve.service.models.request_progress import EncodedInput, RequestProgress
 from bertserve.service.scoring.rows import Row, RowBlock, rejecting
-from bertserve.service.settings import ModelSettings
+from bertserve.service.settings import ScoreSettings
 from bertserve.service.tasks.batch import TaskModel
 from bertserve.service.tasks.body import Limits, types_within
 from bertserve.service.tasks.catalog import TASKS, tasks_of
@@ -34,67 +32,48 @@ from bertserve.service.text.tokenizer import Encoding
 BLOCK_ROWS, BLOCK_BYTES = 4096, 2**27
 
 
-@dataclass(frozen=True, slots=True)
-class RowTask:
-    """What to do with each row.
-
-    Attributes:
-        task: Name or path of the task; None for the model's own, or the one that parameters or columns imply.
-        columns: Input of the task -> its column; without any, each input has a column of its name.
-        parameters: Parameters of the task, as at the endpoint.
-        names: The columns that the output adds.
-    """
-
-    task: str | None = None
-    columns: Mapping[str, str] = field(default_factory=dict)
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    names: Sequence[str] = ("prediction", "warnings")
-
-
 class RowReader:
-    """Builds requests from rows, and validates them like the endpoint.
+    """Makes a body of the endpoint of each row, and reads its request from it.
 
     Attributes:
         spec: The task.
         by_field: Field of the task -> column.
-        answer_bytes: Maximum bytes of the answer to a row; 0 if answers are small.
+        block_rows: Maximum rows of a block.
     """
 
-    def __init__(self, task: RowTask, manifest: Manifest, limits: Limits) -> None:
+    def __init__(self, settings: ScoreSettings, manifest: Manifest) -> None:
         """Checks the task for a model, and its parameters with the example of the endpoint.
 
         Raises:
             SettingsError: The task, its columns or its parameters do not fit the model.
         """
-        self._manifest, self._limits = manifest, limits
-        parameters, columns, tasks = dict(task.parameters), dict(task.columns), tasks_of(manifest)
+        self._manifest, self._limits = manifest, Limits(settings.max_inputs, settings.max_chars, settings.max_top_k)
+        task, columns, parameters, tasks = settings.task, settings.columns, settings.parameters, tasks_of(manifest)
         implied = requested_task(manifest.task, parameters | columns | {"inputs": columns, "parameters": parameters})
-        name = next((name for name, spec in TASKS.items() if task.task in (name, spec.path)), task.task or implied)
+        name = next((name for name, spec in TASKS.items() if task in (name, spec.path)), task or implied)
         if name not in tasks:
             raise SettingsError(f"the task is `{name}`, but the model supports {', '.join(tasks)}; choose one with --task.")
-        self.spec, self._body_keys = TASKS[name], required(TASKS[name].body)
-        fields = self.spec.input_fields
+        self.spec = TASKS[name]
+        fields, body = self.spec.input_fields, self.spec.body
         if unknown := [name for name in columns if name not in fields]:
             raise SettingsError(f"--columns has `{unknown[0]}`, but {name} has the inputs {quote_names(list(fields))}.")
         self._needed = {name for name, info in fields.items() if info.is_required()}
-        self._required = self._needed | columns.keys()
         self._lists = {name for name, info in fields.items() if list in types_within(info.annotation)}
-        self.by_field = {name: columns.get(name, name) for name in fields if not columns or name in self._required}
-        if foreign := [key for key in parameters if key in ("model", *self._body_keys)]:
-            raise SettingsError(f"--parameters has `{foreign[0]}`, which is not a parameter of /{self.spec.path}; remove it.")
-        known = self.spec.body.parameters_type.model_fields
+        self.by_field = {name: columns.get(name, name) for name in fields if not columns or name in self._needed | columns.keys()}
+        self._required = [column for name, column in self.by_field.items() if columns or name in self._needed]
+        self._body_keys = required(body)
         # options of /rerank are fields of the body, except those of decisions
-        outer = {key: value for key, value in parameters.items() if not known or (key in self.spec.body.model_fields and key not in known)}
-        inner = {key: value for key, value in parameters.items() if key not in outer}
-        self._parameters = outer | ({"parameters": inner} if inner else {})
-        example = {key: value for key, value in self.spec.body.example().items() if key in self._body_keys}
+        options = body.model_fields.keys() - body.parameters_type.model_fields.keys() - {"model", *self._body_keys}
+        inner = {key: value for key, value in parameters.items() if key not in options}
+        self._parameters = {key: parameters[key] for key in parameters if key in options} | ({"parameters": inner} if inner else {})
+        example = {key: value for key, value in body.example().items() if key in self._body_keys}
+        limits = Limits(2**14, 2**20, settings.max_top_k)  # the others are for rows, not for the example
         try:
-            # the limits of the settings are for rows, not for the example
-            body = validate_as(self.spec.body, example | self._parameters, Limits(max_inputs=2**14, max_chars=2**20))
-            request = body.requests(manifest)[0]
+            request = validate_as(body, example | self._parameters, limits).requests(manifest)[0]
         except BertServeError as error:
             raise SettingsError(f"--parameters does not fit /{self.spec.path}: {error.message}") from error
-        self.answer_bytes = min(MAX_ANSWER_BYTES, self.spec.answer_bytes(request, manifest.tokenizer.max_length))
+        answer_bytes = min(MAX_ANSWER_BYTES, self.spec.answer_bytes(request, manifest.tokenizer.max_length))
+        self.block_rows = min(BLOCK_ROWS, BLOCK_BYTES // max(1, answer_bytes))
 
     def check(self, columns: Sequence[str], added: Sequence[str]) -> None:
         """Checks the columns of a file, and those that the output adds.
@@ -102,15 +81,14 @@ class RowReader:
         Raises:
             SettingsError: The file lacks a required column, or the output would have a column twice.
         """
-        for name, column in self.by_field.items():
-            if name in self._required and column not in columns:
+        for column in self._required:
+            if column not in columns:
                 hint = did_you_mean(column, columns, "choose others with --columns.")
                 shown = quote_names([name[:SHOWN_CHARS] for name in columns[:20]])
                 raise SettingsError(f"the input has no column `{column}`, but it has {shown}; {hint}")
-        ((name, count),) = Counter([*columns, *added]).most_common(1)
-        if count > 1:
-            hint = "rename it, or set --prediction-column or --warnings-column."
-            raise SettingsError(f"the output would have the column `{name[:SHOWN_CHARS]}` twice; {hint}")
+        names = [*columns, *added]
+        if twice := [name[:SHOWN_CHARS] for name in names if names.count(name) > 1]:
+            raise SettingsError(f"the output would have `{twice[0]}` twice; rename it, or set --prediction-column or --warnings-column.")
 
     def request(self, values: Mapping[str, Any]) -> Any:
         """Returns the request of a row, given its values by column.
@@ -121,21 +99,21 @@ class RowReader:
         """
         inputs: dict[str, Any] = {}
         for name, column in self.by_field.items():
-            value, type_ = values.get(column), list if name in self._lists else str
-            if type_ is list and isinstance(value, str):
+            value = values.get(column)
+            if value in (None, "") and name not in self._needed and (column in values or column not in self._required):
+                continue
+            if name in self._lists and isinstance(value, str):
                 with suppress(orjson.JSONDecodeError):
                     value = orjson.loads(value)
             # the endpoint would read a list of texts as several inputs
-            if isinstance(value, type_) and (value != "" or name in self._needed):
-                inputs[name] = value
-            elif value not in (None, "") or name in self._needed or (name in self._required and column not in values):
-                kind = 'a JSON list of texts, such as ["a", "b"]' if type_ is list else "a text"
+            if not isinstance(value, list if name in self._lists else str):
                 raise InvalidValueError(
                     "the column `{column}` must be {kind}; the row has {columns}.",
                     column=column,
-                    kind=kind,
+                    kind='a JSON list of texts, such as ["a", "b"]' if name in self._lists else "a text",
                     columns=CallerValue(quote_names(list(values)[:20])),
                 )
+            inputs[name] = value
         if self._body_keys == ["inputs"]:
             inputs = {"inputs": inputs[TEXT] if list(inputs) == [TEXT] else inputs}
         (request,) = validate_as(self.spec.body, inputs | self._parameters, self._limits).requests(self._manifest)
@@ -148,7 +126,7 @@ class Predictor:
     Results do not depend on the number of threads: a chunk depends only on the rows of a call, and a batch only on its chunk.
     """
 
-    def __init__(self, settings: ModelSettings, task: RowTask) -> None:
+    def __init__(self, settings: ScoreSettings) -> None:
         """Loads the only model of the settings' folders.
 
         Raises:
@@ -159,45 +137,39 @@ class Predictor:
         self.graph, tokenizer, self._engine = loading.open_bundle(bundle, loading.with_provider(settings, [path]))
         self.manifest, self.version = bundle.manifest, bundle.version
         self._task_model = TaskModel(tokenizer, bundle.manifest, self.graph.decision)
-        self.reader = RowReader(task, bundle.manifest, Limits(settings.max_inputs, settings.max_chars, settings.max_top_k))
-        self.block_rows = max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(1, self.reader.answer_bytes)))
+        self.reader = RowReader(settings, bundle.manifest)
         is_on_cpu = self.graph.provider == "cpu"
         is_large = any(output.kind in ("per_mask", "per_map") for output in self.graph.outputs)  # far more outputs than tokens
         batch_tokens = settings.batch_tokens(self.graph.precision)
         # on a CPU, more rows save no time (bench/results/2026-11-23-score.md)
-        self.batch_tokens = min(batch_tokens, 256) if is_on_cpu or is_large else batch_tokens
+        self._batch_tokens = min(batch_tokens, 256) if is_on_cpu or is_large else batch_tokens
         self._shares_batches = self.graph.batch_invariant or settings.batch_variant_graphs
-        threads = settings.threads or (usable_cores() if is_on_cpu else 2)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="scoring")
+        self._pool = ThreadPoolExecutor(settings.threads or (usable_cores() if is_on_cpu else 2), thread_name_prefix="scoring")
 
     def close(self) -> None:
         """Ends the threads after their current chunks."""
         self._pool.shutdown(cancel_futures=True)
 
-    def answer(self, blocks: Iterable[RowBlock]) -> Iterator[RowBlock]:
-        """Yields blocks whose rows have a prediction or an error; the next block starts while the last rows of a block run."""
-        running: tuple[RowBlock, Sequence[Future[None]]] | None = None
-        for block in blocks:
-            futures = () if block.is_written else self._start(block.rows)
-            if running is not None:
-                yield _wait(*running)
-            running = block, futures
-        if running is not None:
-            yield _wait(*running)
+    def answer(self, blocks: Iterable[RowBlock], written: int = 0) -> Iterator[RowBlock]:
+        """Yields blocks, after the first `written` ones with predictions or errors; the next block starts while a block's last rows run."""
+        started = ((block, self._start(block) if index >= written else ()) for index, block in enumerate(blocks))
+        for (block, running), _ in pairwise(chain(started, [(RowBlock([], 0), ())])):
+            list(running)  # waits, and raises an unexpected error of a thread
+            yield block
 
-    def _start(self, rows: Sequence[Row]) -> Sequence[Future[None]]:
-        """Starts to answer rows, by length in chunks."""
-        for row in rows:
-            with rejecting(row):
-                row.request = self.reader.request(row.values) if row.error is None else None
-        remaining = sorted((row for row in rows if row.error is None), key=lambda row: -row.request.chars)
-        futures = []
+    def _start(self, block: RowBlock) -> Iterable[None]:
+        """Starts to answer the rows of a block, by length in chunks; the result ends when all are answered."""
+        for row in block.rows:
+            if row.error is None:
+                with rejecting(row):
+                    row.request = self.reader.request(row.values)
+        remaining, chunks = sorted((row for row in block.rows if row.error is None), key=lambda row: -row.request.chars), []
         while remaining:
             # rows and characters that are enough for the batches of a GPU; on a CPU a chunk takes one or two seconds
             count = max(1, min(256, 2**15 // max(1, remaining[0].request.chars)))
-            futures.append(self._pool.submit(self._answer, remaining[:count]))
+            chunks.append(remaining[:count])
             remaining = remaining[count:]
-        return futures
+        return self._pool.map(self._answer, chunks)
 
     def _answer(self, chunk: Sequence[Row]) -> None:
         """Answers a chunk. A row that cannot be encoded or decoded, or that the graph cannot score, gets an error alone."""
@@ -231,7 +203,7 @@ class Predictor:
             count, length = 1, len(texts[places[0]].encoding)
             while self._shares_batches and count < len(places):
                 shape = self.graph.shape(count + 1, length)
-                if shape is None or shape[0] * shape[1] > self.batch_tokens:
+                if shape is None or shape[0] * shape[1] > self._batch_tokens:
                     break
                 count += 1
             batch, places = places[:count], places[count:]
@@ -247,10 +219,3 @@ class Predictor:
             return self._engine.run(encodings)
         except EngineError as error:
             return [error] if len(encodings) == 1 else [self._run([encoding])[0] for encoding in encodings]
-
-
-def _wait(block: RowBlock, futures: Sequence[Future[None]]) -> RowBlock:
-    """Returns a block when the threads have answered its rows; raises an unexpected error of theirs."""
-    for future in futures:
-        future.result()
-    return block

@@ -1,4 +1,4 @@
-"""Rows: functions that read the rows of JSON Lines, CSV, TSV and Parquet, in blocks."""
+"""Rows: functions that read the rows of JSON Lines, CSV, TSV and Parquet, in blocks, and writers that write them with predictions."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from codecs import BOM_UTF8
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 
-from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, StartError
+from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, StartError, install_command
+from bertserve.service.tasks.json_text import to_json, to_plain
 
 with suppress(ImportError):  # the extra `parquet`
     import pyarrow as pa
@@ -23,6 +26,8 @@ with suppress(ImportError):  # the extra `parquet`
 BLOCK_BYTES = 2**24
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 _NOT_TEXT = re.compile("decimal|binary|duration|map<")  # types of Arrow that have no usual form in JSON and CSV
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # `surrogateescape` makes these of bytes that are not UTF-8
+_QUOTED = re.compile('[",\t\r\n]')
 
 
 @dataclass(slots=True)
@@ -30,7 +35,6 @@ class Row:
     """A row, from reading to writing.
 
     Attributes:
-        number: Its number in the file, from 1; blank lines and a header do not count.
         line: Number of its first line in a text file, from 1.
         raw: Its JSON object as read, for JSON Lines.
         values: Column -> value.
@@ -40,7 +44,6 @@ class Row:
         request: The request of its task.
     """
 
-    number: int
     line: int | None = None
     raw: bytes = b""
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -67,13 +70,11 @@ class RowBlock:
         rows: The rows.
         size: Their bytes in the file, for the progress.
         table: The rows of Parquet, as a table of pyarrow.
-        is_written: Whether an earlier run has written their answers.
     """
 
     rows: Sequence[Row]
     size: int
     table: Any = None
-    is_written: bool = False
 
 
 def blocks_of(rows: Iterable[Row], max_rows: int) -> Iterator[RowBlock]:
@@ -91,12 +92,10 @@ def blocks_of(rows: Iterable[Row], max_rows: int) -> Iterator[RowBlock]:
 
 def read_json_lines(path: Path, added: Sequence[str]) -> Iterator[Row]:
     """Yields the rows of JSON Lines. A line is a row with an error unless it is a JSON object without the keys `added`."""
-    number = 0
     with path.open("rb") as file:
-        for line_number, line in enumerate(file, 1):
+        for number, line in enumerate(file, 1):
             if raw := line.removeprefix(BOM_UTF8).strip():
-                number += 1
-                row = Row(number, line_number, raw)
+                row = Row(number, raw)
                 with rejecting(row):
                     row.values = _parse(raw, added)
                 yield row
@@ -125,10 +124,7 @@ def read_delimited(path: Path, delimiter: str) -> tuple[Sequence[str], Iterator[
     _, columns = next(records, (1, list[str]()))
     if not columns or _error(columns, columns):
         raise StartError("the input has no header; a CSV file begins with a line of UTF-8 that names the columns.")
-    return columns, (
-        Row(number, line, b"", dict(zip(columns, fields, strict=False)), _error(fields, columns))
-        for number, (line, fields) in enumerate(records, 1)
-    )
+    return columns, (Row(line, b"", dict(zip(columns, fields, strict=False)), _error(fields, columns)) for line, fields in records)
 
 
 def _records(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -148,12 +144,8 @@ def _records(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 
 def _error(fields: Sequence[str], columns: Sequence[str]) -> BertServeError | None:
     if len(fields) != len(columns):
-        return InvalidValueError(
-            "the row has {count} fields, the header {columns}; quote delimiters.", count=len(fields), columns=len(columns)
-        )
-    try:
-        "".join(fields).encode()
-    except UnicodeEncodeError:  # a byte that is not UTF-8 became a surrogate
+        return InvalidValueError("the row has {row} fields, the header {header}; quote delimiters.", row=len(fields), header=len(columns))
+    if _NOT_UTF8.search("".join(fields)):
         return InvalidValueError("the row is not UTF-8; convert the file, for example with `iconv -t UTF-8`.")
     return None
 
@@ -167,30 +159,30 @@ def arrow_errors(problem: str, remedy: str = "write JSON Lines, because a Parque
         raise StartError(f"{problem} ({error}); {remedy}.") from error
 
 
-def read_parquet(path: Path, inputs: Collection[str] | None, max_rows: int) -> tuple[Any, Iterator[RowBlock]]:
-    """Returns the schema and the blocks of a file; rows have the `inputs` among its columns, or all columns if it is None, for text."""
+def read_parquet(path: Path, inputs: Collection[str] | None, max_rows: int) -> tuple[Sequence[str], Iterator[RowBlock]]:
+    """Returns the columns and the blocks of a file; rows have the `inputs` among its columns, or all columns if it is None, for text."""
     with arrow_errors(f"the input `{path}` cannot be read as Parquet", "check its format"):
         # INT96 has days and nanoseconds: as 64-bit nanoseconds, times outside 1677 to 2262 would become other times
         file = pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
-    if inputs is None and (others := [column for column in file.schema_arrow if _NOT_TEXT.search(str(column.type))]):
-        raise SettingsError(
-            f"the column `{others[0].name}` has the type {others[0].type}, which JSON and CSV lack; remove it, or write Parquet."
-        )
+    odd = [f"the column `{column.name}` has the type {column.type}" for column in file.schema_arrow if _NOT_TEXT.search(str(column.type))]
+    if odd and inputs is None:
+        raise SettingsError(f"{odd[0]}, which JSON and CSV lack; remove it, or write Parquet.")
 
     def blocks() -> Iterator[RowBlock]:
-        total, size, position = file.metadata.num_rows, path.stat().st_size, 0
+        total, size = file.metadata.num_rows, path.stat().st_size
         decoded_size = sum(file.metadata.row_group(group).total_byte_size for group in range(file.num_row_groups))
+        if not total:
+            yield RowBlock([], size, file.schema_arrow.empty_table())
         with arrow_errors("the input is broken", "write it again"):
             for batch in file.iter_batches(max(1, min(max_rows, BLOCK_BYTES * total // max(decoded_size, 1)))):
                 table = pa.Table.from_batches([batch])
-                yield RowBlock(rows_of(table, inputs, position), size * len(table) // total, table)
-                position += len(table)
+                yield RowBlock(rows_of(table, inputs), size * len(table) // total, table)
 
-    return file.schema_arrow, blocks()
+    return file.schema_arrow.names, blocks()
 
 
-def rows_of(table: Any, inputs: Collection[str] | None, before: int = 0) -> list[Row]:
-    """Returns the rows of a table with the `inputs` among its columns, or all if it is None; `before` rows precede it in the file."""
+def rows_of(table: Any, inputs: Collection[str] | None) -> list[Row]:
+    """Returns the rows of a table with the `inputs` among its columns, or all if it is None."""
     columns = {}
     for name in table.column_names:
         if inputs is None or name in inputs:
@@ -199,5 +191,88 @@ def rows_of(table: Any, inputs: Collection[str] | None, before: int = 0) -> list
                 column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
             with arrow_errors(f"the column `{name}` has a value that is not a text", "convert it to UTF-8"):
                 columns[name] = column.to_pylist()
-    rows = zip(*columns.values(), strict=True)
-    return [Row(number, values=dict(zip(columns, row, strict=True))) for number, row in enumerate(rows, before + 1)]
+    return [Row(values=dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+
+
+def read_blocks(
+    path: Path, formats: tuple[str, str], inputs: Collection[str], added: Sequence[str], max_rows: int
+) -> tuple[Sequence[str], Iterator[RowBlock]]:
+    """Returns the columns of a file, none for JSON Lines, and its blocks; the output has the columns `added`."""
+    if formats[0] == "jsonl":
+        return (), blocks_of(read_json_lines(path, added), max_rows)
+    if formats[0] != "parquet":
+        columns, rows = read_delimited(path, DELIMITERS[formats[0]])
+        return columns, blocks_of(rows, max_rows)
+    if find_spec("pyarrow") is None:
+        raise SettingsError(f"Parquet needs pyarrow, which is not installed; `{install_command('parquet')}` adds it.")
+    return read_parquet(path, inputs if formats[1] == "parquet" else None, max_rows)
+
+
+class LineWriter:
+    """Writes JSON Lines, CSV or TSV."""
+
+    def __init__(self, columns: Sequence[str], names: Sequence[str], delimiter: str) -> None:
+        """Adds the columns `names` to `columns`: with three, the best label and its score replace the prediction. JSON has no delimiter."""
+        self._names, self._delimiter = names, delimiter
+        self._head = self._delimited([*columns, *names]) if delimiter else b""
+
+    def write(self, block: RowBlock) -> bytes:
+        """Returns the rows that have an answer."""
+        return b"".join(self._line(row) for row in block.rows if row.error is None)
+
+    def join(self, parts: Iterable[Path], path: Path) -> None:
+        """Writes all parts to a file."""
+        with path.open("wb") as file:
+            file.write(self._head)
+            for part in parts:
+                file.write(part.read_bytes())
+
+    def _line(self, row: Row) -> bytes:
+        """Returns a row with its prediction and its warnings; the object of JSON Lines is unchanged."""
+        if not self._delimiter:
+            added = to_json(dict(zip(self._names, (row.prediction, row.warnings), strict=True)))
+            return b"%b,%b\n" % ((row.raw or to_json(row.values))[:-1], added[1:])
+        answer = (row.prediction[0]["label"], row.prediction[0]["score"]) if len(self._names) == 3 else (row.prediction,)
+        return self._delimited([*row.values.values(), *answer, " | ".join(row.warnings)])
+
+    def _delimited(self, values: Iterable[Any]) -> bytes:
+        """Returns a line of CSV or TSV; null becomes an empty cell, and values other than texts JSON."""
+        cells = [value if isinstance(value, str) else "" if value is None else to_json(value).decode().strip('"') for value in values]
+        # the module csv would not quote a carriage return before a line feed
+        quoted = ['"' + cell.replace('"', '""') + '"' if _QUOTED.search(cell) else cell for cell in cells]
+        return (self._delimiter.join(quoted) + "\n").encode()
+
+
+def with_predictions(table: Any, rows: Sequence[Row], names: Sequence[str]) -> Any:
+    """Returns a table with columns for predictions, nested, and for warnings."""
+    predictions = [row.prediction for row in rows]
+    if any(isinstance(prediction, np.ndarray) for prediction in predictions):  # embeddings stay numbers of four bytes
+        predictions = [list(value) if isinstance(value, np.ndarray) and value.ndim == 2 else value for value in predictions]
+    else:
+        predictions = to_plain(predictions)
+    with arrow_errors("the predictions have different types"):
+        column = pa.array(predictions)
+    return table.append_column(names[0], column).append_column(names[1], pa.array([row.warnings for row in rows], pa.list_(pa.string())))
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetWriter:
+    """Writes Parquet, with the columns `names` for predictions and warnings."""
+
+    names: Sequence[str]
+
+    def write(self, block: RowBlock) -> bytes:
+        """Returns the rows that have an answer, as a file."""
+        rows = [row for row in block.rows if row.error is None]
+        table, data = block.table.filter(pa.array([row.error is None for row in block.rows], pa.bool_())), pa.BufferOutputStream()
+        pq.write_table(with_predictions(table, rows, self.names), data)
+        return bytes(data.getvalue())
+
+    def join(self, parts: Sequence[Path], path: Path) -> None:
+        """Writes all parts to a file."""
+        with arrow_errors("the predictions have different types"):
+            # a part without an entity, for example, does not show the type of entities
+            schema = pa.unify_schemas([pq.read_schema(part) for part in parts], promote_options="permissive")
+        with pq.ParquetWriter(path, schema) as writer:
+            for part in parts:
+                writer.write_table(pq.ParquetFile(part).read().cast(schema))

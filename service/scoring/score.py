@@ -1,31 +1,38 @@
-"""The command `bert-serve score`: reads a file in blocks, and writes a file with a prediction for each row."""
+"""The command `bert-serve score`: reads a file in blocks, and writes a file with a prediction for each row.
+
+Each block becomes a part: `part-00042` has the rows of block 42 that have an answer, and `rejected-00042` a line about each of the others.
+At the end, the parts become one file. A file appears under its name when it is complete. So a run that was killed continues with the parts
+that are missing, and gives the same bytes.
+"""
 
 from __future__ import annotations
 
+import filecmp
+import hashlib
+import os
+import shutil
 import signal
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from contextlib import closing
-from functools import partial
-from importlib.util import find_spec
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
 from bertserve.service import __version__
 from bertserve.service.engine import sessions
 from bertserve.service.engine.hardware import cpu_name
-from bertserve.service.errors import SettingsError, StartError, install_command, plural
-from bertserve.service.scoring import parts, rows
-from bertserve.service.scoring.predictor import Predictor, RowTask
-from bertserve.service.settings import ModelSettings
+from bertserve.service.errors import SettingsError, StartError, plural, status_and_type
+from bertserve.service.scoring import rows
+from bertserve.service.scoring.predictor import Predictor
+from bertserve.service.settings import ScoreSettings
+from bertserve.service.tasks.json_text import to_json
 
-STDOUT = Path("-")
 
-
-def score(settings: ModelSettings, task: RowTask, source: Path, output: Path, rejected: Path, formats: tuple[str, str]) -> int:
+def score(settings: ScoreSettings, source: Path, output: Path, rejected: Path, formats: tuple[str, str]) -> int:
     """Scores the rows of `source`, and writes those with an answer and the reasons why others have none; returns the exit code.
 
     `formats` are those of the input and of the output: `jsonl`, `csv`, `tsv` or `parquet`.
@@ -34,78 +41,103 @@ def score(settings: ModelSettings, task: RowTask, source: Path, output: Path, re
         StartError: A setting or the input is wrong, or a file cannot be read or written.
     """
     try:
-        with closing(Predictor(settings, task)) as predictor:
-            names = task.names
-            if formats[1] in rows.DELIMITERS and predictor.reader.spec.has_one_label(task.parameters, predictor.manifest):
-                names = (f"{names[0]}_label", f"{names[0]}_score", names[1])
-            blocks, writer = _open(source, formats, predictor, names)
+        with closing(Predictor(settings)) as predictor:
+            reader, names, delimiter = predictor.reader, list(settings.added_columns), rows.DELIMITERS.get(formats[1], "")
+            if delimiter and reader.spec.has_one_label(settings.parameters, predictor.manifest):
+                names = [f"{names[0]}_label", f"{names[0]}_score", names[1]]
+            columns, blocks = rows.read_blocks(source, formats, reader.by_field.values(), names, reader.block_rows)
+            if formats[0] != "jsonl":
+                reader.check(columns, names)
+            writer = rows.ParquetWriter(names) if formats[1] == "parquet" else rows.LineWriter(columns, names, delimiter)
             facts = (
-                (source.stat().st_size, source.stat().st_mtime_ns, formats, names, task, predictor.reader.spec.name),
-                (settings.max_chars, settings.max_inputs, settings.batch_variant_graphs),
-                (predictor.version, predictor.graph.file, predictor.graph.provider, predictor.batch_tokens, predictor.block_rows),
+                (source.stat().st_size, source.stat().st_mtime_ns, formats, settings.shared()),
+                (predictor.version, predictor.graph.file, predictor.graph.provider),
                 (__version__, sessions.VERSION, cpu_name()),
             )
-            if isinstance(writer, parts.LineWriter) and output == STDOUT:
-                return _run(source, predictor, blocks, parts.Stream(writer))
-            run = parts.Parts(output, rejected, writer, facts)
-            return _run(source, predictor, run.mark_written(blocks), run)
+            return _run(source, predictor, blocks, Parts(output, rejected, writer, facts))
     except KeyboardInterrupt:
         print("stopped; run the same command again to continue.", file=sys.stderr)
         return 128 + signal.SIGINT
-    except BrokenPipeError:
-        raise
     except OSError as error:
         name = f"`{error.filename}`" if error.filename else "a file"
         raise StartError(f"{name} cannot be read or written ({error.strerror}); fix that, and run the same command again.") from error
 
 
-def _open(
-    source: Path, formats: tuple[str, str], predictor: Predictor, names: Sequence[str]
-) -> tuple[Iterable[rows.RowBlock], parts.LineWriter | parts.ParquetWriter]:
-    """Returns the blocks of the input, and the writer of the output, which adds the columns `names`."""
-    if "parquet" in formats and find_spec("pyarrow") is None:
-        raise SettingsError(f"Parquet needs pyarrow, which is not installed; `{install_command('parquet')}` adds it.")
-    columns: Sequence[str] = ()
-    if formats[0] == "parquet":
-        inputs = predictor.reader.by_field.values() if formats[1] == "parquet" else None
-        schema, blocks = rows.read_parquet(source, inputs, predictor.block_rows)
-        columns = schema.names
-    else:
-        if formats[0] == "jsonl":
-            lines = rows.read_json_lines(source, names)
-        else:
-            columns, lines = rows.read_delimited(source, rows.DELIMITERS[formats[0]])
-        schema, blocks = columns, rows.blocks_of(lines, predictor.block_rows)
-    if formats[0] != "jsonl":
-        predictor.reader.check(columns, names)
-    if formats[1] == "parquet":
-        return blocks, parts.ParquetWriter(schema, names)
-    if formats[1] == "jsonl":
-        return blocks, parts.LineWriter(lambda row: parts.json_line(row, names), head=b"")
-    encoded = partial(parts.delimited_line, delimiter=rows.DELIMITERS[formats[1]])
-
-    def line(row: rows.Row) -> bytes:
-        answer = (row.prediction[0]["label"], row.prediction[0]["score"]) if len(names) == 3 else (row.prediction,)
-        return encoded([*row.values.values(), *answer, " | ".join(row.warnings)])
-
-    return blocks, parts.LineWriter(line, head=encoded([*columns, *names]))
-
-
-def _run(source: Path, predictor: Predictor, blocks: Iterable[rows.RowBlock], run: parts.Parts | parts.Stream) -> int:
+def _run(source: Path, predictor: Predictor, blocks: Iterable[rows.RowBlock], parts: Parts) -> int:
     """Scores all blocks, and returns the exit code, which is 3 if rows were rejected."""
-    totals, start = Counter[str](), time.perf_counter()
+    count = total = scored = warned = 0
+    start = time.perf_counter()
     with tqdm(total=source.stat().st_size or None, unit="B", unit_scale=True, leave=False, disable=None) as bar:
-        for index, block in enumerate(predictor.answer(blocks)):
-            if not block.is_written:
-                run.write(index, block)
-                totals.update(scored=len(block.rows), warned=sum(bool(row.warnings) for row in block.rows if row.error is None))
-            totals.update(blocks=1, rows=len(block.rows))
+        for block in predictor.answer(blocks, parts.written):
+            if count >= parts.written:
+                parts.write(count, block, total)
+                scored += len(block.rows)
+                warned += sum(bool(row.warnings) for row in block.rows if row.error is None)
+            count, total = count + 1, total + len(block.rows)
             bar.update(block.size)
     seconds = time.perf_counter() - start
-    rejected = run.finish(totals["blocks"])
+    rejected = parts.finish(count)
     print(
-        f"{plural(totals['rows'], 'row')}: {totals['rows'] - rejected} answered{f', {rejected} rejected ({run.rejected})' if rejected else ''}; "
-        f"{totals['scored']} scored in {seconds:.1f} s, {totals['scored'] / seconds:,.0f} rows/s, {totals['warned']} with warnings",
+        f"{plural(total, 'row')}: {total - rejected} answered{f', {rejected} rejected ({parts.rejected})' if rejected else ''}; "
+        f"{scored} scored in {seconds:.1f} s, {scored / seconds:,.0f} rows/s, {warned} with warnings",
         file=sys.stderr,
     )
     return 3 if rejected else 0
+
+
+class Parts:
+    """The parts of an output file, in a folder whose name has a digest of everything that affects the bytes of the output."""
+
+    def __init__(self, output: Path, rejected: Path, writer: rows.LineWriter | rows.ParquetWriter, facts: Any) -> None:
+        """Finds the parts of an earlier run with the same `facts` that was stopped; without them, `output` and `rejected` must be new."""
+        self.output, self.rejected, self._writer = output, rejected, writer
+        self._folder = output.with_name(f"{output.name}.parts-{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}")
+        if output.resolve() == rejected.resolve():
+            raise SettingsError("the output and --rejected are the same file; give another name.")
+        for path in (output, rejected):
+            # the files of a run that was killed before it removed its parts are checked at the end
+            if os.path.lexists(path) and not self._folder.exists():
+                raise _exists(path)
+        self.written = next(n for n in count() if not all(self._path(kind, n).exists() for kind in ("part", "rejected")))
+
+    def _path(self, kind: str, index: int) -> Path:
+        return self._folder / f"{kind}-{index:05}"
+
+    def write(self, index: int, block: rows.RowBlock, before: int) -> None:
+        """Writes the part of a block, which `before` rows precede: its rows that have an answer, and a line for each of the others."""
+        reasons = [
+            {"row": number, "line": row.line, "error": row.error.message, "error_type": status_and_type(row.error)[1]}
+            for number, row in enumerate(block.rows, before + 1)
+            if row.error is not None
+        ]
+        for kind, content in (("rejected", b"".join(to_json(reason) + b"\n" for reason in reasons)), ("part", self._writer.write(block))):
+            with self._complete(kind, self._path(kind, index)) as path:
+                path.write_bytes(content)
+
+    def finish(self, count: int) -> int:
+        """Joins `count` parts to the output, and to the file of rejected rows if there are any; returns the number of these rows."""
+        with self._complete("output", self.output) as output:
+            self._writer.join([self._path("part", index) for index in range(count)], output)
+            reasons = b"".join(self._path("rejected", index).read_bytes() for index in range(count))
+            if reasons:
+                with self._complete("rejected", self.rejected) as rejected:
+                    rejected.write_bytes(reasons)
+        shutil.rmtree(self._folder)
+        return reasons.count(b"\n")
+
+    @contextmanager
+    def _complete(self, kind: str, target: Path) -> Iterator[Path]:
+        """Yields the path of a new file, which becomes `target` when it is complete, unless `target` exists with another content."""
+        self._folder.mkdir(exist_ok=True)
+        path = self._folder / f".{kind}-{os.getpid()}"  # not that of another run
+        yield path
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        if not os.path.lexists(target):
+            os.replace(path, target)
+        elif not filecmp.cmp(path, target, shallow=False):
+            raise _exists(target)
+
+
+def _exists(path: Path) -> SettingsError:
+    return SettingsError(f"`{path}` exists already; remove it, or give another name.")

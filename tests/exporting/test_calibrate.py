@@ -138,7 +138,7 @@ def test_copies_of_an_input_are_in_the_same_half(tmp_path: Path, calibrate: Cali
     code, printed = calibrate(path, "--data", data(tmp_path, *lines[:60], *copies[:120]))
     assert (2, True) == (code, "60 different inputs" in printed)
 
-    examples = [Example(Row(0, values=line), frozenset([line["label"]])) for line in (*lines, *copies)]
+    examples = [Example(Row(values=line), frozenset([line["label"]])) for line in (*lines, *copies)]
     first, second = ({example.text for example in half} for half in split(examples))
     assert (75, 75, set()) == (len(first), len(second), first & second)
 

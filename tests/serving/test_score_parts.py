@@ -22,7 +22,7 @@ import tiny
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import EngineError
 from bertserve.service.scoring import predictor
-from bertserve.service.scoring.parts import Parts
+from bertserve.service.scoring.score import Parts
 from scored import TEXTS, read_lines, run, write_lines
 
 pytestmark = pytest.mark.usefixtures("logging_of_pytest", "small_blocks")
