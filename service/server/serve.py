@@ -17,10 +17,8 @@ import ssl
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -145,15 +143,13 @@ def serve_models(
     SIGHUP reads the keys and the models again. One of several workers has an index, metrics and its own `beat`, which is called twice per
     second while the event loop runs; by default it resets systemd's watchdog. Returns the exit code: 1 if the inference threads have failed.
     """
+    from bertserve.service.api.endpoint import Endpoint
     from bertserve.service.models.build import build
 
     tracer = tracer_to(settings.otlp_endpoint)
-    # importing FastAPI takes about 0.17 s; models can load at the same time, because their runs need no interpreter
-    with ThreadPoolExecutor(1) as pool:
-        endpoint = pool.submit(import_module, "bertserve.service.api.endpoint")
-        state = build(settings, index=index, metrics=metrics, tracer=tracer)
+    state = build(settings, index=index, metrics=metrics, tracer=tracer)
     with background_logging():
-        Server(endpoint.result().Endpoint(state, auth), state, auth, on_ready, beat).run([listener])
+        Server(Endpoint(state, auth), state, auth, on_ready, beat).run([listener])
         if tracer is not None:
             tracer.close()
         if state.scheduler.failure:
