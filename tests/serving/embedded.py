@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,27 @@ STEPS = [pytest.param(12, id="twelfth"), pytest.param(1, id="all", marks=pytest.
 
 @dataclass(frozen=True)
 class Loaded:
-    """A loaded bundle."""
+    """A bundle that is loaded when a test needs it first, because each test process imports all test files."""
 
-    manifest: Manifest
-    tokenizer: Tokenizer
-    engine: OnnxEngine
+    path: Path
+    threads: int
+
+    @cached_property
+    def _bundle(self) -> files.Bundle:
+        return files.load_bundle(self.path)
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._bundle.manifest
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer(self._bundle.tokenizer_path, self.manifest.tokenizer)
+
+    @cached_property
+    def engine(self) -> OnnxEngine:
+        spec, graph = self.manifest.tokenizer, self._bundle.graph("cpu")
+        return OnnxEngine(self.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, threads=self.threads)
 
     def rows(self, encodings: Sequence[Encoding]) -> list[Outputs]:
         """Runs encodings one by one, as the service does with a graph that is not batch-invariant."""
@@ -41,10 +58,7 @@ def load(name: str, threads: int = 1) -> Loaded:
 
 
 def load_from(path: Path, threads: int = 1) -> Loaded:
-    bundle = files.load_bundle(path)
-    spec, graph = bundle.manifest.tokenizer, bundle.graph("cpu")
-    engine = OnnxEngine(path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, threads=threads)
-    return Loaded(bundle.manifest, Tokenizer(bundle.tokenizer_path, spec), engine)
+    return Loaded(path, threads)
 
 
 def read(task: str, request: dict[str, Any]) -> Any:

@@ -174,7 +174,7 @@ loading.open_bundle = long_load
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full_grid)])
 def test_shutdown_does_not_wait_for_a_model_to_load(models: Path, tmp_path: Path, number: int) -> None:
     """The load is abandoned. Exit code and log are the same as for every stop."""
     with running(models, tmp_path / "log", program=LONG_LOADS) as served:
