@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from bertserve.bench import cli as bench_cli
 from bertserve.export import cli, verify_cli
-from bertserve.export.decisions import command
+from bertserve.export.score_calibration import command
 from bertserve.service.api.app import create_fastapi
 from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.cli import BertServe, Score

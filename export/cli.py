@@ -1,6 +1,6 @@
 """bert-export: turns flags into an ExportSpec; prints progress and reports, returns exit codes.
 
-`verify_cli` has the subcommand `verify`, and `decisions/command.py` has `calibrate`.
+`verify_cli` has the subcommand `verify`, and `score_calibration/command.py` has `calibrate`.
 
 Exit codes: 0 success, 1 the export failed, 2 wrong usage, or an existing bundle or a running export with the same name, 3 a required
 package is not installed, 4 the bundle lacks a graph that failed, 130 and 143 stopped by SIGINT or SIGTERM.
@@ -21,8 +21,8 @@ from pydantic import TypeAdapter
 
 from bertserve.export import flags, verify_cli
 from bertserve.export.artifact import Tracer, choose_precisions
-from bertserve.export.decisions import command
 from bertserve.export.errors import ExportError
+from bertserve.export.score_calibration import command
 from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.export.workspace import Stopped, raise_on_signals
 from bertserve.service import __version__

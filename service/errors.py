@@ -196,6 +196,14 @@ class InvalidValueError(CallerError, kind=(422, "invalid_value")):
     """The body is well-formed, but a value in it is not allowed."""
 
 
+class InvalidParameterError(InvalidValueError):
+    """A parameter is not possible with this model, whatever the inputs are."""
+
+    def name_input(self, *, many: bool, input_name: str = "inputs") -> None:
+        """Puts `parameters` before the message, because the input that met the error is not its cause."""
+        super().name_input(many=False, input_name="parameters")
+
+
 CLIENT_GONE = 499  # the status if the caller closed the connection while it waited; HTTPStatus has none for it
 # The error types of `HttpError` by status, and the headers of their answers. After a slow request the rest may never come, so the
 # connection closes.

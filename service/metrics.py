@@ -221,6 +221,13 @@ class Metrics:
         finally:
             self.load_seconds.labels(model, step, outcome).observe(time.perf_counter() - start)
 
+    def forget_reference(self, model: str) -> None:
+        """Sets the reference of a model to NaN: it is unloaded or replaced. Workers cannot remove a series, and 0 would look like drift."""
+        for gauge in (self.reference_scores, self.reference_predictions):
+            for sample in [sample for family in gauge.collect() for sample in family.samples]:
+                if sample.labels["model"] == model:
+                    gauge.labels(**sample.labels).set(math.nan)
+
     def page(self) -> bytes:
         """Returns the metrics of all workers in Prometheus' text format."""
         if self._folder is None:
@@ -270,10 +277,7 @@ class ScoreMetrics:
         starts = [f"{i / len(counts):g}" for i in range(len(counts))]
         self._by_score = [metrics.scores.labels(model, start) for start in starts]
         self._by_label = cache(lambda label: metrics.predictions.labels(model, label))
-        for gauge in (metrics.reference_scores, metrics.reference_predictions):
-            for sample in [sample for family in gauge.collect() for sample in family.samples]:
-                if sample.labels["model"] == model:  # of the version before; workers cannot remove a series, and 0 would look like drift
-                    gauge.labels(**sample.labels).set(math.nan)
+        metrics.forget_reference(model)
         for start, count in zip(starts, counts, strict=True):
             metrics.reference_scores.labels(model, start).set(count / max(sum(counts), 1))
         if starts:

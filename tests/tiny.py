@@ -225,11 +225,11 @@ def bundle(
 
 
 def calibrate(path: Path, *thresholds: dict[str, Any], method: str = "temperature", **changes: Any) -> Path:
-    """Adds a decision to the graph of a bundle, by default the temperature 2; `changes` are its fields. Returns the bundle's path."""
+    """Adds a calibration to the graph of a bundle, by default the temperature 2; `changes` are its fields. Returns the bundle's path."""
     value = {"value": 0.5, "low": 0.4, "high": 0.6}
     quality = {"log_loss": value, "brier": value, "ece": value, "auroc": None, "bins": [{"score": 0.9, "correct": 0.7, "count": 5}]}
     measured = {"target": 0.9, "decided": 0.8, "error": 0.05, "examples": 100}
-    decision = {
+    calibration = {
         "method": method,
         "scale": [0.5],
         "bias": [0.0],
@@ -242,7 +242,7 @@ def calibrate(path: Path, *thresholds: dict[str, Any], method: str = "temperatur
         "score_counts": [*[0] * 10, *[20] * 10],
         "label_counts": {"positive": 120, "negative": 80},
     }
-    return edit(path, lambda fields: fields["graphs"][0].update(decision=decision | changes))
+    return edit(path, lambda fields: fields["graphs"][0].update(decision=calibration | changes))
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> Path:

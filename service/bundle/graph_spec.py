@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import Field, model_validator
 
-from bertserve.service.bundle.decision import Decision
+from bertserve.service.bundle.calibration import Calibration
 from bertserve.service.bundle.record import Record
 from bertserve.service.providers import Provider
 
@@ -204,7 +204,7 @@ class GraphSpec(Record):
     shapes: ShapePlan | None = None
     size_bytes: int | None = None
     data: Annotated[tuple[GraphFile, ...], Field(strict=False)] = ()
-    decision: Decision | None = None
+    decision: Calibration | None = None
 
     @property
     def name(self) -> str:

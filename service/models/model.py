@@ -64,9 +64,9 @@ class Model:
         self.seconds = cost.seconds
         self.shape = graph.shape
         self.labels = (self.name, bundle.version, graph.precision, graph.provider)
-        decision = graph.decision
-        reference = ((), {}) if decision is None else (decision.score_counts, decision.label_counts)
-        self._task_model = TaskModel(tokenizer, bundle.manifest, graph.decision, metrics.count_scores(*reference))
+        calibration = graph.decision
+        reference = ((), {}) if calibration is None else (calibration.score_counts, calibration.label_counts)
+        self._task_model = TaskModel(tokenizer, bundle.manifest, calibration, metrics.count_scores(*reference))
         self._cost = cost
         self._scheduler = scheduler
         self._metrics = metrics

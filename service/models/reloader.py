@@ -126,6 +126,7 @@ class Reloader:
     def _remove(self, model: Model) -> None:
         self._registry.change({name: other for name, other in self._registry.models.items() if other is not model})
         self._metrics.model_info.labels(*model.labels).set(0)
+        self._metrics.forget_reference(model.name)
         logger.info("the model %s is unloaded", model.name)
 
     def _clear_error(self, name: str) -> None:

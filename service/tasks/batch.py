@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
 
-from bertserve.service.bundle.decision import Decision
+from bertserve.service.bundle.calibration import Calibration
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import Activation, Embedding, MaskToken, Side
 from bertserve.service.errors import InvalidValueError
@@ -111,13 +111,13 @@ class TaskModel:
     Attributes:
         tokenizer: Its tokenizer.
         config: Its properties.
-        decision: Its calibration and thresholds; None for raw scores.
+        calibration: Its calibration and thresholds; None for raw scores.
         counts: Counts predictions; None outside of the service.
     """
 
     tokenizer: Tokenizer
     config: ModelConfig
-    decision: Decision | None = None
+    calibration: Calibration | None = None
     counts: ScoreCounts | None = None
 
 

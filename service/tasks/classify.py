@@ -21,7 +21,7 @@ from bertserve.service.tasks import occlusion
 from bertserve.service.tasks.batch import Batch, ModelConfig, ReadSpan, TaskGenerator, TaskModel, spans_read, too_long, warn_if_empty
 from bertserve.service.tasks.body import LIST, LIST_LIMIT, PAIR, TEXT, ClosedModel, Stride, TaskBody, body_config, defaults, lower, one_of
 from bertserve.service.tasks.cost import ITEM_BYTES, Cost, longest_label
-from bertserve.service.tasks.decide import CHOSEN, DECISION_BYTES, Decided, DecideParameters, plan
+from bertserve.service.tasks.decide import CHOSEN, DECISION_BYTES, Decided, DecideParameters, decision_rule
 from bertserve.service.tasks.decoding import Floats, activate, best_first
 from bertserve.service.tasks.occlusion import ReadText, WordImportance
 from bertserve.service.tasks.task_spec import TaskSpec
@@ -91,10 +91,8 @@ def classify(request: ClassifyRequest, model: TaskModel) -> TaskGenerator:
     parameters, config = request.parameters, model.config
     batch, read_texts = _first_batch(request, model.tokenizer)
     activation = parameters.function_to_apply or config.activation
-    decisions = None
-    if model.decision is not None or parameters.decide or parameters.calibrated:  # otherwise a call less for each text
-        own_scores = parameters.function_to_apply is None and config.activation != "none"
-        decisions = plan(parameters, model, config.labels, own_scores=own_scores)
+    can_calibrate = parameters.function_to_apply is None and config.activation != "none"
+    rule = decision_rule(parameters, model, config.labels, can_calibrate=can_calibrate)
     returned = min(parameters.top_k or len(config.labels), len(config.labels))
     cost = Cost(returned * (ITEM_BYTES + longest_label(config.labels)))
     if parameters.decide:
@@ -108,33 +106,26 @@ def classify(request: ClassifyRequest, model: TaskModel) -> TaskGenerator:
     scores = [activate(row["logits"], activation) for row in rows]
     combine = np.max if parameters.window == "max" else np.mean
     combined: Floats = combine(scores, axis=0) if len(scores) > 1 else scores[0]
-    order = best_first(combined)
-    if decisions is not None:
-        combined = decisions.calibrated(combined, activation)
-        if decisions.reorders:
-            order = best_first(combined)
-    scored: list[ClassifiedLabel] = [{"label": config.labels[i], "score": float(combined[i])} for i in order[: parameters.top_k]]
+    calibrated = rule.calibrated(combined, activation)
+    order = best_first(calibrated if rule.reorders else combined)
+    scored: list[ClassifiedLabel] = [{"label": config.labels[i], "score": float(calibrated[i])} for i in order]
     if parameters.explain:
         count = 1
         # if labels are scored independently, all that are more likely than not are explained
-        while activation == "sigmoid" and count < min(len(scored), MAX_EXPLAINED) and scored[count]["score"] >= CHOSEN:
+        while activation == "sigmoid" and count < min(returned, MAX_EXPLAINED) and scored[count]["score"] >= CHOSEN:
             count += 1
         chosen = list(order[:count])
 
         def keep(_: int, row: Outputs) -> Outputs:
-            scores = activate(row["logits"], activation)
-            return {"scores": (scores if decisions is None else decisions.calibrated(scores, activation))[chosen]}
+            return {"scores": rule.calibrated(activate(row["logits"], activation), activation)[chosen]}
 
         left_out, encodings = occlusion.variants(read_texts, model.tokenizer)
         rows = yield Batch(encodings, keep=keep)
         for index, item in enumerate(scored[:count]):
             changes = [item["score"] - float(row["scores"][index]) for row in rows]
             item["explanation"] = occlusion.describe_words(left_out, changes, parameters.offset_unit or "code_points")
-    if decisions is None:
-        return scored
-    by_label = [(config.labels[i], float(combined[i])) for i in order]
-    decide = decisions.label if _is_one_of_many(activation, config) else decisions.labels
-    return decide(by_label, scored)
+    decide = rule.decide_one if _is_one_of_many(activation, config) else rule.decide_any
+    return decide(scored, scored[:returned])
 
 
 def _first_batch(request: ClassifyRequest, tokenizer: Tokenizer) -> tuple[Batch, list[ReadText]]:

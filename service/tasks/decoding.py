@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from bertserve.service.bundle.manifest import Activation
 
 Floats = NDArray[np.float32]
+Link = Activation | Literal["power"]  # `power`: exp, at most 1, so that a scale is a power of the score
 
 
 def activate(logits: Floats, activation: Activation) -> Floats:
@@ -32,32 +33,28 @@ def activate(logits: Floats, activation: Activation) -> Floats:
     return logits
 
 
-def calibrate(scores: Floats, activation: Activation, scale: Sequence[float], bias: Sequence[float]) -> Floats:
-    """Returns calibrated scores, float32 of the same shape: the activation of `scale * logits + bias`.
+def calibrate(scores: Floats, link: Link, scale: Sequence[float], bias: Sequence[float]) -> Floats:
+    """Returns calibrated scores, float32 of the same shape: the function of `scale * logits + bias`.
 
     Args:
         scores: float32 [..., labels], those of several windows combined.
-        activation: The function that made the scores; `none` if they are logits.
+        link: The function from logits to scores; `none` if they are logits.
         scale: One value, or one per label.
         bias: Likewise.
     """
-    return activate((np.array(scale) * logits_of(scores, activation) + np.array(bias)).astype(np.float32), activation)
+    logits = (np.array(scale) * logits_of(scores, link) + np.array(bias)).astype(np.float32)
+    return np.exp(np.minimum(logits, 0)) if link == "power" else activate(logits, link)
 
 
-def calibrate_answers(scores: Floats, scale: float, bias: float = 0.0) -> Floats:
-    """Returns calibrated scores of answers, float32: `exp(scale * log(score) + bias)`, at most 1; the bias is for "no answer"."""
-    return np.exp(np.minimum(scale * logits_of(scores, "softmax") + bias, 0)).astype(np.float32)
-
-
-def logits_of(scores: Floats, activation: Activation) -> NDArray[np.float64]:
-    """Returns finite logits that have these scores, float64 of the same shape: logarithms for `softmax`, log odds for `sigmoid`."""
-    if activation == "none":
+def logits_of(scores: Floats, link: Link) -> NDArray[np.float64]:
+    """Returns finite logits that have these scores, float64 of the same shape: log odds for `sigmoid`, otherwise logarithms."""
+    if link == "none":
         return scores.astype(np.float64)
     least = np.finfo(np.float32).tiny
     values: NDArray[np.float64] = np.maximum(scores.astype(np.float64), least)
-    if activation == "softmax":
-        return np.log(values)
-    return np.log(values) - np.log(np.maximum(1 - values, np.finfo(np.float32).epsneg))
+    if link == "sigmoid":
+        return np.log(values) - np.log(np.maximum(1 - values, np.finfo(np.float32).epsneg))
+    return np.log(values)
 
 
 def best_first(scores: Floats) -> list[int]:

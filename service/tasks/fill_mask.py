@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from bertserve.service.bundle.graph_spec import TOP_LOGS_OUTPUT, TOP_TOKENS, TOP_TOKENS_OUTPUT, Outputs
-from bertserve.service.errors import CallerValue, InvalidValueError
+from bertserve.service.errors import CallerValue, InvalidParameterError, InvalidValueError
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel
 from bertserve.service.tasks.body import MAX_TOP_K, ClosedModel, TaskBody, TextOrTexts, body_config
 from bertserve.service.tasks.cost import ITEM_BYTES, ITEM_US, TEXT_CHARS, Cost, text_bytes
@@ -205,7 +205,7 @@ def _tokenize_targets(targets: Sequence[str], tokenizer: Tokenizer) -> list[Toke
     tokenized_targets = iter(tokenizer.tokenize([target for target, id_ in zip(targets, vocabulary_ids, strict=True) if id_ is None]))
     target_tokens = [tuple(next(tokenized_targets).ids) if id_ is None else (id_,) for id_ in vocabulary_ids]
     if not any(target_tokens):
-        raise InvalidValueError("`targets` has no word of the model's vocabulary; give at least one.")
+        raise InvalidParameterError("`targets` has no word of the model's vocabulary; give at least one.")
     return target_tokens
 
 

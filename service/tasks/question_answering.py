@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field, Tag
 
 from bertserve.service.bundle.graph_spec import Outputs
-from bertserve.service.errors import CallerValue, InvalidValueError
+from bertserve.service.errors import CallerValue, InvalidParameterError, InvalidValueError
 from bertserve.service.tasks import occlusion
 from bertserve.service.tasks.answer_spans import BestAnswers, SummedAnswers, span_answers
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copy_outputs, spans_read
@@ -33,7 +33,7 @@ from bertserve.service.tasks.body import (
     one_of,
 )
 from bertserve.service.tasks.cost import ITEM_BYTES, Cost, text_bytes
-from bertserve.service.tasks.decide import DECISION_BYTES, Decided, DecideParameters, Plan, plan
+from bertserve.service.tasks.decide import DECISION_BYTES, Decided, DecideParameters, DecisionRule, decision_rule
 from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.tasks.occlusion import ReadText, WordImportance
 from bertserve.service.tasks.task_spec import TaskSpec
@@ -109,7 +109,7 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskGenerator:
             from a model without a token for it, or the explanation has too many words.
     """
     parameters = request.parameters
-    decisions = plan(parameters, model, own_scores=parameters.duplicates == "best")
+    rule = decision_rule(parameters, model, can_calibrate=parameters.duplicates == "best")
     passage_windows = windows_of(request, model.tokenizer)
     spans = spans_read(passage_windows.passage, passage_windows.token_ranges, "context") if len(passage_windows.token_ranges) > 1 else ()
     rows = yield Batch(passage_windows.encodings, _cost(request, passage_windows), copy_outputs, windows_read=spans)
@@ -137,10 +137,10 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskGenerator:
     nothing = {"answer": "", "score": min(nulls), "start": 0, "end": 0}
     if parameters.handle_impossible_answer or not answers:  # without answers, no token has more than white space
         answers.append(nothing)
-    if decisions is not None:
+    if rule.calibration is not None:
         answers.sort(key=lambda answer: -answer["score"])  # they keep this order, even if rounding makes calibrated scores equal
         for answer in answers:
-            answer["score"] = decisions.answer_score(answer["score"], is_answer=answer is not nothing)
+            answer["score"] = _calibrated(answer["score"], rule, is_answer=answer is not nothing)
     answers = sorted(answers, key=lambda answer: -answer["score"])[: parameters.top_k]
     if parameters.explain:
         assert isinstance(collector, BestAnswers), "summed scores are not explained"
@@ -149,16 +149,15 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskGenerator:
             if answers[0] is nothing
             else collector.span_and_window(answers[0])
         )
-        yield from _explain(request, passage_windows, answers[0], window, span, model.tokenizer, decisions)
+        yield from _explain(request, passage_windows, answers[0], window, span, model.tokenizer, rule)
     # their length is only known now
     cost = Cost(sum(ITEM_BYTES + text_bytes(answer["answer"]) for answer in answers))
     best = answers[0]
     yield Batch([], cost + Cost(DECISION_BYTES + text_bytes(best["answer"])) if parameters.decide else cost)
     rebase(answers, request.context, parameters.offset_unit)
-    if decisions is not None:
-        decisions.count(["no answer" if best is nothing else "answer"], best["score"])
-        if decisions.thresholds is not None:
-            return decisions.answer(best["answer"] if decisions.is_reached(None, best["score"]) else None, answers, best["score"])
+    rule.count(["no answer" if best is nothing else "answer"], best["score"])
+    if rule.decides:
+        return rule.as_json(best["answer"] if rule.reaches(None, best["score"]) else None, answers, best["score"])
     return answers if parameters.top_k > 1 else best
 
 
@@ -171,14 +170,16 @@ def windows_of(request: AnswerRequest, tokenizer: Tokenizer) -> PassageWindows:
     """
     parameters = request.parameters
     if parameters.handle_impossible_answer and tokenizer.cls_index is None:
-        raise InvalidValueError("this model has no [CLS] token, which `handle_impossible_answer` needs; remove `handle_impossible_answer`.")
+        raise InvalidParameterError(
+            "this model has no [CLS] token, which `handle_impossible_answer` needs; remove `handle_impossible_answer`."
+        )
     question, passage = tokenizer.tokenize([request.question, request.context])
     for name, text, tokens in (("question", request.question, question), ("context", request.context, passage)):
         if not len(tokens) or not text.strip():
             raise InvalidValueError("`{field}` is empty; give a text.", field=name)
     length = parameters.max_seq_len or min(DEFAULT_SEQ_LEN, tokenizer.max_length)
     if length > tokenizer.max_length:
-        raise InvalidValueError(
+        raise InvalidParameterError(
             "`max_seq_len` is {max_seq_len} and the model takes {max_length}; make it smaller.",
             max_seq_len=CallerValue(length),
             max_length=tokenizer.max_length,
@@ -213,6 +214,10 @@ def _probabilities(encoding: Encoding, count: int, row: Outputs, cls_index: int 
     return float(start[0] * end[0]), start[len(none) :], end[len(none) :]  # without [CLS], "no answer" is not used
 
 
+def _calibrated(score: float, rule: DecisionRule, *, is_answer: bool) -> float:
+    return float(rule.calibrated(np.array([score], np.float32), "power", 0 if is_answer else 1)[0]) if rule.calibration else score
+
+
 def no_answer_score(request: AnswerRequest, rows: Sequence[Outputs], tokenizer: Tokenizer) -> float:
     """Returns the score of "no answer", the lowest probability in a window, from the rows of the windows."""
     read = windows_of(request, tokenizer)
@@ -229,7 +234,7 @@ def _explain(
     window: range,
     span: range | None,
     tokenizer: Tokenizer,
-    decisions: Plan | None,
+    rule: DecisionRule,
 ) -> TaskGenerator:
     """Runs the variants of a window, and explains the best answer by the score of its span in each variant.
 
@@ -253,10 +258,7 @@ def _explain(
         return {"score": start[first] * end[first + len(span) - 1]}
 
     rows = yield Batch(encodings, keep=keep)
-    scores = [float(row["score"]) for row in rows]
-    if decisions is not None:
-        scores = [decisions.answer_score(score, is_answer=span is not None) for score in scores]
-    changes = [best["score"] - score for score in scores]
+    changes = [best["score"] - _calibrated(float(row["score"]), rule, is_answer=span is not None) for row in rows]
     best["explanation"] = occlusion.describe_words(left_out, changes, request.parameters.offset_unit)
 
 

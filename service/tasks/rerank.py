@@ -21,7 +21,7 @@ from bertserve.service.tasks import classify
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, encode_pairs
 from bertserve.service.tasks.body import LIST_LIMIT, TaskBody, Truncate, TruncationDirection, body_config, defaults
 from bertserve.service.tasks.cost import ITEM_BYTES, TEXT_CHARS, Cost, text_bytes
-from bertserve.service.tasks.decide import CHOSEN, DECISION_BYTES, Decided, DecideParameters, plan
+from bertserve.service.tasks.decide import CHOSEN, DECISION_BYTES, Decided, DecideParameters, decision_rule
 from bertserve.service.tasks.decoding import activate, best_first
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 
@@ -75,7 +75,10 @@ def rerank(request: RerankRequest, model: TaskModel) -> TaskGenerator:
         InvalidValueError: A pair is too long and `truncate` is false.
     """
     config = model.config
-    decisions = plan(request.parameters, model, config.labels, own_scores=not request.raw_scores)
+    label = relevant_label(config.labels)
+    assert label is not None, "a derived task runs only on compatible models"
+    name = config.labels[label]
+    rule = decision_rule(request.parameters, model, [name], can_calibrate=not request.raw_scores)
     encodings, truncated = encode_pairs(
         model.tokenizer,
         request.query,
@@ -90,34 +93,26 @@ def rerank(request: RerankRequest, model: TaskModel) -> TaskGenerator:
         returned += DECISION_BYTES + ITEM_BYTES * len(encodings)
     rows = yield Batch(encodings, Cost(returned + ITEM_BYTES * len(encodings)), truncated=truncated)
     if not rows:
-        return [] if decisions is None or decisions.thresholds is None else decisions.answer([], [], None)
-    label = relevant_label(config.labels)
-    assert label is not None, "a derived task runs only on compatible models"
+        return rule.as_json([], [], None) if rule.decides else []
     logits = np.stack([row["logits"] for row in rows])
     odds = logits[:, label]
     if len(config.labels) == 2 and config.activation == "softmax":
         odds = odds - logits[:, 1 - label]
     activation: Activation = "none" if request.raw_scores else "sigmoid"
-    scores = activate(odds if decisions is None else decisions.calibrated_odds(odds, label), activation)
+    scores = activate(rule.calibrated(odds, "none", label), activation)
     order = best_first(odds)  # rounding can make scores equal: in float32 the sigmoid of a logit above 16 is 1
     ranked: list[dict[str, Any]] = [
         {"index": i, "score": float(scores[i])} | ({"text": request.texts[i]} if request.return_text else {}) for i in order
     ]
-    if decisions is None:
-        return ranked
-    name = config.labels[label]
     for item in ranked:
-        decisions.count([name] if item["score"] >= CHOSEN else [], item["score"])
-    thresholds = decisions.thresholds
-    if thresholds is None:
+        rule.count([name] if item["score"] >= CHOSEN else [], item["score"])
+    if not rule.decides:
         return ranked
     # the threshold of label sets says nothing about relevance
     relevant = [
-        item["index"]
-        for item in ranked
-        if (item["score"] >= CHOSEN if thresholds.gives_sets else thresholds.reached(name, item["score"], CHOSEN))
+        item["index"] for item in ranked if (item["score"] >= CHOSEN if rule.gives_sets else rule.reaches(name, item["score"], CHOSEN))
     ]
-    return decisions.answer(relevant, ranked, ranked[0]["score"])
+    return rule.as_json(relevant, ranked, ranked[0]["score"])
 
 
 class QueryBody(TaskBody):

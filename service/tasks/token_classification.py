@@ -19,7 +19,7 @@ from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, Tas
 from bertserve.service.tasks.body import OffsetUnit, Stride, TaskBody, TextOrTexts, body_config, defaults, lower
 from bertserve.service.tasks.classify import logit_widths, missing_labels
 from bertserve.service.tasks.cost import ITEM_BYTES, ITEM_US, Cost, longest_label, text_bytes
-from bertserve.service.tasks.decide import DECISION_BYTES, Decided, DecideParameters, Plan, plan
+from bertserve.service.tasks.decide import DECISION_BYTES, Decided, DecideParameters, decision_rule
 from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
@@ -80,7 +80,9 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskGenerator:
     tokenizer, labels = model.tokenizer, model.config.labels
     tags = model.config.tags or labels
     strategy = request.parameters.aggregation_strategy
-    decisions = plan(request.parameters, model, labels if strategy == "none" else groups_of(model.config))
+    ignored = _ignored(request, labels, tags)
+    names = (labels if strategy == "none" else groups_of(model.config)) if request.parameters.decide else ()
+    rule = decision_rule(request.parameters, model, [name for name in names if name not in ignored])
     (tokens,) = tokenizer.tokenize([request.text])
     room = tokenizer.room(pair=False)
     token_ranges = windows(len(tokens), room, request.parameters.stride, tokenizer.truncation_side) if len(tokens) else []
@@ -92,31 +94,32 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskGenerator:
         windows_read=spans_read(tokens, token_ranges) if len(token_ranges) > 1 else (),
     )
     if not rows:
-        return [] if decisions is None else _decide([], [], decisions)
+        return rule.as_json([], [], None, left_out=0) if rule.decides else []
     logits = merge(encodings, token_ranges, [row["logits"] for row in rows])
-    scores = activate(logits if decisions is None else decisions.calibrated_logits(logits), "softmax")
-    spans, ignored = tokens.spans(request.text), _ignored(request, labels, tags)
+    scores = activate(rule.calibrated(logits, "none"), "softmax")
+    spans = tokens.spans(request.text)
     if strategy == "none":
-        entities = list(_tokens(request.text, spans, scores, labels, ignored, first=encodings[0].start))
+        found = list(_tokens(request.text, spans, scores, labels, ignored, first=encodings[0].start))
     else:
         if strategy != "simple":  # words instead of tokens
             grouped = list(words(request.text, tokens, tokenizer))
             scores = np.stack([_word_scores(scores[word], strategy) for word in grouped])
             spans = [(spans[word[0]][0], spans[word[-1]][1]) for word in grouped]
-        entities = list(_entities(request.text, spans, scores, tags, ignored))
-    found = entities
-    if decisions is not None:
-        for entity in found:
-            decisions.count([_label_of(entity)], entity["score"])
-        entities = [entity for entity in found if decisions.is_reached(_label_of(entity), entity["score"])]
+        found = list(_entities(request.text, spans, scores, tags, ignored))
+    for entity in found:
+        rule.count([label_of(entity)], entity["score"])
+    entities = [entity for entity in found if rule.reaches(label_of(entity), entity["score"])]
     # their number is only known from the outputs
     cost = Cost(2 + sum(ITEM_BYTES + longest_label(labels) + text_bytes(entity["word"]) for entity in entities))
     yield Batch([], cost + Cost(DECISION_BYTES + len(labels) * longest_label(labels)) if request.parameters.decide else cost)
     rebase(entities, request.text, request.parameters.offset_unit)
-    return entities if decisions is None else _decide(entities, found, decisions)
+    if not rule.decides:
+        return entities
+    best = max((entity["score"] for entity in found), default=None)  # also of those that are left out
+    return rule.as_json(list(dict.fromkeys(map(label_of, entities))), entities, best, left_out=len(found) - len(entities))
 
 
-def _label_of(entity: dict[str, Any]) -> str:
+def label_of(entity: dict[str, Any]) -> str:
     """Returns the label of an entity or a token."""
     label: str = entity["entity_group"] if "entity_group" in entity else entity["entity"]
     return label
@@ -130,17 +133,6 @@ def groups_of(config: ModelConfig) -> list[str]:
 def _group_name(tag: str) -> str:
     """Returns the name of the group of a tag, also after another prefix than a letter, as in the pipeline."""
     return tag.split("-", 1)[-1]
-
-
-def _decide(entities: list[dict[str, Any]], found: list[dict[str, Any]], decisions: Plan) -> Any:
-    """Returns the entities, or on request the decision: their labels in order, with the number of entities below the threshold.
-
-    The best score is that of all entities that were found.
-    """
-    if decisions.thresholds is None:
-        return entities
-    best = max((entity["score"] for entity in found), default=None)
-    return decisions.answer(list(dict.fromkeys(map(_label_of, entities))), entities, best, left_out=len(found) - len(entities))
 
 
 def _ignored(request: NerRequest, labels: Sequence[str], tags: Sequence[str]) -> set[str]:

@@ -55,14 +55,14 @@ def unknown_within(name: str, where: str, known: Sequence[str], body: type[TaskB
     return unknown_name(name, f"`{where}`", known)
 
 
-def unknown_name(name: str, holder: str, known: Sequence[str]) -> InvalidValueError:
+def unknown_name(name: str, holder: str, known: Sequence[str], kind: type[InvalidValueError] = InvalidValueError) -> InvalidValueError:
     """Returns the error of an unknown name; `holder` is the object that does not have it, for the message."""
     hint = did_you_mean(name.lower(), known)
     remedy = f"{hint + ' Known' if hint else 'known'} names are {quote_names(known)}" if known else "leave it out"
-    return InvalidValueError("{holder} has no `{name}`; {remedy}.", holder=holder, name=CallerValue(name), remedy=remedy)
+    return kind("{holder} has no `{name}`; {remedy}.", holder=holder, name=CallerValue(name), remedy=remedy)
 
 
-def check_names(names: Iterable[str], known: Sequence[str], holder: str) -> None:
+def check_names(names: Iterable[str], known: Sequence[str], holder: str, kind: type[InvalidValueError] = InvalidValueError) -> None:
     """Refuses the first name that is not known.
 
     Raises:
@@ -70,7 +70,7 @@ def check_names(names: Iterable[str], known: Sequence[str], holder: str) -> None
     """
     unknown = next((name for name in names if name not in known), None)
     if unknown is not None:
-        raise unknown_name(unknown, holder, known)
+        raise unknown_name(unknown, holder, known, kind)
 
 
 def required(body: type[TaskBody]) -> list[str]:

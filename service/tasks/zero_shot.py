@@ -15,13 +15,13 @@ import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from bertserve.service.errors import CallerValue, InvalidValueError
+from bertserve.service.errors import CallerValue, InvalidParameterError
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, warn_if_empty
 from bertserve.service.tasks.body import TaskBody, TextOrTexts, body_config
 from bertserve.service.tasks.classify import LabelScore
 from bertserve.service.tasks.cost import ITEM_BYTES, TEXT_CHARS, Cost, text_bytes
-from bertserve.service.tasks.decide import DECISION_BYTES, Decided, Plan, ThresholdParameters, thresholds_of
+from bertserve.service.tasks.decide import DECISION_BYTES, Decided, ThresholdParameters, decision_rule
 from bertserve.service.tasks.decoding import activate
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 from bertserve.service.text.windows import kept_tokens
@@ -104,11 +104,10 @@ def classify_zero_shot(request: ZeroShotRequest, model: TaskModel) -> TaskGenera
     The rows have the output `logits`, float32 [labels of the model]; there is one row per label of the caller.
 
     Raises:
-        InvalidValueError: A hypothesis leaves no tokens for the text.
+        InvalidParameterError: A hypothesis leaves no tokens for the text.
     """
     config, parameters, labels = model.config, request.parameters, request.parameters.candidate_labels
-    # a calibration is for the labels of the model, not for the caller's
-    thresholds = thresholds_of(parameters, None, labels, can_be_calibrated=False) if parameters.decide else None
+    rule = decision_rule(parameters, model, labels)
     tokenizer, template = model.tokenizer, parameters.hypothesis_template
     hypotheses = tokenizer.tokenize_lazily([request.text, *(template.replace(PLACEHOLDER, label) for label in labels)])
     text = next(hypotheses)
@@ -116,7 +115,7 @@ def classify_zero_shot(request: ZeroShotRequest, model: TaskModel) -> TaskGenera
     for label, hypothesis in zip(labels, hypotheses, strict=True):
         text_room = room - len(hypothesis)
         if text_room < min(len(text), 1):
-            raise InvalidValueError(
+            raise InvalidParameterError(
                 "the hypothesis of the label `{label}` has {hypothesis_count} tokens and at most {room} are allowed; "
                 "shorten the label or `hypothesis_template`.",
                 label=CallerValue(label),
@@ -141,11 +140,8 @@ def classify_zero_shot(request: ZeroShotRequest, model: TaskModel) -> TaskGenera
         scores = activate(logits[:, entails], "softmax")
     order = np.argsort(scores, kind="stable")[::-1]
     scored = [{"label": labels[i], "score": float(scores[i])} for i in order.tolist()]
-    if thresholds is None:
-        return scored
-    decisions = Plan(None, thresholds, model.counts)
-    decide = decisions.labels if parameters.multi_label else decisions.label
-    return decide([(item["label"], item["score"]) for item in scored], scored)
+    decide = rule.decide_any if parameters.multi_label else rule.decide_one
+    return decide(scored, scored)
 
 
 class ZeroShotBody(TaskBody):

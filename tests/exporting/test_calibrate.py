@@ -12,9 +12,9 @@ import pytest
 
 import tiny
 from bertserve.export import cli
-from bertserve.export.decisions.calibrate import split
-from bertserve.export.decisions.outcomes import Example
-from bertserve.service.bundle.decision import Decision
+from bertserve.export.score_calibration.calibrate import split
+from bertserve.export.score_calibration.outcomes import Example
+from bertserve.service.bundle.calibration import Calibration
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import EngineError
@@ -62,10 +62,10 @@ def labeled_by(path: Path, count: int) -> list[dict[str, Any]]:
     return lines
 
 
-def decision_of(path: Path, precision: str = "fp32") -> Decision:
-    [decision] = [graph.decision for graph in load_bundle(path).manifest.graphs if graph.precision == precision]
-    assert decision is not None
-    return decision
+def calibration_of(path: Path, precision: str = "fp32") -> Calibration:
+    [calibration] = [graph.decision for graph in load_bundle(path).manifest.graphs if graph.precision == precision]
+    assert calibration is not None
+    return calibration
 
 
 def test_the_calibrated_bundle_is_complete_and_recovers_the_temperature(tmp_path: Path, calibrate: Calibrate) -> None:
@@ -73,13 +73,18 @@ def test_the_calibrated_bundle_is_complete_and_recovers_the_temperature(tmp_path
     lines = data(tmp_path, *labeled_by(path, 1200), {"text": "without a correct answer"})
     code, printed = calibrate(too_sure(path), "--data", lines, "--aim", "positive:recall=0.5")
     new = tmp_path / "out" / path.name
-    decision = decision_of(new)
+    calibration = calibration_of(new)
 
     assert 0 == code
-    assert (pytest.approx(2, rel=0.2), "temperature", 600, 600) == (decision.temperature, decision.method, decision.fitted, decision.judged)
-    [threshold] = decision.thresholds
+    assert (pytest.approx(2, rel=0.2), "temperature", 600, 600) == (
+        calibration.temperature,
+        calibration.method,
+        calibration.fitted,
+        calibration.judged,
+    )
+    [threshold] = calibration.thresholds
     assert ("recall", True) == (threshold.aim, threshold.error <= 0.5)
-    assert (20, 600, 600) == (len(decision.score_counts), sum(decision.score_counts), sum(decision.label_counts.values()))
+    assert (20, 600, 600) == (len(calibration.score_counts), sum(calibration.score_counts), sum(calibration.label_counts.values()))
     assert all(fact in printed for fact in ("temperature", "log loss", "positive:recall=0.5", str(new)))
     card = (new / "README.md").read_text(encoding="utf-8")
     assert all(fact in card for fact in ("## Calibration", "reliability.cpu.fp32.svg", "positive:recall=0.5"))
@@ -91,8 +96,8 @@ def test_the_calibrated_bundle_is_complete_and_recovers_the_temperature(tmp_path
         calibrate(new, "--data", lines, "--overwrite", "--aim", "coverage=0.9")[0],
         (new / "README.md").read_text(encoding="utf-8").count("## Calibration"),
     )
-    assert decision.scale == decision_of(new).scale  # calibrated scores are not calibrated again
-    [coverage] = decision_of(new).thresholds
+    assert calibration.scale == calibration_of(new).scale  # calibrated scores are not calibrated again
+    [coverage] = calibration_of(new).thresholds
     assert ("coverage", True) == (coverage.aim, coverage.error <= 0.1)
     assert "coverage=0.9" in (new / "README.md").read_text(encoding="utf-8")
     assert 2 == calibrate(new, "--data", lines)[0]  # it exists
@@ -104,11 +109,13 @@ def test_each_graph_has_its_own_calibration(tmp_path: Path, calibrate: Calibrate
     assert 0 == calibrate(too_sure(path), "--data", lines)[0]
     new = tmp_path / "out" / path.name
 
-    assert (pytest.approx(2, rel=0.2), 1.0) == (decision_of(new).temperature, decision_of(new, "int8").temperature)
+    assert (pytest.approx(2, rel=0.2), 1.0) == (calibration_of(new).temperature, calibration_of(new, "int8").temperature)
 
 
 def test_a_graph_that_cannot_run_here_is_not_calibrated(tmp_path: Path, calibrate: Calibrate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertserve.export.decisions.calibrate.why_not", lambda provider: None if provider == "cpu" else "no driver.")
+    monkeypatch.setattr(
+        "bertserve.export.score_calibration.calibrate.why_not", lambda provider: None if provider == "cpu" else "no driver."
+    )
     path = sound(tmp_path)
     lines = data(tmp_path, *labeled_by(path, 400))
     assert 0 == calibrate(with_gpu_graph(path), "--data", lines)[0]
@@ -123,9 +130,9 @@ def test_a_second_file_judges(tmp_path: Path, calibrate: Calibrate) -> None:
     lines = labeled_by(path, 500)
     judge = data(tmp_path, *lines[300:]).rename(tmp_path / "judge.jsonl")
     assert 0 == calibrate(too_sure(path), "--data", data(tmp_path, *lines[:300]), "--judge", judge)[0]
-    decision = decision_of(tmp_path / "out" / path.name)
+    calibration = calibration_of(tmp_path / "out" / path.name)
 
-    assert (300, 200) == (decision.fitted, decision.judged)
+    assert (300, 200) == (calibration.fitted, calibration.judged)
     code, printed = calibrate(path, "--data", data(tmp_path, *lines[:301]), "--judge", judge, "--overwrite")
     assert (2, True) == (code, "1 inputs of" in printed)
 
@@ -152,10 +159,10 @@ def test_a_reranker_has_a_scale_and_a_bias(tmp_path: Path, calibrate: Calibrate,
         score = item["score"] if activation == "sigmoid" else 1 / (1 + np.exp(-item["score"]))
         lines.append({"text": text, "text_pair": "a film", "label": int(rng.random() < score)})
     assert 0 == calibrate(too_sure(path), "--data", data(tmp_path, *lines), "--aim", "LABEL_0:recall=0.8")[0]
-    decision = decision_of(tmp_path / "out" / path.name)
+    calibration = calibration_of(tmp_path / "out" / path.name)
 
-    assert ("per-label", 1, 1) == (decision.method, len(decision.scale), len(decision.bias))
-    assert pytest.approx(0.5, rel=0.3) == decision.scale[0]
+    assert ("per-label", 1, 1) == (calibration.method, len(calibration.scale), len(calibration.bias))
+    assert pytest.approx(0.5, rel=0.3) == calibration.scale[0]
 
 
 def test_entities_are_judged_as_wholes(tmp_path: Path, calibrate: Calibrate) -> None:
@@ -167,10 +174,10 @@ def test_entities_are_judged_as_wholes(tmp_path: Path, calibrate: Calibrate) -> 
         lines.append({"text": text, "entities": [e | {"label": e["entity_group"]} for e in found if rng.random() < e["score"]]})
     lines[0]["entities"] = [{"start": 0, "end": 1, "label": "MISSED"}]
     assert 0 == calibrate(too_sure(path), "--data", data(tmp_path, *lines), "--aim", "max-error=0.9")[0]
-    decision = decision_of(tmp_path / "out" / path.name)
+    calibration = calibration_of(tmp_path / "out" / path.name)
 
-    assert ("tags", pytest.approx(2, rel=0.2)) == (decision.method, decision.temperature)
-    assert {"PER"} == decision.label_counts.keys()
+    assert ("tags", pytest.approx(2, rel=0.2)) == (calibration.method, calibration.temperature)
+    assert {"PER"} == calibration.label_counts.keys()
     for aim, fact in (
         ("PERS:precision=0.5", "no label `PERS`"),
         ("coverage=0.9", "exclude each other"),
@@ -198,11 +205,11 @@ def test_answers_have_a_power(tmp_path: Path, calibrate: Calibrate) -> None:
     lines[:200] = [line | {"answers": []} for line in lines[:200]]
     lines[0]["parameters"] = {"explain": True}
     assert 0 == calibrate(path, "--data", data(tmp_path, *lines), "--aim", "max-error=0.9")[0]
-    decision = decision_of(tmp_path / "out" / path.name)
+    calibration = calibration_of(tmp_path / "out" / path.name)
 
-    assert ("answers", pytest.approx(0.5, rel=0.4)) == (decision.method, decision.scale[0])
-    assert decision.bias[0] != 0
-    assert decision.label_counts.keys() <= {"answer", "no answer"}
+    assert ("answers", pytest.approx(0.5, rel=0.4)) == (calibration.method, calibration.scale[0])
+    assert (2, True) == (len(calibration.scale), calibration.bias[1] != 0)
+    assert calibration.label_counts.keys() <= {"answer", "no answer"}
     summed = data(tmp_path, *(line | {"parameters": {"duplicates": "sum"}} for line in lines[:200]))
     code, printed = calibrate(path, "--data", summed, "--overwrite")
     assert (2, True) == (code, "`duplicates`" in printed)
@@ -211,7 +218,7 @@ def test_answers_have_a_power(tmp_path: Path, calibrate: Calibrate) -> None:
 def test_a_graph_that_fails_is_an_error_with_the_line(tmp_path: Path, calibrate: Calibrate, monkeypatch: pytest.MonkeyPatch) -> None:
     path = sound(tmp_path)
     lines = data(tmp_path, *labeled_by(path, 200))
-    monkeypatch.setattr("bertserve.export.decisions.calibrate.why_not", lambda provider: None)
+    monkeypatch.setattr("bertserve.export.score_calibration.calibrate.why_not", lambda provider: None)
     code, printed = calibrate(with_gpu_graph(path, runnable=False), "--data", lines)
     assert (1, 1) == (code, printed.count("bert-export: "))  # it cannot be opened
 
@@ -263,7 +270,7 @@ def test_a_calibration_that_is_worse_is_refused(tmp_path: Path, calibrate: Calib
     assert (1, True, False) == (code, "log loss worse" in printed, (tmp_path / "out").exists())
 
 
-def test_a_task_without_decisions_is_refused(tmp_path: Path, calibrate: Calibrate) -> None:
+def test_a_task_without_scores_is_refused(tmp_path: Path, calibrate: Calibrate) -> None:
     path = sound(tmp_path, labels=("a", "b"), activation="none")
     code, printed = calibrate(path, "--data", data(tmp_path, *[{"text": "good"}] * 100))
     assert (2, True) == (code, "no scores to calibrate" in printed)

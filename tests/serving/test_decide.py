@@ -37,7 +37,7 @@ def calibrated_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny.calibrate(folder / "classifier", {"threshold": 0.57})
     tiny.calibrate(folder / "nli", {"threshold": 0.2, "aim": "coverage"})
     tiny.calibrate(folder / "names", {"threshold": 0.4}, method="tags")
-    tiny.calibrate(folder / "passages", {"threshold": 0.1}, method="answers", bias=[-1.0])
+    tiny.calibrate(folder / "passages", {"threshold": 0.1}, method="answers", bias=[0.0, -1.0])
     tiny.calibrate(folder / "ranker", {"threshold": 0.5, "label": "LABEL_0"}, method="per-label", bias=[0.5])
     return folder
 
@@ -102,6 +102,43 @@ def test_wrong_parameters_are_errors(raw: Path, parameters: dict[str, Any], word
     response = classify(raw, {"inputs": "good", "parameters": parameters}, path="/models/classifier")
     assert (422, "invalid_value") == (response.status_code, response.json()["error_type"])
     assert word in response.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "word"),
+    [
+        ("/models/classifier", {"inputs": ["good", "dull"], "parameters": {"decide": True}}, "`decide`"),
+        ("/models/classifier", {"inputs": "good", "parameters": {"decide": True, "threshold": {"good": 0.5}}}, "`threshold`"),
+        ("/answer", {"inputs": {"question": "a", "context": "b"}, "parameters": {"max_seq_len": 500}}, "`max_seq_len`"),
+        ("/fill-mask", {"inputs": "a [MASK]", "parameters": {"targets": [" "]}}, "`targets`"),
+        ("/zero-shot", {"inputs": "good", "parameters": {"candidate_labels": ["film " * 40]}}, "`hypothesis_template`"),
+    ],
+)
+def test_the_error_of_a_parameter_does_not_name_an_input(raw: Path, path: str, body: dict[str, Any], word: str) -> None:
+    response = classify(raw, body, path=path)
+    assert (422, "invalid_value") == (response.status_code, response.json()["error_type"])
+    message = response.json()["error"]
+    assert message.startswith("parameters: ")
+    assert word in message
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/models/classifier", {"inputs": "good", "parameters": {"decide": True, "threshold": {}}}),
+        ("/models/classifier", {"inputs": "good", "parameters": {"min_confidence": 0.5}}),
+        ("/ner", {"inputs": "good", "parameters": {"decide": True, "threshold": {"O": 0.5}}}),
+        ("/ner", {"inputs": "good", "parameters": {"decide": True, "threshold": {"PER": 0.5}, "ignore_labels": ["PER"]}}),
+        ("/answer", {"inputs": {"question": "a", "context": "b"}, "parameters": {"decide": True, "threshold": {"answer": 0.5}}}),
+        ("/rerank", {"query": "good", "texts": TEXTS, "parameters": {"decide": True, "threshold": {"irrelevant": 0.5}}}),
+    ],
+)
+def test_a_threshold_without_effect_is_an_error(tmp_path: Path, raw: Path, path: str, body: dict[str, Any]) -> None:
+    models = raw
+    if path == "/rerank":
+        models = tmp_path
+        tiny.bundle(models, labels=("irrelevant", "relevant"))
+    assert classify(models, body, path=path).status_code == 422
 
 
 def test_raw_scores_have_no_thresholds_of_the_bundle(calibrated: Path) -> None:
@@ -326,23 +363,25 @@ def test_predictions_are_counted_by_score_and_label(tmp_path: Path) -> None:
 
 
 def test_the_reference_is_that_of_the_loaded_version(tmp_path: Path) -> None:
-    """A label or a score of an earlier version has no share, and no drift is computed from it."""
+    """A label or a score of an earlier version has no share, and no drift is computed from it; nor of a model that is unloaded."""
     models = tmp_path / "models"
     tiny.calibrate(tiny.bundle(models))
 
     async def reload(client: httpx.AsyncClient) -> list[str]:
         pages = []
-        for change in (
-            lambda: tiny.calibrate(models / "tiny", score_counts=[1, 1], label_counts={"neutral": 2}),
-            lambda: tiny.edit(models / "tiny", lambda fields: fields["graphs"][0].update(decision=None)),
+        for change, action in (
+            (lambda: tiny.calibrate(models / "tiny", score_counts=[1, 1], label_counts={"neutral": 2}), "reload"),
+            (lambda: tiny.edit(models / "tiny", lambda fields: fields["graphs"][0].update(decision=None)), "reload"),
+            (lambda: tiny.calibrate(models / "tiny"), "reload"),
+            (lambda: None, "unload"),
         ):
             change()
-            assert (await client.post("/models/tiny/reload", headers={"authorization": "Bearer swordfish"})).status_code == 200
+            assert (await client.post(f"/models/tiny/{action}", headers={"authorization": "Bearer swordfish"})).status_code == 200
             pages.append((await client.get("/metrics")).text)
         return pages
 
     state = build(Settings(models=models))
-    other, without = play(state, reload, auth=Authenticator(admin_keys=keys(tmp_path, "swordfish")))
+    other, without, _, unloaded = play(state, reload, auth=Authenticator(admin_keys=keys(tmp_path, "swordfish")))
     assert metric(other, "reference_predictions", label="neutral") == 1
     assert metric(other, "reference_scores", from_score="0.5") == 0.5
     for page, name, labels in (
@@ -350,6 +389,8 @@ def test_the_reference_is_that_of_the_loaded_version(tmp_path: Path) -> None:
         (other, "reference_scores", {"from_score": "0.95"}),
         (without, "reference_predictions", {"label": "neutral"}),
         (without, "reference_scores", {"from_score": "0.5"}),
+        (unloaded, "reference_predictions", {"label": "positive"}),
+        (unloaded, "reference_scores", {"from_score": "0.95"}),
     ):
         assert np.isnan(metric(page, name, **labels))
 

@@ -1,4 +1,4 @@
-"""bert-export calibrate: turns flags into a CalibrateSpec; prints the results, returns exit codes.
+"""bert-export calibrate: reads flags and returns exit codes.
 
 Exit codes: 0 the bundle is written, 1 it is not, because a calibration is worse or an aim is not reached, 2 wrong usage or data, 3 a required
 package is not installed.
@@ -10,14 +10,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
 from bertserve.export import flags
-from bertserve.export.decisions import reliability
-from bertserve.export.decisions.thresholds import Aim
 from bertserve.export.errors import ExportError
-from bertserve.service.bundle.decision import AimName
-from bertserve.service.bundle.graph_spec import GraphSpec
+from bertserve.export.score_calibration.aim import parse_aim
 from bertserve.service.errors import BertServeError
 from bertserve.service.flag_parser import FlagParser
 
@@ -25,13 +21,13 @@ from bertserve.service.flag_parser import FlagParser
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     args = build_parser().parse_args(argv)
-    if flags.report_missing(["onnxruntime"], "calibrating needs it", "cpu"):
+    if flags.report_missing(["onnxruntime", "scipy"], "calibrating needs them", "cpu", "export"):
         return 3
-    # importing onnxruntime takes a while, and --help and wrong flags do not need it
-    from bertserve.export.decisions.calibrate import CalibrateSpec, calibrate
+    # importing these packages takes a while, and --help and wrong flags do not need them
+    from bertserve.export.score_calibration.calibrate import calibrate
 
     try:
-        target = calibrate(CalibrateSpec(**vars(args)), _report, _skip)
+        target = calibrate(**vars(args))
     except (ExportError, BertServeError) as error:
         print(f"bert-export: {error}", file=sys.stderr)
         return error.exit_code if isinstance(error, ExportError) else 1
@@ -44,20 +40,6 @@ def main(argv: Sequence[str]) -> int:
         return 1
     print(f"{target}: written, with a reliability diagram in its README.md")
     return 0
-
-
-def _report(graph: GraphSpec) -> None:
-    decision = graph.decision
-    assert decision is not None, "it was just calibrated"
-    print(f"{graph.name}: {reliability.describe(decision)}")
-    for name, before, after in reliability.qualities(decision):
-        print(f"  {name:<11} {before} -> {after}")
-    for threshold in decision.thresholds:
-        print(f"  {reliability.describe_threshold(threshold)}")
-
-
-def _skip(graph: GraphSpec, reason: str) -> None:
-    print(f"bert-export: {graph.name} is not calibrated: {reason}", file=sys.stderr)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -81,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--aim",
         dest="aims",
-        type=_parse_aim,
+        type=parse_aim,
         action="append",
         default=[],
         metavar="[LABEL:]AIM=SHARE",
@@ -93,17 +75,3 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing bundle of that name")
     return parser
-
-
-def _parse_aim(text: str) -> Aim:
-    name, equals, share = text.rpartition("=")
-    label, _, aim_name = name.rpartition(":")
-    aim: AimName | None = next((aim for aim in get_args(AimName) if aim == aim_name), None)
-    if not equals or aim is None:
-        raise argparse.ArgumentTypeError(f"`{text}` is not [LABEL:]AIM=SHARE with one of the aims {', '.join(get_args(AimName))}")
-    target = flags.parse_positive(share)
-    if target == 1:
-        raise argparse.ArgumentTypeError(f"`{text}` cannot be shown by examples; give a share below 1")
-    if aim == "coverage" and label:
-        raise argparse.ArgumentTypeError(f"`{text}` is for sets of all labels; remove `{label}:`")
-    return Aim(aim, target, label or None)

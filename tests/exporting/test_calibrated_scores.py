@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 from sklearn import metrics
 
-from bertserve.export.decisions.outcomes import ANSWERS, IDENTITY, Scores
-from bertserve.export.decisions.predictions import Predictions, log_losses, measure
+from bertserve.export.score_calibration.outcomes import IDENTITY, Scores
+from bertserve.export.score_calibration.predictions import Predictions, log_losses, measure
 from bertserve.service.tasks.decoding import activate, calibrate
 
 
@@ -69,10 +69,10 @@ def test_a_rare_label_has_no_parameters_of_its_own(rng: np.random.Generator) -> 
 def test_answers_and_no_answer_are_calibrated_separately(rng: np.random.Generator) -> None:
     scores = rng.beta(2, 1, (4000, 2)).astype(np.float32)
     truth = rng.random(scores.shape) < np.minimum(scores ** [0.5, 0.5] * [1, np.exp(-1)], 1)
-    (scale,), (bias,) = Scores("answers", ANSWERS, scores, truth).fit()
+    many, few = (Scores("answers", ("answer", "no answer"), scores[:count], truth[:count]).fit() for count in (4000, 900))
 
-    assert (pytest.approx(0.5, rel=0.1), pytest.approx(-1, abs=0.1)) == (scale, bias)
-    assert ((0.0,),) == Scores("answers", ANSWERS, scores[:900], truth[:900]).fit()[1:]
+    assert ([pytest.approx(0.5, rel=0.1)] * 2, [pytest.approx(bias, abs=0.1) for bias in (0, -1)]) == tuple(map(list, many))
+    assert (1, (0.0,)) == (len(few[0]), few[1])
 
 
 @pytest.mark.parametrize(("activation", "shape"), [("softmax", (50, 3)), ("sigmoid", (50, 1))])

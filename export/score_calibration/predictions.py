@@ -1,14 +1,13 @@
-"""The predictions of a model on labeled examples, with how well their scores match the outcomes. Only numpy."""
+"""The predictions of a model on labeled examples, and how well their scores match the outcomes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertserve.service.bundle.decision import Bin, Interval, Quality
+from bertserve.service.bundle.calibration import Bin, Interval, Quality
 
 BINS = 15  # of a calibration error, as in most publications
 MIN_PER_BIN = 20  # predictions; with fewer, the share of correct ones in a bin is mostly noise
@@ -32,7 +31,7 @@ class Predictions:
         examples: The index of the example of each, int64 [predictions].
         labels: The label of each, str [predictions].
         count: Number of examples.
-        missed: The labels of items that no prediction has, such as entities that were not found.
+        missed: Number of items that no prediction has, such as entities that were not found.
     """
 
     scores: Values
@@ -41,15 +40,7 @@ class Predictions:
     examples: NDArray[np.int64]
     labels: NDArray[np.str_]
     count: int
-    missed: Sequence[str] = ()
-
-    def of_label(self, label: str | None) -> Predictions:
-        """Returns those of a label, or all for None."""
-        if label is None:
-            return self
-        chosen = self.labels == label
-        parts = {name: getattr(self, name)[chosen] for name in ("scores", "correct", "losses", "examples", "labels")}
-        return replace(self, **parts, missed=[name for name in self.missed if name == label])
+    missed: int = 0
 
 
 def log_losses(scores: Values, correct: Flags) -> Values:

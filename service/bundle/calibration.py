@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from bertserve.service.bundle.record import Record
 
@@ -62,17 +62,19 @@ class Threshold(Record):
     examples: Count
 
 
-class Decision(Record):
-    """The calibration and the thresholds of a graph. `score_counts` has the predictions in bins of equal width from 0 to 1.
+class Calibration(Record):
+    """The calibration and the thresholds of a graph: its field `decision` in the manifest, because they decide for requests with `decide`.
 
-    Calibrated logits are `scale * logits + bias`, with one value for all labels or one per label. The logits are those of the combined
+    Calibrated logits are `scale * logits + bias`, with one value, or for `per-label` and `answers` one per label. The logits are those of the combined
     scores of all windows: the logarithm of a softmax score, the log odds of a sigmoid score. By method:
 
-    - `temperature`: the softmax of the calibrated logits; `scale` has one value, and `bias` is 0
+    - `temperature`: the softmax of the calibrated logits
     - `per-label`: the sigmoid of each calibrated logit
     - `tags`: the softmax of each token's logits times `scale`, before tokens are grouped
-    - `answers`: `exp(scale * log(score))` of an answer's score, which is a product of two probabilities; of the score of "no answer",
-      `exp(scale * log(score) + bias)`, at most 1
+    - `answers`: `exp(scale * log(score) + bias)`, at most 1, of an answer's score, which is a product of two probabilities; the labels are
+      answers and "no answer"
+
+    `score_counts` has the predictions in bins of equal width from 0 to 1.
     """
 
     method: Method
@@ -86,12 +88,6 @@ class Decision(Record):
     thresholds: Annotated[tuple[Threshold, ...], Field(strict=False)] = ()
     score_counts: Annotated[tuple[Count, ...], Field(strict=False, min_length=1)]
     label_counts: dict[str, Count]
-
-    @model_validator(mode="after")
-    def _one_value_for_all_labels(self) -> Decision:
-        if self.method != "per-label" and (len(self.scale), len(self.bias)) != (1, 1):
-            raise ValueError(f"`scale` and `bias` must have one value for the method `{self.method}`")
-        return self
 
     @property
     def temperature(self) -> float:

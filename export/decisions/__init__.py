@@ -1,1 +1,0 @@
-"""`bert-export calibrate`: fits calibrated scores and thresholds on labeled data. It needs no torch."""

@@ -1,0 +1,159 @@
+"""Calibrates the graphs of a bundle on labeled data, and writes the result as a new version of the bundle."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bertserve.export.bundle import package_bundle, refuse_existing
+from bertserve.export.errors import DataError, ExportError
+from bertserve.export.score_calibration.aim import Aim
+from bertserve.export.score_calibration.card import describe, diagrams, with_section
+from bertserve.export.score_calibration.outcomes import IDENTITY, Example, Outcomes, check_aims, collect, method_of
+from bertserve.export.score_calibration.predictions import SEED, measure
+from bertserve.export.score_calibration.thresholds import choose
+from bertserve.export.validation.labeled_data import read_data
+from bertserve.export.validation.served_graph import open_graph
+from bertserve.export.workspace import workspace
+from bertserve.service.bundle.calibration import Calibration
+from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, Bundle, load_bundle
+from bertserve.service.bundle.graph_spec import GraphSpec
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.engine.sessions import why_not
+from bertserve.service.tasks import classify
+from bertserve.service.tasks.decide import CHOSEN
+from bertserve.service.text.tokenizer import Tokenizer
+
+MIN_EXAMPLES = 100  # different inputs of a file; with fewer, an interval is wider than what a calibration changes
+SCORE_BINS = 20  # of equal width, for the reference of drift: a shift of 0.05 is visible, and 100 examples leave 5 per bin
+
+
+def calibrate(bundle: Path, data: Path, output: Path, *, judge: Path | None, aims: Sequence[Aim], overwrite: bool) -> Path:
+    """Calibrates all graphs that this machine can run, prints the results, and writes the bundle; returns its folder.
+
+    Raises:
+        ExportError: The data cannot be used, a calibration is worse than raw scores, or no threshold reaches an aim. Nothing is written.
+        BertServeError: The bundle cannot be used, or a graph cannot be opened.
+    """
+    source = load_bundle(bundle.resolve())
+    manifest = source.manifest
+    tokenizer = Tokenizer(source.tokenizer_path, manifest.tokenizer)
+    target = output / manifest.name
+    with workspace(manifest.name, output) as scratch:
+        refuse_existing(target, overwrite=overwrite)
+        method = method_of(manifest)
+        check_aims(aims, method, manifest)
+        fitting, judging = _examples(data, judge, manifest)
+        digest = hashlib.sha256(b"".join(path.read_bytes() for path in (data, judge) if path is not None)).hexdigest()
+        graphs = list[GraphSpec]()
+        for graph in manifest.graphs:
+            if (missing := why_not(graph.provider)) is not None:
+                print(f"bert-export: {graph.name} is not calibrated: {missing}", file=sys.stderr)
+                graphs.append(graph)
+                continue
+            raw = graph.model_copy(update={"decision": None})
+            served = open_graph(source.path, raw, manifest.tokenizer, tokenizer, manifest, graph.provider)
+            fitted, judged = (collect(served, method, examples) for examples in (fitting, judging))
+            calibration = fit_and_judge(fitted, judged, graph.name, aims, digest)
+            print(f"{graph.name}: {describe(calibration)}")
+            graphs.append(graph.model_copy(update={"decision": calibration}))
+        if all(why_not(graph.provider) for graph in graphs):
+            raise ExportError(f"this machine can run no graph of `{source.path}`; calibrate it where it is served.")
+        manifest = Manifest.model_validate(manifest.model_copy(update={"graphs": tuple(graphs)}).model_dump())
+        _link_files(source, scratch / "bundle")
+        card = source.path / CARD_FILE
+        texts = {CARD_FILE: with_section(card.read_text(encoding="utf-8") if card.exists() else f"# {manifest.name}\n", manifest.graphs)}
+        texts[MANIFEST_FILE] = manifest.model_dump_json(indent=1) + "\n"
+        refuse_existing(target, overwrite=overwrite)  # created meanwhile, on a file system without locks
+        package_bundle(scratch / "bundle", target, texts | diagrams(manifest.graphs))
+    return target
+
+
+def fit_and_judge(fitted: Outcomes, judged: Outcomes, graph: str, aims: Sequence[Aim], data_sha256: str) -> Calibration:
+    """Returns the calibration of a graph with its thresholds.
+
+    Raises:
+        DataError: The data cannot calibrate it.
+        ExportError: The calibration is worse than raw scores, or no threshold reaches an aim.
+    """
+    for part in (fitted, judged):
+        correct = part.predictions(IDENTITY).correct
+        if correct.all() or not correct.any():
+            raise DataError(
+                f"{graph} predicts {'all' if correct.any() else 'none'} of the examples correctly, so its scores cannot be calibrated; give "
+                "other examples, some of which are difficult."
+            )
+    parameters = fitted.fit()
+    predictions = judged.predictions(parameters)
+    before, after = measure(judged.predictions(IDENTITY)), measure(predictions)
+    if after.log_loss.value > before.log_loss.value:
+        raise ExportError(
+            f"the calibration of {graph} makes the log loss worse: {before.log_loss.value:.4f} becomes {after.log_loss.value:.4f} on the "
+            "examples that did not fit it; check that all examples are from the same source, or give more."
+        )
+    thresholds = []
+    for aim in aims:
+        counted = judged.labels if aim.name == "coverage" else None if aim.label is None else [aim.label]
+        thresholds.append(choose(aim, graph, *(part.predictions(parameters, counted) for part in (fitted, judged))))
+    scores, labels = predictions.scores, predictions.labels
+    if judged.method == "per-label":
+        labels = labels[scores >= CHOSEN]
+        scores = scores.reshape(predictions.count, -1).max(axis=1)
+    return Calibration(
+        method=judged.method,
+        scale=parameters[0],
+        bias=parameters[1],
+        fitted=fitted.predictions(IDENTITY).count,
+        judged=predictions.count,
+        data_sha256=data_sha256,
+        before=before,
+        after=after,
+        thresholds=tuple(thresholds),
+        score_counts=tuple(np.histogram(scores, bins=SCORE_BINS, range=(0, 1))[0].tolist()),
+        label_counts={label: int((labels == label).sum()) for label in np.unique(predictions.labels).tolist()},
+    )
+
+
+def _examples(data: Path, judge: Path | None, manifest: Manifest) -> tuple[list[Example], list[Example]]:
+    """Returns the examples that fit and those that judge; refuses files with too few examples, one label, or the same inputs."""
+    parts = list[list[Example]]()
+    for path in [data] if judge is None else [data, judge]:
+        part = [Example(row, correct) for row, correct in zip(*read_data(path, manifest), strict=True) if correct is not None]
+        if (count := len({example.text for example in part})) < MIN_EXAMPLES:
+            raise DataError(f"`{path}` has {count} different inputs with a correct answer; a calibration needs at least {MIN_EXAMPLES}.")
+        if manifest.task == classify.TASK and len({example.kind for example in part}) == 1:
+            raise DataError(f"all examples of `{path}` have the same label; give examples of each label.")
+        parts.append(part)
+    fitting, judging = parts if len(parts) == 2 else split(parts[0])
+    fitting_texts = {example.text for example in fitting}
+    if shared := [example.row.line for example in judging if example.text in fitting_texts]:
+        raise DataError(
+            f"{len(shared)} inputs of `{judge}` are in `{data}` too, the first one in line {shared[0]}; remove them, because examples "
+            "that judge must be new."
+        )
+    return fitting, judging
+
+
+def split(examples: Sequence[Example]) -> tuple[list[Example], list[Example]]:
+    """Returns two random halves with equal shares of each kind. Copies of an input are in the same half."""
+    order = np.random.default_rng(SEED).permutation(len(examples)).tolist()
+    halves, half_of = (list[Example](), list[Example]()), dict[str, int]()
+    for example in sorted((examples[i] for i in order), key=lambda example: example.kind):
+        halves[half_of.setdefault(example.text, len(half_of) % 2)].append(example)
+    return halves
+
+
+def _link_files(bundle: Bundle, folder: Path) -> None:
+    """Links graphs and tokenizer of a bundle into a new folder, or copies them to another file system."""
+    folder.mkdir()
+    for name in {TOKENIZER_FILE, *(file.file for graph in bundle.manifest.graphs for file in graph.files)}:
+        try:
+            os.link(bundle.path / name, folder / name)
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(bundle.path / name, folder / name)

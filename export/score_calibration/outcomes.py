@@ -1,0 +1,249 @@
+"""The scores of a graph on labeled examples, next to their correct answers; and the calibration that fits them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy import optimize, stats
+
+from bertserve.export.errors import DataError
+from bertserve.export.progress import track
+from bertserve.export.score_calibration.aim import Aim
+from bertserve.export.score_calibration.predictions import Flags, Predictions, Values, log_losses
+from bertserve.export.tasks.quality import exact_match, widen_to_words
+from bertserve.export.tasks.spec import read_input
+from bertserve.export.validation.served_graph import ServedGraph
+from bertserve.service.bundle.calibration import Method
+from bertserve.service.bundle.graph_spec import Outputs
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.errors import BertServeError
+from bertserve.service.scoring.rows import Row
+from bertserve.service.tasks import classify, question_answering, token_classification
+from bertserve.service.tasks.decoding import Floats, Link, activate, calibrate
+
+Parameters = tuple[tuple[float, ...], tuple[float, ...]]  # scale and bias
+IDENTITY: Parameters = ((1.0,), (0.0,))
+LINKS: dict[Method, Link] = {"temperature": "softmax", "per-label": "sigmoid", "answers": "power"}
+MAX_LOG_SCALE = 3.0  # scales from 1/20 to 20 are tried
+MAX_BIAS = 10.0  # a factor of 20,000
+MIN_OF_A_KIND = 20  # examples with a label, and others, for parameters of its own
+MIN_FOR_MORE = 1000  # examples from which on a calibration has more than one parameter; with fewer, these are mostly noise
+
+
+@dataclass(frozen=True)
+class Example:
+    """A labeled row, with its correct answer as read by its task."""
+
+    row: Row
+    correct: Any
+
+    @property
+    def text(self) -> str:
+        """Its input as JSON; copies have the same one."""
+        return json.dumps(read_input(dict(self.row.values)), sort_keys=True)
+
+    @property
+    def kind(self) -> str:
+        """Its labels, or whether there is any entity or answer; halves of the data have equal shares of each kind."""
+        correct = self.correct[0] if isinstance(self.correct, tuple) else self.correct  # entities come with the words that they consist of
+        return repr(sorted(correct)) if isinstance(correct, frozenset) else repr(bool(correct))
+
+
+class Outcomes:
+    """What a graph gave for examples, next to their correct answers.
+
+    Attributes:
+        method: How its scores are calibrated.
+        labels: Those that can have parameters of their own, each with a score in every example.
+    """
+
+    method: Method
+    labels: tuple[str, ...]
+
+    def predictions(self, parameters: Parameters, labels: Sequence[str] | None = None) -> Predictions:
+        """Returns predictions with calibrated scores: those of some labels; by default the best ones, or all if they are independent."""
+        raise NotImplementedError
+
+    def fit(self) -> Parameters:
+        """Returns the parameters with the lowest log loss: one scale for everything, or a scale and a bias per label with enough examples."""
+        common = self._fit(None, MAX_LOG_SCALE)
+        if self.method not in ("per-label", "answers") or self.predictions(IDENTITY).count < MIN_FOR_MORE:
+            return (common[0],), (0.0,)
+        lines = []  # logistic regressions (Platt, 1999)
+        for label in self.labels:
+            correct = self.predictions(IDENTITY, [label]).correct
+            enough = MIN_OF_A_KIND <= correct.sum() <= len(correct) - MIN_OF_A_KIND
+            lines.append(self._fit([label], MAX_LOG_SCALE, MAX_BIAS) if enough else common)
+        scale, bias = zip(*lines, strict=True)
+        return scale, bias
+
+    def _fit(self, labels: Sequence[str] | None, *limits: float) -> tuple[float, float]:
+        """Returns the scale and the bias of the least loss in nats, within limits of its logarithm and the bias, which is 0 without a limit.
+
+        They are those of raw scores if the gain can be noise, by a likelihood ratio test at 95 %.
+        """
+
+        def loss(values: Values) -> float:
+            scale, bias = math.exp(values[0]), [*values, 0.0][1]
+            return float(self.predictions(((scale,), (bias,)), labels).losses.sum())
+
+        zeros = np.zeros(len(limits))
+        best = optimize.minimize(loss, zeros, method="Powell", bounds=[(-limit, limit) for limit in limits])
+        is_noise = loss(zeros) - best.fun < stats.chi2.isf(0.05, len(limits)) / 2
+        log_scale, bias, *_ = (0.0, 0.0) if is_noise else (*best.x.tolist(), 0.0)
+        return math.exp(log_scale), bias
+
+
+@dataclass(frozen=True)
+class Scores(Outcomes):
+    """The scores of labels, or of the best answer and of "no answer".
+
+    Attributes:
+        scores: Scores of all windows combined, float32 [examples, labels].
+        correct: Whether a label is correct, bool [examples, labels].
+    """
+
+    method: Method
+    labels: tuple[str, ...]
+    scores: Floats
+    correct: Flags
+
+    def predictions(self, parameters: Parameters, labels: Sequence[str] | None = None) -> Predictions:
+        """Returns the scores of labels, one after the other for each example."""
+        scores: Values = calibrate(self.scores, LINKS[self.method], *parameters).astype(np.float64)
+        if labels is None and self.method == "per-label":
+            labels = self.labels
+        if labels is None:
+            columns = scores.argmax(axis=1)[:, None]
+        else:
+            columns = np.tile([self.labels.index(label) for label in labels], (len(scores), 1))
+        chosen, correct = np.take_along_axis(scores, columns, axis=1).ravel(), np.take_along_axis(self.correct, columns, axis=1).ravel()
+        losses = log_losses(chosen, correct)
+        if labels is None and self.method == "temperature":
+            losses = log_losses(scores[self.correct], np.ones(len(scores), dtype=bool))
+        examples = np.repeat(np.arange(len(scores)), columns.shape[1])
+        return Predictions(chosen, correct, losses, examples, np.array(self.labels)[columns].ravel(), len(scores))
+
+
+@dataclass(frozen=True)
+class Entities(Outcomes):
+    """The logits of tokens, from which each scale makes other scores of entities.
+
+    Attributes:
+        served: The graph.
+        texts: The request of each text, the outputs of its windows, its correct spans, and the words that these consist of.
+    """
+
+    served: ServedGraph
+    texts: Sequence[tuple[Any, Sequence[Outputs], set[Any], Any]]
+    method: Method = "tags"
+    labels: tuple[str, ...] = ()
+
+    def predictions(self, parameters: Parameters, labels: Sequence[str] | None = None) -> Predictions:
+        """Returns the entities of all texts."""
+        [scale], _ = parameters
+        found, missed = list[tuple[float, bool, int, str]](), 0
+        for example, (request, rows, expected, words) in enumerate(self.texts):
+            scaled = [{name: values * np.float32(scale) for name, values in row.items()} for row in rows]
+            spans = set()
+            for entity in self.served.decode(request, scaled):
+                label = token_classification.label_of(entity)
+                [span] = widen_to_words([(entity["start"], entity["end"], label)], words)
+                if labels is None or label in labels:
+                    found.append((entity["score"], span in expected and span not in spans, example, label))
+                spans.add(span)
+            missed += sum(labels is None or label in labels for *_, label in expected - spans)
+        columns = list(zip(*found, strict=True)) or [()] * 4
+        scores, correct, examples, names = map(np.array, columns, ("f8", "?", "i8", "U"))
+        return Predictions(scores, correct, log_losses(scores, correct), examples, names, len(self.texts), missed)
+
+
+def method_of(manifest: Manifest) -> Method:
+    """Returns how the scores of a model are calibrated; refuses a model without such scores."""
+    if manifest.task == token_classification.TASK:
+        return "tags"
+    if manifest.task == question_answering.TASK:
+        return "answers"
+    if manifest.task == classify.TASK and (manifest.activation == "sigmoid" or len(manifest.labels) == 1):
+        return "per-label"
+    if manifest.task == classify.TASK and manifest.activation == "softmax":
+        return "temperature"
+    raise DataError(
+        f"a model for {manifest.task} with the activation `{manifest.activation}` has no scores to calibrate; calibrate classification, "
+        "named entities, question answering or a reranker."
+    )
+
+
+def check_aims(aims: Sequence[Aim], method: Method, manifest: Manifest) -> None:
+    """Refuses aims that a model cannot have, or of which one breaks the promise of another: each text has one decision."""
+    names = sorted({*manifest.labels, *token_classification.groups_of(manifest)}) if method == "tags" else manifest.labels
+    for aim in aims:
+        if method == "answers" and (aim.label is not None or aim.counts_missed):
+            raise DataError(f"`{aim}` is not for question answering; use precision or max-error, without a label.")
+        if aim.label is not None and aim.label not in names:
+            raise DataError(f"the model has no label `{aim.label}`; it has {', '.join(names)}.")
+        if aim.name == "coverage" and method != "temperature":
+            raise DataError(f"`{aim}` needs labels that exclude each other; use precision or recall of a label.")
+        # the labels of a text are not independent examples
+        if aim.label is None and (aim.name == "recall" if method == "temperature" else method == "per-label" and len(names) > 1):
+            raise DataError(f"`{aim}` needs a label, such as `{names[-1]}:{aim}`.")
+    labels = {aim.label for aim in aims}
+    if len(aims) > 1 and (method == "temperature" or None in labels or len(labels) < len(aims)):
+        raise DataError(
+            f"{' and '.join(f'`{aim}`' for aim in aims)} cannot hold together, because one of them would decide texts of the other; give one "
+            "aim, or one for each label if labels do not exclude each other."
+        )
+
+
+def collect(served: ServedGraph, method: Method, examples: Sequence[Example]) -> Outcomes:
+    """Runs a graph on labeled rows.
+
+    Raises:
+        DataError: A row cannot be answered, or its parameters leave out or change scores.
+    """
+    values = list[Any]()
+    excluded = {"tags": ["decide"], "answers": ["decide", "duplicates"]}.get(method, ["decide", "top_k", "function_to_apply"])
+    for example in track(examples, served.graph.name, unit="example"):
+        parameters = example.row.request.parameters
+        if names := [f"`{name}`" for name in excluded if getattr(parameters, name) not in (None, False, "best")]:
+            raise DataError(
+                f"line {example.row.line} of the data has {' and '.join(names)}; remove it, because all scores are needed, unchanged."
+            )
+        try:
+            if method == "tags":
+                values.append((example.row.request, served.answer(example.row.request).rows, *example.correct))
+            else:
+                values.append(_read_answer(served, example) if method == "answers" else _read_labels(served, example))
+        except (BertServeError, ValueError) as error:
+            raise DataError(f"line {example.row.line} of the data cannot be answered: {error}") from error
+    if method == "tags":
+        return Entities(served, values)
+    labels = ("answer", "no answer") if method == "answers" else served.config.labels
+    scores, correct = (np.array(column) for column in zip(*values, strict=True))
+    return Scores(method, labels, scores.astype(np.float32), correct.astype(bool))
+
+
+def _read_labels(served: ServedGraph, example: Example) -> tuple[Any, Any]:
+    labels, correct = served.config.labels, example.correct
+    by_label = {item["label"]: item["score"] for item in served.answer(example.row.request).result}
+    scores = np.array([by_label[label] for label in labels], dtype=np.float32)
+    if len(labels) > 1:
+        return scores, [label in correct for label in labels]
+    if correct not in (0, 1):
+        raise ValueError(f"its label is {correct:g}; give 1 for a relevant text and 0 for another one.")
+    return activate(scores, "sigmoid") if served.config.activation == "none" else scores, [correct]
+
+
+def _read_answer(served: ServedGraph, example: Example) -> tuple[Any, Any]:
+    request, correct = example.row.request, example.correct
+    changes = {"top_k": 1, "handle_impossible_answer": False}
+    answer = served.answer(replace(request, parameters=request.parameters.model_copy(update=changes)))
+    allowed = request.parameters.handle_impossible_answer
+    nothing = question_answering.no_answer_score(request, answer.rows, served.tokenizer) if allowed else 0.0
+    best = answer.result
+    return (best["score"], nothing), (exact_match(best["answer"], correct) == 1, not correct)

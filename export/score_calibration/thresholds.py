@@ -1,0 +1,88 @@
+"""Chooses thresholds whose error is at most a target, with 95 % confidence.
+
+The method is fixed sequence testing (Angelopoulos and others, "Learn then Test", 2021, section 2.3). The examples that fitted the calibration
+also fix a sequence of thresholds. The other examples test them in this order by the exact binomial probability of so few errors, if their
+share were the target. The sequence ends at the first probability above 5 %, and the threshold before is chosen. A false choice needs a false
+result of the first test whose threshold is too weak, so all tests together have the error of one. Recall and coverage count correct items
+below the threshold: the training-conditional guarantee of split conformal prediction (Vovk, 2012).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from bertserve.export.errors import DataError, ExportError
+from bertserve.export.score_calibration.aim import Aim
+from bertserve.export.score_calibration.predictions import Predictions, Values
+from bertserve.service.bundle.calibration import Threshold
+
+MAX_P = 0.05  # 1 - the confidence
+CANDIDATES = 200  # thresholds that are tried; neighbors then decide only about 0.5 % more
+_DEVIATIONS = 1.645  # standard errors of a normal distribution to its 95 % quantile
+
+
+def choose(aim: Aim, graph: str, fitted: Predictions, judged: Predictions) -> Threshold:
+    """Returns the threshold of a graph that decides most.
+
+    `fitted` are predictions on the examples of the calibration, `judged` those on the others.
+
+    Raises:
+        DataError: One of them has no correct predictions.
+        ExportError: No threshold reaches the aim.
+    """
+    if not (fitted.correct.any() and judged.correct.any()):
+        raise DataError(f"`{aim}`: {graph} finds no correct `{aim.label}` in a half of the examples; give more examples with this label.")
+    quantiles = np.quantile(fitted.scores[fitted.correct], np.arange(CANDIDATES) / CANDIDATES, method="lower")
+    candidates = np.unique(np.append(quantiles, 0.0))
+    if not aim.counts_missed:
+        candidates = candidates[::-1]  # errors become more frequent along the sequence
+    start = _closest(aim, *_errors(aim, fitted, candidates))
+    errors, counts = _errors(aim, judged, candidates)
+    failures = np.flatnonzero(stats.binom.cdf(errors[start:], counts[start:], aim.error) > MAX_P)
+    passed = int(failures[0]) if len(failures) else len(candidates) - start
+    chosen = start + passed - 1 if passed else _closest(aim, errors, counts)
+    error, count = float(errors[chosen] / max(counts[chosen], 1)), int(counts[chosen])
+    above = judged.scores >= candidates[chosen]
+    if aim.name == "coverage":  # examples whose label set has one label
+        above = np.bincount(judged.examples[above], minlength=judged.count) == 1
+    decided = float(above.mean())
+    if not passed:
+        needed = "at every threshold the measured share of errors is above the aim, so more examples do not help"
+        if error < aim.error:
+            # so many that the distance to the aim is as large as `_DEVIATIONS` standard errors
+            total = aim.error * (1 - aim.error) * (_DEVIATIONS / (aim.error - error)) ** 2
+            more = math.ceil(max(total / max(count, 1) - 1, 0.1) * judged.count)
+            needed = f"about {more} more examples that judge (all of --judge, or half of --data) can show it"
+        raise ExportError(
+            f"no threshold of {graph} reaches `{aim}`: the closest decides {decided:.1%} with {error:.2%} errors, and the aim is "
+            f"{aim.error:.2%}; {needed}. Give more examples, or an aim that is easier to reach."
+        )
+    return Threshold(
+        label=aim.label,
+        aim=aim.name,
+        target=aim.target,
+        threshold=float(candidates[chosen]),
+        decided=decided,
+        error=error,
+        examples=count,
+    )
+
+
+def _errors(aim: Aim, predictions: Predictions, thresholds: Values) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the number of errors at each threshold, and what they are a share of."""
+    correct, wrong = (np.sort(predictions.scores[side]) for side in (predictions.correct, ~predictions.correct))
+    correct_below = np.searchsorted(correct, thresholds)
+    if aim.counts_missed:
+        return predictions.missed + correct_below, np.full(len(thresholds), predictions.missed + len(correct))
+    wrong_above = len(wrong) - np.searchsorted(wrong, thresholds)
+    return wrong_above, wrong_above + len(correct) - correct_below
+
+
+def _closest(aim: Aim, errors: NDArray[np.int64], counts: NDArray[np.int64]) -> int:
+    """Returns the index of the share of errors that is farthest below the aim, or the least above it, in standard errors."""
+    distances = (aim.error * counts - errors) / np.sqrt(np.maximum(counts, 1))
+    return int(np.where(counts > 0, distances, -np.inf).argmax())
