@@ -322,7 +322,7 @@ FULL_DISK = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         (signal.SIGINT, "onnx_trace.trace"),
         (signal.SIGTERM, "bundle.model_card"),
         (None, "int8.quantize.quantize"),
-        (None, "bundle.model_card"),
+        pytest.param(None, "bundle.model_card", marks=pytest.mark.full_grid),
     ],
 )
 def test_an_export_that_is_interrupted_in_any_stage_leaves_no_files(
