@@ -1,4 +1,4 @@
-"""What the scheduler knows about its threads and recent runs: InferenceThread and PeakConcurrency; and the errors of runs."""
+"""The state of inference threads, the recent concurrency, and the errors of runs for callers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class InferenceThread:
         busy_s: Seconds of all earlier runs.
         ticks: Ticks since the run, or the decoding of one of its items, began.
         hung: Whether its run hangs: another thread has taken its place, and it ends after the run.
-        steps: Functions that it calls before or after its next batches, one at a time.
+        setup_calls: Functions that it calls before or after its next batches, one at a time.
     """
 
     handle: threading.Thread = field(init=False)
@@ -36,14 +36,14 @@ class InferenceThread:
     busy_s: float = 0.0
     ticks: int = 0
     hung: bool = False
-    steps: deque[Callable[[], object]] = field(default_factory=deque)
+    setup_calls: deque[Callable[[], object]] = field(default_factory=deque)
 
 
 class PeakConcurrency:
     """The maximum of a number over the last one to two seconds.
 
-    An idle machine says little about the next few milliseconds: if texts arrive at random, a run on several cores soon shares them
-    with another run, and both take longer. If nothing else has run for a second or more, this is likely to continue.
+    The current number is a poor prediction: if requests arrive at random, a multi-threaded run soon shares its cores, and both runs
+    take longer. If nothing else has run for a second or more, this is likely to continue.
     """
 
     def __init__(self) -> None:

@@ -16,8 +16,8 @@ from math import inf
 from bertserve.service.errors import InvalidValueError, RefusedError
 from bertserve.service.scheduling.scheduled_request import Item, Runner, ScheduledRequest, SizedPayloads
 
-# Factor by which a request's earlier items count in the priorities of its later ones: others run between them even on a slower machine
-# than predicted.
+# Factor on the predicted seconds of a request's earlier items in the priority of its later ones. It is above 1 so that other requests run
+# in between even if the machine is slower than predicted.
 PACE = 1.5
 
 # Nearly every wait is at most this many times its prediction.
@@ -49,13 +49,14 @@ class RequestQueue:
         self.queue_tokens = 0
         self.queue_items = 0
         self._threads = threads
-        self._seconds = {False: 0.0, True: 0.0}  # predicted seconds of waiting items, of short and of long requests
-        # Short and long requests by a lower bound of the priority of their next item, which is corrected at the front.
-        self._requests: dict[bool, list[tuple[float, int, ScheduledRequest]]] = {False: [], True: []}
+        self._waiting_s = {False: 0.0, True: 0.0}  # predicted seconds of waiting items, of short and of long requests
+        # Heaps of short (False) and long (True) requests. The key is a lower bound of the priority of the request's next item; `_first_of`
+        # updates it at the front of the heap.
+        self._waiting_by_priority: dict[bool, list[tuple[float, int, ScheduledRequest]]] = {False: [], True: []}
         self._owed_s = 0.0  # predicted seconds that short requests get before the next long one
         self._last_short = -inf  # arrival of the last short request
-        self._items: dict[tuple[Runner, bool], ItemsByLength] = {}  # by runner, and whether their requests are long
-        self._tie = count()
+        self._items_by_length: dict[tuple[Runner, bool], ItemsByLength] = {}  # by runner, and whether their requests are long
+        self._sequence = count()
 
     def wait_s(self, busy_s: float) -> float:
         """Returns the predicted seconds until a short request that arrives now starts.
@@ -63,8 +64,8 @@ class RequestQueue:
         Args:
             busy_s: Seconds that the inference threads need for their current runs, in total; 0 if one is free.
         """
-        # while short requests wait, long ones get as many seconds
-        return (min(2 * self._seconds[False], sum(self._seconds.values())) + busy_s) / self._threads
+        # while both wait, short and long requests get equal thread time
+        return (min(2 * self._waiting_s[False], sum(self._waiting_s.values())) + busy_s) / self._threads
 
     def check(self, time_left_s: float, busy_s: float) -> None:
         """Checks whether a short request that arrives now would probably start before its deadline, before its tokens are known.
@@ -73,17 +74,17 @@ class RequestQueue:
             RefusedError: The queue is full or too long.
         """
         if self.queue_tokens >= self.max_queue_tokens:
-            raise self._full(1, self.max_queue_tokens, busy_s)
+            raise self._full_error(1, self.max_queue_tokens, busy_s)
         if wait := self.wait_s(busy_s):
             self._check_wait(wait, 0.0, time_left_s)
 
-    def put(self, request: ScheduledRequest, payloads: SizedPayloads, tokens: int, time_left_s: float, busy_s: float = 0.0) -> None:
+    def put(self, request: ScheduledRequest, payloads: SizedPayloads, held_tokens: int, time_left_s: float, busy_s: float = 0.0) -> None:
         """Admits a new request with its first items.
 
         Args:
             request: A new request.
             payloads: Tokens and payload of each of its first items, at least one.
-            tokens: What it holds of the queue until it ends, at most `max_queue_tokens`.
+            held_tokens: Tokens that it holds of the queue until it ends, at most `max_queue_tokens`.
             time_left_s: Seconds until its deadline.
             busy_s: Seconds that the inference threads need for their current runs, in total; 0 if one is free.
 
@@ -92,26 +93,26 @@ class RequestQueue:
             RefusedError: The queue is full, or the last item would probably start after the deadline.
         """
         limit = self.max_queue_tokens
-        if tokens > limit / 64:
-            limit -= limit // 8  # for small requests
-        if self.queue_tokens and self.queue_tokens + tokens > limit:
-            raise self._full(tokens, limit, busy_s)
+        if held_tokens > limit / 64:
+            limit -= limit // 8  # large requests leave an eighth to small ones
+        if self.queue_tokens and self.queue_tokens + held_tokens > limit:
+            raise self._full_error(held_tokens, limit, busy_s)
         request.priority = request.arrived
         items = self._new_items(request, payloads)
         before = (items[-1].priority - request.arrived) / PACE
         request.is_long = before > 0.03  # seconds
         if request.is_long:
             threads = self._threads_for_long(request.arrived)
-            wait = (sum(self._seconds.values()) + busy_s) / threads
+            wait = (sum(self._waiting_s.values()) + busy_s) / threads
         else:
             self._last_short = max(self._last_short, request.arrived)
             threads = self._threads
-            wait = self.wait_s(busy_s) if before else 0.0  # without items before the last one, `check` has done so
+            wait = self.wait_s(busy_s) if before else 0.0  # for a single item, `check` has tested this wait
         if wait:
             self._check_wait(wait, PACE * before / threads, time_left_s)
         self.requests.add(request)
-        request.tokens = tokens
-        self.queue_tokens += tokens
+        request.held_tokens = held_tokens
+        self.queue_tokens += held_tokens
         self._add(request, items)
 
     def put_next(self, request: ScheduledRequest, payloads: SizedPayloads) -> None:
@@ -142,12 +143,12 @@ class RequestQueue:
             batch.append(item)
             length = max(length, item.length)
             item.request.running += 1
-            self._forget(item)
+            self._remove_item(item)
             item = self._batch_mate(head, len(batch), length, last_priority, only_short) if self.queue_items else None
         if head.request.is_long:
             self._owed_s = head.request.runner.seconds(len(batch), length)
         else:
-            self._owed_s -= sum(item.seconds for item in batch if not item.request.is_long)
+            self._owed_s -= sum(item.predicted_s for item in batch if not item.request.is_long)
         return batch
 
     def finish(self, item: Item, result: object) -> bool:
@@ -164,10 +165,10 @@ class RequestQueue:
         if request not in self.requests:
             return False
         self.requests.remove(request)
-        self.queue_tokens -= request.tokens
+        self.queue_tokens -= request.held_tokens
         request.results = []
         for item in list(request.waiting.values()):
-            self._forget(item)
+            self._remove_item(item)
             item.payload = None  # it may stay in a heap, behind an item that waits
         return True
 
@@ -176,7 +177,7 @@ class RequestQueue:
 
     def _check_wait(self, wait: float, own: float, time_left_s: float) -> None:
         """Checks a predicted wait; `own` is the virtual time between a request's first and last item, divided by the threads."""
-        # its own items count only within the error of the prediction; otherwise a queue at its limit would admit only short texts
+        # not `PREDICTION_ERROR * (wait + own)`: a full queue would then admit only short requests
         if max(PREDICTION_ERROR * wait, wait + own) > time_left_s:
             raise RefusedError(
                 "the queue is about {wait:.1f} s long, so the request would probably miss its deadline; "
@@ -186,7 +187,7 @@ class RequestQueue:
                 retry_after_s=wait - min(time_left_s / PREDICTION_ERROR, time_left_s - own),
             )
 
-    def _full(self, tokens: int, limit: int, busy_s: float) -> RefusedError:
+    def _full_error(self, tokens: int, limit: int, busy_s: float) -> RefusedError:
         excess = (self.queue_tokens + tokens - limit) / max(self.queue_tokens, 1)
         return RefusedError(
             "the queue is full: it holds {queue_tokens} of {max_queue_tokens} tokens and the request has {tokens} or more; try again later.",
@@ -194,7 +195,8 @@ class RequestQueue:
             max_queue_tokens=self.max_queue_tokens,
             tokens=tokens,
             reason="queue_full",
-            retry_after_s=(busy_s + sum(self._seconds.values()) * min(excess, 1.0)) / self._threads,  # requests end after the current runs
+            retry_after_s=(busy_s + sum(self._waiting_s.values()) * min(excess, 1.0))
+            / self._threads,  # requests end after the current runs
         )
 
     def _new_items(self, request: ScheduledRequest, payloads: SizedPayloads) -> list[Item]:
@@ -203,14 +205,17 @@ class RequestQueue:
         items = []
         for index, (tokens, payload) in enumerate(payloads):
             if tokens not in runs:
-                runs[tokens] = self._alone(request.runner, tokens)
+                runs[tokens] = self._length_and_seconds(request.runner, tokens)
             length, seconds = runs[tokens]
             items.append(Item(request, index, tokens, payload, length, seconds, request.priority))
             request.priority += PACE * seconds
         return items
 
-    def _alone(self, runner: Runner, tokens: int) -> tuple[int, float]:
-        """Returns the length at which an item runs alone, and its part of the predicted seconds of a full batch."""
+    def _length_and_seconds(self, runner: Runner, tokens: int) -> tuple[int, float]:
+        """Returns an item's padded length in a batch of its own, and its predicted seconds.
+
+        These are the seconds of a full batch of such items, divided by their number.
+        """
         rows, length = runner.shape(1, tokens) or (inf, tokens)
         if rows * length > self.max_batch_tokens:
             raise InvalidValueError(
@@ -224,32 +229,35 @@ class RequestQueue:
     def _add(self, request: ScheduledRequest, items: list[Item]) -> None:
         request.results = [None] * len(items)
         self.queue_items += len(items)
-        by_length = self._items.setdefault((request.runner, request.is_long), ItemsByLength())
+        by_length = self._items_by_length.setdefault((request.runner, request.is_long), ItemsByLength())
         for item in items:
             request.waiting[item.index] = item
-            self._seconds[request.is_long] += item.seconds
-            by_length.push(item, next(self._tie))
-        heapq.heappush(self._requests[request.is_long], (items[0].priority, next(self._tie), request))
+            self._waiting_s[request.is_long] += item.predicted_s
+            by_length.push(item, next(self._sequence))
+        heapq.heappush(self._waiting_by_priority[request.is_long], (items[0].priority, next(self._sequence), request))
 
-    def _forget(self, item: Item) -> None:
+    def _remove_item(self, item: Item) -> None:
         """Removes an item that has started, or whose request has ended."""
         del item.request.waiting[item.index]
-        item.waits = False
+        item.is_waiting = False
         self.queue_items -= 1
         if not self.queue_items:  # sums of floats drift, and heaps have items that no longer wait
-            self._seconds = {False: 0.0, True: 0.0}
-            self._requests = {False: [], True: []}
-            self._items.clear()
+            self._waiting_s = {False: 0.0, True: 0.0}
+            self._waiting_by_priority = {False: [], True: []}
+            self._items_by_length.clear()
             return
-        self._seconds[item.request.is_long] -= item.seconds
+        self._waiting_s[item.request.is_long] -= item.predicted_s
         key = item.request.runner, item.request.is_long
-        self._items[key].clean(item.tokens)
-        if not self._items[key].lengths:
-            del self._items[key]  # it would keep a model in memory
+        self._items_by_length[key].clean(item.tokens)
+        if not self._items_by_length[key].lengths:
+            del self._items_by_length[key]  # it would keep a model in memory
 
     def _first(self, only_short: bool) -> Item | None:
-        """Returns the item that starts next: the first by priority, but after a long request, short ones that wait get as many seconds."""
-        short, long = (self._first_of(heap) if heap else None for heap in self._requests.values())
+        """Returns the item that starts next: the first by priority.
+
+        After a batch of a long request, waiting short requests first get as much predicted time as that batch.
+        """
+        short, long = (self._first_of(heap) if heap else None for heap in self._waiting_by_priority.values())
         if only_short or long is None:
             return short
         if short is None:
@@ -276,8 +284,8 @@ class RequestQueue:
         """
         request = head.request
         runner = request.runner
-        kinds = ((False,) if only_short else (False, True)) if runner.shares_batches else ()
-        waiting = (self._items[runner, is_long] for is_long in kinds if (runner, is_long) in self._items)
+        long_flags = ((False,) if only_short else (False, True)) if runner.shares_batches else ()
+        waiting = (self._items_by_length[runner, is_long] for is_long in long_flags if (runner, is_long) in self._items_by_length)
         for item in chain.from_iterable(by_length.nearest(length, last_priority) for by_length in waiting):
             longer = max(length, item.length)
             shape = runner.shape(rows + 1, longer)
@@ -311,7 +319,7 @@ class ItemsByLength:
     def clean(self, tokens: int) -> None:
         """Drops items of a length that no longer wait, up to the first one that waits."""
         heap = self._heaps[tokens]
-        while heap and not heap[0][2].waits:
+        while heap and not heap[0][2].is_waiting:
             heapq.heappop(heap)
         if not heap:
             del self._heaps[tokens], self.lengths[bisect_left(self.lengths, tokens)]

@@ -43,7 +43,7 @@ class ScheduledRequest:
         arrived: Time of its arrival.
         deadline: Time by which its last item must have started.
         priority: Virtual start time of its next item; the queue changes it.
-        tokens: Tokens that it holds of the queue until it ends.
+        held_tokens: Tokens that it holds of the queue until it ends.
         waiting: The items that have not started, by index.
         running: Number of items that have started and have no result.
         results: One per item, in order.
@@ -56,7 +56,7 @@ class ScheduledRequest:
     arrived: float
     deadline: float
     priority: float = 0.0
-    tokens: int = 0
+    held_tokens: int = 0
     waiting: OrderedDict[int, Item] = field(default_factory=OrderedDict)
     running: int = 0
     results: list[Any] = field(default_factory=list)
@@ -74,9 +74,9 @@ class Item:
         tokens: Its tokens.
         payload: The argument of its runner.
         length: Tokens to which it is padded if it runs alone.
-        seconds: Predicted seconds of an inference thread: its part of a full batch.
+        predicted_s: Predicted seconds of an inference thread: its part of a full batch.
         priority: Virtual start time in seconds; the lowest starts first.
-        waits: Whether it can still start.
+        is_waiting: Whether it can still start.
     """
 
     request: ScheduledRequest
@@ -84,6 +84,6 @@ class Item:
     tokens: int
     payload: Any
     length: int
-    seconds: float
+    predicted_s: float
     priority: float
-    waits: bool = True
+    is_waiting: bool = True

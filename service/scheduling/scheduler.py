@@ -1,7 +1,7 @@
 """Scheduler: runs a RequestQueue on the inference threads of a device. It uses threads and futures, but no models, texts or ONNX.
 
-A free thread takes the best batch at once; no timer delays a batch: while all threads are busy, the next batch fills up. Every request ends
-exactly once: answered, failed, expired or cancelled, whichever happens first under the lock.
+A free thread takes the best batch without waiting for it to fill. Batches fill while all threads are busy. Every request ends exactly once:
+answered, failed, expired or cancelled, whichever happens first under the lock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bertserve.service.scheduling.scheduled_request import Item, ScheduledReques
 
 logger = logging.getLogger("bertserve.scheduler")
 
-STOP_TICK_S = 0.02
+POLL_INTERVAL_S = 0.02
 _EXPIRED = "the request's deadline passed while it waited; allow more time with `x-request-timeout-ms`, or send less at once."
 
 
@@ -45,7 +45,7 @@ class Scheduler:
         prepare_threads: int = 1,
         clock: Callable[[], float] = time.monotonic,
         on_hang: Callable[[], None] = lambda: None,
-        hung_floor_s: float = 5.0,
+        min_hang_s: float = 5.0,
     ) -> None:
         """Creates a scheduler; `start` starts it.
 
@@ -57,7 +57,7 @@ class Scheduler:
             prepare_threads: Threads that tokenize long texts.
             clock: Returns monotonic seconds.
             on_hang: Called for each run that hangs.
-            hung_floor_s: Minimum seconds after which a run counts as hung: it may read weights from a disk, or decode for a second.
+            min_hang_s: Minimum seconds after which a run counts as hung: it may read weights from a disk, or decode for a second.
         """
         self.queue = queue
         self.prepare = PreparePool(prepare_threads)
@@ -66,12 +66,12 @@ class Scheduler:
         self._multi_threads = multi_threads
         self._lock = threading.RLock()
         self._wakeup = threading.Condition(self._lock)
-        self._free = 0  # threads that wait, and that nothing has woken yet
+        self._idle_threads = 0  # threads that wait, and that nothing has woken yet
         self._concurrency = PeakConcurrency()
-        self._ended: list[tuple[asyncio.Future[None], Exception | None]] = []  # futures that the event loop must resolve
+        self._completions: list[tuple[asyncio.Future[None], Exception | None]] = []  # futures that the event loop must resolve
         self._threads: list[InferenceThread] = []
-        self._first_steps: list[Callable[[], object]] = []
-        self._tick_s = hung_floor_s / 10  # from one look at the runs to the next
+        self._deferred_setup_calls: list[Callable[[], object]] = []
+        self._tick_s = min_hang_s / 10  # from one look at the runs to the next
         self._hangs = 0
         self._on_hang = on_hang
         self._accepts = self._withdrawn = self._stopped = False
@@ -107,8 +107,8 @@ class Scheduler:
         self._loop = asyncio.get_running_loop()
         for _ in range(self._thread_count):
             self._start_thread()
-        self.on_each_thread(self._first_steps)
-        self._first_steps = []
+        self.on_each_thread(self._deferred_setup_calls)
+        self._deferred_setup_calls = []
         self._tick()
         self._accepts = True
 
@@ -118,15 +118,15 @@ class Scheduler:
         A thread makes one call between two batches. Before the start, this method only keeps the functions, and `start` calls them.
         """
         if not self._threads:
-            self._first_steps += steps
+            self._deferred_setup_calls += steps
             return
         with self._lock:
             ends = [(thread, threading.Event()) for thread in self._threads if not thread.hung]
             for thread, end in ends:
-                thread.steps += (*steps, end.set)
-            self._wake(self._free)
+                thread.setup_calls += (*steps, end.set)
+            self._wake(self._idle_threads)
         for thread, end in ends:
-            while not (end.wait(STOP_TICK_S) or thread.hung or self._stopped or self.failure):
+            while not (end.wait(POLL_INTERVAL_S) or thread.hung or self._stopped or self.failure):
                 pass
 
     def check(self, timeout_s: float) -> None:
@@ -138,16 +138,16 @@ class Scheduler:
         """
         with self._lock:
             if not self._accepts or self.failure:
-                raise self._unavailable()
+                raise self._unavailable_error()
             self.queue.check(timeout_s, self._busy_s())
 
-    async def run(self, request: ScheduledRequest, payloads: SizedPayloads, tokens: int) -> None:
+    async def run(self, request: ScheduledRequest, payloads: SizedPayloads, held_tokens: int) -> None:
         """Runs a request until its `proceed` returns no more items. Cancelling the coroutine closes the request.
 
         Args:
             request: A new request.
             payloads: Tokens and payload of each of its first items, at least one.
-            tokens: What it holds of the queue until it ends: the tokens of all its items, and a reserve for later ones and decoding.
+            held_tokens: Tokens that it holds of the queue until it ends: the tokens of all its items, and a reserve for later ones and decoding.
 
         Raises:
             RefusedError: The queue is full, or the request would probably miss its deadline.
@@ -159,10 +159,10 @@ class Scheduler:
         request.future = self._loop.create_future()
         with self._lock:
             if self._stopped or self.failure:
-                raise self._unavailable()
+                raise self._unavailable_error()
             if (time_left_s := request.deadline - self.clock()) <= 0:
                 raise ExpiredError(_EXPIRED)
-            self.queue.put(request, payloads, tokens, time_left_s, self._busy_s())
+            self.queue.put(request, payloads, held_tokens, time_left_s, self._busy_s())
             self._wake(len(payloads))
         timer = self._loop.call_later(time_left_s, self._expire, request)
         try:
@@ -171,7 +171,7 @@ class Scheduler:
             timer.cancel()
             if request in self.queue.requests:  # the caller was cancelled
                 self._end(request)
-            request.future = None  # an error in it refers to this frame; without this cycle, texts and tokens are freed at once
+            request.future = None  # its error refers to this frame; without the cycle, no garbage collection is needed to free texts
 
     async def stop(self, shutdown_timeout_s: float) -> int:
         """Refuses new requests, lets others finish for `shutdown_timeout_s` seconds, fails the rest and ends the inference threads.
@@ -182,7 +182,7 @@ class Scheduler:
         self._accepts = False
         end = self._loop.time() + shutdown_timeout_s
         while (self.queue.requests or self.prepare.is_busy) and not self.failure and self._loop.time() < end:
-            await asyncio.sleep(STOP_TICK_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
         with self._lock:
             self._stopped = True
             aborted = len(self.queue.requests)
@@ -196,7 +196,7 @@ class Scheduler:
 
     def _busy_s(self) -> float:
         """Returns the predicted seconds until all current runs have ended, in total; 0 if an inference thread is free."""
-        if self._free:
+        if self._idle_threads:
             return 0.0
         now = self.clock()
         return sum(max(thread.since + thread.predicted_s - now, 0.0) for thread in self._threads if not thread.hung)
@@ -204,29 +204,29 @@ class Scheduler:
     def _start_thread(self) -> None:
         thread = InferenceThread()
         name = f"inference-{len(self._threads)}"
-        thread.handle = threading.Thread(target=self._serve, args=(thread,), name=name, daemon=True)
+        thread.handle = threading.Thread(target=self._thread_main, args=(thread,), name=name, daemon=True)
         self._threads.append(thread)
         thread.handle.start()
 
-    def _serve(self, thread: InferenceThread) -> None:
+    def _thread_main(self, thread: InferenceThread) -> None:
         """Runs batches until the scheduler stops or a run of the thread hangs; it is the function of a thread."""
         try:
-            while self._serve_one(thread):
+            while self._run_next_batch(thread):
                 pass
         except BaseException as error:  # noqa: BLE001 - the boundary of a thread: no request may wait for this thread forever
             # An error of the scheduler itself; `_execute` and `_deliver` handle errors of the work. The queue may be inconsistent, so no
             # thread can continue.
             logger.critical("an inference thread died of %s; the service must be restarted", type(error).__name__)
-            self._break("an inference thread died, and the service must be restarted. This is a bug")
+            self._fail_all("an inference thread died, and the service must be restarted. This is a bug")
 
-    def _serve_one(self, thread: InferenceThread) -> bool:
+    def _run_next_batch(self, thread: InferenceThread) -> bool:
         """Waits for a batch and runs it; returns whether to continue. Each call drops its references to the batch."""
         with self._lock:
             if thread.batch:
                 thread.batch, thread.ticks, thread.busy_s = (), 0, thread.busy_s + self.clock() - thread.since
-        if thread.steps:  # after the batch has ended, so that the time of a step does not count as its time
+        if thread.setup_calls:  # after the batch has ended, so that the time of a step does not count as its time
             try:
-                thread.steps.popleft()()
+                thread.setup_calls.popleft()()
             except DeviceLostError as error:
                 self._lose_device(error)
             except Exception as error:  # noqa: BLE001 - the boundary of a step: without it, the first batches are slower
@@ -238,12 +238,12 @@ class Scheduler:
                 now = self.clock()
                 long_runs = sum(bool(each.batch) and each.batch[0].request.is_long for each in self._threads if not each.hung)
                 batch = self.queue.take(now, long_runs=long_runs)
-                if batch or thread.steps:
+                if batch or thread.setup_calls:
                     break
-                self._free += 1
+                self._idle_threads += 1
                 self._wakeup.wait()
             if self.queue.queue_items:
-                self._wake()  # another thread found no item that it could start, and this may have changed
+                self._wake()  # an idle thread may now find an item that it can start
             thread.batch, thread.since, thread.ticks = batch, now, 0
             running = sum(bool(each.batch) for each in self._threads)
             peak = self._concurrency.record(running + self.queue.queue_items, now)
@@ -252,12 +252,12 @@ class Scheduler:
         return True
 
     def _wake(self, count: int = 1) -> None:
-        count = min(count, self._free)
-        self._free -= count
+        count = min(count, self._idle_threads)
+        self._idle_threads -= count
         self._wakeup.notify(count)
 
     def _execute(self, thread: InferenceThread, batch: Sequence[Item], *, multi_threaded: bool = False) -> None:
-        """Runs a batch, or a part of it, and delivers the results. A batch that fails runs again in halves, so only the guilty item fails."""
+        """Runs a batch, or a part of it, and delivers the results. A failed batch runs again in halves, so that one item fails."""
         runner = batch[0].request.runner
         thread.predicted_s = self.clock() - thread.since + runner.seconds(len(batch), max(item.length for item in batch))
         try:
@@ -304,14 +304,14 @@ class Scheduler:
         """Ends a request with an error, or with success, unless it has ended; called from any thread. Its current runs continue."""
         with self._lock:
             if self.queue.close(request) and request.future is not None:
-                self._ended.append((request.future, error))
-                if len(self._ended) == 1:
+                self._completions.append((request.future, error))
+                if len(self._completions) == 1:
                     self._loop.call_soon_threadsafe(self._resolve)
 
     def _resolve(self) -> None:
         """Resolves the futures of all requests that have ended, with one wake-up of the event loop."""
         with self._lock:
-            ended, self._ended = self._ended, []
+            ended, self._completions = self._completions, []
         for future, error in ended:
             if future.done():  # its caller was cancelled
                 continue
@@ -326,28 +326,28 @@ class Scheduler:
             self._end(request, ExpiredError(_EXPIRED))
 
     def _end_all(self) -> None:
-        error = self._unavailable()
+        error = self._unavailable_error()
         for request in list(self.queue.requests):
             self._end(request, error)
 
-    def _break(self, failure: str) -> None:
+    def _fail_all(self, failure: str) -> None:
         """Fails all requests, because no later run can succeed."""
         self.failure = failure
         self._end_all()
 
     def _lose_device(self, error: DeviceLostError) -> None:
         logger.critical("%s", error.message)
-        self._break("the GPU failed, and the service must be restarted")
+        self._fail_all("the GPU failed, and the service must be restarted")
 
     def _tick(self) -> None:
-        """Looks at all runs, and again after each tick.
+        """Checks all runs for hangs, and schedules the next check.
 
         It counts ticks instead of reading a clock: if the process was suspended, no ticks occurred, so no run counts as hung when it continues.
         """
         self._timer = self._loop.call_later(self._tick_s, self._tick)
-        self.look()
+        self.check_hung_runs()
 
-    def look(self) -> None:
+    def check_hung_runs(self) -> None:
         """Adds a tick to each run, and replaces the threads whose run hangs; the scheduler calls it at each tick."""
         for thread in list(self._threads):
             with self._lock:
@@ -355,12 +355,12 @@ class Scheduler:
                     thread.ticks += 1
                     # predictions adapt to the machine, so a slow machine does not matter
                     if thread.ticks >= max(10, 20 * thread.predicted_s / self._tick_s):
-                        self._replace(thread, thread.ticks * self._tick_s)
+                        self._replace_hung(thread, thread.ticks * self._tick_s)
 
-    def _replace(self, thread: InferenceThread, seconds: float) -> None:
+    def _replace_hung(self, thread: InferenceThread, seconds: float) -> None:
         """Fails the requests of a run that hangs, and starts another thread. With as many hangs as threads, the service must be restarted."""
         thread.hung = True
-        thread.steps.clear()  # they refer to engines
+        thread.setup_calls.clear()  # they refer to engines
         hung = {item.request for item in thread.batch}
         self._hangs += 1
         logger.error("%s hangs: a run has taken %.0f s, and the prediction was %.3f s", thread.handle.name, seconds, thread.predicted_s)
@@ -372,10 +372,10 @@ class Scheduler:
             )
             self._end(request, error)
         if self._hangs >= self._thread_count:
-            self._break("too many inference threads hang")
+            self._fail_all("too many inference threads hang")
         elif self.failure is None:
             self._start_thread()
 
-    def _unavailable(self) -> UnavailableError:
+    def _unavailable_error(self) -> UnavailableError:
         reason = self.failure or "the service is stopping"
         return UnavailableError("{reason}; send the request to another instance, or try again later.", reason=reason)

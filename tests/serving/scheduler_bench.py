@@ -59,7 +59,7 @@ class Bench:
         threads: int = 1,
         manual: bool = False,
         queue: type[RequestQueue] = RequestQueue,
-        hung_floor_s: float = 5.0,
+        min_hang_s: float = 5.0,
         **more: Any,
     ) -> None:
         self.work = Work()
@@ -74,7 +74,7 @@ class Bench:
             multi_threads=multi_threads,
             clock=self.clock if manual else time.monotonic,
             on_hang=self._count_hang,
-            hung_floor_s=hung_floor_s,
+            min_hang_s=min_hang_s,
         )
 
     def _count_hang(self) -> None:

@@ -21,7 +21,7 @@ class Hanging(Bench):
 
     def look(self, ticks: int) -> None:
         for _ in range(ticks):
-            self.scheduler.look()
+            self.scheduler.check_hung_runs()
 
     async def one_waits(self) -> None:
         """Returns when a thread waits; a thread that has delivered a result needs some time until it does."""
@@ -65,11 +65,11 @@ def test_a_thread_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> No
         await bench.scheduler.stop(1000.0)
         hung.set()
 
-    play(check, Hanging, manual=True, hung_floor_s=10.0, threads=2)
+    play(check, Hanging, manual=True, min_hang_s=10.0, threads=2)
     assert ["ERROR"] * 2 == [record.levelname for record in caplog.records]
 
 
-@on_loop(Hanging, manual=True, hung_floor_s=10.0)
+@on_loop(Hanging, manual=True, min_hang_s=10.0)
 async def test_a_long_run_hangs_after_twenty_times_its_prediction(bench: Hanging) -> None:
     bench.work.gate.clear()
     task = bench.submit("long", runner=bench.runs(seconds=takes(2.0)))
@@ -82,7 +82,7 @@ async def test_a_long_run_hangs_after_twenty_times_its_prediction(bench: Hanging
         await task
 
 
-@on_loop(Hanging, manual=True, hung_floor_s=10.0)
+@on_loop(Hanging, manual=True, min_hang_s=10.0)
 async def test_decoding_many_requests_after_one_run_is_no_hang(bench: Hanging) -> None:
     def decode(results: Sequence[Any]) -> list[Any]:
         bench.look(9)
@@ -97,7 +97,7 @@ async def test_decoding_many_requests_after_one_run_is_no_hang(bench: Hanging) -
     await blocker
 
 
-@on_loop(manual=True, hung_floor_s=0.05)
+@on_loop(manual=True, min_hang_s=0.05)
 async def test_the_scheduler_looks_at_its_runs_by_itself(bench: Bench) -> None:
     bench.work.gate.clear()
     with pytest.raises(EngineError, match="has hung"):
@@ -135,10 +135,10 @@ def test_a_run_that_ends_during_the_look_does_not_hang(monkeypatch: pytest.Monke
         assert (bench.hangs == 1) is (task.exception() is not None)
 
     monkeypatch.setattr(scheduler, "InferenceThread", SlowlyRead)
-    play(check, Hanging, manual=True, hung_floor_s=10.0, threads=2)
+    play(check, Hanging, manual=True, min_hang_s=10.0, threads=2)
 
 
-@on_loop(Hanging, manual=True, hung_floor_s=10.0)
+@on_loop(Hanging, manual=True, min_hang_s=10.0)
 async def test_a_step_of_the_warm_up_after_a_run_is_not_part_of_the_run(bench: Hanging) -> None:
     started, gate = threading.Event(), threading.Event()
 
@@ -158,7 +158,7 @@ async def test_a_step_of_the_warm_up_after_a_run_is_not_part_of_the_run(bench: H
     assert (0, True) == (bench.hangs, bench.scheduler.ready)
 
 
-@on_loop(Hanging, manual=True, hung_floor_s=10.0, threads=2)
+@on_loop(Hanging, manual=True, min_hang_s=10.0, threads=2)
 async def test_a_hung_thread_gets_and_keeps_no_steps(bench: Hanging) -> None:
     """They refer to engines, which must be freed when their model is unloaded."""
 
