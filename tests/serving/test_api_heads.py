@@ -63,9 +63,6 @@ def test_similarity_is_the_cosine_of_the_vectors(api: Send) -> None:
     assert [] == answered(api, SIMILARITY, {"source_sentence": "good", "sentences": []})
 
 
-# /rerank
-
-
 # /zero-shot
 
 

@@ -65,16 +65,13 @@ def test_a_model_that_cannot_be_loaded_stops_the_start(
         (["--default", "translate=tiny"], ["`translate`", "classify"]),
         (["--max-batch-tokens", "16"], ["--max-batch-tokens is 16", "`tiny`", "32"]),
         (["--api-key-file", "/nowhere/key"], ["--api-key-file `/nowhere/key`"]),
+        (["--api-key-file", "models/embed/model.cpu.int8.onnx"], ["--api-key-file"]),  # not a text
     ],
 )
 def test_an_invalid_setting_is_a_usage_error(models: Path, flags: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    message = failure(capsys, 2, "serve", "--port", "0", "--models", str(models), *flags)
-    assert [word for word in words if word not in message] == []
-
-
-def test_a_key_file_that_is_not_text_is_refused(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "key").write_bytes(b"\xff\xfe")
-    assert "--api-key-file" in failure(capsys, 2, "serve", "--models", str(models), "--api-key-file", str(tmp_path / "key"))
+    for command in ("serve", "check"):
+        message = failure(capsys, 2, command, "--models", str(models), *flags)
+        assert [word for word in words if word not in message] == []
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 
 import tiny
 from bertserve.service.check import check
-from bertserve.service.cli import main
 from bertserve.service.errors import NotFoundError, SettingsError, StartError
 from bertserve.service.models.build import AppState, build
 from bertserve.service.models.registry import DEFAULTS_FILE
@@ -83,18 +82,6 @@ def test_a_broken_model_is_not_a_candidate(tmp_path: Path, stored: str) -> None:
     (folder / DEFAULTS_FILE).write_text(stored)
     (folder / "a/tokenizer.json").write_text("{}")
     assert {"text-classification": "b"} == used(state_of(folder, skip_broken=True))
-
-
-@pytest.mark.usefixtures("logging_of_pytest")
-@pytest.mark.parametrize("command", ["check", "serve"])
-def test_check_and_serve_refuse_the_same_settings(tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
-    for flags, word in (
-        ((), "--default classify=NAME"),
-        (("--allow-implicit-default", "--api-key-file", str(tmp_path / "none")), "none"),
-    ):
-        assert 2 == main([command, "--models", str(folder), "--port", "0", *flags])
-        assert word in capsys.readouterr().err
 
 
 def test_check_with_skip_broken_lists_the_models_that_are_not_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

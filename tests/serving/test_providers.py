@@ -122,8 +122,9 @@ def test_tensorrt_has_a_session_for_short_middle_and_long_texts(models: Path, mo
             return [np.zeros((len(feed["input_ids"]), 2), dtype=np.float32)]
 
     monkeypatch.setattr(sessions.ort, "get_available_providers", lambda: BUILT_WITH)
+    monkeypatch.setattr(sessions.ort, "preload_dlls", lambda: None)
     monkeypatch.setattr(
-        sessions, "_session", lambda path, provider, options, *rest, **more: Session(options[0][1]["trt_profile_max_shapes"])
+        sessions.ort, "InferenceSession", lambda path, options, providers, **_: Session(providers[0][1]["trt_profile_max_shapes"])
     )
     plan = ShapePlan(buckets=tuple(ShapeBucket(length=n, rows=(1, 2)) for n in (8, 16, 24, 32, 64)))
     made = files.load_bundle(models / "tiny").manifest.graphs[0].model_copy(update={"provider": "tensorrt", "shapes": plan})

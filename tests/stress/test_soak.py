@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bertserve.service.tasks.catalog import TASKS
 from conftest import Served
 from loads import assert_each_ended_once, closed_loop, descriptors, memory_mib, models_for, samples, seconds, show, target, threads
 
@@ -17,55 +18,34 @@ CONNECTIONS = 2  # per endpoint
 ROUNDS = 6
 MOST_GROWTH = 0.1
 FILLER = "The river is long and the valley is wide. "
-TEXT = "Ada Lovelace wrote to Charles Babbage from London."
+LONG = FILLER * 60
 PASSAGE = "The bridge was built in Porto in 1886 by a company of engineers."
-BUILT = {"question": "Where was the bridge built?", "context": PASSAGE}
+QUESTION = "Where was the bridge built?"
 
 # (path, body)
-RIGHT: list[tuple[str, Any]] = [
-    ("/classify", {"inputs": "A warm, funny film."}),
+BODIES: list[tuple[str, Any]] = [(f"/{spec.path}", body) for spec in TASKS.values() for body in spec.body.model_json_schema()["examples"]]
+BODIES += [
+    # several texts and windows
     ("/classify", {"inputs": ["", "Dull.", {"text": "good", "text_pair": "bad"}], "parameters": {"top_k": 1}}),
-    ("/classify", {"inputs": "A poor book. " * 140}),
-    ("/classify", {"inputs": "A poor book, a fine film. " * 80, "parameters": {"window": "mean"}}),
-    ("/models/sentiment", {"inputs": ["A great day.", "A bad day."], "parameters": {"function_to_apply": "none"}}),
-    ("/models/nli", {"inputs": {"text": "A man plays a guitar on stage.", "text_pair": "A man makes music."}}),
-    ("/zero-shot", {"inputs": ["A new phone.", FILLER * 20], "parameters": {"candidate_labels": ["technology", "politics"]}}),
-    ("/rerank", {"query": "Where was the bridge built?", "texts": [FILLER * 20, PASSAGE, "", TEXT]}),
-    ("/embed", {"inputs": ["A warm, funny film.", FILLER * 20]}),
-    ("/similarity", {"inputs": {"source_sentence": TEXT, "sentences": ["Berlin is a city.", "A bad day."]}}),
-    ("/ner", {"inputs": TEXT}),
-    ("/ner", {"inputs": ["", TEXT, "\U0001f600 Jose\u0301 lives in Berlin."], "parameters": {"aggregation_strategy": "max"}}),
-    ("/ner", {"inputs": FILLER * 60 + TEXT}),
-    ("/models/ner", {"inputs": TEXT, "parameters": {"aggregation_strategy": "none", "ignore_labels": []}}),
-    ("/answer", {"inputs": BUILT}),
-    ("/answer", {"inputs": [BUILT, {"question": "When?", "context": PASSAGE}], "parameters": {"top_k": 3}}),
-    ("/answer", {"inputs": {**BUILT, "context": FILLER * 60 + PASSAGE}}),
-    ("/models/qa", {"inputs": BUILT, "parameters": {"max_seq_len": 24, "doc_stride": 4, "handle_impossible_answer": True}}),
-    ("/fill-mask", {"inputs": "The king of [MASK] died in 1066."}),
-    ("/fill-mask", {"inputs": ["The [MASK] of England [MASK].", "A [MASK]."], "parameters": {"top_k": 2}}),
-    ("/fill-mask", {"inputs": f"The [MASK] is long. {FILLER * 60} The king of [MASK] died.", "parameters": {"top_k": 1}}),
-    ("/models/fill-mask", {"inputs": "The king of [MASK] died.", "parameters": {"targets": ["france", "Zwickau"]}}),
-]
-WRONG: list[tuple[str, Any]] = [
-    ("/classify", {"inputs": 5}),
-    ("/classify", {"inputs": ["good", "A poor book. " * 140], "parameters": {"truncation": False}}),
-    ("/ner", {"inputs": ["good", FILLER * 60], "parameters": {"stride": 510}}),
-    ("/ner", {"inputs": "good", "model": "qa"}),
-    ("/answer", {"inputs": [BUILT, {"question": "", "context": "good"}]}),
-    ("/answer", {"inputs": BUILT, "parameters": {"topk": 1}}),
-    ("/fill-mask", {"inputs": ["A [MASK].", "A <mask>."]}),
-    ("/embed", {"inputs": "good", "layers": "last_four"}),
-    ("/models/nobody", {"inputs": "good"}),
-]
-# more requests: long lists, long texts and invalid bodies
-MORE: list[tuple[str, Any]] = [
+    ("/classify", {"inputs": LONG, "parameters": {"window": "mean"}}),
     ("/classify", {"inputs": ["A warm, funny film."] * 64}),
     ("/classify", {"inputs": "A poor book. " * 10_000}),
-    ("/answer", {"inputs": {"question": "How long is it?", "context": "The river is long and wide. " * 400}}),
+    ("/ner", {"inputs": ["", PASSAGE, "\U0001f600 Jose\u0301 lives in Berlin."], "parameters": {"aggregation_strategy": "max"}}),
+    ("/ner", {"inputs": LONG + PASSAGE, "parameters": {"ignore_labels": []}}),
+    ("/answer", {"inputs": {"question": QUESTION, "context": LONG + PASSAGE}, "parameters": {"top_k": 3}}),
+    ("/models/qa", {"inputs": {"question": QUESTION, "context": PASSAGE}, "parameters": {"max_seq_len": 24, "doc_stride": 4}}),
+    ("/fill-mask", {"inputs": f"The [MASK] is long. {LONG} The king of [MASK] died.", "parameters": {"top_k": 1}}),
+    ("/models/fill-mask", {"inputs": "The king of [MASK] died.", "parameters": {"targets": ["france", "Zwickau"]}}),
+    # wrong ones
     ("/classify", b'{"inputs": '),
+    ("/classify", {"inputs": 5}),
+    ("/classify", {"inputs": ["good", LONG], "parameters": {"truncation": False}}),
+    ("/ner", {"inputs": ["good", LONG], "parameters": {"stride": 510}}),
     ("/ner", {"inputs": ["good"] * 513}),
-    ("/fill-mask", {}),
+    ("/answer", {"inputs": [{"question": "", "context": "good"}], "parameters": {"topk": 1}}),
+    ("/fill-mask", {"inputs": ["A [MASK].", "A <mask>."]}),
     ("/fill-mask", {"inputs": "A [MASK].", "model": "nobody"}),
+    ("/fill-mask", {}),
 ]
 
 
@@ -73,7 +53,7 @@ MORE: list[tuple[str, Any]] = [
 def test_a_long_mixed_load_does_not_leak_resources(tmp_path: Path, serve: Callable[..., Any]) -> None:
     """Each request gets exactly one answer: 200 or a 4xx error. Memory, descriptors and threads do not grow after the first rounds."""
     by_path: dict[str, list[Any]] = {}
-    for path, body in RIGHT + WRONG[:-1] + MORE:  # without the unknown model's path: as a separate target, it would be most of the load
+    for path, body in BODIES:
         by_path.setdefault(path, []).append(body)
     with serve(models_for(tmp_path)) as served:
         everything = [target(served, path, bodies) for path, bodies in by_path.items()]
