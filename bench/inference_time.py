@@ -160,7 +160,7 @@ def shape_rows(shapes: Sequence[Sequence[int]], graphs: dict[str, Graph], length
 
 def compressed_rows(teacher: Path, seconds: float) -> Iterable[Sequence[str]]:
     """Yields the head, and a row for each form and precision, compared with the teacher in fp32."""
-    split = calibration.read_int8_texts(calibration.BUILT_IN)
+    split = calibration.read_int8_texts(calibration.BUILT_IN_TEXTS)
     tokenize = partial(transformers.AutoTokenizer.from_pretrained(teacher), truncation=True, max_length=TEXT_TOKENS)
     seen, unseen = ([np.array([ids]) for ids in tokenize(part.lines)["input_ids"]] for part in (split.calibration, split.report))
     load = partial(transformers.AutoModelForSequenceClassification.from_pretrained, teacher, dtype=torch.float32)

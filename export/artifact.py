@@ -1,4 +1,4 @@
-"""An exported graph, and the precisions of each provider's graphs.
+"""An exported graph, what the functions that create graphs get, and the precisions of each provider's graphs.
 
 The stages that create graphs pass them to the stages that measure them. It imports no large packages, because the command checks its flags
 with it.
@@ -9,10 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec, Precision, ShapePlan, ValidationReport
 from bertserve.service.providers import PROVIDERS, Provider
+
+if TYPE_CHECKING:
+    from bertserve.export.calibration import Int8Texts
+    from bertserve.export.checkpoint.checkpoint import Checkpoint
+    from bertserve.service.text.tokenizer import Tokenizer
 
 Tracer = Literal["dynamo", "torchscript"]  # PyTorch's exporters, by torch's names
 NO_REPORT = ValidationReport(samples=0, worst_abs_error=0.0, worst_row_error=0.0, nodes=0, fusions={}, quantized={})
@@ -42,26 +47,40 @@ class Artifact:
         return replace(self, report=self.report.model_copy(update=facts))
 
 
-def choose_precisions(providers: Sequence[Provider], requested: Sequence[Precision] | None) -> dict[Provider, tuple[Precision, ...]]:
-    """Returns the precisions to create for each provider, in the given order; the last one is the default graph.
+@dataclass(frozen=True)
+class GraphBuild:
+    """The input of a graph builder, a function that yields a provider's graphs one by one; float32 is first, because others need it.
 
-    Args:
-        providers: Distinct providers.
-        requested: Distinct precisions; None for all precisions of each provider.
+    Attributes:
+        traced: The traced graph; intermediate files are written next to it.
+        form: A description of the tracing, for readers.
+        folder: The folder of the graphs `model.<provider>.<precision>.onnx`.
+        texts: The calibration texts create int8 and measure half precision; the gate's texts judge int8.
+        max_int8_error: Maximum error of int8's outputs on the gate's texts, relative to their standard deviation.
+        quick: Whether to skip the measurement of which matrices matter most for int8.
+    """
+
+    traced: Path
+    form: str
+    folder: Path
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    texts: Int8Texts
+    max_int8_error: float
+    quick: bool
+
+
+def choose_precisions(providers: Sequence[Provider], requested: Sequence[Precision] | None) -> dict[Provider, tuple[Precision, ...]]:
+    """Returns the precisions to create for each provider, by default all; the last one is the default graph.
 
     Raises:
         ValueError: No provider has a precision, or a provider has none of them.
     """
     supported = {provider: PROVIDERS[provider].precisions for provider in providers}
     choices = {provider: tuple(p for p in (requested or precisions) if p in precisions) for provider, precisions in supported.items()}
-    for precision in requested or ():
-        if not any(precision in precisions for precisions in choices.values()):
-            raise ValueError(f"`{precision}` is not available for {', '.join(providers)}: {_list_precisions()}")
-    for provider, precisions in choices.items():
-        if not precisions:
-            raise ValueError(f"`{', '.join(requested or ())}` leaves no graph to make for {provider}: {_list_precisions()}")
+    unused = [name for name in requested or () if not any(name in precisions for precisions in choices.values())]
+    empty_providers = [provider for provider, precisions in choices.items() if not precisions]
+    if unused or empty_providers:
+        available = "; ".join(f"{name} takes {', '.join(provider.precisions)}" for name, provider in PROVIDERS.items())
+        raise ValueError(f"`{','.join(unused or requested or ())}` does not fit {', '.join(empty_providers or providers)}: {available}")
     return choices
-
-
-def _list_precisions() -> str:
-    return "; ".join(f"{name} takes {', '.join(provider.precisions)}" for name, provider in PROVIDERS.items())

@@ -15,7 +15,7 @@ from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from bertserve.export.errors import OutputError
 from bertserve.export.workspace import ignore_signals
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE
-from bertserve.service.bundle.graph_spec import GraphSpec, ValidationReport
+from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest, Source
 from bertserve.service.bundle.validation_policy import describe_agreement, is_low, summarize_agreement
 from bertserve.service.errors import plural
@@ -29,46 +29,27 @@ _TOKEN_TYPES = {
 
 
 def refuse_existing(target: Path, *, overwrite: bool) -> None:
-    """Refuses an existing target, before minutes of work. A folder with other files than those of a bundle is never replaced.
-
-    Raises:
-        OutputError: `target` exists and `overwrite` is false, or it has files that are not a bundle's.
-    """
+    """Refuses an existing target, before minutes of work. A folder with other files than those of a bundle is never replaced."""
     if not os.path.lexists(target):
         return
-    if other := _other_files(target):
-        raise OutputError(
-            f"`{target}` exists and has `{other[0]}`, which is not part of a bundle; move it, or choose another --name or --output."
-        )
+    files = sorted(target.iterdir()) if target.is_dir() and not target.is_symlink() else []
+    is_bundle = any(file.name == MANIFEST_FILE for file in files)
+    for file in files:
+        # hidden files are those of a killed `verify --update`, or of a file manager; `.git` is a file in a worktree or a submodule
+        is_known = file.name in (MANIFEST_FILE, TOKENIZER_FILE, CARD_FILE) or file.name.startswith(".")
+        is_known = is_known or file.name.endswith((".onnx", ".onnx.data", ".svg"))
+        if not is_bundle or not is_known or file.is_dir() or file.name == ".git":
+            raise OutputError(
+                f"`{target}` exists and has `{file.name}`, which is not part of a bundle; move it, or choose another --name or --output."
+            )
     if not overwrite:
         raise OutputError(f"`{target}` exists; choose another --name or --output, or give --overwrite to replace it.")
 
 
-def _other_files(target: Path) -> list[str]:
-    """Returns names in a folder that are not a bundle's, such as those of a checkpoint; empty for a file or link."""
-    if target.is_symlink() or not target.is_dir():
-        return []
-    names = sorted(path.name for path in target.iterdir())
-    if MANIFEST_FILE not in names:
-        return names
-    # hidden files are those of a killed `verify --update`, or of a file manager; `.git` is a file in a worktree or a submodule
-    bundle_files = (MANIFEST_FILE, TOKENIZER_FILE, CARD_FILE)
-    return [
-        name
-        for name in names
-        if (target / name).is_dir()
-        or name == ".git"
-        or not (name in bundle_files or name.endswith((".onnx", ".onnx.data", ".svg")) or name.startswith("."))
-    ]
-
-
 def package_bundle(folder: Path, target: Path, texts: Mapping[str, str]) -> None:
-    """Completes the bundle in `folder`, and renames it to `target`.
+    """Adds manifest and card to the bundle in `folder`, which is on the target's file system, and renames it to `target`.
 
-    Args:
-        folder: It is on the target's file system, and contains only the graphs and the tokenizer.
-        target: `models/<name>`. An existing bundle, file or link there is renamed first and deleted last.
-        texts: The other files, by name: the finished manifest and the card.
+    An existing bundle, file or link at the target is renamed first and deleted last.
     """
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -172,8 +153,8 @@ def _attention(manifest: Manifest) -> list[str]:
         f"{graph.name} {graph.validation.attention_error:.1e}" for graph in manifest.graphs if graph.validation.attention_error is not None
     ]
     return [
-        f"`POST /attention` returns the attention of {sum(manifest.attention_heads)} heads in {len(manifest.attention_heads)} layers. The largest "
-        f"difference of a weight from PyTorch is: {', '.join(errors)}."
+        f"`POST /attention` returns the attention of {sum(manifest.attention_heads)} heads in {len(manifest.attention_heads)} layers. The "
+        f"largest difference of a weight from PyTorch is: {', '.join(errors)}."
     ]
 
 
@@ -199,7 +180,7 @@ def _graph_table(manifest: Manifest, folder: Path) -> list[str]:
         "",
         "If a graph is batch-invariant, a text has the same scores in every batch. The service runs other graphs one text at a time.",
         "",
-        *(f"- {_how_made(graph)}" for graph in manifest.graphs),
+        *(f"- {_describe_graph(graph)}" for graph in manifest.graphs),
     ]
 
 
@@ -208,26 +189,20 @@ def graph_mib(graph: GraphSpec, folder: Path) -> float:
     return sum((folder / file.file).stat().st_size for file in graph.files) / 2**20
 
 
-def _how_made(graph: GraphSpec) -> str:
+def _describe_graph(graph: GraphSpec) -> str:
+    """Returns a graph's form, its fused and quantized operators, and the number of matrices with too few texts for GPTQ."""
     validation = graph.validation
-    quantized = f"; quantized {_describe_quantization(validation)}" if validation.quantized else ""
-    return f"{graph.name}: {graph.form}; {validation.nodes} nodes; fused {_describe_counts(validation.fusions)}{quantized}."
-
-
-def _describe_quantization(validation: ValidationReport) -> str:
-    """Returns the quantized operators, the error of the outputs, and the number of matrices with too few texts for GPTQ."""
-    error = f", which changes the outputs by {validation.quantization_error:.3f} of their spread" if validation.quantization_error else ""
-    nearest_count = validation.quantized.get("RoundedToNearest", 0)
-    remark = (
-        f"; {nearest_count} of these matrices {'is' if nearest_count == 1 else 'are'} rounded without GPTQ, because of too few calibration texts"
-        if nearest_count
-        else ""
+    fused, quantized = (
+        ", ".join(f"{name} {count}" for name, count in counts.items()) for counts in (validation.fusions, validation.quantized)
     )
-    return _describe_counts(validation.quantized) + error + remark
-
-
-def _describe_counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "nothing"
+    text = f"{graph.name}: {graph.form}; {validation.nodes} nodes; fused {fused or 'nothing'}"
+    text += f"; quantized {quantized}" if quantized else ""
+    if quantized and validation.quantization_error:
+        text += f", which changes the outputs by {validation.quantization_error:.3f} of their spread"
+    if nearest_count := validation.quantized.get("RoundedToNearest", 0):
+        verb = "is" if nearest_count == 1 else "are"
+        text += f"; {nearest_count} of these matrices {verb} rounded without GPTQ, because of too few calibration texts"
+    return f"{text}."
 
 
 def _error_table(graphs: Sequence[GraphSpec], max_length: int) -> list[str]:
@@ -249,8 +224,8 @@ def _error_table(graphs: Sequence[GraphSpec], max_length: int) -> list[str]:
     return [
         "### Errors by length",
         "",
-        "Each cell has the largest difference of an output from the checkpoint in PyTorch float32, and its ratio to the largest output of the row."
-        + sentence,
+        "Each cell has the largest difference of an output from the checkpoint in PyTorch float32, and its ratio to the largest output of "
+        "the row." + sentence,
         "",
         *_table(["tokens", "rows", *names], rows),
     ]

@@ -39,7 +39,7 @@ TextOrPair = str | tuple[str, str]
 Cut = tuple[Sequence[int], int]  # the token ids of a text, and the maximum number to keep
 Item = TypeVar("Item")
 
-BUILT_IN = Path(__file__).with_name("calibration.txt")
+BUILT_IN_TEXTS = Path(__file__).with_name("calibration.txt")
 MAX_LINE_TOKENS = 128  # of a text for calibration; longer ones are cut, and passages have more
 MAX_FILE_TEXTS = 1000  # a longer file is sampled
 # Most lines are short, but errors may grow with the length. So neighboring lines are joined to passages: maximum tokens -> number.
@@ -47,19 +47,15 @@ PASSAGES = {256: 12, 512: 6}
 
 
 def read_texts(path: Path, purpose: str = "calibration") -> list[TextOrPair]:
-    """Returns the distinct texts of a file: one per line, or the texts and pairs of JSON Lines, CSV or TSV, by the end of its name.
-
-    Raises:
-        CheckpointError: The file cannot be read, or has fewer than `MIN_FILE_TEXTS` distinct texts.
-    """
+    """Returns the distinct texts of a file: one per line, or the texts and pairs of JSON Lines, CSV or TSV, by the end of its name."""
     suffix = path.suffix.lower()
     try:
         if delimiter := DELIMITERS.get(suffix.removeprefix(".")):
             columns, rows = read_delimited(path, delimiter)
             if INPUT_KEYS.isdisjoint(columns):
+                names = ", ".join(f"`{column}`" for column in columns[:8])
                 raise CheckpointError(
-                    f"`{path}` has no column of texts, but {', '.join(f'`{column}`' for column in columns[:8])}; cells are separated by "
-                    f"{delimiter!r}, and columns of texts are `text`, with `text_pair` for pairs, or `question` and `context`."
+                    f"`{path}` has {names}, separated by {delimiter!r}, but no column `text`, or `question` and `context`."
                 )
             texts = [_read_row(path, row) for row in rows]
         elif suffix in JSON_LINES:
@@ -68,8 +64,7 @@ def read_texts(path: Path, purpose: str = "calibration") -> list[TextOrPair]:
             texts = [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
     except (OSError, UnicodeDecodeError, StartError) as error:
         raise CheckpointError(
-            f"the {purpose} texts `{path}` cannot be read: {error}; give UTF-8 text with one text per line, JSON Lines ({', '.join(JSON_LINES)}), "
-            "CSV or TSV."
+            f"the {purpose} texts `{path}` cannot be read: {error}; give UTF-8 text with one text per line, JSON Lines, CSV or TSV."
         ) from error
     text_of: dict[str, TextOrPair] = {}
     for text in texts:
@@ -77,8 +72,7 @@ def read_texts(path: Path, purpose: str = "calibration") -> list[TextOrPair]:
     distinct_texts = list(text_of.values())
     if len(distinct_texts) < MIN_FILE_TEXTS:
         raise CheckpointError(
-            f"`{path}` has {plural(len(distinct_texts), 'different text')}, but {purpose} needs at least {MIN_FILE_TEXTS}, one per "
-            "line; a few hundred are better."
+            f"`{path}` has {plural(len(distinct_texts), 'different text')}, but {purpose} needs {MIN_FILE_TEXTS}, or better a few hundred."
         )
     return distinct_texts
 
@@ -96,7 +90,8 @@ def _read_row(path: Path, row: Row) -> TextOrPair:
     parts = value if isinstance(value, tuple) else (value,)
     if not all(isinstance(part, str) and part.strip() for part in parts):
         raise CheckpointError(
-            f"`{path}` line {row.line} has neither a text nor a pair of texts; give `text`, `text` and `text_pair`, or `question` and `context`."
+            f"`{path}` line {row.line} has neither a text nor a pair of texts; give `text`, `text` and `text_pair`, or `question` and "
+            "`context`."
         )
     text: TextOrPair = value
     return text
@@ -211,14 +206,10 @@ class Int8Texts(NamedTuple):
 
 
 def read_int8_texts(calibration: Path, validation: Path | None = None) -> Int8Texts:
-    """Returns the texts of all splits, without passages. Without `validation`, the first file also gives the texts of the report.
-
-    Raises:
-        CheckpointError: A file cannot be read, has too few texts, or shares texts with the other.
-    """
+    """Returns the texts of all splits, without passages. Without `validation`, the first file also gives the texts of the report."""
     texts = read_texts(calibration)
     selection = sample(texts, MAX_FILE_TEXTS)
-    if calibration != BUILT_IN:  # its lines have no pattern
+    if calibration != BUILT_IN_TEXTS:  # its lines have no pattern
         selection = shuffled(selection)
     held_out = selection[2::3]
     # a quarter is for the gate, but at least 8 texts, or half of them if there are fewer; the others are for the report
@@ -229,9 +220,8 @@ def read_int8_texts(calibration: Path, validation: Path | None = None) -> Int8Te
         report = read_texts(validation, "validation")
         if shared := len({*map(_normalized, texts)} & {*map(_normalized, report)}):
             raise CheckpointError(
-                f"`{calibration}` and `{validation}` share {shared} texts, but int8 must be judged on other texts than "
-                "it is calibrated on; remove them from one of the files, or remove --validation to hold out texts "
-                "of the calibration file."
+                f"`{calibration}` and `{validation}` share {shared} texts, but int8 must be judged on other texts than it is calibrated "
+                "on; remove them from one of the files, or remove --validation."
             )
     judged_texts = {*gate, *report}
     unjudged_texts = [text for text in selection if text not in judged_texts]
@@ -239,11 +229,7 @@ def read_int8_texts(calibration: Path, validation: Path | None = None) -> Int8Te
 
 
 def refuse_pairs(texts: Sequence[SplitTexts], task: str, spec: TokenizerSpec) -> None:
-    """Refuses pairs for a task or a model that takes single texts.
-
-    Raises:
-        CheckpointError: There are pairs.
-    """
+    """Refuses pairs for a task or a model that takes single texts."""
     count = sum(len(side.pairs) for side in texts)
     if count and (spec.pair is None or not TASKS[task].takes_pairs):
         raise CheckpointError(
@@ -263,22 +249,20 @@ def read_validation_texts(manifest: Manifest, validation: Path | None) -> SplitT
         CheckpointError: The file cannot be read.
         DataError: Some of its texts were used to create int8; or there is no file, and the texts of the export are not built in.
     """
-    path = validation or BUILT_IN
-    splits = manifest.int8_texts or read_int8_texts(BUILT_IN).digests()
+    path = validation or BUILT_IN_TEXTS
+    splits = manifest.int8_texts or read_int8_texts(BUILT_IN_TEXTS).digests()
     texts = {text_hash(text): text for text in read_texts(path, "validation")}
     report_hashes = hashes_of(splits.report)
     if texts.keys() >= set(report_hashes):
         return SplitTexts.of([texts[digest] for digest in report_hashes])
     if validation is None:
         raise DataError(
-            f"int8 of `{manifest.name}` was judged on {len(report_hashes)} texts at the export, which are not the built-in ones; give their file, "
-            "or another one, with --validation."
+            f"int8 of `{manifest.name}` was judged on {len(report_hashes)} texts that are not built in; give their file with --validation."
         )
-    shared_hashes = texts.keys() & {*hashes_of(splits.calibration), *hashes_of(splits.gate)}
-    if shared_hashes:
+    if shared_hashes := texts.keys() & {*hashes_of(splits.calibration), *hashes_of(splits.gate)}:
         raise DataError(
-            f"int8 of `{manifest.name}` was made with {len(shared_hashes)} of the {len(texts)} texts of `{path}`, but must be judged on others; "
-            f"it was judged on {len(report_hashes)} texts at the export: give their file, or another one, with --validation."
+            f"int8 of `{manifest.name}` was made with {len(shared_hashes)} of the {len(texts)} texts of `{path}`; give others with "
+            f"--validation, or the file of the {len(report_hashes)} texts on which it was judged at the export."
         )
     return sample_report_texts(list(texts.values()))
 
@@ -301,31 +285,29 @@ def make_feeds(texts: SplitTexts, checkpoint: Checkpoint, tokenizer: Tokenizer, 
     singles, pairs = TASKS[checkpoint.task].arrange(
         tokenize(texts.lines, MAX_LINE_TOKENS), tokenize(texts.passages, longest), user_pairs, checkpoint.tokenizer_spec
     )
-    encodings = [_single(text, i, checkpoint, tokenizer) for i, text in enumerate(singles)]
-    encodings += [_pair(*pair, checkpoint, tokenizer) for pair in pairs]
+
+    def assemble_single(text: Cut, i: int) -> Encoding:
+        all_ids, max_tokens = text
+        ids = list(all_ids[: min(tokenizer.room(pair=False), max_tokens)])
+        if checkpoint.mask is None:
+            return tokenizer.assemble(ids)
+        ids = ids or [checkpoint.mask.id]
+        masks = list(range(i % min(8, len(ids)), len(ids), 8))
+        for mask in masks:
+            ids[mask] = checkpoint.mask.id
+        return tokenizer.assemble(ids, masks=masks)
+
+    def assemble_pair(first: Cut, second: Cut) -> Encoding:
+        (first_ids, _), (second_ids, max_tokens) = first, second
+        room = min(tokenizer.room(pair=True), max(2 * MAX_LINE_TOKENS, max_tokens))
+        a, b = truncate_longest_first(len(first_ids), len(second_ids), room)
+        if TASKS[checkpoint.task].needs_pairs:
+            a = min(len(first_ids), min(room, 2 * MAX_LINE_TOKENS) // 4)
+            b = room - a
+        return tokenizer.assemble(first_ids[:a], second_ids[:b])
+
+    encodings = [assemble_single(text, i) for i, text in enumerate(singles)] + [assemble_pair(*pair) for pair in pairs]
     return [feed([encoding], checkpoint.inputs if inputs is None else inputs, (1, len(encoding))) for encoding in encodings]
-
-
-def _pair(first: Cut, second: Cut, checkpoint: Checkpoint, tokenizer: Tokenizer) -> Encoding:
-    (first_ids, _), (second_ids, max_tokens) = first, second
-    room = min(tokenizer.room(pair=True), max(2 * MAX_LINE_TOKENS, max_tokens))
-    a, b = truncate_longest_first(len(first_ids), len(second_ids), room)
-    if TASKS[checkpoint.task].needs_pairs:
-        a = min(len(first_ids), min(room, 2 * MAX_LINE_TOKENS) // 4)
-        b = room - a
-    return tokenizer.assemble(first_ids[:a], second_ids[:b])
-
-
-def _single(text: Cut, i: int, checkpoint: Checkpoint, tokenizer: Tokenizer) -> Encoding:
-    all_ids, max_tokens = text
-    ids = list(all_ids[: min(tokenizer.room(pair=False), max_tokens)])
-    if checkpoint.mask is None:
-        return tokenizer.assemble(ids)
-    ids = ids or [checkpoint.mask.id]
-    masks = list(range(i % min(8, len(ids)), len(ids), 8))
-    for mask in masks:
-        ids[mask] = checkpoint.mask.id
-    return tokenizer.assemble(ids, masks=masks)
 
 
 def pad(feed: Feed, inputs: Sequence[InputSpec], *, pad_id: int, tokens: int) -> Feed:

@@ -24,7 +24,7 @@ from bertserve.export.artifact import Tracer, choose_precisions
 from bertserve.export.errors import ExportError
 from bertserve.export.score_calibration import command
 from bertserve.export.tasks.all_tasks import TASKS
-from bertserve.export.workspace import Stopped, raise_on_signals
+from bertserve.export.workspace import raise_on_signals
 from bertserve.service import __version__
 from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Metric, TokenTypes
 from bertserve.service.bundle.validation_policy import ENOUGH_AGREEMENT, describe_agreement, is_low, summarize_agreement
@@ -33,7 +33,6 @@ from bertserve.service.flag_parser import FlagParser
 from bertserve.service.providers import PROVIDERS
 
 if TYPE_CHECKING:
-    from bertserve.service.bundle.graph_spec import GraphSpec
     from bertserve.service.bundle.manifest import Manifest
     from bertserve.service.providers import Provider
 
@@ -49,10 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             # a folder named verify is exported as ./verify
             subcommand = {"verify": verify_cli.main, "calibrate": command.main}.get(next(iter(arguments), ""))
             return _export(arguments) if subcommand is None else subcommand(arguments[1:])
-    except (Stopped, KeyboardInterrupt) as error:
-        stopped = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
-        print(f"bert-export: stopped by {stopped.signal.name}; no partial files are left.", file=sys.stderr)
-        return 128 + stopped.signal  # the shell's convention
+    except KeyboardInterrupt as error:
+        number = signal.Signals(error.args[0] if error.args else signal.SIGINT)
+        print(f"bert-export: stopped by {number.name}; no partial files are left.", file=sys.stderr)
+        return 128 + number  # the shell's convention
 
 
 def _share_cores() -> None:
@@ -77,10 +76,6 @@ def _export(argv: Sequence[str]) -> int:
         parser.error(f"argument --precision: {error}")
     if flags.report_missing(PACKAGES, "exporting needs the export extra", "export", "cpu"):
         return 3
-    return _run(args)
-
-
-def _run(args: argparse.Namespace) -> int:
     # importing torch and transformers takes seconds, and --help and wrong flags do not need them
     from transformers.utils import logging
 
@@ -106,9 +101,13 @@ def _run(args: argparse.Namespace) -> int:
         )
         return 1
     _print_agreements(target, manifest)
-    for graph in manifest.graphs:
-        if is_low(graph):
-            print(f"bert-export: WARNING: {low_agreement(graph)}", file=sys.stderr)
+    for graph in filter(is_low, manifest.graphs):
+        print(
+            f"bert-export: WARNING: graph {graph.name}: {describe_agreement(graph.validation)}, but at least {ENOUGH_AGREEMENT:.0%} is "
+            f"expected; it is {'the default graph, as requested' if graph.default else 'not the default graph'}. Measure it on texts of "
+            "your own (`bert-export verify --data`), and try a lower --max-int8-error or --calibration texts of your own.",
+            file=sys.stderr,
+        )
     for line in missing_graphs(manifest):
         print(f"bert-export: {line}", file=sys.stderr)
     return 4 if manifest.omitted else 0
@@ -131,16 +130,6 @@ def _problem(args: argparse.Namespace) -> str | None:
         "remove one of them": args.attentions and args.providers != ("cpu",),
     }
     return next((problem for problem, wrong in problems.items() if wrong), None)
-
-
-def low_agreement(graph: GraphSpec) -> str:
-    """Returns a warning about a graph with low agreement with its checkpoint."""
-    role = "it is the default graph, as requested" if graph.default else "it is not the default graph"
-    return (
-        f"graph {graph.name}: {describe_agreement(graph.validation)}, but at least {ENOUGH_AGREEMENT:.0%} "
-        f"is expected; {role}. Measure it on texts of your own (`bert-export verify --data`), and try a "
-        "lower --max-int8-error or --calibration texts of your own."
-    )
 
 
 def missing_graphs(manifest: Manifest) -> list[str]:
@@ -184,12 +173,7 @@ def build_parser() -> FlagParser:
         "--output", metavar="MODELS_DIR", type=Path, required=True, help="models folder; the bundle is written to MODELS_DIR/NAME/"
     )
     parser.add_argument("--name", type=_parse_name, help="name of the bundle (default: the last part of SOURCE)")
-    parser.add_argument(
-        "--task",
-        choices=("auto", *TASKS),
-        default="auto",
-        help="task of the checkpoint (default: from its architecture)",
-    )
+    parser.add_argument("--task", choices=("auto", *TASKS), default="auto", help="task of the checkpoint (default: from its architecture)")
     parser.add_argument(
         "--precision",
         dest="precisions",
@@ -239,9 +223,7 @@ def _add_int8_flags(parser: argparse.ArgumentParser) -> None:
         help="your own texts to validate int8, none of which is in --calibration (default: a quarter of the calibration texts)",
     )
     parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="make int8 without measuring the sensitivity of each matrix: faster, but less accurate",
+        "--quick", action="store_true", help="make int8 without measuring the sensitivity of each matrix: faster, but less accurate"
     )
     parser.add_argument(
         "--max-int8-error",

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from onnxruntime.transformers.fusion_options import AttentionMaskFormat
 
 from bertserve.export import calibration
-from bertserve.export.artifact import Artifact
+from bertserve.export.artifact import Artifact, GraphBuild
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.graph import cpu_passes, onnx_files, ort_fusion, rewrite
-from bertserve.export.graph_build import GraphBuild
 from bertserve.export.int8 import quantize
 from bertserve.export.progress import stage
 from bertserve.service.bundle.graph_spec import Precision
@@ -29,7 +28,14 @@ def optimize(raw: Path, checkpoint: Checkpoint, traced: str) -> Artifact:
     rewrite.save(model, packed)
     del model  # maps the file that is removed, which is as large as the model
     onnx_files.remove(fused)
-    form = f"{traced}, {attention_form(fusions, checkpoint)}" + (", last layer for the first token only" if restricted else "")
+    layers, count = checkpoint.attentions, fusions.get("Attention", 0) + fusions.get("MultiHeadAttention", 0)
+    if checkpoint.attention_heads:
+        attention = "attention as traced and returned"
+    elif count and count < layers:
+        attention = f"attention fused in {count} of {layers} layers"
+    else:
+        attention = "packed MultiHeadAttention with key padding" if count else "attention as traced"
+    form = f"{traced}, {attention}" + (", last layer for the first token only" if restricted else "")
     return Artifact(packed, "cpu", "fp32", form, checkpoint.inputs).with_facts(fusions=fusions)
 
 
@@ -57,30 +63,16 @@ def build_graphs(build: GraphBuild, precisions: Sequence[Precision]) -> Iterator
 
 
 def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> dict[str, int]:
-    """Writes the fused graph to a new file.
+    """Writes the fused graph to a new file; returns the fused operators with their counts.
 
     The embedding stays unfused: the fused operator would need one scale for the whole int8 table, but
     `export/int8/quantize.py` has one per row. The mask stays a matrix, so that padding can be on either side.
 
     If the optimizer does not know a model's attention, it stays as traced, which is slower but correct. It also stays for a model that
-    returns its attention, because fusion would remove it. `attention_form` describes the result.
-
-    Returns:
-        Fused operator -> count.
+    returns its attention, because fusion would remove it.
     """
     attention, mask = not checkpoint.attention_heads, AttentionMaskFormat.AttentionMask
     fused, counts = ort_fusion.optimize(source, checkpoint.attention_size, attention=attention, mask=mask, embeddings=False)
     fused.topological_sort()
     onnx_files.save_proto(fused.model, target, folder=source.parent)
     return counts
-
-
-def attention_form(fusions: Mapping[str, int], checkpoint: Checkpoint) -> str:
-    """Returns a description of the attention for the manifest: fused in all layers, fused in some, or as traced."""
-    layers = checkpoint.attentions
-    count = fusions.get("Attention", 0) + fusions.get("MultiHeadAttention", 0)
-    if checkpoint.attention_heads:
-        return "attention as traced and returned"
-    if not count:
-        return "attention as traced"
-    return "packed MultiHeadAttention with key padding" if count >= layers else f"attention fused in {count} of {layers} layers"

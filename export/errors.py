@@ -24,11 +24,7 @@ class MissingPackageError(ExportError):
 
 
 class GraphError(ExportError):
-    """A graph differs from what a stage expects, or cannot be created; the message says why and what to try."""
-
-
-class ParityError(ExportError):
-    """The bundle's answers differ from its checkpoint's; the message has the worst case."""
+    """A graph cannot be created, or its answers differ from its checkpoint's; the message says why, or has the worst case."""
 
 
 class OutputError(ExportError):

@@ -43,11 +43,7 @@ def module_problems(args: argparse.Namespace) -> dict[str, bool]:
 
 
 def parse_positive(text: str) -> float:
-    """Returns a number above 0 and at most 1.
-
-    Raises:
-        argparse.ArgumentTypeError: The text is not such a number.
-    """
+    """Returns a number above 0 and at most 1."""
     try:
         value = float(text)
     except ValueError as error:
@@ -58,11 +54,7 @@ def parse_positive(text: str) -> float:
 
 
 def parse_names(text: str, choices: Collection[str]) -> tuple[Any, ...]:
-    """Returns the names of a comma list.
-
-    Raises:
-        argparse.ArgumentTypeError: A name is none of the choices, or occurs twice.
-    """
+    """Returns the names of a comma list."""
     names = text.split(",")
     if any(name not in choices for name in names) or len(set(names)) != len(names):
         raise argparse.ArgumentTypeError(f"`{text}` is not a list of names from {', '.join(choices)} without duplicates")
@@ -74,11 +66,7 @@ parse_providers: Callable[[str], tuple[Provider, ...]] = partial(parse_names, ch
 
 
 def parse_layers(text: str) -> Layers:
-    """Returns the layers for a name or a comma list of numbers.
-
-    Raises:
-        argparse.ArgumentTypeError: It is neither.
-    """
+    """Returns the layers for a name or a comma list of numbers."""
     layers_by_name: dict[str, Layers] = {"last": "last", "last_four": "last_four"}
     if text in layers_by_name:
         return layers_by_name[text]

@@ -18,10 +18,9 @@ from onnxruntime.transformers.fusion_options import AttentionMaskFormat
 from onnxruntime.transformers.onnx_model import OnnxModel
 
 from bertserve.export import calibration, inference
-from bertserve.export.artifact import Artifact
+from bertserve.export.artifact import Artifact, GraphBuild
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.graph import onnx_files, ort_fusion, rewrite
-from bertserve.export.graph_build import GraphBuild
 from bertserve.export.inference import Feed
 from bertserve.export.progress import stage, track
 from bertserve.service.bundle.graph_spec import (
@@ -46,7 +45,7 @@ ROW_LENGTHS = InputSpec(name="lengths", fill="lengths", dtype="int32")
 FUSED_FORM = "fused for CUDA, attention with the length of each row"
 PARTLY_FUSED_FORM = "fused for CUDA, attention in standard operators"
 
-LIMIT = float(np.finfo(np.float16).max) / 4  # other texts may have values four times as large as the measured ones
+MAX_FP16_PEAK = float(np.finfo(np.float16).max) / 4  # other texts may have values four times as large as the measured ones
 
 
 def build_for_cuda(build: GraphBuild, precisions: Sequence[Precision]) -> Iterator[Artifact]:
@@ -268,7 +267,7 @@ def overflowing(model: onnx.ModelProto, peaks: dict[str, float]) -> set[str]:
         summands = [sizes[name] for name in (*node.input[:2], *node.input[4:5]) if name in sizes]
         inner_sum = sum(summands) if node.op_type == "SkipLayerNormalization" else 0.0
         # NaN and infinity also count as beyond the limit; products of a mask's minimum float overflow
-        if node.op_type != "Constant" and any(not size <= LIMIT for size in (*values, inner_sum)):
+        if node.op_type != "Constant" and any(not size <= MAX_FP16_PEAK for size in (*values, inner_sum)):
             float_nodes.add(node.name)
     return float_nodes
 

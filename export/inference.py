@@ -68,12 +68,7 @@ def relative_error(expected: Sequence[NDArray[np.float32]], actual: Sequence[NDA
 
 
 def open_session(path: Path, *, threads: int = 0) -> Any:
-    """Returns a CPU session that runs the graph unchanged.
-
-    Args:
-        path: The graph.
-        threads: Threads of a run; 0 for one per core.
-    """
+    """Returns a CPU session that runs the graph unchanged, with a number of threads per run; 0 for one per core."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.intra_op_num_threads = threads

@@ -30,7 +30,7 @@ from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
 OPSETS: dict[Tracer, int] = {"dynamo": 18, "torchscript": 17}
 TRACERS: tuple[Tracer, ...] = ("dynamo", "torchscript")  # by default, the first one that works
 # errors of the exporters for models that they cannot export
-_FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError)
+_EXPORTER_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError)
 _ROWS_AND_LENGTH = ("rows", "length")
 _AXES = {
     "token_ids": _ROWS_AND_LENGTH,
@@ -62,8 +62,6 @@ def trace(checkpoint: Checkpoint, path: Path, tracer: Tracer | None = None) -> t
             return inputs, f"{candidate} opset {OPSETS[candidate]}"
         except GraphError as error:
             errors.append(error)
-    if len(errors) == 1:
-        raise errors[0]
     raise GraphError(" ".join(dict.fromkeys(map(str, errors)))) from errors[0]
 
 
@@ -93,13 +91,12 @@ def _trace(checkpoint: Checkpoint, path: Path, tracer: Tracer) -> tuple[InputSpe
             # the exporter restores the previous mode of the wrapper, and thereby of the model
             module.eval()(*_examples(checkpoint))  # fills the tables of the patches
             (_export_program if tracer == "dynamo" else _export_script)(module, checkpoint, path)
-        except _FAILURES as error:
+        except _EXPORTER_ERRORS as error:
             # dynamo reports its own step; the cause has the error
             cause = error.__cause__ if isinstance(error, torch.onnx.OnnxExporterError) and error.__cause__ else error
             reason = (str(cause).splitlines() or [""])[0].rstrip(".")
-            raise GraphError(
-                f"{type(checkpoint.model).__name__} cannot be traced by {tracer}: {type(cause).__name__}: {reason}."
-            ) from error
+            name = type(checkpoint.model).__name__
+            raise GraphError(f"{name} cannot be traced by {tracer}: {type(cause).__name__}: {reason}.") from error
     graph = ir.load(path).graph
     actual = [value.name for value in graph.inputs], [value.name for value in graph.outputs]
     used_inputs = tuple(spec for spec in inputs if spec.name in actual[0] or spec.fill != "type_ids")
@@ -128,9 +125,7 @@ def _export_program(module: torch.nn.Module, checkpoint: Checkpoint, path: Path)
     axes_of = {value.name: [str(axis) for axis in value.shape or ()] for value in program.model.graph.inputs}
     if fixed := [spec.name for spec in checkpoint.inputs if axes_of[spec.name] != list(_AXES[spec.fill])]:
         # the model uses a size as a number, so the exporter fixed its current value
-        raise GraphError(
-            f"{type(checkpoint.model).__name__} cannot be traced by dynamo for any length: inputs {fixed} have a fixed length."
-        )
+        raise GraphError(f"{type(checkpoint.model).__name__} cannot be traced by dynamo for any length: {fixed} have a fixed length.")
     normalize.normalize(program.model)
     onnx_files.save(program.model, path)
 
@@ -161,12 +156,7 @@ def _examples(checkpoint: Checkpoint) -> tuple[torch.Tensor, ...]:
     mask[1, padding] = 0
     for row in (0, 1):
         ids[row, mask[row] == 1] = torch.tensor(checkpoint.example_ids(int(mask[row].sum())))
-    examples = {
-        "token_ids": ids,
-        "attention_mask": mask,
-        "type_ids": torch.zeros_like(mask),
-        "mask_index": torch.tensor([1, 3, 8]),
-    }
+    examples = {"token_ids": ids, "attention_mask": mask, "type_ids": torch.zeros_like(mask), "mask_index": torch.tensor([1, 3, 8])}
     return tuple(examples[spec.fill] for spec in checkpoint.inputs)
 
 
@@ -195,31 +185,22 @@ def select_maps(source: Path, target: Path, layers: Sequence[str], *, index_name
     graph.outputs[:] = [value for value in graph.outputs if value.name not in layers]
     index = ir.Value(name=index_name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(["maps", 3]))
     graph.inputs.append(index)
-    layer_of, place_of = _columns(graph, index)
-    maps = [_maps_of_layer(graph, weights[name], number, layer_of, place_of) for number, name in enumerate(layers)]
+    # the layer of each map, [maps], and its row and head, [maps, 2]
+    bounds = [rewrite.add_constant(graph, f"attention/{name}", np.array([i], dtype=np.int64)) for name, i in (("one", 1), ("three", 3))]
+    tape = ir.tape.Tape()
+    zero = rewrite.add_constant(graph, "attention/zero", np.array(0, dtype=np.int64))
+    layer_of, place_of = tape.op("Gather", [index, zero], {"axis": 1}), tape.op("Slice", [index, *bounds, bounds[0]])
+    graph.insert_before(graph[0], tape.nodes)
+    maps = []
+    for number, name in enumerate(layers):
+        tape = ir.tape.Tape()
+        is_here = tape.op("Equal", [layer_of, rewrite.add_constant(graph, f"attention/layer_{number}", np.array(number, dtype=np.int64))])
+        maps.append(tape.op("GatherND", [weights[name], tape.op("Compress", [place_of, is_here], {"axis": 0})]))
+        producer = weights[name].producer()
+        assert producer is not None, "weights are computed"
+        # directly after the weights, so that execution in the order of nodes frees them before the next layer's weights
+        graph.insert_after(producer, tape.nodes)
     output = ir.Value(name=output_name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["maps", "length", "length"]))
     graph.append(ir.Node("", "Concat", maps, [ir.AttrInt64("axis", 0)], outputs=[output]))
     graph.outputs.append(output)
     rewrite.save(model, target)
-
-
-def _columns(graph: ir.Graph, index: ir.Value) -> Sequence[ir.Value]:
-    """Returns the layer of each map, [maps], and its row and head, [maps, 2]."""
-    bounds = [rewrite.add_constant(graph, f"attention/{name}", np.array([i], dtype=np.int64)) for name, i in (("one", 1), ("three", 3))]
-    tape = ir.tape.Tape()
-    zero = rewrite.add_constant(graph, "attention/zero", np.array(0, dtype=np.int64))
-    columns = tape.op("Gather", [index, zero], {"axis": 1}), tape.op("Slice", [index, *bounds, bounds[0]])
-    graph.insert_before(graph[0], tape.nodes)
-    return columns
-
-
-def _maps_of_layer(graph: ir.Graph, weights: ir.Value, number: int, layer_of: ir.Value, place_of: ir.Value) -> ir.Value:
-    """Returns the maps of one layer, [maps of this layer, length, length]."""
-    producer = weights.producer()
-    assert producer is not None, "weights are computed"
-    tape = ir.tape.Tape()
-    is_here = tape.op("Equal", [layer_of, rewrite.add_constant(graph, f"attention/layer_{number}", np.array(number, dtype=np.int64))])
-    maps = tape.op("GatherND", [weights, tape.op("Compress", [place_of, is_here], {"axis": 0})])
-    # directly after the weights, so that execution in the order of nodes frees them before the next layer's weights
-    graph.insert_after(producer, tape.nodes)
-    return maps

@@ -7,7 +7,7 @@ import os
 import platform
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
@@ -16,7 +16,7 @@ import onnxruntime
 
 from bertserve import service
 from bertserve.export import calibration, cpu, gpu, onnx_trace
-from bertserve.export.artifact import Artifact, Tracer, choose_precisions
+from bertserve.export.artifact import Artifact, GraphBuild, Tracer, choose_precisions
 from bertserve.export.bundle import bundle_texts, package_bundle, refuse_existing
 from bertserve.export.calibration import Int8Texts
 from bertserve.export.checkpoint.checkpoint import Checkpoint
@@ -25,7 +25,6 @@ from bertserve.export.checkpoint.module import load_module, module_name
 from bertserve.export.checkpoint.padding import refuse_ordinary_padding
 from bertserve.export.errors import CheckpointError, ExportError
 from bertserve.export.graph import onnx_files
-from bertserve.export.graph_build import GraphBuild
 from bertserve.export.progress import stage
 from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.export.tasks.tags import unread_labels
@@ -35,7 +34,7 @@ from bertserve.export.validation.served_graph import open_graph
 from bertserve.export.workspace import workspace
 from bertserve.service.bundle.files import TOKENIZER_FILE, digest
 from bertserve.service.bundle.graph_spec import GraphFile, GraphSpec, Precision
-from bertserve.service.bundle.manifest import NAME_PATTERN, Example, Manifest, Metric, OmittedGraph, TokenizerSpec
+from bertserve.service.bundle.manifest import NAME_PATTERN, Example, Manifest, Metric, OmittedGraph
 from bertserve.service.bundle.validation_policy import is_low
 from bertserve.service.errors import BundleError
 from bertserve.service.providers import Provider
@@ -70,8 +69,8 @@ class ExportSpec(LoadOptions):
     precisions: Sequence[Precision] | None = None
     providers: Sequence[Provider] = ("cpu",)
     overwrite: bool = False
-    metrics: Sequence[Metric] = field(default=())
-    calibration: Path = calibration.BUILT_IN
+    metrics: Sequence[Metric] = ()
+    calibration: Path = calibration.BUILT_IN_TEXTS
     validation: Path | None = None
     max_int8_error: float = 0.1
     quick: bool = False
@@ -100,8 +99,7 @@ def export(spec: ExportSpec) -> tuple[Path, Manifest]:
             checkpoint = load_module(spec.source) if spec.module else load_checkpoint(spec.source, spec)
         if checkpoint.task == token_classification.TASK and (names := unread_labels(checkpoint.labels)):
             logger.warning(
-                "the labels %s of `%s` look like tags, but are read as names, so each is an entity of its own kind; if they are tags, rename "
-                "them in config.json, such as B-PER and I-PER.",
+                "the labels %s of `%s` look like tags, but are read as names; if they are tags, rename them in config.json, such as B-PER.",
                 ", ".join(f"`{label}`" for label in names[:8]),
                 checkpoint.origin.checkpoint,
             )
@@ -129,22 +127,19 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, texts: Int8Texts
     with stage("trace", f"to ONNX by {spec.tracer}" if spec.tracer else "to ONNX"):
         inputs, form = onnx_trace.trace(checkpoint, raw, spec.tracer)
     checkpoint = replace(checkpoint, inputs=inputs)
-    tokenizer_spec, tokenizer = _write_tokenizer(spec, checkpoint, bundle)
+    tokenizer_path = bundle / TOKENIZER_FILE
+    tokenizer_path.write_text(checkpoint.tokenizer_json, encoding="utf-8")
+    tokenizer_spec = checkpoint.tokenizer_spec.model_copy(update={"sha256": digest(tokenizer_path)})
+    try:
+        tokenizer = Tokenizer(tokenizer_path, tokenizer_spec)
+    except BundleError as error:
+        raise CheckpointError(f"the tokenizer of `{spec.source}` is not supported: {error}") from error
     texts = texts.with_passages(tokenizer)
     with stage("reference", "PyTorch float32"):
         reference = sample_reference(checkpoint, texts.report if "int8" in precisions.get("cpu", ()) else None)
         flops = checkpoint.flops
     checkpoint.model.to_empty(device="meta")  # no later stage runs it, and sessions of a large model need the memory
-    build = GraphBuild(
-        traced=raw,
-        form=form,
-        folder=bundle,
-        checkpoint=checkpoint,
-        tokenizer=tokenizer,
-        texts=texts,
-        max_int8_error=spec.max_int8_error,
-        quick=spec.quick,
-    )
+    build = GraphBuild(raw, form, bundle, checkpoint, tokenizer, texts, max_int8_error=spec.max_int8_error, quick=spec.quick)
     providers = sorted(precisions, key=lambda provider: provider != "cpu")
     artifacts = {provider: BUILDERS[provider](build, precisions[provider]) for provider in providers}
     graphs, omitted = _measure_graphs(
@@ -154,6 +149,9 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, texts: Int8Texts
     default = next(graph for graph in graphs if graph.default)
     request = TASKS[checkpoint.task].example(tokenizer_spec)
     answer = open_graph(bundle, default, tokenizer_spec, tokenizer, checkpoint).answer_body(request)
+    versions = {"bertserve": service.__version__, "python": platform.python_version()}
+    versions |= {name: version(name) for name in ("torch", "transformers", "onnx", "onnxscript")}
+    versions |= {"onnxruntime": onnxruntime.__version__, "tokenizers": version("tokenizers")}  # its package may be onnxruntime-gpu
     has_int8 = any(graph.precision == "int8" for graph in graphs)
     return Manifest(
         format="bertserve-bundle",
@@ -172,22 +170,8 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, texts: Int8Texts
         omitted=tuple(omitted),
         attention_heads=checkpoint.attention_heads,
         int8_texts=texts.digests() if has_int8 else None,
-        source=checkpoint.origin.model_copy(update={"versions": _versions()}),
+        source=checkpoint.origin.model_copy(update={"versions": versions}),
     )
-
-
-def _write_tokenizer(spec: ExportSpec, checkpoint: Checkpoint, bundle: Path) -> tuple[TokenizerSpec, Tokenizer]:
-    """Writes the tokenizer's file; returns its entry of the manifest and the tokenizer.
-
-    Raises:
-        CheckpointError: The service does not support the tokenizer.
-    """
-    (bundle / TOKENIZER_FILE).write_text(checkpoint.tokenizer_json, encoding="utf-8")
-    tokenizer_spec = checkpoint.tokenizer_spec.model_copy(update={"sha256": digest(bundle / TOKENIZER_FILE)})
-    try:
-        return tokenizer_spec, Tokenizer(bundle / TOKENIZER_FILE, tokenizer_spec)
-    except BundleError as error:
-        raise CheckpointError(f"the tokenizer of `{spec.source}` is not supported: {error}") from error
 
 
 def _measure_graphs(
@@ -230,8 +214,10 @@ def _measure_graphs(
             if isinstance(error, OSError) or (provider == "cpu" and not measured):
                 raise
             failure = error
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+            reason = str(error) if isinstance(error, ExportError) else f"{type(error).__name__}: {lines[0]}"
             missing = [precision for precision in precisions[provider] if precision not in measured]
-            omitted += [OmittedGraph(provider=provider, precision=precision, reason=_reason(error)) for precision in missing]
+            omitted += [OmittedGraph(provider=provider, precision=precision, reason=reason) for precision in missing]
         kept = [precision for precision in precisions[provider] if precision in measured] or list(measured)
         default = "fp32" if default_must_agree and "fp32" in kept and is_low(measured[kept[-1]]) else next(reversed(kept), None)
         graphs += [measured[precision].model_copy(update={"default": precision == default}) for precision in measured if precision in kept]
@@ -243,11 +229,6 @@ def _measure_graphs(
         assert failure is not None, "there is at least one provider"
         raise failure
     return graphs, omitted
-
-
-def _reason(error: Exception) -> str:
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return str(error) if isinstance(error, ExportError) else f"{type(error).__name__}: {first}"
 
 
 def _entry(artifact: Artifact, checkpoint: Checkpoint) -> GraphSpec:
@@ -269,10 +250,3 @@ def _entry(artifact: Artifact, checkpoint: Checkpoint) -> GraphSpec:
         validation=artifact.report,
         shapes=artifact.shapes,
     )
-
-
-def _versions() -> dict[str, str]:
-    packages = {name: version(name) for name in ("torch", "transformers", "onnx", "onnxscript")}
-    # the package may be onnxruntime-gpu
-    runtime = {"onnxruntime": onnxruntime.__version__, "tokenizers": version("tokenizers")}
-    return {"bertserve": service.__version__, "python": platform.python_version()} | packages | runtime

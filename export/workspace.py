@@ -25,21 +25,9 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LOCK_FILE = "export.lock"
 
 
-class Stopped(BaseException):
-    """A signal requested the end of the command. It is not an `Exception`, because only the command itself may catch it.
-
-    Attributes:
-        signal: The signal.
-    """
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.signal = signal.Signals(number)
-
-
 def raise_on_signals() -> AbstractContextManager[None]:
-    """Raises `Stopped` in the block on SIGINT and SIGTERM."""
-    return _handle_signals(_raise_stopped)
+    """Raises KeyboardInterrupt in the block on SIGINT and SIGTERM, with the signal's number."""
+    return _handle_signals(_interrupt)
 
 
 def ignore_signals() -> AbstractContextManager[None]:
@@ -47,8 +35,8 @@ def ignore_signals() -> AbstractContextManager[None]:
     return _handle_signals(signal.SIG_IGN)
 
 
-def _raise_stopped(number: int, _: FrameType | None) -> None:
-    raise Stopped(number)
+def _interrupt(number: int, _: FrameType | None) -> None:
+    raise KeyboardInterrupt(number)
 
 
 @contextmanager
@@ -95,11 +83,7 @@ def workspace(name: str, output: Path) -> Iterator[Path]:
 
 
 def _lock(folder: Path) -> IO[str] | None:
-    """Creates a folder with a locked file in it, and returns the file; None on a file system without locks.
-
-    Raises:
-        OutputError: Another process has locked it.
-    """
+    """Creates a folder with a locked file in it, and returns the file; None on a file system without locks."""
     path = folder / LOCK_FILE
     while True:
         folder.mkdir(exist_ok=True)
@@ -113,26 +97,20 @@ def _lock(folder: Path) -> IO[str] | None:
             file.seek(0)
             with file:
                 raise OutputError(
-                    f"another export into `{folder.with_name(folder.name[1 : -len('.export')])}` is running (process {file.read().strip()}); "
-                    "wait for it, or choose another --name or --output."
+                    f"another export into `{folder.with_name(folder.name[1 : -len('.export')])}` is running (process "
+                    f"{file.read().strip()}); wait for it, or choose another --name or --output."
                 ) from error
         except OSError:
             file.close()
             _unlock(folder, None)
             return None
-        if _is_file(file, path):
-            file.truncate(0)
-            print(os.getpid(), file=file, flush=True)
-            return file
+        with suppress(FileNotFoundError):
+            # another export may have removed its file at its end, after this one opened it
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                file.truncate(0)
+                print(os.getpid(), file=file, flush=True)
+                return file
         file.close()
-
-
-def _is_file(file: IO[str], path: Path) -> bool:
-    """Returns whether an open file is still at a path: an export removes its own file at its end."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _unlock(folder: Path, lock: IO[str] | None) -> None:

@@ -1,1 +1,4 @@
-"""Converts any source of a model to one plain record. The differences between checkpoints are handled only here."""
+"""Loads a checkpoint: a folder or hub id of a transformers model, of sentence-transformers or of a LoRA adapter, or a user's own module.
+
+All functions raise CheckpointError if a part is missing, invalid or not supported; its message says which part and what to do.
+"""

@@ -19,16 +19,7 @@ from transformers import PreTrainedModel
 from bertserve.export.checkpoint.signature import MASK_INDEX, read_output
 from bertserve.export.tasks.tags import read_tags
 from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
-from bertserve.service.bundle.manifest import (
-    Activation,
-    Embedding,
-    Flops,
-    MaskToken,
-    Source,
-    SpecialPart,
-    Task,
-    TokenizerSpec,
-)
+from bertserve.service.bundle.manifest import Activation, Embedding, Flops, MaskToken, Source, SpecialPart, Task, TokenizerSpec
 from bertserve.service.tasks import token_classification
 
 

@@ -18,27 +18,22 @@ from transformers import AutoTokenizer
 
 from bertserve.export.checkpoint.padding import Padding
 from bertserve.export.checkpoint.source import read_with_transformers
-from bertserve.export.checkpoint.token_types import TypedTemplates
 from bertserve.export.checkpoint.vocabulary_files import refusal, replace_backend, use_vocabulary_files
 from bertserve.export.errors import CheckpointError
-from bertserve.export.tasks.spec import NAMES, SAMPLE_TEXTS
+from bertserve.export.tasks.spec import NAMES_TEXT, SAMPLE_TEXTS
 from bertserve.service.bundle.files import TOKENIZER_FILE
 from bertserve.service.bundle.manifest import AddedToken, MaskToken, SpecialPart, TemplatePart, TextPart, TokenizerSpec
 
 logger = logging.getLogger("bertserve.export")
 
 # the last text shows the most common differences between normalizers and between pre-tokenizers
-_COMPARED_TEXTS = [*SAMPLE_TEXTS, ("a", "b"), NAMES, "ﬁne Ⅷ ２０ ÀÉ don't well-known  SOME_word\n中文 😴"]
+_COMPARED_TEXTS = [*SAMPLE_TEXTS, ("a", "b"), NAMES_TEXT, "ﬁne Ⅷ ２０ ÀÉ don't well-known  SOME_word\n中文 😴"]
 
 _TEMPLATE_SETTINGS = {"add_bos_token", "add_eos_token", "src_lang"}  # in tokenizer_config.json
 
 
 def load_tokenizer(source: str, folder: Path, *, lowercase: bool = False) -> Any:
-    """Returns the fast tokenizer, which makes texts lowercase first on request; refuses one that is not supported.
-
-    Raises:
-        CheckpointError: There is no tokenizer, or only a slow one, or it cannot be read.
-    """
+    """Returns the fast tokenizer, which makes texts lowercase first on request; refuses one that is not supported."""
     has_file = (folder / TOKENIZER_FILE).is_file()
     try:
         tokenizer = _read(source, folder)
@@ -57,9 +52,7 @@ def load_tokenizer(source: str, folder: Path, *, lowercase: bool = False) -> Any
     if not getattr(tokenizer, "is_fast", False):
         raise CheckpointError(f"`{source}` has no fast tokenizer (`tokenizer.json`); save one with `save_pretrained` and export again.")
     if tokenizer.split_special_tokens:
-        raise CheckpointError(
-            f"the tokenizer of `{source}` sets `split_special_tokens`, which is not supported; remove it from tokenizer_config.json."
-        )
+        raise CheckpointError(f"the tokenizer of `{source}` sets `split_special_tokens`; remove it from tokenizer_config.json.")
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         # without a file, transformers 5 creates a tokenizer with only special tokens
         raise CheckpointError(f"`{source}` has no tokenizer: neither `tokenizer.json` nor a vocabulary; save one with `save_pretrained`.")
@@ -79,8 +72,8 @@ def _read(source: str, folder: Path) -> Any:
 
 def _needs_code(source: str) -> str:
     return (
-        f"the class of the tokenizer of `{source}` splits texts with Python code, as RoFormer's does with jieba, and `{TOKENIZER_FILE}` has no such "
-        "step; if the model was trained without it, set `tokenizer_class` in tokenizer_config.json to `PreTrainedTokenizerFast`."
+        f"the class of the tokenizer of `{source}` splits texts with Python code, as RoFormer's does; if the model was trained without it, "
+        "set `tokenizer_class` in tokenizer_config.json to `PreTrainedTokenizerFast`."
     )
 
 
@@ -91,31 +84,31 @@ def _use_file(source: str, tokenizer: Any, folder: Path) -> None:
     RemBERT's shifts all ids, and DeBERTa's has a second [SEP] between the texts of a pair. As in transformers 4, `do_lower_case`,
     `add_prefix_space`, `add_bos_token` and similar settings in `tokenizer_config.json` have priority.
     """
-    written = read_with_transformers(
+    file_backend = read_with_transformers(
         f"the tokenizer of `{source}`", lambda path, **_: tokenizers.Tokenizer.from_file(str(path / TOKENIZER_FILE)), folder
     )
-    loaded, normalizer = tokenizer.backend_tokenizer, written.normalizer
+    class_backend, normalizer = tokenizer.backend_tokenizer, file_backend.normalizer
     try:
-        loaded.to_str()
+        class_backend.to_str()
     except Exception as error:  # of `tokenizers`, if a step is code
         raise CheckpointError(_needs_code(source)) from error
-    for backend in (loaded, written):
+    for backend in (class_backend, file_backend):
         backend.no_truncation()
         backend.no_padding()
     if isinstance(normalizer, BertNormalizer) and tokenizer.model is WordPiece:  # other classes ignore these settings
         normalizer.lowercase, normalizer.strip_accents = tokenizer.do_lower_case, tokenizer.init_kwargs.get("strip_accents")
         normalizer.handle_chinese_chars = tokenizer.init_kwargs.get("tokenize_chinese_chars", True)
-    if isinstance(written.pre_tokenizer, ByteLevel) and "add_prefix_space" in tokenizer.init_kwargs:
-        written.pre_tokenizer.add_prefix_space = bool(tokenizer.add_prefix_space)
+    if isinstance(file_backend.pre_tokenizer, ByteLevel) and "add_prefix_space" in tokenizer.init_kwargs:
+        file_backend.pre_tokenizer.add_prefix_space = bool(tokenizer.add_prefix_space)
     if _TEMPLATE_SETTINGS & tokenizer.init_kwargs.keys():
-        written.post_processor = loaded.post_processor
+        file_backend.post_processor = class_backend.post_processor
     configured_tokens = [token for _, token in sorted(tokenizer.init_kwargs["added_tokens_decoder"].items())]
-    known_contents = {token.content for token in (*written.get_added_tokens_decoder().values(), *configured_tokens)}
+    known_contents = {token.content for token in (*file_backend.get_added_tokens_decoder().values(), *configured_tokens)}
     named_tokens = [token for _, token in sorted(tokenizer.added_tokens_decoder.items()) if token.content not in known_contents]
-    written.add_tokens([*configured_tokens, *named_tokens])
+    file_backend.add_tokens([*configured_tokens, *named_tokens])
     by_class, by_file = (
         [(encoding.ids, encoding.type_ids) for encoding in _encode(source, backend.encode_batch, _COMPARED_TEXTS)]
-        for backend in (loaded, written)
+        for backend in (class_backend, file_backend)
     )
     if by_class != by_file:
         logger.warning(
@@ -125,12 +118,13 @@ def _use_file(source: str, tokenizer: Any, folder: Path) -> None:
             TOKENIZER_FILE,
             source,
         )
-    replace_backend(tokenizer, written)
+    replace_backend(tokenizer, file_backend)
 
 
 def describe_tokenizer(
     tokenizer: Any,
-    templates: TypedTemplates,
+    single: tuple[TemplatePart, ...],
+    pair: tuple[TemplatePart, ...] | None,
     padding: Padding,
     *,
     max_length: int,
@@ -138,7 +132,7 @@ def describe_tokenizer(
     pairs_only: bool = False,
 ) -> TokenizerSpec:
     """Returns the manifest's entry for a tokenizer, without the digest of its file; the options are fields of `TokenizerSpec`."""
-    (pad_id, padding_side), single, pair = padding, templates.single, templates.pair
+    (pad_id, padding_side), templates = padding, (single, pair or single)
     return TokenizerSpec(
         sha256="",
         max_length=max_length,
@@ -146,12 +140,12 @@ def describe_tokenizer(
         padding_side=padding_side,
         single=single,
         pair=pair,
-        cls_index=_find_cls_index(tokenizer, single, pair),
+        cls_index=next((i for i in (0, -1) if all(getattr(parts[i], "id", None) == tokenizer.cls_token_id for parts in templates)), None),
         # of a token that continues a word; None if words begin after white space instead
         subword_prefix=json.loads(tokenizer.backend_tokenizer.to_str())["model"].get("continuing_subword_prefix") or None,
         mask=mask,
         pairs_only=pairs_only,
-        added_tokens=_read_added_tokens(tokenizer, templates.parts, pad_id),
+        added_tokens=_read_added_tokens(tokenizer, (*single, *(pair or ())), pad_id),
         truncation_side=tokenizer.truncation_side,
     )
 
@@ -192,11 +186,7 @@ def vocabulary_size(tokenizer: Any) -> int:
 def read_templates(
     source: str, tokenizer: Any, *, second_text_first: bool = False
 ) -> tuple[tuple[TemplatePart, ...], tuple[TemplatePart, ...]]:
-    """Reads the special-token templates of one text and of a pair from encodings of short texts, for any post-processor.
-
-    Raises:
-        CheckpointError: The tokenizer cannot encode them.
-    """
+    """Reads the special-token templates of one text and of a pair from encodings of short texts, for any post-processor."""
     single, pair = (_encode(source, tokenizer, *texts, return_special_tokens_mask=True)[0] for texts in ("a", "ab"))
     _encode(source, tokenizer, _COMPARED_TEXTS[-1])  # without a token for unknown words, a vocabulary fails on it
     return _read_template(single, "a"), _read_template(pair, "ba" if second_text_first else "ab")
@@ -223,23 +213,3 @@ def _read_template(encoding: Any, texts: str) -> tuple[TemplatePart, ...]:
         if not parts or parts[-1] != part:
             parts.append(part)
     return tuple(parts)
-
-
-def _find_cls_index(tokenizer: Any, single: tuple[TemplatePart, ...], pair: tuple[TemplatePart, ...] | None) -> int | None:
-    """Returns the position of [CLS] in both templates: 0 for the first, -1 for the last, otherwise None."""
-    for index in (0, -1):
-        parts = single[index], (pair or single)[index]
-        if all(isinstance(part, SpecialPart) and part.id == tokenizer.cls_token_id for part in parts):
-            return index
-    return None
-
-
-def read_mask_token(source: str, tokenizer: Any) -> MaskToken:
-    """Returns the mask token.
-
-    Raises:
-        CheckpointError: The tokenizer has no mask token, or does not recognize it in a text.
-    """
-    if tokenizer.mask_token is None:
-        raise CheckpointError(f"the tokenizer of `{source}` has no mask token; add it to tokenizer_config.json.")
-    return MaskToken(token=tokenizer.mask_token, id=tokenizer.mask_token_id)

@@ -9,19 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 import transformers
 from transformers import AutoConfig, PreTrainedModel
 
 from bertserve.export.checkpoint.checkpoint import Checkpoint
-from bertserve.export.checkpoint.fast_tokenizer import (
-    describe_tokenizer,
-    load_tokenizer,
-    read_mask_token,
-    read_templates,
-    tokenizer_json,
-    vocabulary_size,
-)
+from bertserve.export.checkpoint.fast_tokenizer import describe_tokenizer, load_tokenizer, read_templates, tokenizer_json, vocabulary_size
 from bertserve.export.checkpoint.padding import Padding, find_padding, settle_pad_token
 from bertserve.export.checkpoint.sentence_head import SentenceHead, attach, read_embedding
 from bertserve.export.checkpoint.sentence_transformers import (
@@ -41,31 +33,17 @@ from bertserve.export.checkpoint.signature import (
     graph_outputs,
     model_inputs,
 )
-from bertserve.export.checkpoint.source import SourceFiles, find_source, read_with_transformers
+from bertserve.export.checkpoint.source import SourceFiles, find_card, find_source, read_with_transformers
 from bertserve.export.checkpoint.task_head import adapt_head, choose_task, fixed_labels, judges_pairs, read_activation, read_labels
-from bertserve.export.checkpoint.token_types import TypedTemplates, choose_token_types, type_templates
+from bertserve.export.checkpoint.token_types import choose_token_types, type_templates
 from bertserve.export.checkpoint.weights import load_model
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks import feature_extraction
 from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.service.bundle.graph_spec import InputSpec
-from bertserve.service.bundle.manifest import Combine, Embedding, Layers, Task, TextPart, TokenTypes
+from bertserve.service.bundle.manifest import Combine, Embedding, Layers, MaskToken, Task, TemplatePart, TextPart, TokenTypes
 from bertserve.service.tasks import question_answering
 
-# fields of config.json, their refused value (None for any), and the reason
-_REFUSED = (
-    (
-        "transformers_weights",
-        None,
-        "transformers would load another file than model.safetensors; remove the field and save the right weights as model.safetensors",
-    ),
-    (
-        "attention_type",
-        "block_sparse",
-        "after its first short text, BigBird uses full attention for all texts, so its answers depend on earlier texts; if full attention is "
-        "right for all texts, set `original_full`",
-    ),
-)
 # tokens, for models with only relative positions whose tokenizer has no limit; nearly all of these were trained with this length
 DEFAULT_LENGTH = 512
 
@@ -94,12 +72,7 @@ class LoadOptions:
 
 
 def load_checkpoint(source: str, options: LoadOptions | None = None) -> Checkpoint:
-    """Loads a checkpoint from a local folder or the hub.
-
-    Raises:
-        CheckpointError: A part is missing or not supported; the message says which.
-        MissingPackageError: It is a LoRA adapter, and peft is not installed.
-    """
+    """Loads a checkpoint from a local folder or the hub."""
     options = options or LoadOptions()
     # the checks below report the causes of its warnings, in one line each
     transformers.utils.logging.set_verbosity_error()
@@ -122,29 +95,34 @@ def load_checkpoint(source: str, options: LoadOptions | None = None) -> Checkpoi
     if head is not None:
         attach(model, head)
     if embedding is not None:
-        embedding = _with_layers(embedding, model, tokenizer, options)
+        graph_layers, numbers = choose_layers(model, tokenizer, options.layers)
+        defaults = {} if options.combine is None else {"default_layers": numbers, "combine": options.combine}
+        embedding = embedding.model_copy(update={"layers": graph_layers} | defaults)
     _check_vocabulary(source, model, vocabulary_size(tokenizer))
-    templates = _templates(files, task, model, tokenizer, options)
-    inputs = model_inputs(model, tokenizer, templates.token_types)
-    settle_pad_token(source, model, tokenizer, templates.parts)
+    single, pair, token_types = _templates(files, task, model, tokenizer, options)
+    inputs = model_inputs(model, tokenizer, token_types)
+    settle_pad_token(source, model, tokenizer, (*single, *(pair or ())))
     # sentence-transformers replaces the tokenizer's limit by its own
     max_length = _usable_length(source, task, model, transformer_settings.max_length or tokenizer.model_max_length)
     padding = _padding(source, model, tokenizer, inputs, max_length)
-    fixed, record = fixed_labels(model), TASKS[task]
-    mask = read_mask_token(source, tokenizer) if record.fills_masks else None
-    spec = describe_tokenizer(tokenizer, templates, padding, max_length=max_length, mask=mask, pairs_only=judges_pairs(model))
+    head_labels, record = fixed_labels(model), TASKS[task]
+    if record.fills_masks and tokenizer.mask_token is None:
+        raise CheckpointError(f"the tokenizer of `{source}` has no mask token; add it to tokenizer_config.json.")
+    mask = MaskToken(token=tokenizer.mask_token, id=tokenizer.mask_token_id) if record.fills_masks else None
+    spec = describe_tokenizer(tokenizer, single, pair, padding, max_length=max_length, mask=mask, pairs_only=judges_pairs(model))
+    card = find_card(files.folder)
     checkpoint = Checkpoint(
-        origin=files.origin(options.ignored_weights, templates.token_types),
+        origin=files.origin(card, options.ignored_weights, token_types),
         model=model,
         task=task,
         inputs=(*inputs, MASK_INDEX) if record.fills_masks else inputs,
         outputs=graph_outputs(task, embedding),
-        labels=fixed or (read_labels(source, model.config) if record.labeled else ()),
-        activation="softmax" if fixed else record.activation or read_activation(model.config, settings.activation_fn),
+        labels=head_labels or (read_labels(source, model.config) if record.labeled else ()),
+        activation="softmax" if head_labels else record.activation or read_activation(model.config, settings.activation_fn),
         tokenizer=tokenizer,
         tokenizer_json=tokenizer_json(tokenizer, spec),
         tokenizer_spec=spec,
-        card=None if files.card is None else files.card.read_text(encoding="utf-8-sig", errors="replace"),
+        card=None if card is None else card.read_text(encoding="utf-8-sig", errors="replace"),
         embedding=embedding,
     )
     if not options.attentions:
@@ -157,9 +135,7 @@ def _check_layers(source: str, task: str, options: LoadOptions) -> None:
     """Refuses a choice of layers for a task without vectors, and `--combine` without several layers."""
     layers, combine = options.layers, options.combine
     if layers != "last" and not TASKS[task].embeds:
-        text = layers if isinstance(layers, str) else ",".join(map(str, layers))
-        embed_task = feature_extraction.EXPORT_TASK.name
-        raise CheckpointError(f"--layers {text} is for {embed_task}, but `{source}` is for {task}; remove it.")
+        raise CheckpointError(f"--layers is for {feature_extraction.EXPORT_TASK.name}, but `{source}` is for {task}; remove it.")
     if combine is not None and layers == "last":
         raise CheckpointError(f"--combine {combine} needs several layers; give them with --layers, or remove it.")
 
@@ -168,10 +144,14 @@ def _read_config(files: SourceFiles) -> Any:
     if not (files.model_folder / "config.json").is_file():
         raise CheckpointError(f"`{files.model_folder}` has no `config.json`; give a folder that `save_pretrained` of transformers wrote.")
     config = read_with_transformers(f"the configuration of `{files.source}`", AutoConfig.from_pretrained, files.model_folder)
-    for field, refused, reason in _REFUSED:
-        value = getattr(config, field, None)
-        if value is not None and refused in (None, value):
-            raise CheckpointError(f"the config.json of `{files.source}` has `{field}` = {value!r}; {reason}.")
+    if getattr(config, "transformers_weights", None) is not None:  # transformers would load another file than model.safetensors
+        raise CheckpointError(f"the config.json of `{files.source}` has `transformers_weights`; remove it, and save model.safetensors.")
+    if getattr(config, "attention_type", None) == "block_sparse":
+        # after its first short text, BigBird uses full attention for all texts, so its answers depend on earlier texts
+        raise CheckpointError(
+            f"the config.json of `{files.source}` has `attention_type` = 'block_sparse', which is not supported; if full attention is "
+            "right, set `original_full`."
+        )
     return config
 
 
@@ -188,30 +168,29 @@ def _read_embedding(
 
 def _find_task(files: SourceFiles, config: Any, task: str) -> tuple[Task, Any]:
     """Returns the task and the auto class that loads it."""
-    if task == "auto" and any(entry.kind == POOLING for entry in read_modules(files.folder)):
+    if task == "auto" and POOLING in [kind for kind, _ in read_modules(files.folder)]:
         # modules.json decides; all-mpnet-base-v2, for example, names the class in which its base was trained
         task = feature_extraction.EXPORT_TASK.name
     chosen_task, auto_class = choose_task(config, task, files.adapter)
     if auto_class.__name__ in (getattr(config, "auto_map", None) or {}):
         raise CheckpointError(
-            f"the config.json of `{files.source}` names a class of its own for {auto_class.__name__} in `auto_map`, whose code is never run; if "
-            "transformers' class gives the right answers, remove the entry, otherwise export the model with --module."
+            f"the config.json of `{files.source}` names code for {auto_class.__name__} in `auto_map`, which is never run; remove the entry "
+            "if transformers' class gives the right answers, otherwise export the model with --module."
         )
     return chosen_task, auto_class
 
 
-def _templates(files: SourceFiles, task: Task, model: PreTrainedModel, tokenizer: Any, options: LoadOptions) -> TypedTemplates:
-    """Returns the templates of a text and of a pair, with the token types that the model was trained with."""
+def _templates(
+    files: SourceFiles, task: Task, model: PreTrainedModel, tokenizer: Any, options: LoadOptions
+) -> tuple[tuple[TemplatePart, ...], tuple[TemplatePart, ...] | None, TokenTypes | None]:
+    """Returns the templates of a text and of a pair, and the token types that the model was trained with, which these have."""
     source, record = files.source, TASKS[task]
     # transformers' scripts and pipeline for question answering put the passage first if the tokenizer pads on the left
     second_text_first = task == question_answering.TASK and tokenizer.padding_side == "left"
     single, pair = read_templates(source, tokenizer, second_text_first=second_text_first)
     texts, expected = [part.text for part in pair if isinstance(part, TextPart)], ["b", "a"] if second_text_first else ["a", "b"]
     if texts != expected:
-        raise CheckpointError(
-            f"the tokenizer of `{source}` does not put each text of a pair once and in order ({', '.join(expected)}), but {texts}; "
-            "save it with another template."
-        )
+        raise CheckpointError(f"the tokenizer of `{source}` puts the texts of a pair as {texts}, not {expected}; change its template.")
     chosen = choose_token_types(
         source,
         model,
@@ -220,14 +199,7 @@ def _templates(files: SourceFiles, task: Task, model: PreTrainedModel, tokenizer
         version=None if files.adapter else model.config.transformers_version,  # of an adapter, only the base model's version is known
         requested=options.token_types,
     )
-    return type_templates(source, model, single, pair, chosen, needs_pairs=record.needs_pairs or judges_pairs(model))
-
-
-def _with_layers(embedding: Embedding, model: PreTrainedModel, tokenizer: Any, options: LoadOptions) -> Embedding:
-    """Makes the model return the requested layers; returns the settings of vectors with these layers."""
-    graph_layers, numbers = choose_layers(model, tokenizer, options.layers)
-    defaults = {} if options.combine is None else {"default_layers": numbers, "combine": options.combine}
-    return embedding.model_copy(update={"layers": graph_layers} | defaults)
+    return *type_templates(source, model, single, pair, chosen, needs_pairs=record.needs_pairs or judges_pairs(model)), chosen
 
 
 def _check_vocabulary(source: str, model: PreTrainedModel, vocabulary: int) -> None:
@@ -238,8 +210,7 @@ def _check_vocabulary(source: str, model: PreTrainedModel, vocabulary: int) -> N
     rows = embeddings.weight.shape[0]
     if vocabulary > rows:
         raise CheckpointError(
-            f"the tokenizer of `{source}` has {vocabulary} tokens, but the embedding has only {rows} rows; save "
-            "the tokenizer that the model was trained with next to it."
+            f"the tokenizer of `{source}` has {vocabulary} tokens, but the embedding has only {rows} rows; add the model's own tokenizer."
         )
 
 
@@ -249,31 +220,23 @@ def _padding(source: str, model: PreTrainedModel, tokenizer: Any, inputs: tuple[
         return find_padding(model, tokenizer, [spec.name for spec in inputs], max_length)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
         raise CheckpointError(
-            f"{type(model).__name__} of `{source}` fails on the inputs of its tokenizer: {type(error).__name__}: {error}; fix the checkpoint; "
-            "bert-export may also not support its kind, such as a decoder whose inputs cannot be made from a text."
+            f"{type(model).__name__} of `{source}` fails on the inputs of its tokenizer, or its kind is not supported: "
+            f"{type(error).__name__}: {error}."
         ) from error
 
 
 def _usable_length(source: str, task: Task, model: PreTrainedModel, limit: int) -> int:
-    """Returns the maximum length in tokens: from the position table, without RoBERTa's rows for padding, or a limit of the checkpoint.
-
-    Raises:
-        CheckpointError: It is too short for the task.
-    """
-    tables = [
-        m
-        for name, m in model.named_modules()
-        if name.endswith("position_embeddings") and isinstance(getattr(m, "weight", None), torch.Tensor)
-    ]
+    """Returns the maximum length in tokens: from the position table, without RoBERTa's rows for padding, or a limit of the checkpoint."""
     # `padding_idx` identifies a table, because some models have their own class for it
-    rows = [m.weight.shape[0] - (0 if m.padding_idx is None else m.padding_idx + 1) for m in tables if hasattr(m, "padding_idx")]
+    tables = [table for name, table in model.named_modules() if name.endswith("position_embeddings")]
+    tables = [table for table in tables if hasattr(table, "padding_idx") and hasattr(table, "weight")]
+    rows = [table.weight.shape[0] - (0 if table.padding_idx is None else table.padding_idx + 1) for table in tables]
     lengths = [*rows, getattr(model.config, "max_position_embeddings", None), limit]
     # transformers stores "no limit" as -1 or as 10^30
     max_length = int(min((length for length in lengths if length and 0 < length < 10**9), default=DEFAULT_LENGTH))
     if max_length < TASKS[task].min_length:
         raise CheckpointError(
-            f"`{source}` has a usable length of {max_length} tokens, including special tokens, but {task} needs "
-            f"{TASKS[task].min_length}; check the position table (`max_position_embeddings`), and the lengths in tokenizer_config.json "
-            "and sentence_bert_config.json, or fix --task."
+            f"`{source}` has a usable length of {max_length} tokens, but {task} needs {TASKS[task].min_length}; check "
+            "`max_position_embeddings`, the lengths in tokenizer_config.json and sentence_bert_config.json, and --task."
         )
     return max_length

@@ -31,23 +31,14 @@ _TASKS = {"SEQ_CLS": classify.TASK, "TOKEN_CLS": token_classification.TASK, "QUE
 
 # Settings of peft 0.21 that can have any value: settings that are read here, or follow from the tensors' names and shapes, and those about
 # the training, which do not affect the trained adapter.
-_ANY = {
-    *(
-        "task_type",
-        "base_model_name_or_path",
-        "revision",
-        "lora_alpha",
-        "r",
-        "rank_pattern",
-        "target_modules",
-        "modules_to_save",
-    ),
+_FREE_SETTINGS = {
+    *("task_type", "base_model_name_or_path", "revision", "lora_alpha", "r", "rank_pattern", "target_modules", "modules_to_save"),
     *("auto_mapping", "eva_config", "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform", "lora_dropout"),
     *("megatron_core", "peft_version", "qalora_group_size", "runtime_config"),
 }
 # Settings that affect the merge, with their supported values. All others must be off, because an unknown setting may
 # affect it too; peft writes unused settings as null, false or empty.
-_UNDERSTOOD: dict[str, tuple[Any, ...]] = {
+_SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", "all", "lora_only", None),
     # the initialization; other values, such as pissa and olora, also change the model's weights
@@ -55,7 +46,7 @@ _UNDERSTOOD: dict[str, tuple[Any, ...]] = {
     "use_dora": (True, False, None),
     "use_rslora": (True, False, None),
 }
-_OFF: tuple[Any, ...] = (None, False, {}, [], "")
+_UNUSED_VALUES: tuple[Any, ...] = (None, False, {}, [], "")
 
 # peft's names of the trained tensors of a linear layer: float [rank, inputs], float [outputs, rank], and DoRA's lengths of the rows of the
 # merged matrix, float [outputs]
@@ -97,56 +88,57 @@ class LoraAdapter:
         return counts.pop() if len(counts) == 1 else None
 
     def merge(self, model: PreTrainedModel) -> set[str]:
-        """Merges the adapter into a model, in place, and returns the names of the parameters that it replaced.
-
-        Raises:
-            CheckpointError: The adapter does not match the model.
-        """
-        parameters = dict(model.named_parameters(remove_duplicate=False))
-        self._check_shapes(model, parameters)
-        self._check_shared_weights(model, parameters)
-        _merge_with_peft(self, model)
-        with torch.no_grad():
-            for name, tensor in self.full_parameters.items():
-                parameters[name].copy_(tensor)
+        """Merges the adapter into a model, in place, and returns the names of the parameters that it replaced."""
+        self._check_shared_weights(model)
+        try:
+            unexpected = [*self._merge_updates(model), *model.load_state_dict(self.full_parameters, strict=False).unexpected_keys]
+            reason = f"the model has no `{unexpected[0]}`" if unexpected else ""
+        except (RuntimeError, ValueError) as error:  # other shapes, or updates of layers that are not linear
+            reason = " ".join(str(error).split())
+        if reason:
+            raise CheckpointError(
+                f"the adapter `{self.folder.name}` does not fit {type(model).__name__}: {reason}; give its own base model and --task."
+            )
         return set(self.full_parameters)
 
-    def _check_shapes(self, model: PreTrainedModel, parameters: dict[str, torch.nn.Parameter]) -> None:
-        """Refuses changes of parameters that the model lacks, or has with other shapes."""
-        shapes = {f"{name}.weight": (*update[_B].shape[:1], *update[_A].shape[1:]) for name, update in self.updates.items()}
-        for name, shape in (shapes | {name: tuple(tensor.shape) for name, tensor in self.full_parameters.items()}).items():
-            if name not in parameters or parameters[name].shape != shape:
-                raise CheckpointError(
-                    f"the adapter `{self.folder.name}` changes `{name}` of shape {list(shape)}, which {type(model).__name__} has "
-                    f"{'as ' + str(list(parameters[name].shape)) if name in parameters else 'not'}; it was trained on another model than "
-                    f"`{self.base_model}`, or for another --task."
-                )
+    def _merge_updates(self, model: PreTrainedModel) -> list[str]:
+        """Merges the updates of linear layers; returns the names of those that the model lacks."""
+        if not self.updates:
+            return []
+        # importing peft takes seconds, and it is optional
+        from peft import LoraConfig
+        from peft.tuners.lora import LoraModel
+        from peft.utils import set_peft_model_state_dict
 
-    def _check_shared_weights(self, model: PreTrainedModel, parameters: dict[str, torch.nn.Parameter]) -> None:
+        config = LoraConfig(
+            target_modules="|".join(map(re.escape, self.updates)),  # a string is a regular expression for the whole name of a layer
+            rank_pattern={f"^{re.escape(name)}": len(update[_A]) for name, update in self.updates.items()},
+            **self.scaling,
+        )
+        tuner = LoraModel(model, {"default": config}, "default")
+        tensors = {f"model.{name}.{part}": tensor for name, update in self.updates.items() for part, tensor in update.items()}
+        unexpected: list[str] = set_peft_model_state_dict(tuner, tensors).unexpected_keys
+        tuner.merge_and_unload()
+        return unexpected
+
+    def _check_shared_weights(self, model: PreTrainedModel) -> None:
         """Refuses to change a matrix in one of two places, such as the embedding of a language model: peft trained a copy for one of them.
 
         A shared bias was trained as one parameter, and stays shared.
         """
-        names: dict[torch.nn.Parameter, list[str]] = {}
-        for name, parameter in parameters.items():
-            names.setdefault(parameter, []).append(name)
+        parameters = dict(model.named_parameters(remove_duplicate=False))
         for name in (*(f"{layer}.weight" for layer in self.updates), *self.full_parameters):
-            aliases = [alias for alias in names[parameters[name]] if alias != name]
-            if aliases and parameters[name].ndim > 1:
+            matrix = parameters.get(name)
+            aliases = [alias for alias, other in parameters.items() if other is matrix and alias != name]
+            if matrix is not None and aliases and matrix.ndim > 1:
                 raise CheckpointError(
-                    f"the adapter `{self.folder.name}` changes only `{name}`, which {type(model).__name__} shares with "
-                    f"`{aliases[0]}`; this is not supported: merge the adapter with peft, and export a checkpoint in which "
-                    "the two are separate (`tie_word_embeddings`)."
+                    f"the adapter `{self.folder.name}` changes only `{name}`, which {type(model).__name__} shares with `{aliases[0]}`; "
+                    "merge it with peft into a checkpoint in which the two are separate (`tie_word_embeddings`)."
                 )
 
 
 def read_adapter(folder: Path) -> LoraAdapter | None:
-    """Returns the adapter in a folder, or None if there is none.
-
-    Raises:
-        CheckpointError: It cannot be read, or is neither LoRA nor DoRA; the message names the unsupported setting.
-        MissingPackageError: peft is not installed.
-    """
+    """Returns the adapter in a folder, or None if there is none."""
     if not (folder / CONFIG_FILE).is_file():
         return None
     config = read_object(folder / CONFIG_FILE)
@@ -171,21 +163,14 @@ def read_adapter(folder: Path) -> LoraAdapter | None:
 
 def _check_settings(folder: Path, config: dict[str, Any]) -> None:
     """Refuses adapters other than LoRA, unsupported settings, and a missing name of the base model."""
-    for setting in sorted({"peft_type", *config} - _ANY):
-        if config.get(setting) not in _UNDERSTOOD.get(setting, _OFF):
-            raise CheckpointError(
-                f"the adapter `{folder.name}` has `{setting}` = {config.get(setting)!r:.80}, "
-                "which is not supported; merge it with peft and export the result."
-            )
+    for setting in sorted({"peft_type", *config} - _FREE_SETTINGS):
+        if config.get(setting) not in _SUPPORTED_VALUES.get(setting, _UNUSED_VALUES):
+            raise CheckpointError(f"the adapter `{folder.name}` has `{setting}` = {config.get(setting)!r:.80}; merge it with peft first.")
     alpha = config.get("lora_alpha")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float):
-        raise CheckpointError(
-            f"the adapter `{folder.name}` has `lora_alpha` = {alpha!r} in {CONFIG_FILE}, which must be a number; save it again."
-        )
+        raise CheckpointError(f"the adapter `{folder.name}` has `lora_alpha` = {alpha!r} in {CONFIG_FILE}, which must be a number.")
     if not config.get("base_model_name_or_path"):
-        raise CheckpointError(
-            f"the adapter `{folder.name}` does not name the model that it was trained on; set `base_model_name_or_path` in {CONFIG_FILE}."
-        )
+        raise CheckpointError(f"the adapter `{folder.name}` names no base model; set `base_model_name_or_path` in {CONFIG_FILE}.")
 
 
 def _sort_tensors(
@@ -212,27 +197,4 @@ def _sort_tensors(
         if update.keys() != part_names:
             missing = ", ".join(sorted(part_names - update.keys()))
             raise CheckpointError(f"the adapter `{folder.name}` lacks `{missing}` of `{layer}`; save it again.")
-        a, b = update[_A], update[_B]
-        if a.ndim != 2 or b.ndim != 2 or b.shape[1] != len(a) or (use_dora and update[_MAGNITUDE].shape != b.shape[:1]):
-            raise CheckpointError(f"the adapter `{folder.name}` has tensors of `{layer}` whose shapes do not match; save it again.")
     return updates, full_parameters
-
-
-def _merge_with_peft(adapter: LoraAdapter, model: PreTrainedModel) -> None:
-    if not adapter.updates:
-        return
-    # importing peft takes seconds, and it is optional
-    from peft import LoraConfig
-    from peft.tuners.lora import LoraModel
-    from peft.utils import set_peft_model_state_dict
-
-    config = LoraConfig(
-        target_modules="|".join(map(re.escape, adapter.updates)),  # a string is a regular expression for the whole name of a layer
-        rank_pattern={f"^{re.escape(name)}": len(update[_A]) for name, update in adapter.updates.items()},
-        **adapter.scaling,
-    )
-    tuner = LoraModel(model, {"default": config}, "default")
-    tensors = {f"model.{name}.{part}": tensor for name, update in adapter.updates.items() for part, tensor in update.items()}
-    unexpected = set_peft_model_state_dict(tuner, tensors).unexpected_keys
-    assert not unexpected, unexpected  # the layers were checked above
-    tuner.merge_and_unload()

@@ -38,9 +38,11 @@ def patch_for_tracing(model: PreTrainedModel, length: int) -> Iterator[None]:
         # it checks a condition on values, which a tracer cannot evaluate
         "torch_compilable_check": lambda _: lambda *arguments, **options: None,
     }
+    classes = {type(module) for module in model.modules() if type(module).__module__.startswith("transformers.models.")}
+    owners: list[Any] = sorted({sys.modules[cls.__module__] for cls in classes} | classes, key=str)
     with ExitStack() as stack:
         stack.enter_context(_LastOfEachRow())
-        for owner in _owners(model):
+        for owner in owners:
             for name, replace in replacements.items():
                 original = vars(owner).get(name)
                 if original is not None:
@@ -48,12 +50,6 @@ def patch_for_tracing(model: PreTrainedModel, length: int) -> Iterator[None]:
                     replacement = replace(original.__func__ if is_static else original)
                     stack.enter_context(mock.patch.object(owner, name, staticmethod(replacement) if is_static else replacement))
         yield
-
-
-def _owners(model: PreTrainedModel) -> list[Any]:
-    """Returns the distinct classes of a model's modules, and the Python modules that define them."""
-    classes = {type(module) for module in model.modules() if type(module).__module__.startswith("transformers.models.")}
-    return sorted({sys.modules[cls.__module__] for cls in classes} | classes, key=str)
 
 
 def _tabulate(bucket: Callable[..., torch.Tensor], length: int) -> Callable[..., torch.Tensor]:

@@ -25,16 +25,11 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 from transformers.modeling_outputs import ModelOutput
 
 from bertserve.export.checkpoint.checkpoint import Checkpoint
-from bertserve.export.checkpoint.fast_tokenizer import (
-    describe_tokenizer,
-    read_templates,
-    tokenizer_json,
-    vocabulary_size,
-)
+from bertserve.export.checkpoint.fast_tokenizer import describe_tokenizer, read_templates, tokenizer_json, vocabulary_size
 from bertserve.export.checkpoint.padding import find_padding
 from bertserve.export.checkpoint.signature import INPUTS, graph_outputs
 from bertserve.export.checkpoint.task_head import read_activation, read_labels
-from bertserve.export.checkpoint.token_types import TYPE_IDS, TypedTemplates
+from bertserve.export.checkpoint.token_types import TYPE_IDS
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.service.bundle.manifest import Embedding, Pooling, Source
@@ -100,11 +95,7 @@ class _Module(PreTrainedModel):  # type: ignore[misc]  # untyped in transformers
 
 
 def load_module(reference: str) -> Checkpoint:
-    """Runs `FILE:FACTORY`, a Python file and its function without parameters that returns a ModuleSpec; returns its module as a checkpoint.
-
-    Raises:
-        CheckpointError: The file or function does not exist, the function fails, or the parts of its result do not match.
-    """
+    """Runs `FILE:FACTORY`, a Python file and its function that returns a ModuleSpec; returns its module as a checkpoint."""
     path, factory = _split(reference)
     spec = _call(path, factory)
     spec_tokenizer = _load_tokenizer(path, spec)
@@ -134,11 +125,10 @@ def load_module(reference: str) -> Checkpoint:
         raise
     except Exception as error:  # the user's code can raise any error
         raise CheckpointError(
-            f"the module of `{reference}` fails on ids of its tokenizer, which are at most {last_id}, or on a text of up to {spec.max_length} tokens: "
-            f"{type(error).__name__}: {error}; `max_length` must be a length that it supports."
+            f"the module of `{reference}` fails on ids of at most {last_id}, or on a text of up to {spec.max_length} tokens: "
+            f"{type(error).__name__}: {error}."
         ) from error
-    templates = TypedTemplates(single, pair, "template" if TYPE_IDS in names else None)
-    tokenizer_spec = describe_tokenizer(spec_tokenizer, templates, padding, max_length=spec.max_length)
+    tokenizer_spec = describe_tokenizer(spec_tokenizer, single, pair, padding, max_length=spec.max_length)
     embedding = Embedding(pooling=spec.pooling, normalize=False, dimensions=width) if task.embeds else None
     return Checkpoint(
         origin=Source(
@@ -146,7 +136,7 @@ def load_module(reference: str) -> Checkpoint:
             revision=None,
             weights_sha256=_digest(spec.module),
             versions={},
-            token_types=templates.token_types,
+            token_types="template" if TYPE_IDS in names else None,
         ),
         model=model,
         task=spec.task,
@@ -203,9 +193,7 @@ def _load_tokenizer(path: Path, spec: ModuleSpec) -> Any:
     vocabulary = tokenizer.get_vocab()
     for name, token in special.items():
         if token not in vocabulary:
-            raise CheckpointError(
-                f"`{name}` of the module is `{token}`, which the tokenizer `{file}` does not have; name one of its tokens."
-            )
+            raise CheckpointError(f"`{name}` of the module is `{token}`, which is not a token of `{file}`; name one of its tokens.")
         setattr(tokenizer, name, token)
     tokenizer.model_max_length = spec.max_length
     return tokenizer
@@ -223,8 +211,8 @@ def _check_outputs(reference: str, spec: ModuleSpec, model: _Module, names: list
         expected = (2, *tail) if output.kind == "per_text" else (2, 5, *tail)
         if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.float32 or tuple(tensor.shape) != expected:
             raise CheckpointError(
-                f"the module of `{reference}` gives `{output.name}` of {tensor.dtype} {list(tensor.shape)} for 2 rows "
-                f"of 5 tokens; {spec.task} with {width} labels needs torch.float32 {list(expected)}."
+                f"the module of `{reference}` gives `{output.name}` of {tensor.dtype} {list(tensor.shape)} for 2 rows of 5 tokens, but "
+                f"{spec.task} with {width} labels needs torch.float32 {list(expected)}."
             )
     return int(outputs[task.outputs[0].name].shape[-1])
 

@@ -17,7 +17,6 @@ from bertserve.export.errors import CheckpointError
 from bertserve.service.bundle.manifest import Side, SpecialPart, TemplatePart
 
 Padding = tuple[int, Side]  # the token id and the side of padding
-SIDES: tuple[Side, ...] = ("right", "left")
 
 
 def settle_pad_token(source: str, model: PreTrainedModel, tokenizer: Any, parts: Sequence[TemplatePart]) -> None:
@@ -25,9 +24,6 @@ def settle_pad_token(source: str, model: PreTrainedModel, tokenizer: Any, parts:
 
     Without one, transformers reads the last position, and takes one text at a time. No template contains the chosen token; otherwise the
     last token of a text would be taken for padding, and another token would be read.
-
-    Raises:
-        CheckpointError: There is neither a padding token nor a special token that can replace it.
     """
     config = model.config.get_text_config()
     configured_id = config.pad_token_id
@@ -39,10 +35,7 @@ def settle_pad_token(source: str, model: PreTrainedModel, tokenizer: Any, parts:
     order = (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id, tokenizer.bos_token_id, *tokenizer.all_special_ids)
     free_id = next((id_ for id_ in order if id_ is not None and id_ not in template and _is_row(id_, model)), None)
     if free_id is None:
-        raise CheckpointError(
-            f"the tokenizer of `{source}` has no padding token, and no other special token that texts do not use; "
-            "set `pad_token` and save it again."
-        )
+        raise CheckpointError(f"the tokenizer of `{source}` has no padding token, nor another unused special token; set `pad_token`.")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(free_id)
     if configured_id is None:
@@ -50,22 +43,16 @@ def settle_pad_token(source: str, model: PreTrainedModel, tokenizer: Any, parts:
 
 
 def refuse_ordinary_padding(source: str, tokenizer: Any, pad_id: int, texts: Iterable[str]) -> None:
-    """Refuses a padding token that ordinary texts contain, because the service reads it as unknown text there.
-
-    Raises:
-        CheckpointError: A text contains the token.
-    """
+    """Refuses a padding token that ordinary texts contain, because the service reads it as unknown text there."""
     if pad_id == tokenizer.unk_token_id:
         return
     texts = [*texts, " ".join(string.printable)]
     encodings = tokenizer(texts, add_special_tokens=False)["input_ids"]
     example = next((text for text, ids in zip(texts, encodings, strict=True) if pad_id in ids), None)
     if example is not None:
-        token = tokenizer.convert_ids_to_tokens(pad_id)
         raise CheckpointError(
-            f"the padding token of `{source}` is `{token}` (id {pad_id}), which is an ordinary token, such as "
-            f"in `{example[:60]}`; set `pad_token` to a token that no text has, and `pad_token_id` in config.json "
-            "to its id."
+            f"the padding token of `{source}`, `{tokenizer.convert_ids_to_tokens(pad_id)}` (id {pad_id}), is an ordinary token, such as in "
+            f"`{example[:60]}`; set `pad_token` to a token that no text has, and `pad_token_id` in config.json to its id."
         )
 
 
@@ -78,7 +65,8 @@ def find_padding(model: PreTrainedModel, tokenizer: Any, names: Sequence[str], m
     """
     configured_id = model.config.get_text_config().pad_token_id
     ids = dict.fromkeys(id_ for id_ in (tokenizer.pad_token_id, configured_id) if _is_row(id_, model))
-    paddings = ((id_, side) for side in SIDES for id_ in ids if _tolerates(model, tokenizer, names, max_length, (id_, side)))
+    sides: tuple[Side, ...] = ("right", "left")
+    paddings = ((id_, side) for side in sides for id_ in ids if _tolerates(model, tokenizer, names, max_length, (id_, side)))
     return next(paddings, (tokenizer.pad_token_id, tokenizer.padding_side))
 
 

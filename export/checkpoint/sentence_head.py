@@ -10,7 +10,6 @@ Padding can be on either side. sentence-transformers gives the same vectors, bec
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -26,7 +25,6 @@ from bertserve.export.checkpoint.sentence_transformers import (
     NORMALIZE,
     POOLING,
     TRANSFORMER,
-    ModuleEntry,
     SentenceSettings,
     SettingsFile,
     read_modules,
@@ -68,12 +66,7 @@ POOLINGS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.T
 
 
 class SentenceHead(torch.nn.Module):
-    """Poolings, whose vectors are put side by side, and further steps.
-
-    Attributes:
-        poolings: Names of the poolings.
-        width: Values of the vector.
-    """
+    """Poolings, whose vectors are put side by side, and further steps, which give vectors of `width` values."""
 
     def __init__(self, poolings: Sequence[str], steps: Sequence[torch.nn.Module], width: int) -> None:
         super().__init__()
@@ -107,30 +100,25 @@ class _Normalize(torch.nn.Module):
 
 
 def read_embedding(folder: Path, settings: SentenceSettings, dimensions: int) -> tuple[Embedding, SentenceHead | None]:
-    """Returns the manifest's entry for vectors of the last layer, and the part of the graph after the encoder, if the service cannot do it.
-
-    Raises:
-        CheckpointError: A file is broken, or needs an unsupported feature.
-    """
-    entries = [entry for entry in read_modules(folder) if entry.kind != TRANSFORMER]
-    kinds = [entry.kind for entry in entries]
+    """Returns the manifest's entry for vectors of the last layer, and what the graph does after the encoder, if the service cannot."""
+    modules = [module for module in read_modules(folder) if module[0] != TRANSFORMER]
+    kinds = [kind for kind, _ in modules]
     if kinds and (kinds[0] != POOLING or not {DENSE, NORMALIZE}.issuperset(kinds[1:])):
         raise CheckpointError(
-            f"`{folder / MODULES_FILE}` has the steps {', '.join(kinds)}; supported is one {POOLING} after the {TRANSFORMER}, and then {DENSE} "
-            f"and {NORMALIZE}."
+            f"`{folder / MODULES_FILE}` has the steps {', '.join(kinds)}; supported is one {POOLING} after the {TRANSFORMER}, and then "
+            f"{DENSE} and {NORMALIZE}."
         )
-    poolings = _read_poolings(entries[0].folder / "config.json", settings) if entries else ("cls",)
+    poolings = _read_poolings(modules[0][1] / "config.json", settings) if modules else ("cls",)
     # sentence-transformers cuts vectors after it normalizes them, and does not normalize them again
     ends_normal = kinds[-1:] == [NORMALIZE] and settings.truncate_dim is None
-    width, steps = len(poolings) * dimensions, []
-    for entry in entries[1:]:
-        if entry.kind == NORMALIZE:
-            _VectorFile.read(entry.folder / "config.json")
-            step: torch.nn.Module = _Normalize()
+    width, steps = len(poolings) * dimensions, list[torch.nn.Module]()
+    for kind, module_folder in modules[1:]:
+        config = _StepFile.read(module_folder / "config.json")
+        if kind == NORMALIZE:
+            steps.append(_Normalize())
         else:
-            step = dense = _read_dense(entry, width)
-            width = dense.linear.out_features
-        steps.append(step)
+            steps.append(_read_dense(module_folder, config, width))
+            width = config.out_features
     steps = steps[: len(steps) - ends_normal]
     in_service = not steps and len(poolings) == 1 and poolings[0] in get_args(Pooling)
     embedding = Embedding(
@@ -178,16 +166,14 @@ class _PoolingFile(SettingsFile):
         return mode if isinstance(mode, list) else [mode]
 
 
-class _VectorFile(SettingsFile):
-    """The settings of a module that reads and writes the text's vector, by sentence-transformers' name of it."""
+class _StepFile(SettingsFile):
+    """The settings of a Dense or Normalize, which read and write the text's vector, by sentence-transformers' name of it."""
 
     module_input_name: Literal["sentence_embedding"] = "sentence_embedding"
     module_output_name: Literal["sentence_embedding"] = "sentence_embedding"
-
-
-class _DenseFile(_VectorFile):
-    in_features: int
-    out_features: int
+    # of a Dense only
+    in_features: int = 0
+    out_features: int = 0
     bias: bool = True
     activation_function: str = "torch.nn.Tanh"
     use_residual: bool = False
@@ -205,24 +191,22 @@ def _read_poolings(path: Path, settings: SentenceSettings) -> Sequence[str]:
     return poolings
 
 
-def _read_dense(entry: ModuleEntry, width: int) -> _Dense:
+def _read_dense(folder: Path, config: _StepFile, width: int) -> _Dense:
     """Returns a Dense module for vectors of this width."""
-    config = _DenseFile.read(entry.folder / "config.json")
     package, _, function = config.activation_function.rpartition(".")
     if not package.startswith("torch.nn") or function not in _FUNCTIONS:
         raise CheckpointError(
-            f"`activation_function` in `{entry.folder / 'config.json'}` is {json.dumps(config.activation_function)}; supported are "
-            f"{', '.join(_FUNCTIONS)} of `torch.nn`."
+            f"`activation_function` in `{folder / 'config.json'}` is `{config.activation_function}`; supported are {', '.join(_FUNCTIONS)} "
+            "of `torch.nn`."
         )
     if config.in_features != width:
         raise CheckpointError(
-            f"`in_features` in `{entry.folder / 'config.json'}` is {config.in_features}, but the step before it gives vectors of {width} values; "
-            "copy the whole checkpoint."
+            f"`in_features` in `{folder / 'config.json'}` is {config.in_features}, but the step before it gives {width} values; fix it."
         )
     dense = _Dense(width, config.out_features, getattr(torch.nn, function)(), bias=config.bias, use_residual=config.use_residual)
-    path = find_weights(str(entry.folder), entry.folder)[0]
+    path = find_weights(str(folder), folder)[0]
     try:
-        dense.load_state_dict(read_weights(str(entry.folder), path))
+        dense.load_state_dict(read_weights(str(folder), path))
     except RuntimeError as error:
         raise CheckpointError(f"the weights `{path}` do not match the config.json next to them: {error}.") from error
     if not all(torch.isfinite(weight).all() for weight in dense.parameters()):

@@ -5,14 +5,8 @@
     sentence_bert_config.json           the length in tokens, and other settings of the Transformer
     config_sentence_transformers.json   prompts, truncation and similarity of vectors, and the function of a cross-encoder
 
-`modules.json` has the folder of each module:
-
-    [{"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"},
-     {"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
-
-The path of the Transformer is empty if the model is in the folder of `modules.json`. Older checkpoints have it in a subfolder
-`0_Transformer`, with tokenizer and length; a `config.json` next to `modules.json` is then not the model's. Older files with the length have
-the model's name, such as `sentence_roberta_config.json`.
+Older checkpoints have the Transformer in a subfolder `0_Transformer`, with tokenizer and length; a `config.json` next to `modules.json` is
+then not the model's. Older files with the length have the model's name, such as `sentence_roberta_config.json`.
 
 An unknown setting may change the answers, so it is refused, and so is an unsupported value of a known one. `sentence_head.py` reads the
 modules after the Transformer.
@@ -22,7 +16,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PositiveInt, ValidationError, ValidationInfo, field_validator
 
@@ -50,18 +44,14 @@ class SettingsFile(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Reads a file; all settings have their defaults if there is none.
-
-        Raises:
-            CheckpointError: It is not a JSON object, or has an unknown setting or an unsupported value.
-        """
+        """Reads a file; all settings have their defaults if there is none."""
         try:
             return cls.model_validate({name: value for name, value in read_object(path).items() if value is not None})
         except ValidationError as error:
             first = error.errors()[0]
             raise CheckpointError(
-                f"`{path}` cannot be used, because its settings may change the answers: {fault(first)} (it is {json.dumps(first['input'])}); fix it, "
-                "or remove it if it changes nothing."
+                f"`{path}` cannot be used, because its settings may change the answers: {fault(first)} (it is "
+                f"{json.dumps(first['input'])}); fix it, or remove it if it changes nothing."
             ) from error
 
 
@@ -126,46 +116,39 @@ class TransformerSettings(SettingsFile):
         return value
 
 
-class ModuleEntry(NamedTuple):
-    """One entry of `modules.json`: the last part of its type, such as `Pooling`, and the folder of its files, if any."""
-
-    kind: str
-    folder: Path
-
-
-def read_modules(folder: Path) -> tuple[ModuleEntry, ...]:
-    """Reads the modules of a checkpoint; empty without a `modules.json`.
-
-    Raises:
-        CheckpointError: `modules.json` is broken, or names a folder outside of the checkpoint or code of its own.
-    """
+def read_modules(folder: Path) -> list[tuple[str, Path]]:
+    """Returns the kind of each module of a checkpoint, such as `Pooling`, and its folder; empty without a `modules.json`."""
     entries = _read_json(folder / MODULES_FILE, [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise CheckpointError(f"`{folder / MODULES_FILE}` is not a list of modules; download it again.")
-    return tuple(_entry(folder, str(entry.get("type", "")), str(entry.get("path", ""))) for entry in entries)
+    modules = []
+    for entry in entries:
+        package, _, kind = str(entry.get("type", "")).rpartition(".")
+        path = PurePosixPath(str(entry.get("path", "")))
+        if package and package.partition(".")[0] != "sentence_transformers":
+            raise CheckpointError(
+                f"`{folder / MODULES_FILE}` has the module `{package}.{kind}`, which is code of the checkpoint and never run; write a "
+                "PyTorch module of your own and export it with --module."
+            )
+        if path.is_absolute() or ".." in path.parts:
+            raise CheckpointError(f"`{folder / MODULES_FILE}` names `{path}`, which is outside of the checkpoint; name a folder inside it.")
+        modules.append((kind, folder / path))
+    return modules
 
 
 def find_transformer(folder: Path) -> Path:
-    """Returns the folder of a checkpoint's model: its own folder, or the one that `modules.json` names.
-
-    Raises:
-        CheckpointError: `modules.json` is broken, or names several models or a folder that does not exist.
-    """
-    folders = [entry.folder for entry in read_modules(folder) if entry.kind == TRANSFORMER] or [folder]
+    """Returns the folder of a checkpoint's model: its own folder, or the one that `modules.json` names."""
+    folders = [path for kind, path in read_modules(folder) if kind == TRANSFORMER] or [folder]
     if len(folders) > 1:
         names = ", ".join(f"`{path.name}`" for path in folders)
-        raise CheckpointError(f"`{folder / MODULES_FILE}` has {len(folders)} Transformer modules ({names}); only one is supported.")
+        raise CheckpointError(f"`{folder / MODULES_FILE}` has {len(folders)} Transformer modules, {names}; only one is supported.")
     if not folders[0].is_dir():
         raise CheckpointError(f"the folder `{folders[0]}`, which {MODULES_FILE} names, is missing; copy the whole checkpoint.")
     return folders[0]
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Returns the JSON object in a file; empty if there is no such file.
-
-    Raises:
-        CheckpointError: It is not a JSON object, or cannot be read.
-    """
+    """Returns the JSON object in a file; empty if there is no such file."""
     document = _read_json(path, {})
     if not isinstance(document, dict):
         raise CheckpointError(f"`{path}` is not a JSON object; download it again.")
@@ -179,25 +162,8 @@ def _read_json(path: Path, default: Any) -> Any:
         raise CheckpointError(f"`{path}` cannot be read: {error}.") from error
 
 
-def _entry(folder: Path, kind: str, path: str) -> ModuleEntry:
-    package, _, name = kind.rpartition(".")
-    if package and package.partition(".")[0] != "sentence_transformers":
-        raise CheckpointError(
-            f"`{folder / MODULES_FILE}` has the module `{kind}`, which is code of the checkpoint and never run; write a PyTorch module of "
-            "your own and export it with --module."
-        )
-    parts = PurePosixPath(path)
-    if parts.is_absolute() or ".." in parts.parts:
-        raise CheckpointError(f"`{folder / MODULES_FILE}` names `{path}`, which is outside of the checkpoint; name a folder inside it.")
-    return ModuleEntry(name, folder / parts)
-
-
 def read_transformer_settings(folder: Path) -> TransformerSettings:
-    """Reads the settings of the Transformer in a folder.
-
-    Raises:
-        CheckpointError: The file is broken, or has an unsupported setting.
-    """
+    """Reads the settings of the Transformer in a folder."""
     path = folder / "sentence_bert_config.json"
     if not path.is_file():  # if there are several other files, it is the same one as in sentence-transformers
         path = next(iter(sorted(folder.glob("sentence_*_config.json"))), path)
@@ -208,17 +174,11 @@ def check_cross_encoder(folder: Path, settings: SentenceSettings) -> None:
     """Refuses modules after a model with a head, and a prompt that sentence-transformers puts before its texts.
 
     The modules of vectors do not belong to the head, if its encoder also has vectors.
-
-    Raises:
-        CheckpointError: There is such a module or prompt.
     """
-    kinds = [entry.kind for entry in read_modules(folder)]
-    if POOLING not in kinds and (others := [kind for kind in kinds if kind != TRANSFORMER]):
+    kinds = {kind for kind, _ in read_modules(folder)}
+    if POOLING not in kinds and kinds - {TRANSFORMER}:
         raise CheckpointError(
-            f"`{folder / MODULES_FILE}` has the module `{others[0]}`, which is not supported for this task; only {TRANSFORMER} is."
+            f"`{folder / MODULES_FILE}` has the modules {', '.join(sorted(kinds))}; this task supports only {TRANSFORMER}."
         )
     if settings.default_prompt is not None and settings.prompts[settings.default_prompt]:
-        raise CheckpointError(
-            f"`default_prompt_name` in `{folder / SETTINGS_FILE}` is {json.dumps(settings.default_prompt)}, but prompts are only supported for "
-            "embeddings; remove it."
-        )
+        raise CheckpointError(f"`{folder / SETTINGS_FILE}` has `default_prompt_name`, but only embeddings have prompts; remove it.")

@@ -37,9 +37,6 @@ def model_inputs(model: PreTrainedModel, tokenizer: Any, token_types: TokenTypes
     """Returns the inputs of a model that its tokenizer provides, in the order of the model's `forward`.
 
     `token_types` decides about token types, because the tokenizer's class may give others than those that the model was trained with.
-
-    Raises:
-        CheckpointError: The model does not read token ids, or the tokenizer has an input that is not in `INPUTS`.
     """
     parameters = inspect.signature(model.forward).parameters
     if model.main_input_name not in INPUTS:
@@ -81,9 +78,6 @@ def choose_layers(model: PreTrainedModel, tokenizer: Any, layers: Layers) -> tup
     Returns:
         The layers of the manifest: the name, or numbers counted from 0, ascending, including the last layer; and the requested layers in
         their order, with these numbers, or negative ones for a name.
-
-    Raises:
-        CheckpointError: The model lacks a layer, or a layer has another shape than the last one.
     """
     if layers == "last":
         return layers, (-1,)
@@ -92,30 +86,20 @@ def choose_layers(model: PreTrainedModel, tokenizer: Any, layers: Layers) -> tup
     model.config.output_hidden_states = True
     if layers == "last_four":
         return layers, tuple(range(-LAST_FOUR, 0))
-    depth = _depth(model, tokenizer)
+    with torch.no_grad():
+        outputs: Any = model(input_ids=torch.tensor([tokenizer("a")["input_ids"]]))
+    shapes = [list(state.shape) for state in outputs.hidden_states or ()]
+    if not shapes or any(shape != list(outputs.last_hidden_state.shape) for shape in shapes):
+        raise CheckpointError(f"{type(model).__name__} has layers of several shapes, {shapes}; export it without --layers.")
+    depth = len(shapes) - 1
     if unknown_layers := [layer for layer in layers if not -depth - 1 <= layer <= depth]:
         raise CheckpointError(
-            f"--layers has {unknown_layers[0]}, but the model has the layers 1 to {depth}, and 0 for its embeddings; give "
-            f"these, or -1 to {-depth - 1} to count from the end."
+            f"--layers has {unknown_layers[0]}, but the model has the layers 1 to {depth}, and 0 for its embeddings; -1 is the last one."
         )
     numbers = [layer % (depth + 1) for layer in layers]
     if len(set(numbers)) < len(numbers):
         raise CheckpointError(f"--layers has a duplicate: {','.join(map(str, layers))}; name each once.")
     return ("last", (-1,)) if numbers == [depth] else (tuple(sorted({*numbers, depth})), tuple(numbers))
-
-
-def _depth(model: PreTrainedModel, tokenizer: Any) -> int:
-    """Returns the number of layers, counted with a text."""
-    with torch.no_grad():
-        outputs: Any = model(input_ids=torch.tensor([tokenizer("a")["input_ids"]]))
-    last, states = outputs.last_hidden_state, outputs.hidden_states
-    if states is None or any(state.shape != last.shape for state in states):
-        shapes = [] if states is None else [list(state.shape) for state in states]
-        raise CheckpointError(
-            f"{type(model).__name__} has layers with other shapes than its last one, {list(last.shape)}: {shapes}; "
-            "export it without --layers."
-        )
-    return len(states) - 1
 
 
 @contextmanager
@@ -130,11 +114,7 @@ def returning_attention(model: PreTrainedModel) -> Iterator[None]:
 
 
 def count_heads(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
-    """Returns the number of heads of each layer, from the model's attention, which must be eager; other implementations return none.
-
-    Raises:
-        CheckpointError: It returns no attention, or not a weight for each pair of tokens with a sum of 1 per token.
-    """
+    """Returns the number of heads of each layer, from the model's attention, which must be eager; other implementations return none."""
     ids = torch.tensor([tokenizer("a b c")["input_ids"]])
     with torch.no_grad(), returning_attention(model):
         outputs: Any = model(input_ids=ids)
@@ -143,7 +123,7 @@ def count_heads(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
         shape = None if weights is None else list(weights.shape)
         if shape is None or shape[:1] + shape[2:] != [1, length, length] or weights.min() < 0 or (weights.sum(-1) - 1).abs().max() > 1e-3:
             raise CheckpointError(
-                f"{type(model).__name__} returns {'none' if shape is None else f'a tensor of {shape}'} as the attention of layer {number} to a text "
-                f"of {length} tokens, instead of [1, heads, {length}, {length}] with a sum of 1 for each token; export it without --attentions."
+                f"{type(model).__name__} returns {shape or 'none'} as the attention of layer {number}, not [1, heads, {length}, {length}] with a "
+                "sum of 1 for each token; export it without --attentions."
             )
     return tuple(int(weights.shape[1]) for weights in outputs["attentions"])

@@ -34,9 +34,9 @@ MAX_CARD_BYTES = 2**20
 MAX_FRONT_MATTER_CHARS, MAX_NESTING = 2**16, 32  # YAML takes a millisecond for each level of nested brackets
 
 # no Python files and no other pickles: files that are not downloaded cannot be loaded
-_WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")
-_PICKLES = ("pytorch_model*.bin", PICKLED_ADAPTER)  # of a folder without one of these files:
-_WITHOUT_PICKLES = (SAFETENSORS, f"{SAFETENSORS}.index.json", WEIGHTS_FILE)
+_FILE_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")
+_PICKLE_PATTERNS = ("pytorch_model*.bin", PICKLED_ADAPTER)  # of a folder without one of these files:
+_SAFETENSORS_FILES = (SAFETENSORS, f"{SAFETENSORS}.index.json", WEIGHTS_FILE)
 _OPENING, _CLOSING = (yaml.FlowSequenceStartToken, yaml.FlowMappingStartToken), (yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -63,7 +63,9 @@ def find_card(folder: Path) -> Path | None:
     if not card.is_file():
         return None
     reason = None
-    if card.is_symlink() and not _is_inside(card):
+    home, target = folder.resolve(), card.resolve()
+    is_blob = home.parent.name == "snapshots" and target.parent == home.parent.parent / "blobs"  # in the cache of the hub
+    if card.is_symlink() and not is_blob and not target.is_relative_to(home):
         reason = "is a link to a file outside of the checkpoint"
     elif card.stat().st_size > MAX_CARD_BYTES:
         reason = f"has more than {MAX_CARD_BYTES} bytes"
@@ -71,12 +73,6 @@ def find_card(folder: Path) -> Path | None:
         logger.warning("`%s` %s, so it is ignored, and its license and languages are unknown.", card, reason)
         return None
     return card
-
-
-def _is_inside(link: Path) -> bool:
-    """Returns whether a link in a checkpoint's folder stays in it, or in the cache of the hub, where files are links to `../../blobs`."""
-    folder, target = link.parent.resolve(), link.resolve()
-    return target.is_relative_to(folder) or (folder.parent.name == "snapshots" and target.parent == folder.parent.parent / "blobs")
 
 
 def _front_matter(text: str) -> dict[Any, Any]:
@@ -138,22 +134,16 @@ class SourceFiles:
     @property
     def tokenizer_folder(self) -> Path:
         """Folder of the tokenizer: an adapter may have its own."""
-        has_own = self.adapter is None or (self.trained_folder / "tokenizer_config.json").is_file()
-        return self.trained_folder if has_own else self.model_folder
+        return self.trained_folder if (self.trained_folder / "tokenizer_config.json").is_file() else self.model_folder
 
     @cached_property
     def weights(self) -> list[Path]:
         """The model's weight files: all are safetensors, or all are pickles."""
         return find_weights(self.source, self.model_folder)
 
-    @cached_property
-    def card(self) -> Path | None:
-        """The checkpoint's README.md, if it can be used."""
-        return find_card(self.folder)
-
-    def origin(self, ignored_weights: Sequence[str], token_types: TokenTypes | None) -> Source:
+    def origin(self, card: Path | None, ignored_weights: Sequence[str], token_types: TokenTypes | None) -> Source:
         """Returns the manifest's entry for the checkpoint, without the versions of packages."""
-        dense = [path for entry in read_modules(self.folder) if entry.kind == DENSE for path in find_weights(self.source, entry.folder)]
+        dense = [path for kind, folder in read_modules(self.folder) if kind == DENSE for path in find_weights(self.source, folder)]
         paths = [*([] if self.adapter is None else [self.adapter.weights]), *self.weights, *dense]
         hasher = hashlib.sha256()
         for path in paths:
@@ -169,30 +159,24 @@ class SourceFiles:
             ignored_weights=tuple(ignored_weights),
             weights_format="pickle" if any(path.suffix == ".bin" for path in paths) else "safetensors",
             token_types=token_types,
-            **read_card_metadata(self.card),
+            **read_card_metadata(card),
         )
 
 
 def find_source(source: str, revision: str | None) -> SourceFiles:
-    """Finds a checkpoint by its local folder, or by its hub id and a branch, tag or commit; downloads missing files.
-
-    Raises:
-        CheckpointError: It does not exist.
-        MissingPackageError: It is a LoRA adapter, and peft is not installed.
-    """
+    """Finds a checkpoint by its local folder, or by its hub id and a branch, tag or commit; downloads missing files."""
     folder = _find_folder(source, revision)
     trained_folder = find_transformer(folder)
-    adapter = read_adapter(trained_folder)
-    model_folder = trained_folder if adapter is None else _find_base_model(adapter)
+    adapter, model_folder = read_adapter(trained_folder), trained_folder
+    if adapter is not None:
+        model_folder = find_transformer(_find_folder(adapter.base_model, adapter.base_revision))
+        if (model_folder / CONFIG_FILE).is_file():
+            raise CheckpointError(f"the adapter `{folder.name}` is for `{adapter.base_model}`, an adapter; merge both with peft first.")
     return SourceFiles(source, revision, folder, trained_folder, adapter, model_folder)
 
 
 def read_with_transformers(description: str, from_pretrained: Callable[..., Any], folder: Path, **options: Any) -> Any:
-    """Calls a `from_pretrained` function with the options, and translates its errors about broken files, which messages call `description`.
-
-    Raises:
-        CheckpointError: The files cannot be read.
-    """
+    """Calls a `from_pretrained` function with the options, and translates its errors about broken files, called `description` there."""
     try:
         return from_pretrained(folder, trust_remote_code=False, local_files_only=True, **options)
     except Exception as error:  # transformers validates few fields, so its parsing can raise any error
@@ -220,8 +204,8 @@ def _find_folder(source: str, revision: str | None) -> Path:
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         # for a repository without files in the cache, huggingface_hub raises another error from the actual one
         raise CheckpointError(
-            f"`{source}` is not a local folder, and it cannot be downloaded from the hub ({type(error.__cause__ or error).__name__}); check the id, "
-            "--revision and the network. A private or gated repository needs a token of an account with access, in HF_TOKEN or by `hf auth login`."
+            f"`{source}` is not a local folder, and cannot be downloaded from the hub ({type(error.__cause__ or error).__name__}); check "
+            "the id, --revision and the network, and for a private or gated repository HF_TOKEN or `hf auth login`."
         ) from error
 
 
@@ -231,7 +215,7 @@ def _download(source: str, revision: str | None) -> Path:
     The hub's `*` also matches `/`. Without the limit it would download the weights of every step that a Trainer pushed (`checkpoint-500/`),
     and those of other formats (`onnx/`, `original/`).
     """
-    folder = Path(snapshot_download(source, revision=revision, allow_patterns=list(_WANTED), ignore_patterns=["*/*"]))
+    folder = Path(snapshot_download(source, revision=revision, allow_patterns=list(_FILE_PATTERNS), ignore_patterns=["*/*"]))
     commit = folder.name if _COMMIT.fullmatch(folder.name) else revision  # a branch may move between two downloads
 
     def fetch(path: str, patterns: Sequence[str]) -> None:
@@ -239,20 +223,10 @@ def _download(source: str, revision: str | None) -> Path:
         allowed = [start + pattern for pattern in patterns]
         snapshot_download(source, revision=commit, allow_patterns=allowed, ignore_patterns=[f"{start}*/*"])
 
-    subfolders = sorted({entry.folder.relative_to(folder).as_posix() for entry in read_modules(folder)} - {"."})
+    subfolders = sorted({path.relative_to(folder).as_posix() for _, path in read_modules(folder)} - {"."})
     for path in subfolders:
-        fetch(path, _WANTED)
+        fetch(path, _FILE_PATTERNS)
     for path in (".", *subfolders):
-        if not any((folder / path / name).is_file() for name in _WITHOUT_PICKLES):
-            fetch(path, _PICKLES)
-    return folder
-
-
-def _find_base_model(adapter: LoraAdapter) -> Path:
-    folder = find_transformer(_find_folder(adapter.base_model, adapter.base_revision))
-    if (folder / CONFIG_FILE).is_file():
-        raise CheckpointError(
-            f"the adapter `{adapter.folder.name}` was trained on `{adapter.base_model}`, which is itself an adapter; "
-            "merge both with peft and export the result."
-        )
+        if not any((folder / path / name).is_file() for name in _SAFETENSORS_FILES):
+            fetch(path, _PICKLE_PATTERNS)
     return folder

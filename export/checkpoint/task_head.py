@@ -56,11 +56,7 @@ _CROSS_ENCODER_FUNCTIONS: dict[str, Activation] = {"Identity": "none", "Sigmoid"
 
 
 def choose_task(config: Any, task: str, adapter: LoraAdapter | None) -> tuple[Task, Any]:
-    """Returns the task and the auto class that loads it, and gives an adapter's head to `config`; `auto` reads the architecture.
-
-    Raises:
-        CheckpointError: The task is unknown, or the model has no head for it.
-    """
+    """Returns the task and the auto class that loads it, and gives an adapter's head to `config`; `auto` reads the architecture."""
     if adapter is not None and task == "auto":
         task = adapter.task
     if adapter is None or task == "auto":
@@ -90,17 +86,11 @@ def judges_pairs(model: PreTrainedModel) -> bool:
 
 
 def read_labels(source: str, config: Any) -> tuple[str, ...]:
-    """Returns the names of the labels by id. Numbers, true and false become the texts that Python's `str` makes of the pipeline's answers.
-
-    Raises:
-        CheckpointError: The names are not distinct, or an id has no name.
-    """
+    """Returns the names of the labels by id. Numbers, true and false become texts as in the pipeline's answers, by Python's `str`."""
     names = [config.id2label[i] for i in sorted(config.id2label)]
     labels = tuple(str(name) if isinstance(name, str | int | float) else "" for name in names)
     if sorted(config.id2label) != list(range(len(labels))) or len(set(labels)) != len(labels) or "" in labels:
-        raise CheckpointError(
-            f"the labels of `{source}` are not distinct names for the ids 0 to {len(labels) - 1}: {config.id2label}; fix config.json."
-        )
+        raise CheckpointError(f"the labels of `{source}` are not distinct names for the ids 0 to {len(labels) - 1}: {config.id2label}.")
     return labels
 
 
@@ -108,49 +98,33 @@ def read_activation(config: Any, setting: str | None = None) -> Activation:
     """Returns the function from logits to scores: that of a cross-encoder, or by the rule of the Hugging Face text-classification pipeline.
 
     `setting` is the name of its class in the settings file of sentence-transformers, which has priority over older fields in config.json.
-
-    Raises:
-        CheckpointError: A cross-encoder has an unsupported function, or one that contradicts the rule.
     """
     default: Activation = "softmax"
     if config.problem_type == "regression":
         default = "none"
     elif config.problem_type == "multi_label_classification" or config.num_labels == 1:
         default = "sigmoid"
-    name = _cross_encoder_function(config) if setting is None else setting
+    settings = getattr(config, "sentence_transformers", None)
+    older_setting = settings.get("activation_fn") if isinstance(settings, dict) else None
+    name = setting or older_setting or getattr(config, "sbert_ce_default_activation_function", None)
     if name is None:
         return default
-    package, _, function = name.rpartition(".")
+    package, _, function = str(name).rpartition(".")
     if not package.startswith("torch.nn") or function not in _CROSS_ENCODER_FUNCTIONS:
         raise CheckpointError(
-            f"the checkpoint names `{name}` as the function from logits to scores (`activation_fn` in {SETTINGS_FILE}, or a field of "
-            f"config.json), but only {' and '.join(_CROSS_ENCODER_FUNCTIONS)} of `torch.nn` are supported; change it, or remove it to get {default}."
+            f"`{name}` of {SETTINGS_FILE} or config.json is not supported as the function from logits to scores, only "
+            f"{' and '.join(_CROSS_ENCODER_FUNCTIONS)} of `torch.nn`; change it, or remove it to get {default}."
         )
     activation = _CROSS_ENCODER_FUNCTIONS[function]
     if activation == default or (activation == "none" and config.num_labels > 1):
         return default  # Identity is the default for several labels, whose scores then follow the pipeline's rule
     if config.problem_type is not None:
-        raise CheckpointError(
-            f"the checkpoint names `{name}` as the function from logits to scores, but with the `problem_type` {config.problem_type} in "
-            f"config.json it would be {default}; remove one of them."
-        )
+        raise CheckpointError(f"the activation is `{name}`, but {default} by `problem_type` = {config.problem_type!r}; remove one of them.")
     return activation
 
 
-def _cross_encoder_function(config: Any) -> str | None:
-    """Returns the class that a cross-encoder of sentence-transformers applies to its logits, in the newer or the older field."""
-    settings = getattr(config, "sentence_transformers", None)
-    name = settings.get("activation_fn") if isinstance(settings, dict) else None
-    name = name or getattr(config, "sbert_ce_default_activation_function", None)
-    return None if name is None else str(name)
-
-
 def adapt_head(model: PreTrainedModel, task: Task) -> None:
-    """Adapts a loaded model to the inputs and outputs of its task's graphs; most models need no change.
-
-    Raises:
-        CheckpointError: ALBERT's head for sentence order does not have two labels.
-    """
+    """Adapts a loaded model to the inputs and outputs of its task's graphs; most models need no change."""
     TASKS[task].adapt_model(model)
     if isinstance(model, AlbertForPreTraining):
         _give_sentence_order(model)
@@ -169,15 +143,14 @@ def _task_of_model(config: Any, task: str) -> tuple[Task, Any]:
         raise CheckpointError(f"unknown task `{task_name}`; give --task one of {', '.join(TASKS)}.")
     # every model with a head contains an encoder
     if trained_for and task_name not in trained_for and not TASKS[task_name].embeds:
-        made_for = " and ".join(trained_for)
-        raise CheckpointError(f"the checkpoint is a {architectures[0]}, made for {made_for}; --task {task_name} does not match it.")
+        raise CheckpointError(f"it is a {architectures[0]}, made for {' and '.join(trained_for)}; --task {task_name} does not match it.")
     auto_class = trained_for.get(task_name, _auto_class(TASKS[task_name]))
     has_decoder = getattr(config, "is_encoder_decoder", False) or any(name.endswith("EncoderModel") for name in architectures)
     if TASKS[task_name].embeds and has_decoder and config.model_type in class_names(AutoModelForTextEncoding):
         auto_class = AutoModelForTextEncoding  # T5's decoder has inputs that do not come from a text
     if config.model_type not in class_names(auto_class):
         raise CheckpointError(
-            f"transformers has no head for {task_name} on a {type(config).__name__} (architecture {architectures or 'none'})."
+            f"transformers has no head for {task_name} on a {type(config).__name__} ({architectures or 'no architecture'})."
         )
     return task_name, auto_class
 
@@ -200,20 +173,13 @@ def _heads(architectures: list[str]) -> dict[Task, Any]:
         if heads is not None:
             return heads
         for task in TASKS.values():
-            if _has_head(name, task.head, _auto_class(task)):
+            # language models ("LMHeadModel") are not plain encoders; XLNet's heads, for example, have other suffixes
+            is_named = name.endswith(task.head) and "HeadModel" not in name
+            # BART, a text generator, was not made to fill masks, though it can
+            is_mapped = name in class_names(_auto_class(task)).values() and "ForConditionalGeneration" not in name
+            if is_named or is_mapped:
                 return {task.name: _auto_class(task)}
     return {}
-
-
-def _has_head(architecture: str, suffix: str, auto_class: Any) -> bool:
-    """Returns whether an architecture belongs to one of transformers' heads; those of XLNet, for example, have other suffixes.
-
-    Names of language models end in "LMHeadModel", but these are not plain encoders. BART, a text generator, was not made to fill masks,
-    though it can.
-    """
-    named = architecture.endswith(suffix) and "HeadModel" not in architecture
-    mapped = architecture in class_names(auto_class).values() and "ForConditionalGeneration" not in architecture
-    return named or mapped
 
 
 def _give_sentence_order(model: Any) -> None:

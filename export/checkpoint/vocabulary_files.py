@@ -20,39 +20,15 @@ from bertserve.export.errors import CheckpointError
 from bertserve.service.bundle.files import TOKENIZER_FILE
 
 _CONVERTERS = SLOW_TO_FAST_CONVERTERS | {"LukeTokenizer": RobertaConverter}
-# the supported classes; the golden ids cover each. Masks of some include the space before them, which transformers 5 sets for few classes.
-_MASK_INCLUDES_SPACE = {
-    "AlbertTokenizer": True,
-    "BarthezTokenizer": True,
-    "BertTokenizer": False,
-    "BigBirdTokenizer": True,
-    "CamembertTokenizer": True,
-    "ConvBertTokenizer": False,
-    "DebertaTokenizer": True,
-    "DebertaV2Tokenizer": False,
-    "DistilBertTokenizer": False,
-    "GPT2Tokenizer": False,
-    "HerbertTokenizer": False,
-    "LukeTokenizer": True,
-    "MBart50Tokenizer": True,
-    "MBartTokenizer": True,
-    "MPNetTokenizer": True,
-    "OpenAIGPTTokenizer": False,
-    "Qwen2Tokenizer": False,
-    "RemBertTokenizer": True,
-    "RobertaTokenizer": True,
-    "XLMRobertaTokenizer": True,
-    "XLNetTokenizer": True,
-}
+# the supported classes; the golden ids cover each. Masks of the first ones include the space before them, as transformers 5 sets for few.
+_MASK_WITH_SPACE = {"Albert", "Barthez", "BigBird", "Camembert", "Deberta", "Luke", "MBart50", "MBart", "MPNet", "RemBert", "Roberta"}
+_MASK_WITH_SPACE |= {"XLMRoberta", "XLNet"}
+_SUPPORTED = _MASK_WITH_SPACE | {"Bert", "ConvBert", "DebertaV2", "DistilBert", "GPT2", "Herbert", "OpenAIGPT", "Qwen2"}
 
 
 def use_vocabulary_files(source: str, tokenizer: Any, folder: Path) -> None:
-    """Gives a tokenizer the parts that transformers 4 builds from the vocabulary files in its folder.
-
-    Raises:
-        CheckpointError: Its class is not supported, or its files cannot be read.
-    """
-    if type(tokenizer).__name__ not in _MASK_INCLUDES_SPACE:
+    """Gives a tokenizer the parts that transformers 4 builds from the vocabulary files in its folder."""
+    if type(tokenizer).__name__.removesuffix("Tokenizer") not in _SUPPORTED:
         raise CheckpointError(refusal(source, f"{type(tokenizer).__name__} is not built from other files as in transformers 4"))
     try:
         extra_tokens = (*_read_extra_tokens(folder), *tokenizer.extra_special_tokens)
@@ -82,7 +58,9 @@ def refusal(source: str, reason: str) -> str:
 def _convert(tokenizer: Any, folder: Path, extra_tokens: Iterable[str | AddedToken]) -> Tokenizer:
     converter = _CONVERTERS[type(tokenizer).__name__](_SlowTokenizer(tokenizer, folder))
     if isinstance(converter, SpmConverter):
-        converter.SpmExtractor = lambda _: SimpleNamespace(extract=lambda scores: (None, _merges(converter.proto, scores)))
+        # of a model of type BPE, whose extraction transformers 5 changed
+        ids = {piece.piece: id_ for id_, piece in enumerate(converter.proto.pieces)}
+        converter.SpmExtractor = lambda _: SimpleNamespace(extract=lambda scores: (None, generate_merges(ids, scores)))
     backend: Tokenizer = converter.converted()
     for token in _tokens_to_add(tokenizer, backend, extra_tokens):
         backend.add_tokens([token])
@@ -129,12 +107,6 @@ class _SlowTokenizer:
         return {tuple(line.split()): rank for rank, line in enumerate(lines[1:]) if line}
 
 
-def _merges(proto: Any, scores: list[tuple[str, float]]) -> list[tuple[str, str]]:
-    """Returns the merges of a SentencePiece model of type BPE, whose extraction transformers 5 changed."""
-    merges: list[tuple[str, str]] = generate_merges({piece.piece: id_ for id_, piece in enumerate(proto.pieces)}, scores)
-    return merges
-
-
 def _read_extra_tokens(folder: Path) -> Iterator[str | AddedToken]:
     """Yields the additional special tokens, which transformers 5 replaces by those of a SentencePiece model."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
@@ -150,7 +122,7 @@ def _tokens_to_add(tokenizer: Any, backend: Tokenizer, extra_tokens: Iterable[st
     yield from (token for _, token in sorted(tokenizer.init_kwargs["added_tokens_decoder"].items()))
     named = [(role, tokenizer.init_kwargs.get(role, token)) for role, token in tokenizer.special_tokens_map.items()]
     for role, token in (*named, *(("", token) for token in extra_tokens)):
-        lstrip = role == "mask_token" and _MASK_INCLUDES_SPACE[type(tokenizer).__name__]
+        lstrip = role == "mask_token" and type(tokenizer).__name__.removesuffix("Tokenizer") in _MASK_WITH_SPACE
         is_known = str(token) in {added.content for added in backend.get_added_tokens_decoder().values()}
         # the properties of a named token replace those of a SentencePiece model
         if not is_known or lstrip or (role and isinstance(token, AddedToken)):

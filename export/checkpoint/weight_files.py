@@ -19,46 +19,35 @@ from safetensors.torch import load_file
 from bertserve.export.errors import CheckpointError
 
 SAFETENSORS, PICKLED_MODEL = "model.safetensors", "pytorch_model.bin"
-_GLOBAL = re.compile(r"\bGLOBAL ([\w.]+)")  # in the message of torch
+_GLOBAL_NAME = re.compile(r"\bGLOBAL ([\w.]+)")  # in the message of torch
 
 
 def find_weights(source: str, folder: Path) -> list[Path]:
-    """Returns the files from which transformers loads a model's weights: one file, or the parts in an index; safetensors before pickles.
-
-    Raises:
-        CheckpointError: An index is broken or names files of another format, or all weights are in formats that are not supported.
-    """
+    """Returns the files from which transformers loads a model's weights: one file, or the parts in an index; safetensors before pickles."""
     for name in (SAFETENSORS, PICKLED_MODEL):
         if (folder / name).is_file():
             return [folder / name]
-        if (folder / f"{name}.index.json").is_file():
-            return _parts(source, folder / f"{name}.index.json", Path(name).suffix)
+        index = folder / f"{name}.index.json"
+        if not index.is_file():
+            continue
+        try:
+            parts = sorted({str(part) for part in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise CheckpointError(f"the weights of `{source}` cannot be read: `{index.name}` is not an index of weights.") from error
+        if wrong_parts := [part for part in parts if not part.endswith(Path(name).suffix) or Path(part).name != part]:
+            raise CheckpointError(
+                f"the weights of `{source}` cannot be read: `{index.name}` names `{wrong_parts[0]}`, which is not a `{Path(name).suffix}` "
+                "file of its folder; save the model again with `save_pretrained`."
+            )
+        return [folder / part for part in parts]
     raise CheckpointError(
-        f"the weights of `{source}` cannot be read: it has neither `{SAFETENSORS}` nor `{PICKLED_MODEL}`; save the model with `save_pretrained`. "
-        "Weights of TensorFlow or Flax must first be loaded with transformers 4 (`from_tf=True`, `from_flax=True`)."
+        f"the weights of `{source}` are neither `{SAFETENSORS}` nor `{PICKLED_MODEL}`; save them with `save_pretrained`, those of "
+        "TensorFlow or Flax with transformers 4 (`from_tf=True`, `from_flax=True`)."
     )
 
 
-def _parts(source: str, index: Path, suffix: str) -> list[Path]:
-    try:
-        parts = {str(part) for part in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"the weights of `{source}` cannot be read: `{index.name}` is not an index of weights.") from error
-    names = sorted(part for part in parts if not part.endswith(suffix) or Path(part).name != part)
-    if names:
-        raise CheckpointError(
-            f"the weights of `{source}` cannot be read: `{index.name}` names `{names[0]}`, which is not a `{suffix}` file of its folder; "
-            "save the model again with `save_pretrained`."
-        )
-    return [index.parent / part for part in sorted(parts)]
-
-
 def read_weights(source: str, path: Path) -> dict[str, torch.Tensor]:
-    """Returns the tensors in a file of safetensors, or in a pickle.
-
-    Raises:
-        CheckpointError: A pickle has other objects, or the file cannot be read.
-    """
+    """Returns the tensors in a file of safetensors, or in a pickle."""
     if path.suffix == ".bin":
         return read_pickle(source, path)
     try:
@@ -68,11 +57,7 @@ def read_weights(source: str, path: Path) -> dict[str, torch.Tensor]:
 
 
 def read_pickle(source: str, path: Path, device: str = "cpu") -> dict[str, torch.Tensor]:
-    """Returns the tensors in a pickle; on the device `meta` only their shapes.
-
-    Raises:
-        CheckpointError: It has other objects, or cannot be read.
-    """
+    """Returns the tensors in a pickle; on the device `meta` only their shapes."""
     start = f"the weights of `{source}` cannot be read: `{path.name}` "
     save = "save only the weights, with `save_pretrained`."
     try:
@@ -80,7 +65,7 @@ def read_pickle(source: str, path: Path, device: str = "cpu") -> dict[str, torch
             tensors = torch.load(path, map_location=device, weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, OSError, ValueError, EOFError, KeyError, AttributeError, TypeError) as error:
         # torch's own message recommends `weights_only=False`
-        if match := _GLOBAL.search(str(error)):
+        if match := _GLOBAL_NAME.search(str(error)):
             raise CheckpointError(f"{start}has an object of `{match[1]}`, which could run code; {save}") from error
         raise CheckpointError(
             f"{start}is damaged or a placeholder, or has other objects than tensors; download it again, or {save}"

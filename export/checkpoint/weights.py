@@ -11,7 +11,7 @@ Heads may be pruned: transformers 4 writes `pruned_heads` into config.json, laye
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
@@ -29,24 +29,19 @@ from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.service.bundle.manifest import Task
 from bertserve.service.errors import plural
 
-# modules only for training: TinyBERT's matrices that compare its layers with those of its teacher
-_OF_TRAINING = ("fit_dense.",)
 _HEADS = (
     *("MaskedLM", "MultipleChoice", "NextSentencePrediction", "PreTraining"),
     *("QuestionAnswering", "SequenceClassification", "TokenClassification"),
 )
 
 # names of the modules of BERT, RoBERTa, ELECTRA and DistilBERT; the last one of each reads the heads
-_MODULE = re.compile(r"(?:^|\.)layer\.(\d+)\.attention\.(?:(?P<head>self\.(?:query|key|value)|[qkv]_lin)|output\.dense|out_lin)$")
+_ATTENTION_PART = re.compile(r"(?:^|\.)layer\.(\d+)\.attention\.(?:(?P<head>self\.(?:query|key|value)|[qkv]_lin)|output\.dense|out_lin)$")
 
 
 def load_model(files: SourceFiles, task: Task, auto_class: Any, config: Any, ignored_weights: Sequence[str] = ()) -> PreTrainedModel:
     """Returns the model in float32 and evaluation mode, with eager attention and a merged adapter.
 
     Unused weights whose names match a pattern in `ignored_weights` are allowed.
-
-    Raises:
-        CheckpointError: Weights are missing, unexpected or not finite, or have other shapes than configured.
     """
     source, adapter = files.source, files.adapter
     is_pickle = files.weights[0].suffix == ".bin"
@@ -71,18 +66,19 @@ def load_model(files: SourceFiles, task: Task, auto_class: Any, config: Any, ign
     if mismatched:  # transformers would replace them by random ones
         name, shape, configured = mismatched[0]
         raise CheckpointError(
-            f"the shapes of {plural(len(mismatched), 'weight')} of `{source}` are not those of its config.json: `{name}` is "
-            f"{list(shape)}, but configured is {list(configured)}. Fix config.json (`vocab_size`, the labels, "
-            "`hidden_size` and the like), or use the weights that match it."
+            f"{plural(len(mismatched), 'weight')} of `{source}` have other shapes than configured: `{name}` is {list(shape)}, not "
+            f"{list(configured)}; fix config.json (`vocab_size`, the labels, `hidden_size` and the like), or use its own weights."
         )
     missing = set(report["missing_keys"]) - replaced
     if TASKS[task].embeds:
-        missing = _drop_pooler(model, missing)
+        # embeddings do not use a layer for [CLS], which checkpoints for other heads lack; the code of some models always calls it
+        missing = {name for name in missing if not name.startswith("pooler.")}
+        if isinstance(getattr(model, "pooler", None), torch.nn.Module):
+            model.pooler = torch.nn.Identity()
     if missing:
         raise CheckpointError(
-            f"`{source}` lacks weights that a {task} model needs: {', '.join(sorted(missing)[:3])}. "
-            f"It was not fine-tuned for this task, or its architecture {config.architectures or ''} is not {type(model).__name__}, "
-            "which transformers has for it; give the right --task or checkpoint."
+            f"`{source}` lacks weights that {task} needs: {', '.join(sorted(missing)[:3])}; it was not fine-tuned for this task, or its "
+            f"architecture {config.architectures or ''} is not {type(model).__name__}; give the right --task or checkpoint."
         )
     refuse_unexpected_weights(source, report["unexpected_keys"], model, ignored_weights)
     for name, weight in model.named_parameters():
@@ -92,26 +88,12 @@ def load_model(files: SourceFiles, task: Task, auto_class: Any, config: Any, ign
     return evaluated
 
 
-def _drop_pooler(model: PreTrainedModel, missing: set[str]) -> set[str]:
-    """Removes an encoder's layer for [CLS], which embeddings do not use; returns the missing weights of other layers.
-
-    Checkpoints for other heads often lack it, and transformers would initialize it randomly.
-    """
-    if isinstance(getattr(model, "pooler", None), torch.nn.Module):
-        # the code of some models always calls it
-        model.pooler = torch.nn.Identity()
-    return {name for name in missing if not name.startswith("pooler.")}
-
-
 def refuse_unexpected_weights(source: str, unexpected: Collection[str], model: PreTrainedModel, ignored: Sequence[str] = ()) -> None:
     """Refuses weights that the model should have used.
 
     Weights of other heads that transformers has for the model's configuration are harmless, and so are buffers of position ids.
     transformers does not report weights that a model's class declares as ignored. `ignored` has the user's patterns of names of harmless
     weights, with `*` for any characters.
-
-    Raises:
-        CheckpointError: A weight belongs to a layer that the configuration leaves out, or to a part that the model lacks.
     """
     names = sorted(name for name in unexpected if not any(fnmatchcase(name, pattern) for pattern in ignored))
     if not names:
@@ -120,27 +102,21 @@ def refuse_unexpected_weights(source: str, unexpected: Collection[str], model: P
     of_more_layers = [name for name in names if _without_layer_numbers(name) in patterns]
     if of_more_layers:
         raise CheckpointError(
-            f"`{source}` has weights of more layers than its config.json says: {len(of_more_layers)} would not "
-            f"be used, such as `{of_more_layers[0]}`. Set `num_hidden_layers` to what the weights have, "
-            "or save the shortened model again with `save_pretrained`."
+            f"`{source}` has weights of more layers than its config.json says: {len(of_more_layers)} would not be used, such as "
+            f"`{of_more_layers[0]}`; set `num_hidden_layers`, or save the shortened model again with `save_pretrained`."
         )
     modules = {name for name, _ in model.named_modules()}
     other_heads = _names_with_other_heads(model)
-    unknown_names = [name for name in names if not _is_harmless(name, modules, other_heads)]
+    # TinyBERT's `fit_dense` compares its layers with those of its teacher, only for training
+    names = [name for name in names if name.split(".")[-1] != "position_ids" and not name.startswith("fit_dense.")]
+    unknown_names = [name for name in names if name not in other_heads or name.rpartition(".")[0] in modules]
     if unknown_names:
+        flags = " ".join(f"--ignore-weights '{pattern}'" for pattern in dict.fromkeys(map(_without_layer_numbers, unknown_names)))
         raise CheckpointError(
-            f"`{source}` has {plural(len(unknown_names), 'weight')} that its architecture does not use, such as `{unknown_names[0]}`. "
-            "The model would answer without them. Set the architecture that it was trained with in config.json, "
-            "merge or remove the weights, export the module with --module, or, if they do not matter, pass "
-            + " ".join(f"--ignore-weights '{pattern}'" for pattern in dict.fromkeys(map(_without_layer_numbers, unknown_names)))
-            + "."
+            f"`{source}` has {plural(len(unknown_names), 'weight')} that its architecture does not use, such as `{unknown_names[0]}`, and "
+            "would answer without them; set the right architecture in config.json, merge or remove the weights, export the module with "
+            f"--module, or, if they do not matter, pass {flags}."
         )
-
-
-def _is_harmless(name: str, modules: Collection[str], other_heads: Collection[str]) -> bool:
-    """Returns whether a weight belongs to a part that only another head has, or is a buffer of position ids."""
-    module, _, weight = name.rpartition(".")
-    return weight == "position_ids" or name.startswith(_OF_TRAINING) or (name in other_heads and module not in modules)
 
 
 def _names_with_other_heads(model: PreTrainedModel) -> set[str]:
@@ -171,31 +147,7 @@ def prune_while_loading(source: str, config: Any) -> Iterator[None]:
     """Makes models that are created in the block lack the pruned heads of their configuration.
 
     Modules with unknown names stay unchanged; the shapes of their weights then differ, which is refused during loading.
-
-    Raises:
-        CheckpointError: `pruned_heads` is invalid, or leaves a layer without a head.
     """
-    head_counts = _kept_heads(source, config)
-    if not head_counts:
-        yield
-        return
-    post_init = PreTrainedModel.post_init
-
-    def prune(model: PreTrainedModel) -> None:
-        for name, module in list(model.named_modules()):
-            match = _MODULE.search(name)
-            if match is not None and isinstance(module, torch.nn.Linear) and int(match[1]) in head_counts:
-                size = head_counts[int(match[1])] * (config.hidden_size // config.num_attention_heads)
-                rows, columns = (size, module.in_features) if match["head"] else (module.out_features, size)
-                model.set_submodule(name, torch.nn.Linear(columns, rows, bias=module.bias is not None))
-        post_init(model)
-
-    with mock.patch.object(PreTrainedModel, "post_init", prune):
-        yield
-
-
-def _kept_heads(source: str, config: Any) -> Mapping[int, int]:
-    """Returns the number of remaining heads of each layer that lost some."""
     pruned = getattr(config, "pruned_heads", None) or {}
     try:
         removed = {int(layer): set(map(int, heads)) for layer, heads in pruned.items() if heads}
@@ -204,7 +156,19 @@ def _kept_heads(source: str, config: Any) -> Mapping[int, int]:
             raise ValueError
     except (AttributeError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"`pruned_heads` of `{source}` is {pruned!r}; it must be an object of layer -> list of heads, in which each layer keeps at least one "
-            "of its heads; fix config.json."
+            f"`pruned_heads` of `{source}` is {pruned!r}; it must be an object of layer -> some of its heads, but not all; fix config.json."
         ) from error
-    return {layer: len(all_heads - heads) for layer, heads in removed.items()}
+    head_counts = {layer: len(all_heads - heads) for layer, heads in removed.items()}  # the remaining ones
+    post_init = PreTrainedModel.post_init
+
+    def prune(model: PreTrainedModel) -> None:
+        for name, module in list(model.named_modules()):
+            match = _ATTENTION_PART.search(name)
+            if match is not None and isinstance(module, torch.nn.Linear) and int(match[1]) in head_counts:
+                size = head_counts[int(match[1])] * (config.hidden_size // config.num_attention_heads)
+                rows, columns = (size, module.in_features) if match["head"] else (module.out_features, size)
+                model.set_submodule(name, torch.nn.Linear(columns, rows, bias=module.bias is not None))
+        post_init(model)
+
+    with mock.patch.object(PreTrainedModel, "post_init", prune):
+        yield

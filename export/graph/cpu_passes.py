@@ -1,13 +1,11 @@
 """Three exact passes that make a fused graph faster on the CPU (docs/explanation/graphs.md).
 
-`unfuse` splits fused operators if ONNX Runtime's CPU kernels are slower than their parts. Measured with onnxruntime 1.31 on one thread,
-SkipLayerNormalization takes three to five times as long as Add and LayerNormalization, BiasGelu twice as long as Add and Gelu, and
-Attention longer than three matrix products and MultiHeadAttention. The optimizer's own FusionOptions cannot produce this graph: without
+`unfuse` splits fused operators, because ONNX Runtime's CPU kernels are slower than their parts: with onnxruntime 1.31 on one thread,
+SkipLayerNormalization takes three to five times as long. The optimizer's own FusionOptions cannot produce this graph: without
 `enable_skip_layer_norm` it finds no attention in models with norms before their blocks, and `use_multi_head_attention` moves the
 projections' biases into the attention, where neither packing nor int8 finds them.
 
-`restrict_to_cls` computes the last layer only for the first token, if the head reads nothing else. Keys and values are still needed for all
-tokens.
+`restrict_to_cls` computes the last layer only for the first token, if the head reads nothing else, except keys and values.
 
 `pack_qkv` merges products of the same tensor, such as query, key and value, because the tensor is then read, and quantized, once.
 """
@@ -25,19 +23,8 @@ from bertserve.export.graph.rewrite import CONTRIB, Linear, as_linear
 
 # operators whose output row depends only on the same row of these inputs (None: of all inputs that are not constants)
 _ROWWISE: dict[str, tuple[int, ...] | None] = {
-    "Add": None,
-    "Sub": None,
-    "Mul": None,
-    "Div": None,
-    "Gelu": (0,),
-    "FastGelu": (0,),
-    "QuickGelu": (0,),
-    "Relu": (0,),
-    "Tanh": (0,),
-    "Sigmoid": (0,),
-    "Erf": (0,),
-    "LayerNormalization": (0,),
-    "MatMul": (0,),
+    **dict.fromkeys(("Add", "Sub", "Mul", "Div")),
+    **dict.fromkeys(("Gelu", "FastGelu", "QuickGelu", "Relu", "Tanh", "Sigmoid", "Erf", "LayerNormalization", "MatMul"), (0,)),
     "MultiHeadAttention": (0,),  # the query's row; keys and values stay complete
 }
 

@@ -20,7 +20,7 @@ from bertserve.export.errors import GraphError
 from bertserve.export.graph import onnx_files
 
 CONTRIB = "com.microsoft"  # ONNX Runtime's own operators
-_MAPPING = threading.Lock()  # onnx_ir maps a constant's file at the first access, which must not happen in two threads at once
+_MAPPING_LOCK = threading.Lock()  # onnx_ir maps a constant's file at the first access, which must not happen in two threads at once
 
 MIN_SIDE = 32  # smaller matrices, such as those of a classifier or the float parts of split ones, cost nothing in float
 Floats = NDArray[np.float32]
@@ -37,9 +37,8 @@ def load(path: Path) -> ir.Model:
     for node in model.graph:
         if any(attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()):
             raise GraphError(
-                f"the graph has a node `{node.op_type}` (`{node.name}`), which runs subgraphs: the model's code branches "
-                "or loops on its input. This is not supported; export a model that runs the same steps for every "
-                "text."
+                f"the graph has a node `{node.op_type}` (`{node.name}`): the model's code branches or loops on its input, which is not "
+                "supported."
             )
     common.LiftConstantsToInitializersPass(size_limit=0)(model)
     model.opset_imports.setdefault(CONTRIB, 1)
@@ -61,7 +60,7 @@ def constant(value: ir.Value | None) -> NDArray[Any] | None:
     """Returns the value of a constant, or None if it is not a constant; thread-safe."""
     if value is None or value.const_value is None:
         return None
-    with _MAPPING:  # this reads nothing from the disk; only using the values does
+    with _MAPPING_LOCK:  # this reads nothing from the disk; only using the values does
         return value.const_value.numpy()
 
 

@@ -19,7 +19,7 @@ from bertserve.export.inference import Feed
 from bertserve.export.progress import parallel_map
 
 ROWS_PER_CHANNEL = 2.1  # of the kept sample; GPTQ needs one, and is better with two
-FLOPS = 1.5e12  # maximum operations of an observation, multiplications plus additions: enough for all texts of small models
+MAX_FLOPS = 1.5e12  # maximum operations of an observation, multiplications plus additions: enough for all texts of small models
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,9 @@ def observe(model: ir.Model, linears: Mapping[str, Linear], path: Path, feeds: S
     widest = max(layer.shape[0] for layer in linears.values())
     flops_per_token = 2 * sum(math.prod(layer.shape) for layer in linears.values())
     # the widest tensor always gets enough tokens for its rows, of which not all are kept
-    feeds = _first_tokens(feeds, max(FLOPS / flops_per_token, 1.3 * ROWS_PER_CHANNEL * widest))
+    max_tokens = max(MAX_FLOPS / flops_per_token, 1.3 * ROWS_PER_CHANNEL * widest)
+    step = max(1.0, sum(map(inference.tokens, feeds)) / max_tokens)
+    feeds = [feeds[int(i * step)] for i in range(int(len(feeds) / step))]
     rewrite.save(model, path, outputs=list(linears))
     observed = observe_tensors(path, list(linears), feeds, samples)
     for number, group in enumerate(rewrite.sharing_weights(linears)):
@@ -135,9 +137,3 @@ def _select_rows(shape: tuple[int, ...], texts: int, share: float, rng: np.rando
     others = rng.permutation(np.setdiff1d(np.arange(count), ends))
     rows: NDArray[np.int64] = np.sort(np.unique(np.r_[ends, others[: max(math.ceil(share * count) - len(ends), 0)]]))
     return rows
-
-
-def _first_tokens(feeds: Sequence[Feed], tokens: float) -> Sequence[Feed]:
-    """Returns an even selection of texts with about `tokens` tokens; all texts if they have fewer."""
-    step = max(1.0, sum(map(inference.tokens, feeds)) / tokens)
-    return [feeds[int(i * step)] for i in range(int(len(feeds) / step))]

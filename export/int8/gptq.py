@@ -28,10 +28,7 @@ def column_scales(weight: Floats, peak: NDArray[np.uint8]) -> Floats:
 
     Without VNNI, x86 multiplies u8 by s8 and adds *pairs* of products in 16 bits, saturating. A column whose largest pair could
     get beyond this range gets a larger scale. A text with values beyond those of calibration can still saturate some sums.
-
-    Args:
-        weight: Float32 [rows, columns].
-        peak: The largest quantized activation for each row, uint8 [rows].
+    `peak` is the largest quantized activation for each row of the matrix, uint8 [rows].
     """
     scales = np.maximum(np.abs(weight).max(axis=0), np.finfo(np.float32).tiny) / MAX_INT8
     # one step of margin per row of the pair, because rounding may go up
@@ -62,11 +59,7 @@ class Gptq:
     """Rounds matrices with the same inputs."""
 
     def __init__(self, inputs: Floats) -> None:
-        """Factors the Hessian of the inputs.
-
-        Args:
-            inputs: A sample of the inputs of the matrices, float32 [n, rows].
-        """
+        """Factors the Hessian of a sample of the inputs, float32 [n, rows]."""
         rows = inputs.shape[1]
         self.is_enough = len(inputs) >= rows
         if not self.is_enough:

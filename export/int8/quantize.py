@@ -1,11 +1,8 @@
 """int8 for the CPU with fixed scales: the result of a row depends neither on its batch nor on the CPU, unless a 16-bit sum saturates.
 
-Activations have one scale per tensor from calibration, weights one per column, word embeddings one per row. The steps that keep the
-answers close to float are those of docs/explanation/int8.md: the largest channels of sensitive tensors in float, smoothing
-(`bertserve.export.int8.smoothquant`), GPTQ and larger steps for columns that could saturate (`bertserve.export.int8.gptq`).
-
-After them comes a gate: if the outputs differ from the float graph's by more than allowed, on texts that were not used above, the
-most important matrices return to float.
+Activations have one scale per tensor from calibration, weights one per column, word embeddings one per row. docs/explanation/int8.md
+explains the steps that keep the answers close to float, and the gate after them: if the outputs differ from the float graph's by more than
+allowed, on texts that were not used before, the most important matrices return to float.
 """
 
 from __future__ import annotations
@@ -42,7 +39,7 @@ Item = TypeVar("Item")
 
 
 @contextmanager
-def _one_thread_a_product() -> Iterator[None]:
+def _one_thread_per_product() -> Iterator[None]:
     """Makes torch and numpy use one thread: each core has its own task, and tasks with shared threads would wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -53,7 +50,7 @@ def _one_thread_a_product() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-@_one_thread_a_product()
+@_one_thread_per_product()
 def quantize(
     source: Path, target: Path, scratch: Path, feeds: Sequence[Feed], gate: Sequence[Feed], *, max_error: float, quick: bool
 ) -> tuple[dict[str, int], float]:
@@ -79,9 +76,7 @@ def quantize(
     model = rewrite.load(source)
     layers = rewrite.find_linears(model.graph)
     if not layers:
-        raise GraphError(
-            "the graph has no matrix to quantize: none of its layers multiplies by a constant matrix. Export it with --precision fp32."
-        )
+        raise GraphError("the graph has no matrix to quantize; export it with --precision fp32.")
     activations = observe(model, layers, part, feeds, samples)
     scales = _choose_scales(layers, activations)
     shared_inputs = {x for group in rewrite.sharing_weights(layers) for x in group}
@@ -197,9 +192,9 @@ def _emit_within(
     attempt = best_attempt = emit(len(order) - 1)
     if not best_attempt[2] <= max_error:  # NaN is over the limit too
         raise GraphError(
-            f"int8 changes the model's outputs by {best_attempt[2]:.2g} of their spread on unseen texts, over the limit "
-            f"of {max_error:.2g}, even with {best_attempt[0]} of {len(order)} matrices in float; give texts of the model's "
-            "own domain with --calibration, allow more with --max-int8-error, or export with --precision fp32."
+            f"int8 changes the outputs by {best_attempt[2]:.2g} of their spread on unseen texts, over the limit of {max_error:.2g}, even "
+            f"with {best_attempt[0]} of {len(order)} matrices in float; give texts of the model's domain with --calibration, a higher "
+            "--max-int8-error, or --precision fp32."
         )
     too_few = 0
     while best_attempt[0] - too_few > 1:

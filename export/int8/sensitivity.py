@@ -24,7 +24,7 @@ from bertserve.export.int8.gptq import column_blocks
 from bertserve.export.int8.smoothquant import QuantParams
 from bertserve.export.progress import parallel_map
 
-FIRST_TEXTS, NEAR = 8, 4  # a layer whose error after these texts is not within this factor of a limit is not measured on the others
+FIRST_TEXTS, NEAR_FACTOR = 8, 4  # a layer whose error after these texts is not within this factor of a limit is not measured on the others
 MAX_FLOPS = 2e12  # of all runs, multiplications plus additions
 
 
@@ -42,7 +42,7 @@ def measure(
     graph = _ShiftedGraph(model, path)
     errors = _measure(graph, params, texts[:FIRST_TEXTS])
     average = max(sum(errors.values()) / len(errors), 1e-12)
-    candidates = [x for x, error in errors.items() if any(1 / NEAR < error / average / limit < NEAR for limit in limits)]
+    candidates = [x for x, error in errors.items() if any(1 / NEAR_FACTOR < error / average / limit < NEAR_FACTOR for limit in limits)]
     later_errors = _measure(graph, {x: params[x] for x in candidates}, texts[FIRST_TEXTS:]) if texts[FIRST_TEXTS:] else {}
     errors |= {x: (errors[x] * FIRST_TEXTS + error * (len(texts) - FIRST_TEXTS)) / len(texts) for x, error in later_errors.items()}
     average = max(sum(errors.values()) / len(errors), 1e-12)

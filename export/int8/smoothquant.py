@@ -97,7 +97,9 @@ def choose_scale(weight: Floats, activations: Activations, *, smooth: bool) -> A
     def scaled(smoothing: Floats, clip_ratio: float = 1.0, every: int = 1) -> ActivationScale:
         # uint8 covers this part of the calibrated range; values beyond are clipped
         scale, zero_point = _scale_and_zero_point(clip_ratio * float((low / smoothing).min()), clip_ratio * float((high / smoothing).max()))
-        activation_scale = ActivationScale(smoothing, scale, zero_point, _quantized_peak(high / smoothing, scale, zero_point), 0.0)
+        # a margin of two steps, because during calibration the previous layers were not quantized
+        peak = (np.minimum(_quantize(high / smoothing, scale, zero_point), 253) + 2).astype(np.uint8)
+        activation_scale = ActivationScale(smoothing, scale, zero_point, peak, 0.0)
         smoothed = columns * smoothing[:, None]
         scales = column_scales(smoothed, activation_scale.peak)
         actual = activation_scale.dequantized(rows[::every]) @ (round_to_nearest(smoothed, scales) * scales)
@@ -173,11 +175,3 @@ def _quantize(x: Floats, scale: np.float32, zero_point: np.uint8) -> Floats:
     np.rint(quantized, out=quantized)
     quantized += np.float32(zero_point)
     return np.clip(quantized, 0, 255, out=quantized)
-
-
-def _quantized_peak(high: Floats, scale: np.float32, zero_point: np.uint8) -> NDArray[np.uint8]:
-    """Returns the largest quantized value of each channel, uint8 [channels], with a margin of two quantization steps.
-
-    During calibration, the previous layers were not quantized, so values may slightly exceed the observed range.
-    """
-    return (np.minimum(_quantize(high, scale, zero_point), 253) + 2).astype(np.uint8)

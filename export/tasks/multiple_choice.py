@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from bertserve.export.tasks.quality import ACCURACY, Score
-from bertserve.export.tasks.spec import LONG, NAMES, SAMPLE_TEXTS, SENTENCE, Document, ExportTask, TokenizerCall, read_input
+from bertserve.export.tasks.spec import LONG_TEXT, NAMES_TEXT, SAMPLE_TEXTS, SHORT_TEXT, Document, ExportTask, TokenizerCall, read_input
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import multiple_choice
@@ -31,7 +31,7 @@ class _MultipleChoice(ExportTask):
     metrics = (ACCURACY,)
 
     def text_request(self, text: str, spec: TokenizerSpec) -> multiple_choice.ChooseRequest:
-        return multiple_choice.ChooseRequest(text, (SENTENCE, text))
+        return multiple_choice.ChooseRequest(text, (SHORT_TEXT, text))
 
     def example(self, spec: TokenizerSpec) -> dict[str, Any]:
         choices = ["waited for the water to boil.", "rode it to the railway station."]
@@ -65,10 +65,10 @@ class _MultipleChoice(ExportTask):
     def fixed_requests(self, spec: TokenizerSpec) -> list[Any]:
         choices = tuple(SAMPLE_TEXTS[:4])
         return [
-            *(multiple_choice.ChooseRequest(text, choices) for text in ["", *SAMPLE_TEXTS, LONG * 30]),
+            *(multiple_choice.ChooseRequest(text, choices) for text in ["", *SAMPLE_TEXTS, LONG_TEXT * 30]),
             multiple_choice.ChooseRequest("A man is eating food.", ("Someone eats.", "")),
-            multiple_choice.ChooseRequest("Who met Charles Babbage?", ("Ada Lovelace", "Maria Agnesi", "the Royal Society"), NAMES),
-            multiple_choice.ChooseRequest("What was said?", (LONG * 20, "nothing"), LONG * 8),
+            multiple_choice.ChooseRequest("Who met Charles Babbage?", ("Ada Lovelace", "Maria Agnesi", "the Royal Society"), NAMES_TEXT),
+            multiple_choice.ChooseRequest("What was said?", (LONG_TEXT * 20, "nothing"), LONG_TEXT * 8),
         ]
 
     def ordinary_requests(self, texts: SplitTexts, spec: TokenizerSpec) -> list[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
 import string
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -71,13 +70,9 @@ def _words_f1(answer: Sequence[str], gold: Sequence[str]) -> float:
 
 
 def spans_of_tags(tags: Sequence[str], offsets: Sequence[tuple[int, int]]) -> set[Span]:
-    """Returns the entities of words with tags in IOB1, IOB2, BIOES, BILOU, or without a letter.
+    """Returns the entities of words, by their tags in IOB1, IOB2, BIOES, BILOU, or without a letter, and their starts and ends.
 
     As in the CoNLL evaluation, a tag begins an entity if it continues none, or continues one with another label.
-
-    Args:
-        tags: The tag of each word; `O` is not an entity.
-        offsets: Start and end of each word in the text.
     """
     spans: list[Span] = []
     open_ = False
@@ -98,9 +93,7 @@ def spans_of_tags(tags: Sequence[str], offsets: Sequence[tuple[int, int]]) -> se
 def widen_to_words(spans: Collection[Span], words: Sequence[tuple[int, int]]) -> set[Span]:
     """Returns spans extended to whole words, because correct answers by word do not say anything about parts of words.
 
-    Args:
-        spans: Spans of a text.
-        words: Start and end of each of its words; if empty, the spans are returned unchanged.
+    `words` has the start and end of each word; if it is empty, the spans are returned unchanged.
     """
     widened_spans = set()
     for start, end, label in spans:
@@ -130,7 +123,7 @@ def pearson(a: Sequence[float], b: Sequence[float]) -> float:
     """Returns the correlation of two series of finite numbers; 0 if one series is constant."""
     if min(a) == max(a) or min(b) == max(b):
         return 0.0  # checked here, because the computed mean of equal numbers may differ from them
-    return statistics.correlation(_deviations(a), _deviations(b))
+    return float(np.corrcoef(a, b)[0, 1])
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:
@@ -143,16 +136,6 @@ def cosine(a: Any, b: Any) -> float:
     x, y = (np.atleast_2d(np.asarray(value, dtype=np.float64)) for value in (a, b))
     norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
     return min(float(np.min((x * y).sum(axis=1) / np.maximum(norms, np.finfo(np.float64).tiny))), 1.0)
-
-
-def _deviations(values: Sequence[float]) -> list[float]:
-    """Returns the deviations from the mean, relative to the largest, so that squares of very large or small numbers stay finite."""
-    largest = max(map(abs, values))
-    scaled = [value / largest for value in values]
-    mean = sum(scaled) / len(scaled)
-    deviations = [value - mean for value in scaled]
-    largest = max(map(abs, deviations))
-    return [value / largest for value in deviations]
 
 
 def _ranks(values: Sequence[float]) -> list[float]:

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from bertserve.export.tasks.quality import EXACT_MATCH, F1, Score, answer_f1, exact_match
-from bertserve.export.tasks.spec import LONG, NAMES, RESERVED_TOKENS, SAMPLE_TEXTS, Document, ExportTask, TokenizerCall, halves
+from bertserve.export.tasks.spec import LONG_TEXT, NAMES_TEXT, RESERVED_TOKENS, SAMPLE_TEXTS, Document, ExportTask, TokenizerCall, halves
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import question_answering
@@ -43,9 +43,9 @@ class _QuestionAnswering(ExportTask):
     def fixed_requests(self, spec: TokenizerSpec) -> list[Any]:
         names = ("Who met Charles Babbage?", "Where is the Royal Society?", "Who was invited, and from where?")
         return [
-            *(question_answering.AnswerRequest("What was said?", text) for text in [*SAMPLE_TEXTS, LONG * 30]),
-            *(question_answering.AnswerRequest(question, NAMES) for question in names),
-            question_answering.AnswerRequest(names[0], NAMES * 20, question_answering.AnswerParameters(top_k=3)),
+            *(question_answering.AnswerRequest("What was said?", text) for text in [*SAMPLE_TEXTS, LONG_TEXT * 30]),
+            *(question_answering.AnswerRequest(question, NAMES_TEXT) for question in names),
+            question_answering.AnswerRequest(names[0], NAMES_TEXT * 20, question_answering.AnswerParameters(top_k=3)),
         ]
 
     def ordinary_requests(self, texts: SplitTexts, spec: TokenizerSpec) -> list[Any]:

@@ -34,24 +34,24 @@ Pairs = Sequence[tuple[Text, Text]]
 Arranged = tuple[list[Text], list[tuple[Text, Text]]]  # single texts, and pairs
 # a text, a pair, or two lists of equal length for a request with several pairs; and options of the Hugging Face tokenizer
 TokenizerCall = tuple[tuple[Any, ...], dict[str, Any]]
-LONG = (
+LONG_TEXT = (
     "The first half hour promises a great deal, and the cast is more than willing to deliver it. "
     "Then the script begins to repeat itself, the jokes wear thin, and nobody seems to know how to stop. "
 )
-NAMES = "Ada Lovelace met Charles Babbage in London, and the Royal Society of Sweden invited Maria Agnesi from Milan to Uppsala. "
+NAMES_TEXT = "Ada Lovelace met Charles Babbage in London, and the Royal Society of Sweden invited Maria Agnesi from Milan to Uppsala. "
 RESERVED_TOKENS = 16  # of a window, for the special tokens and the words that a request adds to a text
-SENTENCE = "A warm, funny and thoroughly engaging film."
+SHORT_TEXT = "A warm, funny and thoroughly engaging film."
 SAMPLE_TEXTS = [
     "good",
-    SENTENCE,
+    SHORT_TEXT,
     "It isn't that the acting is bad; it's that there is none.",
     "¡Qué película más aburrida! 😴 看了两遍，还是觉得很好。",
     "naïve café — “quotes”, tabs\tand\r\nlines\u200b with zero width",
     "3.5/10, would not watch again @ £12.50!!!",
-    NAMES,
-    LONG,
-    LONG * 2,
-    LONG * 4,
+    NAMES_TEXT,
+    LONG_TEXT,
+    LONG_TEXT * 2,
+    LONG_TEXT * 4,
 ]
 
 
@@ -81,11 +81,7 @@ def read_input(document: Document) -> Any:
 
 
 def read_text_list(document: Document, name: str) -> list[str]:
-    """Returns a field that is a list of texts.
-
-    Raises:
-        ValueError: It is not a list of texts.
-    """
+    """Returns a field that is a list of texts."""
     value = document[name]
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise ValueError(f"`{name}` must be a list of texts.")
@@ -158,21 +154,14 @@ class ExportTask:
 
     def fixed_requests(self, spec: TokenizerSpec) -> list[Any]:
         """Returns requests of every kind, on which each graph must agree with the checkpoint."""
-        return [self.text_request(text, spec) for text in ["", *SAMPLE_TEXTS, NAMES * 5, LONG * 30]]
+        return [self.text_request(text, spec) for text in ["", *SAMPLE_TEXTS, NAMES_TEXT * 5, LONG_TEXT * 30]]
 
     def ordinary_requests(self, texts: SplitTexts, spec: TokenizerSpec) -> list[Any]:
         """Returns a request for each text, passage and pair that validate int8."""
         return [self.text_request(text, spec) for text in (*texts.lines, *texts.passages)]
 
     def arrange(self, lines: Sequence[Text], passages: Sequence[Text], user_pairs: Pairs[Text], spec: TokenizerSpec) -> Arranged[Text]:
-        """Returns the single texts and the pairs that calibrate int8.
-
-        Args:
-            lines: Short texts.
-            passages: Long texts; empty without short ones.
-            user_pairs: Pairs of the user's file.
-            spec: The model's tokenizer.
-        """
+        """Returns the single texts and the pairs that calibrate int8, from short and long texts and the pairs of the user's file."""
         if not self.needs_pairs and not spec.pairs_only and (not self.takes_pairs or user_pairs or spec.pair is None):
             return [*lines, *passages], list(user_pairs)
         pairs = [(line, lines[(i + 1) % len(lines)]) for i, line in enumerate(lines)]

@@ -18,15 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertserve.export.tasks import quality
 from bertserve.export.tasks.quality import Score
-from bertserve.export.tasks.spec import (
-    LONG,
-    SAMPLE_TEXTS,
-    SENTENCE,
-    Document,
-    ExportTask,
-    TokenizerCall,
-    window_stride,
-)
+from bertserve.export.tasks.spec import LONG_TEXT, SAMPLE_TEXTS, SHORT_TEXT, Document, ExportTask, TokenizerCall, window_stride
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import classify
@@ -37,7 +29,7 @@ if TYPE_CHECKING:
 
     from bertserve.export.calibration import SplitTexts
 
-_SQUASHED = (
+_SIGMOID_REMARK = (
     "the model's values go through a sigmoid and lie between 0 and 1, but the right answers do not; if "
     'it was trained on values without a sigmoid, set "problem_type": "regression" in its config.json '
     "and export it again"
@@ -86,22 +78,22 @@ class _TextClassification(ExportTask):
     metrics = (quality.ACCURACY, quality.F1, quality.MACRO_F1, quality.MICRO_F1, quality.MATTHEWS, quality.PEARSON, quality.SPEARMAN)
 
     def text_request(self, text: str, spec: TokenizerSpec) -> classify.ClassifyRequest:
-        return classify.ClassifyRequest(text, SENTENCE if spec.pairs_only else None)
+        return classify.ClassifyRequest(text, SHORT_TEXT if spec.pairs_only else None)
 
     def fixed_requests(self, spec: TokenizerSpec) -> list[Any]:
         pairs = [
             classify.ClassifyRequest("A man is eating food.", "Someone eats."),
             classify.ClassifyRequest("", "only the second text"),
-            classify.ClassifyRequest(LONG * 8, LONG * 20),
-            classify.ClassifyRequest("short question?", LONG * 30),
+            classify.ClassifyRequest(LONG_TEXT * 8, LONG_TEXT * 20),
+            classify.ClassifyRequest("short question?", LONG_TEXT * 30),
         ]
         if spec.pairs_only:
             return [*(classify.ClassifyRequest(a, b) for a, b in itertools.pairwise(SAMPLE_TEXTS)), *pairs]
         stride = min(64, spec.max_length // 8)
         return [
-            *(classify.ClassifyRequest(text) for text in ["", *SAMPLE_TEXTS, LONG * 30]),
-            classify.ClassifyRequest(LONG * 30, parameters=classify.ClassifyParameters(window="mean")),
-            classify.ClassifyRequest(LONG * 40, parameters=classify.ClassifyParameters(window="max", stride=stride)),
+            *(classify.ClassifyRequest(text) for text in ["", *SAMPLE_TEXTS, LONG_TEXT * 30]),
+            classify.ClassifyRequest(LONG_TEXT * 30, parameters=classify.ClassifyParameters(window="mean")),
+            classify.ClassifyRequest(LONG_TEXT * 40, parameters=classify.ClassifyParameters(window="max", stride=stride)),
             *([] if spec.pair is None else pairs),
         ]
 
@@ -149,12 +141,12 @@ class _TextClassification(ExportTask):
     def score(self, golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, Score]:
         if len(config.labels) == 1:
             values = [float(result[0]["score"]) for result in results]
-            constant = _constant(golds, values, "value")
-            squashed = "" if config.activation == "none" or all(0 <= gold <= 1 for gold in golds) else _SQUASHED
+            constant_remark = _constant(golds, values, "value")
+            sigmoid_remark = "" if config.activation == "none" or all(0 <= gold <= 1 for gold in golds) else _SIGMOID_REMARK
             return {
-                quality.PEARSON: Score(quality.pearson(golds, values), constant or squashed),
-                quality.SPEARMAN: Score(quality.spearman(golds, values), constant),
-                quality.ERROR: Score(fmean(abs(value - gold) for value, gold in zip(values, golds, strict=True)), squashed),
+                quality.PEARSON: Score(quality.pearson(golds, values), constant_remark or sigmoid_remark),
+                quality.SPEARMAN: Score(quality.spearman(golds, values), constant_remark),
+                quality.ERROR: Score(fmean(abs(value - gold) for value, gold in zip(values, golds, strict=True)), sigmoid_remark),
             }
         predictions = [_chosen_labels(result, config) for result in results]
         accuracy = {quality.ACCURACY: Score(fmean(a == b for a, b in zip(golds, predictions, strict=True)))}

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from bertserve.export.tasks.quality import ENTITY_F1, Score, Span, micro_f1, result_spans, spans_of_tags, widen_to_words
-from bertserve.export.tasks.spec import NAMES, SAMPLE_TEXTS, Document, ExportTask, TokenizerCall, read_input, read_text_list, window_stride
+from bertserve.export.tasks.spec import (
+    NAMES_TEXT,
+    SAMPLE_TEXTS,
+    Document,
+    ExportTask,
+    TokenizerCall,
+    read_input,
+    read_text_list,
+    window_stride,
+)
 from bertserve.export.tasks.tags import read_tags
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
@@ -63,13 +72,15 @@ class _TokenClassification(ExportTask):
     def fixed_requests(self, spec: TokenizerSpec) -> list[Any]:
         stride = min(64, spec.max_length // 8)
         return [
-            *(token_classification.NerRequest(text) for text in [*SAMPLE_TEXTS, NAMES * 5]),
+            *(token_classification.NerRequest(text) for text in [*SAMPLE_TEXTS, NAMES_TEXT * 5]),
             *(
-                token_classification.NerRequest(NAMES, token_classification.NerParameters(aggregation_strategy=s))
+                token_classification.NerRequest(NAMES_TEXT, token_classification.NerParameters(aggregation_strategy=s))
                 for s in ("none", "first", "max", "average")
             ),
-            token_classification.NerRequest(NAMES * 40),
-            token_classification.NerRequest(NAMES * 40, token_classification.NerParameters(aggregation_strategy="first", stride=stride)),
+            token_classification.NerRequest(NAMES_TEXT * 40),
+            token_classification.NerRequest(
+                NAMES_TEXT * 40, token_classification.NerParameters(aggregation_strategy="first", stride=stride)
+            ),
         ]
 
     def read_gold(self, document: Document, config: ModelConfig) -> Entities | None:

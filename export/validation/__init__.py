@@ -1,4 +1,4 @@
 """Compares the graphs of a bundle with its checkpoint: at export, and again by `bert-export verify`.
 
-Only `reference` and `against_checkpoint` need torch.
+Only `reference` needs torch.
 """

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bertserve.export.errors import ParityError
+from bertserve.export.errors import GraphError
 from bertserve.export.progress import parallel_map
 from bertserve.export.validation.served_graph import Answer, ServedGraph
 from bertserve.service.bundle.graph_spec import Agreement, LengthParity, Outputs, Precision
@@ -140,15 +140,15 @@ class Comparison:
         """Adds the graph's answer to a request, and compares it with the reference's, whose outputs are decoded if it has no result.
 
         Raises:
-            ParityError: Their numbers or shapes differ.
+            GraphError: Their numbers or shapes differ.
             EngineError: The outputs cannot be decoded.
         """
         if expected is not None and not self.is_own:
             shapes = [[{name: value.shape for name, value in row.items()} for row in side.rows] for side in (expected, actual)]
             if shapes[0] != shapes[1]:
-                raise ParityError(
-                    f"{len(shapes[1])} windows, with outputs of the shapes {shapes[1]}, but the reference has {shapes[0]} for "
-                    f"{len(shapes[0])}: {_describe(request)}."
+                raise GraphError(
+                    f"{len(shapes[1])} windows, with the shapes {shapes[1]}, but the reference has {shapes[0]} for {len(shapes[0])}: "
+                    f"{_describe(request)}."
                 )
             rows = self._samples if len(self.results) < self.reference.fixed else self._texts
             rows += [RowError.of(*row, request) for row in zip(actual.encodings, expected.rows, actual.rows, strict=True)]
@@ -178,24 +178,24 @@ class Comparison:
         """Checks the bounds of the graph's precision.
 
         Raises:
-            ParityError: An error exceeds its bound; the message has the worst case.
+            GraphError: An error exceeds its bound; the message has the worst case.
         """
         if self.error is not None:
-            raise ParityError(self.error)
+            raise GraphError(self.error)
         precision = self.served.graph.precision
         worst = max(self._samples + self._texts, key=lambda row: row.scaled, default=None)
         if worst is not None and precision == "int8":
             self._check_int8(_describe(worst.request))
         elif worst is not None and worst.scaled > MAX_ABS_ERROR[precision]:
-            raise ParityError(
+            raise GraphError(
                 f"{precision} logits differ by {worst.error:.2e}, over the limit of {MAX_ABS_ERROR[precision]:.0e} or "
                 f"{MAX_ABS_ERROR[precision] / TRAINED_LARGEST:.0e} of the row's largest logit, which is {worst.largest:.3g}: "
                 f"{_describe(worst.request)}."
             )
         if precision == "fp32" and self.attention_error is not None and not self.attention_error <= MAX_ATTENTION_ERROR:
-            raise ParityError(
-                f"fp32 attention weights differ by {self.attention_error:.2e}, over the limit of {MAX_ATTENTION_ERROR:.0e}; export it "
-                "without --attentions."
+            raise GraphError(
+                f"fp32 attention weights differ by {self.attention_error:.2e}, over {MAX_ATTENTION_ERROR:.0e}; export it without "
+                "--attentions."
             )
 
     def _check_int8(self, worst: str) -> None:
@@ -210,11 +210,10 @@ class Comparison:
         # twice the limit for the fixed samples, which are more unusual than ordinary texts
         for (rms, error), max_rms in ((relative_errors(self._samples), 2 * limit), (of_texts, max_text_rms)):
             if not (rms <= max_rms and error <= largest):  # not `>`, which is false for NaN
-                raise ParityError(
-                    f"int8 logits differ by {rms:.2g} of their spread, and at worst by {error:.2g}, over the limits of "
-                    f"{max_rms:.2g} and {largest:.2g}: {worst}. "
-                    "Export again with texts of the model's own domain and language in --calibration, or with a lower --max-int8-error, "
-                    "which keeps more matrices in float."
+                raise GraphError(
+                    f"int8 logits differ by {rms:.2g} of their spread, and at worst by {error:.2g}, over the limits of {max_rms:.2g} and "
+                    f"{largest:.2g}: {worst}; export again with texts of the model's domain in --calibration, or with a lower "
+                    "--max-int8-error."
                 )
 
 
@@ -222,7 +221,7 @@ def compare(served: ServedGraph, reference: Reference) -> Comparison:
     """Compares a graph with a reference, for int8 also on ordinary texts; the caller checks the bounds.
 
     Raises:
-        ParityError: The graph fails on a request, or has outputs of another shape.
+        GraphError: The graph fails on a request, or has outputs of another shape.
         BertServeError: The graph cannot answer a request.
     """
     requests = reference.requests if served.graph.precision == "int8" else reference.requests[: reference.fixed]
@@ -241,7 +240,7 @@ def compare(served: ServedGraph, reference: Reference) -> Comparison:
 def _attention_error(served: ServedGraph, request: attention.AttentionRequest, weights: NDArray[np.float32]) -> float:
     encoding, _ = attention.encode(request, served.tokenizer)
     if weights.shape[-1] != len(encoding):
-        raise ParityError(f"a text has {len(encoding)} tokens, but {weights.shape[-1]} with the checkpoint's tokenizer.")
+        raise GraphError(f"a text has {len(encoding)} tokens, but {weights.shape[-1]} with the checkpoint's tokenizer.")
     [row] = served.engine.run([encoding])
     return float(np.abs(row[attention.OUTPUT] - weights).max())
 
@@ -269,19 +268,13 @@ def measure_row_errors(served: ServedGraph, alone: Sequence[tuple[Encoding, Outp
 
 
 def answer_sample(served: ServedGraph, request: Any) -> Answer:
-    """Returns a graph's answer to a sample.
-
-    Raises:
-        ParityError: The graph fails on the sample.
-    """
+    """Returns a graph's answer to a sample."""
     try:
         return served.answer(request)
     except EngineError as error:
         reason = (str(error.__cause__ or error).splitlines() or [""])[0]
-        raise ParityError(
-            f"the graph fails on a text that its reference answers: {_describe(request)}. A traced graph cannot follow code that depends on "
-            f"the length or the values of a text; such a model is not supported. {reason[:300]}"
-        ) from error
+        # a traced graph cannot follow code that depends on the length or the values of a text
+        raise GraphError(f"the graph fails on a text that its reference answers: {_describe(request)}. {reason[:300]}") from error
 
 
 def _describe(request: Any) -> str:

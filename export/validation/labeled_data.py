@@ -8,12 +8,11 @@ from typing import Any
 
 from bertserve.export.errors import DataError
 from bertserve.export.tasks.all_tasks import TASKS
-from bertserve.export.tasks.spec import Document, ExportTask, read_input
+from bertserve.export.tasks.spec import Document, read_input
 from bertserve.export.validation.served_graph import read_body
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import BertServeError
 from bertserve.service.scoring.rows import Row, read_json_lines
-from bertserve.service.tasks.batch import ModelConfig
 
 
 def read_data(path: Path, manifest: Manifest) -> tuple[list[Row], list[Any]]:
@@ -41,23 +40,22 @@ def read_data(path: Path, manifest: Manifest) -> tuple[list[Row], list[Any]]:
         raise DataError(f"`{path}` cannot be read: {error}.") from error
     if not rows:
         raise DataError(f'`{path}` has no lines; give one JSON object per line, such as {{"inputs": "a text"}}.')
-    parameters = [on_line(row, _read_parameters, row.values) for row in rows]
+
+    def read_parameters(row: Row) -> Document:
+        parameters = row.values.get("parameters") or {}
+        if not isinstance(parameters, dict):
+            raise ValueError("`parameters` must be an object.")
+        return parameters
+
+    def read_request(row: Row, parameters: Document) -> Any:
+        inputs = read_input(dict(row.values))
+        if isinstance(inputs, list):
+            raise ValueError("`inputs` is a list; give one input per line.")
+        [request] = read_body(task, {"inputs": inputs, "parameters": parameters}).requests(manifest)
+        return request
+
+    parameters = [on_line(row, read_parameters, row) for row in rows]
     golds = [on_line(row, task.read_gold, row.values, manifest) for row in rows]
     for row, values in zip(rows, task.data_parameters(parameters, golds), strict=True):
-        row.request = on_line(row, _read_request, task, row.values, values, manifest)
+        row.request = on_line(row, read_request, row, values)
     return rows, golds
-
-
-def _read_parameters(document: Document) -> Document:
-    parameters = document.get("parameters") or {}
-    if not isinstance(parameters, dict):
-        raise ValueError("`parameters` must be an object.")
-    return parameters
-
-
-def _read_request(task: ExportTask, document: Document, parameters: Document, config: ModelConfig) -> Any:
-    inputs = read_input(document)
-    if isinstance(inputs, list):
-        raise ValueError("`inputs` is a list; give one input per line.")
-    [request] = read_body(task, {"inputs": inputs, "parameters": parameters}).requests(config)
-    return request

@@ -1,17 +1,17 @@
-"""The checkpoint in PyTorch float32 as the reference for graphs, and the validation reports of graphs that are measured against it.
+"""The checkpoint in PyTorch float32 as the reference for graphs, at export and for `verify`, and the reports that are measured with it.
 
 The Hugging Face tokenizer creates the inputs, with its own truncation and windows, so that the service's tokenizer is validated too.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
@@ -19,28 +19,38 @@ import torch
 from numpy.typing import NDArray
 
 from bertserve.export import calibration
-from bertserve.export.calibration import SplitTexts
+from bertserve.export.bundle import CARD_FIELDS, bundle_texts
+from bertserve.export.calibration import SplitTexts, digest_texts
 from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
+from bertserve.export.checkpoint.module import load_module
 from bertserve.export.checkpoint.signature import read_output, returning_attention
-from bertserve.export.errors import ParityError
+from bertserve.export.errors import CheckpointError, DataError, GraphError
 from bertserve.export.progress import track
 from bertserve.export.tasks.all_tasks import TASKS
-from bertserve.export.tasks.spec import LONG, NAMES, SAMPLE_TEXTS
+from bertserve.export.tasks.spec import LONG_TEXT, NAMES_TEXT, SAMPLE_TEXTS
 from bertserve.export.validation.comparison import Reference, compare
 from bertserve.export.validation.served_graph import MAX_FULL_LENGTH, Answer, open_graph, sample_requests
+from bertserve.export.workspace import ignore_signals
+from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Outputs, Speed, Timing
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.check import difference
 from bertserve.service.engine.hardware import cpu_instructions, cpu_name
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import BertServeError, EngineError
 from bertserve.service.tasks import attention
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
+if TYPE_CHECKING:
+    from bertserve.export.validation.verify import Report, VerifySpec
+
 
 def sample_reference(checkpoint: Checkpoint, texts: SplitTexts | None = None) -> Reference:
     """Returns the checkpoint's answers to the samples of its task, and to texts to validate int8, which were not used to create it.
 
     Raises:
-        ParityError: PyTorch or the tokenizer cannot run some of them.
+        GraphError: PyTorch or the tokenizer cannot run some of them.
     """
     spec, tokenizer = checkpoint.tokenizer_spec, checkpoint.tokenizer
     texts = texts or SplitTexts()
@@ -51,21 +61,21 @@ def sample_reference(checkpoint: Checkpoint, texts: SplitTexts | None = None) ->
         answers = [Answer((), run_request(checkpoint, request), None) for request in track(requests, "run PyTorch", unit="samples")]
         maps = _sample_attention(checkpoint) if checkpoint.attention_heads else []
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        raise ParityError(
-            f"{type(checkpoint.model).__name__} cannot run all samples of up to {spec.max_length} tokens in PyTorch: {error}; either this "
-            "kind of model is not supported, or the lengths in its configuration are wrong or too short for its task."
+        raise GraphError(
+            f"{type(checkpoint.model).__name__} cannot run samples of up to {spec.max_length} tokens in PyTorch: {error}; it is not "
+            "supported, or the lengths in its configuration are wrong or too short for its task."
         ) from error
-    return Reference("the checkpoint", requests, answers, len(fixed), answer=partial(_answer, checkpoint), maps=maps)
 
+    def answer(request: Any) -> Answer:
+        try:
+            rows = run_request(checkpoint, request)
+        except ValueError as error:
+            raise EngineError(str(error)) from error
+        if not all(np.isfinite(values).all() for row in rows for values in row.values()):
+            raise EngineError("PyTorch's outputs are not finite.")
+        return Answer((), rows, None)
 
-def _answer(checkpoint: Checkpoint, request: Any) -> Answer:
-    try:
-        rows = run_request(checkpoint, request)
-    except ValueError as error:
-        raise EngineError(str(error)) from error
-    if not all(np.isfinite(values).all() for row in rows for values in row.values()):
-        raise EngineError("PyTorch's outputs are not finite.")
-    return Answer((), rows, None)
+    return Reference("the checkpoint", requests, answers, len(fixed), answer, maps=maps)
 
 
 def run_request(checkpoint: Checkpoint, request: Any) -> list[Outputs]:
@@ -112,8 +122,8 @@ def _run_window(checkpoint: Checkpoint, window: dict[str, list[int]]) -> Outputs
 def _sample_attention(checkpoint: Checkpoint) -> list[tuple[attention.AttentionRequest, NDArray[np.float32]]]:
     """Returns the checkpoint's attention for short and long texts, for as many heads as an answer may have."""
     spec, all_heads = checkpoint.tokenizer_spec, [(i, head) for i, count in enumerate(checkpoint.attention_heads) for head in range(count)]
-    texts = [(text,) for text in (*SAMPLE_TEXTS[:7], LONG, LONG * 9)]
-    pairs = [] if spec.pair is None else [("A man is eating food.", "Someone eats."), (LONG * 2, NAMES)]
+    texts = [(text,) for text in (*SAMPLE_TEXTS[:7], LONG_TEXT, LONG_TEXT * 9)]
+    pairs = [] if spec.pair is None else [("A man is eating food.", "Someone eats."), (LONG_TEXT * 2, NAMES_TEXT)]
     samples = []
     for parts in (*texts, *pairs):
         ordered = parts[::-1] if spec.second_text_first else parts
@@ -134,9 +144,6 @@ def measure_graph(folder: Path, graph: GraphSpec, checkpoint: Checkpoint, tokeni
     """Compares a graph with its checkpoint, and times it; returns its manifest entry with a new validation report.
 
     The facts about the graph's creation in the report, on which the bounds depend, stay the same.
-
-    Raises:
-        ParityError: The graph does not agree with the checkpoint, or cannot be served.
     """
     spec = checkpoint.tokenizer_spec
     try:
@@ -144,7 +151,7 @@ def measure_graph(folder: Path, graph: GraphSpec, checkpoint: Checkpoint, tokeni
         comparison = compare(served, reference)
         comparison.check()
     except BertServeError as error:
-        raise ParityError(
+        raise GraphError(
             f"{type(checkpoint.model).__name__} is not supported: its {graph.precision} graph cannot be served. {error}"
         ) from error
     model = ir.load(folder / graph.file)
@@ -173,3 +180,76 @@ def measure_latency(engine: OnnxEngine, *, max_length: int, pad_id: int) -> Spee
     lengths = sorted({min(length, max_length) for length in (16, 64, 128, MAX_FULL_LENGTH)})
     timings = tuple(Timing(length=length, median_ms=median_ms(length)) for length in lengths)
     return Speed(cpu=cpu_name(), instructions=cpu_instructions(), threads=1, timings=timings)
+
+
+def load_checkpoint_of(manifest: Manifest, spec: VerifySpec, report: Report) -> Checkpoint:
+    """Loads the checkpoint or the trusted module for the task and layers of a bundle, and compares weights and settings."""
+    assert spec.checkpoint is not None, "the caller asks for it"
+    if spec.module:
+        checkpoint = load_module(spec.checkpoint)
+        if checkpoint.task != manifest.task:
+            raise CheckpointError(f"the module of `{spec.checkpoint}` is for {checkpoint.task}, but the bundle is for {manifest.task}.")
+    elif ".py:" in manifest.source.checkpoint:
+        raise CheckpointError(
+            f"the bundle was made from the module `{manifest.source.checkpoint}`; give --module FILE:FACTORY and --trust-module."
+        )
+    else:
+        options = LoadOptions(
+            task=manifest.task,
+            revision=spec.revision,
+            layers="last" if manifest.embedding is None else manifest.embedding.layers,
+            attentions=bool(manifest.attention_heads),
+            ignored_weights=manifest.source.ignored_weights,
+            token_types=manifest.source.token_types,
+        )
+        checkpoint = load_checkpoint(spec.checkpoint, options)
+    expected, actual = manifest.source.weights_sha256, checkpoint.origin.weights_sha256
+    detail = f"sha256 over its weights is {actual[:12]}…, the manifest says {expected[:12]}…"
+    report.add("checkpoint", expected == actual, detail, {"weights_sha256": actual})
+    reason = compare_settings(manifest, checkpoint)
+    detail = f"in the checkpoint {reason}" if reason else "labels, activation, embedding and tokenizer are those of the checkpoint"
+    report.add("settings", reason is None, detail)
+    return checkpoint
+
+
+def compare_settings(manifest: Manifest, checkpoint: Checkpoint) -> str | None:
+    """Returns a setting of a bundle that differs from its checkpoint, except the choices of the user at the export; None if none does.
+
+    The comparison of outputs cannot find it, because it decodes both outputs with the same settings.
+    """
+    user_choices = {"embedding": {"layers", "default_layers", "combine"}, "tokenizer": {"sha256"}}
+    updates = {name: getattr(checkpoint, name) for name in ("labels", "activation", "embedding")} | {"tokenizer": checkpoint.tokenizer_spec}
+    manifest_settings, checkpoint_settings = (
+        side.model_dump(mode="json", include={*updates}, exclude=user_choices) for side in (manifest, manifest.model_copy(update=updates))
+    )
+    return difference(manifest_settings, checkpoint_settings, 0.0)
+
+
+def update(bundle: Bundle, checkpoint: Checkpoint, tokenizer: Tokenizer, validation: Path | None) -> None:
+    """Compares all graphs of a verified bundle with its checkpoint again, times them, and writes the new manifest and card.
+
+    `validation` has texts to validate int8, none of which it was created with; None for those of the export.
+
+    Raises:
+        ExportError: A graph does not agree with the checkpoint, or the texts cannot be used.
+        OSError: A file cannot be written.
+    """
+    manifest, int8_texts, texts = bundle.manifest, bundle.manifest.int8_texts, SplitTexts()
+    if any(graph.precision == "int8" for graph in manifest.graphs):
+        texts = calibration.read_validation_texts(manifest, validation)
+    elif validation is not None:
+        raise DataError(f"`{manifest.name}` has no int8 graph, which --validation needs; remove --validation.")
+    calibration.refuse_pairs((texts,), manifest.task, manifest.tokenizer)
+    if int8_texts is not None:
+        int8_texts = int8_texts.model_copy(update={"report": digest_texts((*texts.lines, *texts.pairs))})
+    reference = sample_reference(checkpoint, texts.with_passages(tokenizer))
+    graphs = tuple(measure_graph(bundle.path, graph, checkpoint, tokenizer, reference) for graph in manifest.graphs)
+    source = manifest.source.model_copy(update=checkpoint.origin.model_dump(include=CARD_FIELDS))
+    updates = {"graphs": graphs, "flops": checkpoint.flops, "source": source, "int8_texts": int8_texts}
+    new_manifest = Manifest.model_validate(manifest.model_copy(update=updates).model_dump())
+    # each file is replaced as a whole; the card comes first, because the manifest is verified
+    with ignore_signals():
+        for name, text in bundle_texts(new_manifest, bundle.path, checkpoint.card).items():
+            aside = bundle.path / f".{name}"
+            aside.write_text(text, encoding="utf-8")
+            os.replace(aside, bundle.path / name)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertserve.export.tasks.all_tasks import TASKS
-from bertserve.export.tasks.spec import LONG, NAMES, SENTENCE, ExportTask
+from bertserve.export.tasks.spec import LONG_TEXT, NAMES_TEXT, SHORT_TEXT, ExportTask
 from bertserve.service.bundle.graph_spec import GraphSpec, Outputs
 from bertserve.service.bundle.manifest import Manifest, SpecialPart, TokenizerSpec
 from bertserve.service.engine.onnx_engine import OnnxEngine
@@ -116,11 +116,7 @@ def open_graph(
     config: Manifest | Checkpoint,
     provider: Provider | None = None,
 ) -> ServedGraph:
-    """Opens a graph on a provider, by default its own, or the CPU if this machine lacks it.
-
-    Raises:
-        ProviderError: It cannot run there.
-    """
+    """Opens a graph on a provider, by default its own, or the CPU if this machine lacks it."""
     provider = provider or (graph.provider if why_not(graph.provider) is None else "cpu")
     engine = OnnxEngine(folder / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, provider=provider)
     return ServedGraph(graph, engine, tokenizer, config, provider)
@@ -139,7 +135,7 @@ def sample_requests(config: Manifest | Checkpoint, spec: TokenizerSpec, count: C
         text = " met ".join(f"{token} Ada {token}" for token in tokens[start : start + step])
         requests.append(task.text_request(text, spec))
     prompts = config.embedding.prompts.values() if config.embedding else ()
-    requests += [replace(task.text_request(SENTENCE, spec), prompt=prompt) for prompt in prompts]
+    requests += [replace(task.text_request(SHORT_TEXT, spec), prompt=prompt) for prompt in prompts]
     if not any(isinstance(part, SpecialPart) for part in spec.single):
         requests = [request for request in requests if request.chars]  # an empty text has no tokens, and no answer
     if count is not None:
@@ -147,7 +143,7 @@ def sample_requests(config: Manifest | Checkpoint, spec: TokenizerSpec, count: C
         # at the model's own length, more tokens than it takes, so that it cuts the text; at a shorter length, space for special tokens and
         # the second text of a pair, because nothing is cut
         target_length = length + length // 4 if length == spec.max_length else length - 32
-        words = list(itertools.islice(itertools.cycle((NAMES + LONG).split()), length))
+        words = list(itertools.islice(itertools.cycle((NAMES_TEXT + LONG_TEXT).split()), length))
         text = " ".join(words[: length * target_length // count(" ".join(words))])
         requests.append(task.text_request(text, spec))
     if config.embedding is None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bertserve.export.errors import DataError, ExportError, ParityError
+from bertserve.export.errors import DataError, ExportError, GraphError
 from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.export.tasks.quality import Score
 from bertserve.export.tasks.spec import INPUT_KEYS
@@ -112,8 +112,7 @@ def verify(spec: VerifySpec, report: Report) -> None:
         return
     # importing torch and transformers takes seconds, and the other checks need neither
     if spec.checkpoint is not None:
-        from bertserve.export.validation.against_checkpoint import load_checkpoint_of, update
-        from bertserve.export.validation.reference import sample_reference
+        from bertserve.export.validation.reference import load_checkpoint_of, sample_reference, update
 
         checkpoint = load_checkpoint_of(bundle.manifest, spec, report)
         reference = sample_reference(checkpoint)
@@ -142,8 +141,6 @@ def _open(bundle: Bundle, graph: GraphSpec, tokenizer: Tokenizer, spec: VerifySp
     detail = f"at export on {validation.provider}: worst logit error {validation.worst_abs_error:.1e}, {describe_agreement(validation)}"
     if validation.quantization_error:
         detail += f", its precision changes the outputs by {validation.quantization_error:.3f} of their spread"
-    if not validation.samples:
-        detail = f"the manifest has none for {graph.file}; export the bundle again"
     report.add(f"validation {name}", validation.samples > 0, detail, validation.model_dump(mode="json"))
     missing = None if spec.providers is not None else why_not(graph.provider)
     try:
@@ -217,7 +214,7 @@ def _compare_row(comparisons: Sequence[Comparison], reference: Reference, row: R
             comparison.add(row.request, actual, expected)
         except CallerError as error:
             raise DataError(f"{where} cannot be answered: {error}") from error
-        except (EngineError, ParityError) as error:
+        except (EngineError, GraphError) as error:
             comparison.error = f"{failing} has no answer to {where}: {error}"
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, PreTrainedTokenizerFast
 
 import tiny
-from bertserve.export.calibration import BUILT_IN
+from bertserve.export.calibration import BUILT_IN_TEXTS
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.service.bundle.files import TOKENIZER_FILE
 from bertserve.service.text.tokenizer import Tokenizer
@@ -154,7 +154,7 @@ def sentence_transformers(path: Path, *kinds: str, pooling: str = "mean_tokens",
 def few_texts(folder: Path, count: int = 20) -> Path:
     """Writes the first `count` built-in calibration texts to a file and returns its path; they are enough for most tiny models."""
     path = folder / "texts.txt"
-    path.write_text("".join(BUILT_IN.read_text(encoding="utf-8").splitlines(keepends=True)[:count]), encoding="utf-8")
+    path.write_text("".join(BUILT_IN_TEXTS.read_text(encoding="utf-8").splitlines(keepends=True)[:count]), encoding="utf-8")
     return path
 
 

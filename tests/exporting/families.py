@@ -16,7 +16,7 @@ from tokenizers import normalizers, pre_tokenizers, trainers
 from transformers.models.auto import modeling_auto
 
 import tiny
-from bertserve.export.calibration import BUILT_IN
+from bertserve.export.calibration import BUILT_IN_TEXTS
 from checkpoints import SIZES, naming, save_random
 
 LENGTH = 144  # usable tokens; enough for a window with any question of the parity samples
@@ -88,7 +88,7 @@ class Family:
 
 @functools.cache
 def _texts() -> list[str]:
-    return BUILT_IN.read_text(encoding="utf-8").splitlines()
+    return BUILT_IN_TEXTS.read_text(encoding="utf-8").splitlines()
 
 
 def _parts(words: Iterable[str], *, inner: str = "") -> Counter[str]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from bertserve.export import inference
-from bertserve.export.calibration import BUILT_IN
+from bertserve.export.calibration import BUILT_IN_TEXTS
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Outputs, Precision
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
@@ -106,7 +106,7 @@ def logit_error(bundle: Bundle, logits_of: Callable[[torch.Tensor], torch.Tensor
 
 def grid(tokenizer: Tokenizer, task: str) -> list[Encoding]:
     """Returns encodings of every length of the grid, cut from one long text; for fill-mask, the first and last tokens are masked."""
-    (whole,) = tokenizer.tokenize([" ".join(BUILT_IN.read_text(encoding="utf-8").splitlines()[:20])])
+    (whole,) = tokenizer.tokenize([" ".join(BUILT_IN_TEXTS.read_text(encoding="utf-8").splitlines()[:20])])
     pair = task in ("question-answering", "multiple-choice", "next-sentence", "sentence-order")
     encodings = []
     for count in (*COUNTS, tokenizer.room(pair=pair)):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bertserve.export import inference
-from bertserve.export.calibration import BUILT_IN, read_texts
+from bertserve.export.calibration import BUILT_IN_TEXTS, read_texts
 from bertserve.export.graph import rewrite
 from bertserve.export.int8 import activations, graph_edits, sensitivity, smoothquant
 from bertserve.export.int8.activations import observe, observe_tensors
@@ -38,12 +38,12 @@ def test_bounds_cover_all_rows(all_staged: dict[str, Staged], tmp_path: Path) ->
 
 
 def test_a_large_model_is_observed_on_fewer_texts(all_staged: dict[str, Staged], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`FLOPS` limits the texts, but the widest matrix still gets the rows that GPTQ needs."""
+    """`MAX_FLOPS` limits the texts, but the widest matrix still gets the rows that GPTQ needs."""
     staged = all_staged["text-classification"]
     model = rewrite.load(staged.packed)
     layers, feeds = rewrite.find_linears(model.graph), staged.feeds([f"{TEXTS[1]} {i}" for i in range(400)])
     whole = observe(model, layers, tmp_path / "whole.onnx", feeds, tmp_path / "whole")
-    monkeypatch.setattr(activations, "FLOPS", 1.0)
+    monkeypatch.setattr(activations, "MAX_FLOPS", 1.0)
     part = observe(model, layers, tmp_path / "part.onnx", feeds, tmp_path / "part")
     name = max(whole, key=lambda x: whole[x].width)
 
@@ -70,7 +70,7 @@ def quantized(staged: Staged, folder: Path) -> dict[str, QuantParams]:
     """Returns the quantization of a graph's layers by input tensor; writes the observed graph to the folder."""
     model = rewrite.load(staged.packed)
     layers = rewrite.find_linears(model.graph)
-    seen = observe(model, layers, folder / "observed.onnx", staged.feeds(read_texts(BUILT_IN)[:20]), folder / "samples")
+    seen = observe(model, layers, folder / "observed.onnx", staged.feeds(read_texts(BUILT_IN_TEXTS)[:20]), folder / "samples")
     params = {}
     for x, layer in layers.items():
         weight, bias = layer.arrays()
@@ -84,7 +84,7 @@ def test_a_measured_effect_equals_the_effect_of_one_int8_layer(
     all_staged: dict[str, Staged], task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     staged = all_staged[task]
-    texts = staged.feeds(read_texts(BUILT_IN)[:20])[: sensitivity.FIRST_TEXTS]
+    texts = staged.feeds(read_texts(BUILT_IN_TEXTS)[:20])[: sensitivity.FIRST_TEXTS]
     monkeypatch.setattr(sensitivity, "choose_texts", lambda feeds, tokens: texts)
     params = quantized(staged, tmp_path)
     found = sensitivity.measure(rewrite.load(staged.packed), params, tmp_path / "shifted.onnx", texts, limits=[1.0])

@@ -148,7 +148,7 @@ def test_files_that_share_texts_are_an_error(tmp_path: Path) -> None:
 def test_passages_join_neighboring_texts_of_one_split(all_staged: dict[str, Staged]) -> None:
     """Each passage is longer than a truncated text, fits the model, and contains no text of the other split."""
     staged = all_staged["text-classification"]
-    split = calibration.read_int8_texts(calibration.BUILT_IN).with_passages(staged.tokenizer)
+    split = calibration.read_int8_texts(calibration.BUILT_IN_TEXTS).with_passages(staged.tokenizer)
     room = staged.tokenizer.room(pair=False)
 
     for side, other in ((split.calibration, split.report), (split.report, split.calibration)):

@@ -210,7 +210,7 @@ def test_writers_and_readers_of_a_large_tensor_stay_in_float32() -> None:
     ]
     tensors = [numpy_helper.from_array(np.float32([value]), name) for name, value in (("big", -3.4e38), ("gamma", 1.0), ("beta", 0.0))]
     model = helper.make_model(helper.make_graph(nodes, "g", [], [], tensors))
-    limit = gpu.LIMIT
+    limit = gpu.MAX_FP16_PEAK
     peaks = dict.fromkeys("xcfg", 1.0) | {"a": 0.0, "b": limit * 1.01, "d": limit * 0.6, "e": limit * 0.6, "h": float("nan"), "i": limit}
 
     assert {"constant", "writer", "reader", "sum", "not_finite"} == gpu.overflowing(model, peaks)

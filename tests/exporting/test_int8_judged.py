@@ -163,7 +163,7 @@ def made_with(manifest: Manifest, split: Int8Texts) -> Manifest:
 def test_int8_is_validated_again_on_the_same_texts(manifest: Manifest, tmp_path: Path) -> None:
     """The texts of the export's report are used again, from a user's file or from the built-in file."""
     own = read_int8_texts(numbered_texts(tmp_path / "own.txt", range(40)))
-    built_in = read_int8_texts(calibration.BUILT_IN)
+    built_in = read_int8_texts(calibration.BUILT_IN_TEXTS)
 
     assert own.report == calibration.read_validation_texts(made_with(manifest, own), tmp_path / "own.txt")
     assert built_in.report == calibration.read_validation_texts(made_with(manifest, built_in), None)
@@ -194,7 +194,7 @@ def test_update_refuses_the_calibration_texts(
     manifest = output / "tiny-bert" / MANIFEST_FILE
     before = manifest.read_bytes()
 
-    for flags, word in (((), " 17 texts "), (("--validation", calibration.BUILT_IN), "700 of the 700")):
+    for flags, word in (((), " 17 texts "), (("--validation", calibration.BUILT_IN_TEXTS), "700 of the 700")):
         code, checks = verify(output / "tiny-bert", "--checkpoint", source, "--update", *flags)
         assert (1, before) == (code, manifest.read_bytes())
         assert word in list(checks.values())[-1]["detail"]

@@ -30,7 +30,7 @@ CHANNEL, UNIT = 5, 7
 # about three times the error measured on texts outside the calibration (onnxruntime 1.31)
 MAX_ERROR = {"text-classification": 0.15, "token-classification": 0.06, "question-answering": 0.15, "fill-mask": 0.09}
 SAMPLE = {"text-classification", "token-classification"}
-TEXTS = calibration.read_texts(calibration.BUILT_IN)
+TEXTS = calibration.read_texts(calibration.BUILT_IN_TEXTS)
 SEEN, UNSEEN = TEXTS[:40], TEXTS[40:80]
 
 Array = NDArray[Any]

@@ -267,7 +267,7 @@ def test_other_labels_than_the_checkpoints_fail(exported: tuple[Path, Path], tmp
 @pytest.mark.torch
 def test_settings_that_differ_from_the_checkpoints_are_named(tmp_path: Path) -> None:
     """The layers and their combination are chosen at the export, so they do not count as differences."""
-    from bertserve.export.validation.against_checkpoint import compare_settings, load_checkpoint_of
+    from bertserve.export.validation.reference import compare_settings, load_checkpoint_of
     from bertserve.export.validation.verify import Report, VerifySpec
     from checkpoints import encoder, sentence_transformers
 
@@ -304,7 +304,7 @@ def test_update_measures_everything_again(
             graph["validation"] |= {"lengths": [], "speed": None, "agreement": None}
 
     tiny.edit(path, age)
-    monkeypatch.setattr("bertserve.export.calibration.BUILT_IN", source.parent / "texts.txt")  # the texts of the export
+    monkeypatch.setattr("bertserve.export.calibration.BUILT_IN_TEXTS", source.parent / "texts.txt")  # the texts of the export
     replace = os.replace
 
     def replace_at_a_signal(*paths: Any) -> None:
@@ -343,11 +343,11 @@ def test_a_revision_of_the_checkpoint_is_loaded(
 ) -> None:
     from bertserve.export.checkpoint.load import LoadOptions
     from bertserve.export.errors import CheckpointError
-    from bertserve.export.validation import against_checkpoint
+    from bertserve.export.validation import reference
 
     def load(source: str, options: LoadOptions) -> None:
         raise CheckpointError(f"not here: {source} {options.revision}")
 
-    monkeypatch.setattr(against_checkpoint, "load_checkpoint", load)
+    monkeypatch.setattr(reference, "load_checkpoint", load)
     assert 1 == cli.main(["verify", str(sound(tmp_path)), "--checkpoint", "org/model", "--revision", "v1"])
     assert "org/model v1" in capsys.readouterr().err
