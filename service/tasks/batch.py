@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bertserve.service.bundle.calibration import Calibration
 from bertserve.service.bundle.graph_spec import Outputs
@@ -18,6 +18,9 @@ from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.cost import NOTHING, Cost
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 from bertserve.service.text.windows import kept_of_pair
+
+if TYPE_CHECKING:
+    from bertserve.service.metrics import ScoreMetrics
 
 # Maximum number of windows that an answer describes.
 MAX_SPANS = 64
@@ -94,16 +97,6 @@ class ModelConfig(Protocol):
         """Number of heads of each layer, if the graph has attention as an output; otherwise empty."""
 
 
-class ScoreCounts(Protocol):
-    """Counts the predictions of a model."""
-
-    def predicted(self, labels: Sequence[str], score: float) -> None:
-        """Counts a prediction, given its labels and its best score, which is calibrated."""
-
-    def abstained(self) -> None:
-        """Counts an input without a decision, although one was requested."""
-
-
 @dataclass(frozen=True, slots=True)
 class TaskModel:
     """The parts of a model that tasks use.
@@ -118,7 +111,7 @@ class TaskModel:
     tokenizer: Tokenizer
     config: ModelConfig
     calibration: Calibration | None = None
-    counts: ScoreCounts | None = None
+    counts: ScoreMetrics | None = None
 
 
 TaskGenerator = Generator[Batch, Sequence[Outputs], Any]

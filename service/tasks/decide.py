@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import BaseModel, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from bertserve.service.bundle.calibration import Calibration
 from bertserve.service.errors import InvalidParameterError
-from bertserve.service.tasks.batch import ScoreCounts, TaskModel
+from bertserve.service.tasks.batch import TaskModel
 from bertserve.service.tasks.body import NUMBER, PAIR, ClosedModel, one_of
 from bertserve.service.tasks.decoding import Floats, Link, calibrate
 from bertserve.service.tasks.unknown_fields import check_names
+
+if TYPE_CHECKING:
+    from bertserve.service.metrics import ScoreMetrics
 
 CHOSEN = 0.5  # least score of an independent label that counts without a threshold
 DECISION_BYTES = 256  # of a decision in an answer, without its texts
@@ -74,7 +77,7 @@ class DecisionRule:
     """
 
     calibration: Calibration | None = None
-    counts: ScoreCounts | None = None
+    counts: ScoreMetrics | None = None
     thresholds: Mapping[str | None, float] | None = None
     min_confidence: float | None = None
     gives_sets: bool = False

@@ -10,13 +10,12 @@ would reverse the order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import BaseModel, Field
 
-from bertserve.service.bundle.manifest import Activation, Side
+from bertserve.service.bundle.manifest import Activation
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, encode_pairs
 from bertserve.service.tasks.body import LIST_LIMIT, TaskBody, Truncate, TruncationDirection, body_config, defaults
@@ -33,27 +32,6 @@ NEEDS = (
 )
 
 
-@dataclass(slots=True)
-class RerankRequest:
-    """A query and the texts to be ranked, with the options of `RerankBody`.
-
-    If a pair exceeds the model's length, the longer text is truncated first.
-    """
-
-    query: str
-    texts: tuple[str, ...]
-    raw_scores: bool = False
-    return_text: bool = False
-    truncate: bool | None = None
-    truncation_direction: Side | None = None
-    parameters: DecideParameters = field(default_factory=DecideParameters)
-
-    @property
-    def chars(self) -> int:
-        """Characters to tokenize; each text counts `TEXT_CHARS` more."""
-        return len(self.query) + sum(map(len, self.texts)) + len(self.texts) * TEXT_CHARS
-
-
 def relevant_label(labels: Sequence[str]) -> int | None:
     """Returns the id of the label that ranks texts: the only one, `yes` of `yes` and `no`, or the one of two that begins with "relevant".
 
@@ -66,19 +44,20 @@ def relevant_label(labels: Sequence[str]) -> int | None:
     return ids[0] if len(ids) == 1 and len(labels) <= 2 else None
 
 
-def rerank(request: RerankRequest, model: TaskModel) -> TaskGenerator:
+def rerank(request: RerankBody, model: TaskModel) -> TaskGenerator:
     """Returns `{index, score}` of each text, and `text` on request, best first by their logits; equal ones keep the order of the texts.
 
-    Each text forms a pair with the query. The rows have the output `logits`, float32 [1], or [2] for a model with two labels.
+    Each text forms a pair with the query; if a pair is too long, the longer text is truncated first. The rows have the output `logits`,
+    float32 [1], or [2] for a model with two labels.
 
     Raises:
         InvalidValueError: A pair is too long and `truncate` is false.
     """
-    config = model.config
+    config, parameters = model.config, request.parameters or defaults(DecideParameters)
     label = relevant_label(config.labels)
     assert label is not None, "a derived task runs only on compatible models"
     name = config.labels[label]
-    rule = decision_rule(request.parameters, model, [name], can_calibrate=not request.raw_scores)
+    rule = decision_rule(parameters, model, [name], can_calibrate=not request.raw_scores)
     encodings, truncated = encode_pairs(
         model.tokenizer,
         request.query,
@@ -89,7 +68,7 @@ def rerank(request: RerankRequest, model: TaskModel) -> TaskGenerator:
         option="truncate",
     )
     returned = sum(map(text_bytes, request.texts)) if request.return_text else 0
-    if request.parameters.decide:
+    if parameters.decide:
         returned += DECISION_BYTES + ITEM_BYTES * len(encodings)
     rows = yield Batch(encodings, Cost(returned + ITEM_BYTES * len(encodings)), truncated=truncated)
     if not rows:
@@ -152,10 +131,14 @@ class RerankBody(QueryBody):
     truncation_direction: TruncationDirection = None
     parameters: DecideParameters | None = None
 
+    @property
+    def chars(self) -> int:
+        """Characters to tokenize; each text counts `TEXT_CHARS` more."""
+        return len(self.query) + sum(map(len, self.texts)) + len(self.texts) * TEXT_CHARS
+
     def requests(self, config: ModelConfig) -> list[Any]:
-        """Returns the only request."""
-        options = (self.raw_scores, self.return_text, self.truncate, self.truncation_direction)
-        return [RerankRequest(self.query, tuple(self.texts), *options, self.parameters or defaults(DecideParameters))]
+        """Returns the body, which is the only request."""
+        return [self]
 
 
 class RankedText(BaseModel):

@@ -21,7 +21,7 @@ FLOOR = 0.98
 MAX_SCORE_ERROR = 0.05
 
 
-def request_of(case: dict[str, Any]) -> rerank.RerankRequest:
+def request_of(case: dict[str, Any]) -> rerank.RerankBody:
     """Returns the task request of a case, parsed from JSON as in the service."""
     [request] = embedded.read(rerank.TASK, case["request"]).requests(RERANK.manifest)
     return request
@@ -51,7 +51,7 @@ def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int) -> None:
     for case in CASES[::step]:
         if not case["logits"]:
             continue
-        rows = RERANK.rows(encode(rerank, request_of(case), RERANK.tokenizer).encodings)
+        rows = RERANK.rows(encode(rerank, request_of(case), RERANK.tokenizer, RERANK.manifest).encodings)
         expected, actual = sigmoid(case["logits"]), sigmoid([float(row["logits"][0]) for row in rows])
         worst = max(worst, float(np.abs(expected - actual).max()))
         first, second = np.nonzero(np.subtract.outer(expected, expected) >= NEAR_TIE)

@@ -12,6 +12,7 @@ from bertserve.service.bundle.files import load_bundle
 from bertserve.service.tasks import classify, embed, rerank, zero_shot
 from bertserve.service.tasks.batch import Batch
 from bertserve.service.text.tokenizer import Tokenizer
+from fakes import Head
 from task_runs import encode
 
 LENGTH = 24
@@ -60,12 +61,16 @@ def test_a_request_overrides_the_truncation_side(left: Tokenizer, right: Tokeniz
         (embed, embed.EmbedRequest(TEXT, embed.EmbedParameters(**direction)), embed.EmbedRequest(TEXT)),
         (
             rerank,
-            rerank.RerankRequest("a", (TEXT,), **direction),
-            rerank.RerankRequest("a", (TEXT,)),
+            rerank.RerankBody(query="a", texts=[TEXT], **direction),
+            rerank.RerankBody(query="a", texts=[TEXT]),
         ),
         (classify, classify.ClassifyRequest(TEXT, truncation_side="right"), classify.ClassifyRequest(TEXT)),
     ):
-        assert ids(encode(task, plain, right)) == ids(encode(task, overriding, left)) != ids(encode(task, plain, left))
+        cut_right, overridden, cut_left = (
+            ids(encode(task, request, tokenizer, Head(labels=("LABEL_0",))))
+            for request, tokenizer in ((plain, right), (overriding, left), (plain, left))
+        )
+        assert cut_right == overridden != cut_left
 
 
 def test_the_end_of_a_long_text_is_read(left: Tokenizer) -> None:

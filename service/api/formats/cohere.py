@@ -44,13 +44,13 @@ class DocumentsBody(rerank.QueryBody):
     return_documents: Annotated[bool | None, Field(description="Include each document in the answer.")] = None
 
     @property  # type: ignore[misc]  # a field of `/rerank`
-    def texts(self) -> tuple[str, ...]:
+    def texts(self) -> list[str]:
         """The texts of the documents."""
-        return tuple(document if isinstance(document, str) else document.text for document in self.documents)
+        return [document if isinstance(document, str) else document.text for document in self.documents]
 
     def requests(self, config: ModelConfig) -> list[Any]:
         """Returns the only request."""
-        return [rerank.RerankRequest(self.query, self.texts)]
+        return [rerank.RerankBody.model_validate({"query": self.query, "texts": self.texts})]
 
 
 class RankedDocument(BaseModel):
