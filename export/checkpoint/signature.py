@@ -123,7 +123,7 @@ def count_heads(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
         shape = None if weights is None else list(weights.shape)
         if shape is None or shape[:1] + shape[2:] != [1, length, length] or weights.min() < 0 or (weights.sum(-1) - 1).abs().max() > 1e-3:
             raise CheckpointError(
-                f"{type(model).__name__} returns {shape or 'none'} as the attention of layer {number}, not [1, heads, {length}, {length}] with a "
-                "sum of 1 for each token; export it without --attentions."
+                f"{type(model).__name__} returns {shape or 'none'} as the attention of layer {number}, not [1, heads, {length}, {length}] "
+                "with a sum of 1 for each token; export it without --attentions."
             )
     return tuple(int(weights.shape[1]) for weights in outputs["attentions"])
