@@ -6,7 +6,6 @@ Exit codes: 0 success, 1 an objective was missed or no request was answered, 2 w
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import signal
 import sys
@@ -14,8 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from bertserve.bench import BenchError, objectives, page, workloads
-from bertserve.bench.report import BenchReport, summary_lines
+from bertserve.bench import BenchError, objectives, workloads
 from bertserve.service import __version__
 from bertserve.service.flag_parser import FlagParser
 
@@ -69,14 +67,9 @@ def build_parser() -> FlagParser:
         commands[name].add_argument("--max-connections", type=_count, default=512, help="maximum connections (default: 512)")
 
     commands["open"].add_argument("--rate", type=_positive, required=True, help="requests per second")
-    command = commands["sweep"]
-    command.add_argument("--steps", type=_count, default=6, help="maximum number of rates (default: 6)")
-    command.add_argument(
-        "--max-rate",
-        type=_positive,
-        help="start with this rate and try no higher one (default: start with 1.1 times the closed-loop throughput, and double it while "
-        "the objectives are met)",
-    )
+    commands["sweep"].add_argument("--steps", type=_count, default=6, help="maximum number of rates (default: 6)")
+    help_text = "the first and highest rate (default: start with 1.1 times the closed-loop throughput, and double it while it holds)"
+    commands["sweep"].add_argument("--max-rate", type=_positive, help=help_text)
     command = commands["compare"]
     command.add_argument("--bundle", type=Path, required=True, metavar="DIR", help="bundle that the target serves, for the raw loop")
     command.add_argument("--raw-graph", type=Path, metavar="FILE", help="ONNX file for the raw loop instead of the bundle's graph")
@@ -86,32 +79,20 @@ def build_parser() -> FlagParser:
 
 
 def _add_load(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--target",
-        default=_DEFAULT_URL,
-        metavar="URL[=WORKLOAD]",
-        help=f"endpoint and workload ({', '.join(workloads.NAMES)}, or a JSON Lines file of bodies; default: {_DEFAULT_URL}, with the workload "
-        "for the model's task)",
-    )
+    names = ", ".join(workloads.NAMES)
+    help_text = f"endpoint and workload: {names}, or a JSON Lines file of bodies (default: {_DEFAULT_URL}, with a workload for its task)"
+    command.add_argument("--target", default=_DEFAULT_URL, metavar="URL[=WORKLOAD]", help=help_text)
     command.add_argument("--texts", type=_count, default=1, help="texts per request (default: 1)")
     command.add_argument("--seconds", type=_positive, default=10.0, help="duration of each load or loop (default: 10)")
-    command.add_argument(
-        "--warmup-s", type=_not_negative, default=1.0, metavar="SECONDS", help="uncounted time before each load (default: 1)"
-    )
+    command.add_argument("--warmup-s", type=_not_negative, default=1.0, metavar="SECONDS", help="time before a load (default: 1)")
     command.add_argument("--timeout-s", type=_positive, default=30.0, metavar="SECONDS", help="longer requests are errors (default: 30)")
     command.add_argument("--seed", type=int, default=0, help="random seed for texts and arrivals (default: 0)")
-    command.add_argument(
-        "--header", action="append", type=_header, default=[], metavar="'NAME: VALUE'", help="header of every request; repeat for more"
-    )
+    help_text = "header of every request; repeat for more"
+    command.add_argument("--header", action="append", type=_header, default=[], metavar="'NAME: VALUE'", help=help_text)
     command.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the service's API key")
-    command.add_argument(
-        "--slo",
-        action="append",
-        default=[],
-        metavar="METRIC=NUMBER",
-        help="objective; exit code 1 if it is missed. Repeat, or separate with commas. error_rate=0.01 is added unless you give another: "
-        f"{', '.join(objectives.METRICS)}",
-    )
+    metrics = ", ".join(objectives.METRICS)
+    help_text = f"objective, which sets exit code 1 if it is missed; repeat, or separate with commas (default: error_rate=0.01): {metrics}"
+    command.add_argument("--slo", action="append", default=[], metavar="METRIC=NUMBER", help=help_text)
     command.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON; `-` prints it instead of the summary")
     command.add_argument("--html", type=Path, metavar="FILE", help="write the report as an HTML page with plots (needs the extra `bench`)")
 
@@ -119,6 +100,9 @@ def _add_load(command: argparse.ArgumentParser) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     args = build_parser().parse_args(argv)
+    # importing tokenizers, pydantic and onnxruntime takes a second, and --help and wrong flags do not need them
+    from bertserve.bench.commands import run_command
+
     stop = threading.Event()
 
     def on_sigint(*_: object) -> None:
@@ -127,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     before = signal.signal(signal.SIGINT, on_sigint)
     try:
-        return _measure(args, stop)
+        return run_command(args, stop)
     except BenchError as error:
         print(f"bert-bench: {error}", file=sys.stderr)
         return 2
@@ -135,45 +119,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _measure(args: argparse.Namespace, stop: threading.Event) -> int:
-    """Runs a command that measures; after an error it reports the measurements so far."""
-    parsed_objectives = objectives.parse(args.slo or (["p99_ms=50"] if args.command == "sweep" else []))
-    if args.html:
-        page.require_matplotlib()  # before the load
-    settings = vars(args) | {"header": [name for name, _ in args.header]}  # a value may be a key
-    report = BenchReport(args.command, settings, parsed_objectives)
-    # importing tokenizers, pydantic and onnxruntime takes a second, and --help and wrong flags do not need them
-    from bertserve.bench import commands
-
-    try:
-        commands.measure(args, report, stop)
-    finally:
-        report.interrupted = stop.is_set()
-        if report.runs:
-            _write(report, args)
-    if report.interrupted:
-        return 130
-    return 0 if report.has_results and not report.is_missed else 1
-
-
-def _write(report: BenchReport, args: argparse.Namespace) -> None:
-    """Prints the summary, and writes the reports.
-
-    Raises:
-        BenchError: A file cannot be written.
-    """
-    document = json.dumps(report.document(), indent=1)
-    print(document if args.json == Path("-") else "\n".join(summary_lines(report)))
-    files = {} if args.json in (None, Path("-")) else {args.json: document}
-    if args.html:
-        files[args.html] = page.render(report)
-    for path, text in files.items():
-        try:
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise BenchError(f"the report `{path}` cannot be written: {error.strerror}.") from error
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The commands that measure: loads and raw loops, and metrics computed from several of them.
+"""The commands: loads and raw loops, metrics computed from several of them, and reports.
 
 Values that are compared are measured in turn in one process, so that a slow machine affects all of them. After Ctrl-C, a
 command ends after its current measurement, with the metrics so far.
@@ -7,19 +7,21 @@ command ends after its current measurement, with the metrics so far.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
-from bertserve.bench import BenchError
+from bertserve.bench import BenchError, objectives
 from bertserve.bench.generator import Durations, poisson_arrivals, run_load
 from bertserve.bench.measurement import Run, summarize, worst_metrics
 from bertserve.bench.objectives import METRICS, Objective
 from bertserve.bench.raw_loop import RawLoop
-from bertserve.bench.report import BenchReport
+from bertserve.bench.report import BenchReport, html_page, require_matplotlib, summary_lines
 from bertserve.bench.target import Target, fetch_info, probe_target
 from bertserve.service.errors import plural
 
@@ -28,40 +30,55 @@ _log = partial(print, file=sys.stderr, flush=True)
 
 @dataclass(frozen=True, slots=True)
 class LoadTest:
-    """A target and the settings of its loads. `report` gets each load, and Ctrl-C sets `stop`."""
+    """A target, and the flags of a command. `report` gets each load, and Ctrl-C sets `stop`."""
 
     target: Target
-    durations: Durations
-    max_connections: int
-    seed: int
+    args: argparse.Namespace
     report: BenchReport
     stop: threading.Event
 
-    def run_closed_loop(self, connections: int, name: str = "closed") -> Run:
-        """Runs a closed loop with this many connections."""
-        return self._run(f"{name}, {plural(connections, 'connection')}", connections, None)
+    def run_closed_loop(self, name: str = "closed") -> Run:
+        """Runs a closed loop."""
+        return self._run(f"{name}, {plural(self.args.connections, 'connection')}", self.args.connections)
 
     def run_open_loop(self, rate: float, *, confirmation: bool = False) -> Run:
         """Runs an open loop with Poisson arrivals at a rate per second; a confirmation has other arrival times."""
-        arrivals = poisson_arrivals(rate, self.durations.warmup_s + self.durations.seconds, seed=self.seed + confirmation)
-        return self._run(f"open, {rate:.4g}/s{', confirmation' if confirmation else ''}", self.max_connections, arrivals)
+        arrivals = poisson_arrivals(rate, self.args.warmup_s + self.args.seconds, seed=self.args.seed + confirmation)
+        return self._run(f"open, {rate:.4g}/s{', confirmation' if confirmation else ''}", self.args.max_connections, arrivals)
 
-    def _run(self, name: str, connections: int, arrivals: Sequence[float] | None) -> Run:
-        _log(f"{name}, {self.durations.seconds:g} s")
-        load = run_load(self.target, self.durations, connections=connections, arrivals=arrivals, stop=self.stop)
-        run = summarize(name, self.target, load, open_loop=arrivals is not None)
+    def _run(self, name: str, connections: int, arrivals: Sequence[float] | None = None) -> Run:
+        durations = Durations(self.args.seconds, self.args.warmup_s, self.args.timeout_s)
+        _log(f"{name}, {durations.seconds:g} s")
+        load = run_load(self.target, durations, connections=connections, arrivals=arrivals, stop=self.stop)
+        run = summarize(name, load, open_loop=arrivals is not None)
         self.report.runs.append(run)
         for warning in run.warnings:
             _log(f"  warning: {warning}")
         return run
 
 
-def measure(args: argparse.Namespace, report: BenchReport, stop: threading.Event) -> None:
-    """Runs the subcommand `args.command`. The report gets each result immediately.
+def run_command(args: argparse.Namespace, stop: threading.Event) -> int:
+    """Runs the subcommand `args.command`; after an error it reports the measurements so far. Returns the exit code.
 
     Raises:
         BenchError: A flag, a file or an address is wrong.
     """
+    limits = objectives.parse(args.slo or (["p99_ms=50"] if args.command == "sweep" else []))
+    if args.html:
+        require_matplotlib()  # before the load
+    report = BenchReport(args.command, vars(args) | {"header": [name for name, _ in args.header]}, limits)  # a header's value may be a key
+    try:
+        _measure(args, report, stop)
+    finally:
+        report.interrupted = stop.is_set()
+        if report.runs:
+            _write(report, args.json, args.html)
+    if report.interrupted:
+        return 130
+    return 0 if report.has_results and not report.is_missed else 1
+
+
+def _measure(args: argparse.Namespace, report: BenchReport, stop: threading.Event) -> None:
     headers = dict(args.header)
     if args.api_key_file:
         try:
@@ -70,20 +87,38 @@ def measure(args: argparse.Namespace, report: BenchReport, stop: threading.Event
             raise BenchError(f"--api-key-file `{args.api_key_file}` cannot be read: {error}.") from error
     target, report.model = probe_target(args.target, headers, texts=args.texts, seed=args.seed)
     report.service = fetch_info(target.address, "/info", headers)
-    durations = Durations(args.seconds, args.warmup_s, args.timeout_s)
-    test = LoadTest(target, durations, getattr(args, "max_connections", 0), args.seed, report, stop)
-    match args.command:
-        case "closed":
-            report.metrics = test.run_closed_loop(args.connections).metrics()
-        case "open":
-            report.metrics = test.run_open_loop(args.rate).metrics()
-        case "sweep":
-            sweep(test, connections=args.connections, max_rates=args.steps, max_rate=args.max_rate)
-        case "compare":
-            compare(args, test)
+    test = LoadTest(target, args, report, stop)
+    if args.command == "sweep":
+        sweep(test)
+        return
+    if args.command == "closed":
+        test.run_closed_loop()
+    elif args.command == "open":
+        test.run_open_loop(args.rate)
+    else:
+        compare(test)
+    report.metrics = worst_metrics(report.runs)
 
 
-def compare(args: argparse.Namespace, test: LoadTest) -> None:
+def _write(report: BenchReport, json_file: Path | None, html_file: Path | None) -> None:
+    """Prints the summary, and writes the reports.
+
+    Raises:
+        BenchError: A file cannot be written.
+    """
+    document = json.dumps(report.document(), indent=1)
+    to_stdout = json_file == Path("-")
+    print(document if to_stdout else "\n".join(summary_lines(report)))
+    try:
+        if json_file and not to_stdout:
+            json_file.write_text(document, encoding="utf-8")
+        if html_file:
+            html_file.write_text(html_page(report), encoding="utf-8")
+    except OSError as error:
+        raise BenchError(f"the report `{error.filename}` cannot be written: {error.strerror}.") from error
+
+
+def compare(test: LoadTest) -> None:
     """Measures the service in a closed loop and the raw ONNX Runtime loop, in turn.
 
     The report gets the median over the rounds of the `ratio` of their speeds in texts, and its lowest and highest value.
@@ -91,52 +126,50 @@ def compare(args: argparse.Namespace, test: LoadTest) -> None:
     Raises:
         BenchError: The bundle is broken or not the one that is served.
     """
-    if test.report.model is None:
+    args, report = test.args, test.report
+    if report.model is None:
         _log(f"warning: {test.target.address.url} does not say what it serves, so --bundle may be another model")
-    raw_loop = RawLoop(args.bundle, args.raw_graph, served=test.report.model)
-    threads = args.threads or (test.report.service or {}).get("limits", {}).get("threads", 2)  # other servers do not say how many they have
-    test.report.raw_loop = raw_loop.description | {"threads": threads}
+    raw_loop = RawLoop(args.bundle, args.raw_graph, served=report.model)
+    threads = args.threads or (report.service or {}).get("limits", {}).get("threads", 2)  # other servers do not say how many they have
+    report.raw_loop = raw_loop.description | {"threads": threads}
     runs = raw_loop.encode(test.target.bodies)
-    served, raw = [], []
+    speeds = list[tuple[float, float]]()
     for i in range(1, args.rounds + 1):
-        run = test.run_closed_loop(args.connections, f"round {i}")
-        if not test.stop.is_set():
-            _log(f"round {i}, raw loop, {plural(threads, 'thread')}, {args.seconds:g} s")
-            texts_per_s = raw_loop.run_loop(runs, threads=threads, seconds=args.seconds, stop=test.stop)
+        run = test.run_closed_loop(f"round {i}")
+        _log(f"round {i}, raw loop, {plural(threads, 'thread')}, {args.seconds:g} s")
+        texts_per_s = raw_loop.run_loop(runs, threads=threads, seconds=args.seconds, stop=test.stop)
         if test.stop.is_set():
             break
-        served.append(run.texts_per_s)
-        raw.append(texts_per_s)
-        _log(f"  {served[-1]:.1f} and {raw[-1]:.1f} texts/s, ratio {served[-1] / raw[-1]:.3f}")
-    if served:
-        ratios = [mine / its for mine, its in zip(served, raw, strict=True)]
-        test.report.metrics = worst_metrics(test.report.runs)
-        test.report.results |= {
-            "served_texts_per_s": statistics.median(served),
-            "raw_texts_per_s": statistics.median(raw),
+        speeds.append((run.texts_per_s, texts_per_s))
+        _log(f"  {run.texts_per_s:.1f} and {texts_per_s:.1f} texts/s, ratio {run.texts_per_s / texts_per_s:.3f}")
+    if speeds:
+        ratios = [served / raw for served, raw in speeds]
+        report.results |= {
+            "served_texts_per_s": statistics.median(served for served, _ in speeds),
+            "raw_texts_per_s": statistics.median(raw for _, raw in speeds),
             "ratio": statistics.median(ratios),
             "ratio_lowest": min(ratios),
             "ratio_highest": max(ratios),
         }
 
 
-def sweep(test: LoadTest, *, connections: int, max_rates: int, max_rate: float | None) -> None:
-    """Finds the highest rate of an open loop at which the objectives are met in two loads, with at most `max_rates` rates.
+def sweep(test: LoadTest) -> None:
+    """Finds the highest rate of an open loop at which the objectives are met in two loads, with at most `--steps` rates.
 
     The report gets `max_rate` and `lowest_rate_not_held`, None if there is none. Objectives on rates are ignored. The first rate is the
-    upper bound `max_rate` in requests per second, or slightly above the throughput of a closed loop with `connections`.
+    upper bound `--max-rate`, or slightly above the throughput of a closed loop.
 
     Raises:
         BenchError: No request of the closed loop was answered.
     """
-    report = test.report
-    limits = [objective for objective in report.objectives if METRICS[objective.metric]]
-    rate = max_rate or (test.run_closed_loop(connections).metrics()["rps"] or 0.0) * 1.1
+    report, max_rate = test.report, test.args.max_rate
+    rate = max_rate or 1.1 * test.run_closed_loop().rps
     if not rate:
         raise BenchError("no request of the closed loop was answered, so there is no rate to start with; check the service.")
     report.results |= {"max_rate": None, "lowest_rate_not_held": None}
+    limits = [objective for objective in report.objectives if METRICS[objective.metric]]
     low, high = 0.0, None  # the highest rate that held, and the lowest that did not
-    for _ in range(max_rates):
+    for _ in range(test.args.steps):
         holds = _holds(test, limits, rate)
         if test.stop.is_set():
             break
@@ -156,7 +189,7 @@ def _holds(test: LoadTest, limits: Sequence[Objective], rate: float) -> bool:
     The report gets the rate and the worse metrics if they do. A load does not meet them if the generator was late: it differs from the
     intended one.
     """
-    report, runs = test.report, []
+    runs = []
     for confirmation in (False, True):
         run = test.run_open_loop(rate, confirmation=confirmation)
         metrics = run.metrics()
@@ -165,6 +198,6 @@ def _holds(test: LoadTest, limits: Sequence[Objective], rate: float) -> bool:
         if not met:
             return False
         runs.append(run)
-    report.metrics = worst_metrics(runs)
-    report.results["max_rate"] = rate
+    test.report.metrics = worst_metrics(runs)
+    test.report.results["max_rate"] = rate
     return True

@@ -20,7 +20,6 @@ from typing import NamedTuple, cast
 import uvloop
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from bertserve.bench import BenchError
 from bertserve.bench.target import Target
 
 _TICK_S = 0.05  # each costs a wake-up of the process, about 0.1 ms of processor time
@@ -52,25 +51,30 @@ class Connection(asyncio.Protocol):
 
     A request must cost little processor time, which the service under test needs: httptools parses the response, and only the status and
     the header `server-timing` are kept.
+
+    Attributes:
+        open: Whether it can send another request.
+        ended: Time when its last request ended.
+        server_timing: Values of the `server-timing` headers of the last response, in lower case and joined by commas.
     """
 
     def __init__(self) -> None:
-        self.open = False  # whether it can send another request
+        self.open = False
+        self.ended = 0.0
+        self.server_timing = b""
         self._parser = HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
-        self._in_flight: tuple[asyncio.Future[RequestRecord], float, float, int] | None = None  # as in `request`
+        self._outcome: asyncio.Future[int | str] | None = None  # of the request in flight
         self._complete = False
-        self._server_timing = b""
 
-    def request(self, content: bytes, intended: float, sent: float, body_index: int) -> asyncio.Future[RequestRecord]:
-        """Sends a request over the open connection, and returns its record. If that is cancelled, the connection must be closed."""
+    def request(self, content: bytes) -> asyncio.Future[int | str]:
+        """Sends a request over the open connection, and returns its outcome. If that is cancelled, the connection must be closed."""
         assert self._transport is not None, "the connection must be open"
         self._complete = False
-        self._server_timing = b""
-        record: asyncio.Future[RequestRecord] = asyncio.get_running_loop().create_future()
-        self._in_flight = record, intended, sent, body_index
+        self.server_timing = b""
+        self._outcome = asyncio.get_running_loop().create_future()
         self._transport.write(content)
-        return record
+        return self._outcome
 
     def abort(self, reason: str = "closed") -> None:
         """Closes the connection immediately; the request in flight ends with `reason`."""
@@ -86,7 +90,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parses a part of a response, and ends the request after the last one; data without a request closes the connection."""
-        if self._in_flight is None:
+        if self._outcome is None:
             self.abort()
             return
         try:
@@ -106,9 +110,9 @@ class Connection(asyncio.Protocol):
         self._end("closed")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keeps the header `server-timing` in lower case, and joins several by commas; called by the parser."""
+        """Keeps the header `server-timing`; called by the parser."""
         if name.lower() == b"server-timing":
-            self._server_timing = b", ".join(filter(None, (self._server_timing, value.lower())))
+            self.server_timing = b", ".join(filter(None, (self.server_timing, value.lower())))
 
     def on_message_complete(self) -> None:
         """Handles the end of a response, but skips interim responses; called by the parser."""
@@ -116,12 +120,10 @@ class Connection(asyncio.Protocol):
         self.open = self._parser.should_keep_alive()
 
     def _end(self, outcome: int | str) -> None:
-        if self._in_flight is None:
-            return
-        record, intended, sent, body_index = self._in_flight
-        self._in_flight = None
-        if not record.done():  # it is done if it was cancelled
-            record.set_result(RequestRecord(intended, sent, time.perf_counter(), outcome, body_index, self._server_timing))
+        if self._outcome is not None and not self._outcome.done():  # it is done if it was cancelled
+            self.ended = time.perf_counter()
+            self._outcome.set_result(outcome)
+        self._outcome = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,25 +135,9 @@ class Durations:
     timeout_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class LoadResult:
-    """The records of a load, including those of the warm-up.
-
-    Attributes:
-        measured: Start and end of the measured time, on the clock of `time.perf_counter`.
-        timer_lags_s: Delays of the generator's timer.
-        capped: Number of requests that waited because the maximum number of connections was busy.
-    """
-
-    records: list[RequestRecord]
-    measured: tuple[float, float]
-    timer_lags_s: list[float]
-    capped: int
-
-
 def run_load(
     target: Target, durations: Durations, *, connections: int, arrivals: Sequence[float] | None = None, stop: threading.Event
-) -> LoadResult:
+) -> Load:
     """Loads a target in a closed loop, or with arrival times in an open loop. If `stop` is set, the load ends early.
 
     Args:
@@ -160,12 +146,10 @@ def run_load(
         connections: In a closed loop, each has one request in flight; in an open loop, it is their maximum number.
         arrivals: Times when the requests of an open loop are due, in seconds from the start of the warm-up; None for a closed loop.
         stop: Ends the load with the records so far.
-
-    Raises:
-        BenchError: The target cannot be reached.
     """
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(target, durations, connections, arrivals, stop))
+    load = Load(target, durations, connections)
+    uvloop.run(load.run(arrivals, stop))
+    return load
 
 
 def poisson_arrivals(rate: float, seconds: float, *, seed: int) -> list[float]:
@@ -178,31 +162,101 @@ def poisson_arrivals(rate: float, seconds: float, *, seed: int) -> list[float]:
     return list(itertools.takewhile(lambda time: time < seconds, itertools.accumulate(gaps)))
 
 
-async def _run(
-    target: Target, durations: Durations, connections: int, arrivals: Sequence[float] | None, stop: threading.Event
-) -> LoadResult:
-    """Opens the first connections, loads, waits for the last responses, and closes the connections."""
-    sender, sending = _Sender(target, durations.timeout_s, connections), None
-    try:
-        await sender.connect(connections if arrivals is None else 1)
+class Load:
+    """Sends the requests of a load, and keeps their records.
+
+    Attributes:
+        target: The loaded endpoint.
+        records: The records of all requests, including those of the warm-up.
+        measured: Start and end of the measured time, on the clock of `time.perf_counter`.
+        timer_lags_s: Delays of the generator's timer.
+        capped: Number of requests that waited because the maximum number of connections was busy.
+    """
+
+    def __init__(self, target: Target, durations: Durations, connections: int) -> None:
+        self.target = target
+        self.records: list[RequestRecord] = []
+        self.measured = (0.0, 0.0)
+        self.timer_lags_s: list[float] = []
+        self.capped = 0
+        self._durations = durations
+        self._connections = connections
+        self._ended = False  # no new requests become due
+        self._ssl_context = ssl.create_default_context() if target.address.tls else None
+        self._body_indices = itertools.cycle(range(len(target.requests)))
+        self._pool = asyncio.LifoQueue[Connection]()  # the idle connections, and closed ones in place of those that can be opened
+        for _ in range(connections):
+            self._pool.put_nowait(Connection())
+
+    async def run(self, arrivals: Sequence[float] | None, stop: threading.Event) -> None:
+        """Sends the load as in `run_load`, waits for the last responses, and closes the connections."""
         start = time.perf_counter()
-        sending = asyncio.create_task(sender.send_in_loops(connections) if arrivals is None else sender.send_at(start, arrivals))
-        warm = start + durations.warmup_s
+        sending = asyncio.create_task(self._send_in_loops() if arrivals is None else self._send_at(start, arrivals))
+        warm = start + self._durations.warmup_s
+        end = warm + self._durations.seconds
         await _wait_until(warm, stop)
         measured_from = min(warm, time.perf_counter())
-        lags_s = await _wait_until(warm + durations.seconds, stop)
-        measured_to = min(warm + durations.seconds, time.perf_counter())
-        sender.ended = True
-        await asyncio.wait([sending], timeout=_DRAIN_S if stop.is_set() else durations.timeout_s + _DRAIN_S)
-        if sending.done():
-            sending.result()
-    finally:
-        # requests that still run end here, and get a record
-        if sending is not None:
-            sending.cancel()
-            await asyncio.wait([sending])
-        sender.close()
-    return LoadResult(sender.records, (measured_from, measured_to), lags_s, sender.capped)
+        self.timer_lags_s = await _wait_until(end, stop)
+        self.measured = measured_from, min(end, time.perf_counter())
+        self._ended = True
+        await asyncio.wait([sending], timeout=_DRAIN_S if stop.is_set() else self._durations.timeout_s + _DRAIN_S)
+        if not sending.cancel():
+            sending.result()  # raises its error
+        await asyncio.wait([sending])  # requests that still run end here, and get a record
+        while not self._pool.empty():
+            self._pool.get_nowait().abort()
+
+    async def _send_in_loops(self) -> None:
+        """Sends requests in a loop for each connection, each of which sends one when the last one has ended."""
+
+        async def loop() -> None:
+            while not self._ended:
+                record = await self._send(time.perf_counter())
+                if record.outcome in ("refused", "unreachable"):
+                    await asyncio.sleep(0.1)
+
+        await asyncio.gather(*(loop() for _ in range(self._connections)))
+
+    async def _send_at(self, start: float, arrivals: Sequence[float]) -> None:
+        """Sends requests at their arrival times, in seconds after `start`, and waits for their ends."""
+        async with asyncio.TaskGroup() as requests:
+            for arrival in arrivals:
+                due = start + arrival
+                await asyncio.sleep(max(due - time.perf_counter(), 0))
+                if self._ended:
+                    break
+                # the event loop's timers are up to 1 ms late, so a request that is sent within it was due then
+                requests.create_task(self._send(min(time.perf_counter(), due + 0.001)))
+
+    async def _send(self, intended: float) -> RequestRecord:
+        """Sends the next request over an idle or a new connection, and records its end."""
+        body_index = next(self._body_indices)
+        address, loop = self.target.address, asyncio.get_running_loop()
+        deadline = loop.time() + intended - time.perf_counter() + self._durations.timeout_s
+        outcome: int | str = "interrupted"
+        connection, sent, ended = None, None, None
+        self.capped += self._pool.empty()
+        try:
+            async with asyncio.timeout_at(deadline):
+                connection = await self._pool.get()
+                if not connection.open:
+                    _, connection = await loop.create_connection(Connection, address.host, address.port, ssl=self._ssl_context)
+                sent = time.perf_counter()
+                outcome = await connection.request(self.target.requests[body_index])
+                ended = connection.ended
+        except TimeoutError:
+            outcome = "timeout"
+        except OSError as error:
+            outcome = "refused" if isinstance(error, ConnectionRefusedError) else "unreachable"
+        finally:
+            if connection is not None:
+                if not isinstance(outcome, int):
+                    connection.abort()
+                self._pool.put_nowait(connection)
+            now = time.perf_counter()
+            server_timing = b"" if connection is None else connection.server_timing
+            self.records.append(RequestRecord(intended, sent or now, ended or now, outcome, body_index, server_timing))
+        return self.records[-1]
 
 
 async def _wait_until(end: float, stop: threading.Event) -> list[float]:
@@ -213,96 +267,3 @@ async def _wait_until(end: float, stop: threading.Event) -> list[float]:
         await asyncio.sleep(min(remaining_s, _TICK_S))
         lags_s.append(max(time.perf_counter() - planned, 0.0))
     return lags_s
-
-
-class _Sender:
-    """Sends the requests of a load: its connections and records."""
-
-    def __init__(self, target: Target, timeout_s: float, max_connections: int) -> None:
-        self.records: list[RequestRecord] = []
-        self.capped = 0
-        self.ended = False  # no new requests become due
-        self._target = target
-        self._timeout_s = timeout_s
-        self._ssl_context = ssl.create_default_context() if target.address.tls else None
-        self._body_indices = itertools.cycle(range(len(target.requests)))
-        self._idle: list[Connection] = []
-        self._slots = asyncio.Semaphore(max_connections)
-
-    async def connect(self, count: int) -> None:
-        """Opens the first connections.
-
-        Raises:
-            BenchError: The target cannot be reached.
-        """
-        try:
-            self._idle = list(await asyncio.gather(*(self._connect() for _ in range(count))))
-        except OSError as error:
-            raise BenchError(self._target.address.unreachable_message(error)) from error
-
-    async def send_in_loops(self, count: int) -> None:
-        """Sends requests in a number of parallel loops, each of which sends one when the last one has ended."""
-
-        async def loop() -> None:
-            while not self.ended:
-                record = await self._send(time.perf_counter())
-                if record.outcome in ("refused", "unreachable"):
-                    await asyncio.sleep(0.1)
-
-        async with asyncio.TaskGroup() as loops:
-            for _ in range(count):
-                loops.create_task(loop())
-
-    async def send_at(self, start: float, arrivals: Sequence[float]) -> None:
-        """Sends requests at their arrival times, in seconds after `start`, and waits for their ends."""
-        async with asyncio.TaskGroup() as requests:
-            for arrival in arrivals:
-                due = start + arrival
-                await asyncio.sleep(max(due - time.perf_counter(), 0))
-                if self.ended:
-                    break
-                # the event loop's timers are up to 1 ms late, so a request that is sent within it was due then
-                requests.create_task(self._send(min(time.perf_counter(), due + 0.001)))
-
-    def close(self) -> None:
-        """Closes the idle connections; the end of a request closes or returns its own."""
-        for connection in self._idle:
-            connection.abort()
-
-    async def _send(self, intended: float) -> RequestRecord:
-        """Sends the next request over an idle or a new connection, and records its end."""
-        body_index = next(self._body_indices)
-        sent, record, failure = None, None, "interrupted"
-        try:
-            async with asyncio.timeout_at(asyncio.get_running_loop().time() + intended - time.perf_counter() + self._timeout_s):
-                self.capped += self._slots.locked()
-                async with self._slots:
-                    connection = await self._free_connection()
-                    sent = time.perf_counter()
-                    try:
-                        record = await connection.request(self._target.requests[body_index], intended, sent, body_index)
-                    finally:
-                        if record is None:
-                            connection.abort()
-                        self._idle.append(connection)
-        except TimeoutError:
-            failure = "timeout"
-        except OSError as error:
-            failure = "refused" if isinstance(error, ConnectionRefusedError) else "unreachable"
-        finally:
-            now = time.perf_counter()
-            record = record or RequestRecord(intended, sent or now, now, failure, body_index)
-            self.records.append(record)
-        return record
-
-    async def _free_connection(self) -> Connection:
-        while self._idle:
-            if (connection := self._idle.pop()).open:
-                return connection
-        return await self._connect()
-
-    async def _connect(self) -> Connection:
-        address = self._target.address
-        loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(Connection, address.host, address.port, ssl=self._ssl_context)
-        return connection

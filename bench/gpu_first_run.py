@@ -23,18 +23,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import distributions
-from itertools import chain, count, islice
+from itertools import chain, count, islice, product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bertserve.bench import BenchError, workloads
-from bertserve.bench.bodies import NO_LIMITS
+from bertserve.bench import BenchError, target, workloads
 from bertserve.bench.generator import Durations, run_load
 from bertserve.bench.measurement import summarize
-from bertserve.bench.target import probe_target
+from bertserve.bench.raw_loop import encode_bodies
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.engine import hardware
@@ -42,10 +41,8 @@ from bertserve.service.engine.onnx_engine import OnnxEngine, feed
 from bertserve.service.engine.sessions import new_tensor, open_session, run_options, why_not
 from bertserve.service.errors import BertServeError
 from bertserve.service.providers import GpuOptions
-from bertserve.service.tasks.batch import TaskModel
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.reading import validate_as
-from bertserve.service.text.tokenizer import Encoding, Tokenizer
+from bertserve.service.text.tokenizer import Encoding
 
 SHAPES = "1x32,1x512,8x128,8x512,32x32,32x128,128x64,16x512,32x512"
 SERVICES = "1x1,1x2,1x4,4x4,8x8"
@@ -136,11 +133,9 @@ class FirstRun:
 
     def agreement(self) -> Iterator[str]:
         """Compares the first output of each graph with that of the CPU in float32."""
-        texts = [*islice(chain.from_iterable(workloads.workload_inputs("uniform", seed=seed) for seed in count()), self.args.texts)]
-        task, model = TASKS[self.manifest.task], TaskModel(Tokenizer(self.bundle.tokenizer_path, self.manifest.tokenizer), self.manifest)
-        requests = validate_as(task.body, {"inputs": texts}, NO_LIMITS).requests(self.manifest)
-        batches = [[replace(encoding, small_outputs=False) for encoding in next(task.function(r, model)).encodings] for r in requests]
-        encodings = list(chain.from_iterable(batches))
+        bodies = chain.from_iterable(target.build_bodies("uniform", seed=seed) for seed in count())
+        texts = encode_bodies(self.bundle, list(islice(bodies, self.args.texts)))
+        encodings = [replace(encoding, small_outputs=False) for encoding in chain.from_iterable(texts)]
         reference = self.bundle.graph("cpu", "fp32")
         name = reference.outputs[0].name
 
@@ -164,28 +159,20 @@ class FirstRun:
 
     def times(self) -> Iterator[str]:
         """Times runs in milliseconds: with numpy arrays as in the service, with inputs and outputs on the device, and as a CUDA graph."""
-        kinds = [(precision, kind) for precision in self.graphs for kind in ("numpy", "bound", "CUDA graph")]
-        yield "| texts x tokens |" + "".join(f" {precision}, {kind} |" for precision, kind in kinds)
-        yield "|---|" + "---|" * len(kinds)
-        sessions = {
-            (precision, captured): open_session(
-                self.bundle.path / graph.file, graph, provider=graph.provider, gpu=GpuOptions(cuda_graphs=captured)
-            )
-            for precision, graph in self.graphs.items()
-            for captured in (False, *([True] if self.provider == "cuda" else []))
-        }
+        kinds = ("numpy", "bound", "CUDA graph") if self.without_gpu is None else ("numpy", "bound")
+        sessions = []
+        for graph, kind in product(self.graphs.values(), kinds):
+            path, gpu = self.bundle.path / graph.file, GpuOptions(cuda_graphs=kind == "CUDA graph")
+            sessions.append((graph, kind, open_session(path, graph, provider=graph.provider, gpu=gpu)))
+        yield "| texts x tokens |" + "".join(f" {graph.precision}, {kind} |" for graph, kind, _ in sessions)
+        yield "|---|" + "---|" * len(sessions)
         for graph_id, shape in enumerate(self.args.shapes.split(","), start=1):  # ONNX Runtime reserves 0
             rows, length = map(int, shape.split("x"))
             cells = []
-            for precision, kind in kinds:
+            for graph, kind, session in sessions:
                 self.check_time(2 * MAX_RUN_S)
-                session = sessions.get((precision, kind == "CUDA graph"))
                 try:
-                    cells.append(
-                        "missing"
-                        if session is None
-                        else f"{self._run_ms(session, self.graphs[precision], rows, length, kind, graph_id):.2f}"
-                    )
+                    cells.append(f"{self._run_ms(session, graph, rows, length, kind, graph_id):.2f}")
                 except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions share no other base class; a shape can be too large
                     cells.append(f"missing ({type(error).__name__})")
             yield f"| {rows} x {length} | {' | '.join(cells)} |"
@@ -221,25 +208,24 @@ class FirstRun:
         yield "Texts per second. 64 connections, or 16 for lists."
         yield f"\n| workers | threads | single short texts | lists of {LIST} | single texts of 400 words |\n|---|---|---|---|---|"
         with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(self.args.clients, get_context("spawn")) as clients:
-            texts = workloads.workload_inputs("long")
-            long = Path(folder) / "long.jsonl"
-            long.write_text("".join(json.dumps(" ".join(texts[(i + k) % len(texts)] for k in range(3))) + "\n" for i in range(len(texts))))
+            texts, long = workloads.workload_inputs("long"), Path(folder) / "long.jsonl"
+            long.write_text("".join(json.dumps(" ".join(three)) + "\n" for three in zip(texts, texts[1:], texts[2:], strict=False)))
             for service in self.args.services.split(","):
                 workers, threads = service.split("x")
                 self.check_time(START_S + 3 * (self.args.load_s + self.args.warmup_s))
-                cells = []
                 with self._serving("--workers", workers, "--threads", threads) as url:
-                    for workload, size, connections in (("short", 1, 64), ("short", LIST, 16), (str(long), 1, 64)):
-                        load = partial(
-                            load_texts_per_s,
-                            f"{url}/{TASKS[self.manifest.task].path}={workload}",
-                            size,
-                            max(connections // self.args.clients, 1),
-                            Durations(self.args.load_s, self.args.warmup_s, timeout_s=30),
-                        )
-                        loads = [clients.submit(load) for _ in range(self.args.clients)]
-                        cells.append(f"{sum(each.result() for each in loads):,.0f}")
+                    cells = [
+                        self._texts_per_s(clients, f"{url}/{TASKS[self.manifest.task].path}={workload}", size, connections)
+                        for workload, size, connections in (("short", 1, 64), ("short", LIST, 16), (str(long), 1, 64))
+                    ]
                 yield f"| {workers} | {threads} | {' | '.join(cells)} |"
+
+    def _texts_per_s(self, clients: ProcessPoolExecutor, url: str, texts: int, connections: int) -> str:
+        """Loads a target from all client processes; returns the sum of their answered texts per second."""
+        durations = Durations(self.args.load_s, self.args.warmup_s, timeout_s=30)
+        load = partial(load_texts_per_s, url, texts, max(connections // self.args.clients, 1), durations)
+        loads = [clients.submit(load) for _ in range(self.args.clients)]
+        return f"{sum(each.result() for each in loads):,.0f}"
 
     @contextmanager
     def _serving(self, *flags: str) -> Iterator[str]:
@@ -261,11 +247,11 @@ class FirstRun:
             process.communicate()
 
 
-def load_texts_per_s(target: str, texts: int, connections: int, durations: Durations) -> float:
+def load_texts_per_s(url: str, texts: int, connections: int, durations: Durations) -> float:
     """Runs a closed loop; returns the answered texts per second."""
-    probed, _ = probe_target(target, {}, texts=texts, seed=0)
+    probed, _ = target.probe_target(url, {}, texts=texts, seed=0)
     load = run_load(probed, durations, connections=connections, stop=threading.Event())
-    return summarize("", probed, load, open_loop=False).texts_per_s
+    return summarize("", load, open_loop=False).texts_per_s
 
 
 def _output(command: Sequence[str], *, timeout: float, **variables: str) -> str:

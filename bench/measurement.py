@@ -12,52 +12,27 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean, median_low
 from typing import Any
 
 import numpy as np
 
-from bertserve.bench.generator import LoadResult, RequestRecord
+from bertserve.bench.generator import Load, RequestRecord
 from bertserve.bench.objectives import METRICS
-from bertserve.bench.target import OK, Target
+from bertserve.bench.target import OK
 
 MAX_LATENESS_MS = 5.0  # above it, the generator affects its measurements
+# metric -> the share of the requests that took at most as long
+SHARES = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99, "p999_ms": 0.999, "max_ms": 1.0}
 _SERVER_TIMING = re.compile(rb"(\w+);dur=([0-9.]+)")
 
 
-def percentiles(values: Any, shares: Sequence[float]) -> list[float]:
-    """Returns for each share, 0 to 1, the smallest value that is at least as large as this share of the values (nearest rank)."""
-    quantiles: list[float] = np.quantile(values, shares, method="inverted_cdf").tolist()
-    return quantiles
-
-
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """The latency distribution of answered requests, in milliseconds. The field names are those of the JSON report.
-
-    Attributes:
-        curve: Points `(share, milliseconds)` of the cumulative distribution, denser near a share of 1.
-    """
-
-    count: int
-    mean_ms: float
-    p50_ms: float
-    p90_ms: float
-    p99_ms: float
-    p999_ms: float
-    max_ms: float
-    curve: list[tuple[float, float]]
-
-
-def latency_distribution(milliseconds: Sequence[float]) -> Latency | None:
-    """Returns the distribution of latencies, or None if there are none."""
-    count = len(milliseconds)
-    if not count:
-        return None
-    # equal steps of log(1 - share): as many points between 99 % and 99.9 % as between 90 % and 99 %
-    shares = [1 - count ** (-i / 200) for i in range(200)] + [1.0]
-    p50, p90, p99, p999, highest = percentiles(milliseconds, (0.5, 0.9, 0.99, 0.999, 1.0))
-    curve = list(zip(shares, percentiles(milliseconds, shares), strict=True))
-    return Latency(count, float(np.mean(milliseconds)), p50, p90, p99, p999, highest, curve)
+def latency_metrics(milliseconds: Sequence[float]) -> dict[str, float]:
+    """Returns the mean and the percentiles (nearest rank) of latencies; nothing without latencies."""
+    if not milliseconds:
+        return {}
+    percentiles = np.quantile(milliseconds, list(SHARES.values()), method="inverted_cdf").tolist()
+    return {"mean_ms": fmean(milliseconds), **dict(zip(SHARES, percentiles, strict=True))}
 
 
 @dataclass(slots=True)
@@ -70,7 +45,7 @@ class Run:
         outcomes: Number of their responses by HTTP status, and of requests without a response by kind of failure.
         error_rate: Share of the requests without status 200.
         rps: Requests per second with status 200; `texts_per_s` has their texts.
-        latency: Latency of the responses with status 200, from the time when the request was due.
+        latency: Metrics of the responses with status 200, from the time when the request was due; empty without them.
         server_p50_ms: Medians of the stages in the responses' `server-timing` header.
         overhead_ms: Median latency minus the median of `inference`, if the service sends it.
         was_late: Whether the generator was late: the load differs from the intended one, and latencies are not those of the service.
@@ -85,7 +60,7 @@ class Run:
     error_rate: float
     rps: float
     texts_per_s: float
-    latency: Latency | None
+    latency: dict[str, float]
     server_p50_ms: dict[str, float]
     overhead_ms: float | None
     was_late: bool
@@ -98,7 +73,7 @@ class Run:
 
     def metrics(self) -> dict[str, float | None]:
         """Returns the metrics that objectives can name."""
-        return {name: getattr(self, name, getattr(self.latency, name, None)) for name in METRICS}
+        return {name: getattr(self, name, self.latency.get(name)) for name in METRICS}
 
 
 def worst_metrics(runs: Sequence[Run]) -> dict[str, float | None]:
@@ -107,18 +82,21 @@ def worst_metrics(runs: Sequence[Run]) -> dict[str, float | None]:
     return {name: None if None in values else (max if METRICS[name] else min)(values) for name, values in columns.items()}
 
 
-def summarize(name: str, target: Target, load: LoadResult, *, open_loop: bool) -> Run:
-    """Returns the metrics of a load of the target, whose run gets this name."""
+def summarize(name: str, load: Load, *, open_loop: bool) -> Run:
+    """Returns the metrics of a load, whose run gets this name."""
     start, end = load.measured
     seconds = max(end - start, 1e-9)
     due = [record for record in load.records if start <= record.intended < end]
     answered = [record for record in due if record.outcome == OK]
-    shares = [
-        (target.bodies[record.body_index].texts, _share_within(record, start, end)) for record in load.records if record.outcome == OK
-    ]
-    latency = latency_distribution([1000 * (record.ended - record.intended) for record in answered])
+    requests, texts = 0.0, 0.0  # answered in the measured time
+    for record in load.records:
+        if record.outcome == OK and (within_s := min(record.ended, end) - max(record.sent, start)) > 0:
+            share = within_s / (record.ended - record.sent)
+            requests += share
+            texts += share * load.target.bodies[record.body_index].texts
+    latency = latency_metrics([1000 * (record.ended - record.intended) for record in answered])
     server_p50 = _server_p50(answered)
-    lag_ms = 1000 * percentiles(load.timer_lags_s or [0.0], (0.99,))[0]
+    lag_ms = 1000 * float(np.quantile(load.timer_lags_s or [0.0], 0.99, method="inverted_cdf"))
     warnings = []
     if lag_ms > MAX_LATENESS_MS:
         warnings.append(f"the generator was {lag_ms:.1f} ms late at p99, which a sweep takes for a miss; run it on another machine")
@@ -131,22 +109,14 @@ def summarize(name: str, target: Target, load: LoadResult, *, open_loop: bool) -
         requests=len(due),
         outcomes=dict(sorted(Counter(str(record.outcome) for record in due).items())),
         error_rate=1 - len(answered) / len(due) if due else 0.0,
-        rps=sum(share for _, share in shares) / seconds,
-        texts_per_s=sum(texts * share for texts, share in shares) / seconds,
+        rps=requests / seconds,
+        texts_per_s=texts / seconds,
         latency=latency,
         server_p50_ms=server_p50,
-        overhead_ms=latency.p50_ms - server_p50["inference"] if latency and "inference" in server_p50 else None,
+        overhead_ms=latency["p50_ms"] - server_p50["inference"] if latency and "inference" in server_p50 else None,
         was_late=lag_ms > MAX_LATENESS_MS,
         warnings=warnings,
     )
-
-
-def _share_within(record: RequestRecord, start: float, end: float) -> float:
-    """Returns the share of a request's time, from sending to its end, that is between `start` and `end`: 0 to 1."""
-    duration = record.ended - record.sent
-    if duration <= 0:
-        return float(start <= record.ended < end)
-    return max(min(record.ended, end) - max(record.sent, start), 0.0) / duration
 
 
 def _server_p50(records: Sequence[RequestRecord]) -> dict[str, float]:
@@ -155,4 +125,4 @@ def _server_p50(records: Sequence[RequestRecord]) -> dict[str, float]:
     for record in records:
         for name, milliseconds in _SERVER_TIMING.findall(record.server_timing):
             values.setdefault(name.decode(), []).append(float(milliseconds))
-    return {name: percentiles(times, (0.5,))[0] for name, times in values.items()}
+    return {name: median_low(times) for name, times in values.items()}

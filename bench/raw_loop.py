@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +19,8 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from bertserve.bench import BenchError
-from bertserve.bench.bodies import NO_LIMITS, Body
-from bertserve.service.bundle import files
+from bertserve.bench.target import NO_LIMITS, Body
+from bertserve.service.bundle.files import Bundle, digest, load_bundle
 from bertserve.service.bundle.graph_spec import InputSpec
 from bertserve.service.engine.onnx_engine import feed
 from bertserve.service.engine.sessions import session_options
@@ -28,12 +28,11 @@ from bertserve.service.errors import BertServeError
 from bertserve.service.tasks.batch import TaskModel
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.reading import parse_json, requested_task, validate_as
-from bertserve.service.text.tokenizer import Tokenizer
+from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 WARM_UP_SHARE = 0.1  # relative to the measured time
 # inputs of other exporters' graphs, by name -> their content
 _STOCK_INPUTS: Mapping[str, Any] = {"input_ids": "token_ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
-_TYPES: Mapping[str, Any] = {"tensor(int64)": "int64", "tensor(int32)": "int32"}
 
 
 class RawRun(NamedTuple):
@@ -44,7 +43,7 @@ class RawRun(NamedTuple):
 
 
 class RawLoop:
-    """A bundle's tokenizer, and an onnxruntime session with one of its graphs or another one."""
+    """A bundle, and an onnxruntime session with one of its graphs or another one. `description` says which, for the report."""
 
     def __init__(self, path: Path, graph: Path | None = None, *, served: Mapping[str, Any] | None = None) -> None:
         """Loads the bundle in a folder, and creates a session for `graph`, or for the bundle's graph that is served.
@@ -53,17 +52,16 @@ class RawLoop:
             BenchError: The bundle is broken or not the one that is served, or the graph cannot be loaded, or has an unknown input.
         """
         try:
-            self.bundle = files.load_bundle(path)
-            if served is not None and (served.get("version"), served.get("provider")) != (self.bundle.version, "cpu"):
-                raise BenchError(
-                    f"{served['endpoint']} runs `{served.get('name')}` {served.get('version')} on {served.get('provider')}, but the raw loop "
-                    f"would run `{self.bundle.manifest.name}` {self.bundle.version} on the CPU; give the folder of the served bundle, and serve "
-                    "with --provider cpu."
-                )
+            self.bundle = load_bundle(path)
             spec = self.bundle.graph("cpu", (served or {}).get("precision", "auto"))
-            self._tokenizer = Tokenizer(self.bundle.tokenizer_path, self.bundle.manifest.tokenizer)
         except BertServeError as error:
             raise BenchError(error.message) from error
+        if served is not None and (served.get("version"), served.get("provider")) != (self.bundle.version, "cpu"):
+            raise BenchError(
+                f"{served['endpoint']} runs `{served.get('name')}` {served.get('version')} on {served.get('provider')}, but the raw loop "
+                f"would run `{self.bundle.manifest.name}` {self.bundle.version} on the CPU; give the folder of the served bundle, and serve "
+                "with --provider cpu."
+            )
         self._graph = graph or path / spec.file
         options = ort.SessionOptions() if graph else session_options(1)  # another graph gets onnxruntime's defaults
         options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -72,19 +70,17 @@ class RawLoop:
             self._session: Any = ort.InferenceSession(str(self._graph), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's exceptions only share the base class Exception
             raise BenchError(f"onnxruntime {ort.__version__} cannot load `{self._graph}`: {error}") from error
-        fills = {**_STOCK_INPUTS, **({} if graph else {input_spec.name: input_spec.fill for input_spec in spec.inputs})}
-        self._inputs = list[InputSpec]()
-        for value in self._session.get_inputs():
-            if value.name not in fills or value.type not in _TYPES:
-                raise BenchError(
-                    f"`{self._graph}` has an input `{value.name}` of {value.type}; supported are int64 {', '.join(_STOCK_INPUTS)}."
-                )
-            self._inputs.append(InputSpec(name=value.name, fill=fills[value.name], dtype=_TYPES[value.type]))
+        self._inputs = list(spec.inputs)
+        if graph:
+            inputs = {value.name: value.type.removeprefix("tensor(").removesuffix(")") for value in self._session.get_inputs()}
+            if not inputs.keys() <= _STOCK_INPUTS.keys() or not set(inputs.values()) <= {"int64", "int32"}:
+                raise BenchError(f"`{graph}` has the inputs {inputs}; supported are int64 {', '.join(_STOCK_INPUTS)}.")
+            self._inputs = [InputSpec(name=name, fill=_STOCK_INPUTS[name], dtype=dtype) for name, dtype in inputs.items()]
         self.description = {
             "bundle": self.bundle.manifest.name,
             "digest": self.bundle.version,
             "graph": self._graph.name,
-            "graph_sha256": files.digest(graph) if graph else spec.identity,
+            "graph_sha256": digest(graph) if graph else spec.identity,
             "precision": None if graph else spec.precision,
             "onnxruntime": ort.__version__,
         }
@@ -95,17 +91,8 @@ class RawLoop:
         Raises:
             BenchError: The bundle's model does not support a body.
         """
-        manifest = self.bundle.manifest
         runs: list[RawRun] = []
-        for body in bodies:
-            try:
-                value = parse_json(body.content, TASKS[manifest.task].body)
-                task = TASKS[requested_task(manifest.task, value)]
-                model = TaskModel(self._tokenizer, manifest)
-                requests = validate_as(task.body, value, NO_LIMITS).requests(manifest)
-                encodings = [encoding for request in requests for encoding in next(task.function(request, model)).encodings]
-            except BertServeError as error:
-                raise BenchError(f"bundle `{manifest.name}` ({manifest.task}) cannot take a body: {error.message}") from error
+        for body, encodings in zip(bodies, encode_bodies(self.bundle, bodies), strict=True):
             share = 1 / max(len(encodings), 1)
             runs += [RawRun(feed([encoding], self._inputs, (1, len(encoding))), body.texts * share) for encoding in encodings]
         return runs
@@ -138,3 +125,21 @@ class RawLoop:
         if not texts and not stop.is_set():
             raise BenchError(f"no run of `{self._graph}` ended within {seconds:g} s; raise --seconds.")
         return texts / seconds
+
+
+def encode_bodies(bundle: Bundle, bodies: Sequence[Body]) -> Iterator[list[Encoding]]:
+    """Yields the encodings of each body.
+
+    Raises:
+        BenchError: The bundle's model does not support a body.
+    """
+    manifest = bundle.manifest
+    model = TaskModel(Tokenizer(bundle.tokenizer_path, manifest.tokenizer), manifest)
+    for body in bodies:
+        try:
+            value = parse_json(body.content)
+            task = TASKS[requested_task(manifest.task, value)]
+            requests = validate_as(task.body, value, NO_LIMITS).requests(manifest)
+            yield [encoding for request in requests for encoding in next(task.function(request, model)).encodings]
+        except BertServeError as error:
+            raise BenchError(f"bundle `{manifest.name}` ({manifest.task}) cannot take a body: {error.message}") from error

@@ -1,24 +1,35 @@
-"""The report of a command, with its measurements and their environment, as JSON and as a summary on stdout.
+"""The report of a command, with its measurements and their environment: as JSON, as a summary on stdout, and as an HTML page with plots.
 
-The JSON keys are the names of the dataclass fields.
+The JSON keys are the names of the dataclass fields. The plots are drawn for the width of a phone, and larger screens scale them up. Only
+their functions import matplotlib.
 """
 
 from __future__ import annotations
 
+import html
+import io
 import json
 import os
 import platform
+import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any
 
+from bertserve.bench import BenchError
+from bertserve.bench.measurement import SHARES, Run
 from bertserve.bench.objectives import METRICS, Objective
 from bertserve.service import __version__
-from bertserve.service.errors import plural
+from bertserve.service.errors import install_command, plural
 
-if TYPE_CHECKING:  # --help and wrong flags do not need onnxruntime and pydantic
-    from bertserve.bench.measurement import Run
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_WIDTH_INCHES, _HEIGHT_INCHES = 3.7, 2.8  # the width is 355 CSS pixels, of the 390 of a phone
 
 
 @dataclass(slots=True)
@@ -46,9 +57,14 @@ class BenchReport:
     started: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))
 
     @property
+    def answered_runs(self) -> list[Run]:
+        """The runs in which a request had status 200."""
+        return [run for run in self.runs if run.latency]
+
+    @property
     def has_results(self) -> bool:
         """Whether a request had status 200, and a sweep found a rate."""
-        return any(run.latency for run in self.runs) and (self.command != "sweep" or self.results.get("max_rate") is not None)
+        return bool(self.answered_runs) and (self.command != "sweep" or self.results.get("max_rate") is not None)
 
     @property
     def is_missed(self) -> bool:
@@ -111,10 +127,9 @@ def _run_lines(run: Run) -> Iterator[str]:
     yield f"  {run.rps:.1f} requests/s, {run.texts_per_s:.1f} texts/s"
     counts = ", ".join(f"{count} x {outcome}" for outcome, count in run.outcomes.items())
     yield f"  {plural(run.requests, 'request')} in {run.seconds:.1f} s: {counts or 'none'}; errors {run.error_rate:.2%}"
-    if latency := run.latency:
-        yield (
-            f"  latency p50 {latency.p50_ms:.2f}, p90 {latency.p90_ms:.2f}, p99 {latency.p99_ms:.2f}, "
-            f"p99.9 {latency.p999_ms:.2f}, max {latency.max_ms:.2f} ms"
+    if run.latency:
+        yield "  latency p50 {p50_ms:.2f}, p90 {p90_ms:.2f}, p99 {p99_ms:.2f}, p99.9 {p999_ms:.2f}, max {max_ms:.2f} ms".format(
+            **run.latency
         )
     if run.server_p50_ms:
         parts = ", ".join(f"{name} {value:.2f}" for name, value in run.server_p50_ms.items())
@@ -125,3 +140,79 @@ def _run_lines(run: Run) -> Iterator[str]:
 def format_number(value: float | None) -> str:
     """Returns a number with four digits, or with all digits of its integer part from 10,000 on; `nothing` for None."""
     return "nothing" if value is None else f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+
+
+def require_matplotlib() -> None:
+    """Raises BenchError if matplotlib, which draws the plots, is not installed."""
+    if find_spec("matplotlib") is None:
+        raise BenchError(f"the HTML report needs matplotlib: {install_command('bench')}; --json needs nothing.")
+
+
+def html_page(report: BenchReport) -> str:
+    """Returns a report as an HTML page, without references to other files."""
+    plots = {"Latency against offered rate": _draw_latency, "Latency distribution": _draw_distribution} if report.answered_runs else {}
+    template = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"))
+    return template.substitute(
+        title=html.escape(f"{report.command} {report.started}"),
+        style="missed" if report.is_missed else "passed",
+        result=html.escape(report.result),
+        summary=html.escape("\n".join(summary_lines(report))),
+        plots="".join(f"<figure><figcaption>{title}</figcaption>{_figure(draw, report)}</figure>" for title, draw in plots.items()),
+        report=html.escape(json.dumps(report.document(), indent=1, ensure_ascii=False)),
+    )
+
+
+def _figure(draw: Callable[[Axes, BenchReport], None], report: BenchReport) -> str:
+    """Returns a plot as SVG."""
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogFormatter
+
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": draw.__name__, "font.size": 9}):  # text stays text
+        figure = Figure(layout="constrained")
+        axes = figure.add_subplot()
+        draw(axes, report)
+        axes.grid(visible=True, which="major", alpha=0.3)
+        for axis in (axes.xaxis, axes.yaxis):
+            if axis.get_scale() == "log":  # 100 is larger than a power of 10 on a phone
+                axis.set_major_formatter("{x:g}")
+                axis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
+        handles, labels = axes.get_legend_handles_labels()
+        figure.set_size_inches(_WIDTH_INCHES, _HEIGHT_INCHES + 0.18 * len(labels))  # inches per line of the legend
+        figure.legend(handles, labels, loc="outside lower left", frameon=False)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    # matplotlib numbers its groups from 1 in each figure, so these ids clash; only referenced ids, which are hashes, are kept
+    return re.sub(r' id="([^"]+)"', lambda match: match[0] if f"#{match[1]}" in text else "", text)
+
+
+def _draw_latency(axes: Axes, report: BenchReport) -> None:
+    """Draws the latencies of each run over its offered rate, because the answered rate falls in an overload.
+
+    Each point is a run: no values are averaged or joined.
+    """
+    for marker, kind, is_open in (("o", "open loop", True), ("s", "closed loop", False)):
+        runs = [run for run in report.answered_runs if run.open_loop == is_open]
+        for color, name in enumerate(("p50", "p90", "p99") if runs else ()):
+            rates, values = [run.offered_rate for run in runs], [run.latency[f"{name}_ms"] for run in runs]
+            axes.plot(rates, values, marker, color=f"C{color}", label=f"{name}, {kind}", markersize=5)
+    for objective in report.objectives:
+        if objective.metric == "p99_ms":
+            axes.axhline(objective.bound, color="red", linestyle="--", linewidth=1, label=f"objective: {objective}")
+    # latencies are seconds in an overload, and milliseconds below it
+    axes.set(xlabel="requests/s offered", ylabel="latency, ms", yscale="log", xlim=(0, None))
+
+
+def _draw_distribution(axes: Axes, report: BenchReport) -> None:
+    """Draws the percentiles of each run, in the order of the rates: the same order of colors and labels."""
+    import matplotlib
+
+    runs = sorted(report.answered_runs, key=lambda run: run.offered_rate)
+    for i, run in enumerate(runs):
+        # 1 - share on a logarithmic axis shows the slowest requests
+        points = [(run.latency[name], 1 - share) for name, share in SHARES.items() if share < 1]
+        color, style = matplotlib.colormaps["viridis"](0.9 * i / max(len(runs) - 1, 1)), "o-" if i % 2 else "o--"
+        axes.plot(*zip(*points, strict=True), style, color=color, label=run.name, markersize=3)
+    axes.set(xlabel="latency, ms", ylabel="share that took longer", xscale="log", yscale="log")

@@ -1,23 +1,61 @@
-"""Endpoints under load: their addresses, their requests, and the information of the service about itself, if it has any."""
+"""Endpoints under load: address, request bodies, complete HTTP requests, and the information of the service about itself.
+
+The bodies and their numbers of texts are derived from the service's tasks. A task is recognized by the last part of the path, so it also
+works behind a proxy's prefix, and for other servers with the same wire format.
+"""
 
 from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from bertserve.bench import BenchError, bodies, workloads
-from bertserve.bench.bodies import Body
-from bertserve.service.tasks import fill_mask, question_answering
+from bertserve.bench import BenchError, workloads
+from bertserve.service.errors import CallerError
+from bertserve.service.tasks import attention, fill_mask, multiple_choice, question_answering, rerank, similarity, zero_shot
+from bertserve.service.tasks.body import Limits
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.reading import requested_task, validate_as
 
 OK = 200
+NO_LIMITS = Limits(max_inputs=1_000_000, max_chars=100_000_000)
 # Task -> the workload with suitable inputs. The others read short texts.
 _TASK_WORKLOADS = {fill_mask.TASK: "mask", question_answering.TASK: "qa"}
+_CHOICES = ["It was late.", "The bridge was closed.", "Nobody had seen it before.", "They sold it for ten times the price."]
+
+
+def _inputs_body(inputs: Sequence[Any]) -> dict[str, Any]:
+    """Returns the body of most tasks; a single input is sent without a list."""
+    return {"inputs": inputs[0] if len(inputs) == 1 else list(inputs)}
+
+
+# Task -> the body for one or more texts. The bodies of other tasks have only inputs.
+_TEXT_BODIES: Mapping[str, Callable[[Sequence[Any]], dict[str, Any]]] = {
+    # with all layers, answers of several texts would be too long
+    attention.TASK: lambda texts: _inputs_body(texts) | {"parameters": {"output_attentions": True, "layers": [-1]}},
+    multiple_choice.TASK: lambda texts: _inputs_body([{"prompt": text, "choices": _CHOICES} for text in texts]),
+    rerank.TASK: lambda texts: {"query": "Who built the bridge over the river?", "texts": list(texts)},
+    similarity.TASK: lambda texts: {
+        "inputs": {"source_sentence": "The bridge was opened in the summer of 1886.", "sentences": list(texts)}
+    },
+    zero_shot.TASK: lambda texts: (
+        _inputs_body(texts) | {"parameters": {"candidate_labels": ["culture", "travel", "technology", "history"]}}
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """One request body: the JSON that is sent, and the number of texts that the model reads, as `count_texts` counts them."""
+
+    content: bytes
+    texts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,30 +68,6 @@ class Address:
     path: str
     tls: bool
 
-    def unreachable_message(self, error: OSError) -> str:
-        """Returns the message for an address to which a connection fails with this error."""
-        if isinstance(error, ConnectionRefusedError) or "Connect call failed" in str(error):
-            return f"nothing listens at {self.url}; start the service, or give its address with --target."
-        return f"{self.url} cannot be reached: {error.strerror or error}."
-
-
-def parse_url(url: str) -> Address:
-    """Parses an address.
-
-    Raises:
-        BenchError: It is not `http://HOST[:PORT]/PATH`, or the same with https.
-    """
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        parts, host, port = urlsplit(""), None, None
-    if parts.scheme not in ("http", "https") or not host or not url.isascii() or any(c.isspace() for c in url):
-        raise BenchError(f"`{url}` is not an address; give one such as http://127.0.0.1:8000/classify.")
-    tls = parts.scheme == "https"
-    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return Address(url, host, port or (443 if tls else 80), path, tls)
-
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -62,6 +76,82 @@ class Target:
     address: Address
     bodies: Sequence[Body]
     requests: Sequence[bytes]
+
+
+def parse_url(url: str) -> Address:
+    """Parses `http://HOST[:PORT]/PATH`, or the same with https; raises BenchError for other texts."""
+    with suppress(ValueError):  # the port is not a number, or a bracket is not closed
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and url.isascii() and not any(c.isspace() for c in url):
+            tls = parts.scheme == "https"
+            path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+            return Address(url, parts.hostname, parts.port or (443 if tls else 80), path, tls)
+    raise BenchError(f"`{url}` is not an address; give one such as http://127.0.0.1:8000/classify.")
+
+
+def build_bodies(source: str, *, path: str = "/", texts: int = 1, seed: int = 0, mask: str = workloads.MASK) -> list[Body]:
+    """Returns the bodies of a workload or of a file.
+
+    Args:
+        source: Name of a workload, or path of a JSON Lines file with a text on each line, or a whole body, which is sent unchanged.
+        path: Path of the endpoint for the bodies.
+        texts: Number of texts per request. Objects of a file are whole requests, so it must be 1 for them.
+        seed: Seed of a built-in workload.
+        mask: The model's spelling of the mask; the content of a file is sent unchanged.
+
+    Raises:
+        BenchError: The workload or file does not exist, a line of the file is not a body, or the endpoint does not support the workload.
+    """
+    if source in workloads.NAMES:
+        inputs = workloads.workload_inputs(source, seed=seed, mask=mask)
+    else:
+        inputs = _read_lines(Path(source))
+        if isinstance(inputs[0], dict):
+            if texts != 1:
+                raise BenchError(f"--texts {texts} groups texts, but `{source}` has whole request bodies; remove the flag.")
+            return [Body(json.dumps(value).encode(), count_texts(value)) for value in inputs]
+    last = path.partition("?")[0].rstrip("/").rpartition("/")[2]
+    build = next((_TEXT_BODIES[name] for name in _TEXT_BODIES if TASKS[name].path == last), _inputs_body)
+    if build is not _inputs_body and not isinstance(inputs[0], str):
+        raise BenchError(f"/{last} takes texts, not questions with passages; give another workload, or a file of texts or whole bodies.")
+    # all inputs occur equally often, unless this takes more than 512 bodies
+    count = min(math.lcm(len(inputs), texts) // texts, max(len(inputs) // texts, 512))
+    values = [build([inputs[(i * texts + k) % len(inputs)] for k in range(texts)]) for i in range(count)]
+    return [Body(json.dumps(value).encode(), count_texts(value)) for value in values]
+
+
+def _read_lines(path: Path) -> list[Any]:
+    """Returns the values of a JSON Lines file.
+
+    Raises:
+        BenchError: The file cannot be read, has no values, or they are neither all objects nor all strings.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        lines = [json.loads(line) for line in text.split("\n") if line.strip()]  # a text may contain other line ends, such as U+2028
+    except OSError as error:
+        names = ", ".join(workloads.NAMES)
+        raise BenchError(f"`{path}` is neither a workload ({names}) nor a readable file of bodies: {error.strerror}.") from error
+    except ValueError as error:
+        raise BenchError(f"`{path}` is not UTF-8, or has a line that is not JSON: {error}.") from error
+    if not any(lines and all(isinstance(line, kind) for line in lines) for kind in (str, dict)):
+        raise BenchError(f"`{path}` must have a JSON string on each line, or a JSON object on each line.")
+    return lines
+
+
+def count_texts(value: Mapping[str, Any]) -> int:
+    """Returns the number of texts that the model reads for a body: texts to rank, sentences to compare, or pairs of text and label.
+
+    If the body fits no task, the items of `inputs` are counted.
+    """
+    names = {requested_task(spec.name, value) for spec in TASKS.values() if spec.derivation is None}
+    # derived tasks with specific keys come before tasks that accept any inputs
+    for name in sorted(names, key=lambda name: TASKS[name].derivation is None):
+        with suppress(CallerError):
+            # the count of similarity is without the source sentence
+            return validate_as(TASKS[name].body, value, NO_LIMITS).count + (name == similarity.TASK)
+    inputs = value.get("inputs")
+    return len(inputs) if isinstance(inputs, list) else 1
 
 
 def build_target(address: Address, bodies: Sequence[Body], headers: Mapping[str, str]) -> Target:
@@ -89,8 +179,10 @@ def fetch(address: Address, method: str, path: str, headers: Mapping[str, str], 
         with suppress(ValueError):
             return response.status, json.loads(response.read())
         return response.status, None
+    except ConnectionRefusedError as error:
+        raise BenchError(f"nothing listens at {address.url}; start the service, or give its address with --target.") from error
     except OSError as error:
-        raise BenchError(address.unreachable_message(error)) from error
+        raise BenchError(f"{address.url} cannot be reached: {error.strerror or error}.") from error
     except http.client.HTTPException as error:
         raise BenchError(f"{address.url} does not speak HTTP: {type(error).__name__}.") from error
     finally:
@@ -122,7 +214,7 @@ def probe_target(text: str, headers: Mapping[str, str], *, texts: int, seed: int
     model = fetch_info(address, address.path.partition("?")[0].rstrip("/") + "/info", headers)
     workload = workload or _TASK_WORKLOADS.get((model or {}).get("task", ""), "short")
     mask = str((model or {}).get("mask_token") or workloads.MASK)
-    target = build_target(address, bodies.build_bodies(workload, path=address.path, texts=texts, seed=seed, mask=mask), headers)
+    target = build_target(address, build_bodies(workload, path=address.path, texts=texts, seed=seed, mask=mask), headers)
     status, value = fetch(address, "POST", address.path, headers, target.bodies[0].content)
     if status < 200 or (300 <= status < 500 and status != 429):
         raise BenchError(f"{url} answered {status} to a first request: {value.get('error') if isinstance(value, dict) else value}")

@@ -7,45 +7,22 @@ consist of common words.
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
 COUNT = 64
 MASK = "[MASK]"  # BERT's spelling; other models have others
 
+_TEXT = json.loads(Path(__file__).with_name("sentences.json").read_text(encoding="utf-8"))
+SENTENCES, QUESTIONS = _TEXT["sentences"], _TEXT["questions"]
 # placeholder -> its words; a year is a random number
-WORDS: Mapping[str, tuple[str, ...]] = {
-    "name": ("Anna Weber", "David Stone", "Maria Lopez", "Peter Hall", "Henry Wood", "Laura Martin", "Thomas Reed", "Paul Becker"),
-    "place": ("Lisbon", "Vienna", "Boston", "Toronto", "Madrid", "Oslo", "Glasgow", "Seattle", "Athens", "Hamburg", "Dublin", "Kyoto"),
-    "thing": ("film", "novel", "concert", "meal", "lecture", "exhibition", "game", "album", "play", "documentary"),
-    "good": ("warm", "clever", "quiet", "honest", "funny", "bold", "careful", "bright", "gentle", "sharp"),
-    "bad": ("slow", "loud", "empty", "tired", "cold", "careless", "long", "flat", "heavy", "confused"),
-    "year": tuple(map(str, range(1820, 1990))),
-}
-SENTENCES = (
-    "The {thing} starts well enough, but after an hour it becomes so {bad} that we wished we had stayed at home.",
-    "What a {good} and {good} {thing} this is, made by people who clearly know and love what they do.",
-    "{name} moved to {place} in {year} and opened a small shop near the harbor that sold maps and old books.",
-    "Nobody in {place} expected the new {thing} to be this {good}, and yet the hall was full every night.",
-    "The train from {place} to {place} was late again, so {name} missed the meeting and called from the station.",
-    "In {year} the council of {place} decided to build a second bridge over the river, which took seven years.",
-    "It is not a perfect {thing}, and the last part is {bad}, but the music alone is worth the evening.",
-    "The service was friendly, the room was clean, and the breakfast was {good}, but the street was very {bad}.",
-    "The school in {place} was founded in {year} by {name}, who had been a teacher there for twenty years.",
-    "My sister thought that the {thing} was {good}, my father found it {bad}, and I simply fell asleep.",
-    "The manual is {bad}, the support line is closed at night, and the parts do not fit; I sent it back at once.",
-    "The company was started in a garage in {place}, and by {year} it had more than four hundred people.",
-)
-QUESTIONS = (
-    "Who founded the school?",
-    "In which year did the council decide to build a second bridge?",
-    "Where was the company started?",
-    "What did the shop near the harbor sell?",
-)
+WORDS: Mapping[str, Sequence[str]] = {**_TEXT["words"], "year": [str(year) for year in range(1820, 1990)]}
 
 # workload -> quantile function of its lengths in tokens
 _LENGTHS: Mapping[str, Callable[[float], float]] = {

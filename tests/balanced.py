@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import httpx
 
-from bertserve.bench.bodies import Body
 from bertserve.bench.generator import Durations, run_load
-from bertserve.bench.target import build_target, parse_url
+from bertserve.bench.target import Body, build_target, parse_url
 from conftest import metric, wait_until
 from replica import PROXIES, HAProxy, Proxy, Replica, is_ready, replicas
 

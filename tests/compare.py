@@ -25,10 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertserve.bench import BenchError
-from bertserve.bench.bodies import Body, build_bodies
 from bertserve.bench.generator import Durations, run_load
 from bertserve.bench.raw_loop import WARM_UP_SHARE, RawLoop, RawRun
-from bertserve.bench.target import OK, build_target, parse_url
+from bertserve.bench.target import OK, Body, build_bodies, build_target, parse_url
 from replica import Replica, free_ports
 
 TREE = Path(__file__).resolve().parents[1]

@@ -3,22 +3,21 @@
 import sys
 from pathlib import Path
 
-from bertserve.bench import objectives, page
-from bertserve.bench.measurement import Run, latency_distribution
-from bertserve.bench.report import BenchReport
+from bertserve.bench import objectives
+from bertserve.bench.measurement import Run, latency_metrics
+from bertserve.bench.report import BenchReport, html_page
 
 
 def report() -> BenchReport:
     """Returns the report of 13 runs at rates of 100, 200, and so on; at 600, the generator was late."""
     made = BenchReport("sweep", {}, objectives.parse(["p99_ms=50"]))
     for i in range(13):
-        latency = latency_distribution([2.0**i * (1 + k / 100) for k in range(1000)])
+        latency = latency_metrics([2.0**i * (1 + k / 100) for k in range(1000)])
         rate, late = 100 * (i + 1), i == 5
-        name = f"open, {rate}/s"
-        made.runs.append(Run(name, True, 1.0, rate, {"200": rate}, 0.0, rate, rate, latency, {}, None, late, ["late"] * late))
+        made.runs.append(Run(f"open, {rate}/s", True, 1.0, rate, {"200": rate}, 0.0, rate, rate, latency, {}, None, late, ["late"] * late))
     made.results |= {"max_rate": 200, "lowest_rate_not_held": 300}
     return made
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page.render(report()), encoding="utf-8")
+    Path(sys.argv[1]).write_text(html_page(report()), encoding="utf-8")

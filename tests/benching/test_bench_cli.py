@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bertserve.bench import cli, commands, measurement, page
+from bertserve.bench import cli, commands, measurement
+from bertserve.bench import report as report_module
 from listening import BUSY, OK, listening, ok, response, unused_port
 
 
@@ -110,7 +111,7 @@ def test_invalid_usage_exits_with_2(wrong: str, hint: str, capsys: pytest.Captur
 
 
 def test_plots_need_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(page, "find_spec", lambda name: None)
+    monkeypatch.setattr(report_module, "find_spec", lambda name: None)
 
     assert 2 == load(unused_port(), "--html", tmp_path / "a.html")
     assert "[bench]'" in capsys.readouterr().err

@@ -11,9 +11,8 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from bertserve.bench.bodies import Body
-from bertserve.bench.generator import Durations, LoadResult, poisson_arrivals, run_load
-from bertserve.bench.target import Target, build_target, parse_url
+from bertserve.bench.generator import Durations, Load, poisson_arrivals, run_load
+from bertserve.bench.target import Body, Target, build_target, parse_url
 from listening import OK, Answer, Server, listening, never, ok
 
 pytestmark = pytest.mark.serial
@@ -26,7 +25,7 @@ def target(port: int) -> Target:
     return build_target(parse_url(f"http://127.0.0.1:{port}/classify"), BODIES, {"x-test": "1"})
 
 
-def load_until(requests: int, answer: Answer, *, connections: int = 1, arrivals: list[float] | None = None) -> tuple[LoadResult, Server]:
+def load_until(requests: int, answer: Answer, *, connections: int = 1, arrivals: list[float] | None = None) -> tuple[Load, Server]:
     """Loads a server until it has received `requests` requests: in a closed loop, or in an open loop with these arrivals."""
     stop = threading.Event()
 
@@ -39,7 +38,7 @@ def load_until(requests: int, answer: Answer, *, connections: int = 1, arrivals:
         return run_load(target(server.port), UNTIL_STOPPED, connections=connections, arrivals=arrivals, stop=stop), server
 
 
-def outcomes(load: LoadResult) -> set[int | str]:
+def outcomes(load: Load) -> set[int | str]:
     return {record.outcome for record in load.records}
 
 

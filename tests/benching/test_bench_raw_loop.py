@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import tiny
-from bertserve.bench import BenchError, bodies
+from bertserve.bench import BenchError, target
 from bertserve.bench.raw_loop import RawLoop
 from conftest import ROOT
 
@@ -23,7 +23,7 @@ def sentiment_raw_loop() -> RawLoop:
     ("workload", "low", "mean", "high"), [("short", 15, 23, 30), ("long", 135, 162, 190), ("mixed", 5, 48, 320), ("uniform", 12, 260, 512)]
 )
 def test_workloads_have_the_expected_token_counts(sentiment: RawLoop, workload: str, low: int, mean: int, high: int) -> None:
-    tokens = [run.feed["input_ids"].shape[1] for run in sentiment.encode(bodies.build_bodies(workload))]
+    tokens = [run.feed["input_ids"].shape[1] for run in sentiment.encode(target.build_bodies(workload))]
 
     assert mean == pytest.approx(fmean(tokens), rel=0.05)
     assert low <= min(tokens)
@@ -34,8 +34,8 @@ def test_workloads_have_the_expected_token_counts(sentiment: RawLoop, workload: 
 def test_zero_shot_and_rerank_bodies_run_on_classifiers(tmp_path: Path) -> None:
     tiny.bundle(tmp_path, "nli", labels=("contradiction", "entailment"))
     tiny.bundle(tmp_path, "ranker", labels=("LABEL_0",))
-    zero_shot = bodies.Body(b'{"inputs": "good", "parameters": {"candidate_labels": ["a", "b", "c"]}}', 1)
-    rerank = bodies.Body(b'{"query": "good", "texts": ["a film", "bad"]}', 1)
+    zero_shot = target.Body(b'{"inputs": "good", "parameters": {"candidate_labels": ["a", "b", "c"]}}', 1)
+    rerank = target.Body(b'{"query": "good", "texts": ["a film", "bad"]}', 1)
 
     assert 3 == len(RawLoop(tmp_path / "nli").encode([zero_shot]))
     assert [6, 5] == [run.feed["input_ids"].shape[1] for run in RawLoop(tmp_path / "ranker").encode([rerank])]
@@ -51,7 +51,7 @@ def test_the_raw_loop_feeds_only_the_inputs_of_the_graph(tmp_path: Path) -> None
             del other.graph.input[i]
             other.graph.node.insert(0, onnx.helper.make_node("Sub", ["input_ids", "input_ids"], ["token_type_ids"]))
     onnx.save(other, str(file))
-    body = bodies.Body(json.dumps({"inputs": {"question": "good ?", "context": "a good film " * 30}}).encode(), 1)
+    body = target.Body(json.dumps({"inputs": {"question": "good ?", "context": "a good film " * 30}}).encode(), 1)
     raw = RawLoop(path, file)
     runs = raw.encode([body])
 

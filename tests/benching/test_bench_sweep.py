@@ -1,5 +1,6 @@
 """How a sweep searches for the highest rate, with a fake service that meets its objective up to a fixed rate."""
 
+import argparse
 import threading
 from collections.abc import Callable
 
@@ -7,8 +8,7 @@ import pytest
 
 from bertserve.bench import BenchError, commands
 from bertserve.bench.commands import LoadTest
-from bertserve.bench.generator import Durations
-from bertserve.bench.measurement import Run, latency_distribution
+from bertserve.bench.measurement import Run, latency_metrics
 from bertserve.bench.objectives import parse
 from bertserve.bench.report import BenchReport
 from bertserve.bench.target import build_target, parse_url
@@ -18,7 +18,7 @@ CAPACITY = 1000  # requests per second
 
 def made_run(name: str, rate: float, p99_ms: float, *, late: bool = False) -> Run:
     """Returns a run whose latencies are all `p99_ms`."""
-    latency = latency_distribution([p99_ms] * 200)
+    latency = latency_metrics([p99_ms] * 200)
     return Run(name, name.startswith("open"), 1.0, int(rate), {"200": int(rate)}, 0.0, rate, rate, latency, {}, None, late, [])
 
 
@@ -35,7 +35,7 @@ class Service:
     ) -> None:
         self.report = BenchReport("sweep", {}, parse(["p99_ms=50"]))
 
-        def run_closed_loop(test: LoadTest, connections: int) -> Run:
+        def run_closed_loop(test: LoadTest) -> Run:
             return made_run("closed", closed, 1.0)
 
         def run_open_loop(test: LoadTest, rate: float, *, confirmation: bool = False) -> Run:
@@ -53,8 +53,8 @@ class Service:
 
     def sweep(self, *, steps: int = 6, max_rate: float | None = None) -> BenchReport:
         target = build_target(parse_url("http://127.0.0.1:1/classify"), [], {})
-        test = LoadTest(target, Durations(1, 0, 1), 8, 0, self.report, threading.Event())
-        commands.sweep(test, connections=16, max_rates=steps, max_rate=max_rate)
+        args = argparse.Namespace(steps=steps, max_rate=max_rate)
+        commands.sweep(LoadTest(target, args, self.report, threading.Event()))
         return self.report
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bertserve.bench import BenchError, bodies, workloads
+from bertserve.bench import BenchError, target, workloads
 
 
 @pytest.mark.parametrize("name", workloads.NAMES)
@@ -21,7 +21,7 @@ def test_workloads_are_the_same_for_a_seed(name: str) -> None:
 
 @pytest.mark.parametrize("path", ["/proxy/rerank/", "/proxy/similarity?x=1", "/zero-shot"])
 def test_every_text_of_a_workload_is_sent_equally_often(path: str) -> None:
-    made = [json.loads(body.content) for body in bodies.build_bodies("short", path=path, texts=5)]
+    made = [json.loads(body.content) for body in target.build_bodies("short", path=path, texts=5)]
     given = [body.get("texts") or body["inputs"] for body in made]
     flat = [text for item in given for text in (item if isinstance(item, list) else item["sentences"])]
 
@@ -31,7 +31,7 @@ def test_every_text_of_a_workload_is_sent_equally_often(path: str) -> None:
 
 def test_a_question_workload_cannot_be_sent_to_rerank() -> None:
     with pytest.raises(BenchError, match="/rerank takes texts"):
-        bodies.build_bodies("qa", path="/rerank")
+        target.build_bodies("qa", path="/rerank")
 
 
 def test_bodies_of_a_file_count_the_texts_that_the_model_reads(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_bodies_of_a_file_count_the_texts_that_the_model_reads(tmp_path: Path) -
     ]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
-    assert [3, 3, 2, 6, 3, 1] == [body.texts for body in bodies.build_bodies(str(file), path="/rerank")]
+    assert [3, 3, 2, 6, 3, 1] == [body.texts for body in target.build_bodies(str(file), path="/rerank")]
 
 
 @pytest.mark.parametrize("character", ["\u2028", "\u2029", "\u0085"])
@@ -56,7 +56,7 @@ def test_only_a_newline_ends_a_line(tmp_path: Path, character: str) -> None:
     line = json.dumps(text, ensure_ascii=False)
     file.write_bytes(f"{line}\r\n\n{line}\n".encode())
 
-    assert [text, text] == [json.loads(body.content)["inputs"] for body in bodies.build_bodies(str(file))]
+    assert [text, text] == [json.loads(body.content)["inputs"] for body in target.build_bodies(str(file))]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_an_invalid_file_is_refused(tmp_path: Path, content: str | None, message
         file.write_text(content, encoding="utf-8")
 
     with pytest.raises(BenchError, match=message):
-        bodies.build_bodies(str(file))
+        target.build_bodies(str(file))
 
 
 def test_complete_bodies_cannot_be_grouped(tmp_path: Path) -> None:
@@ -77,4 +77,4 @@ def test_complete_bodies_cannot_be_grouped(tmp_path: Path) -> None:
     file.write_text('{"inputs": "a"}\n', encoding="utf-8")
 
     with pytest.raises(BenchError, match="--texts 2"):
-        bodies.build_bodies(str(file), texts=2)
+        target.build_bodies(str(file), texts=2)

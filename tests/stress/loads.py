@@ -16,9 +16,8 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 import tiny
-from bertserve.bench.bodies import Body
-from bertserve.bench.generator import Durations, LoadResult, RequestRecord, run_load
-from bertserve.bench.target import Target, build_target, parse_url
+from bertserve.bench.generator import Durations, Load, RequestRecord, run_load
+from bertserve.bench.target import Body, Target, build_target, parse_url
 from conftest import ROOT, Served
 
 LONGEST_S = float(os.environ.get("STRESS_SECONDS", "0.5"))
@@ -51,19 +50,19 @@ def target(served: Served, path: str, bodies: Iterable[Any], **headers: str) -> 
     return build_target(parse_url(served.url + path), encoded, headers)
 
 
-def closed_loop(target: Target, connections: int, duration_s: float, *, warmup_s: float = 0.0) -> LoadResult:
+def closed_loop(target: Target, connections: int, duration_s: float, *, warmup_s: float = 0.0) -> Load:
     """Runs a closed loop: each of `connections` connections sends a request as soon as it has the last answer."""
     durations = Durations(duration_s, warmup_s, CLIENT_TIMEOUT_S)
     return run_load(target, durations, connections=connections, stop=threading.Event())
 
 
-def open_loop(target: Target, arrivals: Sequence[float], duration_s: float, *, warmup_s: float = 0.0) -> LoadResult:
+def open_loop(target: Target, arrivals: Sequence[float], duration_s: float, *, warmup_s: float = 0.0) -> Load:
     """Runs an open loop: sends requests at their arrival times, even if the service is slow."""
     durations = Durations(duration_s, warmup_s, CLIENT_TIMEOUT_S)
     return run_load(target, durations, connections=4000, arrivals=arrivals, stop=threading.Event())
 
 
-def measured(load: LoadResult) -> list[RequestRecord]:
+def measured(load: Load) -> list[RequestRecord]:
     """Returns the requests that were due within the measured time."""
     start, end = load.measured
     return [record for record in load.records if start <= record.intended < end]
@@ -93,7 +92,7 @@ def by_status(found: Samples) -> Counter[int]:
     return counted
 
 
-def assert_each_ended_once(before: Samples, after: Samples, *loads: LoadResult) -> Counter[int | str]:
+def assert_each_ended_once(before: Samples, after: Samples, *loads: Load) -> Counter[int | str]:
     """Asserts that each request got exactly one answer, which the service counted, and that no request is queued.
 
     The load generator records each request that it sent. Without an answer, its outcome is a word instead of a status.

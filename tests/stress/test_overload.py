@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import slow
-from bertserve.bench.generator import LoadResult, poisson_arrivals
+from bertserve.bench.generator import Load, poisson_arrivals
 from bertserve.bench.workloads import workload_inputs
 from conftest import ROOT
 from loads import LONG, accesses, assert_each_ended_once, closed_loop, measured, open_loop, samples, seconds, show, target
@@ -58,7 +58,7 @@ def test_each_request_ends_once_under_overload(tmp_path: Path, serve: Callable[.
         assert 0 < len(closed_loop(texts, 2, 0.1).records)
 
 
-def answered_per_s(load: LoadResult) -> float:
+def answered_per_s(load: Load) -> float:
     """Returns the number of requests per second that were answered with 200 within the measured time."""
     start, end = load.measured
     return sum(record.outcome == 200 and start <= record.ended < end for record in load.records) / (end - start)
