@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from bertserve.bench import BenchError, objectives
+from bertserve.bench import BenchError
 from bertserve.bench.generator import Durations, poisson_arrivals, run_load
-from bertserve.bench.measurement import Run, summarize, worst_metrics
-from bertserve.bench.objectives import METRICS, Objective
+from bertserve.bench.measurement import METRICS, Run, summarize, worst_metrics
 from bertserve.bench.raw_loop import RawLoop
-from bertserve.bench.report import BenchReport, html_page, require_matplotlib, summary_lines
+from bertserve.bench.report import BenchReport, html_page, parse_objectives, require_matplotlib, summary_lines
 from bertserve.bench.target import Target, fetch_info, probe_target
 from bertserve.service.errors import plural
 
@@ -50,20 +49,18 @@ class LoadTest:
         durations = Durations(self.args.seconds, self.args.warmup_s, self.args.timeout_s)
         _log(f"{name}, {durations.seconds:g} s")
         load = run_load(self.target, durations, connections=connections, arrivals=arrivals, stop=self.stop)
-        run = summarize(name, load, open_loop=arrivals is not None)
-        self.report.runs.append(run)
-        for warning in run.warnings:
-            _log(f"  warning: {warning}")
-        return run
+        self.report.runs.append(summarize(name, load, open_loop=arrivals is not None))
+        return self.report.runs[-1]
 
 
 def run_command(args: argparse.Namespace, stop: threading.Event) -> int:
     """Runs the subcommand `args.command`; after an error it reports the measurements so far. Returns the exit code.
 
     Raises:
-        BenchError: A flag, a file or an address is wrong.
+        BenchError: A flag, the content of a file or an address is wrong.
+        OSError: The file of the key cannot be read, or a report cannot be written.
     """
-    limits = objectives.parse(args.slo or (["p99_ms=50"] if args.command == "sweep" else []))
+    limits = parse_objectives(args.slo or (["p99_ms=50"] if args.command == "sweep" else []))
     if args.html:
         require_matplotlib()  # before the load
     report = BenchReport(args.command, vars(args) | {"header": [name for name, _ in args.header]}, limits)  # a header's value may be a key
@@ -81,10 +78,7 @@ def run_command(args: argparse.Namespace, stop: threading.Event) -> int:
 def _measure(args: argparse.Namespace, report: BenchReport, stop: threading.Event) -> None:
     headers = dict(args.header)
     if args.api_key_file:
-        try:
-            headers["Authorization"] = f"Bearer {args.api_key_file.read_text(encoding='utf-8').strip()}"
-        except (OSError, UnicodeDecodeError) as error:
-            raise BenchError(f"--api-key-file `{args.api_key_file}` cannot be read: {error}.") from error
+        headers["Authorization"] = f"Bearer {args.api_key_file.read_text(encoding='utf-8').strip()}"
     target, report.model = probe_target(args.target, headers, texts=args.texts, seed=args.seed)
     report.service = fetch_info(target.address, "/info", headers)
     test = LoadTest(target, args, report, stop)
@@ -101,21 +95,14 @@ def _measure(args: argparse.Namespace, report: BenchReport, stop: threading.Even
 
 
 def _write(report: BenchReport, json_file: Path | None, html_file: Path | None) -> None:
-    """Prints the summary, and writes the reports.
-
-    Raises:
-        BenchError: A file cannot be written.
-    """
+    """Prints the summary, and writes the reports."""
     document = json.dumps(report.document(), indent=1)
     to_stdout = json_file == Path("-")
     print(document if to_stdout else "\n".join(summary_lines(report)))
-    try:
-        if json_file and not to_stdout:
-            json_file.write_text(document, encoding="utf-8")
-        if html_file:
-            html_file.write_text(html_page(report), encoding="utf-8")
-    except OSError as error:
-        raise BenchError(f"the report `{error.filename}` cannot be written: {error.strerror}.") from error
+    if json_file and not to_stdout:
+        json_file.write_text(document, encoding="utf-8")
+    if html_file:
+        html_file.write_text(html_page(report), encoding="utf-8")
 
 
 def compare(test: LoadTest) -> None:
@@ -124,7 +111,8 @@ def compare(test: LoadTest) -> None:
     The report gets the median over the rounds of the `ratio` of their speeds in texts, and its lowest and highest value.
 
     Raises:
-        BenchError: The bundle is broken or not the one that is served.
+        BenchError: The bundle is not the one that is served.
+        BertServeError: The bundle is broken.
     """
     args, report = test.args, test.report
     if report.model is None:
@@ -156,8 +144,8 @@ def compare(test: LoadTest) -> None:
 def sweep(test: LoadTest) -> None:
     """Finds the highest rate of an open loop at which the objectives are met in two loads, with at most `--steps` rates.
 
-    The report gets `max_rate` and `lowest_rate_not_held`, None if there is none. Objectives on rates are ignored. The first rate is the
-    upper bound `--max-rate`, or slightly above the throughput of a closed loop.
+    The report gets `max_rate` and its worse metrics, and `lowest_rate_not_held`; None if there is none. Objectives on rates are ignored.
+    The first rate is the upper bound `--max-rate`, or slightly above the throughput of a closed loop.
 
     Raises:
         BenchError: No request of the closed loop was answered.
@@ -167,14 +155,18 @@ def sweep(test: LoadTest) -> None:
     if not rate:
         raise BenchError("no request of the closed loop was answered, so there is no rate to start with; check the service.")
     report.results |= {"max_rate": None, "lowest_rate_not_held": None}
-    limits = [objective for objective in report.objectives if METRICS[objective.metric]]
     low, high = 0.0, None  # the highest rate that held, and the lowest that did not
     for _ in range(test.args.steps):
-        holds = _holds(test, limits, rate)
+        runs = [test.run_open_loop(rate)]
+        if not test.stop.is_set() and _holds(test, runs[0]):
+            runs.append(test.run_open_loop(rate, confirmation=True))
         if test.stop.is_set():
             break
+        holds = _holds(test, runs[-1])
+        _log(f"  {rate:.4g}/s {'holds' if holds else 'does not hold'}")
         if holds:
-            low = rate
+            report.results["max_rate"] = low = rate
+            report.metrics = worst_metrics(runs)
         else:
             report.results["lowest_rate_not_held"] = high = rate
         if low == max_rate:
@@ -183,21 +175,7 @@ def sweep(test: LoadTest) -> None:
         rate = 2 * low if high is None else (low + high) / 2
 
 
-def _holds(test: LoadTest, limits: Sequence[Objective], rate: float) -> bool:
-    """Runs a load at a rate, and if it meets the limits, a second one with other arrivals; returns whether both meet them.
-
-    The report gets the rate and the worse metrics if they do. A load does not meet them if the generator was late: it differs from the
-    intended one.
-    """
-    runs = []
-    for confirmation in (False, True):
-        run = test.run_open_loop(rate, confirmation=confirmation)
-        metrics = run.metrics()
-        met = not run.was_late and not test.stop.is_set() and all(limit.is_met(metrics[limit.metric]) for limit in limits)
-        _log(f"  p99 {metrics['p99_ms'] or 0:.1f} ms: {'holds' if met else 'does not hold'}")
-        if not met:
-            return False
-        runs.append(run)
-    test.report.metrics = worst_metrics(runs)
-    test.report.results["max_rate"] = rate
-    return True
+def _holds(test: LoadTest, run: Run) -> bool:
+    """Returns whether a load meets the objectives. If the generator was late, it differs from the intended load, and does not."""
+    limits = [objective for objective in test.report.objectives if METRICS[objective.metric]]
+    return not run.was_late and all(limit.is_met(run.metrics()[limit.metric]) for limit in limits)

@@ -71,8 +71,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.kernels:
         run.engine(run.graphs[args.kernels]).run([Encoding(np.ones(64, dtype=np.int64), np.zeros(64, dtype=np.int64))] * 8)
         return
-    model = f"{run.manifest.name} ({run.manifest.task})"
-    lines = ["# First run on a GPU", "", f"Model: {model}, on {run.provider}. Written by `bench/gpu_first_run.py`."]
+    model = f"Model: {run.manifest.name} ({run.manifest.task}), on {run.provider}."
+    lines = ["# First run on a GPU", "", f"{model} Written by `bench/gpu_first_run.py`."]
     sections = {
         "Libraries and kernels": run.libraries,
         f"Against the CPU, {args.texts} texts": run.agreement,
@@ -149,8 +149,7 @@ class FirstRun:
 
         expected = outputs(reference)
         largest = max(float(np.abs(row).max()) for row in expected)
-        yield f"| graph | largest error of `{name}` | its largest value | texts with equal decisions |"
-        yield "|---|---|---|---|"
+        yield f"| graph | largest error of `{name}` | its largest value | texts with equal decisions |\n|---|---|---|---|"
         for graph in self.graphs.values():
             pairs = list(zip(expected, outputs(graph), strict=True))
             error = max(float(np.abs(a - b).max()) for a, b in pairs)
@@ -164,8 +163,8 @@ class FirstRun:
         for graph, kind in product(self.graphs.values(), kinds):
             path, gpu = self.bundle.path / graph.file, GpuOptions(cuda_graphs=kind == "CUDA graph")
             sessions.append((graph, kind, open_session(path, graph, provider=graph.provider, gpu=gpu)))
-        yield "| texts x tokens |" + "".join(f" {graph.precision}, {kind} |" for graph, kind, _ in sessions)
-        yield "|---|" + "---|" * len(sessions)
+        heads = "".join(f" {graph.precision}, {kind} |" for graph, kind, _ in sessions)
+        yield f"| texts x tokens |{heads}\n|---|{'---|' * len(sessions)}"
         for graph_id, shape in enumerate(self.args.shapes.split(","), start=1):  # ONNX Runtime reserves 0
             rows, length = map(int, shape.split("x"))
             cells = []
@@ -205,8 +204,8 @@ class FirstRun:
 
     def services(self) -> Iterator[str]:
         """Loads the service with different flags, in a closed loop."""
-        yield "Texts per second. 64 connections, or 16 for lists."
-        yield f"\n| workers | threads | single short texts | lists of {LIST} | single texts of 400 words |\n|---|---|---|---|---|"
+        yield "Texts per second. 64 connections, or 16 for lists.\n"
+        yield f"| workers | threads | single short texts | lists of {LIST} | single texts of 400 words |\n|---|---|---|---|---|"
         with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(self.args.clients, get_context("spawn")) as clients:
             texts, long = workloads.workload_inputs("long"), Path(folder) / "long.jsonl"
             long.write_text("".join(json.dumps(" ".join(three)) + "\n" for three in zip(texts, texts[1:], texts[2:], strict=False)))
@@ -223,8 +222,8 @@ class FirstRun:
     def _texts_per_s(self, clients: ProcessPoolExecutor, url: str, texts: int, connections: int) -> str:
         """Loads a target from all client processes; returns the sum of their answered texts per second."""
         durations = Durations(self.args.load_s, self.args.warmup_s, timeout_s=30)
-        load = partial(load_texts_per_s, url, texts, max(connections // self.args.clients, 1), durations)
-        loads = [clients.submit(load) for _ in range(self.args.clients)]
+        load = url, texts, max(connections // self.args.clients, 1), durations
+        loads = [clients.submit(load_texts_per_s, *load) for _ in range(self.args.clients)]
         return f"{sum(each.result() for each in loads):,.0f}"
 
     @contextmanager
@@ -242,7 +241,6 @@ class FirstRun:
                 raise BenchError(f"the service with {' '.join(flags)} did not start within {START_S} s")
             yield line.split(" listens on ")[1].split(",")[0].strip()
         finally:
-            timer.cancel()
             process.terminate()
             process.communicate()
 

@@ -48,9 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Rewrite the tables of inference time in bench/results.")
     parser.add_argument("--teacher", type=Path, metavar="DIR", help="a BERT classifier: rewrite the table of its compressed forms instead")
     parser.add_argument("--shapes", default=SHAPES, help="layers,heads,hidden size of each encoder; others are compared with the first")
-    parser.add_argument(
-        "--lengths", default="16,64,128,256,512", help="tokens of the texts (default: %(default)s); shapes are compared at the middle one"
-    )
+    parser.add_argument("--lengths", default="16,64,128,256,512", help="tokens of the texts; shapes are compared at the middle one")
     parser.add_argument("--seconds", type=float, default=4.0, help="duration of the runs of each graph and length (default: 4)")
     parser.add_argument("--results", type=Path, default=ROOT / "bench/results", help="folder of the pages (default: bench/results)")
     args = parser.parse_args(argv)

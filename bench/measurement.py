@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median_low
 from typing import Any
@@ -18,10 +18,14 @@ from typing import Any
 import numpy as np
 
 from bertserve.bench.generator import Load, RequestRecord
-from bertserve.bench.objectives import METRICS
 from bertserve.bench.target import OK
 
 MAX_LATENESS_MS = 5.0  # above it, the generator affects its measurements
+# metric -> whether an objective is an upper bound (True) or a lower bound (False)
+METRICS: Mapping[str, bool] = {
+    **dict.fromkeys(("p50_ms", "p90_ms", "p99_ms", "p999_ms", "mean_ms", "max_ms", "overhead_ms", "error_rate"), True),
+    **dict.fromkeys(("rps", "texts_per_s", "ratio"), False),
+}
 # metric -> the share of the requests that took at most as long
 SHARES = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99, "p999_ms": 0.999, "max_ms": 1.0}
 _SERVER_TIMING = re.compile(rb"(\w+);dur=([0-9.]+)")

@@ -49,18 +49,15 @@ class RawLoop:
         """Loads the bundle in a folder, and creates a session for `graph`, or for the bundle's graph that is served.
 
         Raises:
-            BenchError: The bundle is broken or not the one that is served, or the graph cannot be loaded, or has an unknown input.
+            BertServeError: The bundle is broken, or does not have the graph that is served.
+            BenchError: The bundle is not the one that is served, or the graph cannot be loaded or has an unknown input.
         """
-        try:
-            self.bundle = load_bundle(path)
-            spec = self.bundle.graph("cpu", (served or {}).get("precision", "auto"))
-        except BertServeError as error:
-            raise BenchError(error.message) from error
+        self.bundle = load_bundle(path)
+        spec = self.bundle.graph("cpu", (served or {}).get("precision", "auto"))
         if served is not None and (served.get("version"), served.get("provider")) != (self.bundle.version, "cpu"):
             raise BenchError(
-                f"{served['endpoint']} runs `{served.get('name')}` {served.get('version')} on {served.get('provider')}, but the raw loop "
-                f"would run `{self.bundle.manifest.name}` {self.bundle.version} on the CPU; give the folder of the served bundle, and serve "
-                "with --provider cpu."
+                f"{served['endpoint']} runs `{served.get('name')}` {served.get('version')} on {served.get('provider')}, but --bundle has "
+                f"`{self.bundle.manifest.name}` {self.bundle.version}; give the served bundle, and serve it with --provider cpu."
             )
         self._graph = graph or path / spec.file
         options = ort.SessionOptions() if graph else session_options(1)  # another graph gets onnxruntime's defaults

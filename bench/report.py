@@ -1,4 +1,4 @@
-"""The report of a command, with its measurements and their environment: as JSON, as a summary on stdout, and as an HTML page with plots.
+"""The report of a command, with its objectives and measurements: as JSON, as a summary on stdout, and as an HTML page with plots.
 
 The JSON keys are the names of the dataclass fields. The plots are drawn for the width of a phone, and larger screens scale them up. Only
 their functions import matplotlib.
@@ -21,8 +21,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from bertserve.bench import BenchError
-from bertserve.bench.measurement import SHARES, Run
-from bertserve.bench.objectives import METRICS, Objective
+from bertserve.bench.measurement import METRICS, SHARES, Run
 from bertserve.service import __version__
 from bertserve.service.errors import install_command, plural
 
@@ -30,6 +29,42 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _WIDTH_INCHES, _HEIGHT_INCHES = 3.7, 2.8  # the width is 355 CSS pixels, of the 390 of a phone
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """A limit on a metric in `METRICS`, in the unit at the end of its name."""
+
+    metric: str
+    bound: float
+
+    def is_met(self, measured: float | None) -> bool:
+        """Returns whether a measured value meets the limit; false for None, a metric that was not measured."""
+        if measured is None:
+            return False
+        return measured <= self.bound if METRICS[self.metric] else measured >= self.bound
+
+    def __str__(self) -> str:
+        return f"{self.metric} {'<=' if METRICS[self.metric] else '>='} {self.bound:g}"
+
+
+def parse_objectives(texts: Sequence[str]) -> list[Objective]:
+    """Parses objectives; each text has one, or several separated by commas.
+
+    A limit of 1 % on `error_rate` is added if there is none, because a service that refuses many requests looks fast.
+
+    Raises:
+        BenchError: A text is not `METRIC=NUMBER`, or names an unknown metric.
+    """
+    objectives: dict[str, Objective] = {}
+    for part in (part for text in texts for part in text.split(",")):
+        metric, _, number = part.strip().partition("=")
+        bound = float(number) if re.fullmatch(r"[0-9]*\.?[0-9]+(e-?[0-9]+)?", number) else None
+        if metric not in METRICS or bound is None:
+            raise BenchError(f"`{part}` is not an objective; give METRIC=NUMBER, where METRIC is one of {', '.join(METRICS)}.")
+        objectives[metric] = Objective(metric, bound)
+    objectives.setdefault("error_rate", Objective("error_rate", 0.01))
+    return list(objectives.values())
 
 
 @dataclass(slots=True)
@@ -128,9 +163,8 @@ def _run_lines(run: Run) -> Iterator[str]:
     counts = ", ".join(f"{count} x {outcome}" for outcome, count in run.outcomes.items())
     yield f"  {plural(run.requests, 'request')} in {run.seconds:.1f} s: {counts or 'none'}; errors {run.error_rate:.2%}"
     if run.latency:
-        yield "  latency p50 {p50_ms:.2f}, p90 {p90_ms:.2f}, p99 {p99_ms:.2f}, p99.9 {p999_ms:.2f}, max {max_ms:.2f} ms".format(
-            **run.latency
-        )
+        line = "  latency p50 {p50_ms:.2f}, p90 {p90_ms:.2f}, p99 {p99_ms:.2f}, p99.9 {p999_ms:.2f}, max {max_ms:.2f} ms"
+        yield line.format(**run.latency)
     if run.server_p50_ms:
         parts = ", ".join(f"{name} {value:.2f}" for name, value in run.server_p50_ms.items())
         yield f"  of the service, p50: {parts} ms" + ("" if run.overhead_ms is None else f"; all but inference {run.overhead_ms:.2f} ms")

@@ -121,19 +121,12 @@ def build_bodies(source: str, *, path: str = "/", texts: int = 1, seed: int = 0,
 
 
 def _read_lines(path: Path) -> list[Any]:
-    """Returns the values of a JSON Lines file.
-
-    Raises:
-        BenchError: The file cannot be read, has no values, or they are neither all objects nor all strings.
-    """
+    """Returns the values of a JSON Lines file, which must be all objects or all strings; raises BenchError otherwise."""
     try:
         text = path.read_text(encoding="utf-8")
         lines = [json.loads(line) for line in text.split("\n") if line.strip()]  # a text may contain other line ends, such as U+2028
-    except OSError as error:
-        names = ", ".join(workloads.NAMES)
-        raise BenchError(f"`{path}` is neither a workload ({names}) nor a readable file of bodies: {error.strerror}.") from error
-    except ValueError as error:
-        raise BenchError(f"`{path}` is not UTF-8, or has a line that is not JSON: {error}.") from error
+    except (OSError, ValueError) as error:
+        raise BenchError(f"`{path}` is neither a workload ({', '.join(workloads.NAMES)}) nor a file of JSON lines: {error}.") from error
     if not any(lines and all(isinstance(line, kind) for line in lines) for kind in (str, dict)):
         raise BenchError(f"`{path}` must have a JSON string on each line, or a JSON object on each line.")
     return lines
@@ -181,10 +174,8 @@ def fetch(address: Address, method: str, path: str, headers: Mapping[str, str], 
         return response.status, None
     except ConnectionRefusedError as error:
         raise BenchError(f"nothing listens at {address.url}; start the service, or give its address with --target.") from error
-    except OSError as error:
-        raise BenchError(f"{address.url} cannot be reached: {error.strerror or error}.") from error
-    except http.client.HTTPException as error:
-        raise BenchError(f"{address.url} does not speak HTTP: {type(error).__name__}.") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise BenchError(f"{address.url} cannot be reached over HTTP: {error!r}.") from error
     finally:
         connection.close()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import facts
-from bertserve.bench import objectives, workloads
+from bertserve.bench import measurement, workloads
 from bertserve.service import errors
 from bertserve.service.bundle.manifest import Manifest  # its import defines all records
 from bertserve.service.bundle.record import Record
@@ -90,8 +90,8 @@ def test_every_slo_metric_is_described() -> None:
         for cell in section("../how-to/load-test.md", "Metrics for --slo").splitlines()[3].strip("|").split("|")
     )
 
-    assert {name for name, at_most in objectives.METRICS.items() if at_most} == most
-    assert {name for name, at_most in objectives.METRICS.items() if not at_most} == least
+    assert {name for name, at_most in measurement.METRICS.items() if at_most} == most
+    assert {name for name, at_most in measurement.METRICS.items() if not at_most} == least
 
 
 def test_every_workload_is_described() -> None:

@@ -3,14 +3,13 @@
 import sys
 from pathlib import Path
 
-from bertserve.bench import objectives
 from bertserve.bench.measurement import Run, latency_metrics
-from bertserve.bench.report import BenchReport, html_page
+from bertserve.bench.report import BenchReport, html_page, parse_objectives
 
 
 def report() -> BenchReport:
     """Returns the report of 13 runs at rates of 100, 200, and so on; at 600, the generator was late."""
-    made = BenchReport("sweep", {}, objectives.parse(["p99_ms=50"]))
+    made = BenchReport("sweep", {}, parse_objectives(["p99_ms=50"]))
     for i in range(13):
         latency = latency_metrics([2.0**i * (1 + k / 100) for k in range(1000)])
         rate, late = 100 * (i + 1), i == 5

@@ -2,9 +2,10 @@
 
 import pytest
 
-from bertserve.bench import BenchError, objectives
+from bertserve.bench import BenchError
 from bertserve.bench.generator import Durations, Load, RequestRecord
 from bertserve.bench.measurement import Run, latency_metrics, summarize
+from bertserve.bench.report import parse_objectives
 from bertserve.bench.target import Body, build_target, parse_url
 
 
@@ -64,19 +65,19 @@ def test_overhead_is_the_time_outside_inference() -> None:
     ],
 )
 def test_objectives_are_upper_or_lower_limits(given: str, value: float | None, passed: bool) -> None:
-    assert passed == objectives.parse([given])[0].is_met(value)
+    assert passed == parse_objectives([given])[0].is_met(value)
 
 
 def test_parsed_objectives_include_a_default_error_rate() -> None:
-    assert ["p99_ms <= 50", "rps >= 10", "error_rate <= 0.01"] == [str(c) for c in objectives.parse(["p99_ms=50, rps=10"])]
-    assert ["error_rate <= 0.5"] == [str(c) for c in objectives.parse(["error_rate=0.5"])]
-    assert ["error_rate <= 0.01"] == [str(c) for c in objectives.parse([])]
+    assert ["p99_ms <= 50", "rps >= 10", "error_rate <= 0.01"] == [str(c) for c in parse_objectives(["p99_ms=50, rps=10"])]
+    assert ["error_rate <= 0.5"] == [str(c) for c in parse_objectives(["error_rate=0.5"])]
+    assert ["error_rate <= 0.01"] == [str(c) for c in parse_objectives([])]
 
 
 @pytest.mark.parametrize("text", ["p99_ms", "p99=50", "p99_ms=fast", "p99_ms=-1", "p99_ms=nan", ""])
 def test_an_invalid_objective_is_refused(text: str) -> None:
     with pytest.raises(BenchError, match="p99_ms"):
-        objectives.parse([text])
+        parse_objectives([text])
 
 
 def test_the_warm_up_is_left_out() -> None:

@@ -9,8 +9,7 @@ import pytest
 from bertserve.bench import BenchError, commands
 from bertserve.bench.commands import LoadTest
 from bertserve.bench.measurement import Run, latency_metrics
-from bertserve.bench.objectives import parse
-from bertserve.bench.report import BenchReport
+from bertserve.bench.report import BenchReport, parse_objectives
 from bertserve.bench.target import build_target, parse_url
 
 CAPACITY = 1000  # requests per second
@@ -33,7 +32,7 @@ class Service:
         p99: Callable[[float, bool], float] = lambda rate, confirmation: 10.0 if rate <= CAPACITY else 90.0,
         late: Callable[[str], bool] = lambda name: False,
     ) -> None:
-        self.report = BenchReport("sweep", {}, parse(["p99_ms=50"]))
+        self.report = BenchReport("sweep", {}, parse_objectives(["p99_ms=50"]))
 
         def run_closed_loop(test: LoadTest) -> Run:
             return made_run("closed", closed, 1.0)

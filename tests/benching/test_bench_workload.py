@@ -61,7 +61,7 @@ def test_only_a_newline_ends_a_line(tmp_path: Path, character: str) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("", "JSON string"), ("{", "not JSON"), ("1", "JSON string"), ('"a"\n{}', "JSON string"), (None, "neither a workload")],
+    [("", "JSON string"), ("{", "neither a workload"), ("1", "JSON string"), ('"a"\n{}', "JSON string"), (None, "neither a workload")],
 )
 def test_an_invalid_file_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
     file = tmp_path / "bodies.jsonl"
