@@ -78,7 +78,7 @@ def run_command(args: argparse.Namespace, stop: threading.Event) -> int:
 def _measure(args: argparse.Namespace, report: BenchReport, stop: threading.Event) -> None:
     headers = dict(args.header)
     if args.api_key_file:
-        headers["Authorization"] = f"Bearer {args.api_key_file.read_text(encoding='utf-8').strip()}"
+        headers["Authorization"] = f"Bearer {args.api_key_file.read_text(encoding='latin-1').strip()}"  # as in HTTP; it decodes any byte
     target, report.model = probe_target(args.target, headers, texts=args.texts, seed=args.seed)
     report.service = fetch_info(target.address, "/info", headers)
     test = LoadTest(target, args, report, stop)
