@@ -101,7 +101,7 @@ def limits() -> Mapping[str, int]:
     return {f"{what} of a body": limit for _, limit, what in json_text.LIMITS} | {
         f"characters of an input to tokenize; each of its texts after the first counts {cost.TEXT_CHARS} more": cost.MAX_CHARS,
         "predicted microseconds of decoding": cost.MAX_DECODE_US,
-        "bytes of the answer as JSON": cost.MAX_ANSWER_BYTES,
+        "bytes of the answer as JSON": cost.MAX_RESPONSE_BYTES,
     }
 
 

@@ -37,7 +37,7 @@ async def check(settings: Settings) -> int:
                 request = request | {"parameters": {**(request.get("parameters") or {}), "calibrated": False}}
             body = validate_as(TASKS[model.task].body, request, state.limits)
             prediction = await model.predict(body.requests(model.bundle.manifest), timeout_s=EXAMPLE_TIMEOUT_S)
-            reason = difference(example.result, to_plain(body.answer(prediction.results)), tolerance)
+            reason = difference(example.result, to_plain(body.to_response(prediction.results)), tolerance)
         except BertServeError as error:
             reason = error.message
         failed += reason is not None

@@ -113,7 +113,7 @@ class Metrics:
 
         self._create_request_metrics()
         self._create_process_metrics()
-        self.answers = cache(lambda status: self.http_requests.labels(str(status)))
+        self.http_requests_by_status = cache(lambda status: self.http_requests.labels(str(status)))
         self.requests_of = cache(lambda task, model, status: self.requests.labels(task, model, str(status)))
         self.requests_by_key = cache(lambda key, status: self.key_requests.labels(key, str(status)))
         self.model = cache(lambda task, model: ModelMetrics(self, task, model))

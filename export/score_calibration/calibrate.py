@@ -27,7 +27,7 @@ from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.engine.sessions import why_not
 from bertserve.service.tasks import classify
-from bertserve.service.tasks.decide import CHOSEN
+from bertserve.service.tasks.decide import DEFAULT_THRESHOLD
 from bertserve.service.text.tokenizer import Tokenizer
 
 MIN_EXAMPLES = 100  # different inputs of a file; with fewer, an interval is wider than what a calibration changes
@@ -103,7 +103,7 @@ def fit_and_judge(fitted: Outcomes, judged: Outcomes, graph: str, aims: Sequence
         thresholds.append(choose(aim, graph, *(part.predictions(parameters, counted) for part in (fitted, judged))))
     scores, labels = predictions.scores, predictions.labels
     if judged.method == "per-label":
-        labels = labels[scores >= CHOSEN]
+        labels = labels[scores >= DEFAULT_THRESHOLD]
         scores = scores.reshape(predictions.count, -1).max(axis=1)
     return Calibration(
         method=judged.method,

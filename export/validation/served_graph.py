@@ -100,7 +100,7 @@ class ServedGraph:
     def answer_body(self, document: Mapping[str, Any]) -> Any:
         """Returns the response of the HTTP API to a request body."""
         body = read_body(self.task, document)
-        return body.answer([self.answer(request).result for request in body.requests(self.config)])
+        return body.to_response([self.answer(request).result for request in body.requests(self.config)])
 
 
 def read_body(task: ExportTask, document: Mapping[str, Any]) -> TaskBody:

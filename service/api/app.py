@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from bertserve.service import __version__
-from bertserve.service.api import error_answers, playground
+from bertserve.service.api import error_responses, playground
 from bertserve.service.api.admin import routers as admin_routers
 from bertserve.service.api.request import REQUEST
 from bertserve.service.api.routes import INFERENCE, OTHER_CLIENTS, InferenceRoute, add_file, check_declared, endpoints, inference_routes
@@ -110,7 +110,7 @@ def create_fastapi(state: AppState, *, asks_for_key: bool = False) -> FastAPI:
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     """Answers an error that left FastAPI. FastAPI raises it again afterwards, and then `Endpoint` logs it."""
-    return error_answers.response(error, request.scope[REQUEST].id, request.scope["path"])
+    return error_responses.response(error, request.scope[REQUEST].id, request.scope["path"])
 
 
 async def _translate(request: Request, error: Exception) -> Response:

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 from bertserve.service.errors import BertServeError
 from bertserve.service.models.model import Model
 from bertserve.service.models.request_progress import Prediction
-from bertserve.service.tasks.batch import MAX_SPANS, ReadSpan
+from bertserve.service.tasks.batch import MAX_SPANS, WindowSpan
 from bertserve.service.tasks.body import TaskBody
 
 HEADER_LENGTH = b"inference-header-content-length"  # bytes of JSON before binary tensors in the Open Inference Protocol
 
 
-class BinaryAnswer(NamedTuple):
-    """An answer of JSON, followed by bytes."""
+class BinaryResponse(NamedTuple):
+    """A response body of JSON, followed by bytes."""
 
     value: Any
     tail: bytes
@@ -30,13 +30,13 @@ class Call:
         task: The task, one of the model's.
         model: The model that answers.
         body: The inputs.
-        answer: Converts the prediction to the JSON value of the response, or to a BinaryAnswer.
+        to_response: Converts the prediction to the JSON value of the response, or to a BinaryResponse.
     """
 
     task: str
     model: Model
     body: TaskBody
-    answer: Callable[[Prediction], Any]
+    to_response: Callable[[Prediction], Any]
 
     async def predict(self, timeout_s: float, **options: Any) -> Prediction:
         """Runs the model, with the arguments and errors of `Model.predict`; the message of an error names the wrong input."""
@@ -92,7 +92,7 @@ def _name_inputs(indices: Sequence[int], body: TaskBody) -> str:
     return ", ".join(f"{body.input_name}[{index}]" for index in indices[:10]) + (", ..." if len(indices) > 10 else "")
 
 
-def _windows(read_spans: Sequence[ReadSpan]) -> str:
+def _windows(read_spans: Sequence[WindowSpan]) -> str:
     """Returns the spans that the model read of an input, such as `0-1843, 1310-2950`; each has its text's name if there are two texts."""
     spans = [f"{field}{'=' if field else ''}{start}-{end}" for field, start, end in read_spans[:MAX_SPANS]]
     return ", ".join([*spans, "..."] if len(read_spans) > MAX_SPANS else spans)

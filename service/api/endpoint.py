@@ -19,10 +19,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from bertserve.service.api import error_answers
+from bertserve.service.api import error_responses
 from bertserve.service.api.app import create_fastapi
-from bertserve.service.api.call import BinaryAnswer
-from bertserve.service.api.error_answers import ErrorLog
+from bertserve.service.api.call import BinaryResponse
+from bertserve.service.api.error_responses import ErrorLog
 from bertserve.service.api.jsonl import MEDIA_TYPES, LineStream
 from bertserve.service.api.request import LARGE_BYTES, REQUEST, TIMEOUT_HEADER, Request, read_body, take_turn, until_disconnect
 from bertserve.service.api.routes import InferenceRoute
@@ -98,7 +98,7 @@ class Endpoint:
         except Exception as error:  # noqa: BLE001 - the process boundary of a request
             self._errors.write(error, request.log_fields())
             if request.status == 0:
-                await error_answers.response(error, request.id, scope["path"])(scope, receive, send)
+                await error_responses.response(error, request.id, scope["path"])(scope, receive, send)
 
     def _begin(self, scope: Scope, send: Send) -> Request:
         # the configured one, or that of a server that mounts the application
@@ -167,10 +167,10 @@ class Endpoint:
             request.task, request.model = call.task, call.model.name
             trace = request.trace if request.trace is not None and request.trace.recorded else None
             prediction = request.prediction = await until_disconnect(call.predict(timeout_s, trace=trace), receive)
-            if prediction.answer_bytes > LARGE_BYTES:
+            if prediction.response_bytes > LARGE_BYTES:
                 await take_turn(self._turns)
-            answer = call.answer(prediction)
-            payload, tail = answer if isinstance(answer, BinaryAnswer) else (answer, b"")
+            response = call.to_response(prediction)
+            payload, tail = response if isinstance(response, BinaryResponse) else (response, b"")
             body = to_json(payload)
             await send({"type": "http.response.start", "status": 200, "headers": call.headers(prediction, len(body), len(tail))})
             await send({"type": "http.response.body", "body": body + tail})
@@ -196,7 +196,7 @@ class Endpoint:
         """Counts and logs a request that has ended, and ends its trace."""
         end, status, metrics = time.perf_counter(), request.status or _INTERNAL, self._state.metrics
         seconds = end - request.start
-        metrics.answers(status).inc()
+        metrics.http_requests_by_status(status).inc()
         if request.task is not None and request.model is not None:
             metrics.requests_of(request.task, request.model, status).inc()
             if request.model != UNKNOWN:

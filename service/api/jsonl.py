@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import Receive, Send
 
-from bertserve.service.api import error_answers
+from bertserve.service.api import error_responses
 from bertserve.service.api.call import Call
 from bertserve.service.api.request import LARGE_BYTES, Request, take_turn
 from bertserve.service.errors import CLIENT_GONE, BertServeError, HttpError, MalformedRequestError, RefusedError, TooLargeError
@@ -37,7 +37,7 @@ class LineStream:
     """Answers the lines of one request."""
 
     def __init__(
-        self, route: InferenceRoute, request: Request, timeout_s: float, error_log: error_answers.ErrorLog, turns: asyncio.Lock
+        self, route: InferenceRoute, request: Request, timeout_s: float, error_log: error_responses.ErrorLog, turns: asyncio.Lock
     ) -> None:
         """Prepares the stream of a request.
 
@@ -143,13 +143,13 @@ class LineStream:
             call = self._route.read_call(line, request)  # it looks the model up for each line, because it can be reloaded during the stream
             labels = (call.task, call.model.name)
             prediction = await self._predict(call)
-            if prediction.answer_bytes > LARGE_BYTES:
+            if prediction.response_bytes > LARGE_BYTES:
                 await take_turn(self._turns)
-            body, status = to_json(call.answer(prediction)), HTTPStatus.OK
+            body, status = to_json(call.to_response(prediction)), HTTPStatus.OK
         except Exception as error:  # noqa: BLE001 - the process boundary of a line
             if isinstance(error, BertServeError):
                 error.message = f"line {number}: {error.message}"
-            refusal = error_answers.response(error, request.id)
+            refusal = error_responses.response(error, request.id)
             body, status = bytes(refusal.body), refusal.status_code
             if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 self._error_log.write(error, request.log_fields())

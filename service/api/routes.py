@@ -193,12 +193,14 @@ def inference_routes() -> list[InferenceRoute]:
 
 def _of_task(spec: TaskSpec) -> InferenceRoute:
     read = functools.partial(read_for_task, spec.name, spec.body)
-    return InferenceRoute(f"/{spec.path}", read, spec.title, (spec.body,), (spec.answer,), task=spec.name, streams=True, tag=INFERENCE)
+    return InferenceRoute(
+        f"/{spec.path}", read, spec.title, (spec.body,), (spec.response_type,), task=spec.name, streams=True, tag=INFERENCE
+    )
 
 
 def _of_any_task(path: str, read: Callable[[bytes, Request], Call], summary: str, tag: str = OTHER_CLIENTS) -> InferenceRoute:
     bodies = tuple(spec.body for spec in TASKS.values())
-    return InferenceRoute(path, read, summary, bodies, tuple(spec.answer for spec in TASKS.values()), streams=True, tag=tag)
+    return InferenceRoute(path, read, summary, bodies, tuple(spec.response_type for spec in TASKS.values()), streams=True, tag=tag)
 
 
 def check_declared(routes: Iterable[BaseRoute]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import BertServeError, TooLargeError
-from bertserve.service.tasks.batch import Batch, ReadSpan, TaskGenerator
+from bertserve.service.tasks.batch import Batch, TaskGenerator, WindowSpan
 from bertserve.service.tasks.cost import NOTHING, Cost
 from bertserve.service.text.tokenizer import Encoding
 
@@ -32,7 +32,7 @@ class Prediction:
         queue_s: Seconds until its first run started, without `tokenize_s`.
         inference_s: Seconds from the start of its first run to the end of its last one.
         decode_s: Seconds to decode all inputs.
-        answer_bytes: About the bytes of the results as JSON.
+        response_bytes: About the bytes of the results as JSON.
         windows_read: The spans that the model read of a single input, if it is cut or was read in several windows.
     """
 
@@ -44,8 +44,8 @@ class Prediction:
     queue_s: float = 0.0
     inference_s: float = 0.0
     decode_s: float = 0.0
-    answer_bytes: int = 0
-    windows_read: Sequence[ReadSpan] = ()
+    response_bytes: int = 0
+    windows_read: Sequence[WindowSpan] = ()
 
 
 @dataclass(slots=True)
@@ -169,7 +169,7 @@ class RequestProgress:
         started = self.ended if self.started is None else self.started
         prediction.queue_s = max(started - arrived - prediction.tokenize_s, 0.0)
         prediction.inference_s = self.ended - started
-        prediction.answer_bytes = self.cost.answer_bytes
+        prediction.response_bytes = self.cost.response_bytes
         return prediction
 
     def _continue(self, index: int, rows: Sequence[Outputs]) -> None:

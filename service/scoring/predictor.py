@@ -22,9 +22,9 @@ from bertserve.service.settings import ScoreSettings
 from bertserve.service.tasks.batch import TaskModel
 from bertserve.service.tasks.body import Limits, types_within
 from bertserve.service.tasks.catalog import TASKS, tasks_of
-from bertserve.service.tasks.cost import MAX_ANSWER_BYTES
+from bertserve.service.tasks.cost import MAX_RESPONSE_BYTES
 from bertserve.service.tasks.reading import requested_task, validate_as
-from bertserve.service.tasks.task_spec import TEXT
+from bertserve.service.tasks.task_spec import UNNAMED_TEXT
 from bertserve.service.tasks.unknown_fields import quote_names, required
 from bertserve.service.text.tokenizer import Encoding
 
@@ -72,8 +72,8 @@ class RowReader:
             request = validate_as(body, example | self._parameters, limits).requests(manifest)[0]
         except BertServeError as error:
             raise SettingsError(f"--parameters does not fit /{self.spec.path}: {error.message}") from error
-        answer_bytes = min(MAX_ANSWER_BYTES, self.spec.answer_bytes(request, manifest.tokenizer.max_length))
-        self.block_rows = min(BLOCK_ROWS, BLOCK_BYTES // max(1, answer_bytes))
+        response_bytes = min(MAX_RESPONSE_BYTES, self.spec.response_bytes(request, manifest.tokenizer.max_length))
+        self.block_rows = min(BLOCK_ROWS, BLOCK_BYTES // max(1, response_bytes))
 
     def check(self, columns: Sequence[str], added: Sequence[str]) -> None:
         """Checks the columns of a file, and those that the output adds.
@@ -115,7 +115,7 @@ class RowReader:
                 )
             inputs[name] = value
         if self._body_keys == ["inputs"]:
-            inputs = {"inputs": inputs[TEXT] if list(inputs) == [TEXT] else inputs}
+            inputs = {"inputs": inputs[UNNAMED_TEXT] if list(inputs) == [UNNAMED_TEXT] else inputs}
         (request,) = validate_as(self.spec.body, inputs | self._parameters, self._limits).requests(self._manifest)
         return request
 

@@ -10,7 +10,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from bertserve.service.api import error_answers
+from bertserve.service.api import error_responses
 from bertserve.service.errors import BertServeError, HttpError, MalformedRequestError, UnavailableError
 
 LINGER_S = 0.5  # time for a client to read its last answer, and during shutdown to send the rest of a head
@@ -157,7 +157,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._stage != BODY or not self.cycle.response_started:
             request_id = uuid.uuid4().hex
             answer_error = error if isinstance(error, BertServeError) else MalformedRequestError("not a valid HTTP/1.1 request.")
-            response = error_answers.response(answer_error, request_id)
+            response = error_responses.response(answer_error, request_id)
             response.headers.update({"x-request-id": request_id, "connection": "close"})
             head = STATUS_LINE[response.status_code] + b"".join(b"%s: %s\r\n" % header for header in response.raw_headers)
             self.transport.write(head + b"\r\n" + bytes(response.body))

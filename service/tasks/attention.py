@@ -17,7 +17,7 @@ from bertserve.service.errors import CallerValue, InvalidValueError, TooLargeErr
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copy_outputs, too_long
 from bertserve.service.tasks.body import ClosedModel, Numbers, TaskBody, body_config
 from bertserve.service.tasks.classify import TextsOrPairs
-from bertserve.service.tasks.cost import ITEM_BYTES, MAX_ANSWER_BYTES, NUMBER_BYTES, Cost, text_bytes
+from bertserve.service.tasks.cost import ITEM_BYTES, MAX_RESPONSE_BYTES, NUMBER_BYTES, Cost, text_bytes
 from bertserve.service.tasks.decoding import Floats
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
@@ -25,7 +25,7 @@ from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 TASK = "attention"
 NEEDS = "attention in its graphs; export it with `--attentions`"
 OUTPUT = "attentions"  # output of the graphs
-MAX_VALUES = MAX_ANSWER_BYTES // NUMBER_BYTES  # weights of one text, which are in one answer
+MAX_VALUES = MAX_RESPONSE_BYTES // NUMBER_BYTES  # weights of one text, which are in one answer
 
 
 class AttentionParameters(ClosedModel):
@@ -188,10 +188,10 @@ SPEC = TaskSpec(
     path="attention",
     title="Return attention weights",
     body=AttentionBody,
-    answer=Attention | list[Attention],
+    response_type=Attention | list[Attention],
     function=show_attention,
     derivation=Derivation(
         base=None, compatible=lambda config: bool(config.attention_heads), needs=NEEDS, discriminator=("parameters", "output_attentions")
     ),
-    answer_bytes=_weight_bytes,
+    response_bytes=_weight_bytes,
 )

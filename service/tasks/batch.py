@@ -28,10 +28,10 @@ MAX_SPANS = 64
 
 # A part of an input that the model reads in one encoding: the name of its text, empty if the input has only one, the index of its first
 # code point, and the index after its last one.
-ReadSpan = tuple[str, int, int]
+WindowSpan = tuple[str, int, int]
 
 
-def spans_read(tokens: Tokens, windows: Sequence[range], field: str = "") -> tuple[ReadSpan, ...]:
+def window_spans(tokens: Tokens, windows: Sequence[range], field: str = "") -> tuple[WindowSpan, ...]:
     """Returns the spans of a text's windows, for at most `MAX_SPANS` + 1 windows; `windows` has the tokens of each window."""
     return tuple((field, *tokens.span(window)) if window else (field, 0, 0) for window in windows[: MAX_SPANS + 1])
 
@@ -61,7 +61,7 @@ class Batch:
     keep: Callable[[int, Outputs], Outputs] | None = None
     truncated: bool = False
     warnings: tuple[str, ...] = ()
-    windows_read: tuple[ReadSpan, ...] = ()
+    windows_read: tuple[WindowSpan, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -166,11 +166,11 @@ def apply_keep(batch: Batch, rows: Sequence[Outputs]) -> list[Outputs]:
     return list(rows) if batch.keep is None else [batch.keep(index, row) for index, row in enumerate(rows)]
 
 
-def run_all(run: TaskGenerator, execute: Callable[[Sequence[Encoding]], Sequence[Outputs]]) -> Any:
+def run_all(generator: TaskGenerator, execute: Callable[[Sequence[Encoding]], Sequence[Outputs]]) -> Any:
     """Runs a task from start to end without a scheduler, and returns its result; `execute` returns one row of outputs per encoding."""
     try:
-        batch = next(run)
+        batch = next(generator)
         while True:
-            batch = run.send(apply_keep(batch, execute(batch.encodings) if batch.encodings else []))
+            batch = generator.send(apply_keep(batch, execute(batch.encodings) if batch.encodings else []))
     except StopIteration as end:
         return end.value

@@ -18,12 +18,16 @@ from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.text.words import Unit
 
 # Tags of the unions below. pydantic puts them into error locations, and messages leave them out.
-TEXT, NUMBER, PAIR, LIST = TAGS = ("<text>", "<number>", "<object>", "<list>")
+TEXT_TAG, NUMBER_TAG, OBJECT_TAG, LIST_TAG = TAGS = ("<text>", "<number>", "<object>", "<list>")
 
 
 def one_of(message: str, *tags: str) -> Discriminator:
     """Returns a discriminator of a union by JSON type; `message` says which values are allowed."""
-    kinds = {kind: tag for kind, tag in ((str, TEXT), (float, NUMBER), (int, NUMBER), (dict, PAIR), (list, LIST)) if tag in tags}
+    kinds = {
+        kind: tag
+        for kind, tag in ((str, TEXT_TAG), (float, NUMBER_TAG), (int, NUMBER_TAG), (dict, OBJECT_TAG), (list, LIST_TAG))
+        if tag in tags
+    }
 
     def tag_of(value: Any) -> str | None:  # called for each item of a list, so it is only a look-up; an object may already be a model
         return kinds.get(dict if isinstance(value, BaseModel) else type(value))
@@ -55,8 +59,8 @@ MAX_ITEMS = 2**13
 LIST_LIMIT = Field(fail_fast=True, max_length=MAX_ITEMS)
 
 TextOrTexts = Annotated[
-    Annotated[str, Tag(TEXT)] | Annotated[list[str], LIST_LIMIT, Tag(LIST)],
-    one_of("a text or a list of texts", TEXT, LIST),
+    Annotated[str, Tag(TEXT_TAG)] | Annotated[list[str], LIST_LIMIT, Tag(LIST_TAG)],
+    one_of("a text or a list of texts", TEXT_TAG, LIST_TAG),
     Field(description="One or more texts."),
 ]
 Numbers = Annotated[list[int], Field(fail_fast=True, min_length=1, max_length=256)]  # of layers or heads
@@ -161,7 +165,7 @@ class TaskBody(BaseModel):
         """Returns one task request per input; `config` has the model's own settings."""
         raise NotImplementedError
 
-    def answer(self, results: list[Any]) -> Any:
+    def to_response(self, results: list[Any]) -> Any:
         """Returns the value of the response's body from one result per input: a list for a list, unless `always_list`."""
         return results if self.always_list or self.is_list else results[0]
 

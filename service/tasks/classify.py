@@ -18,12 +18,24 @@ from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import Activation, Manifest, Side
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import occlusion
-from bertserve.service.tasks.batch import Batch, ModelConfig, ReadSpan, TaskGenerator, TaskModel, spans_read, too_long, warn_if_empty
-from bertserve.service.tasks.body import LIST, LIST_LIMIT, PAIR, TEXT, ClosedModel, Stride, TaskBody, body_config, defaults, lower, one_of
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, WindowSpan, too_long, warn_if_empty, window_spans
+from bertserve.service.tasks.body import (
+    LIST_LIMIT,
+    LIST_TAG,
+    OBJECT_TAG,
+    TEXT_TAG,
+    ClosedModel,
+    Stride,
+    TaskBody,
+    body_config,
+    defaults,
+    lower,
+    one_of,
+)
 from bertserve.service.tasks.cost import ITEM_BYTES, Cost, longest_label
-from bertserve.service.tasks.decide import CHOSEN, DECISION_BYTES, RAW_SCORES, Decided, DecideParameters, decision_rule
+from bertserve.service.tasks.decide import DECISION_BYTES, DEFAULT_THRESHOLD, RAW_SCORES, Decided, DecideParameters, decision_rule
 from bertserve.service.tasks.decoding import Floats, activate, best_first
-from bertserve.service.tasks.occlusion import ReadText, WordImportance
+from bertserve.service.tasks.occlusion import OccludedText, WordImportance
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Tokenizer
 from bertserve.service.text.windows import kept_of_pair, windows
@@ -112,25 +124,25 @@ def classify(request: ClassifyRequest, model: TaskModel) -> TaskGenerator:
     if parameters.explain:
         count = 1
         # if labels are scored independently, all that are more likely than not are explained
-        while activation == "sigmoid" and count < min(returned, MAX_EXPLAINED) and scored[count]["score"] >= CHOSEN:
+        while activation == "sigmoid" and count < min(returned, MAX_EXPLAINED) and scored[count]["score"] >= DEFAULT_THRESHOLD:
             count += 1
         chosen = list(order[:count])
 
         def keep(_: int, row: Outputs) -> Outputs:
             return {"scores": rule.calibrated(activate(row["logits"], activation), activation)[chosen]}
 
-        left_out, encodings = occlusion.variants(read_texts, model.tokenizer)
+        removed_words, encodings = occlusion.variants(read_texts, model.tokenizer)
         rows = yield Batch(encodings, keep=keep)
         for index, item in enumerate(scored[:count]):
             changes = [item["score"] - float(row["scores"][index]) for row in rows]
-            item["explanation"] = occlusion.describe_words(left_out, changes, parameters.offset_unit or "code_points")
+            item["explanation"] = occlusion.describe_words(removed_words, changes, parameters.offset_unit or "code_points")
     if rule is RAW_SCORES:  # the most frequent requests skip a few calls per text
         return scored[:returned]
     decide = rule.decide_one if _is_one_of_many(activation, config) else rule.decide_any
     return decide(scored, scored[:returned])
 
 
-def _first_batch(request: ClassifyRequest, tokenizer: Tokenizer) -> tuple[Batch, list[ReadText]]:
+def _first_batch(request: ClassifyRequest, tokenizer: Tokenizer) -> tuple[Batch, list[OccludedText]]:
     """Returns the encodings of a request without their cost, and for `explain` the text or both texts with the words to leave out."""
     if tokenizer.pairs_only and not request.text_pair:
         raise InvalidValueError(
@@ -145,19 +157,19 @@ def _first_batch(request: ClassifyRequest, tokenizer: Tokenizer) -> tuple[Batch,
     room, total = tokenizer.room(pair=len(texts) > 1), sum(map(len, whole))
     truncated = total > room and parameters.window is None
     token_ranges = [whole]  # for each encoding, the tokens of each text
-    spans: tuple[ReadSpan, ...] = ()
+    spans: tuple[WindowSpan, ...] = ()
     if truncated and not parameters.truncation:
         raise too_long(total, room, "or set `truncation` to true or `window` to `mean` or `max`")
     if truncated:
         side = request.truncation_side or tokenizer.truncation_side
         token_ranges = [list(kept_of_pair(len(whole[0]), total - len(whole[0]), room, side))[: len(texts)]]
         spans = tuple(
-            span for text, kept, field in zip(tokens, token_ranges[0], fields, strict=True) for span in spans_read(text, [kept], field)
+            span for text, kept, field in zip(tokens, token_ranges[0], fields, strict=True) for span in window_spans(text, [kept], field)
         )
     elif total > room:  # each window of a pair has the whole first text and a part of the second
         last_text = windows(len(whole[-1]), room - total + len(whole[-1]), parameters.stride, tokenizer.truncation_side)
         token_ranges = [[*whole[:-1], part] for part in last_text]
-        spans = spans_read(tokens[-1], last_text, fields[-1])
+        spans = window_spans(tokens[-1], last_text, fields[-1])
     if parameters.explain and len(token_ranges) > 1:
         raise InvalidValueError(
             "`explain` needs a text that fits into one window, and this one needs {windows_count}; shorten it, or "
@@ -170,10 +182,10 @@ def _first_batch(request: ClassifyRequest, tokenizer: Tokenizer) -> tuple[Batch,
     if not parameters.explain:
         return batch, []
     read_texts = [
-        ReadText(field, text, part_ids, part.start, words_of(text, text_tokens, part))
+        OccludedText(field, text, part_ids, part.start, words_of(text, text_tokens, part))
         for field, text, part_ids, text_tokens, part in zip(fields, texts, ids[0], tokens, token_ranges[0], strict=True)
     ]
-    occlusion.check_count(sum(len(text.words) for text in read_texts), "the pair" if request.text_pair else "the text", "shorten it")
+    occlusion.check_word_count(sum(len(text.words) for text in read_texts), "the pair" if request.text_pair else "the text", "shorten it")
     return batch, read_texts
 
 
@@ -184,12 +196,12 @@ class TextPair(ClosedModel):
     text_pair: str | None = None
 
 
-_Text = Annotated[str, Tag(TEXT)]
-_Pair = Annotated[TextPair, Tag(PAIR)]
-_TextOrPair = Annotated[_Text | _Pair, one_of('a text, or a pair such as {"text": "a", "text_pair": "b"}', TEXT, PAIR)]
+_Text = Annotated[str, Tag(TEXT_TAG)]
+_Pair = Annotated[TextPair, Tag(OBJECT_TAG)]
+_TextOrPair = Annotated[_Text | _Pair, one_of('a text, or a pair such as {"text": "a", "text_pair": "b"}', TEXT_TAG, OBJECT_TAG)]
 TextsOrPairs = Annotated[
-    _Text | _Pair | Annotated[list[_TextOrPair], LIST_LIMIT, Tag(LIST)],
-    one_of("a text, {text, text_pair}, or a list of these", TEXT, PAIR, LIST),
+    _Text | _Pair | Annotated[list[_TextOrPair], LIST_LIMIT, Tag(LIST_TAG)],
+    one_of("a text, {text, text_pair}, or a list of these", TEXT_TAG, OBJECT_TAG, LIST_TAG),
     Field(description="One or more texts or pairs."),
 ]
 
@@ -234,7 +246,7 @@ def _is_one_of_many(function: Activation, config: ModelConfig) -> bool:
 
 def _explanation_bytes(request: ClassifyRequest, length: int) -> int:
     """Returns the maximum bytes of the explanation of a text of `length` tokens, which has at most as many words."""
-    return occlusion.cost(length, length, (), explained=MAX_EXPLAINED).answer_bytes if request.parameters.explain else 0
+    return occlusion.cost(length, length, (), explained=MAX_EXPLAINED).response_bytes if request.parameters.explain else 0
 
 
 def missing_labels(manifest: Manifest) -> str | None:
@@ -252,10 +264,10 @@ SPEC = TaskSpec(
     path="classify",
     title="Classify texts or pairs of texts",
     body=ClassifyBody,
-    answer=list[list[ClassifiedLabel]] | list[Decided],
+    response_type=list[list[ClassifiedLabel]] | list[Decided],
     function=classify,
     missing_field=missing_labels,
     widths=logit_widths,
     has_one_label=_has_one_label,
-    answer_bytes=_explanation_bytes,
+    response_bytes=_explanation_bytes,
 )

@@ -20,7 +20,7 @@ MAX_CHARS = 2**20
 # Tokenizing a text has a fixed cost that equals this many characters; it counts for each text of a request after the first.
 TEXT_CHARS = 32
 MAX_DECODE_US = 2**20  # about one second
-MAX_ANSWER_BYTES = 2**23  # bytes of the answer as JSON; the event loop writes as many in 0.04 s
+MAX_RESPONSE_BYTES = 2**23  # bytes of the answer as JSON; the event loop writes as many in 0.04 s
 # Microseconds of decoding that count as one token in the queue: a small encoder needs about the same time per token.
 US_PER_TOKEN = 32
 # Microseconds to create an item of an answer, such as an entity, or to label a token.
@@ -35,18 +35,20 @@ class Cost:
     """The maximum cost of an input.
 
     Attributes:
-        answer_bytes: Length of its result as JSON.
+        response_bytes: Length of its result as JSON.
         decode_us: Predicted microseconds of an inference thread to decode its outputs.
         reserved_tokens: Additional tokens of the queue: for later batches, or for outputs much larger than those of a text.
     """
 
-    answer_bytes: int = 0
+    response_bytes: int = 0
     decode_us: int = 0
     reserved_tokens: int = 0
 
     def __add__(self, other: Cost) -> Cost:
         """Returns the sum of both costs."""
-        return Cost(self.answer_bytes + other.answer_bytes, self.decode_us + other.decode_us, self.reserved_tokens + other.reserved_tokens)
+        return Cost(
+            self.response_bytes + other.response_bytes, self.decode_us + other.decode_us, self.reserved_tokens + other.reserved_tokens
+        )
 
     @property
     def queue_tokens(self) -> int:
@@ -59,13 +61,13 @@ class Cost:
         Raises:
             TooLargeError: A limit is exceeded.
         """
-        if self.answer_bytes > MAX_ANSWER_BYTES:
+        if self.response_bytes > MAX_RESPONSE_BYTES:
             raise TooLargeError(
-                "the response would have at least {answer_bytes} bytes and {limit} are allowed; send fewer or shorter "
+                "the response would have at least {response_bytes} bytes and {limit} are allowed; send fewer or shorter "
                 "texts at once, or request less output for each: a smaller `top_k`, pooled tokens, or fewer labels, "
                 "`layers` or `heads`.",
-                answer_bytes=self.answer_bytes,
-                limit=MAX_ANSWER_BYTES,
+                response_bytes=self.response_bytes,
+                limit=MAX_RESPONSE_BYTES,
             )
         if self.decode_us > MAX_DECODE_US:
             raise TooLargeError(

@@ -12,14 +12,14 @@ from pydantic_core import PydanticCustomError
 from bertserve.service.bundle.calibration import Calibration
 from bertserve.service.errors import InvalidParameterError
 from bertserve.service.tasks.batch import TaskModel
-from bertserve.service.tasks.body import NUMBER, PAIR, ClosedModel, one_of
+from bertserve.service.tasks.body import NUMBER_TAG, OBJECT_TAG, ClosedModel, one_of
 from bertserve.service.tasks.decoding import Floats, Link, calibrate
 from bertserve.service.tasks.unknown_fields import check_names
 
 if TYPE_CHECKING:
     from bertserve.service.metrics import ScoreMetrics
 
-CHOSEN = 0.5  # least score of an independent label that counts without a threshold
+DEFAULT_THRESHOLD = 0.5  # of independent labels: the least score that counts if the request and the bundle give no threshold
 DECISION_BYTES = 256  # of a decision in an answer, without its texts
 _Score = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -30,8 +30,8 @@ class ThresholdParameters(ClosedModel):
     decide: Annotated[bool, Field(description="Answer with a decision, by the thresholds of the bundle or the following ones.")] = False
     threshold: Annotated[
         Annotated[
-            Annotated[_Score, Tag(NUMBER)] | Annotated[dict[str, _Score], Field(min_length=1, max_length=1000), Tag(PAIR)],
-            one_of("a number or an object from labels to numbers", NUMBER, PAIR),
+            Annotated[_Score, Tag(NUMBER_TAG)] | Annotated[dict[str, _Score], Field(min_length=1, max_length=1000), Tag(OBJECT_TAG)],
+            one_of("a number or an object from labels to numbers", NUMBER_TAG, OBJECT_TAG),
         ]
         | None,
         Field(description="With `decide`, the least score that counts: a number, or one per label."),
@@ -73,14 +73,14 @@ class DecisionRule:
         counts: Counts predictions and abstentions, if the service does.
         thresholds: Label -> the least score that counts; None -> that of all other labels. None if no decision is requested.
         min_confidence: The best score that a decision needs.
-        gives_sets: Whether a decision is the set of all labels from the threshold on, although only one is correct.
+        for_label_sets: Whether a decision is a label set: all labels that reach the threshold, although the labels exclude each other.
     """
 
     calibration: Calibration | None = None
     counts: ScoreMetrics | None = None
     thresholds: Mapping[str | None, float] | None = None
     min_confidence: float | None = None
-    gives_sets: bool = False
+    for_label_sets: bool = False
 
     def calibrated(self, scores: Floats, link: Link, label: int | None = None) -> Floats:
         """Returns scores, float32 of the same shape, calibrated unless raw ones are requested.
@@ -104,9 +104,9 @@ class DecisionRule:
         """Whether the request asks for a decision."""
         return self.thresholds is not None
 
-    def reaches(self, label: str | None, score: float, otherwise: float = float("-inf")) -> bool:
-        """Returns whether a score reaches the threshold of its label, which is `otherwise` if there is none."""
-        return self.thresholds is None or score >= self.thresholds.get(label, self.thresholds.get(None, otherwise))
+    def reaches(self, label: str | None, score: float, default: float = float("-inf")) -> bool:
+        """Returns whether a score reaches the threshold of its label, which is `default` if it has none."""
+        return self.thresholds is None or score >= self.thresholds.get(label, self.thresholds.get(None, default))
 
     def count(self, labels: Sequence[str], score: float) -> None:
         """Counts a prediction, given its labels and best score. Raw scores do not count, because the reference has calibrated ones."""
@@ -122,7 +122,7 @@ class DecisionRule:
         self.count([label], score)
         if self.thresholds is None:
             return answer
-        if self.gives_sets:  # a threshold of a label is not about sets
+        if self.for_label_sets:  # label sets have one common threshold
             return self.as_json([item["label"] for item in scored if self.reaches(None, item["score"])] or None, answer, score)
         chosen = [item["label"] for item in scored if item["label"] in self.thresholds and self.reaches(item["label"], item["score"])]
         return self.as_json(chosen[0] if chosen else label if self.reaches(label, score) else None, answer, score)
@@ -130,10 +130,12 @@ class DecisionRule:
     def decide_any(self, scored: Sequence[Mapping[str, Any]], answer: Any) -> Any:
         """Returns the answer, or the decision for any number of independent labels; `scored` has all of them, the best first."""
         score = scored[0]["score"]
-        self.count([item["label"] for item in scored if item["score"] >= CHOSEN], score)
+        self.count([item["label"] for item in scored if item["score"] >= DEFAULT_THRESHOLD], score)
         if self.thresholds is None:
             return answer
-        return self.as_json([item["label"] for item in scored if self.reaches(item["label"], item["score"], CHOSEN)], answer, score)
+        return self.as_json(
+            [item["label"] for item in scored if self.reaches(item["label"], item["score"], DEFAULT_THRESHOLD)], answer, score
+        )
 
     def as_json(self, decision: Any, answer: Any, best: float | None, **more: Any) -> dict[str, Any]:
         """Returns a decision as JSON, and counts an abstention.
@@ -196,5 +198,5 @@ def decision_rule(
             remedy=", or the operator can calibrate the bundle with `bert-export calibrate --aim`" if own else "",
         )
     by_label = {item.label: item.threshold for item in stored}
-    gives_sets = any(item.aim == "coverage" for item in stored)
-    return DecisionRule(calibration, model.counts, by_label, parameters.min_confidence, gives_sets)
+    for_label_sets = any(item.aim == "coverage" for item in stored)
+    return DecisionRule(calibration, model.counts, by_label, parameters.min_confidence, for_label_sets)

@@ -21,16 +21,17 @@ def activate(logits: Floats, activation: Activation) -> Floats:
     `none` returns the logits.
     """
     logits = logits.astype(np.float32, copy=False)
+    if activation == "none":
+        return logits
+    probabilities: Floats
     if activation == "softmax":
-        exponentials: Floats = np.exp(logits - logits.max(axis=-1, keepdims=True))
-        shares: Floats = exponentials / exponentials.sum(axis=-1, keepdims=True)
-        return shares
-    if activation == "sigmoid":
+        exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        probabilities = exponentials / exponentials.sum(axis=-1, keepdims=True)
+    else:
         # exp of the negative magnitude is at most 1 for either sign of the logit
-        decay: Floats = np.exp(-np.abs(logits))
-        odds: Floats = (np.where(logits >= 0, 1, decay) / (1 + decay)).astype(np.float32)
-        return odds
-    return logits
+        decay = np.exp(-np.abs(logits))
+        probabilities = (np.where(logits >= 0, 1, decay) / (1 + decay)).astype(np.float32)
+    return probabilities
 
 
 def calibrate(scores: Floats, link: Link, scale: Sequence[float], bias: Sequence[float]) -> Floats:

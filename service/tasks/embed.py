@@ -18,8 +18,8 @@ from bertserve.service.bundle.manifest import LAST_FOUR, VECTOR_OUTPUT, Combine,
 from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, too_long, warn_if_empty
 from bertserve.service.tasks.body import (
-    LIST,
-    TEXT,
+    LIST_TAG,
+    TEXT_TAG,
     ClosedModel,
     Numbers,
     TaskBody,
@@ -125,8 +125,8 @@ class EmbedOptions(BaseModel):
     ] = None
     layers: Annotated[
         Annotated[
-            Annotated[Literal["last", "last_four"], Tag(TEXT)] | Annotated[Numbers, Tag(LIST)],
-            one_of("`last`, `last_four` or a list of numbers of layers", TEXT, LIST),
+            Annotated[Literal["last", "last_four"], Tag(TEXT_TAG)] | Annotated[Numbers, Tag(LIST_TAG)],
+            one_of("`last`, `last_four` or a list of numbers of layers", TEXT_TAG, LIST_TAG),
         ]
         | None,
         BeforeValidator(lower),
@@ -203,7 +203,7 @@ def resolve(parameters: EmbedParameters, config: ModelConfig) -> EmbedRequest:
     return EmbedRequest("", parameters, "" if name is None else embedding.prompts[name], width, layers, own_pooling)
 
 
-def _answer_bytes(request: EmbedRequest, length: int) -> int:
+def _response_bytes(request: EmbedRequest, length: int) -> int:
     """Returns the bytes of the vector of a text of `length` tokens, or of one vector per token, in an answer."""
     vectors = length if request.parameters.pooling == "none" else 1
     # base64 needs four bytes for three
@@ -222,7 +222,7 @@ def embed(request: EmbedRequest, model: TaskModel) -> TaskGenerator:
     encoding, truncated = encode(request, model.tokenizer)
     [row] = yield Batch(
         [encoding],
-        Cost(_answer_bytes(request, len(encoding))),
+        Cost(_response_bytes(request, len(encoding))),
         lambda _, row: pooled_row(request, row),
         truncated=truncated,
         warnings=warn_if_empty(request.text),
@@ -323,9 +323,9 @@ SPEC = TaskSpec(
     path="embed",
     title="Embed texts as vectors",
     body=EmbedBody,
-    answer=list[list[Annotated[float, Field(examples=[0.0412])]]] | list[list[list[float]]] | list[str] | list[list[str]],
+    response_type=list[list[Annotated[float, Field(examples=[0.0412])]]] | list[list[list[float]]] | list[str] | list[list[str]],
     function=embed,
-    answer_bytes=_answer_bytes,
+    response_bytes=_response_bytes,
     missing_field=lambda manifest: "`embedding` must not be null for feature-extraction" if manifest.embedding is None else None,
     widths=_widths,
 )

@@ -285,7 +285,7 @@ SPEC = TaskSpec(
     path="fill-mask",
     title="Fill masked words",
     body=FillMaskBody,
-    answer=list[MaskCandidate]
+    response_type=list[MaskCandidate]
     | list[list[MaskCandidate]]
     | list[list[list[MaskCandidate]]]
     | list[JointMaskCandidate]

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, encode_pairs
-from bertserve.service.tasks.body import LIST, LIST_LIMIT, PAIR, ClosedModel, TaskBody, body_config, defaults, one_of
+from bertserve.service.tasks.body import LIST_LIMIT, LIST_TAG, OBJECT_TAG, ClosedModel, TaskBody, body_config, defaults, one_of
 from bertserve.service.tasks.cost import ITEM_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
 from bertserve.service.tasks.task_spec import TaskSpec
@@ -115,8 +115,8 @@ class ChooseBody(TaskBody):
     count_message: ClassVar[str] = "`{input_name}` has {count} choices"
 
     inputs: Annotated[
-        Annotated[Choices, Tag(PAIR)] | Annotated[list[Choices], LIST_LIMIT, Tag(LIST)],
-        one_of("{question, choices} or a list of these", PAIR, LIST),
+        Annotated[Choices, Tag(OBJECT_TAG)] | Annotated[list[Choices], LIST_LIMIT, Tag(LIST_TAG)],
+        one_of("{question, choices} or a list of these", OBJECT_TAG, LIST_TAG),
         Field(description="One or more questions with choices."),
     ]
     parameters: ChooseParameters | None = None
@@ -146,7 +146,7 @@ SPEC = TaskSpec(
     path="choose",
     title="Choose the best answer or continuation",
     body=ChooseBody,
-    answer=list[ChoiceScore] | list[list[ChoiceScore]],
+    response_type=list[ChoiceScore] | list[list[ChoiceScore]],
     function=rank_choices,
     widths=lambda manifest: {"logits": 1},
 )

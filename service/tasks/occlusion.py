@@ -34,68 +34,68 @@ class WordImportance(TypedDict):
 
 
 @dataclass(slots=True)
-class ReadText:
+class OccludedText:
     """One text of an input, as the model reads it.
 
     Attributes:
         field: Name of the text; empty if the input has one text.
         text: The whole text.
         ids: The token ids of the part that is read.
-        first: Index of the first of these tokens in the text.
+        first_token: Index of the first of these tokens in the text.
         words: The words to leave out, all within the part that is read.
     """
 
     field: str
     text: str
     ids: TokenIds
-    first: int
+    first_token: int
     words: Sequence[Word]
 
     def without(self, word: Word) -> TokenIds:
         """Returns the token ids without the tokens of a word."""
-        return [*self.ids[: word.tokens.start - self.first], *self.ids[word.tokens.stop - self.first :]]
+        return [*self.ids[: word.tokens.start - self.first_token], *self.ids[word.tokens.stop - self.first_token :]]
 
 
-def check_count(words: int, of: str, instead: str) -> None:
-    """Checks the number of words; in the message, `of` names their text, and `instead` is the remedy.
+def check_word_count(count: int, subject: str, remedy: str) -> None:
+    """Checks the number of words; in the message, `subject` is their text, and `remedy` makes them fewer.
 
     Raises:
         InvalidValueError: There are too many words.
     """
-    if words > MAX_WORDS:
+    if count > MAX_WORDS:
         raise InvalidValueError(
-            "{of} has {words} words and `explain` takes at most {limit}; {instead}, or remove `explain`.",
-            of=of,
-            words=words,
+            "{subject} has {count} words and `explain` takes at most {limit}; {remedy}, or remove `explain`.",
+            subject=subject,
+            count=count,
             limit=MAX_WORDS,
-            instead=instead,
+            remedy=remedy,
         )
 
 
 def cost(words: int, length: int, texts: Sequence[str], *, explained: int = 1) -> Cost:
     """Returns the cost of an explanation: one run of `length` tokens per word, and the words in the answer for each explained score."""
-    return Cost(answer_bytes=explained * (words * ITEM_BYTES + sum(map(text_bytes, texts))), reserved_tokens=words * length)
+    return Cost(response_bytes=explained * (words * ITEM_BYTES + sum(map(text_bytes, texts))), reserved_tokens=words * length)
 
 
-def variants(parts: Sequence[ReadText], tokenizer: Tokenizer) -> tuple[list[tuple[ReadText, Word]], list[Encoding]]:
+def variants(parts: Sequence[OccludedText], tokenizer: Tokenizer) -> tuple[list[tuple[OccludedText, Word]], list[Encoding]]:
     """Returns the words of an input of one or two texts, each with its text, and for each word the encoding of the rest of the input."""
-    left_out, encodings = [], []
+    removed_words, encodings = [], []
     for index, part in enumerate(parts):
         for word in part.words:
             texts = [other_part.ids if i != index else part.without(word) for i, other_part in enumerate(parts)]
             if not any(texts) and tokenizer.room(pair=len(parts) > 1) == tokenizer.max_length:
                 continue  # no token is left, not even a special one
-            left_out.append((part, word))
+            removed_words.append((part, word))
             encodings.append(tokenizer.assemble(*texts))
-    return left_out, encodings
+    return removed_words, encodings
 
 
-def describe_words(left_out: Sequence[tuple[ReadText, Word]], importances: Sequence[float], unit: Unit) -> list[WordImportance]:
+def describe_words(removed_words: Sequence[tuple[OccludedText, Word]], importances: Sequence[float], unit: Unit) -> list[WordImportance]:
     """Returns the words with their importance, in the order of the texts; offsets refer to the word's own text."""
     words: list[dict[str, Any]] = []
-    for (part, word), importance in zip(left_out, importances, strict=True):
+    for (part, word), importance in zip(removed_words, importances, strict=True):
         described = {"word": part.text[word.start : word.end], "start": word.start, "end": word.end, "importance": importance}
         words.append(described | ({"field": part.field} if part.field else {}))
-    for text, items in groupby(zip(left_out, words, strict=True), lambda pair: pair[0][0].text):
+    for text, items in groupby(zip(removed_words, words, strict=True), lambda pair: pair[0][0].text):
         rebase([word for _, word in items], text, unit)
     return cast("list[WordImportance]", words)

@@ -18,12 +18,12 @@ from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import CallerValue, InvalidParameterError, InvalidValueError
 from bertserve.service.tasks import occlusion
 from bertserve.service.tasks.answer_spans import BestAnswers, SummedAnswers, span_answers
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copy_outputs, spans_read
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copy_outputs, window_spans
 from bertserve.service.tasks.body import (
-    LIST,
     LIST_LIMIT,
+    LIST_TAG,
     MAX_TOP_K,
-    PAIR,
+    OBJECT_TAG,
     ClosedModel,
     OffsetUnit,
     TaskBody,
@@ -35,7 +35,7 @@ from bertserve.service.tasks.body import (
 from bertserve.service.tasks.cost import ITEM_BYTES, Cost, text_bytes
 from bertserve.service.tasks.decide import DECISION_BYTES, Decided, DecideParameters, DecisionRule, decision_rule
 from bertserve.service.tasks.decoding import Floats, activate
-from bertserve.service.tasks.occlusion import ReadText, WordImportance
+from bertserve.service.tasks.occlusion import OccludedText, WordImportance
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 from bertserve.service.text.windows import default_stride, windows
@@ -111,7 +111,7 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskGenerator:
     parameters = request.parameters
     rule = decision_rule(parameters, model, can_calibrate=parameters.duplicates == "best")
     passage_windows = windows_of(request, model.tokenizer)
-    spans = spans_read(passage_windows.passage, passage_windows.token_ranges, "context") if len(passage_windows.token_ranges) > 1 else ()
+    spans = window_spans(passage_windows.passage, passage_windows.token_ranges, "context") if len(passage_windows.token_ranges) > 1 else ()
     rows = yield Batch(passage_windows.encodings, _cost(request, passage_windows), copy_outputs, windows_read=spans)
     # the reference omits combining marks that the tokenizer strips
     offsets = passage_windows.passage.offsets if parameters.duplicates == "sum" else passage_windows.passage.spans(request.context)
@@ -202,7 +202,7 @@ def _cost(request: AnswerRequest, passage_windows: PassageWindows) -> Cost:
     words = len(words_of(request.question, passage_windows.question)) + most_within(
         words_of(request.context, passage_windows.passage), passage_windows.token_ranges
     )
-    occlusion.check_count(words, "the question with a window of the passage", "make `max_seq_len` smaller")
+    occlusion.check_word_count(words, "the question with a window of the passage", "make `max_seq_len` smaller")
     return cost + occlusion.cost(words, max(map(len, passage_windows.encodings)), [request.question, request.context])
 
 
@@ -243,13 +243,13 @@ def _explain(
     question, passage = passage_windows.question, passage_windows.passage
     words = [word for word in words_of(request.context, passage, window) if span is None or not _touches(word, best, span)]
     parts = [
-        ReadText("question", request.question, question.ids, 0, words_of(request.question, question)),
-        ReadText("context", request.context, passage.ids[window.start : window.stop], window.start, words),
+        OccludedText("question", request.question, question.ids, 0, words_of(request.question, question)),
+        OccludedText("context", request.context, passage.ids[window.start : window.stop], window.start, words),
     ]
-    left_out, encodings = occlusion.variants(parts, tokenizer)
+    removed_words, encodings = occlusion.variants(parts, tokenizer)
 
     def keep(index: int, row: Outputs) -> Outputs:
-        part, word = left_out[index]
+        part, word = removed_words[index]
         missing = len(word.tokens) if part is parts[1] else 0
         null, start, end = _probabilities(encodings[index], len(window) - missing, row, passage_windows.cls_index)
         if span is None:
@@ -259,7 +259,7 @@ def _explain(
 
     rows = yield Batch(encodings, keep=keep)
     changes = [best["score"] - _calibrated(float(row["score"]), rule, is_answer=span is not None) for row in rows]
-    best["explanation"] = occlusion.describe_words(left_out, changes, request.parameters.offset_unit)
+    best["explanation"] = occlusion.describe_words(removed_words, changes, request.parameters.offset_unit)
 
 
 def _touches(word: Word, answer: dict[str, Any], span: range) -> bool:
@@ -282,8 +282,8 @@ class AnswerBody(TaskBody):
     top_k_is_limited: ClassVar[bool] = True
 
     inputs: Annotated[
-        Annotated[Question, Tag(PAIR)] | Annotated[list[Question], LIST_LIMIT, Tag(LIST)],
-        one_of("{question, context} or a list of these", PAIR, LIST),
+        Annotated[Question, Tag(OBJECT_TAG)] | Annotated[list[Question], LIST_LIMIT, Tag(LIST_TAG)],
+        one_of("{question, context} or a list of these", OBJECT_TAG, LIST_TAG),
         Field(description="One or more questions with their passages."),
     ]
     parameters: AnswerParameters | None = None
@@ -324,6 +324,6 @@ SPEC = TaskSpec(
     path="answer",
     title="Answer questions from passages of any length",
     body=AnswerBody,
-    answer=Answer | list[Answer] | list[list[Answer]] | Decided | list[Decided],
+    response_type=Answer | list[Answer] | list[list[Answer]] | Decided | list[Decided],
     function=answer_question,
 )

@@ -20,7 +20,7 @@ from bertserve.service.tasks import classify
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, encode_pairs
 from bertserve.service.tasks.body import LIST_LIMIT, TaskBody, Truncate, TruncationDirection, body_config, defaults
 from bertserve.service.tasks.cost import ITEM_BYTES, TEXT_CHARS, Cost, text_bytes
-from bertserve.service.tasks.decide import CHOSEN, DECISION_BYTES, Decided, DecideParameters, decision_rule
+from bertserve.service.tasks.decide import DECISION_BYTES, DEFAULT_THRESHOLD, Decided, DecideParameters, decision_rule
 from bertserve.service.tasks.decoding import activate, best_first
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 
@@ -74,22 +74,24 @@ def rerank(request: RerankBody, model: TaskModel) -> TaskGenerator:
     if not rows:
         return rule.as_json([], [], None) if rule.decides else []
     logits = np.stack([row["logits"] for row in rows])
-    odds = logits[:, label]
+    log_odds = logits[:, label]
     if len(config.labels) == 2 and config.activation == "softmax":
-        odds = odds - logits[:, 1 - label]
+        log_odds = log_odds - logits[:, 1 - label]
     activation: Activation = "none" if request.raw_scores else "sigmoid"
-    scores = activate(rule.calibrated(odds, "none", label), activation)
-    order = best_first(odds)  # rounding can make scores equal: in float32 the sigmoid of a logit above 16 is 1
+    scores = activate(rule.calibrated(log_odds, "none", label), activation)
+    order = best_first(log_odds)  # rounding can make scores equal: in float32 the sigmoid of a logit above 16 is 1
     ranked: list[dict[str, Any]] = [
         {"index": i, "score": float(scores[i])} | ({"text": request.texts[i]} if request.return_text else {}) for i in order
     ]
     for item in ranked:
-        rule.count([name] if item["score"] >= CHOSEN else [], item["score"])
+        rule.count([name] if item["score"] >= DEFAULT_THRESHOLD else [], item["score"])
     if not rule.decides:
         return ranked
     # the threshold of label sets says nothing about relevance
     relevant = [
-        item["index"] for item in ranked if (item["score"] >= CHOSEN if rule.gives_sets else rule.reaches(name, item["score"], CHOSEN))
+        item["index"]
+        for item in ranked
+        if (item["score"] >= DEFAULT_THRESHOLD if rule.for_label_sets else rule.reaches(name, item["score"], DEFAULT_THRESHOLD))
     ]
     return rule.as_json(relevant, ranked, ranked[0]["score"])
 
@@ -154,7 +156,7 @@ SPEC = TaskSpec(
     path="rerank",
     title="Rank texts by a query",
     body=RerankBody,
-    answer=list[RankedText] | Decided,
+    response_type=list[RankedText] | Decided,
     function=rerank,
     derivation=Derivation(
         base=classify.TASK, compatible=lambda config: relevant_label(config.labels) is not None, needs=NEEDS, discriminator=("texts",)

@@ -117,7 +117,7 @@ SPEC = TaskSpec(
     path="similarity",
     title="Compare a sentence with others",
     body=SimilarityBody,
-    answer=list[Annotated[float, Field(examples=[0.83])]],
+    response_type=list[Annotated[float, Field(examples=[0.83])]],
     function=compare,
     derivation=Derivation(
         base=embed.TASK, compatible=lambda config: config.embedding is not None, needs="", discriminator=("inputs", "source_sentence")

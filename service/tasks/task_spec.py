@@ -16,7 +16,7 @@ from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.tasks.batch import ModelConfig, TaskFunction
 from bertserve.service.tasks.body import TaskBody, types_within
 
-TEXT = "text"  # the name of an input that is a text without a name
+UNNAMED_TEXT = "text"  # the name of an input that is a text without a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +50,14 @@ class TaskSpec:
         path: Its endpoint, without the first slash.
         title: A short description for OpenAPI.
         body: The body of a request. Its `parameters` have limits and texts.
-        answer: Type of the response's body, for OpenAPI.
+        response_type: Type of the response's body, for OpenAPI.
         function: The task's generator function, which yields encodings and returns the result.
         derivation: Set if bundles of other tasks answer the task.
         missing_field: Returns an error if a manifest lacks a field that the task needs, otherwise None.
         widths: Returns the number of values of the graph's outputs per text, token or mask, by name; models are checked against it.
         has_one_label: Returns whether the best label with its score is a sufficient answer for most readers, given `parameters` as JSON.
             If so, a result is a list of objects with `label` and `score`, the best first.
-        answer_bytes: Returns the bytes of the answer's numbers and explanations, given the request and the tokens that the model reads;
+        response_bytes: Returns the bytes of the answer's numbers and explanations, given the request and the tokens that the model reads;
             0 if an answer is about as small as its text.
     """
 
@@ -65,13 +65,13 @@ class TaskSpec:
     path: str
     title: str
     body: type[TaskBody]
-    answer: Any
+    response_type: Any
     function: TaskFunction
     derivation: Derivation | None = None
     missing_field: Callable[[Manifest], str | None] = lambda manifest: None
     widths: Callable[[Manifest], Mapping[str, int]] = lambda manifest: {}
     has_one_label: Callable[[Mapping[str, Any], ModelConfig], bool] = lambda parameters, config: False
-    answer_bytes: Callable[[Any, int], int] = lambda request, length: 0
+    response_bytes: Callable[[Any, int], int] = lambda request, length: 0
 
     @property
     def input_fields(self) -> dict[str, FieldInfo]:
@@ -80,7 +80,7 @@ class TaskSpec:
         if "inputs" not in fields:
             return {name: info for name, info in fields.items() if info.is_required()}
         kinds = list(types_within(fields["inputs"].annotation))
-        inputs = {TEXT: FieldInfo(annotation=str)} if str in kinds else {}
+        inputs = {UNNAMED_TEXT: FieldInfo(annotation=str)} if str in kinds else {}
         for kind in kinds:
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 inputs |= kind.model_fields

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field
 
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copy_outputs, spans_read
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copy_outputs, window_spans
 from bertserve.service.tasks.body import OffsetUnit, Stride, TaskBody, TextOrTexts, body_config, defaults, lower
 from bertserve.service.tasks.classify import logit_widths, missing_labels
 from bertserve.service.tasks.cost import ITEM_BYTES, ITEM_US, Cost, longest_label, text_bytes
@@ -91,7 +91,7 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskGenerator:
         encodings,
         Cost(decode_us=ITEM_US * len(tokens)),
         copy_outputs,
-        windows_read=spans_read(tokens, token_ranges) if len(token_ranges) > 1 else (),
+        windows_read=window_spans(tokens, token_ranges) if len(token_ranges) > 1 else (),
     )
     if not rows:
         return rule.as_json([], [], None, left_out=0) if rule.decides else []
@@ -271,7 +271,7 @@ SPEC = TaskSpec(
     path="ner",
     title="Find named entities, or label tokens",
     body=NerBody,
-    answer=list[Entity] | list[list[Entity]] | Decided | list[Decided],
+    response_type=list[Entity] | list[list[Entity]] | Decided | list[Decided],
     function=label_tokens,
     missing_field=missing_labels,
     widths=logit_widths,

@@ -135,7 +135,7 @@ class Tokenizer:
         # the library's flag for special tokens has no effect for a spelling that the vocabulary itself has, as a piece or a whole word
         self._reserved = _special_ids(self._tokenizer, spec) - {self._library.replacement_id}
         special = [token.id for token in spec.added_tokens if token.special]
-        self._left_out = frozenset(special if spec.mask is None else [*special, spec.mask.id])
+        self._skipped_ids = frozenset(special if spec.mask is None else [*special, spec.mask.id])
 
     def tokenize(self, texts: Sequence[str]) -> list[Tokens]:
         """Returns the tokens of each text, without the template's special tokens.
@@ -190,8 +190,8 @@ class Tokenizer:
     def decode_all(self, texts: Sequence[TokenIds], *, skip_special: bool) -> list[str]:
         """Returns the text of each list of token ids. It releases the GIL."""
         # the mask and added tokens are special for the model, but not for the library
-        left_out = self._left_out if skip_special else ()
-        id_lists = [[id_ for id_ in ids if id_ not in left_out] for ids in texts]
+        skipped_ids = self._skipped_ids if skip_special else ()
+        id_lists = [[id_ for id_ in ids if id_ not in skipped_ids] for ids in texts]
         strings: list[str] = self._tokenizer.decode_batch(id_lists, skip_special_tokens=skip_special)
         return strings
 

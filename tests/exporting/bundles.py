@@ -81,7 +81,7 @@ class Served:
         read = read_as(TASKS[task].body, json.dumps(body).encode(), Limits(max_inputs=64, max_chars=100_000))
         begun = [begin(TASKS[task], request, self.tokenizer, self.manifest) for request in read.requests(self.manifest)]
         rows = iter(self.engine.run([encoding for item in begun for encoding in item.batch.encodings]))
-        return to_plain(read.answer([item.finish([next(rows) for _ in item.batch.encodings]) for item in begun]))
+        return to_plain(read.to_response([item.finish([next(rows) for _ in item.batch.encodings]) for item in begun]))
 
 
 def edit_constant(source: Path, name: str, change: Callable[[Array], Array], target: Path | None = None) -> None:

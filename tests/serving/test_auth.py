@@ -15,7 +15,7 @@ import pytest
 from application import Check, T, faked, keys, play, posting, rejected
 from bertserve.service import cli
 from bertserve.service.api.endpoint import Endpoint
-from bertserve.service.api.error_answers import MAX_LINES, ErrorLog
+from bertserve.service.api.error_responses import MAX_LINES, ErrorLog
 from bertserve.service.auth import ApiKeys, Authenticator, new_key
 from bertserve.service.errors import INTERNAL, NotFoundError, SettingsError, UnavailableError
 from bertserve.service.models.build import build
@@ -186,7 +186,7 @@ async def test_a_caller_cannot_fill_the_log(
     error: Exception, kind: str, logged: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For many errors of one kind within a second, the log has the first ones and the number of the others, but all internal errors."""
-    monkeypatch.setattr("bertserve.service.api.error_answers.INTERVAL_S", 0.01)
+    monkeypatch.setattr("bertserve.service.api.error_responses.INTERVAL_S", 0.01)
     log = ErrorLog()
     for _ in range(60):
         log.write(error, {"request_id": "1", "method": "POST", "path": "/classify"})

@@ -9,7 +9,7 @@ from application import Send, answered, ask, post, rejected
 
 @pytest.fixture(name="allowed")
 def allowed_bytes(monkeypatch: pytest.MonkeyPatch) -> Any:
-    return lambda count: monkeypatch.setattr("bertserve.service.tasks.cost.MAX_ANSWER_BYTES", count)
+    return lambda count: monkeypatch.setattr("bertserve.service.tasks.cost.MAX_RESPONSE_BYTES", count)
 
 
 def too_large(api: Send, path: str, **body: Any) -> str:

@@ -18,7 +18,7 @@ import pytest
 import tiny
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.task_spec import TEXT, TaskSpec
+from bertserve.service.tasks.task_spec import UNNAMED_TEXT, TaskSpec
 from conftest import BERT_SERVE, ROOT, Served, running
 
 pytestmark = pytest.mark.serial
@@ -30,7 +30,7 @@ CHARS, ITEMS, BYTES, TOP_K = Settings().max_chars, Settings().max_inputs, Settin
 LABELS, SPECIAL = 200, 2**62  # candidate labels; an integer without an upper bound
 SENTENCE = "The old bridge was built by Ada Lovelace in Porto in 1886. "
 NO_CHOICE = "no such value"
-PER_TASK = (TEXT, "top_k")  # fields that a task reads with its own code
+PER_TASK = (UNNAMED_TEXT, "top_k")  # fields that a task reads with its own code
 
 
 def text(chars: int, of: str = SENTENCE) -> str:
@@ -171,10 +171,10 @@ class Case:
             body["parameters"] = body.get("parameters", {}) | {name: value}
         elif name in self.spec.body.model_fields:
             body[name] = value
-        elif name == TEXT and isinstance(body["inputs"], str):
+        elif name == UNNAMED_TEXT and isinstance(body["inputs"], str):
             body["inputs"] = value
         else:
-            inputs = body["inputs"] if isinstance(body["inputs"], dict) else {TEXT: body["inputs"]}
+            inputs = body["inputs"] if isinstance(body["inputs"], dict) else {UNNAMED_TEXT: body["inputs"]}
             if name == "prompt":
                 del inputs["question"]
             body["inputs"] = inputs | {name: value}

@@ -11,7 +11,7 @@ from starlette.types import Message
 from application import Send, call, post, posting, rejected
 from bertserve.service.api.app import ErrorBody
 from bertserve.service.api.endpoint import Endpoint
-from bertserve.service.api.error_answers import response
+from bertserve.service.api.error_responses import response
 from bertserve.service.errors import HTTP_ERRORS, INTERNAL, BertServeError, CallerError, HttpError, RefusedError, ServerError
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings

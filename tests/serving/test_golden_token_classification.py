@@ -12,7 +12,7 @@ import pytest
 
 import embedded
 from bertserve.service.tasks import token_classification
-from bertserve.service.tasks.batch import spans_read
+from bertserve.service.tasks.batch import window_spans
 from golden import cases
 from task_runs import decode, encode
 
@@ -27,7 +27,7 @@ def decoded(request: token_classification.NerRequest, windows: list[dict[str, An
     batch, (tokens,) = encode(token_classification, request, NER.tokenizer), NER.tokenizer.tokenize([request.text])
     cuts = [range(w["first"], w["first"] + w["count"]) for w in windows if w["count"]]
     assert [tokens.ids[cut.start : cut.stop] for cut in cuts] == [encoding.ids[1:-1].tolist() for encoding in batch.encodings]
-    assert (spans_read(tokens, cuts) if len(cuts) > 1 else ()) == batch.windows_read
+    assert (window_spans(tokens, cuts) if len(cuts) > 1 else ()) == batch.windows_read
     rows = []
     for encoding, window in zip(batch.encodings, windows, strict=False):
         logits = np.zeros((len(encoding), LABELS), dtype=np.float32)
@@ -40,7 +40,9 @@ def decoded(request: token_classification.NerRequest, windows: list[dict[str, An
 def test_stored_logits_decode_to_the_reference_entities(case: dict[str, Any]) -> None:
     """Labels, offsets and order are equal, and scores agree to 1e-6; `word` is the text between the offsets."""
     body = embedded.read(token_classification.TASK, case["request"])
-    actual = body.answer([decoded(request, windows) for request, windows in zip(body.requests(NER.manifest), case["windows"], strict=True)])
+    actual = body.to_response(
+        [decoded(request, windows) for request, windows in zip(body.requests(NER.manifest), case["windows"], strict=True)]
+    )
     expected = case.get("corrected", case["answer"])
 
     for request, wanted, found in zip(

@@ -108,7 +108,7 @@ def examples(description: Any, operation: Any) -> list[Any]:
 
 def test_no_error_logs_a_value_of_its_caller(api: Send, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each value of the examples of all paths is replaced: the answers quote the secrets, and the log never does."""
-    monkeypatch.setattr("bertserve.service.api.error_answers.MAX_LINES", 10**9)
+    monkeypatch.setattr("bertserve.service.api.error_responses.MAX_LINES", 10**9)
     description = api("GET", "/openapi.json").json()
     fields = {f"/{spec.path}": {*spec.body.model_fields, *spec.body.parameters_type.model_fields} for spec in TASKS.values()}
     requests = [("POST", path, body, headers) for path, body, headers in MORE]

@@ -73,7 +73,7 @@ async def test_texts_of_several_callers_share_a_run_of_a_batch_invariant_graph(
 async def test_an_input_that_cannot_be_decoded_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[Any]) -> None:
     def failing(request: Any, model: TaskModel) -> TaskGenerator:
         (tokens,) = model.tokenizer.tokenize([request.text])
-        batch = Batch([model.tokenizer.assemble(tokens.ids)], Cost(answer_bytes=9))
+        batch = Batch([model.tokenizer.assemble(tokens.ids)], Cost(response_bytes=9))
         yield batch
         for step in steps:
             yield batch if step == "again" else step

@@ -62,7 +62,7 @@ class ToyBody(TaskBody):
 def count(request: ToyRequest, model: TaskModel) -> TaskGenerator:
     """Returns the number of tokens of both texts times the factor, and the number of the model's outputs."""
     left, right = model.tokenizer.tokenize([request.left, request.right])
-    [row] = yield Batch([model.tokenizer.assemble(left.ids, right.ids)], Cost(answer_bytes=32))
+    [row] = yield Batch([model.tokenizer.assemble(left.ids, right.ids)], Cost(response_bytes=32))
     return {"tokens": request.factor * (len(left) + len(right)), "outputs": len(row["logits"])}
 
 
@@ -71,7 +71,7 @@ SPEC = TaskSpec(
     path="count",
     title="Count the tokens of two texts",
     body=ToyBody,
-    answer=dict[str, int] | list[dict[str, int]],
+    response_type=dict[str, int] | list[dict[str, int]],
     function=count,
     widths=lambda manifest: {"logits": len(manifest.labels)},
 )

@@ -13,7 +13,7 @@ from bertserve.service.errors import InvalidValueError
 from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks import rerank
 from bertserve.service.tasks.batch import ModelConfig
-from bertserve.service.tasks.body import LIST_LIMIT, PAIR, TEXT, body_config, one_of
+from bertserve.service.tasks.body import LIST_LIMIT, OBJECT_TAG, TEXT_TAG, body_config, one_of
 from bertserve.service.tasks.json_text import to_json
 from bertserve.service.tasks.reading import read_as
 
@@ -27,8 +27,8 @@ class Document(BaseModel):
 
 
 _Document = Annotated[
-    Annotated[str, Tag(TEXT)] | Annotated[Document, Tag(PAIR)],
-    one_of("a text or an object with a `text`", TEXT, PAIR),
+    Annotated[str, Tag(TEXT_TAG)] | Annotated[Document, Tag(OBJECT_TAG)],
+    one_of("a text or an object with a `text`", TEXT_TAG, OBJECT_TAG),
 ]
 
 
@@ -83,7 +83,7 @@ def read_rerank(raw: bytes, request: Request) -> Call:
             "`documents` has a number of more than 64 bits, which cannot be returned; send it as a text, or remove `return_documents`."
         ) from error
 
-    def answer(prediction: Prediction) -> dict[str, Any]:
+    def to_response(prediction: Prediction) -> dict[str, Any]:
         (ranked,) = prediction.results
         results = [
             {"index": item["index"], "relevance_score": item["score"]} | ({"document": documents[item["index"]]} if documents else {})
@@ -93,4 +93,4 @@ def read_rerank(raw: bytes, request: Request) -> Call:
         meta = {"tokens": {"input_tokens": prediction.tokens}}
         return {"id": request.id, "model": model.name, "results": results, "usage": usage(prediction), "meta": meta}
 
-    return Call(rerank.TASK, model, body, answer)
+    return Call(rerank.TASK, model, body, to_response)

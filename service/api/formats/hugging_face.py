@@ -69,13 +69,13 @@ def _validate(model: Model, value: Any, request: Request) -> tuple[str, TaskBody
 
 def _call(task: str, model: Model, body: TaskBody, request: Request) -> Call:
     if task not in _JS_READS_ONE or not request.headers.get(b"user-agent", b"").startswith(_JS_USER_AGENT):
-        return Call(task, model, body, lambda prediction: body.answer(prediction.results))
+        return Call(task, model, body, lambda prediction: body.to_response(prediction.results))
     if body.is_list and len(body.items) != 1:
         raise InvalidValueError("@huggingface/inference reads only the answer to one input; send one at a time, or use fetch.")
-    return Call(task, model, body, lambda prediction: _js_answer(task, body, prediction.results))
+    return Call(task, model, body, lambda prediction: _js_response(task, body, prediction.results))
 
 
-def _js_answer(task: str, body: TaskBody, results: list[Any]) -> Any:
+def _js_response(task: str, body: TaskBody, results: list[Any]) -> Any:
     """Returns the answer to one input as the client for JavaScript reads it."""
     result = results if body.always_list else results[0]
     if task == token_classification.TASK and isinstance(result, list):  # without an entity group it treats each token as an entity

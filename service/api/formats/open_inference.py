@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from bertserve.service.api.call import HEADER_LENGTH, BinaryAnswer, Call
+from bertserve.service.api.call import HEADER_LENGTH, BinaryResponse, Call
 from bertserve.service.api.request import Request
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import CallerValue, InvalidValueError, MalformedRequestError
@@ -25,7 +25,7 @@ from bertserve.service.tasks.body import MAX_ITEMS, ClosedModel, TaskBody, types
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import to_json
 from bertserve.service.tasks.reading import parse_json, requested_task, show, validate_as, where, wrong_value
-from bertserve.service.tasks.task_spec import TEXT
+from bertserve.service.tasks.task_spec import UNNAMED_TEXT
 from bertserve.service.tasks.unknown_fields import check_names, unknown_name
 
 JSON = "json"  # the output with the JSON answer of the task's endpoint
@@ -122,7 +122,7 @@ def read_infer(raw: bytes, request: Request) -> Call:
         raise InvalidValueError("`outputs` has a duplicate name; send each once.")
     check_names(requested, outputs, f"the answer of {task} with these parameters")
 
-    def answer(prediction: Prediction) -> BinaryAnswer:
+    def to_response(prediction: Prediction) -> BinaryResponse:
         values = _output_values(task, outputs, prediction.results, body, model.bundle.manifest)
         if JSON in requested:
             values[JSON] = [to_json(result).decode() for result in prediction.results]
@@ -131,9 +131,9 @@ def read_infer(raw: bytes, request: Request) -> Call:
         for name, form in requested.items():
             is_binary = options.binary_data_output if form is None or form.binary_data is None else form.binary_data
             tensors.append(_tensor(name, values[name], is_binary))
-        return BinaryAnswer({**head, "outputs": [tensor for tensor, _ in tensors]}, b"".join(data for _, data in tensors))
+        return BinaryResponse({**head, "outputs": [tensor for tensor, _ in tensors]}, b"".join(data for _, data in tensors))
 
-    return Call(task, model, body, answer)
+    return Call(task, model, body, to_response)
 
 
 def metadata(model: Model) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def metadata(model: Model) -> dict[str, Any]:
 @cache
 def _inputs(task: str) -> dict[str, FieldInfo]:
     """Returns the input tensors of a task. A text without a name is called `inputs`, and `prompt` is another name of `question`."""
-    return {"inputs" if name == TEXT else name: field for name, field in TASKS[task].input_fields.items() if name != "prompt"}
+    return {"inputs" if name == UNNAMED_TEXT else name: field for name, field in TASKS[task].input_fields.items() if name != "prompt"}
 
 
 @cache

@@ -98,8 +98,8 @@ def read_embeddings(raw: bytes, request: Request) -> Call:
     body = read_as(EmbeddingsBody, raw, request.state.limits)
     model = request.state.registry.for_task(embed.TASK, body.model)
 
-    def answer(prediction: Prediction) -> dict[str, Any]:
+    def to_response(prediction: Prediction) -> dict[str, Any]:
         data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(prediction.results)]
         return {"object": "list", "data": data, "model": model.name, "usage": usage(prediction)}
 
-    return Call(embed.TASK, model, body, answer)
+    return Call(embed.TASK, model, body, to_response)

@@ -15,9 +15,9 @@ from pydantic_core import PydanticCustomError
 from bertserve.service.tasks import classify, embed
 from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.tasks.body import (
-    LIST,
     LIST_LIMIT,
-    TEXT,
+    LIST_TAG,
+    TEXT_TAG,
     TaskBody,
     TextOrTexts,
     Truncate,
@@ -29,8 +29,10 @@ from bertserve.service.tasks.body import (
 from bertserve.service.tasks.classify import ClassifyParameters
 from bertserve.service.tasks.embed import EmbedParameters, PromptName
 
-_Text = Annotated[str, Tag(TEXT)]
-_Item = Annotated[_Text | Annotated[list[str], LIST_LIMIT, Tag(LIST)], one_of("a text or a list of one or two texts", TEXT, LIST)]
+_Text = Annotated[str, Tag(TEXT_TAG)]
+_Item = Annotated[
+    _Text | Annotated[list[str], LIST_LIMIT, Tag(LIST_TAG)], one_of("a text or a list of one or two texts", TEXT_TAG, LIST_TAG)
+]
 
 
 class SequencesBody(TaskBody):
@@ -40,8 +42,8 @@ class SequencesBody(TaskBody):
     ignores_null_fields: ClassVar[bool] = True
 
     inputs: Annotated[
-        _Text | Annotated[list[_Item], LIST_LIMIT, Tag(LIST)],
-        one_of("a text, a pair of texts, or a list of lists of one or two texts", TEXT, LIST),
+        _Text | Annotated[list[_Item], LIST_LIMIT, Tag(LIST_TAG)],
+        one_of("a text, a pair of texts, or a list of lists of one or two texts", TEXT_TAG, LIST_TAG),
         Field(description="A text, a pair `[text, text]`, or a batch `[[text], [text, text]]`."),
     ]
     raw_scores: Annotated[bool, Field(description="Return logits instead of scores.")] = False
