@@ -37,8 +37,8 @@ from bertserve.bench.raw_loop import encode_bodies
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.engine import hardware
-from bertserve.service.engine.onnx_engine import OnnxEngine, feed
-from bertserve.service.engine.sessions import new_tensor, open_session, run_options, why_not
+from bertserve.service.engine.onnx_engine import OnnxEngine, build_feed
+from bertserve.service.engine.sessions import new_tensor, open_session, run_options, unavailable_reason
 from bertserve.service.errors import BertServeError
 from bertserve.service.providers import GpuOptions
 from bertserve.service.tasks.catalog import TASKS
@@ -96,7 +96,7 @@ class FirstRun:
         self.args, self.end = args, time.monotonic() + args.limit_s
         self.bundle = load_bundle(args.bundle.resolve())
         self.manifest = self.bundle.manifest
-        reason = why_not("cuda")
+        reason = unavailable_reason("cuda")
         self.without_gpu = None if reason is None else reason.partition(";")[0]
         self.provider = "cuda" if self.without_gpu is None else "cpu"
         self.graphs: dict[str, GraphSpec] = {graph.precision: graph for graph in self.manifest.graphs if graph.provider == self.provider}
@@ -181,7 +181,7 @@ class FirstRun:
     def _run_ms(self, session: Any, graph: GraphSpec, rows: int, length: int, kind: str, graph_id: int) -> float:
         """Returns the median milliseconds of a run."""
         encoding = Encoding(np.ones(length, dtype=np.int64), np.zeros(length, dtype=np.int64), masks=(length - 1,))
-        inputs = feed([encoding] * rows, graph.inputs, (rows, length))
+        inputs = build_feed([encoding] * rows, graph.inputs, (rows, length))
         names = [spec.name for spec in graph.small_outputs or graph.outputs]
         run: Callable[[], object] = partial(session.run, names, inputs)
         if kind != "numpy":

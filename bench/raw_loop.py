@@ -22,7 +22,7 @@ from bertserve.bench import BenchError
 from bertserve.bench.target import NO_LIMITS, Body
 from bertserve.service.bundle.files import Bundle, digest, load_bundle
 from bertserve.service.bundle.graph_spec import InputSpec
-from bertserve.service.engine.onnx_engine import feed
+from bertserve.service.engine.onnx_engine import build_feed
 from bertserve.service.engine.sessions import session_options
 from bertserve.service.errors import BertServeError
 from bertserve.service.tasks.batch import TaskModel
@@ -91,7 +91,7 @@ class RawLoop:
         runs: list[RawRun] = []
         for body, encodings in zip(bodies, encode_bodies(self.bundle, bodies), strict=True):
             share = 1 / max(len(encodings), 1)
-            runs += [RawRun(feed([encoding], self._inputs, (1, len(encoding))), body.texts * share) for encoding in encodings]
+            runs += [RawRun(build_feed([encoding], self._inputs, (1, len(encoding))), body.texts * share) for encoding in encodings]
         return runs
 
     def run_loop(self, runs: Sequence[RawRun], *, threads: int, seconds: float, stop: threading.Event) -> float:

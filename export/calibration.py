@@ -25,7 +25,7 @@ from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.export.tasks.spec import INPUT_KEYS, read_input
 from bertserve.service.bundle.graph_spec import InputSpec
 from bertserve.service.bundle.manifest import Int8TextDigests, Manifest, TextDigests, TokenizerSpec
-from bertserve.service.engine.onnx_engine import feed
+from bertserve.service.engine.onnx_engine import build_feed
 from bertserve.service.errors import BertServeError, StartError, plural
 from bertserve.service.scoring.rows import DELIMITERS, Row, read_delimited, read_json_lines
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
@@ -307,7 +307,7 @@ def make_feeds(texts: SplitTexts, checkpoint: Checkpoint, tokenizer: Tokenizer, 
         return tokenizer.assemble(first_ids[:a], second_ids[:b])
 
     encodings = [assemble_single(text, i) for i, text in enumerate(singles)] + [assemble_pair(*pair) for pair in pairs]
-    return [feed([encoding], checkpoint.inputs if inputs is None else inputs, (1, len(encoding))) for encoding in encodings]
+    return [build_feed([encoding], checkpoint.inputs if inputs is None else inputs, (1, len(encoding))) for encoding in encodings]
 
 
 def pad(feed: Feed, inputs: Sequence[InputSpec], *, pad_id: int, tokens: int) -> Feed:

@@ -75,8 +75,8 @@ class ExecutionProvider:
     ranges: int = 0
 
 
-def cuda_options(graph: GraphSpec, engines: Path | None = None, gpu: GpuOptions = FIRST_GPU) -> Options:
-    """Returns the options of the CUDA provider; `engines` is not used.
+def cuda_options(graph: GraphSpec, engine_cache_dir: Path | None = None, gpu: GpuOptions = FIRST_GPU) -> Options:
+    """Returns the options of the CUDA provider; `engine_cache_dir` is not used.
 
     For fp32, products are computed in full precision: TF32 has a mantissa of 10 bits, but the report was measured with 23.
     """
@@ -94,12 +94,12 @@ def cuda_options(graph: GraphSpec, engines: Path | None = None, gpu: GpuOptions 
     return options
 
 
-def tensorrt_options(graph: GraphSpec, engines: Path | None, gpu: GpuOptions = FIRST_GPU) -> Options:
+def tensorrt_options(graph: GraphSpec, engine_cache_dir: Path | None, gpu: GpuOptions = FIRST_GPU) -> Options:
     """Returns the options of the TensorRT provider.
 
     Args:
         graph: The graph with the shape plan of one range. The only profile covers these shapes: another shape would build the engine again.
-        engines: Folder of this graph's engine and timing caches; None to store none.
+        engine_cache_dir: Folder of this graph's engine and timing caches; None to store none.
         gpu: Its device.
 
     Raises:
@@ -116,11 +116,11 @@ def tensorrt_options(graph: GraphSpec, engines: Path | None, gpu: GpuOptions = F
         "trt_profile_min_shapes": min_shapes,
         "trt_profile_opt_shapes": opt_shapes,
         "trt_profile_max_shapes": max_shapes,
-        "trt_engine_cache_enable": "0" if engines is None else "1",
-        "trt_timing_cache_enable": "0" if engines is None else "1",
+        "trt_engine_cache_enable": "0" if engine_cache_dir is None else "1",
+        "trt_timing_cache_enable": "0" if engine_cache_dir is None else "1",
     }
-    if engines is not None:
-        options |= {"trt_engine_cache_path": str(engines), "trt_timing_cache_path": str(engines)}
+    if engine_cache_dir is not None:
+        options |= {"trt_engine_cache_path": str(engine_cache_dir), "trt_timing_cache_path": str(engine_cache_dir)}
     return options
 
 
@@ -172,7 +172,7 @@ def tensorrt_version() -> str:
 
 
 # on ONNX Runtime, int8 products are slower than float ones with CUDA, and fp16 ones are slower on the CPU
-CPU = ExecutionProvider("cpu", "CPUExecutionProvider", "onnxruntime", "cpu", ("fp32", "int8"), lambda graph, engines, gpu: {})
+CPU = ExecutionProvider("cpu", "CPUExecutionProvider", "onnxruntime", "cpu", ("fp32", "int8"), lambda graph, engine_cache_dir, gpu: {})
 CUDA = ExecutionProvider(
     "cuda",
     "CUDAExecutionProvider",

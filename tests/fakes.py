@@ -42,7 +42,7 @@ class FakeRunner:
     ) -> None:
         self.seconds = seconds
         self.shares_batches = shares_batches
-        self.shape = shape
+        self.padded_shape = shape
         self._run = {False: run, True: run_multi_threaded or run}
 
     def run(self, payloads: Sequence[Any], *, multi_threaded: bool) -> Sequence[Any]:

@@ -25,7 +25,7 @@ from bertserve.service.bundle.calibration import Calibration
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.engine.sessions import why_not
+from bertserve.service.engine.sessions import unavailable_reason
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.decide import DEFAULT_THRESHOLD
 from bertserve.service.text.tokenizer import Tokenizer
@@ -53,7 +53,7 @@ def calibrate(bundle: Path, data: Path, output: Path, *, judge: Path | None, aim
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in (data, judge) if path is not None)).hexdigest()
         graphs = list[GraphSpec]()
         for graph in manifest.graphs:
-            if (missing := why_not(graph.provider)) is not None:
+            if (missing := unavailable_reason(graph.provider)) is not None:
                 print(f"bert-export: {graph.name} is not calibrated: {missing}", file=sys.stderr)
                 graphs.append(graph)
                 continue
@@ -63,7 +63,7 @@ def calibrate(bundle: Path, data: Path, output: Path, *, judge: Path | None, aim
             calibration = fit_and_judge(fitted, judged, graph.name, aims, digest)
             print(f"{graph.name}: {describe(calibration)}")
             graphs.append(graph.model_copy(update={"decision": calibration}))
-        if all(why_not(graph.provider) for graph in graphs):
+        if all(unavailable_reason(graph.provider) for graph in graphs):
             raise ExportError(f"this machine can run no graph of `{source.path}`; calibrate it where it is served.")
         manifest = Manifest.model_validate(manifest.model_copy(update={"graphs": tuple(graphs)}).model_dump())
         _link_files(source, scratch / "bundle")

@@ -13,7 +13,7 @@ from bertserve.export.tasks.spec import LONG_TEXT, NAMES_TEXT, SHORT_TEXT, Expor
 from bertserve.service.bundle.graph_spec import GraphSpec, Outputs
 from bertserve.service.bundle.manifest import Manifest, SpecialPart, TokenizerSpec
 from bertserve.service.engine.onnx_engine import OnnxEngine
-from bertserve.service.engine.sessions import why_not
+from bertserve.service.engine.sessions import unavailable_reason
 from bertserve.service.errors import EngineError
 from bertserve.service.providers import Provider
 from bertserve.service.tasks import embed, multiple_choice
@@ -117,7 +117,7 @@ def open_graph(
     provider: Provider | None = None,
 ) -> ServedGraph:
     """Opens a graph on a provider, by default its own, or the CPU if this machine lacks it."""
-    provider = provider or (graph.provider if why_not(graph.provider) is None else "cpu")
+    provider = provider or (graph.provider if unavailable_reason(graph.provider) is None else "cpu")
     engine = OnnxEngine(folder / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, provider=provider)
     return ServedGraph(graph, engine, tokenizer, config, provider)
 

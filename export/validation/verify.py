@@ -24,7 +24,7 @@ from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.bundle.validation_policy import describe_agreement, summarize_agreement
 from bertserve.service.check import CHECK_TOLERANCE, difference
-from bertserve.service.engine.sessions import why_not
+from bertserve.service.engine.sessions import unavailable_reason
 from bertserve.service.errors import SHOWN_CHARS, BertServeError, CallerError, EngineError, plural
 from bertserve.service.providers import Provider
 from bertserve.service.scoring.rows import Row
@@ -142,7 +142,7 @@ def _open(bundle: Bundle, graph: GraphSpec, tokenizer: Tokenizer, spec: VerifySp
     if validation.quantization_error:
         detail += f", its precision changes the outputs by {validation.quantization_error:.3f} of their spread"
     report.add(f"validation {name}", validation.samples > 0, detail, validation.model_dump(mode="json"))
-    missing = None if spec.providers is not None else why_not(graph.provider)
+    missing = None if spec.providers is not None else unavailable_reason(graph.provider)
     try:
         served = open_graph(bundle.path, graph, manifest.tokenizer, tokenizer, manifest, graph.provider if missing is None else "cpu")
     except BertServeError as error:

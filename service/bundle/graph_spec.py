@@ -51,16 +51,16 @@ class ShapePlan(Record):
         return self
 
     @property
-    def shapes(self) -> list[tuple[int, int]]:
+    def all_shapes(self) -> list[tuple[int, int]]:
         """All `(rows, length)`, the largest first, because the others can then reuse its memory."""
         return sorted(
             ((rows, b.length) for b in self.buckets for rows in b.rows), key=lambda shape: (shape[0] * shape[1], shape), reverse=True
         )
 
-    def shape(self, rows: int, tokens: int) -> tuple[int, int] | None:
+    def padded_shape(self, rows: int, tokens: int) -> tuple[int, int] | None:
         """Returns the smallest `(rows, length)` for a batch, or None if the batch has more rows than any planned batch of its length.
 
-        `tokens` are those of its longest row. Masks count as additional tokens, so values above the last length count as that length.
+        `tokens` are those of its longest row and one more for each mask, so they can exceed the last length; the last bucket is used then.
         """
         bucket = self.buckets[min(bisect_left(self.buckets, tokens, key=lambda b: b.length), len(self.buckets) - 1)]
         i = bisect_left(bucket.rows, rows)
@@ -233,9 +233,9 @@ class GraphSpec(Record):
             raise ValueError(f"`masks` of `shapes` must be given if and only if an input is `mask_index`, not {list(self.shapes.masks)}")
         return self
 
-    def shape(self, rows: int, tokens: int) -> tuple[int, int] | None:
+    def padded_shape(self, rows: int, tokens: int) -> tuple[int, int] | None:
         """Returns the `(rows, length)` of a batch's run, or None if the batch has more rows than can run at once.
 
         `tokens` are those of its longest row.
         """
-        return (rows, tokens) if self.shapes is None else self.shapes.shape(rows, tokens)
+        return (rows, tokens) if self.shapes is None else self.shapes.padded_shape(rows, tokens)

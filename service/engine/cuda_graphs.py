@@ -1,4 +1,4 @@
-"""CudaGraphs: a session that replays small runs as CUDA graphs.
+"""CudaGraphSession: a session that replays small runs as CUDA graphs.
 
 A small run takes 1.5 ms whatever its size, because its kernels are started one by one. A captured run starts them at once: it takes 0.5 to
 0.8 ms and gives the same bits (bench/results/2026-11-27-gpu.md). In exchange, its shapes, buffers and thread are fixed.
@@ -29,15 +29,15 @@ MAX_TOKENS = 4096
 MAX_RUNS, MAX_OUTPUT_BYTES = 128, 2**20
 
 # While ONNX Runtime captures a run, CUDA refuses to allocate memory in all threads of the process, and the attempt ruins the capture. So
-# each run holds a permit, and a capture holds all of them. There are as many as the most inference threads.
+# each run holds a permit, and a capture holds all of them. Their number is the maximum of `--threads`.
 _PERMITS = 256
 # Maximum seconds that a capture waits for a permit: a run that hangs keeps its own, and runs that wait for the capture must not hang too.
 MAX_WAIT_S = 2.0
-_runs = threading.Semaphore(_PERMITS)
-_one_capture = threading.Lock()
+_run_permits = threading.Semaphore(_PERMITS)
+_capture_lock = threading.Lock()
 
 
-class CudaGraphs:
+class CudaGraphSession:
     """A session that all threads share, and for each thread that captures runs a session of its own.
 
     ONNX Runtime keeps captured runs per session and thread, and other runs of the session use the same memory. So each thread has a copy of
@@ -49,7 +49,7 @@ class CudaGraphs:
         self._session = session
         self._open = open_session
         self._device = device
-        self._thread = _Thread()
+        self._thread = _ThreadState()
         self._ids = count(1)
 
     @contextmanager
@@ -66,26 +66,26 @@ class CudaGraphs:
         thread, key = self._thread, (tuple(names), tuple(array.shape for array in feed.values()))
         if thread.captures and key not in thread.runs and len(thread.runs) < MAX_RUNS:
             self._capture(thread, key, names, feed)
-        with _runs:
+        with _run_permits:
             captured = thread.runs.get(key)
             outputs: list[NDArray[Any]] = self._session.run(names, feed) if captured is None else captured.run(feed)
             return outputs
 
-    def _capture(self, thread: _Thread, key: Key, names: Sequence[str], feed: dict[str, NDArray[Any]]) -> None:
+    def _capture(self, thread: _ThreadState, key: Key, names: Sequence[str], feed: dict[str, NDArray[Any]]) -> None:
         """Captures a run if it is small. After a failure, such as too little memory or a node on the CPU, nothing more is captured."""
         if max(array.size for array in feed.values()) > MAX_TOKENS:
             return
-        with _one_capture:
+        with _capture_lock:
             if self._open is None:
                 return
             try:
-                with _runs:
+                with _run_permits:
                     thread.session = thread.session or self._open()
                     outputs = thread.session.run(names, feed, run_options(-1))  # without capture; cuDNN builds its plans
                     if sum(output.nbytes for output in outputs) > MAX_OUTPUT_BYTES:
                         return
                     captured = _CapturedRun(thread.session, feed, dict(zip(names, outputs, strict=True)), next(self._ids), self._device)
-                with _alone():
+                with _exclusive():
                     captured.run(feed)
                 thread.runs[key] = captured
             except Exception as error:  # noqa: BLE001 - onnxruntime's pybind exceptions share no base class but Exception
@@ -93,7 +93,7 @@ class CudaGraphs:
                 logger.warning("small runs are not captured as CUDA graphs: %s", error)
 
 
-class _Thread(threading.local):
+class _ThreadState(threading.local):
     """What a thread has: its session, its captured runs by their keys, and whether it captures runs now."""
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class _CapturedRun:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _exclusive() -> Iterator[None]:
     """Waits until no other run is active, and keeps others waiting.
 
     Raises:
@@ -137,10 +137,10 @@ def _alone() -> Iterator[None]:
     permits = 0
     try:
         while permits < _PERMITS:
-            if not _runs.acquire(timeout=MAX_WAIT_S):
+            if not _run_permits.acquire(timeout=MAX_WAIT_S):
                 raise TimeoutError(f"another run has taken {MAX_WAIT_S:g} s.")
             permits += 1
         yield
     finally:
         if permits:
-            _runs.release(permits)
+            _run_permits.release(permits)

@@ -1,4 +1,4 @@
-"""Returns freed memory to the system: glibc keeps the holes of tens of megabytes that tokenizers and runs leave in their threads' heaps."""
+"""Returns freed memory to the system: glibc keeps tens of megabytes of freed blocks in the heaps of threads that tokenize and run."""
 
 from __future__ import annotations
 

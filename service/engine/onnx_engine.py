@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertserve.service.bundle.graph_spec import GraphSpec, InputSpec, Outputs, OutputSpec
-from bertserve.service.engine.cuda_graphs import CudaGraphs
+from bertserve.service.engine.cuda_graphs import CudaGraphSession
 from bertserve.service.engine.sessions import THREADS, open_session
 from bertserve.service.errors import DeviceLostError, EngineError
 from bertserve.service.providers import FIRST_GPU, GpuOptions, Provider
@@ -62,11 +62,11 @@ class OnnxEngine:
         provider = provider or graph.provider
         opened = partial(open_session, path, graph, provider=provider, threads=threads, engine_cache=engine_cache)
         self._session = opened(gpu=gpu._replace(cuda_graphs=False))
-        self._cuda_graphs: CudaGraphs | None = None
+        self._cuda_graphs: CudaGraphSession | None = None
         if gpu.cuda_graphs and provider == "cuda":
             # also for graphs that are not captured, because their runs must not disturb a capture
             captures = graph.precision == "fp16" and not graph.gives_attentions
-            self._session = self._cuda_graphs = CudaGraphs(
+            self._session = self._cuda_graphs = CudaGraphSession(
                 self._session, partial(opened, gpu=gpu) if captures else None, ("cuda", gpu.device_id)
             )
         self._graph = graph
@@ -87,7 +87,7 @@ class OnnxEngine:
             DeviceLostError: The GPU failed, so no later run can succeed.
         """
         rows, longest = len(encodings), max(len(encoding.ids) for encoding in encodings)
-        shape = self._graph.shape(rows, longest)
+        shape = self._graph.padded_shape(rows, longest)
         if shape is None:  # more rows than in any planned batch
             return [*self.run(encodings[: rows // 2]), *self.run(encodings[rows // 2 :])]
         rows, longest = shape
@@ -95,13 +95,14 @@ class OnnxEngine:
         if self._graph.small_outputs and all(encoding.small_outputs for encoding in encodings):
             specs = self._graph.small_outputs
         try:
-            inputs = feed(encodings, self._graph.inputs, shape, pad_id=self._pad_id, left=self._left, mask_counts=self._mask_counts)
+            inputs = build_feed(encodings, self._graph.inputs, shape, pad_id=self._pad_id, left=self._left, mask_counts=self._mask_counts)
             outputs = self._session.run([spec.name for spec in specs], inputs)
         except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
-            raise _failure(error, rows, longest) from error
+            raise _run_error(error, rows, longest) from error
         answers: list[Outputs] = [{} for _ in encodings]
         for spec, raw in zip(specs, outputs, strict=True):
-            output = raw.astype(np.float32) if raw.dtype == np.float16 else raw  # here, so that half as much is copied from a GPU
+            # converted after the copy from the GPU, which is half as large in fp16
+            output = raw.astype(np.float32) if raw.dtype == np.float16 else raw
             if not np.isfinite(output).all():
                 raise EngineError("output `{name}` is not finite; this graph cannot score this text.", name=spec.name)
             for answer, part in zip(answers, self._split(spec, output, encodings, rows), strict=True):
@@ -162,7 +163,7 @@ class OnnxEngine:
             self.time_runs([(rows, length)], repeats=1)
 
 
-def feed(
+def build_feed(
     encodings: Sequence[Encoding],
     inputs: Iterable[InputSpec],
     shape: tuple[int, int],
@@ -221,7 +222,7 @@ def _maps(encodings: Sequence[Encoding]) -> list[tuple[int, int, int]]:
     return sorted((layer, row, head) for row, encoding in enumerate(encodings) for layer, head in encoding.maps)
 
 
-def _failure(error: Exception, rows: int, longest: int) -> EngineError | DeviceLostError:
+def _run_error(error: Exception, rows: int, longest: int) -> EngineError | DeviceLostError:
     """Returns the error of a failed run, without the library's message, which may contain a caller's ids."""
     if lost := _DEVICE_LOST.search(str(error)):
         return DeviceLostError(f"the GPU failed ({lost[0]}), and the process must be restarted; if that repeats, check `nvidia-smi`.")

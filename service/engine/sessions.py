@@ -99,7 +99,7 @@ def available_provider() -> Provider:
     return next((record.name for record in PROVIDERS.values() if record.automatic and record.ort_name in available), "cpu")
 
 
-def why_not(provider: Provider, device_id: int = 0) -> str | None:
+def unavailable_reason(provider: Provider, device_id: int = 0) -> str | None:
     """Returns why sessions on this machine do not get a provider on a GPU, or None if they do; it opens a session on a tiny graph."""
     name = PROVIDERS[provider].ort_name
     if name in ort.get_available_providers():
@@ -112,7 +112,7 @@ def why_not(provider: Provider, device_id: int = 0) -> str | None:
     return missing(provider, device_id)
 
 
-def engine_folder(root: Path, graph: GraphSpec, gpu: tuple[str, str], *, compiler: str) -> Path:
+def graph_cache_dir(root: Path, graph: GraphSpec, gpu: tuple[str, str], *, compiler: str) -> Path:
     """Returns the folder of a graph's engine and timing caches.
 
     An engine is valid for one graph, one kind of GPU, one version of both libraries, and the shapes for which it was built. The
@@ -163,15 +163,15 @@ def run_options(graph_id: int) -> Any:
 
 def _provider_options(provider: Provider, graph: GraphSpec, engine_cache: Path | None, gpu: GpuOptions) -> list[tuple[str, Options]]:
     """Returns the providers of a session with their options, in order of preference."""
-    record, engines = PROVIDERS[provider], None
+    record, engine_cache_dir = PROVIDERS[provider], None
     if engine_cache is not None and record.engine_version is not None:
-        engines = engine_folder(engine_cache, graph, hardware.find_gpu(gpu.device_id), compiler=record.engine_version())
+        engine_cache_dir = graph_cache_dir(engine_cache, graph, hardware.find_gpu(gpu.device_id), compiler=record.engine_version())
         try:
-            engines.mkdir(parents=True, exist_ok=True)
+            engine_cache_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ProviderError(f"--engine-cache `{engine_cache}` cannot be written ({error.strerror}); give another folder.") from error
     rest = [] if record.fallback is None else _provider_options(record.fallback, graph, None, gpu)
-    return [(record.ort_name, record.provider_options(graph, engines, gpu)), *rest]
+    return [(record.ort_name, record.provider_options(graph, engine_cache_dir, gpu)), *rest]
 
 
 def _session(model: str | bytes, provider: Provider, providers: Sequence[tuple[str, Options]], options: Any) -> Any:

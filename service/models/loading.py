@@ -15,10 +15,10 @@ from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.bundle.validation_policy import check_report, describe_agreement, is_low, is_measured_near, is_of_other_kernels
 from bertserve.service.engine.cost_model import CostModel
-from bertserve.service.engine.engines import ModelEngines, min_multi_threaded_tokens
 from bertserve.service.engine.hardware import cpu_instructions
+from bertserve.service.engine.model_engines import ModelEngines, min_multi_threaded_tokens
 from bertserve.service.engine.onnx_engine import OnnxEngine
-from bertserve.service.engine.sessions import THREADS, available_provider, why_not
+from bertserve.service.engine.sessions import THREADS, available_provider, unavailable_reason
 from bertserve.service.errors import BundleError, EngineError, ProviderError, SettingsError
 from bertserve.service.metrics import Metrics
 from bertserve.service.models.model import Model
@@ -41,7 +41,7 @@ def with_provider(settings: ModelSettings, bundles: Iterable[Path]) -> ModelSett
     if requested == "auto":
         best = available_provider()
         requested = best if all(_has_graph(path, best) for path in bundles) else "cpu"
-    if requested == "cpu" or (reason := why_not(requested, settings.device_id)) is None:
+    if requested == "cpu" or (reason := unavailable_reason(requested, settings.device_id)) is None:
         return settings.model_copy(update={"provider": requested})
     if not settings.allow_provider_fallback:
         raise ProviderError(
@@ -83,11 +83,11 @@ def load_model(
     manifest = bundle.manifest
     with metrics.timed_load(path.name, "load"):
         graph, tokenizer, engine = open_bundle(bundle, settings)
-        cost = CostModel(manifest.flops)
+        cost_model = CostModel(manifest.flops)
         # without a shape plan, some rows and lengths; short runs show the fixed cost of a run
         shapes = [(rows, min(length, manifest.tokenizer.max_length)) for rows, length in ((1, 8), (1, 32), (1, 128), (4, 32))]
-        shapes = shapes if graph.shapes is None else graph.shapes.shapes
-        cost.fit(engine.time_runs(shapes, repeats=3))
+        shapes = shapes if graph.shapes is None else graph.shapes.all_shapes
+        cost_model.fit(engine.time_runs(shapes, repeats=3))
         if graph.provider != "cpu":
             # cuDNN builds a plan per thread and shape, which takes up to 0.1 s; CUDA graphs are captured per thread
             scheduler.on_each_thread([partial(engine.warm_up, *shape) for shape in shapes])
@@ -95,8 +95,8 @@ def load_model(
             bundle,
             graph,
             tokenizer=tokenizer,
-            engines=_engines(engine, bundle, graph, settings, cost, multi_threads),
-            cost=cost,
+            engines=_engines(engine, bundle, graph, settings, cost_model, multi_threads),
+            cost_model=cost_model,
             scheduler=scheduler,
             metrics=metrics.model(manifest.task, manifest.name),
             batch_variant=settings.batch_variant_graphs,
@@ -189,10 +189,12 @@ def _open_engine(bundle: Bundle, graph: GraphSpec, settings: ModelSettings, thre
     return OnnxEngine(file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, engine_cache=cache, threads=threads, gpu=gpu)
 
 
-def _engines(engine: OnnxEngine, bundle: Bundle, graph: GraphSpec, settings: ModelSettings, cost: CostModel, threads: int) -> ModelEngines:
+def _engines(
+    engine: OnnxEngine, bundle: Bundle, graph: GraphSpec, settings: ModelSettings, cost_model: CostModel, threads: int
+) -> ModelEngines:
     """Returns the engines of a model: with a second session, if it is configured and some text would run faster with more threads."""
     longest = bundle.manifest.tokenizer.max_length
-    tokens = min_multi_threaded_tokens(cost, nodes=graph.validation.nodes, longest=longest)
+    tokens = min_multi_threaded_tokens(cost_model, nodes=graph.validation.nodes, longest=longest)
     if threads == 1 or graph.provider != "cpu" or tokens is None:
         return ModelEngines(engine)
 

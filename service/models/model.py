@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Outputs
 from bertserve.service.engine.cost_model import CostModel
-from bertserve.service.engine.engines import ModelEngines
+from bertserve.service.engine.model_engines import ModelEngines
 from bertserve.service.errors import BertServeError, ExpiredError, RefusedError, TooLargeError
 from bertserve.service.metrics import ModelMetrics
 from bertserve.service.models.request_progress import EncodedInput, Prediction, RequestProgress
@@ -45,14 +45,15 @@ class Model:
         *,
         tokenizer: Tokenizer,
         engines: ModelEngines,
-        cost: CostModel,
+        cost_model: CostModel,
         scheduler: Scheduler,
         metrics: ModelMetrics,
         batch_variant: bool = False,
     ) -> None:
         """Combines the parts of a model; with `batch_variant`, texts share a batch even if the graph is not batch-invariant.
 
-        The scheduler is that of the engines' device. `cost` predicts the seconds of a run on an inference thread, and learns from each run.
+        The scheduler is that of the engines' device. `cost_model` predicts the seconds of a run on an inference thread, and
+        learns from each run.
         """
         self.bundle = bundle
         self.name = bundle.manifest.name
@@ -61,13 +62,13 @@ class Model:
         self.graph = graph
         self.engines = engines
         self.shares_batches = graph.batch_invariant or batch_variant
-        self.seconds = cost.seconds
-        self.shape = graph.shape
+        self.seconds = cost_model.seconds
+        self.padded_shape = graph.padded_shape
         self.labels = (self.name, bundle.version, graph.precision, graph.provider)
         calibration = graph.decision
         reference = ((), {}) if calibration is None else (calibration.score_counts, calibration.label_counts)
         self._task_model = TaskModel(tokenizer, bundle.manifest, calibration, metrics.count_scores(*reference))
-        self._cost = cost
+        self._cost_model = cost_model
         self._scheduler = scheduler
         self._metrics = metrics
         self._logits_per_mask = tokenizer.vocabulary_size if any(output.kind == "per_mask" for output in graph.outputs) else 0
@@ -133,7 +134,7 @@ class Model:
         scheduler = self._scheduler
         arrived = scheduler.clock()
         scheduler.check(timeout_s)
-        if chars <= SHORT_CHARS:  # a thread and back costs more than tokenizing a short text
+        if chars <= SHORT_CHARS:  # for a short text, a round trip to a thread takes longer than tokenizing
             progress.tokenize()
         else:
             if progress.trace is not None:
@@ -164,7 +165,7 @@ class Model:
                 *self.run(payloads[half:], multi_threaded=multi_threaded),
             ]
         lengths = [len(text.encoding.ids) for text in payloads]
-        rows, length = self.graph.shape(len(payloads), max(lengths)) or (len(payloads), max(lengths))
+        rows, length = self.graph.padded_shape(len(payloads), max(lengths)) or (len(payloads), max(lengths))
         single = self.engines.single_threaded
         engine = self.engines.for_multi_threaded_run(rows * length) if multi_threaded else single
         start = time.perf_counter()
@@ -184,7 +185,7 @@ class Model:
                 self._trace(payloads, rows * length, start, multi_threaded=engine is not single, error=error)
         seconds = time.perf_counter() - start
         if engine is single:
-            self._cost.observe(rows, length, seconds)
+            self._cost_model.observe(rows, length, seconds)
         else:
             self._metrics.multi_threaded_runs.inc()
         self._metrics.inference_seconds.observe(seconds)

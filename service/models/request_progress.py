@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import BertServeError, TooLargeError
 from bertserve.service.tasks.batch import Batch, TaskGenerator, WindowSpan
-from bertserve.service.tasks.cost import NOTHING, Cost
+from bertserve.service.tasks.cost import ZERO_COST, Cost
 from bertserve.service.text.tokenizer import Encoding
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class RequestProgress:
     trace: Trace | None = None
     batches: list[Batch | None] = field(default_factory=list)
     held_tokens: int = 0
-    cost: Cost = NOTHING
+    cost: Cost = ZERO_COST
     prediction: Prediction = field(default_factory=Prediction)
     started: float | None = None
     ended: float = 0.0

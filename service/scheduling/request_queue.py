@@ -216,7 +216,7 @@ class RequestQueue:
 
         These are the seconds of a full batch of such items, divided by their number.
         """
-        rows, length = runner.shape(1, tokens) or (inf, tokens)
+        rows, length = runner.padded_shape(1, tokens) or (inf, tokens)
         if rows * length > self.max_batch_tokens:
             raise InvalidValueError(
                 "the text has {tokens} tokens and a batch takes {max_batch_tokens}; shorten it; the operator can raise --max-batch-tokens.",
@@ -288,7 +288,7 @@ class RequestQueue:
         waiting = (self._items_by_length[runner, is_long] for is_long in long_flags if (runner, is_long) in self._items_by_length)
         for item in chain.from_iterable(by_length.nearest(length, last_priority) for by_length in waiting):
             longer = max(length, item.length)
-            shape = runner.shape(rows + 1, longer)
+            shape = runner.padded_shape(rows + 1, longer)
             if shape is None or shape[0] * shape[1] > self.max_batch_tokens:
                 continue
             # cost of real rows only: rows that pad a planned shape are free for the next batch-mate

@@ -21,7 +21,7 @@ class Runner(Protocol):
         """Returns the predicted seconds of a batch of `rows` padded to `length` tokens."""
         ...
 
-    def shape(self, rows: int, length: int) -> tuple[int, int] | None:
+    def padded_shape(self, rows: int, length: int) -> tuple[int, int] | None:
         """Returns the rows and the length at which a batch runs, or None if it has too many rows; one row always fits."""
         ...
 

@@ -202,7 +202,7 @@ class Predictor:
         while places:
             count, length = 1, len(texts[places[0]].encoding)
             while self._shares_batches and count < len(places):
-                shape = self.graph.shape(count + 1, length)
+                shape = self.graph.padded_shape(count + 1, length)
                 if shape is None or shape[0] * shape[1] > self._batch_tokens:
                     break
                 count += 1

@@ -15,7 +15,7 @@ from bertserve.service.bundle.calibration import Calibration
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import Activation, Embedding, MaskToken, Side
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.tasks.cost import NOTHING, Cost
+from bertserve.service.tasks.cost import ZERO_COST, Cost
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 from bertserve.service.text.windows import kept_of_pair
 
@@ -57,7 +57,7 @@ class Batch:
     """
 
     encodings: Sequence[Encoding]
-    cost: Cost = NOTHING
+    cost: Cost = ZERO_COST
     keep: Callable[[int, Outputs], Outputs] | None = None
     truncated: bool = False
     warnings: tuple[str, ...] = ()

@@ -76,7 +76,7 @@ class Cost:
             )
 
 
-NOTHING = Cost()
+ZERO_COST = Cost()
 
 
 def text_bytes(text: str) -> int:

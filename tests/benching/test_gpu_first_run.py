@@ -14,7 +14,7 @@ SMALL = ("--texts", "4", "--shapes", "1x8,2x32", "--load-s", "0.2", "--warmup-s"
 
 @pytest.fixture(autouse=True)
 def machine_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_first_run, "why_not", lambda provider: "no driver; install it.")
+    monkeypatch.setattr(gpu_first_run, "unavailable_reason", lambda provider: "no driver; install it.")
 
 
 def report(folder: Path, *flags: str) -> str:

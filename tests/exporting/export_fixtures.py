@@ -76,4 +76,6 @@ def staged_graphs(request: pytest.FixtureRequest, all_staged: dict[str, Any]) ->
 
 @pytest.fixture(name="no_gpu")
 def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertserve.export.validation.verify.why_not", lambda provider: None if provider == "cpu" else "no driver.")
+    monkeypatch.setattr(
+        "bertserve.export.validation.verify.unavailable_reason", lambda provider: None if provider == "cpu" else "no driver."
+    )

@@ -114,7 +114,7 @@ def test_each_graph_has_its_own_calibration(tmp_path: Path, calibrate: Calibrate
 
 def test_a_graph_that_cannot_run_here_is_not_calibrated(tmp_path: Path, calibrate: Calibrate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "bertserve.export.score_calibration.calibrate.why_not", lambda provider: None if provider == "cpu" else "no driver."
+        "bertserve.export.score_calibration.calibrate.unavailable_reason", lambda provider: None if provider == "cpu" else "no driver."
     )
     path = sound(tmp_path)
     lines = data(tmp_path, *labeled_by(path, 400))
@@ -218,7 +218,7 @@ def test_answers_have_a_power(tmp_path: Path, calibrate: Calibrate) -> None:
 def test_a_graph_that_fails_is_an_error_with_the_line(tmp_path: Path, calibrate: Calibrate, monkeypatch: pytest.MonkeyPatch) -> None:
     path = sound(tmp_path)
     lines = data(tmp_path, *labeled_by(path, 200))
-    monkeypatch.setattr("bertserve.export.score_calibration.calibrate.why_not", lambda provider: None)
+    monkeypatch.setattr("bertserve.export.score_calibration.calibrate.unavailable_reason", lambda provider: None)
     code, printed = calibrate(with_gpu_graph(path, runnable=False), "--data", lines)
     assert (1, 1) == (code, printed.count("bert-export: "))  # it cannot be opened
 

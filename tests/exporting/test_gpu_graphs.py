@@ -231,12 +231,12 @@ def test_plans_reach_the_maximum_length_within_the_token_limit(max_length: int, 
     assert all(b <= 2 * a for a, b in itertools.pairwise(lengths))
     assert all(bucket.rows[0] == 1 for bucket in plan.buckets)
     assert plan.masks[-1] >= max_length
-    most = max(rows * length for rows, length in plan.shapes)
+    most = max(rows * length for rows, length in plan.all_shapes)
     assert most <= (max(gpu.GPU_BATCH_TOKENS, 8 * max_length) if ranges else max(gpu.GPU_BATCH_TOKENS, max_length))
     if ranges:
         assert [1, 1, 1][: len(lengths)] == [len({bucket.rows for bucket in part.buckets}) for part in plan.split(ranges)]
     for tokens in range(1, max_length + 1, 7):
-        assert plan.shape(1, tokens) is not None
+        assert plan.padded_shape(1, tokens) is not None
 
 
 def test_each_provider_gets_the_precisions_that_it_supports() -> None:

@@ -10,14 +10,14 @@ from transformers import BertConfig
 
 import tiny
 from bertserve.service.bundle import files
-from bertserve.service.engine.sessions import why_not
+from bertserve.service.engine.sessions import unavailable_reason
 from bertserve.service.models.build import AppState, build
 from bertserve.service.settings import Settings
 from bertserve.service.tasks import classify
 from bundles import exported
 from checkpoints import CLASSIFICATION, POSITIONS, ROWS, edit_weights, few_texts, naming, save
 
-CUDA, TENSORRT = (why_not(provider) for provider in ("cuda", "tensorrt"))
+CUDA, TENSORRT = (unavailable_reason(provider) for provider in ("cuda", "tensorrt"))
 pytestmark = [pytest.mark.torch, pytest.mark.gpu]
 needs_cuda = pytest.mark.skipif(CUDA is not None, reason=f"no CUDA: {CUDA}")
 needs_tensorrt = pytest.mark.skipif(TENSORRT is not None, reason=f"no TensorRT: {TENSORRT}")

@@ -17,7 +17,7 @@ import pytest
 import tiny
 from bertserve.export import cli
 from bertserve.service.bundle.files import MANIFEST_FILE, load_bundle
-from bertserve.service.engine.sessions import why_not
+from bertserve.service.engine.sessions import unavailable_reason
 from bundles import Verify, exported
 from sound_bundles import FP32, TEXTS, data, sound, store_digests, store_example, with_gpu_graph
 
@@ -120,7 +120,7 @@ def test_every_graph_is_checked_with_its_validation_report(tmp_path: Path, verif
     assert GRAPH_PASSED == passed(verify(path, "--provider", "cpu")[1])
 
 
-@pytest.mark.skipif(why_not("cuda") is None, reason="CUDA is there")
+@pytest.mark.skipif(unavailable_reason("cuda") is None, reason="CUDA is there")
 def test_a_requested_provider_must_be_available(tmp_path: Path, verify: Verify) -> None:
     code, checks = verify(with_gpu_graph(sound(tmp_path)), "--provider", "cuda")
 

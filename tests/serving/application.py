@@ -18,7 +18,7 @@ from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.auth import ApiKeys, Authenticator
 from bertserve.service.bundle import files
 from bertserve.service.engine.cost_model import CostModel
-from bertserve.service.engine.engines import ModelEngines
+from bertserve.service.engine.model_engines import ModelEngines
 from bertserve.service.metrics import Metrics
 from bertserve.service.models.build import AppState, build
 from bertserve.service.models.model import Model
@@ -189,7 +189,7 @@ def model_of(
     *,
     scheduler: Scheduler,
     metrics: Metrics,
-    cost: CostModel | None = None,
+    cost_model: CostModel | None = None,
     batch_variant: bool = False,
 ) -> Model:
     """Returns the model of a bundle, with other engines than the bundle's own."""
@@ -198,7 +198,7 @@ def model_of(
         bundle.manifest.graphs[0],
         tokenizer=Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer),
         engines=engines,
-        cost=cost or CostModel(bundle.manifest.flops),
+        cost_model=cost_model or CostModel(bundle.manifest.flops),
         scheduler=scheduler,
         metrics=metrics.model(bundle.manifest.task, bundle.manifest.name),
         batch_variant=batch_variant,

@@ -20,7 +20,7 @@ import tiny
 from bertserve.service.bundle import files
 from bertserve.service.bundle.graph_spec import ShapeBucket, ShapePlan
 from bertserve.service.engine import cuda_graphs, onnx_engine
-from bertserve.service.engine.cuda_graphs import CudaGraphs
+from bertserve.service.engine.cuda_graphs import CudaGraphSession
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.engine.sessions import open_session
 from bertserve.service.errors import ProviderError
@@ -62,7 +62,7 @@ class Sessions:
 def counted_sessions(monkeypatch: pytest.MonkeyPatch) -> Sessions:
     sessions = Sessions()
     monkeypatch.setattr(onnx_engine, "open_session", sessions.open)
-    monkeypatch.setattr(onnx_engine, "CudaGraphs", lambda session, opened, device: CudaGraphs(session, opened, CPU))
+    monkeypatch.setattr(onnx_engine, "CudaGraphSession", lambda session, opened, device: CudaGraphSession(session, opened, CPU))
     return sessions
 
 
@@ -85,9 +85,9 @@ def test_bound_runs_give_the_same_bits(tmp_path: Path, sessions: Sessions, threa
     """This applies to all planned shapes, and a later run does not change the outputs of an earlier one."""
     plan = PLAN.model_copy(update={"masks": (1, 2, 8)}) if task == "fill-mask" else PLAN
     engine = engine_of(tiny.bundle(tmp_path, task=task), shapes=plan)
-    batches = [texts(*shape, seed) for shape in plan.shapes for seed in (0, 1)]
+    batches = [texts(*shape, seed) for shape in plan.all_shapes for seed in (0, 1)]
     expected = [engine.run(batch) for batch in batches]  # on this thread, in the shared session
-    for shape in plan.shapes:
+    for shape in plan.all_shapes:
         thread(engine.warm_up, *shape)
     sessions.plain.clear()
     actual = [thread(engine.run, batch) for batch in batches]
@@ -177,7 +177,7 @@ def test_without_a_session_for_captures_a_model_still_answers(
 
     monkeypatch.setattr(onnx_engine, "open_session", open_shared)
     engine = engine_of(tiny.bundle(tmp_path))
-    for shape in PLAN.shapes:
+    for shape in PLAN.all_shapes:
         thread(engine.warm_up, *shape)
     assert 2 == len(thread(engine.run, texts(2, 8)))
     assert ["small runs are not captured as CUDA graphs: all nodes must be on CUDA."] == caplog.messages
@@ -218,7 +218,7 @@ def feed(rows: int, length: int) -> dict[str, Any]:
 def test_each_captured_run_has_its_own_id() -> None:
     """The first run of a shape disables the capture, and then its own id captures it; later runs replay it."""
     shared, own = FakeSession(), FakeSession()
-    graphs = CudaGraphs(shared, lambda: own, CPU)
+    graphs = CudaGraphSession(shared, lambda: own, CPU)
     graphs.run(["logits"], feed(1, 8))
     with graphs.capturing():
         for shape in ((4, 8), (2, 8)):
@@ -232,7 +232,7 @@ def test_each_captured_run_has_its_own_id() -> None:
 def test_a_capture_runs_alone() -> None:
     """While ONNX Runtime captures a run, CUDA refuses to allocate memory in all threads, so other runs wait for its end."""
     shared, own, other = FakeSession(), FakeSession(), FakeSession()
-    graphs, others = CudaGraphs(shared, lambda: own, CPU), CudaGraphs(other, None, CPU)
+    graphs, others = CudaGraphSession(shared, lambda: own, CPU), CudaGraphSession(other, None, CPU)
     own.gate.clear()
 
     def capture() -> None:
@@ -260,7 +260,7 @@ def test_a_run_that_hangs_stops_only_the_captures(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(cuda_graphs, "MAX_WAIT_S", 0.1)
     shared, own, hanging = FakeSession(), FakeSession(), HangingSession()
-    graphs, others = CudaGraphs(shared, lambda: own, CPU), CudaGraphs(hanging, None, CPU)
+    graphs, others = CudaGraphSession(shared, lambda: own, CPU), CudaGraphSession(hanging, None, CPU)
     hanging.gate.clear()
     with ThreadPoolExecutor(2) as pool:
         hangs = pool.submit(others.run, ["logits"], feed(1, 8))

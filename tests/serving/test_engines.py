@@ -16,7 +16,7 @@ from application import call_fresh, model_of
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import Flops
 from bertserve.service.engine.cost_model import CostModel
-from bertserve.service.engine.engines import ModelEngines
+from bertserve.service.engine.model_engines import ModelEngines
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import ProviderError
 from bertserve.service.metrics import Metrics
@@ -106,19 +106,19 @@ def test_a_run_is_multi_threaded_only_with_enough_tokens(tmp_path: Path) -> None
     engines.for_multi_threaded_run(10)
     wait_for_multi_threaded("tiny")
     scheduler = Scheduler(RequestQueue(max_batch_tokens=4096, max_queue_tokens=4096), threads=1)
-    cost = CostModel(loaded.manifest.flops, fixed_s=1.0, rate=1e12)
-    model = model_of(loaded, engines, scheduler=scheduler, metrics=metrics, cost=cost)
+    cost_model = CostModel(loaded.manifest.flops, fixed_s=1.0, rate=1e12)
+    model = model_of(loaded, engines, scheduler=scheduler, metrics=metrics, cost_model=cost_model)
 
     async def check() -> None:
         scheduler.start()
         try:
             await model.predict([ClassifyRequest("good")], timeout_s=10)
             assert ([1], []) == (single.batches, several.batches)
-            assert cost.slowdown < 1.0
-            slowdown = cost.slowdown
+            assert cost_model.slowdown < 1.0
+            slowdown = cost_model.slowdown
             await model.predict([ClassifyRequest("good " * 20)], timeout_s=10)
             assert ([1], [1]) == (single.batches, several.batches)
-            assert slowdown == cost.slowdown
+            assert slowdown == cost_model.slowdown
             await model.predict([ClassifyRequest("good bad fine")] * 4, timeout_s=10)
             assert ([1], [1, 4]) == (single.batches, several.batches)
         finally:

@@ -15,7 +15,7 @@ from application import model_of, play, queued, rejected
 from bertserve.service.bundle import files
 from bertserve.service.engine import onnx_engine
 from bertserve.service.engine.cost_model import CostModel
-from bertserve.service.engine.engines import ModelEngines
+from bertserve.service.engine.model_engines import ModelEngines
 from bertserve.service.engine.sessions import open_session
 from bertserve.service.errors import DeviceLostError, EngineError, TooLargeError
 from bertserve.service.metrics import Metrics
@@ -39,8 +39,10 @@ def model_in(folder: Path, engine: FakeEngine, *, batch_variant: bool = False, *
     """Returns a model on a fake engine with its scheduler. Its cost makes all texts worth a common batch."""
     loaded = files.load_bundle(tiny.bundle(folder, **changes))
     scheduler = Scheduler(RequestQueue(max_batch_tokens=4096, max_queue_tokens=4096), threads=1)
-    cost = CostModel(loaded.manifest.flops, fixed_s=1.0, rate=1e12)
-    model = model_of(loaded, ModelEngines(engine), scheduler=scheduler, metrics=Metrics(), cost=cost, batch_variant=batch_variant)
+    cost_model = CostModel(loaded.manifest.flops, fixed_s=1.0, rate=1e12)
+    model = model_of(
+        loaded, ModelEngines(engine), scheduler=scheduler, metrics=Metrics(), cost_model=cost_model, batch_variant=batch_variant
+    )
     scheduler.start()
     return model, scheduler
 

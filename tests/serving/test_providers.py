@@ -175,7 +175,7 @@ def test_incompatible_engines_have_different_folders(tmp_path: Path, monkeypatch
     monkeypatch.setattr(sessions, "VERSION", "1.31.1")
 
     def folder(gpu: tuple[str, str] = H100, compiler: str = "trt101401", **changes: Any) -> Path:
-        return sessions.engine_folder(tmp_path, spec.model_copy(update=changes), gpu, compiler=compiler)
+        return sessions.graph_cache_dir(tmp_path, spec.model_copy(update=changes), gpu, compiler=compiler)
 
     spec = graph(tmp_path)
     narrower = ShapePlan(buckets=(*PLAN.buckets[:2], ShapeBucket(length=32, rows=(1,))))
@@ -245,7 +245,9 @@ def test_the_cpu_is_reported_with_its_instruction_sets(tmp_path: Path, text: str
 
 def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes all providers except the CPU unavailable, even on a machine with a GPU."""
-    monkeypatch.setattr(loading, "why_not", lambda provider, device_id: "there is no NVIDIA driver." if provider != "cpu" else None)
+    monkeypatch.setattr(
+        loading, "unavailable_reason", lambda provider, device_id: "there is no NVIDIA driver." if provider != "cpu" else None
+    )
 
 
 def test_an_unavailable_provider_stops_the_start(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +292,7 @@ def test_defaults_on_a_gpu(
     tokens: int,
 ) -> None:
     """The start says how many threads it has, and how large batches are; a plan with larger batches is cut."""
-    monkeypatch.setattr(loading, "why_not", lambda provider, device_id: None)
+    monkeypatch.setattr(loading, "unavailable_reason", lambda provider, device_id: None)
     monkeypatch.setattr("bertserve.service.models.build.usable_cores", lambda: 16)
     record_runs(monkeypatch, lambda feed: None, provider="cpu")
     plan = ShapePlan(buckets=(ShapeBucket(length=32, rows=(1, 128, 256, 512)),))
@@ -300,7 +302,7 @@ def test_defaults_on_a_gpu(
         service = build(Settings(models=tmp_path, provider="cuda", precision=precision, cuda_graphs=False, **flags))
     assert (threads, tokens) == (service.threads, service.scheduler.queue.max_batch_tokens)
     plans = [model.graph.shapes for model in service.registry.models.values()]
-    assert [tokens] == [plan.shapes[0][0] * plan.shapes[0][1] for plan in plans if plan]
+    assert [tokens] == [plan.all_shapes[0][0] * plan.all_shapes[0][1] for plan in plans if plan]
     prepare = 8 // flags.get("workers", 1)
     expected = f"GPU 0: {threads} inference thread{'s' * (threads > 1)} and {prepare} prepare threads of this worker, batches of up to {tokens} tokens"
     assert [expected] == [line for line in caplog.messages if line.startswith("GPU")]

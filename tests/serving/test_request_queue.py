@@ -341,7 +341,7 @@ class Steps:
         self.count += 1
         return no_fixed_cost(rows, length)
 
-    def shape(self, rows: int, tokens: int) -> tuple[int, int]:
+    def padded_shape(self, rows: int, tokens: int) -> tuple[int, int]:
         self.count += 1
         return rows, tokens
 
@@ -404,7 +404,7 @@ def test_a_batch_takes_time_in_proportion_to_its_items() -> None:
 def test_every_operation_takes_logarithmic_time() -> None:
     def taken(waiting: int) -> dict[str, int]:
         queue, steps = new_queue(max_queue_tokens=10**9), Steps()
-        runner = FakeRunner(steps.seconds, shape=steps.shape)
+        runner = FakeRunner(steps.seconds, shape=steps.padded_shape)
 
         def enter(i: int) -> ScheduledRequest:
             # priorities ascend and lengths cycle, so that a new entry belongs at the end of each heap

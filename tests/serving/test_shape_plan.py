@@ -60,12 +60,12 @@ def test_a_batch_gets_the_smallest_shape_that_fits() -> None:
     """Rows and lengths are rounded up to planned values. Too many rows have no shape; a longer text gets the last length."""
     given_ = [(1, 3), (2, 8), (3, 8), (5, 1), (7, 8), (2, 9), (4, 16), (2, 32), (1, 40)]
 
-    assert [(1, 8), (2, 8), (4, 8), (6, 8), None, (3, 16), None, (2, 32), (1, 32)] == [PLAN.shape(*shape) for shape in given_]
+    assert [(1, 8), (2, 8), (4, 8), (6, 8), None, (3, 16), None, (2, 32), (1, 32)] == [PLAN.padded_shape(*shape) for shape in given_]
 
 
 def test_a_token_budget_limits_the_rows() -> None:
-    assert {(1, 8), (2, 8), (4, 8), (1, 16), (1, 32)} == set(PLAN.within(40).shapes)
-    assert {(1, 8), (1, 16), (1, 32)} == set(PLAN.within(1).shapes)
+    assert {(1, 8), (2, 8), (4, 8), (1, 16), (1, 32)} == set(PLAN.within(40).all_shapes)
+    assert {(1, 8), (1, 16), (1, 32)} == set(PLAN.within(1).all_shapes)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_plan_that_does_not_fit_the_model_is_refused(tmp_path: Path, changes: 
 def queue_of(lengths: Sequence[int], plan: ShapePlan, budget: int) -> RequestQueue:
     """Returns a queue with a text of each length."""
     queue = RequestQueue(max_batch_tokens=budget, max_queue_tokens=10_000)
-    runner = FakeRunner(lambda rows, tokens: 1.0 + rows * tokens * 1e-6, shape=plan.shape)
+    runner = FakeRunner(lambda rows, tokens: 1.0 + rows * tokens * 1e-6, shape=plan.padded_shape)
     for length in lengths:
         queue.put(ScheduledRequest(runner, lambda results: (), 0.0, 1e6), [(length, None)], length, 1e6)
     return queue
@@ -123,9 +123,9 @@ def test_each_batch_has_a_planned_shape_within_the_budget(lengths: list[int], bu
         batches.append([item.tokens for item in batch])
 
     assert sorted(lengths) == sorted(n for batch in batches for n in batch)
-    shapes = [plan.shape(len(batch), max(batch)) for batch in batches]
+    shapes = [plan.padded_shape(len(batch), max(batch)) for batch in batches]
     assert None not in shapes
-    assert {shape for shape in shapes if shape} <= set(plan.shapes)
+    assert {shape for shape in shapes if shape} <= set(plan.all_shapes)
     assert all(shape[0] * shape[1] <= budget for shape in shapes if shape)
 
 
@@ -211,7 +211,7 @@ def test_a_service_runs_only_planned_shapes(tmp_path: Path) -> None:
     exact = answers(tiny.bundle(tmp_path / "exact").parent, 64)
     said, shapes, warm = answers(edited(tiny.bundle(tmp_path / "planned"), shapes=plan).parent, 40)
 
-    allowed = set(PLAN.within(40).shapes)
+    allowed = set(PLAN.within(40).all_shapes)
     assert allowed == warm
     assert shapes <= allowed
     assert len(shapes) > 2

@@ -1,4 +1,4 @@
-"""Engines: the sessions of a graph. One is for the inference threads; the other has more threads, for multi-threaded runs.
+"""ModelEngines: the two engines of a model. One runs each batch on one thread, for throughput; the other uses several threads.
 
 A run is multi-threaded if no other run is active or waits. Otherwise each run has one thread, for throughput. A single caller would leave
 all inference threads but one idle, so a multi-threaded run of enough tokens uses several cores. Short runs do not gain, because waking
@@ -75,17 +75,17 @@ class ModelEngines:
             )
 
 
-def min_multi_threaded_tokens(cost: CostModel, *, nodes: int, longest: int) -> int | None:
+def min_multi_threaded_tokens(cost_model: CostModel, *, nodes: int, longest: int) -> int | None:
     """Returns the minimum length of a text that is faster with several threads, by the cost model's predictions for one thread.
 
     It is a rule instead of a measurement, because other load during the start would decide for the lifetime of the service.
 
-    It is None if `longest`, the tokens of the longest text, are not enough, or the number of nodes of the graph is unknown (0). `cost` is
-    fitted to the warm-up and not yet updated.
+    It is None if `longest`, the tokens of the longest text, are not enough, or the number of nodes of the graph is unknown (0).
+    `cost_model` is fitted to the warm-up and not yet updated.
     """
     if not nodes:
         return None
     # Threads are woken for every node of the graph. With two threads on four of the included models, the speed is 0.9 at 20 us per node on
     # an inference thread, 1.0 at 30, 1.15 to 1.25 at 47, 1.3 at 75, and 1.4 to 1.6 at 170.
-    tokens = 1 + bisect_left(range(1, longest + 1), 50e-6 * nodes, key=lambda length: cost.seconds(1, length))
+    tokens = 1 + bisect_left(range(1, longest + 1), 50e-6 * nodes, key=lambda length: cost_model.seconds(1, length))
     return tokens if tokens <= longest else None
