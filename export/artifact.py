@@ -29,14 +29,14 @@ class Artifact:
 
     Attributes:
         path: Path of the file; TensorRT's fp16 is built from the float32 file.
-        form: A description of its creation, for readers.
+        description: A description of its creation, for readers.
         report: Fused and converted operators, and the error of the conversion; the comparison adds its measurements.
     """
 
     path: Path
     provider: Provider
     precision: Precision
-    form: str
+    description: str
     inputs: tuple[InputSpec, ...]
     shapes: ShapePlan | None = None
     small_outputs: tuple[OutputSpec, ...] = ()
@@ -53,7 +53,7 @@ class GraphBuild:
 
     Attributes:
         traced: The traced graph; intermediate files are written next to it.
-        form: A description of the tracing, for readers.
+        description: A description of the tracing, for readers.
         folder: The folder of the graphs `model.<provider>.<precision>.onnx`.
         texts: The calibration texts create int8 and measure half precision; the gate's texts judge int8.
         max_int8_error: Maximum error of int8's outputs on the gate's texts, relative to their standard deviation.
@@ -61,7 +61,7 @@ class GraphBuild:
     """
 
     traced: Path
-    form: str
+    description: str
     folder: Path
     checkpoint: Checkpoint
     tokenizer: Tokenizer

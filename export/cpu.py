@@ -17,10 +17,10 @@ from bertserve.export.progress import stage
 from bertserve.service.bundle.graph_spec import Precision
 
 
-def optimize(raw: Path, checkpoint: Checkpoint, traced: str) -> Artifact:
-    """Creates the float32 graph next to the traced one; `traced` describes the tracing, for readers."""
-    fused, packed = raw.with_name("fused.onnx"), raw.with_name("packed.onnx")
-    fusions = fuse(raw, fused, checkpoint)
+def optimize(traced: Path, checkpoint: Checkpoint, trace_description: str) -> Artifact:
+    """Creates the float32 graph next to the traced one; `trace_description` is for readers."""
+    fused, packed = traced.with_name("fused.onnx"), traced.with_name("packed.onnx")
+    fusions = fuse(traced, fused, checkpoint)
     model = rewrite.load(fused)
     cpu_passes.unfuse(model)
     restricted = cpu_passes.restrict_to_cls(model)
@@ -28,15 +28,15 @@ def optimize(raw: Path, checkpoint: Checkpoint, traced: str) -> Artifact:
     rewrite.save(model, packed)
     del model  # maps the file that is removed, which is as large as the model
     onnx_files.remove(fused)
-    layers, count = checkpoint.attentions, fusions.get("Attention", 0) + fusions.get("MultiHeadAttention", 0)
+    layers, count = checkpoint.attention_count, fusions.get("Attention", 0) + fusions.get("MultiHeadAttention", 0)
     if checkpoint.attention_heads:
         attention = "attention as traced and returned"
     elif count and count < layers:
         attention = f"attention fused in {count} of {layers} layers"
     else:
         attention = "packed MultiHeadAttention with key padding" if count else "attention as traced"
-    form = f"{traced}, {attention}" + (", last layer for the first token only" if restricted else "")
-    return Artifact(packed, "cpu", "fp32", form, checkpoint.inputs).with_facts(fusions=fusions)
+    description = f"{trace_description}, {attention}" + (", last layer for the first token only" if restricted else "")
+    return Artifact(packed, "cpu", "fp32", description, checkpoint.inputs).with_facts(fusions=fusions)
 
 
 def build_graphs(build: GraphBuild, precisions: Sequence[Precision]) -> Iterator[Artifact]:
@@ -46,8 +46,8 @@ def build_graphs(build: GraphBuild, precisions: Sequence[Precision]) -> Iterator
         GraphError: There is nothing to quantize, or the outputs' error is too large; the float32 graph has been yielded before.
     """
     fp32, int8_path = (build.folder / f"model.cpu.{precision}.onnx" for precision in ("fp32", "int8"))
-    with stage("optimize", f"cpu, from {build.form}"):
-        optimized = optimize(build.traced, build.checkpoint, build.form)
+    with stage("optimize", f"cpu, from {build.description}"):
+        optimized = optimize(build.traced, build.checkpoint, build.description)
         onnx_files.copy(optimized.path, fp32)
     yield replace(optimized, path=fp32)
     if "int8" not in precisions:
@@ -57,8 +57,8 @@ def build_graphs(build: GraphBuild, precisions: Sequence[Precision]) -> Iterator
         feeds, gate = (calibration.make_feeds(split, build.checkpoint, build.tokenizer) for split in (texts.calibration, texts.gate))
         scratch = optimized.path.parent
         counts, error = quantize.quantize(optimized.path, int8_path, scratch, feeds, gate, max_error=max_error, quick=build.quick)
-    form = f"{optimized.form}, int8 by --quick" if build.quick else optimized.form
-    int8 = replace(optimized, path=int8_path, precision="int8", form=form)
+    description = f"{optimized.description}, int8 by --quick" if build.quick else optimized.description
+    int8 = replace(optimized, path=int8_path, precision="int8", description=description)
     yield int8.with_facts(quantized=counts, quantization_error=error, quantization_limit=max_error)
 
 
@@ -72,7 +72,7 @@ def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> dict[str, int]:
     returns its attention, because fusion would remove it.
     """
     attention, mask = not checkpoint.attention_heads, AttentionMaskFormat.AttentionMask
-    fused, counts = ort_fusion.optimize(source, checkpoint.attention_size, attention=attention, mask=mask, embeddings=False)
+    fused, counts = ort_fusion.optimize(source, checkpoint.heads_and_hidden_size, attention=attention, mask=mask, embeddings=False)
     fused.topological_sort()
     onnx_files.save_proto(fused.model, target, folder=source.parent)
     return counts

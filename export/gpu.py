@@ -42,10 +42,10 @@ _PLANNED_LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 20
 _PLANNED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 ROW_LENGTHS = InputSpec(name="lengths", fill="lengths", dtype="int32")
-FUSED_FORM = "fused for CUDA, attention with the length of each row"
-PARTLY_FUSED_FORM = "fused for CUDA, attention in standard operators"
+FUSED_DESCRIPTION = "fused for CUDA, attention with the length of each row"
+PARTLY_FUSED_DESCRIPTION = "fused for CUDA, attention in standard operators"
 
-MAX_FP16_PEAK = float(np.finfo(np.float16).max) / 4  # other texts may have values four times as large as the measured ones
+MAX_FP16_MAGNITUDE = float(np.finfo(np.float16).max) / 4  # other texts may have values four times as large as the measured ones
 
 
 def build_for_cuda(build: GraphBuild, precisions: Sequence[Precision]) -> Iterator[Artifact]:
@@ -54,14 +54,14 @@ def build_for_cuda(build: GraphBuild, precisions: Sequence[Precision]) -> Iterat
     fp32, fp16 = (build.folder / f"model.cuda.{precision}.onnx" for precision in ("fp32", "fp16"))
     with stage("optimize", "cuda"):
         fused = fuse(build.traced, work / fp32.name, checkpoint)
-        fused = replace(fused, form=f"{build.form}, {fused.form}", shapes=_plan_for("cuda", checkpoint))
+        fused = replace(fused, description=f"{build.description}, {fused.description}", shapes=_plan_for("cuda", checkpoint))
         graph = add_small_outputs(fused, fp32, checkpoint)
     yield graph
     if "fp16" in precisions:
         with stage("optimize", "cuda, fp16"):
             feeds = calibration.make_feeds(build.texts.calibration, checkpoint, build.tokenizer, fused.inputs)
             spec, padding = checkpoint.tokenizer_spec, 3
-            short_feeds = [feed for feed in feeds if inference.tokens(feed) + padding <= spec.max_length]
+            short_feeds = [feed for feed in feeds if inference.token_count(feed) + padding <= spec.max_length]
             padded_feeds = [calibration.pad(feed, fused.inputs, pad_id=spec.pad_id, tokens=padding) for feed in short_feeds[:8]]
             counts, error = convert_to_fp16(fused.path, work / fp16.name, work, feeds, padded_feeds)
             half = replace(fused, path=work / fp16.name, precision="fp16").with_facts(quantized=counts, quantization_error=error)
@@ -72,11 +72,11 @@ def build_for_cuda(build: GraphBuild, precisions: Sequence[Precision]) -> Iterat
 def build_for_tensorrt(build: GraphBuild, precisions: Sequence[Precision]) -> Iterator[Artifact]:
     """Creates one float32 graph for all precisions: TensorRT itself fuses it and converts it to half precision."""
     fp32 = build.folder / "model.tensorrt.fp32.onnx"
-    form = f"{build.form}, standard operators, for TensorRT to fuse"
-    form += "; fp16 is TensorRT's own" if "fp16" in precisions else ""
-    traced = Artifact(build.traced, "tensorrt", "fp32", form, build.checkpoint.inputs, _plan_for("tensorrt", build.checkpoint))
+    description = f"{build.description}, standard operators, for TensorRT to fuse"
+    description += "; fp16 is TensorRT's own" if "fp16" in precisions else ""
+    artifact = Artifact(build.traced, "tensorrt", "fp32", description, build.checkpoint.inputs, _plan_for("tensorrt", build.checkpoint))
     with stage("optimize", "tensorrt"):
-        graph = add_small_outputs(traced, fp32, build.checkpoint)
+        graph = add_small_outputs(artifact, fp32, build.checkpoint)
     for precision in dict.fromkeys(("fp32", *precisions)):
         yield replace(graph, precision=precision)
 
@@ -113,27 +113,31 @@ def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> Artifact:
     Attention stays as traced, with the mask, unless it is fused in every layer and padding is on the right. A single layer that
     needs the mask requires copying it, and lengths do not describe padding on the left.
     """
-    fused, counts = ort_fusion.optimize(source, checkpoint.attention_size, attention=True, mask=AttentionMaskFormat.MaskIndexEnd)
-    all_fused = len(fused.get_nodes_by_op_type("Attention")) == checkpoint.attentions and checkpoint.tokenizer_spec.padding_side == "right"
+    fused, counts = ort_fusion.optimize(source, checkpoint.heads_and_hidden_size, attention=True, mask=AttentionMaskFormat.MaskIndexEnd)
+    all_fused = (
+        len(fused.get_nodes_by_op_type("Attention")) == checkpoint.attention_count and checkpoint.tokenizer_spec.padding_side == "right"
+    )
     if not all_fused:
         # with the other form, the fused embedding would sum a mask that no longer exists
-        fused, counts = ort_fusion.optimize(source, checkpoint.attention_size, attention=False, mask=AttentionMaskFormat.AttentionMask)
+        fused, counts = ort_fusion.optimize(
+            source, checkpoint.heads_and_hidden_size, attention=False, mask=AttentionMaskFormat.AttentionMask
+        )
     if all_fused:
-        _take_lengths(fused)
+        _replace_mask_by_lengths(fused)
     fused.prune_graph()
     fused.remove_unused_constant()
-    as_int32 = _take_int32(fused)
+    as_int32 = _narrow_inputs_to_int32(fused)
     fused.topological_sort()
     onnx_files.save_proto(fused.model, target, folder=source.parent)
     names = {value.name for value in fused.model.graph.input}
     inputs = [
         spec.model_copy(update={"dtype": "int32"}) if spec.name in as_int32 else spec for spec in checkpoint.inputs if spec.name in names
     ]
-    form = FUSED_FORM if all_fused else PARTLY_FUSED_FORM
-    return Artifact(target, "cuda", "fp32", form, (*inputs, *([ROW_LENGTHS] if all_fused else []))).with_facts(fusions=counts)
+    description = FUSED_DESCRIPTION if all_fused else PARTLY_FUSED_DESCRIPTION
+    return Artifact(target, "cuda", "fp32", description, (*inputs, *([ROW_LENGTHS] if all_fused else []))).with_facts(fusions=counts)
 
 
-def _take_lengths(model: Any) -> None:
+def _replace_mask_by_lengths(model: Any) -> None:
     """Gives the fused operators the number of tokens per row as an input, after which no node reads the mask."""
     for node in model.get_nodes_by_op_type("Attention"):
         node.input[3] = ROW_LENGTHS.name
@@ -146,7 +150,7 @@ def _take_lengths(model: Any) -> None:
     graph.input.append(helper.make_tensor_value_info(ROW_LENGTHS.name, TensorProto.INT32, ["rows"]))
 
 
-def _take_int32(model: Any) -> set[str]:
+def _narrow_inputs_to_int32(model: Any) -> set[str]:
     """Changes each input that is only cast to int32 to int32; returns their names."""
     graph, names = model.model.graph, set()
     for value in graph.input:
@@ -183,7 +187,7 @@ def convert_to_fp16(
     converter = OnnxModel(model)
     converter.convert_float_to_float16(keep_io_types=False, node_block_list=sorted(float_nodes))
     onnx_files.save_proto(converter.model, target)
-    error = inference.relative_error(inference.outputs(source, probe), inference.outputs(target, probe))
+    error = inference.relative_error(inference.compute_outputs(source, probe), inference.compute_outputs(target, probe))
     return {"Float16": node_count - len(float_nodes)} | ({"KeptFloat": len(float_nodes)} if float_nodes else {}), error
 
 
@@ -267,7 +271,7 @@ def overflowing(model: onnx.ModelProto, peaks: dict[str, float]) -> set[str]:
         summands = [sizes[name] for name in (*node.input[:2], *node.input[4:5]) if name in sizes]
         inner_sum = sum(summands) if node.op_type == "SkipLayerNormalization" else 0.0
         # NaN and infinity also count as beyond the limit; products of a mask's minimum float overflow
-        if node.op_type != "Constant" and any(not size <= MAX_FP16_PEAK for size in (*values, inner_sum)):
+        if node.op_type != "Constant" and any(not size <= MAX_FP16_MAGNITUDE for size in (*values, inner_sum)):
             float_nodes.add(node.name)
     return float_nodes
 

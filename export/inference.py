@@ -18,32 +18,32 @@ BATCH_TEXTS, BATCH_TOKENS = 16, 1024  # maximum texts and tokens of a batch; a s
 Feed = Mapping[str, NDArray[Any]]
 
 
-def run_alone(session: Any, feeds: Sequence[Feed], names: Sequence[str] | None = None) -> list[list[NDArray[Any]]]:
+def run_each(session: Any, feeds: Sequence[Feed], names: Sequence[str] | None = None) -> list[list[NDArray[Any]]]:
     """Returns the outputs `names` (None: all) for each of the inputs; the session must have a single thread."""
     return list(parallel_map(lambda feed: session.run(names, dict(feed)), feeds))
 
 
-def batches(feeds: Sequence[Feed]) -> list[Feed]:
+def batch_by_length(feeds: Sequence[Feed]) -> list[Feed]:
     """Returns the inputs as batches of texts with the same number of tokens, so that no text is padded.
 
     The longest come first; otherwise, one core would work on them at the end while the others are idle.
     """
     by_length: dict[int, list[Feed]] = {}
     for feed in feeds:
-        by_length.setdefault(tokens(feed), []).append(feed)
+        by_length.setdefault(token_count(feed), []).append(feed)
     batched_feeds = []
     for length, group in sorted(by_length.items(), reverse=True):
         size = max(1, min(BATCH_TEXTS, BATCH_TOKENS // max(1, length)))
-        batched_feeds += [_joined(group[start : start + size], length) for start in range(0, len(group), size)]
+        batched_feeds += [_join(group[start : start + size], length) for start in range(0, len(group), size)]
     return batched_feeds
 
 
-def tokens(feed: Feed) -> int:
+def token_count(feed: Feed) -> int:
     """Returns the number of tokens of a text or, in a batch, of each of its texts."""
     return next(int(value.shape[1]) for value in feed.values() if value.ndim == 2)
 
 
-def _joined(feeds: Sequence[Feed], length: int) -> Feed:
+def _join(feeds: Sequence[Feed], length: int) -> Feed:
     """Returns the inputs of several texts of the same length as one batch; mask positions count through the whole batch."""
     return {
         name: np.concatenate([feed[name] + i * length if name == MASK_INDEX.name else feed[name] for i, feed in enumerate(feeds)])
@@ -51,12 +51,15 @@ def _joined(feeds: Sequence[Feed], length: int) -> Feed:
     }
 
 
-def outputs(path: Path, feeds: Sequence[Feed]) -> list[NDArray[np.float32]]:
+def compute_outputs(path: Path, feeds: Sequence[Feed]) -> list[NDArray[np.float32]]:
     """Returns each output of a graph over all feeds, flattened, float32; the order depends only on the feeds."""
-    return [output.astype(np.float32, copy=False) for output in flat(run_alone(open_session(path, threads=1), batches(feeds)))]
+    return [
+        output.astype(np.float32, copy=False)
+        for output in concatenate_runs(run_each(open_session(path, threads=1), batch_by_length(feeds)))
+    ]
 
 
-def flat(runs: Sequence[Sequence[NDArray[Any]]]) -> list[NDArray[Any]]:
+def concatenate_runs(runs: Sequence[Sequence[NDArray[Any]]]) -> list[NDArray[Any]]:
     """Returns each output over all runs, flattened."""
     return [np.concatenate([value.ravel() for value in values]) for values in zip(*runs, strict=True)]
 

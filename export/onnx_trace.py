@@ -21,7 +21,7 @@ import torch
 from bertserve.export.artifact import Tracer
 from bertserve.export.checkpoint.checkpoint import Checkpoint, GraphModel
 from bertserve.export.checkpoint.model_patches import patch_for_tracing
-from bertserve.export.checkpoint.signature import ATTENTION_INDEX, ATTENTIONS, LAYER_ATTENTION, returning_attention
+from bertserve.export.checkpoint.signature import ATTENTION_INDEX, ATTENTIONS, LAYER_ATTENTION_PREFIX, returning_attention
 from bertserve.export.errors import GraphError
 from bertserve.export.graph import normalize, onnx_files, rewrite
 from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
@@ -30,7 +30,7 @@ from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
 OPSETS: dict[Tracer, int] = {"dynamo": 18, "torchscript": 17}
 TRACERS: tuple[Tracer, ...] = ("dynamo", "torchscript")  # by default, the first one that works
 # errors of the exporters for models that they cannot export
-_EXPORTER_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError)
+_TRACER_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError)
 _ROWS_AND_LENGTH = ("rows", "length")
 _AXES = {
     "token_ids": _ROWS_AND_LENGTH,
@@ -67,7 +67,7 @@ def trace(checkpoint: Checkpoint, path: Path, tracer: Tracer | None = None) -> t
 
 def _trace_attention(checkpoint: Checkpoint, path: Path, tracer: Tracer) -> tuple[InputSpec, ...]:
     """Exports the graph with all attention of each layer, then replaces it by the maps that a run requests; returns the inputs."""
-    layers = [OutputSpec(name=f"{LAYER_ATTENTION}{number}", kind="per_map") for number in range(len(checkpoint.attention_heads))]
+    layers = [OutputSpec(name=f"{LAYER_ATTENTION_PREFIX}{number}", kind="per_map") for number in range(len(checkpoint.attention_heads))]
     inputs = tuple(spec for spec in checkpoint.inputs if spec != ATTENTION_INDEX)
     outputs = (*(spec for spec in checkpoint.outputs if spec != ATTENTIONS), *layers)
     with_layers = path.with_name(f"layers_{path.name}")
@@ -91,7 +91,7 @@ def _trace(checkpoint: Checkpoint, path: Path, tracer: Tracer) -> tuple[InputSpe
             # the exporter restores the previous mode of the wrapper, and thereby of the model
             module.eval()(*_examples(checkpoint))  # fills the tables of the patches
             (_export_program if tracer == "dynamo" else _export_script)(module, checkpoint, path)
-        except _EXPORTER_ERRORS as error:
+        except _TRACER_ERRORS as error:
             # dynamo reports its own step; the cause has the error
             cause = error.__cause__ if isinstance(error, torch.onnx.OnnxExporterError) and error.__cause__ else error
             reason = (str(cause).splitlines() or [""])[0].rstrip(".")
@@ -189,13 +189,13 @@ def select_maps(source: Path, target: Path, layers: Sequence[str], *, index_name
     bounds = [rewrite.add_constant(graph, f"attention/{name}", np.array([i], dtype=np.int64)) for name, i in (("one", 1), ("three", 3))]
     tape = ir.tape.Tape()
     zero = rewrite.add_constant(graph, "attention/zero", np.array(0, dtype=np.int64))
-    layer_of, place_of = tape.op("Gather", [index, zero], {"axis": 1}), tape.op("Slice", [index, *bounds, bounds[0]])
+    layer_of, position_of = tape.op("Gather", [index, zero], {"axis": 1}), tape.op("Slice", [index, *bounds, bounds[0]])
     graph.insert_before(graph[0], tape.nodes)
     maps = []
     for number, name in enumerate(layers):
         tape = ir.tape.Tape()
         is_here = tape.op("Equal", [layer_of, rewrite.add_constant(graph, f"attention/layer_{number}", np.array(number, dtype=np.int64))])
-        maps.append(tape.op("GatherND", [weights[name], tape.op("Compress", [place_of, is_here], {"axis": 0})]))
+        maps.append(tape.op("GatherND", [weights[name], tape.op("Compress", [position_of, is_here], {"axis": 0})]))
         producer = weights[name].producer()
         assert producer is not None, "weights are computed"
         # directly after the weights, so that execution in the order of nodes frees them before the next layer's weights

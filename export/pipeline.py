@@ -123,9 +123,9 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, texts: Int8Texts
         checkpoint.tokenizer_spec.pad_id,
         [text for split in texts for text in (*split.lines, *chain(*split.pairs))],
     )
-    raw = work / "raw.onnx"
+    traced = work / "raw.onnx"
     with stage("trace", f"to ONNX by {spec.tracer}" if spec.tracer else "to ONNX"):
-        inputs, form = onnx_trace.trace(checkpoint, raw, spec.tracer)
+        inputs, description = onnx_trace.trace(checkpoint, traced, spec.tracer)
     checkpoint = replace(checkpoint, inputs=inputs)
     tokenizer_path = bundle / TOKENIZER_FILE
     tokenizer_path.write_text(checkpoint.tokenizer_json, encoding="utf-8")
@@ -139,7 +139,7 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, texts: Int8Texts
         reference = sample_reference(checkpoint, texts.report if "int8" in precisions.get("cpu", ()) else None)
         flops = checkpoint.flops
     checkpoint.model.to_empty(device="meta")  # no later stage runs it, and sessions of a large model need the memory
-    build = GraphBuild(raw, form, bundle, checkpoint, tokenizer, texts, max_int8_error=spec.max_int8_error, quick=spec.quick)
+    build = GraphBuild(traced, description, bundle, checkpoint, tokenizer, texts, max_int8_error=spec.max_int8_error, quick=spec.quick)
     providers = sorted(precisions, key=lambda provider: provider != "cpu")
     artifacts = {provider: BUILDERS[provider](build, precisions[provider]) for provider in providers}
     graphs, omitted = _measure_graphs(
@@ -241,7 +241,7 @@ def _entry(artifact: Artifact, checkpoint: Checkpoint) -> GraphSpec:
         data=tuple(data),
         provider=artifact.provider,
         precision=artifact.precision,
-        form=artifact.form,
+        form=artifact.description,
         default=False,
         batch_invariant=False,
         inputs=artifact.inputs,

@@ -68,7 +68,7 @@ class Checkpoint:
         return self.tokenizer_spec.mask
 
     @property
-    def attention_size(self) -> tuple[int, int]:
+    def heads_and_hidden_size(self) -> tuple[int, int]:
         """Number of heads of an attention, and of values that they divide, before pruning; zeros if the configuration lacks them."""
         heads, hidden = (getattr(self.model.config, name, None) for name in ("num_attention_heads", "hidden_size"))
         if not isinstance(heads, int) or not isinstance(hidden, int) or heads < 1 or hidden % heads:
@@ -76,7 +76,7 @@ class Checkpoint:
         return heads, hidden
 
     @property
-    def attentions(self) -> int:
+    def attention_count(self) -> int:
         """Number of attentions that a text passes: one per layer, and two in a decoder that reads an encoder."""
         config: Any = self.model.config
         reads_encoder = config.is_encoder_decoder and any(name.endswith("decoder") for name, _ in self.model.named_modules())
@@ -87,8 +87,8 @@ class Checkpoint:
     def example_ids(self, length: int) -> list[int]:
         """Returns ids of a text of `length` tokens with special tokens, because the heads of some models look for the last of them."""
         word, single = 0 if self.tokenizer_spec.pad_id else 1, self.tokenizer_spec.single
-        place = next((i for i, part in enumerate(single) if not isinstance(part, SpecialPart)), 0)
-        before, after = ([part.id for part in side if isinstance(part, SpecialPart)] for side in (single[:place], single[place:]))
+        position = next((i for i, part in enumerate(single) if not isinstance(part, SpecialPart)), 0)
+        before, after = ([part.id for part in side if isinstance(part, SpecialPart)] for side in (single[:position], single[position:]))
         return [*before, *[word] * (length - len(before) - len(after)), *after][-length:]
 
     @cached_property

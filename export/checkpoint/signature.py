@@ -28,9 +28,9 @@ INPUTS: dict[str, InputSpec] = {
 MASK_INDEX = InputSpec(name="mask_index", fill="mask_index")
 ATTENTION_INDEX = InputSpec(name="attention_index", fill="attention_index")
 LAST_FOUR_LAYERS = "last_four_hidden_states"
-LAYERS = "hidden_states_"  # followed by the layer's numbers
+LAYERS_PREFIX = "hidden_states_"  # followed by the layer's numbers
 ATTENTIONS = OutputSpec(name="attentions", kind="per_map")
-LAYER_ATTENTION = "attentions_"  # followed by the layer's number, from 0
+LAYER_ATTENTION_PREFIX = "attentions_"  # followed by the layer's number, from 0
 
 
 def model_inputs(model: PreTrainedModel, tokenizer: Any, token_types: TokenTypes | None) -> tuple[InputSpec, ...]:
@@ -60,13 +60,13 @@ def graph_outputs(task: Task, embedding: Embedding | None) -> tuple[OutputSpec, 
 
 def read_output(outputs: Any, name: str) -> torch.Tensor:
     """Returns an output of a model's `forward` by its name in the graph, float32 [rows, ...]."""
-    if name == LAST_FOUR_LAYERS or name.startswith(LAYERS):
+    if name == LAST_FOUR_LAYERS or name.startswith(LAYERS_PREFIX):
         # the last one is read from `last_hidden_state`, because some models apply a norm after the last layer
         states = (*outputs.hidden_states[:-1], outputs.last_hidden_state)
-        layers = range(-LAST_FOUR, 0) if name == LAST_FOUR_LAYERS else map(int, name.removeprefix(LAYERS).split("_"))
+        layers = range(-LAST_FOUR, 0) if name == LAST_FOUR_LAYERS else map(int, name.removeprefix(LAYERS_PREFIX).split("_"))
         return torch.cat([states[layer] for layer in layers], dim=-1)
-    if name.startswith(LAYER_ATTENTION):
-        weights: torch.Tensor = outputs["attentions"][int(name.removeprefix(LAYER_ATTENTION))]
+    if name.startswith(LAYER_ATTENTION_PREFIX):
+        weights: torch.Tensor = outputs["attentions"][int(name.removeprefix(LAYER_ATTENTION_PREFIX))]
         return weights
     tensor: torch.Tensor = outputs[name]
     return tensor

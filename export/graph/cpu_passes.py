@@ -58,7 +58,7 @@ def _linear(tape: ir.tape.Tape, x: ir.Value | None, weight: ir.Value, bias: ir.V
 def _attention(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence[ir.Value]:
     """Returns three projections and MultiHeadAttention, with the same mask, the key padding of each row [rows, length]."""
     x, packed_weight, packed_bias, mask = (*node.inputs, None)[:4]
-    weight, bias = rewrite.constant(packed_weight), rewrite.constant(packed_bias)
+    weight, bias = rewrite.constant_array(packed_weight), rewrite.constant_array(packed_bias)
     if weight is None or bias is None or any(node.inputs[4:]) or node.attributes.get_int("unidirectional", 0) != 0:
         return ()
     assert packed_weight is not None
@@ -96,7 +96,7 @@ def _gemm(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence[ir.Val
     attributes = node.attributes
     is_plain = attributes.get_float("alpha", 1.0) == attributes.get_float("beta", 1.0) == 1.0 and not attributes.get_int("transA", 0)
     x, weight, bias = (*node.inputs, None)[:3]
-    array = rewrite.constant(weight)
+    array = rewrite.constant_array(weight)
     if weight is None or array is None or not is_plain:
         return ()
     if attributes.get_int("transB", 0):
@@ -111,7 +111,7 @@ def _einsum(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence[ir.V
     `ibh,hnd->ibnd` and `ibnd,hnd->ibh`; others stay unchanged.
     """
     equation = node.attributes.get_string("equation", "").replace(" ", "")
-    weight = rewrite.constant(node.inputs[1]) if len(node.inputs) == 2 else None
+    weight = rewrite.constant_array(node.inputs[1]) if len(node.inputs) == 2 else None
     if weight is None or "->" not in equation or "." in equation:
         return ()
     (left, right), result = equation.partition("->")[0].split(","), equation.partition("->")[2]
@@ -166,7 +166,7 @@ def _gathers_cls(node: ir.Node) -> bool:
     """Returns whether a node takes the first row, [CLS], of computed hidden states."""
     if node.op_type != "Gather" or node.attributes.get_int("axis", 0) != 1 or node.inputs[0] is None or node.inputs[0].is_graph_input():
         return False
-    index = rewrite.constant(node.inputs[1])
+    index = rewrite.constant_array(node.inputs[1])
     return index is not None and index.ndim == 0 and int(index) == 0
 
 
@@ -208,7 +208,7 @@ def pack_qkv(model: ir.Model) -> None:
     groups: dict[tuple[ir.Value, bool], list[Linear]] = {}
     for layer in map(as_linear, model.graph):
         if layer is not None:
-            groups.setdefault((layer.x, layer.add is None), []).append(layer)
+            groups.setdefault((layer.input, layer.add is None), []).append(layer)
     for layers in groups.values():
         if len(layers) > 1:
             _pack(model.graph, layers)
@@ -217,7 +217,7 @@ def pack_qkv(model: ir.Model) -> None:
 
 def _pack(graph: ir.Graph, layers: Sequence[Linear]) -> None:
     """Replaces several products of a tensor by one, with one addition if these have biases."""
-    x, first = layers[0].x, layers[0].weight
+    x, first = layers[0].input, layers[0].weight
     weights, biases = zip(*(layer.arrays() for layer in layers), strict=True)
     tape = ir.tape.Tape()
     packed = tape.op("MatMul", [x, rewrite.add_constant(graph, f"{first.name}/packed", np.concatenate(weights, axis=1))])

@@ -37,9 +37,9 @@ def normalize(model: ir.Model) -> None:
     """Changes a model with symbolic shapes in place, to the same function of the remaining inputs."""
     common.ClearMetadataAndDocStringPass()(model)  # it includes paths of this machine
     _simplify(model)
-    _read_sizes_of_first(model.graph)
-    _fill_shapes(model.graph)
-    _shift_norms(model.graph)
+    _read_sizes_from_first_input(model.graph)
+    _replace_expand_by_fill(model.graph)
+    _add_missing_norm_biases(model.graph)
     common.RemoveUnusedNodesPass()(model)
     model.graph.inputs[:] = [value for value in model.graph.inputs if value.uses() or value.is_graph_output()]
 
@@ -60,7 +60,7 @@ def _simplify(model: ir.Model) -> None:
     common.NameFixPass()(model)
 
 
-def _read_sizes_of_first(graph: ir.Graph) -> None:
+def _read_sizes_from_first_input(graph: ir.Graph) -> None:
     """Reads rows and length from the first input's shape, so that an input that is only read for its shape can be removed."""
     first_input = graph.inputs[0]
     sizes = [
@@ -87,17 +87,19 @@ def _read_sizes_of_first(graph: ir.Graph) -> None:
             node.replace_input_with(0, first_input)
 
 
-def _fill_shapes(graph: ir.Graph) -> None:
+def _replace_expand_by_fill(graph: ir.Graph) -> None:
     """Fills a shape with a number instead of expanding the number to the shape, for example for token types that a model adds itself."""
     for node in graph:
-        number = rewrite.constant(node.inputs[0]) if node.op_type == "Expand" and rewrite.constant_shape(node.inputs[0]) == () else None
+        number = (
+            rewrite.constant_array(node.inputs[0]) if node.op_type == "Expand" and rewrite.constant_shape(node.inputs[0]) == () else None
+        )
         if number is not None:
             tape = ir.tape.Tape()
             filled = tape.op("ConstantOfShape", [node.inputs[1]], {"value": ir.Tensor(number.reshape(1))})
             ir.convenience.replace_nodes_and_values(graph, node, [node], tape.nodes, node.outputs, [filled])
 
 
-def _shift_norms(graph: ir.Graph) -> None:
+def _add_missing_norm_biases(graph: ir.Graph) -> None:
     """Gives each norm without a shift a shift of zeros, because ONNX Runtime's optimizer always reads it."""
     for node in graph:
         if node.op_type == "LayerNormalization" and (len(node.inputs) == 2 or node.inputs[2] is None):

@@ -14,24 +14,24 @@ from bertserve.export.graph import onnx_files
 
 
 def optimize(
-    source: Path, attention_size: tuple[int, int], *, attention: bool, mask: AttentionMaskFormat, embeddings: bool = True
+    source: Path, heads_and_hidden_size: tuple[int, int], *, attention: bool, mask: AttentionMaskFormat, embeddings: bool = True
 ) -> tuple[Any, dict[str, int]]:
     """Returns the fused graph as the optimizer's own model, and its fused operators with their counts.
 
-    `attention_size` is the number of heads of an attention, and of values that they divide; zeros if unknown. `attention` and `embeddings`
+    `heads_and_hidden_size` is the number of heads of an attention, and of values that they divide; zeros if unknown. `attention` and `embeddings`
     say whether these are fused, and `mask` which form of the mask the fused operators read.
     """
     options = FusionOptions("bert")
     options.enable_attention, options.enable_embed_layer_norm, options.attention_mask_format = attention, embeddings, mask
-    heads, hidden = attention_size
+    heads, hidden = heads_and_hidden_size
     with onnx_files.lazy_weights(source) as model:
         fused = optimize_model(model, model_type="bert", num_heads=heads, hidden_size=hidden, optimization_options=options, opt_level=0)
     if heads:
-        _count_heads(fused.model, hidden // heads)
+        _set_head_counts(fused.model, hidden // heads)
     return fused, {name: count for name, count in fused.get_fused_operator_statistics().items() if count}
 
 
-def _count_heads(model: onnx.ModelProto, head_size: int) -> None:
+def _set_head_counts(model: onnx.ModelProto, head_size: int) -> None:
     """Sets `num_heads` of each Attention by its matrix, [hidden, 3 * heads * head_size].
 
     The optimizer sets the same number for all of them. But with pruned heads, layers have different numbers.

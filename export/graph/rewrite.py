@@ -20,9 +20,9 @@ from bertserve.export.errors import GraphError
 from bertserve.export.graph import onnx_files
 
 CONTRIB = "com.microsoft"  # ONNX Runtime's own operators
-_MAPPING_LOCK = threading.Lock()  # onnx_ir maps a constant's file at the first access, which must not happen in two threads at once
+_MAP_LOCK = threading.Lock()  # onnx_ir maps a constant's file at the first access, which must not happen in two threads at once
 
-MIN_SIDE = 32  # smaller matrices, such as those of a classifier or the float parts of split ones, cost nothing in float
+MIN_MATRIX_SIDE = 32  # smaller matrices, such as those of a classifier or the float parts of split ones, cost nothing in float
 Floats = NDArray[np.float32]
 
 
@@ -56,11 +56,11 @@ def save(model: ir.Model, path: Path, *, outputs: Sequence[str] = ()) -> None:
     graph.outputs[count:] = []  # `del` would leave the values marked as outputs (onnx_ir 1.1)
 
 
-def constant(value: ir.Value | None) -> NDArray[Any] | None:
+def constant_array(value: ir.Value | None) -> NDArray[Any] | None:
     """Returns the value of a constant, or None if it is not a constant; thread-safe."""
     if value is None or value.const_value is None:
         return None
-    with _MAPPING_LOCK:  # this reads nothing from the disk; only using the values does
+    with _MAP_LOCK:  # this reads nothing from the disk; only using the values does
         return value.const_value.numpy()
 
 
@@ -72,7 +72,7 @@ def constant_shape(value: ir.Value | None) -> Sequence[int] | None:
 def add_constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
     """Adds a constant with a name, which is changed if another constant has it; an equal constant is reused."""
     while name in graph.initializers:
-        existing_array = constant(graph.initializers[name])
+        existing_array = constant_array(graph.initializers[name])
         if existing_array is not None and existing_array.dtype == array.dtype and np.array_equal(existing_array, array):
             return graph.initializers[name]
         name += "_"
@@ -105,11 +105,11 @@ class Linear:
     matmul: ir.Node
 
     @property
-    def x(self) -> ir.Value:
+    def input(self) -> ir.Value:
         """The input of the product, [..., inputs]."""
-        x = self.matmul.inputs[0]
-        assert x is not None
-        return x
+        value = self.matmul.inputs[0]
+        assert value is not None
+        return value
 
     @property
     def weight(self) -> ir.Value:
@@ -145,8 +145,8 @@ class Linear:
 
     def arrays(self) -> tuple[Floats, Floats]:
         """Returns the matrix, [inputs, outputs], and the bias, [outputs], which is zero if there is none."""
-        weight = array(self.weight)
-        return weight, np.zeros(weight.shape[1], dtype=np.float32) if self.bias is None else array(self.bias)
+        weight = float_array(self.weight)
+        return weight, np.zeros(weight.shape[1], dtype=np.float32) if self.bias is None else float_array(self.bias)
 
 
 def as_linear(node: ir.Node | None) -> Linear | None:
@@ -155,13 +155,13 @@ def as_linear(node: ir.Node | None) -> Linear | None:
     return None if node is None or shape is None or len(shape) != 2 else Linear(node)
 
 
-def linear_of(add: ir.Node | None) -> Linear | None:
+def linear_with_bias(add: ir.Node | None) -> Linear | None:
     """Returns the linear layer whose bias a node adds, or None if it adds another value."""
     layers = [] if add is None else [as_linear(value.producer()) for value in add.inputs if value is not None]
     return next((layer for layer in layers if layer is not None and layer.add is add), None)
 
 
-def find_linears(graph: ir.Graph) -> dict[str, Linear]:
+def linears_by_input(graph: ir.Graph) -> dict[str, Linear]:
     """Returns the linear layer that reads each tensor, by the tensor's name.
 
     Each tensor has one, or one with and one without a bias: `bertserve.export.graph.cpu_passes` has merged the others, and the one with a
@@ -172,18 +172,23 @@ def find_linears(graph: ir.Graph) -> dict[str, Linear]:
     linears: dict[str, Linear] = {}
     for node in graph:
         layer = as_linear(node)
-        if layer is None or layer.x.name is None or layer.x not in dependent or min(constant_shape(layer.weight) or ()) < MIN_SIDE:
+        if (
+            layer is None
+            or layer.input.name is None
+            or layer.input not in dependent
+            or min(constant_shape(layer.weight) or ()) < MIN_MATRIX_SIDE
+        ):
             continue
-        if layer.x.name not in linears or layer.add is not None:
-            linears[layer.x.name] = layer
+        if layer.input.name not in linears or layer.add is not None:
+            linears[layer.input.name] = layer
     return linears
 
 
-def sharing_weights(linears: Mapping[str, Linear]) -> list[list[str]]:
+def group_by_weight(linears: Mapping[str, Linear]) -> list[list[str]]:
     """Returns groups of tensors that are multiplied by the same matrix, for layers with shared weights."""
     groups: dict[ir.Value, list[str]] = {}
-    for x, layer in linears.items():
-        groups.setdefault(layer.weight, []).append(x)
+    for tensor, layer in linears.items():
+        groups.setdefault(layer.weight, []).append(tensor)
     return [group for group in groups.values() if len(group) > 1]
 
 
@@ -192,9 +197,9 @@ def bias_of(add: ir.Node) -> ir.Value | None:
     return next((value for value in add.inputs if (shape := constant_shape(value)) is not None and len(shape) == 1), None)
 
 
-def array(value: ir.Value | None) -> Floats:
+def float_array(value: ir.Value | None) -> Floats:
     """Returns the values of a float constant."""
-    values = constant(value)
+    values = constant_array(value)
     assert values is not None, value
     return values
 

@@ -81,12 +81,12 @@ def observe(model: ir.Model, linears: Mapping[str, Linear], path: Path, feeds: S
     flops_per_token = 2 * sum(math.prod(layer.shape) for layer in linears.values())
     # the widest tensor always gets enough tokens for its rows, of which not all are kept
     max_tokens = max(MAX_FLOPS / flops_per_token, 1.3 * ROWS_PER_CHANNEL * widest)
-    step = max(1.0, sum(map(inference.tokens, feeds)) / max_tokens)
+    step = max(1.0, sum(map(inference.token_count, feeds)) / max_tokens)
     feeds = [feeds[int(i * step)] for i in range(int(len(feeds) / step))]
     rewrite.save(model, path, outputs=list(linears))
     observed = observe_tensors(path, list(linears), feeds, samples)
-    for number, group in enumerate(rewrite.sharing_weights(linears)):
-        parts = [observed[x] for x in group]
+    for number, group in enumerate(rewrite.group_by_weight(linears)):
+        parts = [observed[tensor] for tensor in group]
         # takes a part of each layer's sample, so that the joined sample is not larger than others
         joined = samples / f"shared-{number}"
         np.concatenate([part.rows()[i :: len(parts)] for i, part in enumerate(parts)]).tofile(joined)
@@ -97,27 +97,27 @@ def observe(model: ir.Model, linears: Mapping[str, Linear], path: Path, feeds: S
 
 def observe_tensors(path: Path, tensors: Sequence[str], feeds: Sequence[Feed], samples: Path) -> dict[str, Activations]:
     """Runs a graph that returns these tensors, [..., width], and returns the observations of each, with its samples in a folder."""
-    batches = inference.batches(feeds)
+    batches = inference.batch_by_length(feeds)
     texts = [len(next(iter(batch.values()))) for batch in batches]
-    tokens = sum(map(inference.tokens, feeds))
+    tokens = sum(map(inference.token_count, feeds))
 
     session = inference.open_session(path, threads=1)
 
-    def observe_batch(place: int) -> list[tuple[Floats, Floats, Floats]]:
-        rng = np.random.default_rng(place)
+    def observe_batch(position: int) -> list[tuple[Floats, Floats, Floats]]:
+        rng = np.random.default_rng(position)
         observations = []
-        for value in session.run(list(tensors), dict(batches[place])):
+        for value in session.run(list(tensors), dict(batches[position])):
             flat = value.reshape(-1, value.shape[-1])
             share = max(6144, ROWS_PER_CHANNEL * flat.shape[1]) / tokens  # 6144: eight rows per channel of BERT base
-            observations.append((flat[_select_rows(value.shape, texts[place], share, rng)], flat.max(axis=0), flat.min(axis=0)))
+            observations.append((flat[_select_rows(value.shape, texts[position], share, rng)], flat.max(axis=0), flat.min(axis=0)))
         return observations
 
     bounds: dict[str, tuple[Floats, Floats]] = {}
     with contextlib.ExitStack() as stack:
         samples.mkdir(exist_ok=True)
         files = {name: stack.enter_context((samples / str(number)).open("wb")) for number, name in enumerate(tensors)}
-        for of_batch in parallel_map(observe_batch, range(len(batches)), "observe activations", unit="batches"):
-            for name, (rows, high, low) in zip(tensors, of_batch, strict=True):
+        for batch_observations in parallel_map(observe_batch, range(len(batches)), "observe activations", unit="batches"):
+            for name, (rows, high, low) in zip(tensors, batch_observations, strict=True):
                 files[name].write(rows.data)
                 before = bounds.get(name, (high, low))
                 bounds[name] = (np.maximum(before[0], high), np.minimum(before[1], low))

@@ -18,28 +18,28 @@ MAX_INT8 = 127
 MAX_INT16 = 2**15 - 1
 
 
-def column_blocks(columns: int, size: int = 4096) -> Iterator[slice]:
-    """Yields the columns of a matrix in blocks; temporaries for all columns of a large vocabulary would need gigabytes."""
-    return (slice(start, min(start + size, columns)) for start in range(0, columns, size))
+def output_blocks(outputs: int, size: int = 4096) -> Iterator[slice]:
+    """Yields the outputs of a matrix, its columns, in blocks; temporaries for all outputs of a large vocabulary would need gigabytes."""
+    return (slice(start, min(start + size, outputs)) for start in range(0, outputs, size))
 
 
-def column_scales(weight: Floats, peak: NDArray[np.uint8]) -> Floats:
-    """Returns each column's scale, float32 [columns], large enough that no CPU saturates on values like those of calibration.
+def output_scales(weight: Floats, quantized_peak: NDArray[np.uint8]) -> Floats:
+    """Returns each output's scale, float32 [outputs], large enough that no CPU saturates on values like those of calibration.
 
     Without VNNI, x86 multiplies u8 by s8 and adds *pairs* of products in 16 bits, saturating. A column whose largest pair could
     get beyond this range gets a larger scale. A text with values beyond those of calibration can still saturate some sums.
-    `peak` is the largest quantized activation for each row of the matrix, uint8 [rows].
+    `quantized_peak` is the largest quantized activation of each input, a row of the matrix, uint8 [inputs].
     """
     scales = np.maximum(np.abs(weight).max(axis=0), np.finfo(np.float32).tiny) / MAX_INT8
     # one step of margin per row of the pair, because rounding may go up
     limit = MAX_INT16 - 2 * 255
-    widened: Floats = (scales * np.maximum(_largest_pair(weight, peak) / scales / limit, 1)).astype(np.float32)
+    widened: Floats = (scales * np.maximum(_largest_pair(weight, quantized_peak) / scales / limit, 1)).astype(np.float32)
     return widened
 
 
-def _largest_pair(quantized: Floats, peak: NDArray[np.uint8]) -> Floats:
-    """Returns the largest magnitude of a sum of a pair of products in each column, float32 [columns]."""
-    products = quantized * peak[:, None].astype(np.float32)
+def _largest_pair(quantized: Floats, quantized_peak: NDArray[np.uint8]) -> Floats:
+    """Returns the largest magnitude of a sum of a pair of products in each column, float32 [outputs]."""
+    products = quantized * quantized_peak[:, None].astype(np.float32)
     if len(products) % 2:
         products = np.concatenate([products, np.zeros_like(products[:1])])
     even, odd = products[::2], products[1::2]
@@ -56,35 +56,37 @@ def round_to_nearest(weight: Floats, scales: Floats) -> NDArray[np.int8]:
 
 
 class Gptq:
-    """Rounds matrices with the same inputs."""
+    """Rounds matrices that read the same activations."""
 
-    def __init__(self, inputs: Floats) -> None:
-        """Factors the Hessian of a sample of the inputs, float32 [n, rows]."""
-        rows = inputs.shape[1]
-        self.is_enough = len(inputs) >= rows
-        if not self.is_enough:
+    def __init__(self, activations: Floats) -> None:
+        """Factors the Hessian of a sample of the activations, float32 [n, inputs]."""
+        inputs = activations.shape[1]
+        self.has_enough_rows = len(activations) >= inputs
+        if not self.has_enough_rows:
             return
-        hessian = inputs.T @ inputs
-        # dampened by a hundredth of the mean, so that it can be inverted; the inputs may all be zero
-        hessian[np.diag_indices(rows)] += max(0.01 * float(hessian.diagonal().mean()), 1e-12)
+        hessian = activations.T @ activations
+        # dampened by a hundredth of the mean, so that it can be inverted; the activations may all be zero
+        hessian[np.diag_indices(inputs)] += max(0.01 * float(hessian.diagonal().mean()), 1e-12)
         # the most important rows first ("act order"), while many rows are left to compensate
         self._order = np.argsort(-hessian.diagonal(), kind="stable")
         self._factor = _inverse_factor(hessian[np.ix_(self._order, self._order)])
 
-    def round(self, weight: Floats, scales: Floats, peak: NDArray[np.uint8]) -> NDArray[np.int8]:
-        """Returns the matrix rounded so that `inputs @ weight` changes least, int8 [rows, columns].
+    def round(self, weight: Floats, scales: Floats, quantized_peak: NDArray[np.uint8]) -> NDArray[np.int8]:
+        """Returns the matrix rounded so that `activations @ weight` changes least, int8 [inputs, outputs].
 
-        It saturates no more than a matrix that is rounded to nearest. With fewer inputs than rows, which is too little information, it is
-        rounded to nearest.
+        It saturates no more than a matrix that is rounded to nearest. With fewer sampled rows than inputs, which is too little information, it
+        is rounded to nearest.
         """
-        if not self.is_enough:
+        if not self.has_enough_rows:
             return round_to_nearest(weight, scales)
         quantized = np.empty(weight.shape, dtype=np.int8)
         quantized[self._order] = self._rounded(torch.from_numpy(weight[self._order]), torch.from_numpy(scales))
-        return np.where(_largest_pair(quantized.astype(np.float32), peak) > MAX_INT16, round_to_nearest(weight, scales), quantized)
+        return np.where(
+            _largest_pair(quantized.astype(np.float32), quantized_peak) > MAX_INT16, round_to_nearest(weight, scales), quantized
+        )
 
     def _rounded(self, updated: torch.Tensor, scales: torch.Tensor) -> NDArray[np.int8]:
-        """Returns the rows rounded in order, int8 [rows, columns]; changes `updated`, float32 [rows, columns]."""
+        """Returns the rows rounded in order, int8 [inputs, outputs]; changes `updated`, float32 [inputs, outputs]."""
         rows, factor = len(updated), self._factor
         quantized = torch.empty_like(updated)
         for start in range(0, rows, 32):  # the effect of a block on all later rows is added in one product
@@ -99,7 +101,7 @@ class Gptq:
 
 
 def _inverse_factor(hessian: Floats) -> torch.Tensor:
-    """Returns the upper triangular R with `R.T @ R = inverse(hessian)`, float32 [rows, rows].
+    """Returns the upper triangular R with `R.T @ R = inverse(hessian)`, float32 [inputs, inputs].
 
     With the rows in reverse order, `hessian = U @ U.T` for an upper triangular U, whose inverse is R.
     """

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from bertserve.export.graph import rewrite
-from bertserve.export.graph.rewrite import CONTRIB, Floats, Linear, array, as_linear, find_linears, linear_of
+from bertserve.export.graph.rewrite import CONTRIB, Floats, Linear, as_linear, float_array, linear_with_bias, linears_by_input
 from bertserve.export.int8 import gptq
 from bertserve.export.int8.smoothquant import QuantParams
 
@@ -29,7 +29,7 @@ HIDDEN_UNITS, INPUT_CHANNELS = 16, 4
 MIN_TABLE_ROWS = 1024  # smaller tables, such as those of types and usually of positions, are not worth the lost precision
 
 
-def feed_forwards(graph: ir.Graph) -> list[ir.Node]:
+def feed_forward_activations(graph: ir.Graph) -> list[ir.Node]:
     """Returns the activation in the middle of each feed-forward block: `MatMul(Gelu(MatMul(x) + bias))`."""
     return [node for node in graph if node.op_type == "Gelu" and _block(node) is not None]
 
@@ -37,7 +37,7 @@ def feed_forwards(graph: ir.Graph) -> list[ir.Node]:
 def _block(activation: ir.Node) -> tuple[Linear, Linear] | None:
     """Returns the linear layers before and after an activation, or None if there are other operators."""
     hidden, readers = activation.inputs[0], [use.node for use in activation.outputs[0].uses()]
-    first = None if hidden is None else linear_of(hidden.producer())
+    first = None if hidden is None else linear_with_bias(hidden.producer())
     second = as_linear(readers[0]) if len(readers) == 1 else None
     return None if first is None or second is None else (first, second)
 
@@ -57,11 +57,11 @@ def split_hidden_units(graph: ir.Graph, activation: ir.Node, peak: Floats) -> ND
     for node, value, axis in ((first.matmul, first.weight, -1), (first.add, first.bias, -1), (second.matmul, second.weight, 0)):
         assert node is not None
         assert value is not None
-        rest, part = (np.ascontiguousarray(np.take(array(value), units, axis=axis)) for units in (other_units, outlying_units))
+        rest, part = (np.ascontiguousarray(np.take(float_array(value), units, axis=axis)) for units in (other_units, outlying_units))
         node.replace_input_with(node.inputs.index(value), rewrite.add_constant(graph, f"{value.name}/rest", rest))
         parts.append(rewrite.add_constant(graph, f"{value.name}/float", part))
     tape = ir.tape.Tape()
-    hidden = tape.op("Gelu", [tape.op("Add", [tape.op("MatMul", [first.x, parts[0]]), parts[1]])], domain=CONTRIB)
+    hidden = tape.op("Gelu", [tape.op("Add", [tape.op("MatMul", [first.input, parts[0]]), parts[1]])], domain=CONTRIB)
     # after the bias, so that product and bias stay recognizable
     rewrite.add_to_output(graph, second.nodes[-1], tape, tape.op("MatMul", [hidden, parts[2]]))
     return other_units
@@ -72,9 +72,9 @@ def split_input_channels(graph: ir.Graph, layer: Linear, peak: Floats) -> None:
 
     These rows of the layer's own matrix become zero. `peak` is the largest magnitude of each channel, [channels].
     """
-    x, weight = layer.x, layer.weight
+    x, weight = layer.input, layer.weight
     outlying_channels = np.sort(np.argsort(-peak, kind="stable")[:INPUT_CHANNELS])
-    rest = array(weight).copy()
+    rest = float_array(weight).copy()
     part = rewrite.add_constant(graph, f"{weight.name}/outlying", np.ascontiguousarray(rest[outlying_channels]))
     rest[outlying_channels] = 0
     layer.matmul.replace_input_with(1, rewrite.add_constant(graph, f"{weight.name}/rest", rest))
@@ -89,11 +89,11 @@ def fold_smoothing(graph: ir.Graph, multipliers: Mapping[str, Floats]) -> set[st
 
     Returns the smoothed tensors: outputs of attention whose values come from a matrix that nothing else uses.
     """
-    tensors = set()
+    smoothed = set()
     for attention in graph:
-        x = attention.outputs[0]
-        multiplier = multipliers.get(x.name or "") if attention.op_type == "MultiHeadAttention" else None
-        readers = [use.node for use in x.uses()]
+        output = attention.outputs[0]
+        multiplier = multipliers.get(output.name or "") if attention.op_type == "MultiHeadAttention" else None
+        readers = [use.node for use in output.uses()]
         reader = as_linear(readers[0]) if len(readers) == 1 else None
         projection = None if multiplier is None or reader is None else _value_projection(attention, reader)
         if multiplier is None or reader is None or projection is None:
@@ -103,8 +103,8 @@ def fold_smoothing(graph: ir.Graph, multipliers: Mapping[str, Floats]) -> set[st
         for node, value in ((layer.matmul, layer.weight), (layer.add, layer.bias)):
             _scale(graph, node, value, columns, factors)
         _scale(graph, reader.matmul, reader.weight, slice(None), np.reciprocal(factors)[:, None])
-        tensors.add(str(x.name))
-    return tensors
+        smoothed.add(str(output.name))
+    return smoothed
 
 
 def _value_projection(attention: ir.Node, reader: Linear) -> tuple[Linear, slice] | None:
@@ -118,36 +118,36 @@ def _value_projection(attention: ir.Node, reader: Linear) -> tuple[Linear, slice
         return None
     start = 0
     if add.op_type == "Split":
-        widths = rewrite.constant(add.inputs[1])
+        widths = rewrite.constant_array(add.inputs[1])
         assert widths is not None, "`pack_qkv` splits at constants"
         start = int(widths[: values.index()].sum())
         add = None if add.inputs[0] is None else add.inputs[0].producer()
-    layer = linear_of(add)
-    return None if layer is None else (layer, slice(start, start + len(array(reader.weight))))
+    layer = linear_with_bias(add)
+    return None if layer is None else (layer, slice(start, start + len(float_array(reader.weight))))
 
 
 def _scale(graph: ir.Graph, node: ir.Node | None, value: ir.Value | None, columns: slice, factors: Floats) -> None:
     """Scales columns of a constant for one of its readers."""
     assert node is not None
     assert value is not None
-    scaled = array(value).copy()
+    scaled = float_array(value).copy()
     scaled[..., columns] *= factors
     node.replace_input_with(node.inputs.index(value), rewrite.add_constant(graph, f"{value.name}/balanced", scaled))
 
 
 def emit_linears(graph: ir.Graph, params: Mapping[str, QuantParams]) -> None:
     """Replaces the linear layers that read these tensors, with the additions of their biases, by integer products."""
-    linears = find_linears(graph)
-    for x, quant in params.items():
-        nodes = linears[x].nodes
+    linears = linears_by_input(graph)
+    for tensor, quant in params.items():
+        nodes = linears[tensor].nodes
         tape = ir.tape.Tape()
-        product = _emit(graph, tape, linears[x], quant)
+        product = _emit(graph, tape, linears[tensor], quant)
         ir.convenience.replace_nodes_and_values(graph, nodes[-1], nodes, tape.nodes, nodes[-1].outputs, [product])
 
 
 def _emit(graph: ir.Graph, tape: ir.tape.Tape, layer: Linear, quant: QuantParams) -> ir.Value:
     """Records the nodes of one layer: smoothing, if any, the activation as uint8, and the product with its bias."""
-    x, weight, activation = layer.x, layer.weight, quant.activation
+    x, weight, activation = layer.input, layer.weight, quant.activation
     smoothed = x
     if activation.is_smoothed:
         smoothed = tape.op("Mul", [x, rewrite.add_constant(graph, f"{x.name}/multiplier", activation.multiplier)])
@@ -177,7 +177,7 @@ def emit_embeddings(graph: ir.Graph) -> int:
         shape = rewrite.constant_shape(table)
         if table is None or shape is None or len(shape) != 2 or shape[0] < MIN_TABLE_ROWS:
             continue
-        array = rewrite.constant(table)
+        array = rewrite.constant_array(table)
         if array is None or array.dtype != np.float32:
             continue
         quantized_rows, scales = _quantize_rows(array)
@@ -196,7 +196,7 @@ def _quantize_rows(table: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArra
     quantized = np.empty(table.shape, dtype=np.int8)
     scales = np.empty((len(table), 1), dtype=np.float32)
     for start in range(0, len(table), MIN_TABLE_ROWS):  # temporaries for the table of a large vocabulary would need gigabytes
-        part = table[start : start + MIN_TABLE_ROWS]
-        part_scales = (np.maximum(np.abs(part).max(axis=1, keepdims=True), np.finfo(np.float32).tiny) / gptq.MAX_INT8).astype(np.float32)
-        quantized[start : start + MIN_TABLE_ROWS], scales[start : start + MIN_TABLE_ROWS] = np.rint(part / part_scales), part_scales
+        block = table[start : start + MIN_TABLE_ROWS]
+        block_scales = (np.maximum(np.abs(block).max(axis=1, keepdims=True), np.finfo(np.float32).tiny) / gptq.MAX_INT8).astype(np.float32)
+        quantized[start : start + MIN_TABLE_ROWS], scales[start : start + MIN_TABLE_ROWS] = np.rint(block / block_scales), block_scales
     return quantized, scales

@@ -74,39 +74,41 @@ def quantize(
     """
     part, samples = scratch / "part.onnx", scratch / "samples"
     model = rewrite.load(source)
-    layers = rewrite.find_linears(model.graph)
+    layers = rewrite.linears_by_input(model.graph)
     if not layers:
         raise GraphError("the graph has no matrix to quantize; export it with --precision fp32.")
     activations = observe(model, layers, part, feeds, samples)
     scales = _choose_scales(layers, activations)
-    shared_inputs = {x for group in rewrite.sharing_weights(layers) for x in group}
+    shared_inputs = {tensor for group in rewrite.group_by_weight(layers) for tensor in group}
     # for attention outputs smoothing is free, and they are never split, so their sensitivity does not matter
     attention_outputs = {node.outputs[0].name for node in model.graph if node.op_type == "MultiHeadAttention"}
-    changeable_layers = {x: layer for x, layer in layers.items() if x not in attention_outputs | shared_inputs}
+    changeable_layers = {tensor: layer for tensor, layer in layers.items() if tensor not in attention_outputs | shared_inputs}
     sensitivities: dict[str, float] = {}
     if changeable_layers and not quick:
         nearest_params = _quantize_weights(changeable_layers, activations, scales, use_gptq=False)
         sensitivities = sensitivity.measure(model, nearest_params, part, feeds, limits=(SPLIT_ABOVE, SMOOTH_ABOVE))
     onnx_files.remove(part)
-    sensitive_inputs = [x for x, share in sensitivities.items() if share > SPLIT_ABOVE]
-    insensitive_inputs = {x for x, share in sensitivities.items() if share < SMOOTH_ABOVE}
-    multipliers = {x: scale.multiplier for x, scale in scales.items() if scale.is_smoothed and x not in shared_inputs}
-    for x in graph_edits.fold_smoothing(model.graph, multipliers):
-        activations[x], scales[x] = activations[x].scaled(multipliers[x]), scales[x].folded()
+    sensitive_inputs = [tensor for tensor, share in sensitivities.items() if share > SPLIT_ABOVE]
+    insensitive_inputs = {tensor for tensor, share in sensitivities.items() if share < SMOOTH_ABOVE}
+    multipliers = {tensor: scale.multiplier for tensor, scale in scales.items() if scale.is_smoothed and tensor not in shared_inputs}
+    for tensor in graph_edits.fold_smoothing(model.graph, multipliers):
+        activations[tensor], scales[tensor] = activations[tensor].scaled(multipliers[tensor]), scales[tensor].folded()
     units, inputs = _split_outliers(model.graph, sensitive_inputs, activations)
-    rescaled = {*units, *inputs, *(x for x in insensitive_inputs if scales[x].is_smoothed)}
-    layers = rewrite.find_linears(model.graph)  # a split has replaced matrices
-    scales |= _choose_scales({x: layers[x] for x in scales if x in rescaled}, activations, unsmoothed=insensitive_inputs)
+    rescaled = {*units, *inputs, *(tensor for tensor in insensitive_inputs if scales[tensor].is_smoothed)}
+    layers = rewrite.linears_by_input(model.graph)  # a split has replaced matrices
+    scales |= _choose_scales(
+        {tensor: layers[tensor] for tensor in scales if tensor in rescaled}, activations, unsmoothed=insensitive_inputs
+    )
     params = _quantize_weights(layers, activations, scales, use_gptq=True)
     shutil.rmtree(samples)
     # the most important first; without a measurement a matrix counts as average, and with --quick its own output error counts
-    weights = sensitivities or {x: scale.error for x, scale in scales.items()}
-    order = sorted(params, key=lambda x: -weights.get(x, 1.0))
+    weights = sensitivities or {tensor: scale.error for tensor, scale in scales.items()}
+    order = sorted(params, key=lambda tensor: -weights.get(tensor, 1.0))
     probe = gate[:: max(1, len(gate) // 48)]  # fewer than 96 texts, because they run for each attempt
-    float_count, tables, error = _emit_within(max_error, model, target, params, order, probe, inference.outputs(source, probe))
+    float_count, tables, error = _emit_within(max_error, model, target, params, order, probe, inference.compute_outputs(source, probe))
     counts = {"MatMulIntegerToFloat": len(params) - float_count, "PerRowEmbedding": tables}
     counts |= {"FloatUnits": len(units), "FloatInputs": len(inputs)}
-    exceptions = {"KeptFloat": float_count, "RoundedToNearest": sum(not params[x].by_gptq for x in order[float_count:])}
+    exceptions = {"KeptFloat": float_count, "RoundedToNearest": sum(not params[tensor].by_gptq for tensor in order[float_count:])}
     return counts | {name: count for name, count in exceptions.items() if count}, error
 
 
@@ -115,29 +117,29 @@ def _choose_scales(
 ) -> dict[str, ActivationScale]:
     """Returns the scale of each activation; layers that share a matrix, and thus their samples, have the same."""
 
-    def choose(x: str) -> ActivationScale:
-        return smoothquant.choose_scale(layers[x].arrays()[0], activations[x], smooth=x not in unsmoothed)
+    def choose(tensor: str) -> ActivationScale:
+        return smoothquant.choose_scale(layers[tensor].arrays()[0], activations[tensor], smooth=tensor not in unsmoothed)
 
-    return _of_each(choose, {x: layer.weight for x, layer in layers.items()}, "choose scales")
+    return _compute_once_per_key(choose, {tensor: layer.weight for tensor, layer in layers.items()}, "choose scales")
 
 
 def _quantize_weights(
     layers: Mapping[str, Linear], activations: Mapping[str, Activations], scales: Mapping[str, ActivationScale], *, use_gptq: bool
 ) -> dict[str, QuantParams]:
     """Returns the quantization of each layer; layers with the same matrix and bias have the same."""
-    keys = {x: (layer.weight, layer.arrays()[1].tobytes()) for x, layer in layers.items()}
+    keys = {tensor: (layer.weight, layer.arrays()[1].tobytes()) for tensor, layer in layers.items()}
 
-    def quantized(x: str) -> QuantParams:
-        return smoothquant.quantize_weight(*layers[x].arrays(), activations[x], scales[x], use_gptq=use_gptq)
+    def quantized(tensor: str) -> QuantParams:
+        return smoothquant.quantize_weight(*layers[tensor].arrays(), activations[tensor], scales[tensor], use_gptq=use_gptq)
 
-    return _of_each(quantized, keys, "round by GPTQ" if use_gptq else "round to nearest")
+    return _compute_once_per_key(quantized, keys, "round by GPTQ" if use_gptq else "round to nearest")
 
 
-def _of_each(function: Callable[[str], Item], keys: dict[str, Any], work: str) -> dict[str, Item]:
+def _compute_once_per_key(function: Callable[[str], Item], keys: dict[str, Any], work: str) -> dict[str, Item]:
     """Returns the function's result for each tensor; tensors with the same key share the result of the first."""
-    first_input = {key: x for x, key in reversed(keys.items())}
+    first_input = {key: tensor for tensor, key in reversed(keys.items())}
     by_key = dict(zip(first_input, parallel_map(function, first_input.values(), work, unit="matrices"), strict=True))
-    return {x: by_key[key] for x, key in keys.items()}
+    return {tensor: by_key[key] for tensor, key in keys.items()}
 
 
 def _split_outliers(graph: ir.Graph, sensitive_inputs: Sequence[str], activations: dict[str, Activations]) -> tuple[list[str], list[str]]:
@@ -146,20 +148,22 @@ def _split_outliers(graph: ir.Graph, sensitive_inputs: Sequence[str], activation
     Returns:
         The tensors that lost hidden units, and the tensors with some channels in float.
     """
-    layers = rewrite.find_linears(graph)
-    blocks = {str(node.outputs[0].name): node for node in graph_edits.feed_forwards(graph)}
+    layers = rewrite.linears_by_input(graph)
+    blocks = {str(node.outputs[0].name): node for node in graph_edits.feed_forward_activations(graph)}
     norm_outputs = {node.outputs[0].name for node in graph if node.op_type == "LayerNormalization"}
     # a split needs the addition of the bias as its end
-    sensitive_inputs = [x for x in sensitive_inputs if layers[x].add is not None]
+    sensitive_inputs = [tensor for tensor in sensitive_inputs if layers[tensor].add is not None]
     # smaller matrices would be in float as a whole
-    enough = rewrite.MIN_SIDE + graph_edits.HIDDEN_UNITS
-    units = [x for x in sensitive_inputs if x in blocks and len(layers[x].arrays()[0]) >= enough]
-    inputs = [x for x in sensitive_inputs if x in norm_outputs]
+    enough = rewrite.MIN_MATRIX_SIDE + graph_edits.HIDDEN_UNITS
+    units = [tensor for tensor in sensitive_inputs if tensor in blocks and len(layers[tensor].arrays()[0]) >= enough]
+    inputs = [tensor for tensor in sensitive_inputs if tensor in norm_outputs]
     # units first, because a block with split inputs is not recognized
-    for x in units:
-        activations[x] = activations[x].restricted(graph_edits.split_hidden_units(graph, blocks[x], activations[x].peak))
-    for x in inputs:
-        graph_edits.split_input_channels(graph, layers[x], activations[x].peak)
+    for tensor in units:
+        activations[tensor] = activations[tensor].restricted(
+            graph_edits.split_hidden_units(graph, blocks[tensor], activations[tensor].peak)
+        )
+    for tensor in inputs:
+        graph_edits.split_input_channels(graph, layers[tensor], activations[tensor].peak)
     return units, inputs
 
 
@@ -180,11 +184,11 @@ def _emit_within(
 
     def emit(float_count: int) -> tuple[int, int, float]:
         candidate = model.clone()
-        graph_edits.emit_linears(candidate.graph, {x: quant for x, quant in params.items() if x not in order[:float_count]})
+        graph_edits.emit_linears(candidate.graph, {tensor: quant for tensor, quant in params.items() if tensor not in order[:float_count]})
         tables = graph_edits.emit_embeddings(candidate.graph)
         common.DeduplicateHashedInitializersPass()(candidate)
         rewrite.save(candidate, target)
-        return float_count, tables, inference.relative_error(expected, inference.outputs(target, probe))
+        return float_count, tables, inference.relative_error(expected, inference.compute_outputs(target, probe))
 
     attempt = emit(0)
     if attempt[2] <= max_error:

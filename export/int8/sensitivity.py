@@ -20,7 +20,7 @@ from bertserve.export import inference
 from bertserve.export.graph import rewrite
 from bertserve.export.graph.rewrite import Floats, Linear
 from bertserve.export.inference import Feed
-from bertserve.export.int8.gptq import column_blocks
+from bertserve.export.int8.gptq import output_blocks
 from bertserve.export.int8.smoothquant import QuantParams
 from bertserve.export.progress import parallel_map
 
@@ -37,57 +37,64 @@ def measure(
     int8 it cannot be measured: a small change alters their rounding, which changes the outputs by as much.) `path` is a file for a graph.
     `limits` are the values to which the results will be compared.
     """
-    layers = rewrite.find_linears(model.graph).values()
+    layers = rewrite.linears_by_input(model.graph).values()
     texts = choose_texts(feeds, MAX_FLOPS / len(params) / (2 * sum(math.prod(layer.shape) for layer in layers)))
-    graph = _ShiftedGraph(model, path)
+    graph = _PerturbedGraph(model, path)
     errors = _measure(graph, params, texts[:FIRST_TEXTS])
     average = max(sum(errors.values()) / len(errors), 1e-12)
-    candidates = [x for x, error in errors.items() if any(1 / NEAR_FACTOR < error / average / limit < NEAR_FACTOR for limit in limits)]
-    later_errors = _measure(graph, {x: params[x] for x in candidates}, texts[FIRST_TEXTS:]) if texts[FIRST_TEXTS:] else {}
-    errors |= {x: (errors[x] * FIRST_TEXTS + error * (len(texts) - FIRST_TEXTS)) / len(texts) for x, error in later_errors.items()}
+    candidates = [
+        tensor for tensor, error in errors.items() if any(1 / NEAR_FACTOR < error / average / limit < NEAR_FACTOR for limit in limits)
+    ]
+    later_errors = _measure(graph, {tensor: params[tensor] for tensor in candidates}, texts[FIRST_TEXTS:]) if texts[FIRST_TEXTS:] else {}
+    errors |= {
+        tensor: (errors[tensor] * FIRST_TEXTS + error * (len(texts) - FIRST_TEXTS)) / len(texts) for tensor, error in later_errors.items()
+    }
     average = max(sum(errors.values()) / len(errors), 1e-12)
-    return {x: error / average for x, error in errors.items()}
+    return {tensor: error / average for tensor, error in errors.items()}
 
 
-class _ShiftedGraph:
+class _PerturbedGraph:
     """A model with an optional addition to each linear layer's output."""
 
     def __init__(self, model: ir.Model, path: Path) -> None:
-        self.linears = rewrite.find_linears(model.graph)
+        self.linears = rewrite.linears_by_input(model.graph)
         self._outputs = [str(value.name) for value in model.graph.outputs]
-        shifted = model.clone()
-        for x, layer in rewrite.find_linears(shifted.graph).items():
-            shift = ir.val(_shift(x), dtype=ir.DataType.FLOAT)
-            shifted.graph.inputs.append(shift)
-            rewrite.add_to_output(shifted.graph, layer.nodes[-1], ir.tape.Tape(), shift)
-        rewrite.save(shifted, path, outputs=list(self.linears))
+        perturbed = model.clone()
+        for tensor, layer in rewrite.linears_by_input(perturbed.graph).items():
+            perturbation = ir.val(_perturbation_name(tensor), dtype=ir.DataType.FLOAT)
+            perturbed.graph.inputs.append(perturbation)
+            rewrite.add_to_output(perturbed.graph, layer.nodes[-1], ir.tape.Tape(), perturbation)
+        rewrite.save(perturbed, path, outputs=list(self.linears))
         self._session = inference.open_session(path, threads=1)
 
     def inputs(self, batches: Sequence[Feed]) -> list[dict[str, Floats]]:
         """Returns the input of each linear layer in each batch, float32 [..., inputs], by its name."""
         names = list(self.linears)
-        runs = inference.run_alone(self._session, [self._with({}, batch) for batch in batches], names)
+        runs = inference.run_each(self._session, [self._with({}, batch) for batch in batches], names)
         return [dict(zip(names, values, strict=True)) for values in runs]
 
-    def outputs(self, batches: Sequence[Feed], shifts: Sequence[Feed]) -> list[NDArray[Any]]:
+    def outputs(self, batches: Sequence[Feed], perturbations: Sequence[Feed]) -> list[NDArray[Any]]:
         """Returns the model's outputs over all batches, flattened, with these additions to outputs of layers in each batch."""
-        return inference.flat(
-            [self._session.run(self._outputs, self._with(shift, batch)) for shift, batch in zip(shifts, batches, strict=True)]
+        return inference.concatenate_runs(
+            [
+                self._session.run(self._outputs, self._with(perturbation, batch))
+                for perturbation, batch in zip(perturbations, batches, strict=True)
+            ]
         )
 
-    def _with(self, shift: Feed, batch: Feed) -> dict[str, NDArray[Any]]:
+    def _with(self, perturbation: Feed, batch: Feed) -> dict[str, NDArray[Any]]:
         zero = np.zeros(1, dtype=np.float32)
-        return {**batch, **{_shift(x): zero for x in self.linears}, **shift}
+        return {**batch, **{_perturbation_name(tensor): zero for tensor in self.linears}, **perturbation}
 
 
-def _measure(graph: _ShiftedGraph, params: Mapping[str, QuantParams], texts: Sequence[Feed]) -> dict[str, float]:
+def _measure(graph: _PerturbedGraph, params: Mapping[str, QuantParams], texts: Sequence[Feed]) -> dict[str, float]:
     """Returns the square of the outputs' relative error for each layer, with only this layer in int8."""
-    batches = inference.batches(texts)
+    batches = inference.batch_by_length(texts)
     expected, inputs = graph.outputs(batches, [{}] * len(batches)), graph.inputs(batches)
 
-    def error(x: str) -> float:
-        changes = _changes(graph.linears[x], params[x], [values[x] for values in inputs])
-        return inference.relative_error(expected, graph.outputs(batches, [{_shift(x): change} for change in changes])) ** 2
+    def error(tensor: str) -> float:
+        changes = _changes(graph.linears[tensor], params[tensor], [values[tensor] for values in inputs])
+        return inference.relative_error(expected, graph.outputs(batches, [{_perturbation_name(tensor): change} for change in changes])) ** 2
 
     return dict(zip(params, parallel_map(error, params, "measure sensitivity", unit="matrices"), strict=True))
 
@@ -98,8 +105,9 @@ def _changes(layer: Linear, quant: QuantParams, inputs: Sequence[Floats]) -> lis
     rows = np.concatenate([x.reshape(-1, x.shape[-1]) for x in inputs])
     stored = quant.activation.dequantized(rows)
     change = np.empty((len(rows), weight.shape[1]), dtype=np.float32)
-    for part in column_blocks(weight.shape[1]):
-        change[:, part] = stored @ (quant.weight[:, part] * quant.weight_scale[part]) - rows @ weight[:, part] + (quant.bias - bias)[part]
+    for block in output_blocks(weight.shape[1]):
+        int8_outputs = stored @ (quant.weight[:, block] * quant.weight_scale[block])
+        change[:, block] = int8_outputs - rows @ weight[:, block] + (quant.bias - bias)[block]
     ends = np.cumsum([x.size // x.shape[-1] for x in inputs])
     return [part.reshape(*x.shape[:-1], -1) for x, part in zip(inputs, np.split(change, ends[:-1]), strict=True)]
 
@@ -110,14 +118,14 @@ def choose_texts(feeds: Sequence[Feed], tokens: float) -> list[Feed]:
     A model run per layer takes long. Therefore texts are short: the shortest with at least 16 tokens from each of eight groups of
     neighbors, because single texts precede pairs.
     """
-    candidates = [feed for feed in feeds if inference.tokens(feed) >= 16] or sorted(feeds, key=inference.tokens)[::-1]
+    candidates = [feed for feed in feeds if inference.token_count(feed) >= 16] or sorted(feeds, key=inference.token_count)[::-1]
     bounds = [i * len(candidates) // 8 for i in range(9)]
-    groups = [sorted(candidates[start:end], key=inference.tokens) for start, end in itertools.pairwise(bounds)]
+    groups = [sorted(candidates[start:end], key=inference.token_count) for start, end in itertools.pairwise(bounds)]
     shortest = [feed for row in itertools.zip_longest(*groups) for feed in row if feed is not None]
-    mean_tokens = np.mean([inference.tokens(feed) for feed in shortest[:8]])
+    mean_tokens = np.mean([inference.token_count(feed) for feed in shortest[:8]])
     count = int(np.clip(tokens / mean_tokens, 16, 64))
     return [shortest[:count][i] for i in np.random.default_rng(0).permutation(min(count, len(shortest)))]
 
 
-def _shift(x: str) -> str:
-    return f"{x}/shift"
+def _perturbation_name(tensor: str) -> str:
+    return f"{tensor}/shift"

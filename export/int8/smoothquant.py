@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from bertserve.export.graph.rewrite import Floats
 from bertserve.export.int8.activations import Activations
-from bertserve.export.int8.gptq import Gptq, column_blocks, column_scales, round_to_nearest
+from bertserve.export.int8.gptq import Gptq, output_blocks, output_scales, round_to_nearest
 
 SAMPLE_ROWS = 512  # rows of the calibration texts on which scales are compared; fewer than twice as many are used
 
@@ -30,7 +30,7 @@ class ActivationScale:
         smoothing: Factors of the channels, float32 [channels]; ones for no smoothing.
         scale: Scale of the smoothed activation.
         zero_point: Zero point of the smoothed activation.
-        peak: The largest quantized value of each channel on the calibration texts, with a margin, uint8 [channels].
+        quantized_peak: The largest quantized value of each channel on the calibration texts, with a margin, uint8 [channels].
         error: Error of the matrix's output on the calibration texts, with weights rounded to nearest: the mean square
             difference, relative to the mean square.
     """
@@ -38,7 +38,7 @@ class ActivationScale:
     smoothing: Floats
     scale: np.float32
     zero_point: np.uint8
-    peak: NDArray[np.uint8]
+    quantized_peak: NDArray[np.uint8]
     error: float
 
     @property
@@ -98,10 +98,10 @@ def choose_scale(weight: Floats, activations: Activations, *, smooth: bool) -> A
         # uint8 covers this part of the calibrated range; values beyond are clipped
         scale, zero_point = _scale_and_zero_point(clip_ratio * float((low / smoothing).min()), clip_ratio * float((high / smoothing).max()))
         # a margin of two steps, because during calibration the previous layers were not quantized
-        peak = (np.minimum(_quantize(high / smoothing, scale, zero_point), 253) + 2).astype(np.uint8)
-        activation_scale = ActivationScale(smoothing, scale, zero_point, peak, 0.0)
+        quantized_peak = (np.minimum(_quantize(high / smoothing, scale, zero_point), 253) + 2).astype(np.uint8)
+        activation_scale = ActivationScale(smoothing, scale, zero_point, quantized_peak, 0.0)
         smoothed = columns * smoothing[:, None]
-        scales = column_scales(smoothed, activation_scale.peak)
+        scales = output_scales(smoothed, activation_scale.quantized_peak)
         actual = activation_scale.dequantized(rows[::every]) @ (round_to_nearest(smoothed, scales) * scales)
         return replace(activation_scale, error=float(np.mean((actual - expected[::every]) ** 2)) / size)
 
@@ -126,15 +126,15 @@ def quantize_weight(
     gptq = Gptq(stored) if use_gptq else None
     quantized = np.empty(weight.shape, dtype=np.int8)
     scales, corrected = np.empty_like(bias), np.empty_like(bias)
-    for part in column_blocks(weight.shape[1]):
-        smoothed = weight[:, part] * activation_scale.smoothing[:, None]
-        scales[part] = column_scales(smoothed, activation_scale.peak)
+    for block in output_blocks(weight.shape[1]):
+        smoothed = weight[:, block] * activation_scale.smoothing[:, None]
+        scales[block] = output_scales(smoothed, activation_scale.quantized_peak)
         if gptq is None:
-            quantized[:, part] = round_to_nearest(smoothed, scales[part])
+            quantized[:, block] = round_to_nearest(smoothed, scales[block])
         else:
-            quantized[:, part] = gptq.round(smoothed, scales[part], activation_scale.peak)
-        corrected[part] = bias[part] + before @ weight[:, part] - after @ (quantized[:, part] * scales[part])
-    return QuantParams(activation_scale, quantized, scales, corrected, gptq is not None and gptq.is_enough)
+            quantized[:, block] = gptq.round(smoothed, scales[block], activation_scale.quantized_peak)
+        corrected[block] = bias[block] + before @ weight[:, block] - after @ (quantized[:, block] * scales[block])
+    return QuantParams(activation_scale, quantized, scales, corrected, gptq is not None and gptq.has_enough_rows)
 
 
 def _weight_peak(weight: Floats) -> Floats:

@@ -41,7 +41,7 @@ def test_a_large_model_is_observed_on_fewer_texts(all_staged: dict[str, Staged],
     """`MAX_FLOPS` limits the texts, but the widest matrix still gets the rows that GPTQ needs."""
     staged = all_staged["text-classification"]
     model = rewrite.load(staged.packed)
-    layers, feeds = rewrite.find_linears(model.graph), staged.feeds([f"{TEXTS[1]} {i}" for i in range(400)])
+    layers, feeds = rewrite.linears_by_input(model.graph), staged.feeds([f"{TEXTS[1]} {i}" for i in range(400)])
     whole = observe(model, layers, tmp_path / "whole.onnx", feeds, tmp_path / "whole")
     monkeypatch.setattr(activations, "MAX_FLOPS", 1.0)
     part = observe(model, layers, tmp_path / "part.onnx", feeds, tmp_path / "part")
@@ -53,8 +53,8 @@ def test_a_large_model_is_observed_on_fewer_texts(all_staged: dict[str, Staged],
 def test_a_batch_has_texts_of_one_length(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inference, "BATCH_TEXTS", 2)
     feeds = staged.feeds(TEXTS)
-    batches = inference.batches(feeds)
-    sizes = [(len(batch["input_ids"]), inference.tokens(batch)) for batch in batches]
+    batches = inference.batch_by_length(feeds)
+    sizes = [(len(batch["input_ids"]), inference.token_count(batch)) for batch in batches]
     alone = {feed["input_ids"].tobytes(): run(staged.packed, feed) for feed in feeds}
 
     assert sorted(sizes, key=lambda size: -size[1]) == sizes
@@ -69,7 +69,7 @@ def test_a_batch_has_texts_of_one_length(staged: Staged, monkeypatch: pytest.Mon
 def quantized(staged: Staged, folder: Path) -> dict[str, QuantParams]:
     """Returns the quantization of a graph's layers by input tensor; writes the observed graph to the folder."""
     model = rewrite.load(staged.packed)
-    layers = rewrite.find_linears(model.graph)
+    layers = rewrite.linears_by_input(model.graph)
     seen = observe(model, layers, folder / "observed.onnx", staged.feeds(read_texts(BUILT_IN_TEXTS)[:20]), folder / "samples")
     params = {}
     for x, layer in layers.items():
@@ -88,13 +88,13 @@ def test_a_measured_effect_equals_the_effect_of_one_int8_layer(
     monkeypatch.setattr(sensitivity, "choose_texts", lambda feeds, tokens: texts)
     params = quantized(staged, tmp_path)
     found = sensitivity.measure(rewrite.load(staged.packed), params, tmp_path / "shifted.onnx", texts, limits=[1.0])
-    expected = inference.outputs(staged.packed, texts)
+    expected = inference.compute_outputs(staged.packed, texts)
     alone = {}
     for x, quant in params.items():
         model = rewrite.load(staged.packed)
         graph_edits.emit_linears(model.graph, {x: quant})
         rewrite.save(model, tmp_path / "one.onnx")
-        alone[x] = inference.relative_error(expected, inference.outputs(tmp_path / "one.onnx", texts)) ** 2
+        alone[x] = inference.relative_error(expected, inference.compute_outputs(tmp_path / "one.onnx", texts)) ** 2
     average = np.mean(list(alone.values()))
 
     assert {x: pytest.approx(error / average, rel=0.05) for x, error in alone.items()} == found

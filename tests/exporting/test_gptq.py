@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bertserve.export.int8.gptq import MAX_INT8, MAX_INT16, Gptq, column_scales, round_to_nearest
+from bertserve.export.int8.gptq import MAX_INT8, MAX_INT16, Gptq, output_scales, round_to_nearest
 
 pytestmark = pytest.mark.torch
 
@@ -50,7 +50,7 @@ def test_no_pair_of_products_exceeds_16_bits(rows: int, outliers: float) -> None
     """
     for seed in range(20):
         weight, peak = random_weight(seed, rows, 24, outliers), random_peak(seed, rows)
-        assert max(largest_sums(round_to_nearest(weight, column_scales(weight, peak)), peak)) <= MAX_INT16
+        assert max(largest_sums(round_to_nearest(weight, output_scales(weight, peak)), peak)) <= MAX_INT16
     unwidened = np.abs(weight).max(axis=0) / MAX_INT8
     assert rows < 64 or max(largest_sums(round_to_nearest(weight, unwidened), peak)) > MAX_INT16
 
@@ -60,7 +60,7 @@ def test_a_pair_of_largest_weights_stays_within_16_bits() -> None:
     for sign in (1, -1):
         weight = np.full((2, 1), sign, dtype=np.float32)
         peak = np.full(2, 255, dtype=np.uint8)
-        [largest] = largest_sums(round_to_nearest(weight, column_scales(weight, peak)), peak)
+        [largest] = largest_sums(round_to_nearest(weight, output_scales(weight, peak)), peak)
         assert 0.97 * MAX_INT16 < largest <= MAX_INT16
 
 
@@ -69,14 +69,14 @@ def test_a_column_that_cannot_saturate_keeps_the_finest_steps() -> None:
     weight = np.array([[1.0, 1.0], [-1.0, 0.5]], dtype=np.float32)
     small, large = np.full(2, 100, dtype=np.uint8), np.full(2, 250, dtype=np.uint8)
 
-    assert pytest.approx([1 / MAX_INT8, 1 / MAX_INT8]) == column_scales(weight, small).tolist()
-    assert pytest.approx(1 / MAX_INT8) == column_scales(weight, large)[0]
-    assert column_scales(weight, large)[1] > 1 / MAX_INT8
+    assert pytest.approx([1 / MAX_INT8, 1 / MAX_INT8]) == output_scales(weight, small).tolist()
+    assert pytest.approx(1 / MAX_INT8) == output_scales(weight, large)[0]
+    assert output_scales(weight, large)[1] > 1 / MAX_INT8
 
 
 def test_a_column_of_zeros_has_a_finite_scale() -> None:
     weight = np.zeros((4, 2), dtype=np.float32)
-    scales = column_scales(weight, np.full(4, 255, dtype=np.uint8))
+    scales = output_scales(weight, np.full(4, 255, dtype=np.uint8))
 
     assert np.isfinite(scales).all()
     assert not round_to_nearest(weight, scales).any()
@@ -88,7 +88,7 @@ def test_gptq_gives_less_error_on_correlated_inputs(rows: int) -> None:
     inputs = correlated_inputs(3, 6 * rows, rows)
     sample, other = inputs[::2], inputs[1::2]
     peak = np.full(rows, 255, dtype=np.uint8)
-    scales = column_scales(weight, peak) * 8  # coarse steps, like those of few bits, show the difference best
+    scales = output_scales(weight, peak) * 8  # coarse steps, like those of few bits, show the difference best
     nearest, by_gptq = round_to_nearest(weight, scales), Gptq(sample).round(weight, scales, peak)
 
     for x in (sample, other):
@@ -99,7 +99,7 @@ def test_gptq_gives_less_error_on_correlated_inputs(rows: int) -> None:
 def test_gptq_needs_as_many_inputs_as_rows() -> None:
     """With fewer inputs than rows, weights are rounded to nearest. One more input changes the result."""
     weight, inputs, peak = random_weight(4, 32, 8), correlated_inputs(4, 32, 32), np.full(32, 255, dtype=np.uint8)
-    scales = column_scales(weight, peak)
+    scales = output_scales(weight, peak)
     nearest = round_to_nearest(weight, scales)
 
     np.testing.assert_array_equal(nearest, Gptq(inputs[:31]).round(weight, scales, peak))
@@ -115,7 +115,7 @@ def test_gptq_needs_as_many_inputs_as_rows() -> None:
 )
 def test_inputs_without_correlation_lead_to_rounding_to_nearest(inputs: Floats, peak: int) -> None:
     weight, peaks = random_weight(5, 16, 8), np.full(16, peak, dtype=np.uint8)
-    scales = column_scales(weight, peaks)
+    scales = output_scales(weight, peaks)
 
     np.testing.assert_array_equal(round_to_nearest(weight, scales), Gptq(inputs).round(weight, scales, peaks))
 
@@ -125,7 +125,7 @@ def test_no_pair_exceeds_16_bits_after_gptq(rows: int) -> None:
     changed = 0
     for seed in range(10):
         weight, peak = random_weight(seed, rows, 64, 0.1), random_peak(seed + 100, rows)
-        scales = column_scales(weight, peak)
+        scales = output_scales(weight, peak)
         quantized = Gptq(correlated_inputs(seed, 4 * rows, rows)).round(weight, scales, peak)
         assert max(largest_sums(quantized, peak)) <= MAX_INT16
         changed += int((quantized != round_to_nearest(weight, scales)).any(axis=0).sum())
@@ -137,7 +137,7 @@ def test_gptq_works_if_float32_cannot_factor_the_hessian() -> None:
     weight = random_weight(9, 64, 16)
     inputs = np.outer(np.random.default_rng(9).normal(size=256), np.geomspace(1, 1e6, 64)).astype(np.float32)
     peak = np.full(64, 255, dtype=np.uint8)
-    scales = column_scales(weight, peak)
+    scales = output_scales(weight, peak)
     by_gptq, nearest = Gptq(inputs).round(weight, scales, peak), round_to_nearest(weight, scales)
     errors = [np.abs(inputs @ (quantized * scales - weight)).max() for quantized in (by_gptq, nearest)]
 

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bertserve.export import gpu
 from bertserve.export.artifact import choose_precisions
-from bertserve.export.gpu import FUSED_FORM, PARTLY_FUSED_FORM
+from bertserve.export.gpu import FUSED_DESCRIPTION, PARTLY_FUSED_DESCRIPTION
 from bertserve.export.validation.comparison import MAX_ABS_ERROR
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.check import difference
@@ -79,7 +79,7 @@ def test_the_cuda_graph_is_fused_and_takes_lengths(bundle: Bundle) -> None:
     attention = [node for node in model_of(bundle, "cuda", "fp32").graph.node if node.op_type == "Attention"]
     masks = {"mask_index": "int64"} if bundle.manifest.task == "fill-mask" else {}
 
-    assert f"torchscript opset 17, {FUSED_FORM}" == graph.form
+    assert f"torchscript opset 17, {FUSED_DESCRIPTION}" == graph.form
     assert (2 * LAYERS, 1, 0) == tuple(counts[name] for name in ("SkipLayerNormalization", "EmbedLayerNormalization", "Cast"))
     assert ["lengths"] * LAYERS == [node.input[3] for node in attention]
     assert dict.fromkeys(("input_ids", "token_type_ids", "lengths"), "int32") | masks == {spec.name: spec.dtype for spec in graph.inputs}
@@ -124,7 +124,7 @@ def test_unfused_attention_keeps_its_mask(tmp_path: Path) -> None:
 
     assert "left" == bundle.manifest.tokenizer.padding_side
     for graph in bundle.manifest.graphs:
-        assert graph.form.endswith(PARTLY_FUSED_FORM)
+        assert graph.form.endswith(PARTLY_FUSED_DESCRIPTION)
         assert ["token_ids", "attention_mask"] == [spec.fill for spec in graph.inputs]
         assert graph.batch_invariant
     assert bundle.graph("cuda", "fp16").validation.quantized["KeptFloat"] >= LAYERS
@@ -210,7 +210,7 @@ def test_writers_and_readers_of_a_large_tensor_stay_in_float32() -> None:
     ]
     tensors = [numpy_helper.from_array(np.float32([value]), name) for name, value in (("big", -3.4e38), ("gamma", 1.0), ("beta", 0.0))]
     model = helper.make_model(helper.make_graph(nodes, "g", [], [], tensors))
-    limit = gpu.MAX_FP16_PEAK
+    limit = gpu.MAX_FP16_MAGNITUDE
     peaks = dict.fromkeys("xcfg", 1.0) | {"a": 0.0, "b": limit * 1.01, "d": limit * 0.6, "e": limit * 0.6, "h": float("nan"), "i": limit}
 
     assert {"constant", "writer", "reader", "sum", "not_finite"} == gpu.overflowing(model, peaks)

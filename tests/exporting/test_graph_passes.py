@@ -320,7 +320,7 @@ def test_products_of_one_tensor_are_packed(tmp_path: Path) -> None:
 
 def test_hidden_units_with_the_largest_values_are_split_off(classifier: Staged, tmp_path: Path) -> None:
     model = rewrite.load(classifier.packed)
-    activation = graph_edits.feed_forwards(model.graph)[0]
+    activation = graph_edits.feed_forward_activations(model.graph)[0]
     [add] = activation.predecessors()
     [first] = add.predecessors()
     name, weight = first.inputs[1].name, first.inputs[1].const_value.numpy()

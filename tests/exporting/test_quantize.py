@@ -95,7 +95,9 @@ def quantized_graph(request: pytest.FixtureRequest, quantized_of: QuantizedOf) -
 
 def test_outputs_are_close_to_the_float_graphs(quantized: Quantized) -> None:
     feeds = quantized.staged.feeds(UNSEEN)
-    error = inference.relative_error(inference.outputs(quantized.staged.packed, feeds), inference.outputs(quantized.target, feeds))
+    error = inference.relative_error(
+        inference.compute_outputs(quantized.staged.packed, feeds), inference.compute_outputs(quantized.target, feeds)
+    )
 
     assert 0 < error < MAX_ERROR[quantized.task]
 
@@ -107,9 +109,9 @@ def test_the_huge_channel_and_unit_are_computed_in_float(quantized_of: Quantized
     first = next(node for node in gathered if "embeddings/LayerNorm" in node.inputs[0].name)
     before, after = rewrite.load(quantized.staged.packed).graph.initializers, graph.initializers
     names = {name.removesuffix("/float") for name in after if name.endswith("/float") and "bias" in name}
-    biases = [(rewrite.constant(before[name]), rewrite.constant(after[f"{name}/float"])) for name in names]
+    biases = [(rewrite.constant_array(before[name]), rewrite.constant_array(after[f"{name}/float"])) for name in names]
 
-    assert CHANNEL in rewrite.constant(first.inputs[1])
+    assert CHANNEL in rewrite.constant_array(first.inputs[1])
     assert len(biases) == quantized.counts["FloatUnits"] > 0
     assert [True] * len(biases) == [bool(np.isin(whole[UNIT], part)) for whole, part in biases]
 
@@ -143,7 +145,10 @@ def test_a_layer_whose_attention_is_zero_is_quantized(tmp_path: Path) -> None:
     feeds = staged.feeds(UNSEEN)
 
     assert 10 == counts["MatMulIntegerToFloat"]
-    assert inference.relative_error(inference.outputs(staged.packed, feeds), inference.outputs(tmp_path / "int8.onnx", feeds)) < 0.15
+    assert (
+        inference.relative_error(inference.compute_outputs(staged.packed, feeds), inference.compute_outputs(tmp_path / "int8.onnx", feeds))
+        < 0.15
+    )
 
 
 def test_no_output_hides_one_that_is_not_a_number() -> None:
@@ -155,10 +160,10 @@ def test_no_output_hides_one_that_is_not_a_number() -> None:
 def test_the_most_sensitive_matrices_stay_in_float_to_meet_the_limit(quantized_of: QuantizedOf, tmp_path: Path) -> None:
     quantized = quantized_of("token-classification")
     feeds = quantized.staged.feeds(UNSEEN)
-    expected = inference.outputs(quantized.staged.packed, feeds)
-    limit = 0.6 * inference.relative_error(expected, inference.outputs(quantized.target, feeds))
+    expected = inference.compute_outputs(quantized.staged.packed, feeds)
+    limit = 0.6 * inference.relative_error(expected, inference.compute_outputs(quantized.target, feeds))
     counts, error = int8(quantized.staged, tmp_path / "int8.onnx", max_error=limit)
-    left = inference.relative_error(expected, inference.outputs(tmp_path / "int8.onnx", feeds))
+    left = inference.relative_error(expected, inference.compute_outputs(tmp_path / "int8.onnx", feeds))
 
     assert left == error <= limit
     assert counts["KeptFloat"] + counts["MatMulIntegerToFloat"] == quantized.counts["MatMulIntegerToFloat"]
