@@ -162,7 +162,7 @@ class SplitTexts:
     def with_passages(self, tokenizer: Tokenizer) -> SplitTexts:
         """Returns the same texts with passages of the lengths in `PASSAGES`, as far as the lines and the model's length allow."""
         tokens = [len(entry.ids) for entry in tokenizer.tokenize(self.lines)]
-        room = tokenizer.room(pair=False)
+        room = tokenizer.max_text_tokens(pair=False)
         lengths: dict[int, int] = {}  # for a model with few positions, several lengths are equal
         for length, count in PASSAGES.items():
             lengths[min(length, room)] = max(lengths.get(min(length, room), 0), count)
@@ -275,7 +275,7 @@ def make_feeds(texts: SplitTexts, checkpoint: Checkpoint, tokenizer: Tokenizer, 
     are those of the traced graph.
     """
     # a text with only control characters has no tokens, and without special tokens there is nothing to run
-    without_specials = tokenizer.room(pair=False) == tokenizer.max_length
+    without_specials = tokenizer.max_text_tokens(pair=False) == tokenizer.max_length
 
     def tokenize(side: Sequence[str], max_tokens: int) -> list[Cut]:
         return [(entry.ids, max_tokens) for entry in tokenizer.tokenize(side) if not without_specials or len(entry)]
@@ -288,7 +288,7 @@ def make_feeds(texts: SplitTexts, checkpoint: Checkpoint, tokenizer: Tokenizer, 
 
     def assemble_single(text: Cut, i: int) -> Encoding:
         all_ids, max_tokens = text
-        ids = list(all_ids[: min(tokenizer.room(pair=False), max_tokens)])
+        ids = list(all_ids[: min(tokenizer.max_text_tokens(pair=False), max_tokens)])
         if checkpoint.mask is None:
             return tokenizer.assemble(ids)
         ids = ids or [checkpoint.mask.id]
@@ -299,7 +299,7 @@ def make_feeds(texts: SplitTexts, checkpoint: Checkpoint, tokenizer: Tokenizer, 
 
     def assemble_pair(first: Cut, second: Cut) -> Encoding:
         (first_ids, _), (second_ids, max_tokens) = first, second
-        room = min(tokenizer.room(pair=True), max(2 * MAX_LINE_TOKENS, max_tokens))
+        room = min(tokenizer.max_text_tokens(pair=True), max(2 * MAX_LINE_TOKENS, max_tokens))
         a, b = truncate_longest_first(len(first_ids), len(second_ids), room)
         if TASKS[checkpoint.task].needs_pairs:
             a = min(len(first_ids), min(room, 2 * MAX_LINE_TOKENS) // 4)

@@ -24,7 +24,7 @@ from bertserve.export.graph import onnx_files, ort_fusion, rewrite
 from bertserve.export.inference import Feed
 from bertserve.export.progress import stage, track
 from bertserve.service.bundle.graph_spec import (
-    TOP_LOGS_OUTPUT,
+    TOP_LOG_PROBS_OUTPUT,
     TOP_TOKENS,
     TOP_TOKENS_OUTPUT,
     InputSpec,
@@ -205,7 +205,7 @@ def add_small_outputs(artifact: Artifact, target: Path, checkpoint: Checkpoint) 
         specs = (OutputSpec(name=VECTOR_OUTPUT, kind="per_text"),)
         _add_output(graph, vectors, VECTOR_OUTPUT, ir.DataType.FLOAT, ["rows", embedding.dimensions])
     elif checkpoint.mask is not None:
-        specs = tuple(OutputSpec(name=name, kind="per_mask") for name in (TOP_LOGS_OUTPUT, TOP_TOKENS_OUTPUT))
+        specs = tuple(OutputSpec(name=name, kind="per_mask") for name in (TOP_LOG_PROBS_OUTPUT, TOP_TOKENS_OUTPUT))
         count = min(TOP_TOKENS, checkpoint.model.config.vocab_size)
         # in float32, because the sum of a whole vocabulary needs it
         logs = tape.op("LogSoftmax", [_as_float(graph, tape, "logits")], {"axis": -1})

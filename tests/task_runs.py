@@ -26,7 +26,7 @@ class OneToken:
     def tokenize_lazily(self, texts: Sequence[str]) -> Iterator[Any]:
         return iter(self.tokenize(texts))
 
-    def room(self, *, pair: bool) -> int:
+    def max_text_tokens(self, *, pair: bool) -> int:
         return 510 - pair
 
     def assemble(self, *texts: Sequence[int]) -> Encoding:

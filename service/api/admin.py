@@ -18,7 +18,7 @@ from starlette.types import Scope
 
 from bertserve.service import __version__
 from bertserve.service.api.formats.open_inference import metadata
-from bertserve.service.api.request import REQUEST
+from bertserve.service.api.request import REQUEST_KEY
 from bertserve.service.api.routes import endpoints
 from bertserve.service.auth import Access
 from bertserve.service.engine import sessions
@@ -147,7 +147,7 @@ async def _audit(state: AppState, scope: Scope, name: str, change: Callable[[str
     finally:
         # the name of no model is only the caller's text
         model = name if is_known or _is_known(state, name) else UNKNOWN
-        request = scope[REQUEST]
+        request = scope[REQUEST_KEY]
         request.model = model
         fields = {**request.log_fields(), "key": request.key, "action": action, "outcome": outcome}
         audit_log.info("%s of the model %s by the key %s: %s", action, model, request.key, outcome, extra=fields)

@@ -23,7 +23,7 @@ from starlette.routing import Match
 from bertserve.service import __version__
 from bertserve.service.api import error_responses, playground
 from bertserve.service.api.admin import routers as admin_routers
-from bertserve.service.api.request import REQUEST
+from bertserve.service.api.request import REQUEST_KEY
 from bertserve.service.api.routes import INFERENCE, OTHER_CLIENTS, InferenceRoute, add_file, check_declared, endpoints, inference_routes
 from bertserve.service.auth import Access
 from bertserve.service.engine.freed_memory import return_freed_memory
@@ -67,7 +67,7 @@ class ErrorBody(BaseModel):
     request_id: str
 
 
-def create_fastapi(state: AppState, *, asks_for_key: bool = False) -> FastAPI:
+def create_fastapi(state: AppState, *, requires_key: bool = False) -> FastAPI:
     """Returns the application with all routes. It serves documents, models, probes, metrics and unknown paths.
 
     Raises:
@@ -104,13 +104,13 @@ def create_fastapi(state: AppState, *, asks_for_key: bool = False) -> FastAPI:
     check_declared(app.routes)
     app.add_exception_handler(HTTPException, _translate)
     app.add_exception_handler(Exception, _answer_error)
-    _add_description(app, asks_for_key=asks_for_key)
+    _add_description(app, requires_key=requires_key)
     return app
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     """Answers an error that left FastAPI. FastAPI raises it again afterwards, and then `Endpoint` logs it."""
-    return error_responses.response(error, request.scope[REQUEST].id, request.scope["path"])
+    return error_responses.response(error, request.scope[REQUEST_KEY].id, request.scope["path"])
 
 
 async def _translate(request: Request, error: Exception) -> Response:
@@ -158,7 +158,7 @@ def _docs_router() -> APIRouter:
     return routes
 
 
-def _add_description(app: FastAPI, *, asks_for_key: bool) -> None:
+def _add_description(app: FastAPI, *, requires_key: bool) -> None:
     """Adds the schemas of bodies to the result of `app.openapi()`, and the key if callers need one."""
 
     def openapi() -> dict[str, Any]:
@@ -174,7 +174,7 @@ def _add_description(app: FastAPI, *, asks_for_key: bool) -> None:
         modes = [(kind, "validation") for kind in kinds]
         _, bodies = models_json_schema(modes, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
         schema["components"]["schemas"].update(bodies["$defs"])
-        if asks_for_key:
+        if requires_key:
             schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
             schema["security"] = [{"key": []}]
         return schema

@@ -24,7 +24,7 @@ from bertserve.service.api.app import create_fastapi
 from bertserve.service.api.call import BinaryResponse
 from bertserve.service.api.error_responses import ErrorLog
 from bertserve.service.api.jsonl import MEDIA_TYPES, LineStream
-from bertserve.service.api.request import LARGE_BYTES, REQUEST, TIMEOUT_HEADER, Request, read_body, take_turn, until_disconnect
+from bertserve.service.api.request import LARGE_BYTES, REQUEST_KEY, TIMEOUT_HEADER, Request, read_body, take_turn, until_disconnect
 from bertserve.service.api.routes import InferenceRoute
 from bertserve.service.auth import Authenticator
 from bertserve.service.errors import INTERNAL, CallerValue, HttpError, InvalidValueError, MalformedRequestError, UnavailableError
@@ -59,7 +59,7 @@ class Endpoint:
             sends_request_id: Whether the application adds the header `x-request-id`; a server around it may add it instead.
         """
         self._state, self._auth, self._sends_request_id = state, auth or Authenticator(), sends_request_id
-        self._fastapi = create_fastapi(state, asks_for_key=self._auth.keys is not None)
+        self._fastapi = create_fastapi(state, requires_key=self._auth.keys is not None)
         routes = [route for route in self._fastapi.routes if isinstance(route, InferenceRoute)]
         # a fixed path has precedence over one with a name
         self._fixed_routes = {route.path: route for route in routes if "{" not in route.path}
@@ -68,9 +68,9 @@ class Endpoint:
         self._turns = asyncio.Lock()
         self._ids = random.Random()  # noqa: S311 - ids only tell requests apart, they protect nothing
         self._open = 0  # requests to models without a complete answer
-        self._respond: ASGIApp = self._answer
+        self._app: ASGIApp = self._answer
         if origins := state.settings.cors_origin:  # around the check of keys, because a browser sends its preflight request without one
-            self._respond = CORSMiddleware(
+            self._app = CORSMiddleware(
                 self._answer, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=_EXPOSED
             )
 
@@ -79,16 +79,16 @@ class Endpoint:
         if scope["type"] != "http":
             await self._fastapi(scope, receive, send)
             return
-        request = scope[REQUEST] = self._begin(scope, send)
+        request = scope[REQUEST_KEY] = self._begin(scope, send)
         try:
-            await self._respond(scope, receive, request.send)
+            await self._app(scope, receive, request.send)
         finally:
             self._record(request)
-            del scope[REQUEST]  # it refers to the scope, which an idle connection keeps
+            del scope[REQUEST_KEY]  # it refers to the scope, which an idle connection keeps
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request, in any case."""
-        request: Request = scope[REQUEST]
+        request: Request = scope[REQUEST_KEY]
         try:
             request.check_path()
             if (route := self._match(scope)) is None:
@@ -112,12 +112,12 @@ class Endpoint:
         request_id = client_id if _REQUEST_ID.fullmatch(client_id) else b"%032x" % self._ids.getrandbits(128)
         request = Request(scope, send, headers, request_id.decode(), self._state, self._auth)
         if self._sends_request_id:
-            request.own_headers.append((b"x-request-id", request_id))
+            request.response_headers.append((b"x-request-id", request_id))
         tracer = self._state.tracer
         if tracer is not None and not _is_probe(scope):
             trace = request.trace = tracer.begin(scope["headers"], request.start)
             # tells the caller its trace in a header that scripts of a page can read; `traceresponse` is only a draft
-            request.own_headers.append((b"server-timing", b'traceparent;desc="%s"' % trace.traceparent.encode()))
+            request.response_headers.append((b"server-timing", b'traceparent;desc="%s"' % trace.traceparent.encode()))
         return request
 
     def _match(self, scope: Scope) -> InferenceRoute | None:

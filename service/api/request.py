@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from bertserve.service.models.request_progress import Prediction
     from bertserve.service.tracing.tracer import Trace
 
-REQUEST = "bertserve.request"  # scope key: the Request, until the answer is sent
+REQUEST_KEY = "bertserve.request"  # scope key: the Request, until the answer is sent
 TIMEOUT_HEADER = "x-request-timeout-ms"
 # control characters, invalid UTF-8, and the segments `.` and `..`: a proxy may interpret such a path in another way
 _AMBIGUOUS = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]|/\.\.?(?:/|\Z)")
@@ -47,7 +47,7 @@ class Request:
         state: The models, metrics, settings and limits.
         auth: Checks the caller.
         start: Start time in seconds of `time.perf_counter`.
-        own_headers: Headers that every answer to this request has.
+        response_headers: Headers that every answer to this request has.
         key: The name of its key; None before the check, and if the route needs no key.
         task: Label of metrics; None unless the route runs models.
         model: Label of metrics, such as `task`.
@@ -63,7 +63,7 @@ class Request:
     state: AppState
     auth: Authenticator
     start: float = field(default_factory=time.perf_counter)
-    own_headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    response_headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     key: str | None = None
     task: str | None = None
     model: str | None = None
@@ -72,9 +72,9 @@ class Request:
     status: int = 0
 
     async def send(self, message: Message) -> None:
-        """Sends a message of the answer, the first one with `own_headers`."""
+        """Sends a message of the answer, the first one with `response_headers`."""
         if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), *self.own_headers]
+            message["headers"] = [*message.get("headers", ()), *self.response_headers]
             await self.sender(message)
             self.status = message["status"]  # only now, because the server may refuse to send these headers
         else:

@@ -26,7 +26,7 @@ from bertserve.service.api.formats.open_inference import InferAnswer, InferBody,
 from bertserve.service.api.formats.openai import EmbeddingList, EmbeddingsBody, read_embeddings
 from bertserve.service.api.formats.tei import EmbedAllBody, SequencesBody
 from bertserve.service.api.jsonl import MEDIA_TYPE
-from bertserve.service.api.request import REQUEST, TIMEOUT_HEADER, Request
+from bertserve.service.api.request import REQUEST_KEY, TIMEOUT_HEADER, Request
 from bertserve.service.auth import Access
 from bertserve.service.tasks import classify, embed, rerank
 from bertserve.service.tasks.catalog import TASKS
@@ -56,7 +56,7 @@ class GuardedRoute(APIRoute):
         """Serves a request that the router has matched to this route; a wrong method gets status 405."""
         assert self.methods is not None, "FastAPI gives every route methods"
         if scope["method"] in self.methods:
-            request: Request = scope[REQUEST]
+            request: Request = scope[REQUEST_KEY]
             request.key = request.auth.check(self.access, scope["headers"])
         await super().handle(scope, receive, send)
 

@@ -171,7 +171,7 @@ class ValidationReport(Record):
 
 # Outputs of a graph for each mask: its best tokens, int64, and the logarithms of their probabilities, falling. They are this many tokens,
 # or the whole vocabulary if it is smaller.
-TOP_TOKENS_OUTPUT, TOP_LOGS_OUTPUT = "top_tokens", "top_logs"
+TOP_TOKENS_OUTPUT, TOP_LOG_PROBS_OUTPUT = "top_tokens", "top_logs"
 TOP_TOKENS = 100
 
 # a name within the bundle, which cannot lead out of its folder

@@ -25,7 +25,7 @@ from bertserve.service.tasks.catalog import TASKS, tasks_of
 from bertserve.service.tasks.cost import MAX_RESPONSE_BYTES
 from bertserve.service.tasks.reading import requested_task, validate_as
 from bertserve.service.tasks.task_spec import UNNAMED_TEXT
-from bertserve.service.tasks.unknown_fields import quote_names, required
+from bertserve.service.tasks.unknown_fields import quote_names, required_fields
 from bertserve.service.text.tokenizer import Encoding
 
 # Maximum rows of a block, and bytes of its answers as JSON: all answers of two blocks are in memory.
@@ -61,7 +61,7 @@ class RowReader:
         self._lists = {name for name, info in fields.items() if list in types_within(info.annotation)}
         self.by_field = {name: columns.get(name, name) for name in fields if not columns or name in self._needed | columns.keys()}
         self._required = [column for name, column in self.by_field.items() if columns or name in self._needed]
-        self._body_keys = required(body)
+        self._body_keys = required_fields(body)
         # options of /rerank are fields of the body, except those of decisions
         options = body.model_fields.keys() - body.parameters_type.model_fields.keys() - {"model", *self._body_keys}
         inner = {key: value for key, value in parameters.items() if key not in options}

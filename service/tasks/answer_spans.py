@@ -17,7 +17,7 @@ from bertserve.service.tasks.decoding import Floats
 from bertserve.service.text.words import trimmed
 
 
-def best_spans(start: Floats, end: Floats, window: range, *, longest: int, at_least: int) -> Iterator[tuple[int, int, float]]:
+def best_spans(start: Floats, end: Floats, window: range, *, longest: int, expected_count: int) -> Iterator[tuple[int, int, float]]:
     """Yields the spans of a window by falling score, then by position: first token, last token, score. Tokens count in the whole passage.
 
     The score of a span is p_start[i] * p_end[j]. Only the band i <= j < i + longest is computed, as a view of float32 [tokens, longest] on
@@ -28,7 +28,7 @@ def best_spans(start: Floats, end: Floats, window: range, *, longest: int, at_le
         end: The probability to be the last one, float32 [tokens].
         window: The tokens of the passage that the window has.
         longest: Maximum tokens of a span.
-        at_least: The number of spans that the caller reads in most cases.
+        expected_count: The number of spans that the caller reads in most cases.
     """
     longest = min(longest, len(start))
     padded = np.concatenate([end, np.full(longest - 1, -1, dtype=np.float32)])
@@ -36,8 +36,8 @@ def best_spans(start: Floats, end: Floats, window: range, *, longest: int, at_le
     firsts, lengths = np.nonzero(np.arange(len(start))[:, None] + np.arange(longest) < len(start))
     scores, firsts = band[firsts, lengths], firsts + window.start
     lasts = firsts + lengths
-    # more than `at_least`, because spans with the same text, ignoring case, or with only white space give no further answer
-    done, count = 0, 4 * at_least + 32
+    # more than `expected_count`, because spans with the same text, ignoring case, or with only white space give no further answer
+    done, count = 0, 4 * expected_count + 32
     while done < len(scores):
         count = min(count, len(scores))
         # includes all spans that equal the last one, so that ties are complete
@@ -108,7 +108,7 @@ class BestAnswers:
     def add(self, start: Floats, end: Floats, window: range, longest: int) -> int:
         """Adds the best spans of a window, and returns the microseconds that this took; the arguments are those of `best_spans`."""
         texts, decode_us = set(), 0
-        for first, last, score in best_spans(start, end, window, longest=longest, at_least=self._top_k):
+        for first, last, score in best_spans(start, end, window, longest=longest, expected_count=self._top_k):
             if score < self._floor:
                 break
             answer = self._answer_of(first, last, score, self._whole)
@@ -148,7 +148,7 @@ class SummedAnswers:
     def add(self, start: Floats, end: Floats, window: range, longest: int) -> int:
         """Adds the best spans of a window, and returns the microseconds that this took; the arguments are those of `best_spans`."""
         count = decode_us = 0
-        for first, last, score in best_spans(start, end, window, longest=longest, at_least=self._limit):
+        for first, last, score in best_spans(start, end, window, longest=longest, expected_count=self._limit):
             answer = self._answer_of(first, last, score, window)
             decode_us += _answer_us(answer)
             if answer["answer"]:

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from bertserve.service.errors import CallerValue, InvalidValueError, TooLargeError
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copy_outputs, too_long
-from bertserve.service.tasks.body import ClosedModel, Numbers, TaskBody, body_config
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copy_outputs, too_long_error
+from bertserve.service.tasks.body import ClosedModel, Indices, TaskBody, body_config
 from bertserve.service.tasks.classify import TextsOrPairs
 from bertserve.service.tasks.cost import ITEM_BYTES, MAX_RESPONSE_BYTES, NUMBER_BYTES, Cost, text_bytes
 from bertserve.service.tasks.decoding import Floats
@@ -33,9 +33,9 @@ class AttentionParameters(ClosedModel):
 
     output_attentions: Annotated[Literal[True] | None, Field(description="Request attention at a model's own path.")] = None
     layers: Annotated[
-        Numbers | None, Field(description="Layers to return, in this order; 0 is the first, -1 the last. By default all.")
+        Indices | None, Field(description="Layers to return, in this order; 0 is the first, -1 the last. By default all.")
     ] = None
-    heads: Annotated[Numbers | None, Field(description="Heads of each layer to return, in this order. By default all.")] = None
+    heads: Annotated[Indices | None, Field(description="Heads of each layer to return, in this order. By default all.")] = None
 
 
 @dataclass(slots=True)
@@ -63,14 +63,14 @@ def select_heads(parameters: AttentionParameters, counts: Sequence[int]) -> tupl
     Raises:
         InvalidValueError: The model lacks a layer or head, or one is named twice.
     """
-    layers = _numbers("layers", parameters.layers, len(counts), "this model")
-    return tuple((layer, _numbers("heads", parameters.heads, counts[layer], f"layer {layer} of this model")) for layer in layers)
+    layers = _indices("layers", parameters.layers, len(counts), "this model")
+    return tuple((layer, _indices("heads", parameters.heads, counts[layer], f"layer {layer} of this model")) for layer in layers)
 
 
-def _numbers(name: str, choice: Sequence[int] | None, count: int, owner: str) -> tuple[int, ...]:
-    """Returns the requested numbers, counted from 0."""
-    indices = range(count) if choice is None else choice
-    if (invalid := next((number for number in indices if not -count <= number < count), None)) is not None:
+def _indices(name: str, choice: Sequence[int] | None, count: int, owner: str) -> tuple[int, ...]:
+    """Returns the requested indices, counted from 0."""
+    requested = range(count) if choice is None else choice
+    if (invalid := next((index for index in requested if not -count <= index < count), None)) is not None:
         raise InvalidValueError(
             "`{field}` has {wrong}, but {whose} has {count} {field}; give 0 to {last}, or -1 to {least} to count from the end.",
             field=name,
@@ -80,10 +80,10 @@ def _numbers(name: str, choice: Sequence[int] | None, count: int, owner: str) ->
             last=count - 1,
             least=-count,
         )
-    numbers = tuple(number % count for number in indices)
-    if len(set(numbers)) < len(numbers):
-        raise InvalidValueError("`{field}` has a duplicate: {given}; name each once.", field=name, given=CallerValue(list(indices)))
-    return numbers
+    indices = tuple(index % count for index in requested)
+    if len(set(indices)) < len(indices):
+        raise InvalidValueError("`{field}` has a duplicate: {given}; name each once.", field=name, given=CallerValue(list(requested)))
+    return indices
 
 
 def show_attention(request: AttentionRequest, model: TaskModel) -> TaskGenerator:
@@ -127,9 +127,9 @@ def encode(request: AttentionRequest, tokenizer: Tokenizer) -> tuple[Encoding, l
     """
     # an empty second text counts as missing, as in the pipelines
     parts = tokenizer.tokenize([request.text, request.text_pair] if request.text_pair else [request.text])
-    room, total = tokenizer.room(pair=len(parts) > 1), sum(map(len, parts))
+    room, total = tokenizer.max_text_tokens(pair=len(parts) > 1), sum(map(len, parts))
     if total > room:
-        raise too_long(total, room, "because attention needs the whole text")
+        raise too_long_error(total, room, "because attention needs the whole text")
     whole = tokenizer.assemble(*(tokens.ids for tokens in parts))
     maps, length = request.maps, len(whole)
     if (values := len(maps) * length**2) > MAX_VALUES:

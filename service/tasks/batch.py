@@ -118,7 +118,7 @@ TaskGenerator = Generator[Batch, Sequence[Outputs], Any]
 TaskFunction = Callable[[Any, TaskModel], TaskGenerator]
 
 
-def too_long(total: int, room: int, remedy: str) -> InvalidValueError:
+def too_long_error(total: int, room: int, remedy: str) -> InvalidValueError:
     """Returns the error of a text of `total` tokens in place of at most `room`; `remedy` ends its sentence."""
     return InvalidValueError(
         "the text has {total} tokens and the model takes {room}; shorten it, {remedy}.", total=total, room=room, remedy=remedy
@@ -135,7 +135,7 @@ def encode_pairs(
     Raises:
         InvalidValueError: A pair is too long and `must_fit` is true.
     """
-    room, encodings, truncated = tokenizer.room(pair=True), [], False
+    room, encodings, truncated = tokenizer.max_text_tokens(pair=True), [], False
     texts = tokenizer.tokenize_lazily(chain([first], others))
     a = next(texts)
     for index, b in enumerate(texts):

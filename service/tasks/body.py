@@ -63,7 +63,7 @@ TextOrTexts = Annotated[
     one_of("a text or a list of texts", TEXT_TAG, LIST_TAG),
     Field(description="One or more texts."),
 ]
-Numbers = Annotated[list[int], Field(fail_fast=True, min_length=1, max_length=256)]  # of layers or heads
+Indices = Annotated[list[int], Field(fail_fast=True, min_length=1, max_length=256)]  # of layers or heads
 Truncate = Annotated[bool | None, Field(description="Truncate long texts; otherwise they are an error.")]
 TruncationDirection = Annotated[
     Literal["left", "right"] | None, BeforeValidator(lower), Field(description="End to truncate; by default the model's own.")
@@ -73,9 +73,9 @@ OffsetUnit = Annotated[Unit, BeforeValidator(lower), Field(description="Unit of 
 
 
 @functools.cache
-def field_names(kind: type[BaseModel]) -> frozenset[str]:
+def field_names(model_type: type[BaseModel]) -> frozenset[str]:
     """Returns the names of a class's fields; they are needed for each item of a list."""
-    return frozenset(kind.model_fields)
+    return frozenset(model_type.model_fields)
 
 
 class ClosedModel(BaseModel):
@@ -98,9 +98,9 @@ P = TypeVar("P", bound=ClosedModel)
 
 
 @functools.cache
-def defaults(kind: type[P]) -> P:
+def defaults(model_type: type[P]) -> P:
     """Returns parameters of a class with all defaults; they are frozen, so all requests share them."""
-    return kind()
+    return model_type()
 
 
 class TaskBody(BaseModel):

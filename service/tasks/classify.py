@@ -18,7 +18,16 @@ from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import Activation, Manifest, Side
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import occlusion
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, WindowSpan, too_long, warn_if_empty, window_spans
+from bertserve.service.tasks.batch import (
+    Batch,
+    ModelConfig,
+    TaskGenerator,
+    TaskModel,
+    WindowSpan,
+    too_long_error,
+    warn_if_empty,
+    window_spans,
+)
 from bertserve.service.tasks.body import (
     LIST_LIMIT,
     LIST_TAG,
@@ -154,12 +163,12 @@ def _first_batch(request: ClassifyRequest, tokenizer: Tokenizer) -> tuple[Batch,
     fields = ("text", "text_pair") if request.text_pair else ("",)
     tokens, parameters = tokenizer.tokenize(texts), request.parameters
     whole = [range(len(text.ids)) for text in tokens]
-    room, total = tokenizer.room(pair=len(texts) > 1), sum(map(len, whole))
+    room, total = tokenizer.max_text_tokens(pair=len(texts) > 1), sum(map(len, whole))
     truncated = total > room and parameters.window is None
     token_ranges = [whole]  # for each encoding, the tokens of each text
     spans: tuple[WindowSpan, ...] = ()
     if truncated and not parameters.truncation:
-        raise too_long(total, room, "or set `truncation` to true or `window` to `mean` or `max`")
+        raise too_long_error(total, room, "or set `truncation` to true or `window` to `mean` or `max`")
     if truncated:
         side = request.truncation_side or tokenizer.truncation_side
         token_ranges = [list(kept_of_pair(len(whole[0]), total - len(whole[0]), room, side))[: len(texts)]]

@@ -16,12 +16,12 @@ from pydantic import BaseModel, BeforeValidator, Field, Tag
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import LAST_FOUR, VECTOR_OUTPUT, Combine, Embedding, Layers, Manifest
 from bertserve.service.errors import CallerValue, InvalidValueError
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, too_long, warn_if_empty
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, too_long_error, warn_if_empty
 from bertserve.service.tasks.body import (
     LIST_TAG,
     TEXT_TAG,
     ClosedModel,
-    Numbers,
+    Indices,
     TaskBody,
     TextOrTexts,
     Truncate,
@@ -79,22 +79,22 @@ def select_layers(layers: Layers | list[int] | None, combine: Combine | None, em
     Raises:
         InvalidValueError: The bundle lacks a layer, or a layer is named twice.
     """
-    numbers, position_by_layer = _numbers(layers or embedding.default_layers), embedding.positions
-    if missing := [layer for layer in numbers if layer not in position_by_layer]:
+    indices, position_by_layer = _indices(layers or embedding.default_layers), embedding.positions
+    if missing := [layer for layer in indices if layer not in position_by_layer]:
         raise InvalidValueError(
             "`layers` has {missing}, but this model has only the layers {known}; the operator can export it with other `--layers`.",
             missing=CallerValue(missing[0]),
             known=", ".join(map(str, sorted(position_by_layer)[:32])),
         )
-    positions = tuple(position_by_layer[layer] for layer in numbers)
+    positions = tuple(position_by_layer[layer] for layer in indices)
     if len(set(positions)) < len(positions):
-        raise InvalidValueError("`layers` has a duplicate: {wanted}; name each once.", wanted=CallerValue(list(numbers)))
+        raise InvalidValueError("`layers` has a duplicate: {wanted}; name each once.", wanted=CallerValue(list(indices)))
     if positions == (position_by_layer[-1],):
         return LAST_LAYER
     return LayerChoice(embedding.layers_output, embedding.layer_count, positions, combine or embedding.combine)
 
 
-def _numbers(layers: Layers | list[int] | None) -> tuple[int, ...]:
+def _indices(layers: Layers | list[int] | None) -> tuple[int, ...]:
     if layers == "last_four":
         return tuple(range(-LAST_FOUR, 0))
     return (-1,) if layers is None or isinstance(layers, str) else tuple(layers)
@@ -125,7 +125,7 @@ class EmbedOptions(BaseModel):
     ] = None
     layers: Annotated[
         Annotated[
-            Annotated[Literal["last", "last_four"], Tag(TEXT_TAG)] | Annotated[Numbers, Tag(LIST_TAG)],
+            Annotated[Literal["last", "last_four"], Tag(TEXT_TAG)] | Annotated[Indices, Tag(LIST_TAG)],
             one_of("`last`, `last_four` or a list of numbers of layers", TEXT_TAG, LIST_TAG),
         ]
         | None,
@@ -240,9 +240,9 @@ def encode(request: EmbedRequest, tokenizer: Tokenizer) -> tuple[Encoding, bool]
         InvalidValueError: The text is too long and `truncate` is false.
     """
     (tokens,) = tokenizer.tokenize([request.prompt + request.text])
-    room = tokenizer.room(pair=False)
+    room = tokenizer.max_text_tokens(pair=False)
     if len(tokens) > room and request.parameters.truncate is False:
-        raise too_long(len(tokens), room, "or set `truncate` to true")
+        raise too_long_error(len(tokens), room, "or set `truncate` to true")
     token_range = kept_tokens(len(tokens), room, request.parameters.truncation_direction or tokenizer.truncation_side)
     encoding = tokenizer.assemble(tokens.ids[token_range.start : token_range.stop])
     encoding.small_outputs = request.own_pooling

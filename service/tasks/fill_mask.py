@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from bertserve.service.bundle.graph_spec import TOP_LOGS_OUTPUT, TOP_TOKENS, TOP_TOKENS_OUTPUT, Outputs
+from bertserve.service.bundle.graph_spec import TOP_LOG_PROBS_OUTPUT, TOP_TOKENS, TOP_TOKENS_OUTPUT, Outputs
 from bertserve.service.errors import CallerValue, InvalidParameterError, InvalidValueError
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel
 from bertserve.service.tasks.body import MAX_TOP_K, ClosedModel, TaskBody, TextOrTexts, body_config
@@ -124,10 +124,10 @@ def fill_masks(request: FillMaskRequest, model: TaskModel) -> TaskGenerator:
 
     def keep(_: int, row: Outputs) -> Outputs:
         if TOP_TOKENS_OUTPUT in row:
-            tokens, logs = row[TOP_TOKENS_OUTPUT], row[TOP_LOGS_OUTPUT]
-            best_first = np.lexsort((tokens, -logs))[:, : request.parameters.top_k]  # a GPU's order of equal scores is undefined
-            tokens, logs = (np.take_along_axis(values, best_first, axis=1) for values in (tokens, logs))
-            return {"tokens": tokens, "scores": np.exp(logs)}
+            tokens, log_probs = row[TOP_TOKENS_OUTPUT], row[TOP_LOG_PROBS_OUTPUT]
+            best_first = np.lexsort((tokens, -log_probs))[:, : request.parameters.top_k]  # a GPU's order of equal scores is undefined
+            tokens, log_probs = (np.take_along_axis(values, best_first, axis=1) for values in (tokens, log_probs))
+            return {"tokens": tokens, "scores": np.exp(log_probs)}
         best = []
         for logits in row["logits"]:  # one by one, because the scores of a whole vocabulary are large
             scores = activate(logits, "softmax")
@@ -154,7 +154,7 @@ def fill_masks(request: FillMaskRequest, model: TaskModel) -> TaskGenerator:
 
 def _windows(ids: list[int], masks: Sequence[int], tokenizer: Tokenizer) -> list[Encoding]:
     """Returns one encoding with all masks, or one around each mask if the text exceeds the model's length."""
-    room = tokenizer.room(pair=False)
+    room = tokenizer.max_text_tokens(pair=False)
     if len(ids) <= room:
         return [tokenizer.assemble(ids, masks=masks)]
     starts = [min(max(i - room // 2, 0), len(ids) - room) for i in masks]

@@ -116,7 +116,7 @@ def prepare(
             limit=MAX_PATTERNS,
         )
     patterns = [_pattern(ids, masks, chosen, beam, tokenizer) for chosen in product(slots, repeat=len(masks))]
-    room, specials = tokenizer.room(pair=False), tokenizer.max_length - tokenizer.room(pair=False)
+    room, specials = tokenizer.max_text_tokens(pair=False), tokenizer.max_length - tokenizer.max_text_tokens(pair=False)
     tokens = sum(sum(pattern.runs) * (min(len(pattern.ids), room) + specials + 1) for pattern in patterns)
     return patterns, tokens, any(len(pattern.ids) > room for pattern in patterns)
 
@@ -155,7 +155,7 @@ def _pattern(ids: list[int], masks: Sequence[int], slots: tuple[Slot, ...], beam
         expanded += [ids[mask]] * slot.size
         before = mask + 1
     expanded += ids[before:]
-    room, span = tokenizer.room(pair=False), positions[-1] - positions[0] + 1
+    room, span = tokenizer.max_text_tokens(pair=False), positions[-1] - positions[0] + 1
     if span > room:
         raise InvalidValueError(
             "the masks of the text span {span} tokens and the model takes {room}; shorten the text, or remove "
@@ -182,7 +182,7 @@ def search(patterns: Sequence[Pattern], *, beam: int, top_k: int, tokenizer: Tok
 
     `beam` is the number of fillings that each pattern keeps.
     """
-    room = tokenizer.room(pair=False)
+    room = tokenizer.max_text_tokens(pair=False)
     fillings: list[list[Filling]] = [[(0.0, ())] for _ in patterns]
     for done in range(max(len(pattern.masks) for pattern in patterns)):
         open_patterns = [(index, pattern) for index, pattern in enumerate(patterns) if done < len(pattern.masks)]
@@ -201,18 +201,18 @@ def search(patterns: Sequence[Pattern], *, beam: int, top_k: int, tokenizer: Tok
 
 
 def _best(choices: Sequence[tuple[int, NDArray[np.int64] | None]], index: int, row: Outputs) -> Outputs:
-    """Returns the best `tokens` of one mask, int64 [tokens], and the logarithms of their probabilities as `logs`, float64.
+    """Returns the best `tokens` of one mask, int64 [tokens], and the logarithms of their probabilities as `log_probs`, float64.
 
     `choices` has the maximum number of tokens and the allowed ones for each encoding.
     """
-    logs = log_softmax(row["logits"][0])
-    best = best_tokens(logs, *choices[index])
-    return {"tokens": best, "logs": logs[best]}
+    log_probs = log_softmax(row["logits"][0])
+    best = best_tokens(log_probs, *choices[index])
+    return {"tokens": best, "log_probs": log_probs[best]}
 
 
 def _grown(fillings: Sequence[Filling], rows: Sequence[Outputs], count: int) -> list[Filling]:
     """Returns the best `count` fillings with one more mask filled; `rows` has the result of `_best` for each filling."""
-    costs = [cost - row["logs"] for (cost, _), row in zip(fillings, rows, strict=True)]
+    costs = [cost - row["log_probs"] for (cost, _), row in zip(fillings, rows, strict=True)]
     every = np.concatenate(costs)
     count = min(count, len(every))
     # creates no objects for the many dropped ones; includes all that equal the last one, so that ties are ordered
@@ -228,8 +228,8 @@ def _grown(fillings: Sequence[Filling], rows: Sequence[Outputs], count: int) -> 
 def log_softmax(logits: Floats) -> NDArray[np.float64]:
     """Returns the logarithms of the probabilities of logits, float32 [vocabulary], as float64."""
     shifted = logits.astype(np.float64) - logits.max()
-    logs: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
-    return logs
+    log_probs: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
+    return log_probs
 
 
 def _results(

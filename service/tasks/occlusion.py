@@ -83,7 +83,7 @@ def variants(parts: Sequence[OccludedText], tokenizer: Tokenizer) -> tuple[list[
     for index, part in enumerate(parts):
         for word in part.words:
             texts = [other_part.ids if i != index else part.without(word) for i, other_part in enumerate(parts)]
-            if not any(texts) and tokenizer.room(pair=len(parts) > 1) == tokenizer.max_length:
+            if not any(texts) and tokenizer.max_text_tokens(pair=len(parts) > 1) == tokenizer.max_length:
                 continue  # no token is left, not even a special one
             removed_words.append((part, word))
             encodings.append(tokenizer.assemble(*texts))

@@ -185,7 +185,7 @@ def windows_of(request: AnswerRequest, tokenizer: Tokenizer) -> PassageWindows:
             max_length=tokenizer.max_length,
         )
     stride = default_stride(length) if parameters.doc_stride is None else parameters.doc_stride
-    room = length - (tokenizer.max_length - tokenizer.room(pair=True)) - len(question)
+    room = length - (tokenizer.max_length - tokenizer.max_text_tokens(pair=True)) - len(question)
     remedy = "make `max_seq_len` greater or the question shorter"
     token_ranges = windows(len(passage), room, stride, tokenizer.truncation_side, field="doc_stride", remedy=remedy)
     encodings = [tokenizer.assemble(question.ids, passage.ids[window.start : window.stop]) for window in token_ranges]

@@ -13,14 +13,14 @@ from bertserve.service.errors import CallerValue, InvalidValueError, TooLargeErr
 from bertserve.service.tasks.body import TAGS, Limits, TaskBody, field_names
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import parse
-from bertserve.service.tasks.unknown_fields import check_keys, invalid_json, not_an_object, unknown_within
+from bertserve.service.tasks.unknown_fields import check_keys, invalid_json_error, not_an_object_error, unknown_within_error
 
 _SHOWN_CHARS = 40  # of a wrong value
 
 B = TypeVar("B", bound=TaskBody)
 
 
-def read_as(kind: type[B], raw: bytes, limits: Limits) -> B:
+def read_as(body_type: type[B], raw: bytes, limits: Limits) -> B:
     """Reads a request body of a class.
 
     Raises:
@@ -28,7 +28,7 @@ def read_as(kind: type[B], raw: bytes, limits: Limits) -> B:
         InvalidValueError: The JSON does not match the class.
         TooLargeError: A list or a text exceeds its limit.
     """
-    return validate_as(kind, parse_json(raw, kind), limits)
+    return validate_as(body_type, parse_json(raw, body_type), limits)
 
 
 def parse_json(raw: bytes, body: type[TaskBody] | None = None) -> Any:
@@ -42,7 +42,7 @@ def parse_json(raw: bytes, body: type[TaskBody] | None = None) -> Any:
         # not `model_validate_json`, which creates Python objects for each Python validator, and again for the error
         return parse(raw)
     except ValueError as error:
-        raise invalid_json(raw, str(error), body) from error
+        raise invalid_json_error(raw, str(error), body) from error
 
 
 def requested_task(task: str, value: Any) -> str:
@@ -60,7 +60,7 @@ def _has(value: Any, keys: tuple[str, ...]) -> bool:
     return True
 
 
-def validate_as(kind: type[B], value: Any, limits: Limits) -> B:
+def validate_as(body_type: type[B], value: Any, limits: Limits) -> B:
     """Validates the JSON value of a request body of a class.
 
     Raises:
@@ -68,13 +68,13 @@ def validate_as(kind: type[B], value: Any, limits: Limits) -> B:
         TooLargeError: A list or a text exceeds its limit.
     """
     if not isinstance(value, dict):
-        raise not_an_object(value, kind)
-    if not value.keys() <= field_names(kind):
-        check_keys(value, kind)
+        raise not_an_object_error(value, body_type)
+    if not value.keys() <= field_names(body_type):
+        check_keys(value, body_type)
     try:
-        body = kind.model_validate(value)
+        body = body_type.model_validate(value)
     except ValidationError as wrong:
-        raise _translate(wrong, kind) from wrong
+        raise _translate(wrong, body_type) from wrong
     if body.count > limits.max_inputs:
         raise TooLargeError(
             "{counted} and {max_inputs} are allowed; split the request; the operator can raise --max-inputs.",
@@ -104,7 +104,7 @@ def validate_as(kind: type[B], value: Any, limits: Limits) -> B:
 def _translate(error: ValidationError, body: type[TaskBody]) -> InvalidValueError | TooLargeError:
     """Turns pydantic's first error into one sentence."""
     first = error.errors(include_url=False)[0]
-    field_path = where([part for part in first["loc"] if part not in TAGS])
+    field_path = path_in_body([part for part in first["loc"] if part not in TAGS])
     if first["type"] == "too_long" and not field_path.startswith("parameters"):
         limit = first["ctx"]["max_length"]
         return TooLargeError(
@@ -114,13 +114,13 @@ def _translate(error: ValidationError, body: type[TaskBody]) -> InvalidValueErro
             limit=limit,
         )
     if first["type"] == "unknown_name":
-        return unknown_within(first["ctx"]["name"], field_path, first["ctx"]["known"], body)
-    return wrong_value(first, body.example())
+        return unknown_within_error(first["ctx"]["name"], field_path, first["ctx"]["known"], body)
+    return wrong_value_error(first, body.example())
 
 
-def wrong_value(error: ErrorDetails, example: Mapping[str, Any]) -> InvalidValueError:
+def wrong_value_error(error: ErrorDetails, example: Mapping[str, Any]) -> InvalidValueError:
     """Returns one of pydantic's errors, for a missing or wrong value, as one sentence; `example` is a valid body."""
-    field_path = where([part for part in error["loc"] if part not in TAGS]) or "the body"
+    field_path = path_in_body([part for part in error["loc"] if part not in TAGS]) or "the body"
     if error["type"] == "missing":
         return InvalidValueError(
             "`{field_path}` is missing; send JSON such as {example}.", field_path=field_path, example=json.dumps(example)
@@ -133,7 +133,7 @@ def wrong_value(error: ErrorDetails, example: Mapping[str, Any]) -> InvalidValue
     )
 
 
-def where(parts: Sequence[int | str]) -> str:
+def path_in_body(parts: Sequence[int | str]) -> str:
     """Returns a position in a body, such as `inputs[2].text`."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
 

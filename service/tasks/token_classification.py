@@ -84,7 +84,7 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskGenerator:
     names = (labels if strategy == "none" else groups_of(model.config)) if request.parameters.decide else ()
     rule = decision_rule(request.parameters, model, [name for name in names if name not in ignored])
     (tokens,) = tokenizer.tokenize([request.text])
-    room = tokenizer.room(pair=False)
+    room = tokenizer.max_text_tokens(pair=False)
     token_ranges = windows(len(tokens), room, request.parameters.stride, tokenizer.truncation_side) if len(tokens) else []
     encodings = [tokenizer.assemble(tokens.ids[window.start : window.stop]) for window in token_ranges]
     rows = yield Batch(

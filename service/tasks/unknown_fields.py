@@ -10,8 +10,8 @@ from bertserve.service.errors import CallerValue, InvalidValueError, MalformedRe
 from bertserve.service.tasks.body import TaskBody, field_names
 
 # Keys that clients of other services send next to `inputs`, with the values that change nothing here. None means any value.
-HARMLESS: Mapping[str, Sequence[Any] | None] = {
-    "options": None,  # of the Inference API, with the names of `OPTIONS`
+IGNORED_FIELDS: Mapping[str, Sequence[Any] | None] = {
+    "options": None,  # of the Inference API, with the names of `IGNORED_OPTIONS`
     "use_cache": None,
     "wait_for_model": None,
     "user": None,  # of the OpenAI API: the name of the end user
@@ -19,7 +19,16 @@ HARMLESS: Mapping[str, Sequence[Any] | None] = {
     "encoding_format": ("float", None),  # for answers without vectors
 }
 # Names in `options` of the Inference API and its clients. They are about waiting for a model and about caches.
-OPTIONS = ("use_cache", "wait_for_model", "use_gpu", "dont_load_model", "retry_on_error", "includeCredentials", "taskHint", "signal")
+IGNORED_OPTIONS = (
+    "use_cache",
+    "wait_for_model",
+    "use_gpu",
+    "dont_load_model",
+    "retry_on_error",
+    "includeCredentials",
+    "taskHint",
+    "signal",
+)
 
 
 def check_keys(value: Mapping[str, Any], body: type[TaskBody]) -> None:
@@ -32,15 +41,15 @@ def check_keys(value: Mapping[str, Any], body: type[TaskBody]) -> None:
     for name, content in value.items():
         if name in field_names(body) or (content is None and body.ignores_null_fields):
             continue
-        if name not in HARMLESS:
-            raise _unknown(name, body)
-        allowed = HARMLESS[name]
+        if name not in IGNORED_FIELDS:
+            raise _unknown_field_error(name, body)
+        allowed = IGNORED_FIELDS[name]
         if allowed is not None and content not in allowed:
             raise InvalidValueError("`{field}` asks for a response format that this endpoint does not have; remove `{field}`.", field=name)
         if name == "options" and content is not None:
             if not isinstance(content, dict):
                 raise InvalidValueError("`options` is wrong: must be an object; fix or remove it.")
-            check_names(content, OPTIONS, "`options`")
+            check_names(content, IGNORED_OPTIONS, "`options`")
 
 
 def quote_names(names: Sequence[str]) -> str:
@@ -48,21 +57,25 @@ def quote_names(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def unknown_within(name: str, where: str, known: Sequence[str], body: type[TaskBody]) -> InvalidValueError:
+def unknown_within_error(name: str, field_path: str, known: Sequence[str], body: type[TaskBody]) -> InvalidValueError:
     """Returns the error of an unknown name in an object within a body, such as `parameters` or `inputs[3]`."""
-    if where == "parameters" and name in field_names(body):
-        return InvalidValueError("`parameters` has no `{field}`; put it next to {known}.", field=name, known=quote_names(required(body)))
-    return unknown_name(name, f"`{where}`", known)
+    if field_path == "parameters" and name in field_names(body):
+        return InvalidValueError(
+            "`parameters` has no `{field}`; put it next to {known}.", field=name, known=quote_names(required_fields(body))
+        )
+    return unknown_name_error(name, f"`{field_path}`", known)
 
 
-def unknown_name(name: str, holder: str, known: Sequence[str], kind: type[InvalidValueError] = InvalidValueError) -> InvalidValueError:
+def unknown_name_error(
+    name: str, holder: str, known: Sequence[str], error_class: type[InvalidValueError] = InvalidValueError
+) -> InvalidValueError:
     """Returns the error of an unknown name; `holder` is the object that does not have it, for the message."""
     hint = did_you_mean(name.lower(), known)
     remedy = f"{hint + ' Known' if hint else 'known'} names are {quote_names(known)}" if known else "leave it out"
-    return kind("{holder} has no `{name}`; {remedy}.", holder=holder, name=CallerValue(name), remedy=remedy)
+    return error_class("{holder} has no `{name}`; {remedy}.", holder=holder, name=CallerValue(name), remedy=remedy)
 
 
-def check_names(names: Iterable[str], known: Sequence[str], holder: str, kind: type[InvalidValueError] = InvalidValueError) -> None:
+def check_names(names: Iterable[str], known: Sequence[str], holder: str, error_class: type[InvalidValueError] = InvalidValueError) -> None:
     """Refuses the first name that is not known.
 
     Raises:
@@ -70,18 +83,18 @@ def check_names(names: Iterable[str], known: Sequence[str], holder: str, kind: t
     """
     unknown = next((name for name in names if name not in known), None)
     if unknown is not None:
-        raise unknown_name(unknown, holder, known, kind)
+        raise unknown_name_error(unknown, holder, known, error_class)
 
 
-def required(body: type[TaskBody]) -> list[str]:
+def required_fields(body: type[TaskBody]) -> list[str]:
     """Returns the required keys of a body: `inputs`, or the fields that replace it."""
     return [name for name, field in body.model_fields.items() if field.is_required() and name != "parameters"]
 
 
-def _unknown(name: str, body: type[TaskBody]) -> InvalidValueError:
+def _unknown_field_error(name: str, body: type[TaskBody]) -> InvalidValueError:
     """Returns the error of an unknown name at the top of a body."""
-    texts = quote_names(required(body))
-    known = [field for field in dict.fromkeys([*required(body), "parameters", *body.model_fields]) if field in field_names(body)]
+    texts = quote_names(required_fields(body))
+    known = [field for field in dict.fromkeys([*required_fields(body), "parameters", *body.model_fields]) if field in field_names(body)]
     parameters = list(body.parameters_type.model_fields)
     if name in parameters:
         return InvalidValueError("unknown field `{field}` next to {known}; put it into `parameters`.", field=name, known=texts)
@@ -90,7 +103,7 @@ def _unknown(name: str, body: type[TaskBody]) -> InvalidValueError:
     return InvalidValueError("unknown field `{name}`; {remedy}.", name=CallerValue(name), remedy=remedy)
 
 
-def invalid_json(raw: bytes, reason: str, body: type[TaskBody] | None) -> MalformedRequestError:
+def invalid_json_error(raw: bytes, reason: str, body: type[TaskBody] | None) -> MalformedRequestError:
     """Returns the error of a body that is not JSON; `reason` is the parser's error, and `body` is None if no task has this body."""
     # in a document of one line, the number of the line says nothing: it can be any line of JSON Lines
     problem = reason if b"\n" in raw.strip() else reason.replace(" at line 1 column ", " at column ")
@@ -98,12 +111,12 @@ def invalid_json(raw: bytes, reason: str, body: type[TaskBody] | None) -> Malfor
     return MalformedRequestError("the body is not valid JSON: {problem}; send JSON{example}.", problem=problem, example=example)
 
 
-def not_an_object(value: object, body: type[TaskBody]) -> InvalidValueError:
+def not_an_object_error(value: object, body: type[TaskBody]) -> InvalidValueError:
     """Returns the error of a body that is JSON, but not an object. Most often it has only the inputs."""
     kinds = {str: "a text", list: "a list", bool: "a truth value", int: "a number", float: "a number"}
     return InvalidValueError(
         "the body is {problem}, but must be an object with {known}, such as {example}.",
         problem=kinds.get(type(value), "null"),
-        known=quote_names(required(body)),
+        known=quote_names(required_fields(body)),
         example=json.dumps(body.example()),
     )

@@ -111,7 +111,7 @@ def classify_zero_shot(request: ZeroShotRequest, model: TaskModel) -> TaskGenera
     tokenizer, template = model.tokenizer, parameters.hypothesis_template
     hypotheses = tokenizer.tokenize_lazily([request.text, *(template.replace(PLACEHOLDER, label) for label in labels)])
     text = next(hypotheses)
-    room, encodings, truncated = tokenizer.room(pair=True), [], False
+    room, encodings, truncated = tokenizer.max_text_tokens(pair=True), [], False
     for label, hypothesis in zip(labels, hypotheses, strict=True):
         text_room = room - len(hypothesis)
         if text_room < min(len(text), 1):

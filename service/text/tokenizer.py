@@ -121,7 +121,7 @@ class Tokenizer:
         self._tokenizer = self._library.tokenizer
         # for one text and for a pair: the sequence of special tokens and texts, and the tokens of texts that fit in addition
         self._templates = {False: spec.single} | ({} if spec.pair is None else {True: spec.pair})
-        self._rooms = {
+        self._max_text_tokens = {
             pair: spec.max_length - sum(isinstance(part, SpecialPart) for part in parts) for pair, parts in self._templates.items()
         }
         self.max_length = spec.max_length
@@ -195,24 +195,24 @@ class Tokenizer:
         strings: list[str] = self._tokenizer.decode_batch(id_lists, skip_special_tokens=skip_special)
         return strings
 
-    def room(self, *, pair: bool) -> int:
+    def max_text_tokens(self, *, pair: bool) -> int:
         """Returns the number of text tokens that fit in addition to the template's special tokens.
 
         Raises:
             InvalidValueError: The model cannot read pairs.
         """
-        if pair not in self._rooms:
+        if pair not in self._max_text_tokens:
             raise InvalidValueError(
                 "this model cannot read pairs of texts, because it has no token type for the second text; send single texts."
             )
-        return self._rooms[pair]
+        return self._max_text_tokens[pair]
 
     def assemble(self, a: TokenIds, b: TokenIds | None = None, *, masks: Sequence[int] = ()) -> Encoding:
         """Adds the special tokens to one text or a pair.
 
         Args:
             a: Token ids of the text.
-            b: Token ids of the second text, if any; together they must fit `room`.
+            b: Token ids of the second text, if any; together they must fit `max_text_tokens`.
             masks: Indices of the masks to fill, in the last text.
 
         Raises:

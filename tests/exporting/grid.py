@@ -109,7 +109,7 @@ def grid(tokenizer: Tokenizer, task: str) -> list[Encoding]:
     (whole,) = tokenizer.tokenize([" ".join(BUILT_IN_TEXTS.read_text(encoding="utf-8").splitlines()[:20])])
     pair = task in ("question-answering", "multiple-choice", "next-sentence", "sentence-order")
     encodings = []
-    for count in (*COUNTS, tokenizer.room(pair=pair)):
+    for count in (*COUNTS, tokenizer.max_text_tokens(pair=pair)):
         ids = list(whole.ids[7 : 7 + count])
         if tokenizer.mask is not None and task == "fill-mask":
             masks = sorted({0, count - 1}) if count else []
@@ -117,7 +117,7 @@ def grid(tokenizer: Tokenizer, task: str) -> list[Encoding]:
                 ids[mask] = tokenizer.mask.id
             encodings += [tokenizer.assemble(ids, masks=masks)] if masks else []
         else:
-            if count or tokenizer.room(pair=pair) < tokenizer.max_length:  # without special tokens, an empty text has no tokens
+            if count or tokenizer.max_text_tokens(pair=pair) < tokenizer.max_length:  # without special tokens, an empty text has no tokens
                 encodings.append(tokenizer.assemble(ids[: count // 3], ids[count // 3 :]) if pair else tokenizer.assemble(ids))
     assert len(encodings[-1]) == tokenizer.max_length
     return encodings

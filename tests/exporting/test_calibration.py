@@ -149,7 +149,7 @@ def test_passages_join_neighboring_texts_of_one_split(all_staged: dict[str, Stag
     """Each passage is longer than a truncated text, fits the model, and contains no text of the other split."""
     staged = all_staged["text-classification"]
     split = calibration.read_int8_texts(calibration.BUILT_IN_TEXTS).with_passages(staged.tokenizer)
-    room = staged.tokenizer.room(pair=False)
+    room = staged.tokenizer.max_text_tokens(pair=False)
 
     for side, other in ((split.calibration, split.report), (split.report, split.calibration)):
         joined = [passage for passage in side.passages if passage not in side.lines]

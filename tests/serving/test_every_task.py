@@ -14,7 +14,7 @@ from application import LONG, Send, assert_same, call, classify, play, post, rej
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.unknown_fields import HARMLESS, OPTIONS
+from bertserve.service.tasks.unknown_fields import IGNORED_FIELDS, IGNORED_OPTIONS
 
 CLASSIFY, NER, ANSWER, FILL, CHOOSE = "/classify", "/ner", "/answer", "/fill-mask", "/choose"
 EMBED, SIMILARITY, RERANK, ZERO_SHOT, ATTENTION = "/embed", "/similarity", "/rerank", "/zero-shot", "/attention"
@@ -257,9 +257,9 @@ def test_rerank_options_are_refused_within_parameters(api: Send) -> None:
 
 @each_path
 def test_harmless_keys_of_other_clients_are_accepted(api: Send, path: str) -> None:
-    more = {"options": dict.fromkeys(OPTIONS, True), "use_cache": False, "wait_for_model": True, "user": "me"}
+    more = {"options": dict.fromkeys(IGNORED_OPTIONS, True), "use_cache": False, "wait_for_model": True, "user": "me"}
     more |= {"stream": False, "encoding_format": "float"}
-    assert set(HARMLESS) == set(more)
+    assert set(IGNORED_FIELDS) == set(more)
     expected = result(api, path, BODIES[path])
     assert expected == result(api, path, BODIES[path] | more | {"model": None})
     assert expected == result(api, path, {"parameters": None} | BODIES[path])

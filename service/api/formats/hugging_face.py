@@ -26,9 +26,9 @@ _JS_USER_AGENT = b"@huggingface/inference/"
 _JS_READS_ONE = frozenset({classify.TASK, token_classification.TASK, question_answering.TASK, fill_mask.TASK, zero_shot.TASK})
 
 
-def read_for_task(task: str, kind: type[TaskBody], raw: bytes, request: Request) -> Call:
+def read_for_task(task: str, body_type: type[TaskBody], raw: bytes, request: Request) -> Call:
     """Reads a body of a class at a task's path; it may name a model."""
-    body = read_as(kind, raw, request.state.limits)
+    body = read_as(body_type, raw, request.state.limits)
     return _call(task, request.state.registry.for_task(task, body.model), body, request)
 
 

@@ -24,14 +24,14 @@ from bertserve.service.tasks import classify, embed, multiple_choice, rerank, si
 from bertserve.service.tasks.body import MAX_ITEMS, ClosedModel, TaskBody, types_within
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import to_json
-from bertserve.service.tasks.reading import parse_json, requested_task, show, validate_as, where, wrong_value
+from bertserve.service.tasks.reading import parse_json, path_in_body, requested_task, show, validate_as, wrong_value_error
 from bertserve.service.tasks.task_spec import UNNAMED_TEXT
-from bertserve.service.tasks.unknown_fields import check_names, unknown_name
+from bertserve.service.tasks.unknown_fields import check_names, unknown_name_error
 
-JSON = "json"  # the output with the JSON answer of the task's endpoint
+JSON_OUTPUT = "json"  # the output with the JSON answer of the task's endpoint
 _LENGTH_BYTES = 4  # little-endian, before each element of a binary BYTES tensor
 _EXAMPLE: dict[str, Any] = {"inputs": [{"name": "inputs", "shape": [2], "datatype": "BYTES", "data": ["A warm, funny film.", "Dull."]}]}
-_TEXTS = ("label", JSON)  # outputs of texts; the others are float32
+_TEXTS = ("label", JSON_OUTPUT)  # outputs of texts; the others are float32
 _LABELS = ("label", "score", "scores")
 # task -> its outputs in addition to JSON
 _OUTPUTS: Mapping[str, tuple[str, ...]] = {
@@ -124,8 +124,8 @@ def read_infer(raw: bytes, request: Request) -> Call:
 
     def to_response(prediction: Prediction) -> BinaryResponse:
         values = _output_values(task, outputs, prediction.results, body, model.bundle.manifest)
-        if JSON in requested:
-            values[JSON] = [to_json(result).decode() for result in prediction.results]
+        if JSON_OUTPUT in requested:
+            values[JSON_OUTPUT] = [to_json(result).decode() for result in prediction.results]
         head = {"model_name": model.name, "model_version": model.bundle.version} | ({} if infer.id is None else {"id": infer.id})
         tensors = []
         for name, form in requested.items():
@@ -170,9 +170,9 @@ def _output_names(task: str, manifest: Manifest, body: TaskBody | None = None) -
     parameters = None if body is None else body.parameters
     pooling = manifest.embedding and (getattr(parameters, "pooling", None) or manifest.embedding.pooling)
     if pooling == "none" or getattr(parameters, "encoding_format", None) == "base64" or getattr(parameters, "decide", False):
-        return [JSON]  # a list of vectors, a text or a decision per input
+        return [JSON_OUTPUT]  # a list of vectors, a text or a decision per input
     is_cut = getattr(parameters, "top_k", None) is not None  # to some labels, which are not the same for each text
-    return [name for name in (*_OUTPUTS.get(task, ()), JSON) if name != "scores" or not is_cut]
+    return [name for name in (*_OUTPUTS.get(task, ()), JSON_OUTPUT) if name != "scores" or not is_cut]
 
 
 def _output_values(task: str, names: Sequence[str], results: Sequence[Any], body: TaskBody, manifest: Manifest) -> dict[str, Any]:
@@ -304,5 +304,7 @@ def _read_body(raw: bytes, request: Request) -> tuple[InferBody, memoryview]:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         if first["type"] == "unknown_name":
-            raise unknown_name(first["ctx"]["name"], f"`{where(first['loc']) or 'the body'}`", first["ctx"]["known"]) from error
-        raise wrong_value(first, _EXAMPLE) from error
+            raise unknown_name_error(
+                first["ctx"]["name"], f"`{path_in_body(first['loc']) or 'the body'}`", first["ctx"]["known"]
+            ) from error
+        raise wrong_value_error(first, _EXAMPLE) from error
