@@ -17,7 +17,7 @@ from bertserve.export.workspace import ignore_signals
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest, Source
-from bertserve.service.bundle.validation_policy import describe_agreement, is_low, summarize_agreement
+from bertserve.service.bundle.validation_policy import describe_agreement, has_low_agreement, summarize_agreement
 from bertserve.service.errors import plural
 
 CARD_FIELDS = {"license", "license_name", "license_link", "language", "datasets"}  # of `Source`, from the card of the checkpoint
@@ -91,7 +91,7 @@ def model_card(manifest: Manifest, folder: Path, card: str | None) -> str:
         [
             f"**Warning:** graph {graph.name}: {describe_agreement(graph.validation)}. Measure it on your own texts before you use it."
             for graph in manifest.graphs
-            if is_low(graph)
+            if has_low_agreement(graph)
         ],
         [
             f"**There is no graph {graph.provider}/{graph.precision}.** The export tried to make it: {graph.reason}"

@@ -27,7 +27,7 @@ from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.export.workspace import raise_on_signals
 from bertserve.service import __version__
 from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Metric, TokenTypes
-from bertserve.service.bundle.validation_policy import ENOUGH_AGREEMENT, describe_agreement, is_low, summarize_agreement
+from bertserve.service.bundle.validation_policy import LOW_AGREEMENT_THRESHOLD, describe_agreement, has_low_agreement, summarize_agreement
 from bertserve.service.engine.hardware import usable_cores
 from bertserve.service.flag_parser import FlagParser
 from bertserve.service.providers import PROVIDERS
@@ -101,9 +101,9 @@ def _export(argv: Sequence[str]) -> int:
         )
         return 1
     _print_agreements(target, manifest)
-    for graph in filter(is_low, manifest.graphs):
+    for graph in filter(has_low_agreement, manifest.graphs):
         print(
-            f"bert-export: WARNING: graph {graph.name}: {describe_agreement(graph.validation)}, but at least {ENOUGH_AGREEMENT:.0%} is "
+            f"bert-export: WARNING: graph {graph.name}: {describe_agreement(graph.validation)}, but at least {LOW_AGREEMENT_THRESHOLD:.0%} is "
             f"expected; it is {'the default graph, as requested' if graph.default else 'not the default graph'}. Measure it on texts of "
             "your own (`bert-export verify --data`), and try a lower --max-int8-error or --calibration texts of your own.",
             file=sys.stderr,
@@ -155,7 +155,7 @@ def _print_agreements(target: Path, manifest: Manifest) -> None:
         measured_on = graph.validation.provider
         print(
             f"  {graph.file}  {graph_mib(graph, target):.1f} MiB{'  default' if graph.default else ''}  agreement with the checkpoint: "
-            f"{summarize_agreement(graph.validation.agreement)}; at least {ENOUGH_AGREEMENT:.0%} is expected"
+            f"{summarize_agreement(graph.validation.agreement)}; at least {LOW_AGREEMENT_THRESHOLD:.0%} is expected"
             + ("" if measured_on == graph.provider else f"; measured on {measured_on}, because {graph.provider} was not available")
         )
 

@@ -35,7 +35,7 @@ from bertserve.export.workspace import workspace
 from bertserve.service.bundle.files import TOKENIZER_FILE, digest
 from bertserve.service.bundle.graph_spec import GraphFile, GraphSpec, Precision
 from bertserve.service.bundle.manifest import NAME_PATTERN, Example, Manifest, Metric, OmittedGraph
-from bertserve.service.bundle.validation_policy import is_low
+from bertserve.service.bundle.validation_policy import has_low_agreement
 from bertserve.service.errors import BundleError
 from bertserve.service.providers import Provider
 from bertserve.service.tasks import token_classification
@@ -219,7 +219,7 @@ def _measure_graphs(
             missing = [precision for precision in precisions[provider] if precision not in measured]
             omitted += [OmittedGraph(provider=provider, precision=precision, reason=reason) for precision in missing]
         kept = [precision for precision in precisions[provider] if precision in measured] or list(measured)
-        default = "fp32" if default_must_agree and "fp32" in kept and is_low(measured[kept[-1]]) else next(reversed(kept), None)
+        default = "fp32" if default_must_agree and "fp32" in kept and has_low_agreement(measured[kept[-1]]) else next(reversed(kept), None)
         graphs += [measured[precision].model_copy(update={"default": precision == default}) for precision in measured if precision in kept]
         file_names = {file.file for graph in graphs for file in graph.files}
         for path in folder.glob(f"model.{provider}.*"):

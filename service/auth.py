@@ -25,7 +25,7 @@ logger = logging.getLogger("bertserve.keys")
 _NAME = "[A-Za-z0-9._-]{1,64}"
 _DIGEST = re.compile(f"({_NAME})[ \t]+sha256:([0-9a-f]{{64}})")
 _PLAIN = re.compile("[!-~]{1,512}")
-ONLY = "default"  # the name of a plain-text key that is the only one in its file
+DEFAULT_KEY_NAME = "default"  # the name of a plain-text key that is the only one in its file
 
 
 class Access(Enum):
@@ -51,18 +51,18 @@ class ApiKeys:
         self._flag = flag
         self._digests = self._read()
 
-    def holder(self, key: bytes) -> str | None:
+    def key_name(self, key: bytes) -> str | None:
         """Returns the name of a key, or None if it is unknown."""
-        key_digest = digest_of(key)
-        owner = None
+        given = key_digest(key)
+        matched_name = None
         for name, digest in self._digests.items():  # compares all digests, for constant time
-            if hmac.compare_digest(digest, key_digest):
-                owner = name
-        return owner
+            if hmac.compare_digest(digest, given):
+                matched_name = name
+        return matched_name
 
     def reload(self) -> None:
         """Reads the file again; after an error it logs the error and keeps the current keys."""
-        if self._path.exists() and not self._path.is_file():  # a pipe has its content only once, and to open it can wait for ever
+        if self._path.exists() and not self._path.is_file():  # a pipe has its content only once, and opening it can block
             logger.warning("%s `%s` is not a regular file, so it is not read again", self._flag, self._path)
             return
         try:
@@ -96,7 +96,7 @@ class ApiKeys:
         if named := _DIGEST.fullmatch(line):
             return named[1], bytes.fromhex(named[2])
         if _PLAIN.fullmatch(line) and not line.startswith("sha256:"):  # a digest without its name is not a key
-            return ONLY if alone else f"line-{number}", digest_of(line.encode())
+            return DEFAULT_KEY_NAME if alone else f"line-{number}", key_digest(line.encode())
         raise SettingsError(
             f"line {number} of {self._flag} `{self._path}` is not a key: write `NAME sha256:DIGEST`, as `bert-serve "
             "new-key NAME` prints it, or a key of at most 512 ASCII characters without spaces."
@@ -125,7 +125,7 @@ class Authenticator:
         self.keys = keys
         self.admin_keys = admin_keys
         # other accesses always need a key
-        self._open = {Access.PUBLIC: True, Access.PROBE: public_health, Access.METRICS: public_metrics}
+        self._public = {Access.PUBLIC: True, Access.PROBE: public_health, Access.METRICS: public_metrics}
 
     def reload(self) -> None:
         """Reads the files of keys again; after an error in a file, it logs the error and keeps the old keys."""
@@ -144,13 +144,13 @@ class Authenticator:
                 there are no admin keys (403).
         """
         admin = access is Access.ADMIN
-        if not admin and (self.keys is None or self._open.get(access, False)):
+        if not admin and (self.keys is None or self._public.get(access, False)):
             return None
         if admin and self.admin_keys is None:
             raise HttpError(HTTPStatus.FORBIDDEN, "model management is disabled; the operator can enable it with --admin-key-file.")
         name, is_admin = self._identify(headers)
         if admin and not is_admin:
-            raise HttpError(HTTPStatus.FORBIDDEN, "the key `{caller}` may not change models; send an admin key.", caller=name)
+            raise HttpError(HTTPStatus.FORBIDDEN, "the key `{caller}` cannot change models; send an admin key.", caller=name)
         return name
 
     def _identify(self, headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, bool]:
@@ -171,13 +171,13 @@ class Authenticator:
             )
         key = key.strip()
         for keys, admin in ((self.admin_keys, True), (self.keys, False)):
-            name = None if keys is None else keys.holder(key)
+            name = None if keys is None else keys.key_name(key)
             if name is not None:
                 return name, admin
         raise HttpError(HTTPStatus.UNAUTHORIZED, "unknown API key; check it, or ask the operator for one.")
 
 
-def digest_of(key: bytes) -> bytes:
+def key_digest(key: bytes) -> bytes:
     """Returns the digest by which a file knows a key."""
     return hashlib.sha256(key).digest()
 

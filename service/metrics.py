@@ -39,7 +39,8 @@ from bertserve.service import __version__
 class ProcessMetrics(Collector):
     """The metrics `process_*` of every worker, by its index: any worker can answer for all.
 
-    Their sum would be wrong: the CPU seconds of a replaced worker fall to 0, which only counts as a restart in a series per worker.
+    Their sum would be wrong: the CPU seconds of a replaced worker start at 0 again, and only a series per worker shows this as a counter
+    reset.
     """
 
     def __init__(self, process_ids: Sequence[int] = (), replaced: Sequence[int] = (0, 0)) -> None:
@@ -71,10 +72,10 @@ class ProcessMetrics(Collector):
 
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+SECONDS_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 # from a small model on a warm disk to TensorRT engines that must be built
-LOAD_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+LOAD_SECONDS_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 UNKNOWN = "unknown"
 
 
@@ -119,7 +120,7 @@ class Metrics:
         self.model = cache(lambda task, model: ModelMetrics(self, task, model))
 
     def _histogram(
-        self, name: str, text: str, buckets: tuple[float, ...] = SECONDS, labels: tuple[str, ...] = ("task", "model")
+        self, name: str, text: str, buckets: tuple[float, ...] = SECONDS_BUCKETS, labels: tuple[str, ...] = ("task", "model")
     ) -> Histogram:
         histogram = Histogram(f"bertserve_{name}", text, labels, buckets=buckets, registry=self._registry)
         self.labels[histogram] = labels
@@ -146,7 +147,7 @@ class Metrics:
         self.queue_seconds = self._histogram("queue_seconds", "Seconds until the first run of a request starts, without tokenizing.")
         self.inference_seconds = self._histogram("inference_seconds", "Seconds per run of the graph.")
         self.decode_seconds = self._histogram("decode_seconds", "Seconds to decode a request's outputs.")
-        self.batch_rows = self._histogram("batch_rows", "Rows per run of the graph.", ROWS)
+        self.batch_rows = self._histogram("batch_rows", "Rows per run of the graph.", ROWS_BUCKETS)
         self.tokens = self._counter("tokens_total", "Tokens run: tokens of texts (real) and padding (padded).", ("task", "model", "kind"))
         self.multi_threaded_runs = self._counter(
             "multi_threaded_runs_total", "Multi-threaded runs, which happen while other threads are idle."
@@ -201,7 +202,7 @@ class Metrics:
         self.load_seconds = self._histogram(
             "model_load_seconds",
             "Seconds per step of loading a model: files verified (verify), sessions created and warmed up (load).",
-            LOAD_SECONDS,
+            LOAD_SECONDS_BUCKETS,
             ("model", "step", "outcome"),
         )
 
@@ -228,14 +229,14 @@ class Metrics:
                 if sample.labels["model"] == model:
                     gauge.labels(**sample.labels).set(math.nan)
 
-    def page(self) -> bytes:
+    def render(self) -> bytes:
         """Returns the metrics of all workers in Prometheus' text format."""
         if self._folder is None:
             return generate_latest(self._registry)
-        everyone = CollectorRegistry()
-        MultiProcessCollector(everyone, str(self._folder))  # type: ignore[no-untyped-call]
-        everyone.register(self.processes)
-        return generate_latest(everyone)
+        all_workers = CollectorRegistry()
+        MultiProcessCollector(all_workers, str(self._folder))  # type: ignore[no-untyped-call]
+        all_workers.register(self.processes)
+        return generate_latest(all_workers)
 
 
 class ModelMetrics:
@@ -262,7 +263,7 @@ class ModelMetrics:
         """Returns the counts of the model's predictions, and sets their reference: equal bins of scores from 0 to 1, and labels."""
         return ScoreMetrics(self._metrics, self._model, counts, label_counts)
 
-    def of(self, task: str) -> ModelMetrics:
+    def for_task(self, task: str) -> ModelMetrics:
         """Returns the children of the same model for another task that it answers."""
         model_metrics: ModelMetrics = self._metrics.model(task, self._model)
         return model_metrics
@@ -286,13 +287,13 @@ class ScoreMetrics:
             self._by_label(label)
             metrics.reference_predictions.labels(model, label).set(count / max(sum(label_counts.values()), 1))
 
-    def predicted(self, labels: Sequence[str], score: float) -> None:
+    def count_prediction(self, labels: Sequence[str], score: float) -> None:
         """Counts a prediction with its labels, which are names of the manifest, and its best calibrated score."""
         bins = self._by_score
         bins[min(int(score * len(bins)), len(bins) - 1)].inc()
         for label in labels:
             self._by_label(label).inc()
 
-    def abstained(self) -> None:
+    def count_abstention(self) -> None:
         """Counts an input without a decision, although one was requested."""
         self._metrics.abstentions.labels(self._model).inc()

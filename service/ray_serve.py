@@ -22,7 +22,7 @@ from bertserve.service.server.logs import configure_logging
 from bertserve.service.server.serve import check_start, raise_file_limit
 from bertserve.service.settings import PREFIX, Settings, check_environment
 from bertserve.service.sources import with_sources
-from bertserve.service.tracing import tracer_to
+from bertserve.service.tracing import create_tracer
 
 logger = logging.getLogger("bertserve.ray")
 
@@ -73,7 +73,7 @@ class Replica:
         if settings.threads is None and "GPU" not in resources:
             settings = settings.model_copy(update={"threads": max(1, int(resources.get("CPU", 1)))})
         self._settings = settings
-        self._tracer = tracer_to(settings.otlp_endpoint)
+        self._tracer = create_tracer(settings.otlp_endpoint)
         self._state = build(with_sources(settings), tracer=self._tracer)
         self._seen = (time.monotonic(), 0.0)
 

@@ -210,7 +210,7 @@ def _add_operations(probe_routes: APIRouter, key_routes: APIRouter, metrics_rout
     async def metrics() -> Response:
         state.utilization.measure()
         # a page reads the files of all workers, and a page with many series takes a while to write
-        return Response(await asyncio.to_thread(state.metrics.page), headers={"content-type": CONTENT_TYPE})
+        return Response(await asyncio.to_thread(state.metrics.render), headers={"content-type": CONTENT_TYPE})
 
 
 def _summary(state: AppState, model: Model) -> dict[str, Any]:

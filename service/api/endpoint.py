@@ -33,7 +33,7 @@ from bertserve.service.models.build import AppState
 from bertserve.service.tasks.json_text import to_json
 
 if TYPE_CHECKING:
-    from bertserve.service.tracing.tracer import Trace
+    from bertserve.service.tracing.tracer import RequestSpan
 
 access_log = logging.getLogger("bertserve.access")
 
@@ -115,7 +115,7 @@ class Endpoint:
             request.response_headers.append((b"x-request-id", request_id))
         tracer = self._state.tracer
         if tracer is not None and not _is_probe(scope):
-            trace = request.trace = tracer.begin(scope["headers"], request.start)
+            trace = request.trace = tracer.start_request_span(scope["headers"], request.start)
             # tells the caller its trace in a header that scripts of a page can read; `traceresponse` is only a draft
             request.response_headers.append((b"server-timing", b'traceparent;desc="%s"' % trace.traceparent.encode()))
         return request
@@ -165,7 +165,7 @@ class Endpoint:
             call = route.read_call(raw, request)
             del raw  # the body is not needed during inference
             request.task, request.model = call.task, call.model.name
-            trace = request.trace if request.trace is not None and request.trace.recorded else None
+            trace = request.trace if request.trace is not None and request.trace.is_recording else None
             prediction = request.prediction = await until_disconnect(call.predict(timeout_s, trace=trace), receive)
             if prediction.response_bytes > LARGE_BYTES:
                 await take_turn(self._turns)
@@ -238,7 +238,7 @@ def _check_headers(request: Request) -> None:
             )
 
 
-def _end(trace: Trace, end: float, request: Request, status: int) -> None:
+def _end(trace: RequestSpan, end: float, request: Request, status: int) -> None:
     """Ends a request's span, with its attributes."""
     fields, method, route = request.log_fields(), request.scope["method"], request.route
     attributes = {

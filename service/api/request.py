@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bertserve.service.models.build import AppState
     from bertserve.service.models.model import Model
     from bertserve.service.models.request_progress import Prediction
-    from bertserve.service.tracing.tracer import Trace
+    from bertserve.service.tracing.tracer import RequestSpan
 
 REQUEST_KEY = "bertserve.request"  # scope key: the Request, until the answer is sent
 TIMEOUT_HEADER = "x-request-timeout-ms"
@@ -68,7 +68,7 @@ class Request:
     task: str | None = None
     model: str | None = None
     prediction: Prediction | None = None
-    trace: Trace | None = None
+    trace: RequestSpan | None = None
     status: int = 0
 
     async def send(self, message: Message) -> None:

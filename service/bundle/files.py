@@ -153,7 +153,7 @@ def find_bundles(folders: Sequence[Path]) -> list[Path]:
             raise BundleError(f"the models folder `{folder}` cannot be read ({error.strerror}); make it readable for this user.") from error
         for entry in entries:
             if entry.name in bundles:
-                raise _twins(bundles[entry.name], entry)
+                raise _duplicate_name_error(bundles[entry.name], entry)
             bundles[entry.name] = entry
     return [bundles[name] for name in sorted(bundles)]
 
@@ -168,11 +168,11 @@ def find_bundle(folders: Sequence[Path], name: str) -> Path | None:
     paths = [Path(os.path.abspath(folder)) if os.path.isfile(folder / MANIFEST_FILE) else folder / name for folder in folders]
     found = [path for path in paths if path.name == name and not name.startswith(".") and os.path.isdir(path)]
     if len(found) > 1:
-        raise _twins(*found[:2])
+        raise _duplicate_name_error(*found[:2])
     return found[0] if found else None
 
 
-def _twins(first: Path, second: Path) -> BundleError:
+def _duplicate_name_error(first: Path, second: Path) -> BundleError:
     return BundleError(f"`{first}` and `{second}` are both called `{first.name}`; remove one, or export it with another --name.")
 
 

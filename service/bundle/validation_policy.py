@@ -33,17 +33,17 @@ NOT_MEASURED: dict[Measure, str] = {
 
 # Below this agreement with the checkpoint, by the measure of its task, the service logs a warning, and an int8 graph is not the default
 # unless requested.
-ENOUGH_AGREEMENT = 0.98
+LOW_AGREEMENT_THRESHOLD = 0.98
 # Allowed difference of a metric on labeled data from the checkpoint's metric.
-NEAR = 0.01
+METRIC_TOLERANCE = 0.01
 # Instruction sets that add int8 products in 32 bits; other x86 CPUs add pairs of them in 16 bits, which can saturate.
 _EXACT_INT8 = {"avx_vnni", "avx512_vnni", "amx_int8", "asimd"}
 _MEASURE_AGAIN = "run `bert-export verify BUNDLE --checkpoint DIR --update`"  # measures the validation report of an existing bundle
 _Z = 1.96  # quantile of the normal distribution for 95 %
 
 
-def is_low(graph: GraphSpec) -> bool:
-    """Returns whether a graph's agreement with its checkpoint is below `ENOUGH_AGREEMENT`; false if there are no samples.
+def has_low_agreement(graph: GraphSpec) -> bool:
+    """Returns whether a graph's agreement with its checkpoint is below `LOW_AGREEMENT_THRESHOLD`; false if there are no samples.
 
     An int8 graph is also low if no sample has a decision, because only the agreement can show that quantization does no harm.
     """
@@ -52,19 +52,19 @@ def is_low(graph: GraphSpec) -> bool:
         return False
     if agreement.value is None:
         return graph.precision == "int8"
-    return not agreement.value >= ENOUGH_AGREEMENT  # not `<`, which is false for NaN
+    return not agreement.value >= LOW_AGREEMENT_THRESHOLD  # not `<`, which is false for NaN
 
 
-def is_measured_near(metrics: Sequence[Metric], graph: str) -> bool:
+def metrics_match_checkpoint(metrics: Sequence[Metric], graph: str) -> bool:
     """Returns whether metrics on labeled data, which prove more than agreement, show a graph as good as its checkpoint.
 
     The graph is named as `provider/precision`.
     """
     pairs = [(metric.checkpoint, metric.graphs[graph]) for metric in metrics if graph in metric.graphs]
-    return bool(pairs) and all(abs(checkpoint - measured) <= NEAR for checkpoint, measured in pairs)
+    return bool(pairs) and all(abs(checkpoint - measured) <= METRIC_TOLERANCE for checkpoint, measured in pairs)
 
 
-def is_of_other_kernels(graph: GraphSpec, instructions: Sequence[str]) -> bool:
+def measured_on_other_int8_kernels(graph: GraphSpec, instructions: Sequence[str]) -> bool:
     """Returns whether the report of an int8 graph is from a CPU that adds products differently from this one; false if unknown.
 
     `instructions` has this CPU's instruction sets, as in `Speed.instructions`.
@@ -112,7 +112,8 @@ def check_report(name: str, graph: GraphSpec, *, required: bool = False, min_agr
     """Refuses a graph whose validation report is missing, is for another provider or precision, or is too weak.
 
     A validation report counts only for the provider and the precision that run: a GPU graph that was measured on a CPU has none. Another
-    CPU is allowed, because `bert-export` chooses int8 scales so that products hardly depend on it; `is_of_other_kernels` detects it.
+    CPU is allowed, because `bert-export` chooses int8 scales so that products hardly depend on it; `measured_on_other_int8_kernels`
+    detects it.
 
     Args:
         name: Name of the bundle.
@@ -129,7 +130,7 @@ def check_report(name: str, graph: GraphSpec, *, required: bool = False, min_agr
     flag = "--require-validation is set" if required else f"--min-agreement is {min_agreement}"
     if not validation.samples:
         raise BundleError(
-            f"{which}: its manifest has no validation report (0 parity inputs), and {flag}; export it again with "
+            f"{which}: its manifest has no validation report (0 samples), and {flag}; export it again with "
             "bert-export, which makes one, or serve without the setting."
         )
     provider = validation.provider
@@ -145,7 +146,7 @@ def check_report(name: str, graph: GraphSpec, *, required: bool = False, min_agr
         _check_agreement(which, graph, min_agreement)
 
 
-def _check_agreement(which: str, graph: GraphSpec, floor: float) -> None:
+def _check_agreement(which: str, graph: GraphSpec, min_agreement: float) -> None:
     """Refuses a graph whose agreement is below a minimum or was not measured.
 
     Raises:
@@ -154,7 +155,7 @@ def _check_agreement(which: str, graph: GraphSpec, floor: float) -> None:
     agreement = graph.validation.agreement
     if agreement is None:
         raise BundleError(
-            f"{which}: its manifest has no agreement that can be compared with --min-agreement {floor}; {_MEASURE_AGAIN}, "
+            f"{which}: its manifest has no agreement that can be compared with --min-agreement {min_agreement}; {_MEASURE_AGAIN}, "
             "or serve without the setting."
         )
     measure = MEASURES[agreement.measure]
@@ -163,12 +164,12 @@ def _check_agreement(which: str, graph: GraphSpec, floor: float) -> None:
         texts = "export it again with --validation texts of the model's own domain and language, or " if graph.precision == "int8" else ""
         raise BundleError(
             f"{which}: its agreement ({measure}) was not measured on any input, because {NOT_MEASURED[agreement.measure]}, and "
-            f"--min-agreement is {floor}; {texts}serve without the setting."
+            f"--min-agreement is {min_agreement}; {texts}serve without the setting."
         )
-    if not agreement.value >= floor:  # not `<`, which is false for NaN
+    if not agreement.value >= min_agreement:  # not `<`, which is false for NaN
         raise BundleError(
             f"{which}: its agreement with the checkpoint ({measure}) is {agreement.value:.4f} on {agreement.decisions} "
-            f"of {graph.validation.samples} parity inputs, below --min-agreement, which is {floor}; choose a closer "
+            f"of {graph.validation.samples} samples, below --min-agreement, which is {min_agreement}; choose a closer "
             "graph (--precision fp32), export again with a lower `bert-export --max-int8-error` or with --calibration "
-            "texts of your own, or lower the floor."
+            "texts of your own, or lower --min-agreement."
         )

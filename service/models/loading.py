@@ -13,7 +13,13 @@ from bertserve.service.bundle import files
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.bundle.validation_policy import check_report, describe_agreement, is_low, is_measured_near, is_of_other_kernels
+from bertserve.service.bundle.validation_policy import (
+    check_report,
+    describe_agreement,
+    has_low_agreement,
+    measured_on_other_int8_kernels,
+    metrics_match_checkpoint,
+)
 from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.hardware import cpu_instructions
 from bertserve.service.engine.model_engines import ModelEngines, min_multi_threaded_tokens
@@ -70,7 +76,7 @@ def load_model(
         served: A model that is returned if the bundle still has its version.
         settings: As returned by `with_provider`.
         scheduler: Runs the model's texts.
-        metrics: Get its times.
+        metrics: Record the load times and the runs.
         multi_threads: Threads of a run in a second session; 1 creates none.
 
     Raises:
@@ -134,17 +140,17 @@ def open_bundle(bundle: Bundle, settings: ModelSettings) -> tuple[GraphSpec, Tok
 def _warn(manifest: Manifest, graph: GraphSpec, *, needs_report: bool) -> None:
     """Logs warnings about the graph that is served."""
     model = f"the model {manifest.name}, served as {graph.name},"
-    if is_low(graph) and not is_measured_near(manifest.metrics, graph.name):
+    if has_low_agreement(graph) and not metrics_match_checkpoint(manifest.metrics, graph.name):
         logger.warning(
             "%s may answer differently from its checkpoint: %s. Measure it on your own texts with `bert-export verify --data`, or serve "
             "--precision fp32.",
             model,
             describe_agreement(graph.validation),
         )
-    if needs_report and is_of_other_kernels(graph, own := cpu_instructions()):
+    if needs_report and measured_on_other_int8_kernels(graph, own := cpu_instructions()):
         measured = graph.validation.speed.instructions if graph.validation.speed else ("unknown instruction sets",)
         logger.warning(
-            "%s was measured on a CPU with %s; this CPU has %s, and may round int8 differently. Measure it here with "
+            "%s was measured on a CPU with %s; this CPU has %s, and can round int8 differently. Measure it here with "
             "`bert-export verify --data`.",
             model,
             ", ".join(measured),

@@ -22,7 +22,7 @@ from bertserve.service.tasks.cost import MAX_CHARS, TEXT_CHARS
 from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
 
 if TYPE_CHECKING:
-    from bertserve.service.tracing.tracer import Trace
+    from bertserve.service.tracing.tracer import RequestSpan
 
 # Limit of a run's logits over the vocabulary: 8 MiB, and the same again while the bias is added. One text with 64 masks fits if the
 # vocabulary has 32,768 tokens; the logits of a full batch of masks would need gigabytes.
@@ -80,7 +80,7 @@ class Model:
         timeout_s: float,
         task: str | None = None,
         counts_refusals: bool = True,
-        trace: Trace | None = None,
+        trace: RequestSpan | None = None,
     ) -> Prediction:
         """Answers either all inputs of one request or none. If the coroutine is cancelled, its items leave the queue.
 
@@ -104,7 +104,7 @@ class Model:
         """
         if not requests:
             return Prediction()
-        metrics = self._metrics if task is None or task == self.task else self._metrics.of(task)
+        metrics = self._metrics if task is None or task == self.task else self._metrics.for_task(task)
         spec = TASKS[task or self.task]
         tasks = [spec.function(request, self._task_model) for request in requests]
         progress = RequestProgress(tasks, self._scheduler.queue.max_queue_tokens, trace)
@@ -138,7 +138,7 @@ class Model:
             progress.tokenize()
         else:
             if progress.trace is not None:
-                progress.trace.put(time.perf_counter())
+                progress.trace.mark_queued(time.perf_counter())
             try:
                 async with asyncio.timeout(timeout_s):
                     await scheduler.prepare.run(progress.tokenize, chars)
@@ -213,7 +213,7 @@ class Model:
         attributes: dict[str, Any] = {f"bertserve.{key}": value for key, value in model.items()}
         attributes |= {f"bertserve.batch.{key}": value for key, value in batch.items()}
         kind = None if error is None else type(error).__name__
-        traces[0].tracer.batch(traces, f"batch {name}", start, time.perf_counter(), attributes=attributes, error=kind)
+        traces[0].tracer.record_batch(traces, f"batch {name}", start, time.perf_counter(), attributes=attributes, error=kind)
 
 
 def _chars(requests: Sequence[Any]) -> int:

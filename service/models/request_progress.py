@@ -16,7 +16,7 @@ from bertserve.service.tasks.cost import ZERO_COST, Cost
 from bertserve.service.text.tokenizer import Encoding
 
 if TYPE_CHECKING:
-    from bertserve.service.tracing.tracer import Trace
+    from bertserve.service.tracing.tracer import RequestSpan
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class RequestProgress:
 
     tasks: Sequence[TaskGenerator]
     max_tokens: int
-    trace: Trace | None = None
+    trace: RequestSpan | None = None
     batches: list[Batch | None] = field(default_factory=list)
     held_tokens: int = 0
     cost: Cost = ZERO_COST
@@ -128,7 +128,7 @@ class RequestProgress:
         end = time.perf_counter()
         prediction.tokenize_s = end - start
         if self.trace is not None:
-            self.trace.note("tokenize", start, end, waits=True)
+            self.trace.add_stage("tokenize", start, end, queued_after=True)
 
     def items(self) -> list[tuple[int, EncodedInput]]:
         """Returns the encodings of the open inputs, each with its tokens."""
@@ -159,7 +159,7 @@ class RequestProgress:
         end = time.perf_counter()
         self.prediction.decode_s += end - start
         if self.trace is not None:
-            self.trace.note("decode", start, end, waits=not is_done)
+            self.trace.add_stage("decode", start, end, queued_after=not is_done)
         return [] if is_done else self.items()
 
     def complete(self, arrived: float) -> Prediction:

@@ -32,7 +32,7 @@ from bertserve.service.errors import SettingsError, StartError, plural
 from bertserve.service.metrics import Metrics
 from bertserve.service.server.logs import background_logging, configure_logging
 from bertserve.service.settings import Settings
-from bertserve.service.tracing import tracer_class, tracer_to
+from bertserve.service.tracing import create_tracer, tracer_class
 
 if TYPE_CHECKING:
     from bertserve.service.models.build import AppState
@@ -146,7 +146,7 @@ def serve_models(
     from bertserve.service.api.endpoint import Endpoint
     from bertserve.service.models.build import build
 
-    tracer = tracer_to(settings.otlp_endpoint)
+    tracer = create_tracer(settings.otlp_endpoint)
     state = build(settings, index=index, metrics=metrics, tracer=tracer)
     with background_logging():
         Server(Endpoint(state, auth), state, auth, on_ready, beat).run([listener])

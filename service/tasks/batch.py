@@ -105,13 +105,13 @@ class TaskModel:
         tokenizer: Its tokenizer.
         config: Its properties.
         calibration: Its calibration and thresholds; None for raw scores.
-        counts: Counts predictions; None outside of the service.
+        score_metrics: Counts predictions; None outside of the service.
     """
 
     tokenizer: Tokenizer
     config: ModelConfig
     calibration: Calibration | None = None
-    counts: ScoreMetrics | None = None
+    score_metrics: ScoreMetrics | None = None
 
 
 TaskGenerator = Generator[Batch, Sequence[Outputs], Any]

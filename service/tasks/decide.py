@@ -70,14 +70,14 @@ class DecisionRule:
 
     Attributes:
         calibration: None for raw scores.
-        counts: Counts predictions and abstentions, if the service does.
+        score_metrics: Counts predictions and abstentions, if the service does.
         thresholds: Label -> the least score that counts; None -> that of all other labels. None if no decision is requested.
         min_confidence: The best score that a decision needs.
         for_label_sets: Whether a decision is a label set: all labels that reach the threshold, although the labels exclude each other.
     """
 
     calibration: Calibration | None = None
-    counts: ScoreMetrics | None = None
+    score_metrics: ScoreMetrics | None = None
     thresholds: Mapping[str | None, float] | None = None
     min_confidence: float | None = None
     for_label_sets: bool = False
@@ -110,8 +110,8 @@ class DecisionRule:
 
     def count(self, labels: Sequence[str], score: float) -> None:
         """Counts a prediction, given its labels and best score. Raw scores do not count, because the reference has calibrated ones."""
-        if self.counts is not None and self.calibration is not None:
-            self.counts.predicted(labels, score)
+        if self.score_metrics is not None and self.calibration is not None:
+            self.score_metrics.count_prediction(labels, score)
 
     def decide_one(self, scored: Sequence[Mapping[str, Any]], answer: Any) -> Any:
         """Returns the answer, or the decision for one of the labels, which exclude each other; `scored` has all of them, the best first.
@@ -149,8 +149,8 @@ class DecisionRule:
         reason = "no score reaches its threshold" if decision is None else None
         if best is not None and self.min_confidence is not None and best < self.min_confidence:
             decision, reason = None, f"the best score {best:.4g} is below `min_confidence` {self.min_confidence:g}"
-        if decision is None and self.counts is not None:
-            self.counts.abstained()
+        if decision is None and self.score_metrics is not None:
+            self.score_metrics.count_abstention()
         return {"decision": decision, "abstained": decision is None, "reason": reason, "scores": answer, **more}
 
 
@@ -182,13 +182,13 @@ def decision_rule(
         )
     calibration = model.calibration if can_calibrate and requested is not False else None
     if not parameters.decide:
-        return RAW_SCORES if calibration is None else DecisionRule(calibration, model.counts)
+        return RAW_SCORES if calibration is None else DecisionRule(calibration, model.score_metrics)
     if isinstance(parameters.threshold, dict):
         check_names(parameters.threshold, labels, "`threshold`", InvalidParameterError)
         thresholds = dict[str | None, float](parameters.threshold.items())
-        return DecisionRule(calibration, model.counts, thresholds, parameters.min_confidence)
+        return DecisionRule(calibration, model.score_metrics, thresholds, parameters.min_confidence)
     if parameters.threshold is not None:
-        return DecisionRule(calibration, model.counts, {None: parameters.threshold}, parameters.min_confidence)
+        return DecisionRule(calibration, model.score_metrics, {None: parameters.threshold}, parameters.min_confidence)
     stored = () if calibration is None else calibration.thresholds
     if not stored and parameters.min_confidence is None:
         own = isinstance(parameters, DecideParameters)
@@ -199,4 +199,4 @@ def decision_rule(
         )
     by_label = {item.label: item.threshold for item in stored}
     for_label_sets = any(item.aim == "coverage" for item in stored)
-    return DecisionRule(calibration, model.counts, by_label, parameters.min_confidence, for_label_sets)
+    return DecisionRule(calibration, model.score_metrics, by_label, parameters.min_confidence, for_label_sets)

@@ -26,7 +26,7 @@ def tracer_class() -> type[Tracer]:
     return Tracer
 
 
-def tracer_to(endpoint: str | None) -> Tracer | None:
+def create_tracer(endpoint: str | None) -> Tracer | None:
     """Returns a tracer that sends to a collector; None without an endpoint, or if OTEL_SDK_DISABLED is set.
 
     A process that forks must call this after the fork.

@@ -28,7 +28,7 @@ from bertserve.service import __version__
 Attributes: TypeAlias = Mapping[str, str | int | float | bool]
 
 PATH = "/v1/traces"
-CLOSE_S = 2.0  # maximum wait for the last spans at the end
+CLOSE_TIMEOUT_S = 2.0  # maximum wait for the last spans at the end
 # Their warnings quote headers of callers. The exporter's errors have other loggers.
 QUOTING_LOGGERS = ("opentelemetry.baggage", "opentelemetry.propagators", "opentelemetry.trace")
 
@@ -57,7 +57,7 @@ class Tracer:
         for logger in QUOTING_LOGGERS:
             logging.getLogger(logger).setLevel(logging.CRITICAL)
 
-    def begin(self, headers: Iterable[tuple[bytes, bytes]], start: float) -> Trace:
+    def start_request_span(self, headers: Iterable[tuple[bytes, bytes]], start: float) -> RequestSpan:
         """Starts the span of a request, in the caller's trace if its headers name a valid one, otherwise in a new trace.
 
         Names of headers are in lower case.
@@ -69,10 +69,10 @@ class Tracer:
                 # a repeated header is joined with a comma, which is valid for `tracestate`, and as W3C requires invalid for `traceparent`
                 carrier[field] = f"{carrier[field]},{text}" if field in carrier else text
         context = self._propagator.extract(carrier, Context()) if carrier else Context()
-        return Trace(self, context, start)
+        return RequestSpan(self, context, start)
 
-    def batch(
-        self, traces: Sequence[Trace], name: str, start: float, end: float, *, attributes: Attributes, error: str | None = None
+    def record_batch(
+        self, traces: Sequence[RequestSpan], name: str, start: float, end: float, *, attributes: Attributes, error: str | None = None
     ) -> None:
         """Creates the span of a run, with links to the recorded requests in it, at least one, and adds the run to their traces.
 
@@ -87,16 +87,16 @@ class Tracer:
             span.set_status(StatusCode.ERROR)
         span.end(to_ns(end))
         for trace in traces:
-            trace.note("run", start, end, links=[Link(span.get_span_context())])
+            trace.add_stage("run", start, end, links=[Link(span.get_span_context())])
 
     def close(self) -> None:
         """Exports finished spans with a short timeout, so that an unresponsive collector does not delay the end of the process."""
         closing = threading.Thread(target=self._requests.shutdown, name="last-spans", daemon=True)
         closing.start()
-        closing.join(CLOSE_S)
+        closing.join(CLOSE_TIMEOUT_S)
 
 
-class Trace:
+class RequestSpan:
     """The span of a request, with a child for each of its stages.
 
     Attributes:
@@ -104,7 +104,7 @@ class Trace:
         span: The span.
         trace_id: 32 hexadecimal digits; `span_id` has 16.
         traceparent: Both ids in the format of the header.
-        recorded: Whether it is exported; otherwise only its ids are used, and stages must not be added.
+        is_recording: Whether it is exported; otherwise only its ids are used, and stages must not be added.
     """
 
     def __init__(self, tracer: Tracer, context: Context, start: float) -> None:
@@ -115,29 +115,35 @@ class Trace:
         ids = self.span.get_span_context()
         self.trace_id, self.span_id = f"{ids.trace_id:032x}", f"{ids.span_id:016x}"
         self.traceparent = f"00-{self.trace_id}-{self.span_id}-{ids.trace_flags:02x}"
-        self.recorded = self.span.is_recording()
+        self.is_recording = self.span.is_recording()
         self._context = otel.set_span_in_context(self.span, Context())
-        self._queued: float | None = None  # since when it waits in the queue
+        self._queued_at: float | None = None  # since when it waits in the queue
         self._started: float | None = None  # when the last item that waited was started
 
     def to_ns(self, seconds: float) -> int:
         """Returns a time in nanoseconds since 1970."""
         return self._epoch_ns + int(seconds * 1e9)
 
-    def note(
-        self, name: Literal["tokenize", "run", "decode"], start: float, end: float, *, links: Sequence[Link] = (), waits: bool = False
+    def add_stage(
+        self,
+        name: Literal["tokenize", "run", "decode"],
+        start: float,
+        end: float,
+        *,
+        links: Sequence[Link] = (),
+        queued_after: bool = False,
     ) -> None:
-        """Adds a stage that has ended; `waits` is whether the request waits in the queue afterwards. Called from several threads."""
+        """Adds a stage that has ended; `queued_after` is whether the request waits in the queue afterwards. Called from several threads."""
         self._add(name, start, end, links)
         if self._started is None or name == "run":  # decoding follows a run without a wait
             self._started = max(start, self._started or start)
-        if waits:
-            self.put(end)
+        if queued_after:
+            self.mark_queued(end)
 
-    def put(self, now: float) -> None:
+    def mark_queued(self, now: float) -> None:
         """Records that the request waits in the queue from now on, until the start of its last item."""
         self._end_wait(now)
-        self._queued, self._started = now, None
+        self._queued_at, self._started = now, None
 
     def end(self, end: float, *, name: str, attributes: Attributes, failed: bool) -> None:
         """Ends the span."""
@@ -149,9 +155,9 @@ class Trace:
         self.span.end(self.to_ns(end))
 
     def _end_wait(self, end: float) -> None:
-        if self._queued is not None:
-            self._add("queue", self._queued, end if self._started is None else self._started)
-            self._queued = None
+        if self._queued_at is not None:
+            self._add("queue", self._queued_at, end if self._started is None else self._started)
+            self._queued_at = None
 
     def _add(self, name: str, start: float, end: float, links: Sequence[Link] = ()) -> None:
         self.tracer.spans.start_span(name, self._context, links=links, start_time=self.to_ns(start)).end(self.to_ns(end))

@@ -150,7 +150,7 @@ def test_selectors_find_the_pods() -> None:
 def test_the_autoscaler_uses_an_existing_metric() -> None:
     [rule] = document("prometheus-adapter.yaml")["rules"]["custom"]
     asked = next(metric["pods"]["metric"]["name"] for metric in AUTOSCALER["spec"]["metrics"] if metric["type"] == "Pods")
-    shown = Metrics().page().decode()
+    shown = Metrics().render().decode()
     guide = (ROOT / "docs/how-to/kubernetes.md").read_text(encoding="utf-8")
     text = (KUBERNETES / "components/autoscaling/horizontalpodautoscaler.yaml").read_text(encoding="utf-8") + guide + rule["seriesQuery"]
 
@@ -165,7 +165,7 @@ def test_keda_queries_the_metric_that_the_podmonitor_collects() -> None:
     queue, _ = SCALED["triggers"]
     [(metric, namespace, job)] = re.findall(r'(\w+)\{namespace="([^"]+)",job="([^"]+)"\}\[1m\]', queue["metadata"]["query"])
 
-    assert re.search(rf"^# TYPE {metric} gauge$", Metrics().page().decode(), re.MULTILINE)
+    assert re.search(rf"^# TYPE {metric} gauge$", Metrics().render().decode(), re.MULTILINE)
     assert metric in document("prometheus-adapter.yaml")["rules"]["custom"][0]["seriesQuery"]
     assert (document("kustomization.yaml")["namespace"], LABELS[monitor["jobLabel"]]) == (namespace, job)
     [endpoint] = monitor["podMetricsEndpoints"]

@@ -76,7 +76,7 @@ def test_int8_with_low_agreement_is_not_the_default(
     source: Path, usual: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     play_back(monkeypatch, source)
-    monkeypatch.setattr("bertserve.service.bundle.validation_policy.ENOUGH_AGREEMENT", 1.01)
+    monkeypatch.setattr("bertserve.service.bundle.validation_policy.LOW_AGREEMENT_THRESHOLD", 1.01)
     models = tmp_path / "models"
     assert 0 == cli.main([str(source), "--output", str(models), "--calibration", str(few_texts(tmp_path))])
     bundle = load_bundle(models / "tiny-bert")

@@ -79,16 +79,16 @@ def test_the_line_of_a_new_key_has_only_its_digest(tmp_path: Path) -> None:
     key, line = new_key("alice")
     made = keys(tmp_path, line)
     assert line == f"alice sha256:{hashlib.sha256(key.encode()).hexdigest()}"
-    assert [made.holder(given) for given in (key.encode(), line.encode(), b"", b"alice")] == ["alice", None, None, None]
+    assert [made.key_name(given) for given in (key.encode(), line.encode(), b"", b"alice")] == ["alice", None, None, None]
 
 
 def test_each_line_is_one_key(tmp_path: Path) -> None:
     """Only a newline ends a line."""
     (tmp_path / "keys").write_bytes(b"\r\none\r\n\r\n# three\r\n two \r\n")
     made = ApiKeys(tmp_path / "keys")
-    assert [made.holder(given) for given in (b"one", b"two", b"three", b"one\r\n\r\n two")] == ["line-2", "line-5", None, None]
+    assert [made.key_name(given) for given in (b"one", b"two", b"three", b"one\r\n\r\n two")] == ["line-2", "line-5", None, None]
     for character in ("\u2028", "\u0085", "\x0c"):
-        assert keys(tmp_path, f"# made by{character}alice", "one").holder(b"alice") is None
+        assert keys(tmp_path, f"# made by{character}alice", "one").key_name(b"alice") is None
 
 
 @pytest.mark.parametrize(
@@ -114,10 +114,10 @@ def test_keys_are_reloaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     made = keys(tmp_path, "one")
     (tmp_path / "keys").write_text("two")
     made.reload()
-    assert [made.holder(b"one"), made.holder(b"two")] == [None, "default"]
+    assert [made.key_name(b"one"), made.key_name(b"two")] == [None, "default"]
     (tmp_path / "keys").write_text("not a key")
     made.reload()
-    assert made.holder(b"two") == "default"
+    assert made.key_name(b"two") == "default"
     assert "line 1" in caplog.text
 
 
@@ -130,7 +130,7 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
     made = ApiKeys(pipe)
     writer.join(20)
     made.reload()
-    assert made.holder(b"one") == "default"
+    assert made.key_name(b"one") == "default"
 
 
 async def test_a_removed_key_answers_no_more_lines_of_its_stream(models: Path) -> None:
@@ -171,7 +171,7 @@ def test_new_key_prints_only_the_line_of_the_key_file_to_stdout(tmp_path: Path, 
     printed = capsys.readouterr()
     made = keys(tmp_path, printed.out.strip())
 
-    assert "alice" == made.holder(printed.err.split()[-1].encode())
+    assert "alice" == made.key_name(printed.err.split()[-1].encode())
 
 
 @pytest.mark.parametrize(

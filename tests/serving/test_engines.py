@@ -125,7 +125,7 @@ def test_a_run_is_multi_threaded_only_with_enough_tokens(tmp_path: Path) -> None
             await scheduler.stop(5)
 
     asyncio.run(check())
-    assert 'bertserve_multi_threaded_runs_total{model="tiny",task="text-classification"} 2.0' in metrics.page().decode()
+    assert 'bertserve_multi_threaded_runs_total{model="tiny",task="text-classification"} 2.0' in metrics.render().decode()
 
 
 @pytest.mark.parametrize(

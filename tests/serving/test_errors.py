@@ -84,7 +84,7 @@ def test_a_status_is_counted_only_when_it_is_sent(models: Path) -> None:
 
     asyncio.run(Endpoint(state)(posting(), receive, send))
     assert [message.get("status") for message in sent] == [500, None]
-    page = state.metrics.page().decode()
+    page = state.metrics.render().decode()
     assert 'requests_total{model="tiny",status="500",task="text-classification"} 1.0' in page
     assert 'status="200"' not in page
 

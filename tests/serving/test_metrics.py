@@ -74,6 +74,6 @@ async def test_the_event_loop_is_measured_from_its_start(models: Path, monkeypat
     service.utilization.start()
     sum(range(2_000_000))
     service.utilization.measure()
-    assert metric(service.metrics.page().decode(), "event_loop_cpu_seconds_total") > 0
-    await until(lambda: metric(service.metrics.page().decode(), "event_loop_lag_seconds_count") > 0)
+    assert metric(service.metrics.render().decode(), "event_loop_cpu_seconds_total") > 0
+    await until(lambda: metric(service.metrics.render().decode(), "event_loop_lag_seconds_count") > 0)
     service.utilization.stop()

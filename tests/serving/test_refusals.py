@@ -135,7 +135,7 @@ async def test_a_client_that_disconnects_while_it_sends_is_counted_as_499(models
         """Drops a message."""
 
     await Endpoint(service)(posting(), receive, send)
-    assert 1 == metric(service.metrics.page().decode(), "requests_total", status="499")
+    assert 1 == metric(service.metrics.render().decode(), "requests_total", status="499")
     assert [] == [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 

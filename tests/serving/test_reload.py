@@ -273,7 +273,7 @@ def test_a_failed_bundle_does_not_affect_others_in_a_refresh(
     shutil.rmtree(models / "gone")
     asyncio.run(state.reloader.refresh())
     assert (["second", "tiny"], ["first"]) == (list(state.registry.models), list(state.registry.broken))
-    assert 1 == metric(state.metrics.page().decode(), "broken_models", model="first")
+    assert 1 == metric(state.metrics.render().decode(), "broken_models", model="first")
     [logged] = [record.getMessage() for record in caplog.records if "exhausted (test_reload.py:" in record.getMessage()]
     assert type(error).__name__ in logged
     assert str(error) not in caplog.text

@@ -287,7 +287,7 @@ def test_a_disconnect_cancels_the_waiting_requests(models: Path, chunks: int) ->
         await service.scheduler.stop(5)
 
     asyncio.run(check())
-    page = service.metrics.page().decode()
+    page = service.metrics.render().decode()
     assert 'bertserve_cancelled_total{model="tiny",task="text-classification"} 32.0' in page
     assert 'bertserve_requests_total{model="tiny",status="499",task="text-classification"} 32.0' in page
 

@@ -22,7 +22,7 @@ from application import blocked, faked, play, queued
 from bertserve.service.errors import EngineError, SettingsError
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
-from bertserve.service.tracing import tracer_to
+from bertserve.service.tracing import create_tracer
 from bertserve.service.tracing.tracer import Tracer
 from fakes import FakeEngine, ManualClock
 
@@ -89,7 +89,7 @@ def values(carrier: Any) -> dict[str, Any]:
 @contextmanager
 def tracing(collector: Collector) -> Iterator[Tracer]:
     """Yields a tracer; after the block, the collector has all its spans."""
-    tracer = tracer_to(collector.address)
+    tracer = create_tracer(collector.address)
     yield tracer
     tracer.close()
 
@@ -188,9 +188,9 @@ def test_the_trace_of_the_caller_is_continued(models: Path, collector: Collector
 )
 def test_a_malformed_traceparent_starts_a_new_trace(collector: Collector, header: str) -> None:
     with tracing(collector) as tracer:
-        trace = tracer.begin([(b"traceparent", header.encode("latin-1"))], 1.0)
+        trace = tracer.start_request_span([(b"traceparent", header.encode("latin-1"))], 1.0)
         trace.end(2.0, name="POST", attributes={}, failed=False)
-    assert (CALLER, True) != (trace.trace_id, trace.recorded)
+    assert (CALLER, True) != (trace.trace_id, trace.is_recording)
     assert (trace.trace_id, b"") == (collector.one("POST").trace_id.hex(), collector.one("POST").parent_span_id)
 
 
@@ -205,7 +205,7 @@ def test_a_malformed_traceparent_starts_a_new_trace(collector: Collector, header
 def test_headers_of_a_caller_are_not_logged(collector: Collector, caplog: pytest.LogCaptureFixture, headers: dict[str, str]) -> None:
     """By default, OpenTelemetry's propagators log each header member that is too long or invalid."""
     with tracing(collector) as tracer:
-        trace = tracer.begin([(name.encode(), value.encode("latin-1")) for name, value in headers.items()], 1.0)
+        trace = tracer.start_request_span([(name.encode(), value.encode("latin-1")) for name, value in headers.items()], 1.0)
         trace.end(2.0, name="POST", attributes={}, failed=False)
     assert [] == [record.name for record in caplog.records if record.name.startswith("opentelemetry")]
     assert "traceparent" not in headers or trace.trace_id == CALLER
@@ -279,7 +279,7 @@ def test_log_lines_have_the_ids_of_the_trace(models: Path, collector: Collector,
 
 def test_an_unreachable_collector_has_no_effect(models: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-    tracer = tracer_to("http://127.0.0.1:1/v1/traces")
+    tracer = create_tracer("http://127.0.0.1:1/v1/traces")
 
     async def check(client: httpx.AsyncClient) -> list[int]:
         return [(await client.post("/classify", json={"inputs": "sesame"})).status_code for _ in range(3)]
@@ -297,7 +297,7 @@ def test_an_unreachable_collector_has_no_effect(models: Path, caplog: pytest.Log
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bertserve.service.tracing.tracer", None)
     with pytest.raises(SettingsError, match=r"--otlp-endpoint .*pip install '.*\[otel\]'"):
-        tracer_to("http://localhost:4318")
+        create_tracer("http://localhost:4318")
 
 
 @pytest.mark.full_grid

@@ -8,7 +8,7 @@ import pytest
 import tiny
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.bundle.graph_spec import Agreement, GraphSpec
-from bertserve.service.bundle.validation_policy import check_report, is_low, is_of_other_kernels
+from bertserve.service.bundle.validation_policy import check_report, has_low_agreement, measured_on_other_int8_kernels
 from bertserve.service.errors import BundleError
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
@@ -77,7 +77,7 @@ def test_a_bundle_without_required_validation_is_refused(models: Path, flags: di
     with pytest.raises(BundleError) as error:
         build(Settings(models=models, **flags))
 
-    facts = ("bundle `tiny`", "cpu/fp32", "(0 parity inputs)", named, "bert-export")
+    facts = ("bundle `tiny`", "cpu/fp32", "(0 samples)", named, "bert-export")
     assert [] == [fact for fact in facts if fact not in error.value.message]
 
 
@@ -135,7 +135,7 @@ def test_a_floor_applies_to_the_measure_of_the_task(tmp_path: Path, found: Agree
 @pytest.mark.parametrize(("precision", "low"), [("fp32", False), ("fp16", False), ("int8", True)])
 def test_int8_without_decisions_has_a_low_agreement(precision: str, low: bool) -> None:
     """The logits of a float graph are within a bound. For int8, only the agreement shows that the rounding does no harm."""
-    assert low is is_low(spec("cpu", precision, "cpu", agreement=agreement("span_f1", None, 0)))
+    assert low is has_low_agreement(spec("cpu", precision, "cpu", agreement=agreement("span_f1", None, 0)))
 
 
 def spec(provider: str, precision: str, measured_on: str, **validation: Any) -> GraphSpec:
@@ -200,7 +200,7 @@ def test_a_cpu_with_other_int8_kernels_is_detected(precision: str, measured_with
     """Without VNNI, x86 adds pairs of int8 products in 16 bits. An unknown CPU counts as one with the same kernels."""
     speed = None if measured_with is None else {"cpu": "Some", "instructions": measured_with, "threads": 1, "timings": []}
 
-    assert other is is_of_other_kernels(spec("cpu", precision, "cpu", speed=speed), own)
+    assert other is measured_on_other_int8_kernels(spec("cpu", precision, "cpu", speed=speed), own)
 
 
 @pytest.mark.parametrize(("flags", "warned"), [({}, False), ({"require_validation": True}, True)])
