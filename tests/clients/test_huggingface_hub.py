@@ -70,12 +70,3 @@ def test_an_error_has_the_message_of_the_service(url: str) -> None:
 
     assert "has no mask" in str(caught.value)
     assert "Request ID" in str(caught.value)
-
-
-@pytest.mark.parametrize("path", ["/classify", "/models/sentiment"])
-def test_each_model_url_has_health_and_info(url: str, path: str) -> None:
-    """Since version 0.29, the client sends these requests only with the provider hf-inference."""
-    client = InferenceClient(model=url + path, provider="hf-inference")
-
-    assert client.health_check() is True
-    assert "sentiment" == client.get_endpoint_info()["name"]
