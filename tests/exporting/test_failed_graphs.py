@@ -75,7 +75,7 @@ def graphs(bundle: Bundle) -> set[Key]:
     return {(graph.provider, graph.precision) for graph in bundle.manifest.graphs}
 
 
-@pytest.mark.parametrize("stage", ["build", "crash", *(pytest.param(stage, marks=pytest.mark.full_grid) for stage in ("load", "agree"))])
+@pytest.mark.parametrize("stage", ["build", *(pytest.param(stage, marks=pytest.mark.full_grid) for stage in ("load", "crash", "agree"))])
 def test_a_failed_fp16_graph_is_omitted_and_the_others_are_kept(export: Export, fault: Fault, stage: str) -> None:
     if stage in ("load", "agree"):
         fault.agree(("cuda", "fp16"), loads=stage == "agree")

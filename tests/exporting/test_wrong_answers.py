@@ -164,7 +164,7 @@ def test_the_space_before_the_first_word_in_the_configuration_overrides_the_file
 
 
 @pytest.mark.parametrize(
-    "labels", [(1, 0), (False, True), *(pytest.param(x, marks=pytest.mark.full_grid) for x in ((0, "other"), (0.5, 1e30)))], ids=str
+    "labels", [(1, 0), *(pytest.param(x, marks=pytest.mark.full_grid) for x in ((False, True), (0, "other"), (0.5, 1e30)))], ids=str
 )
 def test_labels_can_be_numbers_and_truth_values(tmp_path: Path, labels: tuple[Any, ...]) -> None:
     """They are texts here, and equal to what `str` makes of the answers of the pipeline."""
