@@ -145,7 +145,7 @@ async def _audit(state: AppState, scope: Scope, name: str, change: Callable[[str
         _, outcome = status_and_type(error)
         raise
     finally:
-        # the name of no model is only the caller's text
+        # an unknown name is text of the caller, which must not reach the log
         model = name if is_known or _is_known(state, name) else UNKNOWN
         request = scope[REQUEST_KEY]
         request.model = model

@@ -103,7 +103,7 @@ class Endpoint:
     def _begin(self, scope: Scope, send: Send) -> Request:
         # the configured one, or that of a server that mounts the application
         root_path = self._state.settings.root_path or scope.get("root_path", "")
-        scope["root_path"] = ""  # otherwise the router would remove it a second time
+        scope["root_path"] = ""  # the router would remove it a second time
         if root_path and f"{scope['path']}/".startswith(f"{root_path}/"):
             scope["path"] = scope["path"][len(root_path) :] or "/"
         headers = dict(scope["headers"])
@@ -146,9 +146,9 @@ class Endpoint:
         try:
             content_type = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
             is_stream = route.streams and content_type in MEDIA_TYPES
-            if not is_stream:  # otherwise each line counts as a request
+            if not is_stream:  # each line of a stream counts as a request
                 request.task, request.model = route.task or UNKNOWN, UNKNOWN
-            # a short request has nothing to check, so it spares the call
+            # most requests have no query, repeated header or encoding, and skip this call
             if scope["query_string"] or len(request.headers) < len(scope["headers"]) or not _ENCODINGS.isdisjoint(request.headers):
                 _check_headers(request)
             timeout_header = request.headers.get(_TIMEOUT)

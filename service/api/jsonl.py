@@ -48,7 +48,7 @@ class LineStream:
         self._settings = request.state.settings
         self._unread, self._is_complete = bytearray(), False  # what was received of the lines that are not in progress
         self._answers: asyncio.Queue[tuple[asyncio.Task[bytes], int] | None] = asyncio.Queue()
-        self._number = self._bytes = 0  # of the last line in progress, and of all lines in progress
+        self._number = self._bytes = 0  # number of the last line in progress; bytes of all lines in progress
         self._answer_sent = asyncio.Event()
 
     async def answer(self, receive: Receive, send: Send) -> None:
@@ -113,7 +113,7 @@ class LineStream:
         while (end := self._unread.find(b"\n")) >= 0:
             line = bytes(self._unread[:end])
             if not line.strip():
-                self._unread = self._unread.lstrip()  # with the blank lines that follow, of which there can be many
+                self._unread = self._unread.lstrip()  # also removes the blank lines that follow, of which there can be many
                 continue
             size = max(len(line), MAX_BYTES // self._settings.max_stream_requests)
             if self._bytes and self._bytes + size > MAX_BYTES:

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 REQUEST_KEY = "bertserve.request"  # scope key: the Request, until the answer is sent
 TIMEOUT_HEADER = "x-request-timeout-ms"
-# control characters, invalid UTF-8, and the segments `.` and `..`: a proxy may interpret such a path in another way
+# control characters, invalid UTF-8, and the segments `.` and `..`: a proxy can interpret such a path in another way
 _AMBIGUOUS = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]|/\.\.?(?:/|\Z)")
 _ADDRESS = re.compile("[0-9a-fA-F.:]+")
 _ENCODED_SLASH = re.compile(rb"%(?:2f|5c)", re.IGNORECASE)
 _SLOW = "the body is slow"  # why a task is cancelled
-# Bytes of a body or an answer from which it waits for its turn: many can come at once, and each takes up to 0.04 s of the event loop.
+# Bodies and answers of more than this many bytes take turns on the event loop, because each can block it for up to 0.04 s.
 LARGE_BYTES = 2**17
 WATCH_AFTER_S = 0.1  # most requests are answered sooner, and watching each one would cost more than it saves
 T = TypeVar("T")
@@ -49,8 +49,8 @@ class Request:
         start: Start time in seconds of `time.perf_counter`.
         response_headers: Headers that every answer to this request has.
         key: The name of its key; None before the check, and if the route needs no key.
-        task: Label of metrics; None unless the route runs models.
-        model: Label of metrics, such as `task`.
+        task: The task as a label of metrics; None unless the route runs models.
+        model: The model's name as a label of metrics; None unless the route runs models.
         prediction: The result, if a model has answered.
         trace: Its trace, if it is traced.
         status: The status of the answer; 0 before it is sent.
@@ -76,7 +76,7 @@ class Request:
         if message["type"] == "http.response.start":
             message["headers"] = [*message.get("headers", ()), *self.response_headers]
             await self.sender(message)
-            self.status = message["status"]  # only now, because the server may refuse to send these headers
+            self.status = message["status"]  # only now, because the server can refuse to send these headers
         else:
             await self.sender(message)
 
@@ -95,7 +95,7 @@ class Request:
         return self.state.registry.get(self.scope["path_params"]["name"])
 
     def check_path(self) -> None:
-        """Refuses a path that a proxy may have interpreted in another way.
+        """Refuses a path that a proxy can have interpreted in another way.
 
         Raises:
             MalformedRequestError: The path has a control character, an encoded slash or backslash, a dot segment, or invalid UTF-8.
@@ -116,7 +116,7 @@ class Request:
             "method": self.scope["method"],
             # the name of a loaded model is known
             "path": self.scope["path"] if self.model not in (None, UNKNOWN) else self.route or UNKNOWN,
-            "client": address if _ADDRESS.fullmatch(address) else None,  # a header of a proxy may have any text
+            "client": address if _ADDRESS.fullmatch(address) else None,  # a proxy's header can have any text
             "task": self.task,
             "model": self.model,
             **({} if self.trace is None else {"trace_id": self.trace.trace_id, "span_id": self.trace.span_id}),

@@ -1,7 +1,7 @@
 """The routes that run models, each with the wire format of its bodies. A new route needs one record here.
 
-The router matches a request to one route, and this route checks its own access. So there is no second list of paths that
-decides about access. The service does not start if a route declares no access.
+Each route checks its own access, because a separate list of protected paths could disagree with the router. The service does not start if
+a route declares no access.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from bertserve.service.tasks.classify import LabelScore
 from bertserve.service.tasks.task_spec import TaskSpec
 
 INFERENCE, OTHER_CLIENTS = "inference", "other clients"  # tags in OpenAPI
-_NAME = re.compile(r"\{(\w+)\}")  # in a path
+_NAME = re.compile(r"\{(\w+)\}")  # a parameter in a path
 _TIMEOUT_PARAMETER = {
     "name": TIMEOUT_HEADER,
     "in": "header",

@@ -49,7 +49,7 @@ def best_spans(start: Floats, end: Floats, window: range, *, longest: int, expec
         done, count = len(order), 8 * count  # grows fast, so that a window whose spans are nearly all equal is sorted only a few times
 
 
-# The first token of a span, its last token, its score, and the tokens that it may be extended to -> its answer
+# The first token of a span, its last token, its score, and the tokens that it can be extended to -> its answer
 SpanAnswer = Callable[[int, int, float, range], dict[str, Any]]
 
 

@@ -93,13 +93,13 @@ def show_attention(request: AttentionRequest, model: TaskModel) -> TaskGenerator
 
     Raises:
         InvalidValueError: The text exceeds the model's length.
-        TooLargeError: It has more weights than an answer may have.
+        TooLargeError: It has more weights than an answer can have.
     """
     tokenizer, maps = model.tokenizer, request.maps
     encoding, parts = encode(request, tokenizer)
     length = len(encoding)
     tokens = [tokenizer.token(id_) or "" for id_ in encoding.ids.tolist()]
-    offsets: list[tuple[int, int] | None] = [None] * length  # in code points of its own text; None for special tokens
+    offsets: list[tuple[int, int] | None] = [None] * length  # start and end in code points of the token's text; None for special tokens
     for start, part in zip(encoding.starts, parts, strict=True):
         offsets[start : start + len(part)] = part.offsets
     cost = Cost(
@@ -123,7 +123,7 @@ def encode(request: AttentionRequest, tokenizer: Tokenizer) -> tuple[Encoding, l
 
     Raises:
         InvalidValueError: The text exceeds the model's length.
-        TooLargeError: It has more weights than an answer may have.
+        TooLargeError: It has more weights than an answer can have.
     """
     # an empty second text counts as missing, as in the pipelines
     parts = tokenizer.tokenize([request.text, request.text_pair] if request.text_pair else [request.text])

@@ -29,7 +29,7 @@ def one_of(message: str, *tags: str) -> Discriminator:
         if tag in tags
     }
 
-    def tag_of(value: Any) -> str | None:  # called for each item of a list, so it is only a look-up; an object may already be a model
+    def tag_of(value: Any) -> str | None:  # called for each item of a list, so it is only a look-up; an object can already be a model
         return kinds.get(dict if isinstance(value, BaseModel) else type(value))
 
     return Discriminator(tag_of, custom_error_type="input", custom_error_message=f"must be {message}")
@@ -53,7 +53,7 @@ def body_config(**example: Any) -> ConfigDict:
 
 
 MAX_TOP_K = 1000  # results of an input, each computed by itself, whatever --max-top-k is
-# Maximum items of a list, whatever --max-inputs is: reading a body blocks the event loop, and a body of 2 MiB may have a million items.
+# Maximum items of a list, whatever --max-inputs is: reading a body blocks the event loop, and a body of 2 MiB can have a million items.
 MAX_ITEMS = 2**13
 # without fail_fast a list of invalid items would create an error per item
 LIST_LIMIT = Field(fail_fast=True, max_length=MAX_ITEMS)
@@ -63,7 +63,7 @@ TextOrTexts = Annotated[
     one_of("a text or a list of texts", TEXT_TAG, LIST_TAG),
     Field(description="One or more texts."),
 ]
-Indices = Annotated[list[int], Field(fail_fast=True, min_length=1, max_length=256)]  # of layers or heads
+Indices = Annotated[list[int], Field(fail_fast=True, min_length=1, max_length=256)]  # indices of layers or heads
 Truncate = Annotated[bool | None, Field(description="Truncate long texts; otherwise they are an error.")]
 TruncationDirection = Annotated[
     Literal["left", "right"] | None, BeforeValidator(lower), Field(description="End to truncate; by default the model's own.")

@@ -132,7 +132,7 @@ def classify(request: ClassifyRequest, model: TaskModel) -> TaskGenerator:
     scored: list[ClassifiedLabel] = [{"label": config.labels[i], "score": float(calibrated[i])} for i in order]
     if parameters.explain:
         count = 1
-        # if labels are scored independently, all that are more likely than not are explained
+        # independent labels that are more likely than not are all explained
         while activation == "sigmoid" and count < min(returned, MAX_EXPLAINED) and scored[count]["score"] >= DEFAULT_THRESHOLD:
             count += 1
         chosen = list(order[:count])
@@ -165,7 +165,7 @@ def _first_batch(request: ClassifyRequest, tokenizer: Tokenizer) -> tuple[Batch,
     whole = [range(len(text.ids)) for text in tokens]
     room, total = tokenizer.max_text_tokens(pair=len(texts) > 1), sum(map(len, whole))
     truncated = total > room and parameters.window is None
-    token_ranges = [whole]  # for each encoding, the tokens of each text
+    token_ranges = [whole]  # the tokens of each text, for each encoding
     spans: tuple[WindowSpan, ...] = ()
     if truncated and not parameters.truncation:
         raise too_long_error(total, room, "or set `truncation` to true or `window` to `mean` or `max`")
@@ -249,7 +249,7 @@ def _has_one_label(parameters: Mapping[str, Any], config: ModelConfig) -> bool:
 
 
 def _is_one_of_many(function: Activation, config: ModelConfig) -> bool:
-    """Returns whether exactly one label is right: of independent labels any number may be, and values of a regression have no best one."""
+    """Returns whether the labels exclude each other. Independent labels and regression values do not."""
     return function == "softmax" or (function == "none" and config.activation == "softmax")
 
 

@@ -20,14 +20,14 @@ MAX_CHARS = 2**20
 # Tokenizing a text has a fixed cost that equals this many characters; it counts for each text of a request after the first.
 TEXT_CHARS = 32
 MAX_DECODE_US = 2**20  # about one second
-MAX_RESPONSE_BYTES = 2**23  # bytes of the answer as JSON; the event loop writes as many in 0.04 s
+MAX_RESPONSE_BYTES = 2**23  # bytes of the response as JSON; the event loop writes this many in 0.04 s
 # Microseconds of decoding that count as one token in the queue: a small encoder needs about the same time per token.
 US_PER_TOKEN = 32
 # Microseconds to create an item of an answer, such as an entity, or to label a token.
 ITEM_US = 4
-# Bytes of an item of an answer without its texts: keys, score and offsets of a label, a word or an entity, or the brackets of a vector.
+# Bytes of an item of an answer, without its texts: keys, score and offsets of a label, a word or an entity, or the brackets of a vector.
 ITEM_BYTES = 64
-NUMBER_BYTES = 14  # of a float32 with its comma in an answer
+NUMBER_BYTES = 14  # bytes of a float32 with its comma in an answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from bertserve.service.tasks.unknown_fields import check_names
 if TYPE_CHECKING:
     from bertserve.service.metrics import ScoreMetrics
 
-DEFAULT_THRESHOLD = 0.5  # of independent labels: the least score that counts if the request and the bundle give no threshold
-DECISION_BYTES = 256  # of a decision in an answer, without its texts
+DEFAULT_THRESHOLD = 0.5  # least score of an independent label that counts if neither the request nor the bundle has a threshold
+DECISION_BYTES = 256  # bytes of a decision in an answer, without its texts
 _Score = Annotated[float, Field(allow_inf_nan=False)]
 
 

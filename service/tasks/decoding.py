@@ -75,6 +75,6 @@ def best_tokens(scores: NDArray[Any], count: int, among: NDArray[np.int64] | Non
     values = scores if among is None else scores[among]
     count = min(count, len(values))
     floor = np.partition(values, len(values) - count)[len(values) - count]
-    candidates = np.flatnonzero(values >= floor)  # with all that equal the last one, so that ties are complete
+    candidates = np.flatnonzero(values >= floor)  # includes all that equal the last one, so that ties are complete
     best = candidates[np.argsort(-values[candidates], kind="stable")][:count]
     return best if among is None else among[best]

@@ -28,7 +28,7 @@ from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 TASK = "fill-mask"
-MAX_MASKS = 64  # of a text; each has the logits of the whole vocabulary in memory
+MAX_MASKS = 64  # masks of a text; each has the logits of the whole vocabulary in memory
 # Spellings of masks of other models, and common typing errors.
 _LOOKS_LIKE_A_MASK = re.compile(r"[\[<({]{1,2}\s*mask\s*[\])}>]{1,2}|_{3,}", re.IGNORECASE)
 
@@ -100,7 +100,7 @@ class FillMaskRequest:
 
 def _cost(text: str, tokens: int, candidates: int, *, masks: int = 1) -> Cost:
     """Returns the cost of candidates for one or several masks, each with the whole text of at most `tokens` tokens."""
-    # a decoder may put a space before each token
+    # some decoders put a space before each token
     return Cost(candidates * (ITEM_BYTES * (1 + masks) + text_bytes(text) + tokens), decode_us=candidates * (ITEM_US + tokens))
 
 

@@ -27,7 +27,7 @@ def parse(raw: bytes) -> Any:
     if len(raw) > 2**16 and any(_count(raw, characters) > limit for characters, limit, _ in LIMITS):  # a shorter body is below all limits
         codes = np.frombuffer(raw.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
         quotes = np.cumsum(codes == ord('"'), dtype=np.uint8)  # modulo 256, which preserves the parity
-        outside = codes[quotes & 1 == 0].tobytes()  # without the content of strings
+        outside = codes[quotes & 1 == 0].tobytes()  # the text without the content of strings
         for characters, limit, unit in LIMITS:
             if (count := _count(outside, characters)) > limit:
                 raise TooLargeError(

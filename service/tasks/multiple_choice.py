@@ -22,7 +22,7 @@ from bertserve.service.tasks.decoding import activate, best_first
 from bertserve.service.tasks.task_spec import TaskSpec
 
 TASK = "multiple-choice"
-MIN_CHOICES, MAX_CHOICES = 2, 64  # of a question; each is a pair to run
+MIN_CHOICES, MAX_CHOICES = 2, 64  # choices of a question; each is a pair to run
 
 
 class ChooseParameters(ClosedModel):

@@ -113,7 +113,7 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskGenerator:
     passage_windows = windows_of(request, model.tokenizer)
     spans = window_spans(passage_windows.passage, passage_windows.token_ranges, "context") if len(passage_windows.token_ranges) > 1 else ()
     rows = yield Batch(passage_windows.encodings, _cost(request, passage_windows), copy_outputs, windows_read=spans)
-    # the reference omits combining marks that the tokenizer strips
+    # transformers 5.2.0 omits combining marks that the tokenizer strips
     offsets = passage_windows.passage.offsets if parameters.duplicates == "sum" else passage_windows.passage.spans(request.context)
     word_ids = passage_windows.passage.word_ids if parameters.align_to_words else range(len(offsets))
     answer_of = span_answers(request.context, offsets, word_ids)
@@ -126,7 +126,7 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskGenerator:
     nulls = []
     scored_windows = list(zip(passage_windows.encodings, passage_windows.token_ranges, rows, strict=True))
     if parameters.duplicates == "sum" and model.tokenizer.truncation_side == "left":
-        # of equal answers, the reference keeps the first one in transformers' order, which has the last window first
+        # transformers 5.2.0 keeps the first of equal answers, and its order has the last window first
         scored_windows.reverse()
     for encoding, window, row in scored_windows:
         null, start, end = _probabilities(encoding, len(window), row, passage_windows.cls_index)
@@ -135,7 +135,7 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskGenerator:
         yield Batch([], Cost(decode_us=collector.add(start, end, window, parameters.max_answer_len)))
     answers = collector.answers()
     nothing = {"answer": "", "score": min(nulls), "start": 0, "end": 0}
-    if parameters.handle_impossible_answer or not answers:  # without answers, no token has more than white space
+    if parameters.handle_impossible_answer or not answers:  # without answers, every span is white space
         answers.append(nothing)
     if rule.calibration is not None:
         answers.sort(key=lambda answer: -answer["score"])  # they keep this order, even if rounding makes calibrated scores equal
@@ -196,7 +196,7 @@ def _cost(request: AnswerRequest, passage_windows: PassageWindows) -> Cost:
     """Returns the cost of a passage before its answers are known: its spans and its explanation."""
     parameters = request.parameters
     spans = sum(len(window) * min(parameters.max_answer_len, len(window)) for window in passage_windows.token_ranges)
-    cost = Cost(decode_us=spans // 32)  # as many are scored and sorted in a microsecond
+    cost = Cost(decode_us=spans // 32)  # about 32 spans are scored and sorted per microsecond
     if not parameters.explain:
         return cost
     words = len(words_of(request.question, passage_windows.question)) + most_within(
@@ -211,7 +211,7 @@ def _probabilities(encoding: Encoding, count: int, row: Outputs, cls_index: int 
     none = [] if cls_index is None else [cls_index]
     place = np.array([*none, *range(encoding.start, encoding.start + count)])
     start, end = activate(row["start_logits"][place], "softmax"), activate(row["end_logits"][place], "softmax")
-    return float(start[0] * end[0]), start[len(none) :], end[len(none) :]  # without [CLS], "no answer" is not used
+    return float(start[0] * end[0]), start[len(none) :], end[len(none) :]  # the score of "no answer" is not used if there is no [CLS]
 
 
 def _calibrated(score: float, rule: DecisionRule, *, is_answer: bool) -> float:

@@ -15,7 +15,7 @@ from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import parse
 from bertserve.service.tasks.unknown_fields import check_keys, invalid_json_error, not_an_object_error, unknown_within_error
 
-_SHOWN_CHARS = 40  # of a wrong value
+_SHOWN_CHARS = 40  # characters of a wrong value that a message shows
 
 B = TypeVar("B", bound=TaskBody)
 

@@ -11,12 +11,12 @@ from bertserve.service.tasks.body import TaskBody, field_names
 
 # Keys that clients of other services send next to `inputs`, with the values that change nothing here. None means any value.
 IGNORED_FIELDS: Mapping[str, Sequence[Any] | None] = {
-    "options": None,  # of the Inference API, with the names of `IGNORED_OPTIONS`
+    "options": None,  # the Inference API sends it; `IGNORED_OPTIONS` are its names
     "use_cache": None,
     "wait_for_model": None,
-    "user": None,  # of the OpenAI API: the name of the end user
+    "user": None,  # the name of the end user, in the OpenAI API
     "stream": (False, None),  # answers are not streamed
-    "encoding_format": ("float", None),  # for answers without vectors
+    "encoding_format": ("float", None),  # only vectors have other formats
 }
 # Names in `options` of the Inference API and its clients. They are about waiting for a model and about caches.
 IGNORED_OPTIONS = (
@@ -105,7 +105,7 @@ def _unknown_field_error(name: str, body: type[TaskBody]) -> InvalidValueError:
 
 def invalid_json_error(raw: bytes, reason: str, body: type[TaskBody] | None) -> MalformedRequestError:
     """Returns the error of a body that is not JSON; `reason` is the parser's error, and `body` is None if no task has this body."""
-    # in a document of one line, the number of the line says nothing: it can be any line of JSON Lines
+    # in a document of one line, the line number has no meaning: it can be any line of JSON Lines
     problem = reason if b"\n" in raw.strip() else reason.replace(" at line 1 column ", " at column ")
     example = "" if body is None else f", such as {json.dumps(body.example())}"
     return MalformedRequestError("the body is not valid JSON: {problem}; send JSON{example}.", problem=problem, example=example)

@@ -28,8 +28,8 @@ from bertserve.service.text.windows import kept_tokens
 
 TASK = "zero-shot-classification"
 PLACEHOLDER = "{}"
-MAX_LABELS = 200  # of a text; each is a pair to run
-MAX_HYPOTHESIS_CHARS = 1000  # of a label, and of a template: each is read once for every label
+MAX_LABELS = 200  # labels of a text; each is a pair to run
+MAX_HYPOTHESIS_CHARS = 1000  # characters of a label, and of a template: each is read once for every label
 NEEDS = "two or more labels, one of which begins with `entail`"
 
 

@@ -43,8 +43,8 @@ def windows(
 ) -> list[range]:
     """Cuts `count` tokens into windows of at most `room`, neighbors overlapping by `stride` tokens, in the order of the text.
 
-    There is always at least one window, which may be empty. The first window starts with the first token, and the last one ends with the
-    last token. The window at the end `side` may be shorter than the others.
+    There is always at least one window, which can be empty. The first window starts with the first token, and the last one ends with the
+    last token. The window at the end `side` can be shorter than the others.
 
     Args:
         count: Tokens of the text.

@@ -39,7 +39,7 @@ def words_of(text: str, tokens: Tokens, token_range: range | None = None) -> lis
     Args:
         text: The text of the tokens.
         tokens: All of its tokens.
-        token_range: The tokens to use, which may split words at the edges; None for all.
+        token_range: The tokens to use, which can split words at the edges; None for all.
     """
     token_range = range(len(tokens)) if token_range is None else token_range
     if not token_range:
@@ -96,7 +96,7 @@ def _is_letter(char: str) -> bool:
 
 
 def rebase(spans: Sequence[dict[str, Any]], text: str, unit: Unit) -> None:
-    """Converts `start` and `end` of each span, in any order, from code points of the text to the unit, in place; spans may overlap."""
+    """Converts `start` and `end` of each span, in any order, from code points of the text to the unit, in place; spans can overlap."""
     if unit == "code_points" or text.isascii():
         return
     codec, size = _CODECS[unit]

@@ -23,7 +23,7 @@ def test_every_task_is_run_and_shown(url: str) -> None:
     assert [] == [name for name, shown in tasks.items() if not shown["result"].strip() or "inference" not in shown["timing"]]
     assert "PER" in tasks["Entities"]["result"]
     assert "1886" in tasks["Answer"]["result"]
-    assert "speaks for it" in tasks["Classify"]["reasons"]
+    assert "raises the score" in tasks["Classify"]["reasons"]
     assert "positive (99.7 %)" in tasks["Classify"]["spoken"]
     assert [] == [name for name, shown in tasks.items() if shown["wide"] or shown["read"]]
     assert [] == seen["nameless"]

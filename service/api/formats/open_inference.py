@@ -28,7 +28,7 @@ from bertserve.service.tasks.reading import parse_json, path_in_body, requested_
 from bertserve.service.tasks.task_spec import UNNAMED_TEXT
 from bertserve.service.tasks.unknown_fields import check_names, unknown_name_error
 
-JSON_OUTPUT = "json"  # the output with the JSON answer of the task's endpoint
+JSON_OUTPUT = "json"  # name of the output with the JSON response of the task's endpoint
 _LENGTH_BYTES = 4  # little-endian, before each element of a binary BYTES tensor
 _EXAMPLE: dict[str, Any] = {"inputs": [{"name": "inputs", "shape": [2], "datatype": "BYTES", "data": ["A warm, funny film.", "Dull."]}]}
 _TEXTS = ("label", JSON_OUTPUT)  # outputs of texts; the others are float32
@@ -171,7 +171,9 @@ def _output_names(task: str, manifest: Manifest, body: TaskBody | None = None) -
     pooling = manifest.embedding and (getattr(parameters, "pooling", None) or manifest.embedding.pooling)
     if pooling == "none" or getattr(parameters, "encoding_format", None) == "base64" or getattr(parameters, "decide", False):
         return [JSON_OUTPUT]  # a list of vectors, a text or a decision per input
-    is_cut = getattr(parameters, "top_k", None) is not None  # to some labels, which are not the same for each text
+    is_cut = (
+        getattr(parameters, "top_k", None) is not None
+    )  # `top_k` keeps other labels for each text, so `scores` would have no fixed columns
     return [name for name in (*_OUTPUTS.get(task, ()), JSON_OUTPUT) if name != "scores" or not is_cut]
 
 

@@ -1,11 +1,11 @@
 // The attention weights of a layer, one head at a time.
 import { element, percent } from "./views.js";
 
-const MOST_TOKENS = 64; // tokens that are drawn: a larger map would have too many cells for a page
+const MAX_TOKENS = 64; // tokens that are drawn: a larger map would have too many cells for a page
 
 // `heads` is [heads][tokens][tokens]: one row per token, with its attention to each token.
 export function attentionMap(tokens, heads) {
-  const shown = tokens.slice(0, MOST_TOKENS);
+  const shown = tokens.slice(0, MAX_TOKENS);
   const place = element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Attention of one head" });
   const draw = (head) => {
     const columns = element("tr", {}, element("td"), ...shown.map((token) => element("th", { scope: "col" }, token)));
@@ -19,6 +19,6 @@ export function attentionMap(tokens, heads) {
   };
   const choice = element("select", { onchange: (event) => draw(Number(event.target.value)) }, ...heads.map((_, i) => element("option", { value: String(i) }, String(i))));
   draw(0);
-  const cut = tokens.length > MOST_TOKENS ? [element("p", {}, `The first ${MOST_TOKENS} of ${tokens.length} tokens are drawn.`)] : [];
+  const cut = tokens.length > MAX_TOKENS ? [element("p", {}, `The first ${MAX_TOKENS} of ${tokens.length} tokens are drawn.`)] : [];
   return [element("label", {}, "Head", choice), ...cut, place];
 }

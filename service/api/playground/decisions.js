@@ -13,10 +13,10 @@ export function decisionText({ decision, abstained, reason, left_out: leftOut },
 }
 
 function line(name, points) {
-  const made = document.createElementNS(SVG, "polyline");
-  made.setAttribute("class", name);
-  made.setAttribute("points", points.map(([x, y]) => `${100 * x},${100 - 100 * y}`).join(" "));
-  return made;
+  const node = document.createElementNS(SVG, "polyline");
+  node.setAttribute("class", name);
+  node.setAttribute("points", points.map(([x, y]) => `${100 * x},${100 - 100 * y}`).join(" "));
+  return node;
 }
 
 // A reliability diagram: the share of correct predictions with about the same score, before and after the calibration.

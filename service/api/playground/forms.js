@@ -10,8 +10,8 @@ const score = (value) => (value >= 0 && value <= 1 ? percent(value) : value.toFi
 const countWords = (text) => (text.match(/[\p{L}\p{N}]+|[^\s\p{L}\p{N}]/gu) ?? []).length; // an estimate; the service counts exactly
 const isPairs = (model) => (model.labels ?? []).some((label) => label.toLowerCase().startsWith("entail"));
 
-export const suits = (example, model) => example.pairs === null || example.pairs === isPairs(model);
-export const repeats = (form) => form.fields.some((field) => field.each);
+export const fitsModel = (example, model) => example.pairs === null || example.pairs === isPairs(model);
+export const sendsOneRequestPerLine = (form) => form.fields.some((field) => field.each);
 
 // The value that is sent for a field; undefined to send nothing.
 function valueOf(field, values, form) {
@@ -71,7 +71,7 @@ const ANSWERS = {
   say: (answer) => `${ANSWERS.items(answer)[0].answer || "no answer"} (${score(ANSWERS.items(answer)[0].score)})`,
   show: (answer, body) => [
     spans(body.inputs.context, ANSWERS.found(answer).map((item) => ({ ...item, name: "best" }))),
-    element("h3", {}, "It and its rivals"),
+    element("h3", {}, "Top answers"),
     bars(ANSWERS.items(answer).map((item) => [item.answer || "(no answer)", item.score])),
   ],
   found: (answer) => ANSWERS.items(answer).slice(0, 1).filter((item) => item.answer),
@@ -103,10 +103,10 @@ export const VIEWS = {
 };
 
 // The words that influenced the answer most, if the form requests them.
-export function why(form, answer, body, values) {
+export function explanationView(form, answer, body, values) {
   const view = VIEWS[form.view];
   const explained = view.items?.(answer).filter((item) => item.explanation) ?? [];
-  const field = form.fields.find((each) => each.most_words);
+  const field = form.fields.find((candidate) => candidate.most_words);
   if (explained.length === 0 && field && values.explain) {
     const tooLong = `This text is too long to explain: it has over ${field.most_words} words.`;
     return [element("p", { class: "quiet" }, values[field.unless] ? "There is no explanation of a text that is read in windows." : tooLong)];

@@ -52,7 +52,7 @@ export function watchLoad(place, get, show) {
   }
 
   let before = null;
-  async function look() {
+  async function poll() {
     if (!document.hidden) {
       const now = read(await (await get()).text());
       const at = performance.now();
@@ -75,15 +75,15 @@ export function watchLoad(place, get, show) {
     }
   }
 
-  async function again() {
+  async function pollForever() {
     try {
-      await look();
+      await poll();
       show(true);
     } catch (error) {
       show(false);
       if (error.status === 404) return;
     }
-    setTimeout(again, EVERY_MS);
+    setTimeout(pollForever, EVERY_MS);
   }
-  again();
+  pollForever();
 }

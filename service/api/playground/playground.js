@@ -1,7 +1,7 @@
 // The playground: selects a task, sends the form's request and shows the answer. The service has the forms; forms.js has the views.
 import { element } from "./views.js";
-import { VIEWS, bodiesOf, repeats, suits, textsOf, why } from "./forms.js";
-import { whatWasRead } from "./windows.js";
+import { VIEWS, bodiesOf, explanationView, fitsModel, sendsOneRequestPerLine, textsOf } from "./forms.js";
+import { windowsView } from "./windows.js";
 import { decisionIn, decisionText, reliability } from "./decisions.js";
 import { timingBar } from "./timing.js";
 import { inCurl, inPython, inJavaScript } from "./snippets.js";
@@ -16,8 +16,8 @@ let forms = {};
 
 const headers = () => ({ "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) });
 
-async function get(where) {
-  const response = await fetch(where.replace(/^\//, ""), { headers: headers() });
+async function get(requestPath) {
+  const response = await fetch(requestPath.replace(/^\//, ""), { headers: headers() });
   if (!response.ok) throw await problemOf(response);
   return response;
 }
@@ -29,15 +29,15 @@ async function problemOf(response) {
   return new Error(key ? "The service does not know this API key. Check the key above." : "This service needs an API key. Enter it above, under “API key”.");
 }
 
-async function post(where, body) {
+async function post(requestPath, body) {
   const start = performance.now();
-  const response = await fetch(where.replace(/^\//, ""), { method: "POST", headers: headers(), body: JSON.stringify(body) });
+  const response = await fetch(requestPath.replace(/^\//, ""), { method: "POST", headers: headers(), body: JSON.stringify(body) });
   if (!response.ok) throw await problemOf(response);
   const text = await response.text();
   return { answer: JSON.parse(text), text, headers: response.headers, ms: performance.now() - start };
 }
 
-function tell(error) {
+function showError(error) {
   $("problem").textContent = error === null ? "" : error.message;
   $("problem").hidden = error === null;
   if (error !== null) $("empty").hidden = $("answer").hidden = true;
@@ -49,21 +49,21 @@ async function load() {
     forms = await (await get("/playground/forms.json")).json();
     const listed = await (await get("/models")).json();
     models = await Promise.all(listed.filter((model) => model.endpoints).map(async ({ name }) => (await get(`/models/${encodeURIComponent(name)}`)).json()));
-    tell(null);
+    showError(null);
   } catch (error) {
-    tell(error);
+    showError(error);
     models = [];
   }
   const served = new Set(models.flatMap((model) => model.endpoints));
-  const offered = Object.keys(forms).filter((each) => served.has(each));
-  $("tabs").replaceChildren(...offered.map((each) => element("button", {
-    role: "tab", type: "button", id: `tab-${each.slice(1)}`, "aria-controls": "task", onclick: () => choose(each), onkeydown: (event) => walk(event, offered),
-  }, forms[each].title)));
-  if (offered.length === 0 && models.length > 0) tell(new Error("No loaded model answers a task that this page has a form for."));
+  const offered = Object.keys(forms).filter((taskPath) => served.has(taskPath));
+  $("tabs").replaceChildren(...offered.map((taskPath) => element("button", {
+    role: "tab", type: "button", id: `tab-${taskPath.slice(1)}`, "aria-controls": "task", onclick: () => choose(taskPath), onkeydown: (event) => onTabKey(event, offered),
+  }, forms[taskPath].title)));
+  if (offered.length === 0 && models.length > 0) showError(new Error("No loaded model answers a task that this page has a form for."));
   if (offered.length > 0) choose(offered.includes(location.hash.replace("#", "/")) ? location.hash.replace("#", "/") : offered[0]);
 }
 
-function walk(event, offered) {
+function onTabKey(event, offered) {
   const here = offered.indexOf(path);
   const next = { ArrowRight: here + 1, ArrowLeft: here - 1, Home: 0, End: offered.length - 1 }[event.key];
   if (next === undefined) return;
@@ -91,15 +91,15 @@ function choose(chosen) {
   const send = element("div", { class: "send" }, element("button", { class: "run", type: "submit" }, "Run"), element("span", { class: "quiet keys" }, "or Ctrl + Enter"));
   $("form").replaceChildren(element("p", { class: "quiet" }, forms[path].about), choice, examples, ...fields, send);
   offerExamples(fitting);
-  tell(null);
+  showError(null);
   $("answer").hidden = true;
   $("empty").hidden = false;
 }
 
 // Examples for the chosen model. A single example is not listed if the form already has it.
 function offerExamples(fitting) {
-  const model = fitting.find((each) => each.name === $("form").elements.model.value);
-  const suiting = forms[path].examples.filter((example) => suits(example, model));
+  const model = fitting.find((candidate) => candidate.name === $("form").elements.model.value);
+  const suiting = forms[path].examples.filter((example) => fitsModel(example, model));
   $("examples").replaceChildren(element("span", { class: "quiet" }, "Examples"), ...suiting.map((example) => element("button", { type: "button", onclick: () => fill(example.values) }, example.name)));
   $("examples").hidden = suiting.length === 0;
 }
@@ -122,9 +122,9 @@ function inputOf(field, model) {
     const value = model.decision?.thresholds.find((threshold) => threshold.label === null)?.threshold ?? 0.5;
     const shown = element("output", {}, value.toFixed(2));
     const slide = (event) => { shown.textContent = Number(event.target.value).toFixed(2); };
-    const again = () => { if (!$("answer").hidden && $("form").elements[field.with].checked) $("form").requestSubmit(); };
+    const rerun = () => { if (!$("answer").hidden && $("form").elements[field.with].checked) $("form").requestSubmit(); };
     return element("label", {}, field.label, element("input", {
-      type: "range", name: field.name, min: "0", max: "1", step: "any", value: String(value), oninput: slide, onchange: again,
+      type: "range", name: field.name, min: "0", max: "1", step: "any", value: String(value), oninput: slide, onchange: rerun,
     }), shown);
   }
   const area = element("textarea", { name: field.name, rows: String(field.rows), onkeydown: runOnEnter });
@@ -142,17 +142,17 @@ async function run(event) {
   const values = Object.fromEntries(new FormData($("form")));
   const usual = models.find((model) => model.default_of.includes(path));
   // the path of a model selects the task by the body's fields
-  const where = usual?.name === values.model ? path : `/models/${encodeURIComponent(values.model)}`;
+  const requestPath = usual?.name === values.model ? path : `/models/${encodeURIComponent(values.model)}`;
   const focused = document.activeElement === button;
   button.disabled = true;
   button.textContent = "Running…";
   try {
     const bodies = bodiesOf(form, values);
-    const done = await Promise.all(bodies.map((body) => post(where, body)));
-    tell(null);
-    show(form, values, where, bodies[0], done);
+    const done = await Promise.all(bodies.map((body) => post(requestPath, body)));
+    showError(null);
+    show(form, values, requestPath, bodies[0], done);
   } catch (error) {
-    tell(error);
+    showError(error);
   } finally {
     button.disabled = false;
     button.textContent = "Run";
@@ -160,27 +160,27 @@ async function run(event) {
   }
 }
 
-function show(form, values, where, body, done) {
+function show(form, values, requestPath, body, done) {
   const { text, headers: received, ms } = done[0];
   const decision = decisionIn(done[0].answer);
   const answer = decision ? decision.scores : done[0].answer;
   const view = VIEWS[form.view];
-  const all = repeats(form) ? done.map((one) => one.answer) : answer;
+  const all = sendsOneRequestPerLine(form) ? done.map((one) => one.answer) : answer;
   const notes = (received.get("x-hf-warning") ?? "").split(/, (?=[a-z]+; )/).filter(Boolean);
   $("empty").hidden = true;
   $("answer").hidden = false;
-  const said = `${received.get("x-model")} answered in ${ms.toFixed(1)} ms${view.say ? `: ${view.say(all, body)}` : ""}`;
-  $("status").textContent = said;
-  $("spoken").textContent = said; // the element is always on the page, because a screen reader needs that
+  const statusText = `${received.get("x-model")} answered in ${ms.toFixed(1)} ms${view.say ? `: ${view.say(all, body)}` : ""}`;
+  $("status").textContent = statusText;
+  $("spoken").textContent = statusText; // the element is always on the page, because a screen reader needs that
   $("notes").replaceChildren(...notes.map((note) => element("li", {}, note)));
-  const model = models.find((each) => each.name === values.model);
+  const model = models.find((candidate) => candidate.name === values.model);
   const decided = decision ? [element("p", { class: "decision" }, decisionText(decision, body))] : [];
   $("result").replaceChildren(...decided, ...[view.show(all, body)].flat(), ...reliability(path === "/zero-shot" ? null : model.decision));
-  $("read").replaceChildren(...whatWasRead(received.get("x-windows"), textsOf(body), view.found?.(answer) ?? [], received.has("x-truncated")));
-  $("reasons").replaceChildren(...why(form, answer, body, values));
+  $("read").replaceChildren(...windowsView(received.get("x-windows"), textsOf(body), view.found?.(answer) ?? [], received.has("x-truncated")));
+  $("reasons").replaceChildren(...explanationView(form, answer, body, values));
   $("timing").replaceChildren(...timingBar(received.get("server-timing") ?? "", ms));
   $("raw").textContent = text;
-  showCode(where, body);
+  showCode(requestPath, body);
   for (const box of $("answer").querySelectorAll(".text")) {
     const mark = box.querySelector("mark");
     if (mark) box.scrollTop = mark.offsetTop - 40;
@@ -189,8 +189,8 @@ function show(form, values, where, body, done) {
   if ($("answer").getBoundingClientRect().top > innerHeight - 120) $("answer").scrollIntoView(); // on a phone it is below the form
 }
 
-function showCode(where, body) {
-  const url = new URL(where.replace(/^\//, ""), document.baseURI.split("#")[0]).href;
+function showCode(requestPath, body) {
+  const url = new URL(requestPath.replace(/^\//, ""), document.baseURI.split("#")[0]).href;
   const languages = { curl: inCurl, Python: inPython, JavaScript: inJavaScript };
   const choice = (name) => {
     for (const button of $("languages").children) button.setAttribute("aria-pressed", String(button.textContent === name));
@@ -207,7 +207,7 @@ async function copy() {
     $("copied").textContent = "Copied";
   } catch {
     getSelection().selectAllChildren($("code"));
-    $("copied").textContent = "Marked: copy it with your keyboard";
+    $("copied").textContent = "Selected: copy it with your keyboard";
   }
   setTimeout(() => { $("copied").textContent = ""; }, 3000);
 }

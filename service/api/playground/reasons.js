@@ -1,7 +1,7 @@
 // Explains an answer: shows the service's `explanation` as colors in the text and as a list.
 import { element, percent } from "./views.js";
 
-const MOST_ROWS = 8;
+const MAX_ROWS = 8;
 const NAMES = { text: "First text", text_pair: "Second text", question: "Question", context: "Passage" };
 const logOdds = (score) => Math.log(Math.max(score, 1e-9) / Math.max(1 - score, 1e-9));
 
@@ -36,7 +36,7 @@ function row({ item, share, without }, score) {
   return element("tr", {},
     element("th", { scope: "row" }, item.word, ...(item.field ? [element("small", {}, ` ${(NAMES[item.field] ?? item.field).toLowerCase()}`)] : [])),
     element("td", { class: "sides" },
-      element("span", { class: "unseen" }, `speaks ${side} it`),
+      element("span", { class: "unseen" }, share > 0 ? "raises the score" : "lowers the score"),
       element("div", { class: `side ${side}-side`, "aria-hidden": "true", style: { width: `${50 * Math.abs(share)}%` } })),
     element("td", { class: "number" }, `${shown(score)} → ${shown(without)}`));
 }
@@ -54,14 +54,14 @@ export function reasons(title, { score, explanation }, texts) {
     const own = words.filter(({ item }) => (item.field ?? "") === field);
     return [...(field && own.length > 0 ? [element("h4", {}, NAMES[field] ?? field)] : []), ...(own.length > 0 ? [colored(text, own)] : [])];
   });
-  const ranked = [...words].sort((a, b) => Math.abs(b.share) - Math.abs(a.share)).filter(({ share }) => Math.abs(share) >= 0.05).slice(0, MOST_ROWS);
+  const ranked = [...words].sort((a, b) => Math.abs(b.share) - Math.abs(a.share)).filter(({ share }) => Math.abs(share) >= 0.05).slice(0, MAX_ROWS);
   const moved = Math.max(...explanation.map((item) => Math.abs(item.importance)));
   return [
     element("h3", {}, title),
     element("p", { class: "quiet" },
-      element("span", { class: "word for key" }, "Green"), " speaks for it, ", element("span", { class: "word against key" }, "red"),
-      " against it: how the score changes without the word.",
-      moved < 0.01 ? " Here no word alone changes it by a percent: several say the same." : ""),
+      element("span", { class: "word for key" }, "Green"), " raises the score, ", element("span", { class: "word against key" }, "red"),
+      " lowers it, compared with the text without the word.",
+      moved < 0.01 ? " No single word changes the score by 1 %: several words have the same effect." : ""),
     ...paragraphs,
     element("table", { class: "reasons" },
       element("caption", { class: "unseen" }, "The words that matter most, with the score with all words and without the word"),

@@ -1,14 +1,14 @@
 // The views of answers. Every function returns DOM nodes; texts of models and callers are only in text nodes.
 
 export function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
+  const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (name === "style") Object.assign(made.style, value);
-    else made.setAttribute(name, value);
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "style") Object.assign(node.style, value);
+    else node.setAttribute(name, value);
   }
-  made.append(...children);
-  return made;
+  node.append(...children);
+  return node;
 }
 
 const width = (share) => `${Math.min(100, 100 * share)}%`;

@@ -68,14 +68,14 @@ function cutOff(windows, texts) {
     if (start === 0 && end >= points.length) return [];
     return [
       element("h3", {}, field === "" ? "What was cut" : `What was cut of the ${field === "text" ? "first" : "second"} text`),
-      element("p", { class: "quiet" }, `The model read ${COUNT.format(end - start)} of ${COUNT.format(points.length)} characters. What is struck out played no part.`),
+      element("p", { class: "quiet" }, `The model read ${COUNT.format(end - start)} of ${COUNT.format(points.length)} characters. It did not read the struck-out text.`),
       element("p", { class: "text" }, ...cutText(points, start, end)),
     ];
   });
 }
 
 // Shows nothing if each text was read in one window. Texts have the header's names; the marked spans are in code points.
-export function whatWasRead(header, texts, found, isCut) {
+export function windowsView(header, texts, found, isCut) {
   const { windows, more } = parseWindows(header);
   if (windows.length === 0) return [];
   return isCut ? cutOff(windows, texts) : inWindows(windows, more, texts[windows[0].field] ?? "", found);
