@@ -24,7 +24,7 @@ from bertserve.service.auth import new_key
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import NAME_PATTERN
 from bertserve.service.errors import SettingsError, StartError, did_you_mean
-from bertserve.service.settings import COMMAND_LINE, AddressSettings, ScoreSettings, Settings, SourceSettings, parse
+from bertserve.service.settings import CLI_CONFIG, AddressSettings, ScoreSettings, Settings, SourceSettings, parse
 from bertserve.service.sources import with_sources
 
 # Formats of `score` by the suffix of a file.
@@ -140,16 +140,16 @@ class Health(AddressSettings):
 
     def run(self) -> int:
         """Checks the service; returns the exit code."""
-        from bertserve.service.health import ask
+        from bertserve.service.health import check_readiness
 
-        print(ask(self))
+        print(check_readiness(self))
         return 0
 
 
 class NewKey(BaseSettings):
     """Create an API key. It prints the key to stderr, and its line for the file of --api-key-file, which has only a digest, to stdout."""
 
-    model_config = COMMAND_LINE
+    model_config = CLI_CONFIG
 
     name: CliPositionalArg[str] = Field(description="Name of the key in logs and metrics.")
 
@@ -164,7 +164,7 @@ class NewKey(BaseSettings):
 class BertServe(BaseSettings):
     """Serve bundles made by bert-export. `bert-serve serve --help` lists all settings."""
 
-    model_config = COMMAND_LINE
+    model_config = CLI_CONFIG
 
     serve: CliSubCommand[Serve] = Field(description="Serve the models of a folder over HTTP.")
     score: CliSubCommand[Score] = Field(description="Score the rows of a file with a model.")

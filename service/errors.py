@@ -1,6 +1,6 @@
 """All errors of the service, with their HTTP status.
 
-A `StartError` ends a start or a command, a `CallerError` needs another request, and a `ServerError` is the service's own.
+A `StartError` stops a start or a command. A `CallerError` is caused by the request, a `ServerError` by the service.
 A message says what is wrong, the given value, the allowed value and what to change, with names in backticks. The errors of callers and of
 the server have a template and values. The caller gets the sentence. The log has it too, with placeholders in place of each `CallerValue`.
 """
@@ -34,7 +34,7 @@ def did_you_mean(name: str, names: Iterable[str], otherwise: str = "", *, name_f
 
 
 # The requirement for a value, by the type of pydantic's error.
-_EXPECTED = {
+_REQUIREMENTS = {
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
     **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
@@ -56,19 +56,19 @@ _EXPECTED = {
 }
 
 
-def expectation(error: Mapping[str, Any]) -> str:
+def requirement(error: Mapping[str, Any]) -> str:
     """Returns the requirement for a value from one of pydantic's errors, as a clause that begins with a small letter."""
-    if (words := _EXPECTED.get(error["type"])) is not None:
+    if (words := _REQUIREMENTS.get(error["type"])) is not None:
         return re.sub(r"\b1 (character|item)s$", r"1 \1", words.format(**error.get("ctx", {})))
     message = str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "must be", 1)
     return message[:1].lower() + message[1:]
 
 
-def fault(error: Mapping[str, Any]) -> str:
+def describe_validation_error(error: Mapping[str, Any]) -> str:
     """Returns the wrong part of a document, and what it must be, from an error of pydantic."""
     where = f"`{'.'.join(map(str, error['loc']))}`" if error["loc"] else "the document"
     colon = ":" if error["type"] == "value_error" else ""
-    return f"{where}{colon} {expectation(error)}"
+    return f"{where}{colon} {requirement(error)}"
 
 
 def plural(count: int, noun: str) -> str:
@@ -132,10 +132,10 @@ class BertServeError(Exception):
             **{name: f"{{{name}}}" if isinstance(value, CallerValue) else value for name, value in self.values.items()}
         )
 
-    def name_input(self, *, many: bool, input_name: str = "inputs") -> None:
+    def prefix_input(self, *, is_list: bool, input_name: str = "inputs") -> None:
         """Puts the wrong input before the message: `inputs[i]` for a list, otherwise `inputs` or the name of the field that replaces it."""
         if self.input_index is not None:
-            prefix = f"{input_name}[{self.input_index}]: " if many else f"{input_name}: "
+            prefix = f"{input_name}[{self.input_index}]: " if is_list else f"{input_name}: "
             self.message, self.template = prefix + self.message, prefix + self.template
             self.input_index = None
 
@@ -199,9 +199,9 @@ class InvalidValueError(CallerError, kind=(422, "invalid_value")):
 class InvalidParameterError(InvalidValueError):
     """A parameter is not possible with this model, whatever the inputs are."""
 
-    def name_input(self, *, many: bool, input_name: str = "inputs") -> None:
+    def prefix_input(self, *, is_list: bool, input_name: str = "inputs") -> None:
         """Puts `parameters` before the message, because the input that met the error is not its cause."""
-        super().name_input(many=False, input_name="parameters")
+        super().prefix_input(is_list=False, input_name="parameters")
 
 
 CLIENT_GONE = 499  # the status if the caller closed the connection while it waited; HTTPStatus has none for it
@@ -224,7 +224,7 @@ _HTTP_HEADERS: Mapping[int, Mapping[str, str]] = {
 
 
 class HttpError(CallerError):
-    """The HTTP request is wrong or not allowed, whatever its body is: its key, method, headers or speed."""
+    """The request fails because of its API key, method, headers or speed, independent of its body."""
 
     def __init__(self, status: int, template: str, /, **values: Any) -> None:
         """Creates the error with a status of `HTTP_ERRORS`."""

@@ -78,7 +78,7 @@ class SettingsParser(FlagParser):
         raise SettingsError(message if message.endswith((".", "?")) else f"{message}.")
 
 
-class SettingsHelp(argparse.RawDescriptionHelpFormatter):
+class SettingsHelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Shows the values and defaults of flags as users write them; pydantic-settings shows Python, such as `tuple[Path,...]` and `None`."""
 
     def add_argument(self, action: argparse.Action) -> None:

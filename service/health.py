@@ -12,7 +12,7 @@ from bertserve.service.settings import AddressSettings
 TIMEOUT_S = 2.0
 
 
-def ask(settings: AddressSettings) -> str:
+def check_readiness(settings: AddressSettings) -> str:
     """Returns a sentence about the service's state.
 
     Raises:

@@ -20,14 +20,14 @@ from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.models.build import build
 from bertserve.service.server.logs import configure_logging
 from bertserve.service.server.serve import check_start, raise_file_limit
-from bertserve.service.settings import PREFIX, Settings, check_environment
+from bertserve.service.settings import ENV_PREFIX, Settings, check_environment
 from bertserve.service.sources import with_sources
 from bertserve.service.tracing import create_tracer
 
 logger = logging.getLogger("bertserve.ray")
 
 # Settings without effect in a replica -> their replacement. Such a setting is an error, because the operator would not notice.
-LEFT_TO_RAY = {
+RAY_REPLACEMENTS = {
     **dict.fromkeys(("host", "port", "keep_alive_s"), "http_options of the Serve configuration"),
     **dict.fromkeys(("tls_cert", "tls_key", "header_timeout_s", "body_timeout_s"), "the proxy in front of Ray"),
     **dict.fromkeys(("max_header_bytes", "forwarded_allow_ips"), "the proxy in front of Ray"),
@@ -48,15 +48,15 @@ class ReplicaSettings(Settings):
     def __init__(self, **values: Any) -> None:
         """Reads values and variables like the command. An unknown variable is an error."""
         for name in SET_BY_IMAGE:
-            os.environ.pop(PREFIX + name, None)
+            os.environ.pop(ENV_PREFIX + name, None)
         check_environment()
         super().__init__(**values)
 
     @model_validator(mode="after")
-    def _refuse_what_is_rays(self) -> "ReplicaSettings":
-        for name, who in LEFT_TO_RAY.items():
+    def _reject_ray_settings(self) -> "ReplicaSettings":
+        for name, replacement in RAY_REPLACEMENTS.items():
             if name in self.model_fields_set:
-                raise ValueError(f"`{name}` has no effect under Ray Serve; remove it, and use {who}")
+                raise ValueError(f"`{name}` has no effect under Ray Serve; remove it, and use {replacement}")
         return self
 
 
@@ -101,7 +101,7 @@ class Replica:
         return {"queue_s": self._state.scheduler.wait_s, "busy": min(busy, 1.0)}  # with one inference thread, two threads can be busy
 
 
-def enough_replicas(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+def autoscaling_policy(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
     """Returns the number of replicas for at most MAX_QUEUE_S of queue and MAX_BUSY of busy time each, as Ray's autoscaling policy.
 
     With too few replicas, the queue shows how many are missing; without a queue, the busy time shows how many are needed.

@@ -14,15 +14,20 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as CommandLineError
 
-from bertserve.service.errors import SettingsError, did_you_mean, expectation
-from bertserve.service.flag_parser import FlagParser, SettingsHelp, SettingsParser
+from bertserve.service.errors import SettingsError, did_you_mean, requirement
+from bertserve.service.flag_parser import FlagParser, SettingsHelpFormatter, SettingsParser
 from bertserve.service.providers import ProviderChoice
 
-PREFIX = "BERT_SERVE_"
+ENV_PREFIX = "BERT_SERVE_"
 GPU_BATCH_TOKENS = 16384  # of a batch in fp16: enough for the largest GPUs (8 to 16 thousand tokens per launch)
-# of all commands and their settings
-COMMAND_LINE = SettingsConfigDict(
-    env_prefix=PREFIX, cli_kebab_case=True, cli_implicit_flags=True, cli_hide_none_type=True, cli_avoid_json=True, cli_exit_on_error=False
+# shared by all commands
+CLI_CONFIG = SettingsConfigDict(
+    env_prefix=ENV_PREFIX,
+    cli_kebab_case=True,
+    cli_implicit_flags=True,
+    cli_hide_none_type=True,
+    cli_avoid_json=True,
+    cli_exit_on_error=False,
 )
 # set by enableServiceLinks of a pod: BERT_SERVE_SERVICE_HOST, BERT_SERVE_PORT=tcp://..., BERT_SERVE_PORT_8000_TCP_ADDR and so on
 _SERVICE_LINK = re.compile("SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?")
@@ -91,7 +96,7 @@ class ConfigFile(PydanticBaseSettingsSource):
         try:
             values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
-            raise SettingsError(f"--config (or {PREFIX}CONFIG) is `{path}`, which cannot be read ({error.strerror}).") from error
+            raise SettingsError(f"--config (or {ENV_PREFIX}CONFIG) is `{path}`, which cannot be read ({error.strerror}).") from error
         except ValueError as error:
             raise SettingsError(f"`{path}` is not TOML: {error}.") from error
         known = Settings.model_fields.keys() - {"config"}
@@ -107,7 +112,7 @@ class FileSettings(BaseSettings):
     All commands share variables and files, so these may have settings that a command does not use; flags must be known.
     """
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid", populate_by_name=True, **COMMAND_LINE)
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", populate_by_name=True, **CLI_CONFIG)
 
     config: Path | None = Field(None, description="TOML file with settings; flags and environment variables take precedence.")
 
@@ -338,26 +343,26 @@ def parse(command: type[_Command], args: Sequence[str]) -> _Command:
         SystemExit: `--help`.
     """
     check_environment()
-    parser = SettingsParser(prog="bert-serve", description=command.__doc__, formatter_class=SettingsHelp, allow_abbrev=False)
+    parser = SettingsParser(prog="bert-serve", description=command.__doc__, formatter_class=SettingsHelpFormatter, allow_abbrev=False)
     try:
         source = CliSettingsSource[Any](
             command,
             root_parser=parser,
             add_argument_method=FlagParser.add_argument,
             add_subparsers_method=FlagParser.add_subparsers,
-            formatter_class=SettingsHelp,
+            formatter_class=SettingsHelpFormatter,
         )
         return CliApp.run(command, cli_args=list(args), cli_settings_source=source)
     except CommandLineError as error:
         raise SettingsError(f"{str(error).removeprefix('error parsing CLI: ')}.") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        message = expectation(first) if first["loc"] else first["msg"].removeprefix("Value error, ")
+        message = requirement(first) if first["loc"] else first["msg"].removeprefix("Value error, ")
         name = next((part for part in reversed(first["loc"]) if isinstance(part, str)), "")  # other parts are places in a list
         if name not in Settings.model_fields:
             flag = f"{_flag(name)} is `{first['input']}`: " if len(first["loc"]) > 1 and first["type"] != "missing" else ""
             raise SettingsError(f"{flag}{message}.") from error
-        variable = f"{PREFIX}{name.upper()}"
+        variable = f"{ENV_PREFIX}{name.upper()}"
         is_in_file = variable not in os.environ and all(word.partition("=")[0] != _flag(name) for word in args)
         where = f"`{name}` in the file of --config" if is_in_file else f"{_flag(name)} (or {variable})"
         raise SettingsError(f"{where} is `{first['input']}`: {message}.") from error
@@ -371,13 +376,13 @@ def check_environment() -> None:
     """
     names = [name.upper() for name in Settings.model_fields]
     for name, value in list(os.environ.items()):
-        if not name.startswith(PREFIX):
+        if not name.startswith(ENV_PREFIX):
             continue
-        setting = name.removeprefix(PREFIX)
+        setting = name.removeprefix(ENV_PREFIX)
         if _SERVICE_LINK.fullmatch(setting) or (setting == "PORT" and _SERVICE_ADDRESS.match(value)):
             del os.environ[name]
         elif setting not in names:
-            hint = did_you_mean(setting, names, "see `bert-serve serve --help`.", name_format=PREFIX + "{}")
+            hint = did_you_mean(setting, names, "see `bert-serve serve --help`.", name_format=ENV_PREFIX + "{}")
             raise SettingsError(f"unknown environment variable {name}; {hint}")
 
 

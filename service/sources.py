@@ -35,7 +35,7 @@ logger = logging.getLogger("bertserve.sources")
 
 MODULE = "bertserve.export.cli"
 # the files of a checkpoint that bert-export reads, including its card, which the bundle's card quotes
-_READ = ("*.json", "*.safetensors", "pytorch_model*.bin", "*.txt", "*.model", "README.md")
+_CHECKPOINT_PATTERNS = ("*.json", "*.safetensors", "pytorch_model*.bin", "*.txt", "*.model", "README.md")
 _GRAPH_MISSING = 4  # bert-export's exit code if a graph failed and the bundle lacks it
 _SIGNALED = 128  # signals have exit codes from here on
 
@@ -47,7 +47,7 @@ class ModelSource:
     """The origin of a model: a folder, or a hub id with an optional branch, tag or commit."""
 
     name: str
-    where: str
+    location: str
     revision: str | None = None
 
     def key(self, options: Sequence[str]) -> str:
@@ -57,12 +57,12 @@ class ModelSource:
             StartError: A file cannot be read.
         """
         facts: list[object] = [__version__, self.name, list(options)]
-        if not Path(self.where).is_dir():
-            return _digest([*facts, self.where, self.revision])
+        if not Path(self.location).is_dir():
+            return _digest([*facts, self.location, self.revision])
         try:
-            return _digest([*facts, [(path.name, digest(path)) for folder in _folders(Path(self.where)) for path in _files(folder)]])
+            return _digest([*facts, [(path.name, digest(path)) for folder in _folders(Path(self.location)) for path in _files(folder)]])
         except OSError as error:
-            raise StartError(f"the checkpoint `{self.where}` cannot be read: `{error.filename}`, {error.strerror}.") from error
+            raise StartError(f"the checkpoint `{self.location}` cannot be read: `{error.filename}`, {error.strerror}.") from error
 
 
 def read_source(text: str) -> ModelSource:
@@ -72,15 +72,15 @@ def read_source(text: str) -> ModelSource:
         SettingsError: The folder does not exist, or the name is not a valid model name.
         StartError: The folder is neither a checkpoint nor a bundle.
     """
-    name, equals, where = text.partition("=")
+    name, equals, location = text.partition("=")
     if not equals or Path(text).exists():
-        name, where = "", text
-    where = os.path.expanduser(where) if where.startswith("~") else where
-    if Path(where).exists():
-        return _of_folder(text, name, Path(where))
-    if where.count("/") > 1 or where.startswith((".", "/", "~")) or not where.strip("/"):
-        raise SettingsError(f"--model is `{text}`: the folder `{where}` does not exist.")
-    hub_id, _, revision = where.partition("@")
+        name, location = "", text
+    location = os.path.expanduser(location) if location.startswith("~") else location
+    if Path(location).exists():
+        return _of_folder(text, name, Path(location))
+    if location.count("/") > 1 or location.startswith((".", "/", "~")) or not location.strip("/"):
+        raise SettingsError(f"--model is `{text}`: the folder `{location}` does not exist.")
+    hub_id, _, revision = location.partition("@")
     return ModelSource(_check_name(name or hub_id.rpartition("/")[2], text), hub_id, revision or None)
 
 
@@ -112,7 +112,7 @@ def _folders(folder: Path) -> Iterator[Path]:
     """Yields the folders of a checkpoint, and those of the base model of an adapter in one of them."""
     for own in _with_modules(folder):
         yield own
-        adapter = _document(own / "adapter_config.json")
+        adapter = _read_json(own / "adapter_config.json")
         model = adapter.get("base_model_name_or_path") if isinstance(adapter, dict) else None
         if isinstance(model, str) and model and Path(model).is_dir():
             yield from _with_modules(Path(model))
@@ -121,17 +121,17 @@ def _folders(folder: Path) -> Iterator[Path]:
 def _with_modules(folder: Path) -> Iterator[Path]:
     """Yields a folder and the subfolders in its modules.json; other subfolders, such as training steps, do not belong to the checkpoint."""
     yield folder
-    modules = _document(folder / "modules.json")
+    modules = _read_json(folder / "modules.json")
     for module in modules if isinstance(modules, list) else []:
         if isinstance(module, dict) and isinstance(path := module.get("path"), str) and path and (folder / path).is_dir():
             yield folder / path
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted({path for pattern in _READ for path in folder.glob(pattern) if path.is_file()})
+    return sorted({path for pattern in _CHECKPOINT_PATTERNS for path in folder.glob(pattern) if path.is_file()})
 
 
-def _document(path: Path) -> object:
+def _read_json(path: Path) -> object:
     """Returns a JSON document; None if it is missing or broken, which bert-export reports."""
     try:
         return json.loads(path.read_bytes())
@@ -152,9 +152,9 @@ def export_command(source: ModelSource) -> list[str]:
     package = MODULE.rpartition(".")[0]
     missing = [name for name in (package, "torch", "transformers", "onnx") if find_spec(name) is None]
     if missing:
-        is_here = Path(source.where).exists()
+        is_here = Path(source.location).exists()
         raise StartError(
-            ("" if is_here else f"there is no folder `{source.where}`, so it is taken as an id of the Hugging Face Hub; ")
+            ("" if is_here else f"there is no folder `{source.location}`, so it is taken as an id of the Hugging Face Hub; ")
             + f"a checkpoint must be exported before it is served, and {', '.join(missing)} not installed; install the extra `export` "
             f"(`{install_command('export', 'cpu')}`), or give a bundle that bert-export made elsewhere."
         )
@@ -209,18 +209,19 @@ def with_sources(settings: S, *, export: bool = True) -> S:
     for i, source in enumerate(sources):
         if twin := next((other for other in sources[:i] if other.name == source.name), None):
             raise SettingsError(
-                f"--model names `{source.name}` twice, as `{twin.where}` and `{source.where}`; give one as NAME={source.where}."
+                f"--model names `{source.name}` twice, as `{twin.location}` and `{source.location}`; give one as NAME={source.location}."
             )
     options = export_options(settings)
     folder = cache_folder(settings)
     folders = settings.models if "models" in settings.model_fields_set else ()
     bundles = [
-        Path(source.where) if is_bundle(Path(source.where)) else obtain(source, options, folder, export=export) for source in sources
+        Path(source.location) if is_bundle(Path(source.location)) else get_or_export(source, options, folder, export=export)
+        for source in sources
     ]
     return settings.model_copy(update={"models": (*folders, *bundles)})
 
 
-def obtain(source: ModelSource, options: Sequence[str], cache: Path, *, export: bool = True) -> Path:
+def get_or_export(source: ModelSource, options: Sequence[str], cache: Path, *, export: bool = True) -> Path:
     """Returns the bundle of a checkpoint from the cache, or a new one.
 
     Raises:
@@ -230,22 +231,22 @@ def obtain(source: ModelSource, options: Sequence[str], cache: Path, *, export: 
     folder = cache / source.key(options)
     bundle = folder / source.name
     if is_bundle(bundle):
-        logger.info("%s was exported before, as %s", source.where, bundle)
+        logger.info("%s was exported before, as %s", source.location, bundle)
         return bundle
     if not export:
         raise StartError(
-            f"`{source.where}` was not exported yet with these settings; run `bert-serve serve --model {source.where}` to export it."
+            f"`{source.location}` was not exported yet with these settings; run `bert-serve serve --model {source.location}` to export it."
         )
     command = export_command(source)
     with _locked(folder) as lock:
         if is_bundle(bundle):  # another start has created it during the wait
             return bundle
-        logger.info("exporting %s, once, as %s; this takes minutes, or one minute with --precision fp32", source.where, bundle)
+        logger.info("exporting %s, once, as %s; this takes minutes, or one minute with --precision fp32", source.location, bundle)
         revision = ["--revision", source.revision] if source.revision else []
         flags = ["--output", str(folder), "--name", source.name, *options, *revision]
-        code = run_export([*command, *flags, "--", source.where], lock=lock)
+        code = run_export([*command, *flags, "--", source.location], lock=lock)
     if code == _GRAPH_MISSING and is_bundle(bundle):
-        logger.warning("serving %s without the graph that the line above names", source.where)
+        logger.warning("serving %s without the graph that the line above names", source.location)
     elif code != 0:
         if code < _SIGNALED:
             logger.error(

@@ -33,7 +33,7 @@ from bertserve.export.checkpoint.token_types import TYPE_IDS
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.service.bundle.manifest import Embedding, Pooling, Source
-from bertserve.service.errors import fault
+from bertserve.service.errors import describe_validation_error
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(arbitrary_types_allowed=True, extra="forbid"))
@@ -175,7 +175,7 @@ def _call(path: Path, factory: str) -> ModuleSpec:
     except ValidationError as error:
         first = error.errors()[0]
         value = f" (it is {first['input']!r})" if isinstance(first["input"], str | int) else ""
-        raise CheckpointError(f"`{factory}` of `{path}` gives no valid ModuleSpec: {fault(first)}{value}.") from error
+        raise CheckpointError(f"`{factory}` of `{path}` gives no valid ModuleSpec: {describe_validation_error(first)}{value}.") from error
     except Exception as error:  # the user's code can raise any error
         raise CheckpointError(f"`{factory}` of `{path}` failed: {type(error).__name__}: {error}") from error
     if not isinstance(spec, ModuleSpec):

@@ -22,7 +22,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PositiveInt, Va
 
 from bertserve.export.errors import CheckpointError
 from bertserve.service.bundle.manifest import Similarity
-from bertserve.service.errors import fault
+from bertserve.service.errors import describe_validation_error
 
 MODULES_FILE = "modules.json"
 SETTINGS_FILE = "config_sentence_transformers.json"
@@ -50,7 +50,7 @@ class SettingsFile(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             raise CheckpointError(
-                f"`{path}` cannot be used, because its settings may change the answers: {fault(first)} (it is "
+                f"`{path}` cannot be used, because its settings may change the answers: {describe_validation_error(first)} (it is "
                 f"{json.dumps(first['input'])}); fix it, or remove it if it changes nothing."
             ) from error
 

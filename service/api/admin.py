@@ -181,7 +181,7 @@ def _add_operations(probe_routes: APIRouter, key_routes: APIRouter, metrics_rout
                 "limits": state.settings.model_dump(include=_LIMITS | {"max_queue_tokens"})
                 | {"max_batch_tokens": state.scheduler.queue.max_batch_tokens, "threads": state.total_threads},
                 "worker": {
-                    "index": state.index,
+                    "index": state.worker_index,
                     "workers": state.settings.workers,
                     "pid": os.getpid(),
                     "max_queue_tokens": state.scheduler.queue.max_queue_tokens,

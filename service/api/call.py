@@ -44,7 +44,7 @@ class Call:
             requests = self.body.requests(self.model.bundle.manifest)
             return await self.model.predict(requests, timeout_s=timeout_s, task=self.task, **options)
         except BertServeError as error:
-            error.name_input(many=self.body.is_list, input_name=self.body.input_name)
+            error.prefix_input(is_list=self.body.is_list, input_name=self.body.input_name)
             raise
 
     def headers(self, prediction: Prediction, size: int, tail_size: int) -> list[tuple[bytes, bytes]]:

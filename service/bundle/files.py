@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.bundle.manifest import NAME_PATTERN, Manifest
-from bertserve.service.errors import BundleError, fault
+from bertserve.service.errors import BundleError, describe_validation_error
 from bertserve.service.providers import Provider
 
 MANIFEST_FILE = "manifest.json"
@@ -132,7 +132,7 @@ def read_manifest(path: Path) -> tuple[Manifest, str]:
                 "or export the bundle again with this version."
             ) from error
         raise BundleError(
-            f"`{path / MANIFEST_FILE}` is not a manifest of this version: {fault(first)}; export the bundle again."
+            f"`{path / MANIFEST_FILE}` is not a manifest of this version: {describe_validation_error(first)}; export the bundle again."
         ) from error
     if manifest.name != path.name:
         raise BundleError(f"the manifest of bundle `{path}` has the name `{manifest.name}`; give the folder the same name.")

@@ -212,7 +212,7 @@ class GraphSpec(Record):
         return f"{self.provider}/{self.precision}"
 
     @property
-    def gives_attentions(self) -> bool:
+    def has_attentions(self) -> bool:
         """Whether it has attention maps as an output."""
         return any(output.kind == "per_map" for output in self.outputs)
 

@@ -230,7 +230,7 @@ class Manifest(Record):
     @model_validator(mode="after")
     def _graphs_fit_the_model(self) -> Manifest:
         for graph in self.graphs:
-            if self.attention_heads and not graph.gives_attentions:
+            if self.attention_heads and not graph.has_attentions:
                 raise ValueError(f"`attention_heads` needs an output of the kind `per_map`, which `{graph.file}` does not have")
             if self.tokenizer.padding_side == "left" and any(spec.fill == "lengths" for spec in graph.inputs):
                 raise ValueError(f"`{graph.file}` has the input `lengths`, which needs `tokenizer.padding_side` to be `right`")

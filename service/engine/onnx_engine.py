@@ -65,7 +65,7 @@ class OnnxEngine:
         self._cuda_graphs: CudaGraphSession | None = None
         if gpu.cuda_graphs and provider == "cuda":
             # also for graphs that are not captured, because their runs must not disturb a capture
-            captures = graph.precision == "fp16" and not graph.gives_attentions
+            captures = graph.precision == "fp16" and not graph.has_attentions
             self._session = self._cuda_graphs = CudaGraphSession(
                 self._session, partial(opened, gpu=gpu) if captures else None, ("cuda", gpu.device_id)
             )

@@ -17,7 +17,7 @@ from bertserve.service.errors import BundleError, StartError, plural
 from bertserve.service.metrics import Metrics
 from bertserve.service.models import loading
 from bertserve.service.models.model import Model
-from bertserve.service.models.registry import Registry, read_choices
+from bertserve.service.models.registry import Registry, read_configured_defaults
 from bertserve.service.models.reloader import Reloader, without_folders
 from bertserve.service.models.utilization import Utilization
 from bertserve.service.providers import Provider
@@ -45,7 +45,7 @@ class AppState:
         settings: All settings.
         provider: The execution provider in use.
         limits: The limits of a body.
-        index: Index of this worker.
+        worker_index: Index of this worker.
         threads: Inference threads of this worker.
         total_threads: Inference threads of all workers together.
         tracer: Records requests; None if tracing is disabled.
@@ -59,7 +59,7 @@ class AppState:
     settings: Settings
     provider: Provider
     limits: Limits
-    index: int = 0
+    worker_index: int = 0
     threads: int = 1
     total_threads: int = 1
     tracer: Tracer | None = None
@@ -108,7 +108,7 @@ def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None,
         on_hang=metrics.hung_runs.inc,
     )
     load = partial(loading.load_model, settings=model_settings, scheduler=scheduler, metrics=metrics, multi_threads=multi_threads)
-    registry = _load_registry(load, paths, settings, metrics, at_once=threads)
+    registry = _load_registry(load, paths, settings, metrics, parallel_loads=threads)
     return AppState(
         registry=registry,
         reloader=Reloader(settings.models, load, registry=registry, metrics=metrics),
@@ -118,7 +118,7 @@ def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None,
         settings=settings,
         provider=provider,
         limits=Limits(settings.max_inputs, settings.max_chars, settings.max_top_k),
-        index=index,
+        worker_index=index,
         threads=threads,
         total_threads=total_threads,
         tracer=tracer,
@@ -131,7 +131,9 @@ def _share(total: int, workers: int, index: int) -> int:
     return part + (index < rest)
 
 
-def _load_registry(load: Callable[[Path], Model], paths: Sequence[Path], settings: Settings, metrics: Metrics, *, at_once: int) -> Registry:
+def _load_registry(
+    load: Callable[[Path], Model], paths: Sequence[Path], settings: Settings, metrics: Metrics, *, parallel_loads: int
+) -> Registry:
     """Loads the bundles at these paths, and returns their registry.
 
     Several models load in parallel, each on one core as during inference, because the warm-up runs are timed.
@@ -141,7 +143,7 @@ def _load_registry(load: Callable[[Path], Model], paths: Sequence[Path], setting
     """
     models, broken = list[Model](), dict[str, str]()
     # while a model loads, it needs memory for its file in addition to its sessions
-    with ThreadPoolExecutor(min(at_once, 4), thread_name_prefix="load") as pool:
+    with ThreadPoolExecutor(min(parallel_loads, 4), thread_name_prefix="load") as pool:
         futures = [pool.submit(load, path) for path in paths]
         try:
             for path, future in zip(paths, futures, strict=True):
@@ -158,5 +160,5 @@ def _load_registry(load: Callable[[Path], Model], paths: Sequence[Path], setting
             pool.shutdown(wait=False, cancel_futures=True)  # after an error or Ctrl-C: cancels the loads that have not started
     if not models:
         raise BundleError(f"no model can be loaded: {'; '.join(broken.values())}")
-    choices = read_choices(settings.default, settings.models, models, broken)
-    return Registry(models, choices, broken, by_name=settings.allow_implicit_default)
+    configured_defaults = read_configured_defaults(settings.default, settings.models, models, broken)
+    return Registry(models, configured_defaults, broken, allow_implicit_default=settings.allow_implicit_default)

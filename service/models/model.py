@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # vocabulary has 32,768 tokens; the logits of a full batch of masks would need gigabytes.
 MAX_LOGITS = 2**21
 # Limit of a run's attention weights, which are in memory twice, 16 MiB each. One text may have a seventh of it.
-MAX_WEIGHTS = 2**22
+MAX_ATTENTION_WEIGHTS = 2**22
 
 
 class Model:
@@ -106,8 +106,8 @@ class Model:
             return Prediction()
         metrics = self._metrics if task is None or task == self.task else self._metrics.for_task(task)
         spec = TASKS[task or self.task]
-        tasks = [spec.function(request, self._task_model) for request in requests]
-        progress = RequestProgress(tasks, self._scheduler.queue.max_queue_tokens, trace)
+        generators = [spec.function(request, self._task_model) for request in requests]
+        progress = RequestProgress(generators, self._scheduler.queue.max_queue_tokens, trace)
         arrived = time.perf_counter()
         try:
             await self._predict(progress, _chars(requests), timeout_s)
@@ -158,30 +158,30 @@ class Model:
         Raises:
             EngineError: The graph fails; `input_index` is the index of the input, if there is one text.
         """
-        if len(payloads) > 1 and self._gives_too_much(payloads):
+        if len(payloads) > 1 and self._exceeds_output_limits(payloads):
             half = len(payloads) // 2
             return [
                 *self.run(payloads[:half], multi_threaded=multi_threaded),
                 *self.run(payloads[half:], multi_threaded=multi_threaded),
             ]
-        lengths = [len(text.encoding.ids) for text in payloads]
+        lengths = [len(item.encoding.ids) for item in payloads]
         rows, length = self.graph.padded_shape(len(payloads), max(lengths)) or (len(payloads), max(lengths))
         single = self.engines.single_threaded
         engine = self.engines.for_multi_threaded_run(rows * length) if multi_threaded else single
         start = time.perf_counter()
-        for text in payloads:
-            if text.progress.started is None:
-                text.progress.started = start
+        for item in payloads:
+            if item.progress.started is None:
+                item.progress.started = start
         error = None
         try:
-            outputs = engine.run([text.encoding for text in payloads])
+            outputs = engine.run([item.encoding for item in payloads])
         except BertServeError as caught:
             error = caught
             if len(payloads) == 1:
                 error.input_index = payloads[0].index
             raise
         finally:
-            if [text for text in payloads if text.progress.trace is not None]:
+            if [item for item in payloads if item.progress.trace is not None]:
                 self._trace(payloads, rows * length, start, multi_threaded=engine is not single, error=error)
         seconds = time.perf_counter() - start
         if engine is single:
@@ -192,22 +192,22 @@ class Model:
         self._metrics.batch_rows.observe(len(payloads))
         self._metrics.tokens_real.inc(sum(lengths))
         self._metrics.tokens_padded.inc(rows * length - sum(lengths))
-        return [row if text.keep is None else text.keep(row) for text, row in zip(payloads, outputs, strict=True)]
+        return [row if item.keep is None else item.keep(row) for item, row in zip(payloads, outputs, strict=True)]
 
-    def _gives_too_much(self, texts: Sequence[EncodedInput]) -> bool:
+    def _exceeds_output_limits(self, texts: Sequence[EncodedInput]) -> bool:
         """Returns whether a run would return too many logits over the vocabulary or attention weights at the same time."""
-        if self._logits_per_mask and sum(len(text.encoding.masks) for text in texts) * self._logits_per_mask > MAX_LOGITS:
+        if self._logits_per_mask and sum(len(item.encoding.masks) for item in texts) * self._logits_per_mask > MAX_LOGITS:
             return True
-        if not self.graph.gives_attentions:
+        if not self.graph.has_attentions:
             return False
-        maps = sum(len(text.encoding.maps) for text in texts)
-        return maps * max(len(text.encoding.ids) for text in texts) ** 2 > MAX_WEIGHTS
+        maps = sum(len(item.encoding.maps) for item in texts)
+        return maps * max(len(item.encoding.ids) for item in texts) ** 2 > MAX_ATTENTION_WEIGHTS
 
     def _trace(self, texts: Sequence[EncodedInput], padded: int, start: float, *, multi_threaded: bool, error: Exception | None) -> None:
         """Records a span of a run that ends now, for the traced requests in it."""
         name, version, precision, provider = self.labels
-        traces = list(dict.fromkeys(text.progress.trace for text in texts if text.progress.trace is not None))
-        real = sum(len(text.encoding.ids) for text in texts)
+        traces = list(dict.fromkeys(item.progress.trace for item in texts if item.progress.trace is not None))
+        real = sum(len(item.encoding.ids) for item in texts)
         model = {"model": name, "model.version": version, "task": self.task, "precision": precision, "provider": provider}
         batch = {"rows": len(texts), "tokens": real, "padded_tokens": padded - real, "multi_threaded": multi_threaded}
         attributes: dict[str, Any] = {f"bertserve.{key}": value for key, value in model.items()}

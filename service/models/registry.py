@@ -9,7 +9,15 @@ from textwrap import shorten
 
 from pydantic import TypeAdapter, ValidationError
 
-from bertserve.service.errors import BundleError, CallerValue, InvalidValueError, NotFoundError, SettingsError, did_you_mean, fault
+from bertserve.service.errors import (
+    BundleError,
+    CallerValue,
+    InvalidValueError,
+    NotFoundError,
+    SettingsError,
+    describe_validation_error,
+    did_you_mean,
+)
 from bertserve.service.models.model import Model
 from bertserve.service.tasks.catalog import TASKS
 
@@ -20,7 +28,7 @@ _FLAG = "--default"
 _DEFAULTS = TypeAdapter(dict[str, str])
 
 
-def read_choices(
+def read_configured_defaults(
     flag_defaults: Mapping[str, str], folders: Sequence[Path], models: Sequence[Model], broken: Mapping[str, str]
 ) -> dict[str, str]:
     """Returns task -> name of its default model, as the operator chose: by `--default`, or else by `defaults.json` of a models folder.
@@ -59,7 +67,7 @@ def _read_defaults(path: Path) -> dict[str, str]:
     try:
         return _DEFAULTS.validate_json(path.read_bytes(), strict=True)
     except (OSError, ValidationError) as error:
-        reason = error.strerror if isinstance(error, OSError) else fault(error.errors(include_url=False)[0])
+        reason = error.strerror if isinstance(error, OSError) else describe_validation_error(error.errors(include_url=False)[0])
         example = '{"text-classification": "sentiment"}'
         raise BundleError(f"`{path}` must be a JSON object of tasks and model names, such as {example}: {reason}.") from error
 
@@ -79,22 +87,31 @@ class Registry:
         defaults: Task -> name of its default model.
     """
 
-    def __init__(self, models: Iterable[Model], choices: Mapping[str, str], broken: dict[str, str], *, by_name: bool = False) -> None:
+    def __init__(
+        self,
+        models: Iterable[Model],
+        configured_defaults: Mapping[str, str],
+        broken: dict[str, str],
+        *,
+        allow_implicit_default: bool = False,
+    ) -> None:
         """Chooses the defaults.
 
         Args:
             models: The models, in any order.
-            choices: Task -> name of its default model; a derived task uses the model of its base task, if that model can answer it.
+            configured_defaults: Task -> name of its default model; a derived task uses the model of its base task, if that model can
+                answer it.
             broken: Name -> error, for models that could not be loaded.
-            by_name: Whether a task with several models and no choice uses the first model by name; otherwise it needs a choice.
+            allow_implicit_default: Whether a task with several models and no configured default uses the first model by name; otherwise it
+                needs one.
 
         Raises:
             SettingsError: A task has several models and no choice.
         """
         self.models = {model.name: model for model in sorted(models, key=lambda model: model.name)}
         self.broken = broken
-        self._choices = choices
-        self._by_name = by_name
+        self._configured_defaults = configured_defaults
+        self._allow_implicit_default = allow_implicit_default
         self.defaults = self._choose({})
         if ambiguous := self._ambiguous_tasks():
             which = "; ".join(f"/{TASKS[task].path} ({_quoted(names)})" for task, names in ambiguous.items())
@@ -119,7 +136,7 @@ class Registry:
         """Returns the tasks that have a model as their default."""
         return [task for task in TASKS if self.defaults.get(task) == model.name]
 
-    def change(self, models: Mapping[str, Model]) -> None:
+    def replace_models(self, models: Mapping[str, Model]) -> None:
         """Takes other models. A default does not change while its model is loaded; without it, the only candidate is the default.
 
         The log has each change of a default, and new candidates.
@@ -143,9 +160,9 @@ class Registry:
         chosen = {}
         for task in TASKS:
             candidates = self._candidates(task)
-            preferred = (self._choices.get(task), self._choices.get(_base(task) or ""), before.get(task))
+            preferred = (self._configured_defaults.get(task), self._configured_defaults.get(_base(task) or ""), before.get(task))
             names = [name for name in preferred if name in candidates]
-            if not names and (len(candidates) == 1 or self._by_name):
+            if not names and (len(candidates) == 1 or self._allow_implicit_default):
                 names = candidates
             if names:
                 chosen[task] = names[0]

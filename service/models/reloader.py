@@ -34,7 +34,7 @@ class Reloader:
     """Changes the models of a registry; it belongs to one event loop.
 
     A request keeps the model that it started with, so a replaced model finishes its requests, and its memory is freed after the last one.
-    If a model cannot be loaded, the old one stays. The end of the service does not wait for a load.
+    If a model cannot be loaded, the old one stays. Shutdown does not wait for a load.
     """
 
     def __init__(self, folders: Sequence[Path], load: LoadModel, *, registry: Registry, metrics: Metrics) -> None:
@@ -43,7 +43,7 @@ class Reloader:
         self._load = load
         self._registry = registry
         self._metrics = metrics
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="load")  # not the loop's own pool, for which the end of the loop waits
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="load")  # not the loop's own pool, for which the end of the loop waits
         self._lock = asyncio.Lock()
 
     async def load(self, name: str) -> Model:
@@ -98,7 +98,7 @@ class Reloader:
                     self._remove(self._registry.models[name])
 
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
 
     async def _replace(self, path: Path, *, only_changed: bool = False) -> Model:
         name = path.name
@@ -119,12 +119,12 @@ class Reloader:
             if old is not None:
                 self._metrics.model_info.labels(*old.labels).set(0)
             self._metrics.model_info.labels(*model.labels).set(1)
-            self._registry.change(self._registry.models | {name: model})
+            self._registry.replace_models(self._registry.models | {name: model})
             logger.info("the model %s is now served as version %s", name, model.bundle.version)
         return model
 
     def _remove(self, model: Model) -> None:
-        self._registry.change({name: other for name, other in self._registry.models.items() if other is not model})
+        self._registry.replace_models({name: other for name, other in self._registry.models.items() if other is not model})
         self._metrics.model_info.labels(*model.labels).set(0)
         self._metrics.forget_reference(model.name)
         logger.info("the model %s is unloaded", model.name)

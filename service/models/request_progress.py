@@ -70,7 +70,7 @@ class RequestProgress:
     """The progress of one request. Only one thread at a time continues it.
 
     Attributes:
-        tasks: The tasks of its inputs.
+        generators: The running tasks, one per input.
         max_tokens: Maximum tokens of the request, with the reserve for later batches and decoding.
         trace: Records the stages, if the request is traced.
         batches: The batch to run of each input that is tokenized; None once the input has its result.
@@ -81,7 +81,7 @@ class RequestProgress:
         ended: Time at which the last run ended.
     """
 
-    tasks: Sequence[TaskGenerator]
+    generators: Sequence[TaskGenerator]
     max_tokens: int
     trace: RequestSpan | None = None
     batches: list[Batch | None] = field(default_factory=list)
@@ -101,8 +101,8 @@ class RequestProgress:
         start = time.perf_counter()
         prediction = self.prediction
         try:
-            for index, task in enumerate(self.tasks):
-                batch = next(task)
+            for index, generator in enumerate(self.generators):
+                batch = next(generator)
                 self.batches.append(batch)
                 prediction.results.append(None)
                 prediction.tokens += batch.tokens
@@ -176,7 +176,7 @@ class RequestProgress:
         """Continues an input until it has another batch to run, or a result."""
         try:
             while True:
-                batch = self.tasks[index].send(rows)
+                batch = self.generators[index].send(rows)
                 self.cost += batch.cost
                 self.cost.check()
                 self.prediction.tokens += batch.tokens

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from bertserve.service.errors import CallerValue, InvalidValueError, TooLargeError, expectation
+from bertserve.service.errors import CallerValue, InvalidValueError, TooLargeError, requirement
 from bertserve.service.tasks.body import TAGS, Limits, TaskBody, field_names
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import parse
@@ -96,7 +96,7 @@ def validate_as(body_type: type[B], value: Any, limits: Limits) -> B:
                     max_chars=limits.max_chars,
                 )
                 error.input_index = index
-                error.name_input(many=body.is_list, input_name=body.input_name)
+                error.prefix_input(is_list=body.is_list, input_name=body.input_name)
                 raise error
     return body
 
@@ -125,7 +125,7 @@ def wrong_value_error(error: ErrorDetails, example: Mapping[str, Any]) -> Invali
         return InvalidValueError(
             "`{field_path}` is missing; send JSON such as {example}.", field_path=field_path, example=json.dumps(example)
         )
-    message, item = expectation(error), example.get("inputs")
+    message, item = requirement(error), example.get("inputs")
     if error["type"] == "model_type" and field_path.startswith("inputs") and "." not in field_path and isinstance(item, dict):
         message += f" such as {json.dumps(item)}"
     return InvalidValueError(

@@ -48,7 +48,7 @@ def test_a_setting_that_ray_controls_is_refused(replica: ModuleType, name: str) 
     with pytest.raises(ValidationError) as caught:
         replica.ReplicaSettings.model_validate({name: value, "models": "."})
     if name not in ("tls_cert", "config"):  # their errors say what is missing
-        assert f"`{name}` has no effect" in str(caught.value) and replica.LEFT_TO_RAY[name] in str(caught.value)
+        assert f"`{name}` has no effect" in str(caught.value) and replica.RAY_REPLACEMENTS[name] in str(caught.value)
 
 
 def test_environment_variables_are_read_as_by_the_command(replica: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_the_variables_of_the_image_are_ignored(replica: ModuleType, monkeypatch
             monkeypatch.setenv(name, value)
     assert "0.0.0.0" == os.environ["BERT_SERVE_HOST"]
     settings = replica.ReplicaSettings.model_validate({"models": "."})
-    assert (set(), Path("/cache")) == (settings.model_fields_set & set(replica.LEFT_TO_RAY), settings.cache_dir)
+    assert (set(), Path("/cache")) == (settings.model_fields_set & set(replica.RAY_REPLACEMENTS), settings.cache_dir)
     with pytest.raises(ValidationError, match="`host` has no effect"):
         replica.ReplicaSettings.model_validate({"models": ".", "host": "0.0.0.0"})
     monkeypatch.setenv("BERT_SERVE_WORKERS", "2")
@@ -88,7 +88,7 @@ def test_the_variables_of_the_image_are_ignored(replica: ModuleType, monkeypatch
 )
 def test_enough_replicas_have_short_queues_and_a_reserve(replica: ModuleType, queue_s: list[float], busy: list[float], enough: int) -> None:
     metrics = {"queue_s": dict(enumerate(queue_s)), "busy": dict(enumerate(busy))} if queue_s else None
-    assert (enough, {}) == replica.enough_replicas(SimpleNamespace(aggregated_metrics=metrics))
+    assert (enough, {}) == replica.autoscaling_policy(SimpleNamespace(aggregated_metrics=metrics))
 
 
 CLIENTS = 8

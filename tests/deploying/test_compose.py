@@ -3,7 +3,7 @@
 import shlex
 
 import manifests
-from bertserve.service.settings import PREFIX, Settings, parse
+from bertserve.service.settings import ENV_PREFIX, Settings, parse
 from manifests import COMPOSE, DEPLOY
 
 [READ] = manifests.documents(COMPOSE)
@@ -20,7 +20,9 @@ CONFIGURED = (
 
 def flags(variables: dict[str, str | int]) -> list[str]:
     """Returns the flags with the values of BERT_SERVE_* variables."""
-    return [word for name, value in variables.items() for word in (f"--{name.removeprefix(PREFIX).lower().replace('_', '-')}", str(value))]
+    return [
+        word for name, value in variables.items() for word in (f"--{name.removeprefix(ENV_PREFIX).lower().replace('_', '-')}", str(value))
+    ]
 
 
 def stop_s(arguments: list[str]) -> float:
@@ -83,5 +85,5 @@ def test_the_unit_runs_bert_serve_with_known_settings() -> None:
     assert ("bert-serve", "serve") == (program.rpartition("/")[2], command)
     assert {word for word in words if word.startswith("--")} <= {f"--{name.replace('_', '-')}" for name in Settings.model_fields}
     variables = [word.partition("=")[0] for line in manifests.unit()["Environment"] for word in shlex.split(line)]
-    ours = {name for name in variables if name.startswith(PREFIX)}
-    assert {f"{PREFIX}CACHE_DIR"} == ours <= {PREFIX + name.upper() for name in Settings.model_fields}
+    ours = {name for name in variables if name.startswith(ENV_PREFIX)}
+    assert {f"{ENV_PREFIX}CACHE_DIR"} == ours <= {ENV_PREFIX + name.upper() for name in Settings.model_fields}

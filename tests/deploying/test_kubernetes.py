@@ -9,7 +9,7 @@ import facts
 import manifests
 from bertserve.service.metrics import Metrics
 from bertserve.service.server import serve, workers
-from bertserve.service.settings import PREFIX, Settings, parse
+from bertserve.service.settings import ENV_PREFIX, Settings, parse
 from manifests import DEPLOY, KUBERNETES, ROOT, Container, document
 
 DEPLOYMENT = document("base/deployment.yaml")
@@ -42,8 +42,8 @@ def settings_of_the_config_map() -> Settings:
 def stop_s(container: Container, settings: Settings) -> float:
     """Returns the seconds that a container's service can need to stop, without the margin."""
     values = {item["name"]: item["value"] for item in container.spec["env"]}
-    drain = float(values.get(f"{PREFIX}PRE_STOP_DELAY_S", settings.pre_stop_delay_s))
-    return drain + float(values.get(f"{PREFIX}SHUTDOWN_TIMEOUT_S", settings.shutdown_timeout_s))
+    drain = float(values.get(f"{ENV_PREFIX}PRE_STOP_DELAY_S", settings.pre_stop_delay_s))
+    return drain + float(values.get(f"{ENV_PREFIX}SHUTDOWN_TIMEOUT_S", settings.shutdown_timeout_s))
 
 
 def test_the_ingress_routes_to_the_service(settings: Settings) -> None:
@@ -75,7 +75,7 @@ def test_the_kserve_predictor_requires_an_api_key() -> None:
     [container] = pod["containers"]
     variables = {item["name"]: item["value"] for item in container["env"]}
     [mount] = container["volumeMounts"]
-    assert f"{mount['mountPath']}/keys.txt" == variables[f"{PREFIX}API_KEY_FILE"]
+    assert f"{mount['mountPath']}/keys.txt" == variables[f"{ENV_PREFIX}API_KEY_FILE"]
     assert pod["volumes"] == [volume for volume in POD["volumes"] if volume["name"] == mount["name"]]
     assert pod["securityContext"]["fsGroup"] == POD["securityContext"]["fsGroup"]
 
@@ -91,7 +91,7 @@ def test_probes_use_existing_paths() -> None:
 
 
 def test_all_manifests_use_the_port_of_the_image() -> None:
-    [port] = re.findall(rf"{PREFIX}PORT=(\d+)", DOCKERFILE)
+    [port] = re.findall(rf"{ENV_PREFIX}PORT=(\d+)", DOCKERFILE)
     assert [port] == re.findall(r"^EXPOSE (\d+)$", DOCKERFILE, re.MULTILINE)
     assert {int(port)} == {each["containerPort"] for container in probed() for each in container.spec["ports"]}
     [http] = SERVICE["ports"]
@@ -106,7 +106,7 @@ def test_environment_variables_are_known_settings() -> None:
     """An unknown BERT_SERVE_* variable would stop the start of the service."""
     named = [item["name"] for container in manifests.containers() for item in container.spec.get("env", [])]
     assert 6 == len(named)
-    assert set(named) <= {PREFIX + name.upper() for name in Settings.model_fields}
+    assert set(named) <= {ENV_PREFIX + name.upper() for name in Settings.model_fields}
 
 
 def test_the_paths_of_the_config_file_and_the_keys_are_mounted(settings: Settings) -> None:

@@ -34,9 +34,9 @@ def test_ray_accepts_both_configurations() -> None:
         ).applications
         (deployment,) = application.deployments
         policy = deployment.autoscaling_config["policy"]["policy_function"]
-        assert ("bertserve.service.ray_serve:app", "bertserve.service.ray_serve:enough_replicas") == (application.import_path, policy)
+        assert ("bertserve.service.ray_serve:app", "bertserve.service.ray_serve:autoscaling_policy") == (application.import_path, policy)
         assert callable(replica.app)
-        assert callable(replica.enough_replicas)
+        assert callable(replica.autoscaling_policy)
         assert replica.Replica.name == deployment.name
 
 

@@ -98,7 +98,7 @@ def test_attention_weights_match_pytorch(name: str, tmp_path: Path) -> None:
     assert graph.validation.attention_error <= 1e-4
     assert graph.validation.worst_abs_error <= 1e-4
     assert SIZES["num_attention_heads"] // (2 if name == "ConvBERT" else 1) == bundle.manifest.attention_heads[0]
-    assert graph.gives_attentions
+    assert graph.has_attentions
 
 
 @pytest.mark.full_grid

@@ -8,7 +8,7 @@ import pytest
 
 from application import call
 from bertserve.service.api import playground
-from bertserve.service.settings import PREFIX
+from bertserve.service.settings import ENV_PREFIX
 from bertserve.service.tasks.catalog import TASKS
 
 FOLDER = Path(playground.__file__).parent
@@ -72,4 +72,4 @@ def test_scripts_insert_no_html() -> None:
 def test_the_key_variable_of_the_snippets_is_not_a_setting(models: Path) -> None:
     """The service refuses unknown BERT_SERVE_* variables. With another prefix, a shell that has the variable can start the service."""
     assert "BERTSERVE_API_KEY" in (code := call(models, "GET", "/playground/snippets.js").text)
-    assert PREFIX not in code
+    assert ENV_PREFIX not in code

@@ -55,7 +55,7 @@ def test_a_batch_of_many_weights_runs_in_parts(tmp_path: Path, monkeypatch: pyte
         whole = (await client.post("/attention", json=body)).json()
         assert max(len(feed["input_ids"]) for feed in feeds) > 1, "no batch was made"
         feeds.clear()
-        monkeypatch.setattr("bertserve.service.models.model.MAX_WEIGHTS", 2 * 5 * 11**2)
+        monkeypatch.setattr("bertserve.service.models.model.MAX_ATTENTION_WEIGHTS", 2 * 5 * 11**2)
         assert_same(whole, (await client.post("/attention", json=body)).json())
         runs = [feed["input_ids"].shape for feed in feeds]
         assert [] == [(rows, length) for rows, length in runs if rows > 1 and rows * 5 * length**2 > 2 * 5 * 11**2]

@@ -213,11 +213,11 @@ def test_two_simultaneous_starts_export_once(checkpoint: Path, fake: Fake, tmp_p
     def other() -> None:
         while not calls(tmp_path):
             time.sleep(0.01)
-        made.append(sources.obtain(source, [], tmp_path / "cache"))
+        made.append(sources.get_or_export(source, [], tmp_path / "cache"))
 
     thread = threading.Thread(target=other)
     thread.start()
-    made.append(sources.obtain(source, [], tmp_path / "cache"))
+    made.append(sources.get_or_export(source, [], tmp_path / "cache"))
     thread.join()
 
     assert made[0] == made[1]
