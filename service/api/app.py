@@ -37,7 +37,7 @@ DESCRIPTION = """Fine-tuned BERT-family encoders over HTTP, in the wire format o
 For a list of inputs, the answer is a list. Errors have one shape, `{"error", "error_type", "request_id"}`. Every answer has the header
 `x-request-id`. The answer of a model also has `x-model` and `server-timing`; `x-truncated` and `X-HF-Warning` say when
 text was cut."""
-# in the order of the page: the most used ones first
+# the order of the page, with the most used ones first
 TAGS = [
     {"name": INFERENCE, "description": "Send texts and get predictions, in the wire format of the Hugging Face Inference API."},
     {"name": OTHER_CLIENTS, "description": "The same models in the formats of other APIs, for existing clients."},

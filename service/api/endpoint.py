@@ -69,7 +69,8 @@ class Endpoint:
         self._ids = random.Random()  # noqa: S311 - ids only tell requests apart, they protect nothing
         self._open = 0  # requests to models without a complete answer
         self._app: ASGIApp = self._answer
-        if origins := state.settings.cors_origin:  # around the check of keys, because a browser sends its preflight request without one
+        # outside of the check of keys, because a browser sends its preflight request without a key
+        if origins := state.settings.cors_origin:
             self._app = CORSMiddleware(
                 self._answer, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=_EXPOSED
             )
@@ -101,7 +102,7 @@ class Endpoint:
                 await error_responses.response(error, request.id, scope["path"])(scope, receive, send)
 
     def _begin(self, scope: Scope, send: Send) -> Request:
-        # the configured one, or that of a server that mounts the application
+        # the configured path, or the path at which another application mounts this one
         root_path = self._state.settings.root_path or scope.get("root_path", "")
         scope["root_path"] = ""  # the router would remove it a second time
         if root_path and f"{scope['path']}/".startswith(f"{root_path}/"):
@@ -135,7 +136,7 @@ class Endpoint:
         return None
 
     async def _serve(self, route: InferenceRoute, request: Request, receive: Receive, send: Send) -> None:
-        """Answers a request that runs models, if there is room for it and its caller may use it."""
+        """Answers a request that runs models, if there is room for it and its caller has access."""
         state, scope = self._state, request.scope
         request.key = self._auth.check(route.access, scope["headers"])
         if self._open >= state.settings.max_concurrent:
@@ -222,7 +223,7 @@ def _check_headers(request: Request) -> None:
     """
     scope = request.scope
     single = [name for name, _ in scope["headers"] if name in _SINGLE]
-    if len(single) > len(set(single)):  # a proxy may have read the other one
+    if len(single) > len(set(single)):  # a proxy can have used the other one
         raise MalformedRequestError("the request has a header of its type, encoding or deadline twice; send one of each.")
     if scope["query_string"]:
         raise InvalidValueError(

@@ -88,7 +88,7 @@ class LineStream:
                 async with asyncio.timeout(self._settings.body_timeout_s):
                     message = await receive()
             except TimeoutError:
-                # the client may pause while lines are in progress, and after their last answer
+                # the client can pause while lines are in progress, and after their last answer
                 if self._bytes or self._answer_sent.is_set():
                     continue
                 raise HttpError(
@@ -132,7 +132,7 @@ class LineStream:
         start, request, metrics = time.perf_counter(), self._request, self._request.state.metrics
         labels, status = (self._route.task or UNKNOWN, UNKNOWN), CLIENT_GONE
         try:
-            request.auth.check(self._route.access, request.scope["headers"])  # again, because a stream may have no end
+            request.auth.check(self._route.access, request.scope["headers"])  # again for each line, because a stream can have no end
             if len(line) > self._settings.max_body_bytes:
                 raise TooLargeError(
                     "the line has more than {max_body_bytes} bytes; send less in one line; the operator can raise --max-body-bytes.",
@@ -172,5 +172,5 @@ class LineStream:
             except RefusedError as error:
                 if (left_s := end - time.monotonic()) <= 0:
                     raise
-                # each attempt may tokenize the line again
+                # each attempt can tokenize the line again
                 await asyncio.sleep(max(MIN_RETRY_S, min(error.retry_after_s, left_s)))

@@ -87,7 +87,7 @@ def rerank(request: RerankBody, model: TaskModel) -> TaskGenerator:
         rule.count([name] if item["score"] >= DEFAULT_THRESHOLD else [], item["score"])
     if not rule.decides:
         return ranked
-    # the threshold of label sets says nothing about relevance
+    # the threshold of label sets does not apply to relevance
     relevant = [
         item["index"]
         for item in ranked

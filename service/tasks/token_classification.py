@@ -101,7 +101,7 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskGenerator:
     if strategy == "none":
         found = list(_tokens(request.text, spans, scores, labels, ignored, first=encodings[0].start))
     else:
-        if strategy != "simple":  # words instead of tokens
+        if strategy != "simple":  # these strategies label words instead of tokens
             grouped = list(words(request.text, tokens, tokenizer))
             scores = np.stack([_word_scores(scores[word], strategy) for word in grouped])
             spans = [(spans[word[0]][0], spans[word[-1]][1]) for word in grouped]
@@ -115,7 +115,7 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskGenerator:
     rebase(entities, request.text, request.parameters.offset_unit)
     if not rule.decides:
         return entities
-    best = max((entity["score"] for entity in found), default=None)  # also of those that are left out
+    best = max((entity["score"] for entity in found), default=None)  # includes entities that are left out
     return rule.as_json(list(dict.fromkeys(map(label_of, entities))), entities, best, left_out=len(found) - len(entities))
 
 

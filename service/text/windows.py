@@ -5,7 +5,7 @@ from __future__ import annotations
 from bertserve.service.bundle.manifest import Side
 from bertserve.service.errors import CallerValue, InvalidValueError
 
-# Of one text; a stride close to the window's length would need one window per token.
+# Maximum windows of one text; a stride close to the window's length would need one window per token.
 MAX_WINDOWS = 4096
 
 

@@ -171,9 +171,8 @@ def _output_names(task: str, manifest: Manifest, body: TaskBody | None = None) -
     pooling = manifest.embedding and (getattr(parameters, "pooling", None) or manifest.embedding.pooling)
     if pooling == "none" or getattr(parameters, "encoding_format", None) == "base64" or getattr(parameters, "decide", False):
         return [JSON_OUTPUT]  # a list of vectors, a text or a decision per input
-    is_cut = (
-        getattr(parameters, "top_k", None) is not None
-    )  # `top_k` keeps other labels for each text, so `scores` would have no fixed columns
+    # `top_k` keeps other labels for each text, so `scores` would have no fixed columns
+    is_cut = getattr(parameters, "top_k", None) is not None
     return [name for name in (*_OUTPUTS.get(task, ()), JSON_OUTPUT) if name != "scores" or not is_cut]
 
 
