@@ -79,7 +79,7 @@ ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 UNKNOWN = "unknown"
 
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # otherwise each collector has a second, unused series
+disable_created_metrics()  # type: ignore[no-untyped-call]  # each collector would have a second, unused series
 
 
 def use_worker_files(folder: Path, index: int) -> None:

@@ -19,7 +19,7 @@ from bertserve.service.flag_parser import FlagParser, SettingsHelpFormatter, Set
 from bertserve.service.providers import ProviderChoice
 
 ENV_PREFIX = "BERT_SERVE_"
-GPU_BATCH_TOKENS = 16384  # of a batch in fp16: enough for the largest GPUs (8 to 16 thousand tokens per launch)
+GPU_BATCH_TOKENS = 16384  # tokens of a batch in fp16 that suit the largest GPUs (8 to 16 thousand tokens per launch)
 # shared by all commands
 CLI_CONFIG = SettingsConfigDict(
     env_prefix=ENV_PREFIX,
@@ -29,7 +29,7 @@ CLI_CONFIG = SettingsConfigDict(
     cli_avoid_json=True,
     cli_exit_on_error=False,
 )
-# set by enableServiceLinks of a pod: BERT_SERVE_SERVICE_HOST, BERT_SERVE_PORT=tcp://..., BERT_SERVE_PORT_8000_TCP_ADDR and so on
+# variables that enableServiceLinks of a pod sets: BERT_SERVE_SERVICE_HOST, BERT_SERVE_PORT=tcp://..., BERT_SERVE_PORT_8000_TCP_ADDR ...
 _SERVICE_LINK = re.compile("SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?")
 _SERVICE_ADDRESS = re.compile("(tcp|udp|sctp)://")
 

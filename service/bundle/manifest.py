@@ -207,7 +207,7 @@ class Manifest(Record):
     name: Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
     task: Task
     labels: Annotated[tuple[str, ...], Field(strict=False)]
-    # of token classification, the tag of each label in BIO, BIOES or BILOU; empty if all labels are such tags
+    # the tag of each label in BIO, BIOES or BILOU, for token classification; empty if all labels are such tags
     tags: Annotated[tuple[str, ...], Field(strict=False)] = ()
     activation: Activation
     embedding: Embedding | None = None

@@ -20,7 +20,8 @@ from bertserve.service.engine.sessions import new_tensor, run_options
 
 logger = logging.getLogger("bertserve.loading")
 
-Key = tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]  # of a captured run: the names of its outputs, and the shapes of its inputs
+# Identifies a captured run: the names of its outputs, and the shapes of its inputs.
+Key = tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]
 
 # Maximum padded tokens of a captured run: larger ones keep the GPU busy while their kernels start.
 MAX_TOKENS = 4096
@@ -81,7 +82,7 @@ class CudaGraphSession:
             try:
                 with _run_permits:
                     thread.session = thread.session or self._open()
-                    outputs = thread.session.run(names, feed, run_options(-1))  # without capture; cuDNN builds its plans
+                    outputs = thread.session.run(names, feed, run_options(-1))  # -1: this run is not captured; cuDNN builds its plans in it
                     if sum(output.nbytes for output in outputs) > MAX_OUTPUT_BYTES:
                         return
                     captured = _CapturedRun(thread.session, feed, dict(zip(names, outputs, strict=True)), next(self._ids), self._device)
@@ -94,7 +95,7 @@ class CudaGraphSession:
 
 
 class _ThreadState(threading.local):
-    """What a thread has: its session, its captured runs by their keys, and whether it captures runs now."""
+    """The state of a thread: its session, its captured runs by their keys, and whether it captures runs now."""
 
     def __init__(self) -> None:
         self.session: Any = None

@@ -25,7 +25,7 @@ except ImportError as error:  # both wheels have this import name, so neither is
     ) from error
 
 VERSION: str = ort.__version__
-THREADS = 1  # of one run; the inference threads run in parallel
+THREADS = 1  # threads of one run; the inference threads run in parallel
 # A graph of one Identity, as onnx.save writes it; other sessions get the same provider as a session on it.
 _PROBE = bytes.fromhex(
     "08083a370a100a017812017922084964656e746974791201675a0f0a0178120a0a08080112040a020801620f0a0179120a0a08080112040a02080142040a00100d"
@@ -180,7 +180,7 @@ def _session(model: str | bytes, provider: Provider, providers: Sequence[tuple[s
     if (preload := PROVIDERS[provider].preload) is not None:
         with suppress(ProviderError):  # `missing` reports it
             preload(ctypes.CDLL)
-    # without onnxruntime's fallback, which would only print that a session uses another provider
+    # onnxruntime's fallback is disabled, because it would only print that a session uses another provider
     return ort.InferenceSession(model, options, providers=list(providers), enable_fallback=0)
 
 

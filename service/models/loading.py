@@ -62,7 +62,7 @@ def with_provider(settings: ModelSettings, bundles: Iterable[Path]) -> ModelSett
 def _has_graph(path: Path, provider: Provider) -> bool:
     try:
         return any(graph.provider == provider for graph in files.read_manifest(path)[0].graphs)
-    except BundleError:  # which its load reports
+    except BundleError:  # the load of the bundle reports it
         return True
 
 
@@ -90,7 +90,7 @@ def load_model(
     with metrics.timed_load(path.name, "load"):
         graph, tokenizer, engine = open_bundle(bundle, settings)
         cost_model = CostModel(manifest.flops)
-        # without a shape plan, some rows and lengths; short runs show the fixed cost of a run
+        # these are run if the graph has no shape plan; short runs show the fixed cost of a run
         shapes = [(rows, min(length, manifest.tokenizer.max_length)) for rows, length in ((1, 8), (1, 32), (1, 128), (4, 32))]
         shapes = shapes if graph.shapes is None else graph.shapes.all_shapes
         cost_model.fit(engine.time_runs(shapes, repeats=3))

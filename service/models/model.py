@@ -194,22 +194,22 @@ class Model:
         self._metrics.tokens_padded.inc(rows * length - sum(lengths))
         return [row if item.keep is None else item.keep(row) for item, row in zip(payloads, outputs, strict=True)]
 
-    def _exceeds_output_limits(self, texts: Sequence[EncodedInput]) -> bool:
+    def _exceeds_output_limits(self, items: Sequence[EncodedInput]) -> bool:
         """Returns whether a run would return too many logits over the vocabulary or attention weights at the same time."""
-        if self._logits_per_mask and sum(len(item.encoding.masks) for item in texts) * self._logits_per_mask > MAX_LOGITS:
+        if self._logits_per_mask and sum(len(item.encoding.masks) for item in items) * self._logits_per_mask > MAX_LOGITS:
             return True
         if not self.graph.has_attentions:
             return False
-        maps = sum(len(item.encoding.maps) for item in texts)
-        return maps * max(len(item.encoding.ids) for item in texts) ** 2 > MAX_ATTENTION_WEIGHTS
+        maps = sum(len(item.encoding.maps) for item in items)
+        return maps * max(len(item.encoding.ids) for item in items) ** 2 > MAX_ATTENTION_WEIGHTS
 
-    def _trace(self, texts: Sequence[EncodedInput], padded: int, start: float, *, multi_threaded: bool, error: Exception | None) -> None:
+    def _trace(self, items: Sequence[EncodedInput], padded: int, start: float, *, multi_threaded: bool, error: Exception | None) -> None:
         """Records a span of a run that ends now, for the traced requests in it."""
         name, version, precision, provider = self.labels
-        traces = list(dict.fromkeys(item.progress.trace for item in texts if item.progress.trace is not None))
-        real = sum(len(item.encoding.ids) for item in texts)
+        traces = list(dict.fromkeys(item.progress.trace for item in items if item.progress.trace is not None))
+        real = sum(len(item.encoding.ids) for item in items)
         model = {"model": name, "model.version": version, "task": self.task, "precision": precision, "provider": provider}
-        batch = {"rows": len(texts), "tokens": real, "padded_tokens": padded - real, "multi_threaded": multi_threaded}
+        batch = {"rows": len(items), "tokens": real, "padded_tokens": padded - real, "multi_threaded": multi_threaded}
         attributes: dict[str, Any] = {f"bertserve.{key}": value for key, value in model.items()}
         attributes |= {f"bertserve.batch.{key}": value for key, value in batch.items()}
         kind = None if error is None else type(error).__name__

@@ -117,7 +117,7 @@ class RequestSpan:
         self.traceparent = f"00-{self.trace_id}-{self.span_id}-{ids.trace_flags:02x}"
         self.is_recording = self.span.is_recording()
         self._context = otel.set_span_in_context(self.span, Context())
-        self._queued_at: float | None = None  # since when it waits in the queue
+        self._queued_at: float | None = None  # when it entered the queue; None while it does not wait
         self._started: float | None = None  # when the last item that waited was started
 
     def to_ns(self, seconds: float) -> int:
