@@ -126,23 +126,26 @@ def _summary(manifest: Manifest) -> str:
 def _embedding(manifest: Manifest) -> list[str]:
     if manifest.embedding is None:
         return []
-    spec = manifest.embedding
+    embedding = manifest.embedding
     layers = ""
-    if spec.layers == "last_four":
-        layers = f" On request, a vector has the last four layers side by side: {4 * spec.dimensions} values."
-    elif spec.layers != "last":
-        layers = f" On request, a vector has the layers {', '.join(map(str, spec.layers))} side by side, or their sum or mean."
-    if spec.default_layers is not None:
-        layers += f" The default layers are {', '.join(map(str, spec.default_layers))} ({spec.combine})."
+    if embedding.layers == "last_four":
+        layers = f" On request, a vector has the last four layers side by side: {4 * embedding.dimensions} values."
+    elif embedding.layers != "last":
+        layers = f" On request, a vector has the layers {', '.join(map(str, embedding.layers))} side by side, or their sum or mean."
+    if embedding.default_layers is not None:
+        layers += f" The default layers are {', '.join(map(str, embedding.default_layers))} ({embedding.combine})."
     prompts = "".join(
-        f" The{' default' if name == spec.default_prompt else ''} prompt `{name}` is `{text}`." for name, text in spec.prompts.items()
+        f" The{' default' if name == embedding.default_prompt else ''} prompt `{name}` is `{text}`."
+        for name, text in embedding.prompts.items()
     )
-    normalized = "normalized to length 1" if spec.normalize else "not normalized"
-    values = spec.vector_dimensions or spec.dimensions
-    truncation = f", of which the first {spec.truncate_dim} are kept" if spec.truncate_dim and spec.truncate_dim < values else ""
-    similarity = "" if spec.similarity == "cosine" else f" Their similarity is `{spec.similarity}`."
+    normalized = "normalized to length 1" if embedding.normalize else "not normalized"
+    values = embedding.vector_dimensions or embedding.dimensions
+    truncation = (
+        f", of which the first {embedding.truncate_dim} are kept" if embedding.truncate_dim and embedding.truncate_dim < values else ""
+    )
+    similarity = "" if embedding.similarity == "cosine" else f" Their similarity is `{embedding.similarity}`."
     return [
-        f"Vectors have {values} values{truncation}, with the pooling `{spec.pooling}`, and are {normalized}.{similarity}{layers}{prompts}"
+        f"Vectors have {values} values{truncation}, with the pooling `{embedding.pooling}`, and are {normalized}.{similarity}{layers}{prompts}"
     ]
 
 

@@ -36,14 +36,14 @@ JSON_LINES = (".jsonl", ".ndjson", ".json")
 PAIR_FIELDS = (("text", "text_pair"), ("question", "context"))
 HASH_BYTES = 4  # of a text in the manifest: 1,000 texts need 5 KB, and for 1,000 other texts the probability of any match is 0.02 %
 TextOrPair = str | tuple[str, str]
-Cut = tuple[Sequence[int], int]  # the token ids of a text, and the maximum number to keep
+TextToCut = tuple[Sequence[int], int]  # the token ids of a text, and the maximum number to keep
 Item = TypeVar("Item")
 
 BUILT_IN_TEXTS = Path(__file__).with_name("calibration.txt")
 MAX_LINE_TOKENS = 128  # of a text for calibration; longer ones are cut, and passages have more
 MAX_FILE_TEXTS = 1000  # a longer file is sampled
 # Most lines are short, but errors may grow with the length. So neighboring lines are joined to passages: maximum tokens -> number.
-PASSAGES = {256: 12, 512: 6}
+PASSAGE_COUNTS = {256: 12, 512: 6}
 
 
 def read_texts(path: Path, purpose: str = "calibration") -> list[TextOrPair]:
@@ -105,19 +105,19 @@ def sample(items: Sequence[Item], count: int) -> list[Item]:
     if len(items) <= count:
         return list(items)
     starts = np.arange(count + 1) * len(items) // count
-    return [items[place] for place in np.random.default_rng(0).integers(starts[:-1], starts[1:])]
+    return [items[position] for position in np.random.default_rng(0).integers(starts[:-1], starts[1:])]
 
 
 def shuffled(items: Sequence[Item], block: int = 12) -> list[Item]:
     """Returns the items with each block of neighbors in a fixed random order, to break patterns such as one line per class."""
     rng = np.random.default_rng(0)
-    places = [start + place for start in range(0, len(items), block) for place in rng.permutation(min(block, len(items) - start))]
-    return [items[place] for place in places]
+    positions = [start + position for start in range(0, len(items), block) for position in rng.permutation(min(block, len(items) - start))]
+    return [items[position] for position in positions]
 
 
-def digest_texts(texts: Iterable[TextOrPair]) -> TextDigests:
+def hash_texts(texts: Iterable[TextOrPair]) -> TextDigests:
     """Returns the manifest's entry for these texts."""
-    hashes = list(map(text_hash, texts))
+    hashes = list(map(hash_text, texts))
     return TextDigests(texts=len(hashes), hashes=base64.b64encode(b"".join(hashes)).decode())
 
 
@@ -127,7 +127,7 @@ def hashes_of(split: TextDigests) -> list[bytes]:
     return [digests[start : start + HASH_BYTES] for start in range(0, len(digests), HASH_BYTES)]
 
 
-def text_hash(text: TextOrPair) -> bytes:
+def hash_text(text: TextOrPair) -> bytes:
     """Returns the short hash of a text or pair."""
     return hashlib.sha256(_normalized(text).encode()).digest()[:HASH_BYTES]
 
@@ -160,11 +160,11 @@ class SplitTexts:
         return cls(tuple(text for text in texts if isinstance(text, str)), pairs=tuple(text for text in texts if isinstance(text, tuple)))
 
     def with_passages(self, tokenizer: Tokenizer) -> SplitTexts:
-        """Returns the same texts with passages of the lengths in `PASSAGES`, as far as the lines and the model's length allow."""
+        """Returns the same texts with passages of the lengths in `PASSAGE_COUNTS`, as far as the lines and the model's length allow."""
         tokens = [len(entry.ids) for entry in tokenizer.tokenize(self.lines)]
         room = tokenizer.max_text_tokens(pair=False)
         lengths: dict[int, int] = {}  # for a model with few positions, several lengths are equal
-        for length, count in PASSAGES.items():
+        for length, count in PASSAGE_COUNTS.items():
             lengths[min(length, room)] = max(lengths.get(min(length, room), 0), count)
         passages = [passage for length, count in lengths.items() for passage in sample(self._joined(tokens, length), count)]
         return replace(self, passages=tuple(dict.fromkeys(passages)))
@@ -201,7 +201,7 @@ class Int8Texts(NamedTuple):
 
     def digests(self) -> Int8TextDigests:
         """Returns the manifest's entry for the texts of each split."""
-        calibration, gate, report = (digest_texts((*texts.lines, *texts.pairs)) for texts in self)
+        calibration, gate, report = (hash_texts((*texts.lines, *texts.pairs)) for texts in self)
         return Int8TextDigests(calibration=calibration, gate=gate, report=report)
 
 
@@ -214,8 +214,8 @@ def read_int8_texts(calibration: Path, validation: Path | None = None) -> Int8Te
     held_out = selection[2::3]
     # a quarter is for the gate, but at least 8 texts, or half of them if there are fewer; the others are for the report
     count = max(len(held_out) // 4, min(8, len(held_out) // 2))
-    places = {i * len(held_out) // count for i in range(count)}
-    gate, report = [held_out[i] for i in sorted(places)], [text for i, text in enumerate(held_out) if i not in places]
+    positions = {i * len(held_out) // count for i in range(count)}
+    gate, report = [held_out[i] for i in sorted(positions)], [text for i, text in enumerate(held_out) if i not in positions]
     if validation is not None:
         report = read_texts(validation, "validation")
         if shared := len({*map(_normalized, texts)} & {*map(_normalized, report)}):
@@ -239,7 +239,7 @@ def refuse_pairs(texts: Sequence[SplitTexts], task: str, spec: TokenizerSpec) ->
 
 def sample_report_texts(texts: Sequence[TextOrPair]) -> SplitTexts:
     """Returns the texts for a validation report: with passages at most 350, because more would take long and add little information."""
-    return SplitTexts.of(sample(texts, 350 - sum(PASSAGES.values())))
+    return SplitTexts.of(sample(texts, 350 - sum(PASSAGE_COUNTS.values())))
 
 
 def read_validation_texts(manifest: Manifest, validation: Path | None) -> SplitTexts:
@@ -251,7 +251,7 @@ def read_validation_texts(manifest: Manifest, validation: Path | None) -> SplitT
     """
     path = validation or BUILT_IN_TEXTS
     splits = manifest.int8_texts or read_int8_texts(BUILT_IN_TEXTS).digests()
-    texts = {text_hash(text): text for text in read_texts(path, "validation")}
+    texts = {hash_text(text): text for text in read_texts(path, "validation")}
     report_hashes = hashes_of(splits.report)
     if texts.keys() >= set(report_hashes):
         return SplitTexts.of([texts[digest] for digest in report_hashes])
@@ -271,22 +271,22 @@ def make_feeds(texts: SplitTexts, checkpoint: Checkpoint, tokenizer: Tokenizer, 
     """Returns the graph's inputs for each text, then for each pair, as the task uses them; each is a batch of one without padding.
 
     Lines are cut to `MAX_LINE_TOKENS`, and pairs of lines to twice as many. Passages, and pairs of the user's file, are cut to the longest
-    length in `PASSAGES` or to the model's length, whichever is shorter. For fill-mask, one token in eight is masked. By default, `inputs`
+    length in `PASSAGE_COUNTS` or to the model's length, whichever is shorter. For fill-mask, one token in eight is masked. By default, `inputs`
     are those of the traced graph.
     """
     # a text with only control characters has no tokens, and without special tokens there is nothing to run
     without_specials = tokenizer.max_text_tokens(pair=False) == tokenizer.max_length
 
-    def tokenize(side: Sequence[str], max_tokens: int) -> list[Cut]:
+    def tokenize(side: Sequence[str], max_tokens: int) -> list[TextToCut]:
         return [(entry.ids, max_tokens) for entry in tokenizer.tokenize(side) if not without_specials or len(entry)]
 
-    longest = max(PASSAGES)
+    longest = max(PASSAGE_COUNTS)
     user_pairs = [(pair[0], pair[1]) for pair in (tokenize(pair, longest) for pair in texts.pairs) if len(pair) == 2]
-    singles, pairs = TASKS[checkpoint.task].arrange(
+    singles, pairs = TASKS[checkpoint.task].make_singles_and_pairs(
         tokenize(texts.lines, MAX_LINE_TOKENS), tokenize(texts.passages, longest), user_pairs, checkpoint.tokenizer_spec
     )
 
-    def assemble_single(text: Cut, i: int) -> Encoding:
+    def assemble_single(text: TextToCut, i: int) -> Encoding:
         all_ids, max_tokens = text
         ids = list(all_ids[: min(tokenizer.max_text_tokens(pair=False), max_tokens)])
         if checkpoint.mask is None:
@@ -297,7 +297,7 @@ def make_feeds(texts: SplitTexts, checkpoint: Checkpoint, tokenizer: Tokenizer, 
             ids[mask] = checkpoint.mask.id
         return tokenizer.assemble(ids, masks=masks)
 
-    def assemble_pair(first: Cut, second: Cut) -> Encoding:
+    def assemble_pair(first: TextToCut, second: TextToCut) -> Encoding:
         (first_ids, _), (second_ids, max_tokens) = first, second
         room = min(tokenizer.max_text_tokens(pair=True), max(2 * MAX_LINE_TOKENS, max_tokens))
         a, b = truncate_longest_first(len(first_ids), len(second_ids), room)

@@ -22,12 +22,12 @@ from bertserve.export.calibration import Int8Texts
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.checkpoint.module import load_module, module_name
-from bertserve.export.checkpoint.padding import refuse_ordinary_padding
+from bertserve.export.checkpoint.padding import refuse_pad_token_in_texts
 from bertserve.export.errors import CheckpointError, ExportError
 from bertserve.export.graph import onnx_files
 from bertserve.export.progress import stage
 from bertserve.export.tasks.all_tasks import TASKS
-from bertserve.export.tasks.tags import unread_labels
+from bertserve.export.tasks.tags import tag_like_labels
 from bertserve.export.validation.comparison import Reference
 from bertserve.export.validation.reference import measure_graph, sample_reference
 from bertserve.export.validation.served_graph import open_graph
@@ -97,7 +97,7 @@ def export(spec: ExportSpec) -> tuple[Path, Manifest]:
         texts = calibration.read_int8_texts(spec.calibration, spec.validation)
         with stage("load", spec.source):
             checkpoint = load_module(spec.source) if spec.module else load_checkpoint(spec.source, spec)
-        if checkpoint.task == token_classification.TASK and (names := unread_labels(checkpoint.labels)):
+        if checkpoint.task == token_classification.TASK and (names := tag_like_labels(checkpoint.labels)):
             logger.warning(
                 "the labels %s of `%s` look like tags, but are read as names; if they are tags, rename them in config.json, such as B-PER.",
                 ", ".join(f"`{label}`" for label in names[:8]),
@@ -117,7 +117,7 @@ def export(spec: ExportSpec) -> tuple[Path, Manifest]:
 def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, texts: Int8Texts, bundle: Path, work: Path) -> Manifest:
     """Writes graphs and tokenizer to the folder `bundle`; returns the manifest."""
     precisions = choose_precisions(spec.providers, spec.precisions)
-    refuse_ordinary_padding(
+    refuse_pad_token_in_texts(
         spec.source,
         checkpoint.tokenizer,
         checkpoint.tokenizer_spec.pad_id,
@@ -148,7 +148,7 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, texts: Int8Texts
     # on the provider of its measurements
     default = next(graph for graph in graphs if graph.default)
     request = TASKS[checkpoint.task].example(tokenizer_spec)
-    answer = open_graph(bundle, default, tokenizer_spec, tokenizer, checkpoint).answer_body(request)
+    answer = open_graph(bundle, default, tokenizer_spec, tokenizer, checkpoint).predict_body(request)
     versions = {"bertserve": service.__version__, "python": platform.python_version()}
     versions |= {name: version(name) for name in ("torch", "transformers", "onnx", "onnxscript")}
     versions |= {"onnxruntime": onnxruntime.__version__, "tokenizers": version("tokenizers")}  # its package may be onnxruntime-gpu

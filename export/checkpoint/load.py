@@ -14,8 +14,8 @@ from transformers import AutoConfig, PreTrainedModel
 
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.fast_tokenizer import describe_tokenizer, load_tokenizer, read_templates, tokenizer_json, vocabulary_size
-from bertserve.export.checkpoint.padding import Padding, find_padding, settle_pad_token
-from bertserve.export.checkpoint.sentence_head import SentenceHead, attach, read_embedding
+from bertserve.export.checkpoint.padding import Padding, find_padding, set_pad_token
+from bertserve.export.checkpoint.sentence_head import SentenceHead, attach_sentence_head, read_embedding
 from bertserve.export.checkpoint.sentence_transformers import (
     POOLING,
     SETTINGS_FILE,
@@ -34,7 +34,7 @@ from bertserve.export.checkpoint.signature import (
     model_inputs,
 )
 from bertserve.export.checkpoint.source import SourceFiles, find_card, find_source, read_with_transformers
-from bertserve.export.checkpoint.task_head import adapt_head, choose_task, fixed_labels, judges_pairs, read_activation, read_labels
+from bertserve.export.checkpoint.task_head import adapt_head, choose_task, fixed_labels, needs_pairs, read_activation, read_labels
 from bertserve.export.checkpoint.token_types import choose_token_types, type_templates
 from bertserve.export.checkpoint.weights import load_model
 from bertserve.export.errors import CheckpointError
@@ -93,7 +93,7 @@ def load_checkpoint(source: str, options: LoadOptions | None = None) -> Checkpoi
     model = load_model(files, task, auto_class, config, options.ignored_weights)
     adapt_head(model, task)
     if head is not None:
-        attach(model, head)
+        attach_sentence_head(model, head)
     if embedding is not None:
         graph_layers, numbers = choose_layers(model, tokenizer, options.layers)
         defaults = {} if options.combine is None else {"default_layers": numbers, "combine": options.combine}
@@ -101,24 +101,24 @@ def load_checkpoint(source: str, options: LoadOptions | None = None) -> Checkpoi
     _check_vocabulary(source, model, vocabulary_size(tokenizer))
     single, pair, token_types = _templates(files, task, model, tokenizer, options)
     inputs = model_inputs(model, tokenizer, token_types)
-    settle_pad_token(source, model, tokenizer, (*single, *(pair or ())))
+    set_pad_token(source, model, tokenizer, (*single, *(pair or ())))
     # sentence-transformers replaces the tokenizer's limit by its own
     max_length = _usable_length(source, task, model, transformer_settings.max_length or tokenizer.model_max_length)
     padding = _padding(source, model, tokenizer, inputs, max_length)
-    head_labels, record = fixed_labels(model), TASKS[task]
-    if record.fills_masks and tokenizer.mask_token is None:
+    head_labels, export_task = fixed_labels(model), TASKS[task]
+    if export_task.fills_masks and tokenizer.mask_token is None:
         raise CheckpointError(f"the tokenizer of `{source}` has no mask token; add it to tokenizer_config.json.")
-    mask = MaskToken(token=tokenizer.mask_token, id=tokenizer.mask_token_id) if record.fills_masks else None
-    spec = describe_tokenizer(tokenizer, single, pair, padding, max_length=max_length, mask=mask, pairs_only=judges_pairs(model))
+    mask = MaskToken(token=tokenizer.mask_token, id=tokenizer.mask_token_id) if export_task.fills_masks else None
+    spec = describe_tokenizer(tokenizer, single, pair, padding, max_length=max_length, mask=mask, pairs_only=needs_pairs(model))
     card = find_card(files.folder)
     checkpoint = Checkpoint(
         origin=files.origin(card, options.ignored_weights, token_types),
         model=model,
         task=task,
-        inputs=(*inputs, MASK_INDEX) if record.fills_masks else inputs,
+        inputs=(*inputs, MASK_INDEX) if export_task.fills_masks else inputs,
         outputs=graph_outputs(task, embedding),
-        labels=head_labels or (read_labels(source, model.config) if record.labeled else ()),
-        activation="softmax" if head_labels else record.activation or read_activation(model.config, settings.activation_fn),
+        labels=head_labels or (read_labels(source, model.config) if export_task.labeled else ()),
+        activation="softmax" if head_labels else export_task.activation or read_activation(model.config, settings.activation_fn),
         tokenizer=tokenizer,
         tokenizer_json=tokenizer_json(tokenizer, spec),
         tokenizer_spec=spec,
@@ -184,7 +184,7 @@ def _templates(
     files: SourceFiles, task: Task, model: PreTrainedModel, tokenizer: Any, options: LoadOptions
 ) -> tuple[tuple[TemplatePart, ...], tuple[TemplatePart, ...] | None, TokenTypes | None]:
     """Returns the templates of a text and of a pair, and the token types that the model was trained with, which these have."""
-    source, record = files.source, TASKS[task]
+    source, export_task = files.source, TASKS[task]
     # transformers' scripts and pipeline for question answering put the passage first if the tokenizer pads on the left
     second_text_first = task == question_answering.TASK and tokenizer.padding_side == "left"
     single, pair = read_templates(source, tokenizer, second_text_first=second_text_first)
@@ -195,11 +195,11 @@ def _templates(
         source,
         model,
         tokenizer,
-        (*single, *pair) if record.takes_pairs or record.needs_pairs or options.attentions else single,
+        (*single, *pair) if export_task.takes_pairs or export_task.needs_pairs or options.attentions else single,
         version=None if files.adapter else model.config.transformers_version,  # of an adapter, only the base model's version is known
         requested=options.token_types,
     )
-    return *type_templates(source, model, single, pair, chosen, needs_pairs=record.needs_pairs or judges_pairs(model)), chosen
+    return *type_templates(source, model, single, pair, chosen, needs_pairs=export_task.needs_pairs or needs_pairs(model)), chosen
 
 
 def _check_vocabulary(source: str, model: PreTrainedModel, vocabulary: int) -> None:

@@ -23,8 +23,8 @@ from bertserve.export.errors import CheckpointError, MissingPackageError
 from bertserve.service.errors import install_command
 from bertserve.service.tasks import classify, question_answering, token_classification
 
-CONFIG_FILE = "adapter_config.json"
-WEIGHTS_FILE, PICKLED_ADAPTER = "adapter_model.safetensors", "adapter_model.bin"  # versions of peft before 0.7 wrote the second one
+ADAPTER_CONFIG_FILE = "adapter_config.json"
+ADAPTER_WEIGHTS_FILE, PICKLED_ADAPTER = "adapter_model.safetensors", "adapter_model.bin"  # versions of peft before 0.7 wrote the second one
 
 # peft's names of tasks; its others have no head of this exporter's
 _TASKS = {"SEQ_CLS": classify.TASK, "TOKEN_CLS": token_classification.TASK, "QUESTION_ANS": question_answering.TASK}
@@ -139,10 +139,12 @@ class LoraAdapter:
 
 def read_adapter(folder: Path) -> LoraAdapter | None:
     """Returns the adapter in a folder, or None if there is none."""
-    if not (folder / CONFIG_FILE).is_file():
+    if not (folder / ADAPTER_CONFIG_FILE).is_file():
         return None
-    config = read_object(folder / CONFIG_FILE)
-    weights = next((folder / name for name in (WEIGHTS_FILE, PICKLED_ADAPTER) if (folder / name).is_file()), folder / WEIGHTS_FILE)
+    config = read_object(folder / ADAPTER_CONFIG_FILE)
+    weights = next(
+        (folder / name for name in (ADAPTER_WEIGHTS_FILE, PICKLED_ADAPTER) if (folder / name).is_file()), folder / ADAPTER_WEIGHTS_FILE
+    )
     tensors = read_weights(folder.name, weights)
     _check_settings(folder, config)
     use_dora = bool(config.get("use_dora"))
@@ -168,9 +170,9 @@ def _check_settings(folder: Path, config: dict[str, Any]) -> None:
             raise CheckpointError(f"the adapter `{folder.name}` has `{setting}` = {config.get(setting)!r:.80}; merge it with peft first.")
     alpha = config.get("lora_alpha")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float):
-        raise CheckpointError(f"the adapter `{folder.name}` has `lora_alpha` = {alpha!r} in {CONFIG_FILE}, which must be a number.")
+        raise CheckpointError(f"the adapter `{folder.name}` has `lora_alpha` = {alpha!r} in {ADAPTER_CONFIG_FILE}, which must be a number.")
     if not config.get("base_model_name_or_path"):
-        raise CheckpointError(f"the adapter `{folder.name}` names no base model; set `base_model_name_or_path` in {CONFIG_FILE}.")
+        raise CheckpointError(f"the adapter `{folder.name}` names no base model; set `base_model_name_or_path` in {ADAPTER_CONFIG_FILE}.")
 
 
 def _sort_tensors(

@@ -41,7 +41,7 @@ def patch_for_tracing(model: PreTrainedModel, length: int) -> Iterator[None]:
     classes = {type(module) for module in model.modules() if type(module).__module__.startswith("transformers.models.")}
     owners: list[Any] = sorted({sys.modules[cls.__module__] for cls in classes} | classes, key=str)
     with ExitStack() as stack:
-        stack.enter_context(_LastOfEachRow())
+        stack.enter_context(_SelectLastPosition())
         for owner in owners:
             for name, replace in replacements.items():
                 original = vars(owner).get(name)
@@ -83,7 +83,7 @@ def _mask_keys(create_mask: Callable[..., Any]) -> Callable[..., Any]:
     return mask_keys
 
 
-class _LastOfEachRow(TorchFunctionMode):
+class _SelectLastPosition(TorchFunctionMode):
     """Makes `hidden[mask]` return the last selected position of each row; mask is bool [rows, length], hidden is [rows, length, values].
 
     The models only use this position of the result: `hidden[mask, :].view(rows, -1, values)[:, -1, :]`. For a row without a selected
@@ -96,7 +96,7 @@ class _LastOfEachRow(TorchFunctionMode):
             mask, *rest = index if isinstance(index, tuple) else (index,)
             takes_all_values = all(part == slice(None) for part in rest)
             if isinstance(mask, torch.Tensor) and mask.dtype == torch.bool and mask.ndim == 2 and tensor.ndim == 3 and takes_all_values:
-                places = torch.arange(mask.shape[1], dtype=torch.int32)
-                last = (mask.to(torch.int32) * places).argmax(-1)
+                positions = torch.arange(mask.shape[1], dtype=torch.int32)
+                last = (mask.to(torch.int32) * positions).argmax(-1)
                 return tensor[torch.arange(mask.shape[0]), last]
         return func(*args, **(kwargs or {}))

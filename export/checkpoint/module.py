@@ -98,29 +98,29 @@ def load_module(reference: str) -> Checkpoint:
     """Runs `FILE:FACTORY`, a Python file and its function that returns a ModuleSpec; returns its module as a checkpoint."""
     path, factory = _split(reference)
     spec = _call(path, factory)
-    spec_tokenizer = _load_tokenizer(path, spec)
+    tokenizer = _load_tokenizer(path, spec)
     names = [name for name in inspect.signature(spec.module.forward).parameters if name in INPUTS]
     if "input_ids" not in names:
         raise CheckpointError(f"`forward` of the module of `{reference}` has no parameter `input_ids`; supported are {', '.join(INPUTS)}.")
-    spec_tokenizer.model_input_names = names
+    tokenizer.model_input_names = names
     task = TASKS[spec.task]
     labels = dict(enumerate(spec.labels)) if task.labeled else {0: "", 1: ""}
     config = PreTrainedConfig(
-        pad_token_id=spec_tokenizer.pad_token_id,
+        pad_token_id=tokenizer.pad_token_id,
         id2label=labels,
         label2id={},
         problem_type=spec.problem_type,
         architectures=["module"],
         num_hidden_layers=1,
     )
-    model = _Module(config, spec.module, tuple(output.name for output in task.outputs), vocabulary_size(spec_tokenizer)).eval().float()
+    model = _Module(config, spec.module, tuple(output.name for output in task.outputs), vocabulary_size(tokenizer)).eval().float()
     inputs = tuple(INPUTS[name] for name in names)
-    single, pair = read_templates(reference, spec_tokenizer)
-    last_id = vocabulary_size(spec_tokenizer) - 1
+    single, pair = read_templates(reference, tokenizer)
+    last_id = vocabulary_size(tokenizer) - 1
     try:
         with torch.no_grad():
             width = _check_outputs(reference, spec, model, names, last_id)
-        padding = find_padding(model, spec_tokenizer, names, spec.max_length)
+        padding = find_padding(model, tokenizer, names, spec.max_length)
     except CheckpointError:
         raise
     except Exception as error:  # the user's code can raise any error
@@ -128,7 +128,7 @@ def load_module(reference: str) -> Checkpoint:
             f"the module of `{reference}` fails on ids of at most {last_id}, or on a text of up to {spec.max_length} tokens: "
             f"{type(error).__name__}: {error}."
         ) from error
-    tokenizer_spec = describe_tokenizer(spec_tokenizer, single, pair, padding, max_length=spec.max_length)
+    tokenizer_spec = describe_tokenizer(tokenizer, single, pair, padding, max_length=spec.max_length)
     embedding = Embedding(pooling=spec.pooling, normalize=False, dimensions=width) if task.embeds else None
     return Checkpoint(
         origin=Source(
@@ -144,8 +144,8 @@ def load_module(reference: str) -> Checkpoint:
         outputs=graph_outputs(spec.task, embedding),
         labels=read_labels(reference, config) if task.labeled else (),
         activation=task.activation or read_activation(config),
-        tokenizer=spec_tokenizer,
-        tokenizer_json=tokenizer_json(spec_tokenizer, tokenizer_spec),
+        tokenizer=tokenizer,
+        tokenizer_json=tokenizer_json(tokenizer, tokenizer_spec),
         tokenizer_spec=tokenizer_spec,
         embedding=embedding,
     )

@@ -19,7 +19,7 @@ from bertserve.service.bundle.manifest import Side, SpecialPart, TemplatePart
 Padding = tuple[int, Side]  # the token id and the side of padding
 
 
-def settle_pad_token(source: str, model: PreTrainedModel, tokenizer: Any, parts: Sequence[TemplatePart]) -> None:
+def set_pad_token(source: str, model: PreTrainedModel, tokenizer: Any, parts: Sequence[TemplatePart]) -> None:
     """Gives tokenizer and configuration a padding token if they have none, like those of GPT.
 
     Without one, transformers reads the last position, and takes one text at a time. No template contains the chosen token; otherwise the
@@ -42,7 +42,7 @@ def settle_pad_token(source: str, model: PreTrainedModel, tokenizer: Any, parts:
         config.pad_token_id = free_id
 
 
-def refuse_ordinary_padding(source: str, tokenizer: Any, pad_id: int, texts: Iterable[str]) -> None:
+def refuse_pad_token_in_texts(source: str, tokenizer: Any, pad_id: int, texts: Iterable[str]) -> None:
     """Refuses a padding token that ordinary texts contain, because the service reads it as unknown text there."""
     if pad_id == tokenizer.unk_token_id:
         return

@@ -40,13 +40,13 @@ def _sum(tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return (tokens * weights.unsqueeze(-1)).sum(1)
 
 
-def _first(tokens: torch.Tensor, mask: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    return _sum(tokens, mask * (places == 1))
+def _first(tokens: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    return _sum(tokens, mask * (positions == 1))
 
 
-def _max(tokens: torch.Tensor, mask: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def _max(tokens: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     # padding gets the values of a token, because infinity has no half precision
-    return torch.where(mask.unsqueeze(-1) > 0, tokens, _first(tokens, mask, places).unsqueeze(1)).amax(1)
+    return torch.where(mask.unsqueeze(-1) > 0, tokens, _first(tokens, mask, positions).unsqueeze(1)).amax(1)
 
 
 def _mean(tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -58,10 +58,10 @@ def _mean(tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 POOLINGS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "cls": _first,
     "max": _max,
-    "mean": lambda tokens, mask, places: _mean(tokens, mask),
-    "mean_sqrt_len_tokens": lambda tokens, mask, places: _sum(tokens, mask) / mask.sum(1, keepdim=True).sqrt(),
-    "weightedmean": lambda tokens, mask, places: _mean(tokens, mask * places),
-    "lasttoken": lambda tokens, mask, places: _sum(tokens, mask * (places == places[:, -1:])),
+    "mean": lambda tokens, mask, positions: _mean(tokens, mask),
+    "mean_sqrt_len_tokens": lambda tokens, mask, positions: _sum(tokens, mask) / mask.sum(1, keepdim=True).sqrt(),
+    "weightedmean": lambda tokens, mask, positions: _mean(tokens, mask * positions),
+    "lasttoken": lambda tokens, mask, positions: _sum(tokens, mask * (positions == positions[:, -1:])),
 }
 
 
@@ -75,8 +75,8 @@ class SentenceHead(torch.nn.Module):
 
     def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Returns the vectors of texts, float32 [rows, width], from those of tokens and the attention mask, int64 [rows, length]."""
-        places = mask.cumsum(1)
-        vectors = [POOLINGS[pooling](tokens, mask.to(tokens.dtype), places) for pooling in self.poolings]
+        positions = mask.cumsum(1)
+        vectors = [POOLINGS[pooling](tokens, mask.to(tokens.dtype), positions) for pooling in self.poolings]
         result: torch.Tensor = self.steps(torch.cat(vectors, dim=-1))
         return result
 
@@ -134,7 +134,7 @@ def read_embedding(folder: Path, settings: SentenceSettings, dimensions: int) ->
     return embedding, None if in_service else SentenceHead(poolings, steps, width)
 
 
-def attach(model: PreTrainedModel, head: SentenceHead) -> None:
+def attach_sentence_head(model: PreTrainedModel, head: SentenceHead) -> None:
     """Makes an encoder return the vector of each text too, as `sentence_embedding`."""
     model.sentence_head = head.eval()
 

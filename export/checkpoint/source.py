@@ -22,7 +22,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
-from bertserve.export.checkpoint.lora import CONFIG_FILE, PICKLED_ADAPTER, WEIGHTS_FILE, LoraAdapter, read_adapter
+from bertserve.export.checkpoint.lora import ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, PICKLED_ADAPTER, LoraAdapter, read_adapter
 from bertserve.export.checkpoint.sentence_transformers import DENSE, find_transformer, read_modules
 from bertserve.export.checkpoint.weight_files import SAFETENSORS, find_weights
 from bertserve.export.errors import CheckpointError
@@ -36,7 +36,7 @@ MAX_FRONT_MATTER_CHARS, MAX_NESTING = 2**16, 32  # YAML takes a millisecond for 
 # no Python files and no other pickles: files that are not downloaded cannot be loaded
 _FILE_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")
 _PICKLE_PATTERNS = ("pytorch_model*.bin", PICKLED_ADAPTER)  # of a folder without one of these files:
-_SAFETENSORS_FILES = (SAFETENSORS, f"{SAFETENSORS}.index.json", WEIGHTS_FILE)
+_SAFETENSORS_FILES = (SAFETENSORS, f"{SAFETENSORS}.index.json", ADAPTER_WEIGHTS_FILE)
 _OPENING, _CLOSING = (yaml.FlowSequenceStartToken, yaml.FlowMappingStartToken), (yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -170,7 +170,7 @@ def find_source(source: str, revision: str | None) -> SourceFiles:
     adapter, model_folder = read_adapter(trained_folder), trained_folder
     if adapter is not None:
         model_folder = find_transformer(_find_folder(adapter.base_model, adapter.base_revision))
-        if (model_folder / CONFIG_FILE).is_file():
+        if (model_folder / ADAPTER_CONFIG_FILE).is_file():
             raise CheckpointError(f"the adapter `{folder.name}` is for `{adapter.base_model}`, an adapter; merge both with peft first.")
     return SourceFiles(source, revision, folder, trained_folder, adapter, model_folder)
 

@@ -80,7 +80,7 @@ def fixed_labels(model: PreTrainedModel) -> tuple[str, ...] | None:
     return next((labels for suffix, labels in FIXED_LABELS.items() if type(model).__name__.endswith(suffix)), None)
 
 
-def judges_pairs(model: PreTrainedModel) -> bool:
+def needs_pairs(model: PreTrainedModel) -> bool:
     """Returns whether a model scores the relation of two texts, so that a single text has no meaning for it."""
     return type(model).__name__.endswith(("ForNextSentencePrediction", "AlbertForPreTraining"))
 
@@ -127,9 +127,9 @@ def adapt_head(model: PreTrainedModel, task: Task) -> None:
     """Adapts a loaded model to the inputs and outputs of its task's graphs; most models need no change."""
     TASKS[task].adapt_model(model)
     if isinstance(model, AlbertForPreTraining):
-        _give_sentence_order(model)
+        _return_sentence_order_logits(model)
     elif isinstance(model, ElectraForPreTraining):
-        model.register_forward_hook(_give_both_tags)
+        model.register_forward_hook(_add_original_logit)
 
 
 def _task_of_model(config: Any, task: str) -> tuple[Task, Any]:
@@ -182,7 +182,7 @@ def _heads(architectures: list[str]) -> dict[Task, Any]:
     return {}
 
 
-def _give_sentence_order(model: Any) -> None:
+def _return_sentence_order_logits(model: Any) -> None:
     """Makes ALBERT's pretraining class return the `logits` [rows, 2] of sentence order, and skip its other head."""
     labels = model.sop_classifier.classifier.out_features
     if labels != 2:
@@ -191,14 +191,14 @@ def _give_sentence_order(model: Any) -> None:
         )
     model.predictions = torch.nn.Identity()
 
-    def name(module: Any, args: Any, output: Any) -> Any:
+    def rename_logits(module: Any, args: Any, output: Any) -> Any:
         output["logits"] = output["sop_logits"]
         return output
 
-    model.register_forward_hook(name)
+    model.register_forward_hook(rename_logits)
 
 
-def _give_both_tags(module: Any, args: Any, output: Any) -> Any:
+def _add_original_logit(module: Any, args: Any, output: Any) -> Any:
     """Converts ELECTRA's logits [rows, length] to `logits` [rows, length, 2] for the tags original and replaced."""
     replaced = output["logits"]
     output["logits"] = torch.stack([torch.zeros_like(replaced), replaced], dim=-1)

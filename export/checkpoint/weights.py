@@ -99,11 +99,11 @@ def refuse_unexpected_weights(source: str, unexpected: Collection[str], model: P
     if not names:
         return
     patterns = {_without_layer_numbers(name) for name in model.state_dict()}
-    of_more_layers = [name for name in names if _without_layer_numbers(name) in patterns]
-    if of_more_layers:
+    extra_layer_names = [name for name in names if _without_layer_numbers(name) in patterns]
+    if extra_layer_names:
         raise CheckpointError(
-            f"`{source}` has weights of more layers than its config.json says: {len(of_more_layers)} would not be used, such as "
-            f"`{of_more_layers[0]}`; set `num_hidden_layers`, or save the shortened model again with `save_pretrained`."
+            f"`{source}` has weights of more layers than its config.json says: {len(extra_layer_names)} would not be used, such as "
+            f"`{extra_layer_names[0]}`; set `num_hidden_layers`, or save the shortened model again with `save_pretrained`."
         )
     modules = {name for name, _ in model.named_modules()}
     other_heads = _names_with_other_heads(model)

@@ -15,7 +15,7 @@ from bertserve.export.errors import DataError
 from bertserve.export.progress import track
 from bertserve.export.score_calibration.aim import Aim
 from bertserve.export.score_calibration.predictions import Flags, Predictions, Values, log_losses
-from bertserve.export.tasks.quality import exact_match, widen_to_words
+from bertserve.export.tasks.metrics import exact_match, widen_to_words
 from bertserve.export.tasks.spec import read_input
 from bertserve.export.validation.served_graph import ServedGraph
 from bertserve.service.bundle.calibration import Method
@@ -216,7 +216,7 @@ def collect(served: ServedGraph, method: Method, examples: Sequence[Example]) ->
             )
         try:
             if method == "tags":
-                values.append((example.row.request, served.answer(example.row.request).rows, *example.correct))
+                values.append((example.row.request, served.predict(example.row.request).rows, *example.correct))
             else:
                 values.append(_read_answer(served, example) if method == "answers" else _read_labels(served, example))
         except (BertServeError, ValueError) as error:
@@ -230,7 +230,7 @@ def collect(served: ServedGraph, method: Method, examples: Sequence[Example]) ->
 
 def _read_labels(served: ServedGraph, example: Example) -> tuple[Any, Any]:
     labels, correct = served.config.labels, example.correct
-    by_label = {item["label"]: item["score"] for item in served.answer(example.row.request).result}
+    by_label = {item["label"]: item["score"] for item in served.predict(example.row.request).result}
     scores = np.array([by_label[label] for label in labels], dtype=np.float32)
     if len(labels) > 1:
         return scores, [label in correct for label in labels]
@@ -242,7 +242,7 @@ def _read_labels(served: ServedGraph, example: Example) -> tuple[Any, Any]:
 def _read_answer(served: ServedGraph, example: Example) -> tuple[Any, Any]:
     request, correct = example.row.request, example.correct
     changes = {"top_k": 1, "handle_impossible_answer": False}
-    answer = served.answer(replace(request, parameters=request.parameters.model_copy(update=changes)))
+    answer = served.predict(replace(request, parameters=request.parameters.model_copy(update=changes)))
     allowed = request.parameters.handle_impossible_answer
     nothing = question_answering.no_answer_score(request, answer.rows, served.tokenizer) if allowed else 0.0
     best = answer.result

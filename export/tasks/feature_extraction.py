@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 
 class _FeatureExtraction(ExportTask):
-    served = embed.SPEC
+    task_spec = embed.SPEC
     head = "Model"
     outputs = (OutputSpec(name="last_hidden_state", kind="per_token"),)
     activation = "none"
 
-    def text_request(self, text: str, spec: TokenizerSpec) -> embed.EmbedRequest:
+    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> embed.EmbedRequest:
         return embed.EmbedRequest(text)
 
-    def ordinary_requests(self, texts: SplitTexts, spec: TokenizerSpec) -> list[Any]:
+    def int8_requests(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
         return []
 
-    def example(self, spec: TokenizerSpec) -> dict[str, Any]:
+    def example(self, tokenizer_spec: TokenizerSpec) -> dict[str, Any]:
         return {"inputs": "The bridge was built in Porto in 1886.", "parameters": {"dimensions": 2, "normalize": True}}
 
-    def tokenizer_call(self, request: embed.EmbedRequest, spec: TokenizerSpec) -> TokenizerCall:
+    def tokenizer_call(self, request: embed.EmbedRequest, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
         return (request.prompt + request.text,), {}
 
     def measure(self, config: ModelConfig) -> Measure:

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from bertserve.export.errors import DataError
-from bertserve.export.tasks.quality import TOP_1, Score
+from bertserve.export.tasks.metrics import TOP_1, MetricValue
 from bertserve.export.tasks.spec import RESERVED_TOKENS, SAMPLE_TEXTS, Document, ExportTask, halves
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from bertserve.export.calibration import SplitTexts
 
 
-def _mask(spec: TokenizerSpec) -> str:
-    assert spec.mask is not None, "a fill-mask model has one"
-    return spec.mask.token
+def _mask(tokenizer_spec: TokenizerSpec) -> str:
+    assert tokenizer_spec.mask is not None, "a fill-mask model has one"
+    return tokenizer_spec.mask.token
 
 
 def _candidates(result: Any) -> list[list[dict[str, Any]]]:
@@ -31,35 +31,35 @@ def _candidates(result: Any) -> list[list[dict[str, Any]]]:
 
 
 class _FillMask(ExportTask):
-    served = fill_mask.SPEC
+    task_spec = fill_mask.SPEC
     head = "ForMaskedLM"
     outputs = (OutputSpec(name="logits", kind="per_mask"),)
     gold_keys = ("target",)
     metrics = (TOP_1,)
 
-    def text_request(self, text: str, spec: TokenizerSpec) -> fill_mask.FillMaskRequest:
-        return fill_mask.FillMaskRequest(f"{_mask(spec)} {text}")
+    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> fill_mask.FillMaskRequest:
+        return fill_mask.FillMaskRequest(f"{_mask(tokenizer_spec)} {text}")
 
-    def example(self, spec: TokenizerSpec) -> dict[str, Any]:
-        return {"inputs": f"The king of {_mask(spec)} died in 1066.", "parameters": {"top_k": 1}}
+    def example(self, tokenizer_spec: TokenizerSpec) -> dict[str, Any]:
+        return {"inputs": f"The king of {_mask(tokenizer_spec)} died in 1066.", "parameters": {"top_k": 1}}
 
-    def fixed_requests(self, spec: TokenizerSpec) -> list[Any]:
-        mask = _mask(spec)
+    def fixed_requests(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
+        mask = _mask(tokenizer_spec)
         # a token has at least one character, so these texts fit; without its mask, a text would have nothing to compare
-        short_texts = [text[: spec.max_length - RESERVED_TOKENS] for text in SAMPLE_TEXTS]
+        short_texts = [text[: tokenizer_spec.max_length - RESERVED_TOKENS] for text in SAMPLE_TEXTS]
         sides = [(text[: len(text) // 2], text[len(text) // 2 :]) for text in short_texts]
         return [
             *(fill_mask.FillMaskRequest(f"{a} {mask} {b}") for a, b in sides),
             fill_mask.FillMaskRequest(f"A {mask} film with a {mask} cast."),
         ]
 
-    def ordinary_requests(self, texts: SplitTexts, spec: TokenizerSpec) -> list[Any]:
+    def int8_requests(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
         """Returns a request for each text, with a mask instead of the word in its middle."""
-        mask = _mask(spec)
-        sides = [halves(text) for text in (*(line[: spec.max_length - RESERVED_TOKENS] for line in texts.lines), *texts.passages)]
+        mask = _mask(tokenizer_spec)
+        sides = [halves(text) for text in (*(line[: tokenizer_spec.max_length - RESERVED_TOKENS] for line in texts.lines), *texts.passages)]
         return [fill_mask.FillMaskRequest(f"{start} {mask} {end.partition(' ')[2]}") for start, end in sides]
 
-    def decision(self, result: Any, config: ModelConfig) -> Any:
+    def compared_value(self, result: Any, config: ModelConfig) -> Any:
         return [candidates[0]["token"] for candidates in _candidates(result)]
 
     def read_gold(self, document: Document, config: ModelConfig) -> list[str] | None:
@@ -72,7 +72,7 @@ class _FillMask(ExportTask):
             raise ValueError("`target` must be a word, or a list with one for each mask.")
         return words
 
-    def score(self, golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, Score]:
+    def compute_metrics(self, golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, MetricValue]:
         matches = []
         for gold, result in zip(golds, results, strict=True):
             best_words = [candidates[0]["token_str"] for candidates in _candidates(result)]
@@ -81,7 +81,7 @@ class _FillMask(ExportTask):
                     f"a text has {plural(len(best_words), 'mask')} and {plural(len(gold), 'word')} as its `target`; give one for each mask."
                 )
             matches += [token.strip().casefold() == word.strip().casefold() for token, word in zip(best_words, gold, strict=True)]
-        return {TOP_1: Score(fmean(matches))}
+        return {TOP_1: MetricValue(fmean(matches))}
 
 
 EXPORT_TASK = _FillMask()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from bertserve.export.tasks.quality import ACCURACY, Score
+from bertserve.export.tasks.metrics import ACCURACY, MetricValue
 from bertserve.export.tasks.spec import LONG_TEXT, NAMES_TEXT, SAMPLE_TEXTS, SHORT_TEXT, Document, ExportTask, TokenizerCall, read_input
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 
 class _MultipleChoice(ExportTask):
-    served = multiple_choice.SPEC
+    task_spec = multiple_choice.SPEC
     head = "ForMultipleChoice"
     outputs = (OutputSpec(name="logits", kind="per_text"),)
     needs_pairs = True
     gold_keys = ("label",)
     metrics = (ACCURACY,)
 
-    def text_request(self, text: str, spec: TokenizerSpec) -> multiple_choice.ChooseRequest:
+    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> multiple_choice.ChooseRequest:
         return multiple_choice.ChooseRequest(text, (SHORT_TEXT, text))
 
-    def example(self, spec: TokenizerSpec) -> dict[str, Any]:
+    def example(self, tokenizer_spec: TokenizerSpec) -> dict[str, Any]:
         choices = ["waited for the water to boil.", "rode it to the railway station."]
         return {"inputs": {"prompt": "She put the kettle on and", "choices": choices}}
 
-    def decision(self, result: Any, config: ModelConfig) -> Any:
+    def compared_value(self, result: Any, config: ModelConfig) -> Any:
         return result[0]["index"]
 
     def adapt_model(self, model: PreTrainedModel) -> None:
@@ -62,7 +62,7 @@ class _MultipleChoice(ExportTask):
         model.register_forward_pre_hook(add_axis, with_kwargs=True)
         encoder.register_forward_pre_hook(restore_inputs, with_kwargs=True)
 
-    def fixed_requests(self, spec: TokenizerSpec) -> list[Any]:
+    def fixed_requests(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
         choices = tuple(SAMPLE_TEXTS[:4])
         return [
             *(multiple_choice.ChooseRequest(text, choices) for text in ["", *SAMPLE_TEXTS, LONG_TEXT * 30]),
@@ -71,13 +71,13 @@ class _MultipleChoice(ExportTask):
             multiple_choice.ChooseRequest("What was said?", (LONG_TEXT * 20, "nothing"), LONG_TEXT * 8),
         ]
 
-    def ordinary_requests(self, texts: SplitTexts, spec: TokenizerSpec) -> list[Any]:
+    def int8_requests(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
         """Returns requests with each text as one of four choices, after the line before the group. A single text would not be a choice."""
         lines = texts.lines
         groups = [(i, side[i : i + 4]) for side in (lines, texts.passages) for i in range(0, len(side) - 1, 4)]
         return [multiple_choice.ChooseRequest(lines[(i - 1) % len(lines)], group) for i, group in groups]
 
-    def tokenizer_call(self, request: multiple_choice.ChooseRequest, spec: TokenizerSpec) -> TokenizerCall:
+    def tokenizer_call(self, request: multiple_choice.ChooseRequest, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
         # lists, as in `run_swag`, because transformers would omit an empty second text of a single pair
         return ([request.first] * len(request.choices), list(request.second_texts)), {}
 
@@ -95,8 +95,8 @@ class _MultipleChoice(ExportTask):
             raise ValueError(f"`label` is {json.dumps(label)}; it must be one of the {len(choices)} choices, or its index from 0.")
         return label
 
-    def score(self, golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, Score]:
-        return {ACCURACY: Score(fmean([result[0]["index"] == gold for gold, result in zip(golds, results, strict=True)]))}
+    def compute_metrics(self, golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, MetricValue]:
+        return {ACCURACY: MetricValue(fmean([result[0]["index"] == gold for gold, result in zip(golds, results, strict=True)]))}
 
 
 EXPORT_TASK = _MultipleChoice()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from bertserve.export.tasks.quality import EXACT_MATCH, F1, Score, answer_f1, exact_match
+from bertserve.export.tasks.metrics import EXACT_MATCH, F1, MetricValue, answer_f1, exact_match
 from bertserve.export.tasks.spec import LONG_TEXT, NAMES_TEXT, RESERVED_TOKENS, SAMPLE_TEXTS, Document, ExportTask, TokenizerCall, halves
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
@@ -25,7 +25,7 @@ def _best(result: Any) -> dict[str, Any]:
 
 
 class _QuestionAnswering(ExportTask):
-    served = question_answering.SPEC
+    task_spec = question_answering.SPEC
     head = "ForQuestionAnswering"
     outputs = (OutputSpec(name="start_logits", kind="per_token"), OutputSpec(name="end_logits", kind="per_token"))
     takes_pairs = True
@@ -33,14 +33,16 @@ class _QuestionAnswering(ExportTask):
     gold_keys = ("answers",)
     metrics = (EXACT_MATCH, F1)
 
-    def text_request(self, text: str, spec: TokenizerSpec) -> question_answering.AnswerRequest:
-        return question_answering.AnswerRequest("Who met whom?", text, question_answering.AnswerParameters(max_seq_len=spec.max_length))
+    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> question_answering.AnswerRequest:
+        return question_answering.AnswerRequest(
+            "Who met whom?", text, question_answering.AnswerParameters(max_seq_len=tokenizer_spec.max_length)
+        )
 
-    def example(self, spec: TokenizerSpec) -> dict[str, Any]:
+    def example(self, tokenizer_spec: TokenizerSpec) -> dict[str, Any]:
         context = "The bridge was built in Porto in 1886 by Eiffel's company."
         return {"inputs": {"question": "Where was the bridge built?", "context": context}}
 
-    def fixed_requests(self, spec: TokenizerSpec) -> list[Any]:
+    def fixed_requests(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
         names = ("Who met Charles Babbage?", "Where is the Royal Society?", "Who was invited, and from where?")
         return [
             *(question_answering.AnswerRequest("What was said?", text) for text in [*SAMPLE_TEXTS, LONG_TEXT * 30]),
@@ -48,9 +50,9 @@ class _QuestionAnswering(ExportTask):
             question_answering.AnswerRequest(names[0], NAMES_TEXT * 20, question_answering.AnswerParameters(top_k=3)),
         ]
 
-    def ordinary_requests(self, texts: SplitTexts, spec: TokenizerSpec) -> list[Any]:
+    def int8_requests(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
         """Returns a request for each text and each passage, with a question about its end, and for each pair."""
-        lines, passages, max_length = texts.lines, texts.passages, spec.max_length
+        lines, passages, max_length = texts.lines, texts.passages, tokenizer_spec.max_length
         sides = [halves(line[: max_length - RESERVED_TOKENS]) for line in lines]
         # the question is about the text's end, and begins with the answer; another text after it makes the question harder
         contexts = [f"{start} {end} {lines[(i + 1) % len(lines)]}" for i, (start, end) in enumerate(sides)]
@@ -59,14 +61,14 @@ class _QuestionAnswering(ExportTask):
         questions = [f"Who or what {(end or start)[: max(1, max_length // 2 - RESERVED_TOKENS)]}?" for start, end in sides]
         return [question_answering.AnswerRequest(*pair) for pair in (*zip(questions, [*contexts, *passages], strict=True), *texts.pairs)]
 
-    def tokenizer_call(self, request: question_answering.AnswerRequest, spec: TokenizerSpec) -> TokenizerCall:
-        length = min(request.parameters.max_seq_len or question_answering.DEFAULT_SEQ_LEN, spec.max_length)
+    def tokenizer_call(self, request: question_answering.AnswerRequest, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
+        length = min(request.parameters.max_seq_len or question_answering.DEFAULT_SEQ_LEN, tokenizer_spec.max_length)
         options = {"max_length": length, "stride": default_stride(length)}
-        if spec.second_text_first:
+        if tokenizer_spec.second_text_first:
             return (request.context, request.question), options | {"truncation": "only_first"}
         return (request.question, request.context), options | {"truncation": "only_second"}
 
-    def decision(self, result: Any, config: ModelConfig) -> Any:
+    def compared_value(self, result: Any, config: ModelConfig) -> Any:
         return {name: _best(result)[name] for name in ("answer", "start", "end")}
 
     def read_gold(self, document: Document, config: ModelConfig) -> list[str] | None:
@@ -86,11 +88,11 @@ class _QuestionAnswering(ExportTask):
         defaults = {"handle_impossible_answer": True} if [] in golds else {}
         return [defaults | parameters for parameters in line_parameters]
 
-    def score(self, golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, Score]:
+    def compute_metrics(self, golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, MetricValue]:
         pairs = [(_best(result)["answer"], gold) for gold, result in zip(golds, results, strict=True)]
         return {
-            EXACT_MATCH: Score(fmean([exact_match(answer, gold) for answer, gold in pairs])),
-            F1: Score(fmean([answer_f1(answer, gold) for answer, gold in pairs])),
+            EXACT_MATCH: MetricValue(fmean([exact_match(answer, gold) for answer, gold in pairs])),
+            F1: MetricValue(fmean([answer_f1(answer, gold) for answer, gold in pairs])),
         }
 
 

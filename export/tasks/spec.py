@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bertserve.export.tasks.quality import Score, cosine, micro_f1, spearman
+from bertserve.export.tasks.metrics import MetricValue, cosine, micro_f1, spearman
 from bertserve.service.bundle.graph_spec import Agreement, Measure, OutputSpec
 from bertserve.service.bundle.manifest import Activation, SpecialPart, TokenizerSpec
 from bertserve.service.tasks.batch import ModelConfig
@@ -31,7 +31,7 @@ INPUT_KEYS = frozenset({"inputs", "parameters", "question", "prompt", "context",
 
 Text = TypeVar("Text")
 Pairs = Sequence[tuple[Text, Text]]
-Arranged = tuple[list[Text], list[tuple[Text, Text]]]  # single texts, and pairs
+SinglesAndPairs = tuple[list[Text], list[tuple[Text, Text]]]  # single texts, and pairs
 # a text, a pair, or two lists of equal length for a request with several pairs; and options of the Hugging Face tokenizer
 TokenizerCall = tuple[tuple[Any, ...], dict[str, Any]]
 LONG_TEXT = (
@@ -94,17 +94,17 @@ def halves(text: str) -> tuple[str, str]:
     return " ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])
 
 
-def window_stride(requested: int | None, spec: TokenizerSpec) -> int:
+def window_stride(requested: int | None, tokenizer_spec: TokenizerSpec) -> int:
     """Returns the number of tokens that windows of a single text share: the requested number, or the service's default."""
-    specials = sum(isinstance(part, SpecialPart) for part in spec.single)
-    return default_stride(spec.max_length - specials) if requested is None else requested
+    specials = sum(isinstance(part, SpecialPart) for part in tokenizer_spec.single)
+    return default_stride(tokenizer_spec.max_length - specials) if requested is None else requested
 
 
 class ExportTask:
-    """A task that a bundle can have; the methods whose arguments include `spec` get the model's tokenizer.
+    """A task that a bundle can have; the methods whose arguments include `tokenizer_spec` get the model's tokenizer.
 
     Attributes:
-        served: The service's task, with its name and the types of requests and results.
+        task_spec: The service's task, with its name and the types of requests and results.
         head: Suffix of the names of architectures with its head.
         outputs: Outputs of its graphs. A graph with outputs per mask has the positions of masks as an input.
         labeled: Whether the configuration's labels belong to the task.
@@ -112,10 +112,10 @@ class ExportTask:
         takes_pairs: Whether the user's texts for int8 may be pairs.
         needs_pairs: Whether every input is a pair of texts, of which the first is short, and the second one fills the window.
         gold_keys: The keys of a line of data that `read_gold` reads; empty if the task has no correct answers.
-        metrics: The names of the metrics of `score`, without those for which less is better.
+        metrics: The names of the metrics of `compute_metrics`, without those for which less is better.
     """
 
-    served: TaskSpec
+    task_spec: TaskSpec
     head: str
     outputs: tuple[OutputSpec, ...]
     labeled = False
@@ -128,7 +128,7 @@ class ExportTask:
     @property
     def name(self) -> str:
         """Its Hugging Face name, such as `text-classification`."""
-        return self.served.name
+        return self.task_spec.name
 
     @property
     def embeds(self) -> bool:
@@ -148,34 +148,36 @@ class ExportTask:
     def adapt_model(self, model: PreTrainedModel) -> None:
         """Makes a loaded model take rows of [rows, length] and return the outputs of the graphs; most models do so already."""
 
-    def text_request(self, text: str, spec: TokenizerSpec) -> Any:
+    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> Any:
         """Returns a request around a text, of one window if the model is long enough."""
         raise NotImplementedError
 
-    def fixed_requests(self, spec: TokenizerSpec) -> list[Any]:
+    def fixed_requests(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
         """Returns requests of every kind, on which each graph must agree with the checkpoint."""
-        return [self.text_request(text, spec) for text in ["", *SAMPLE_TEXTS, NAMES_TEXT * 5, LONG_TEXT * 30]]
+        return [self.text_request(text, tokenizer_spec) for text in ["", *SAMPLE_TEXTS, NAMES_TEXT * 5, LONG_TEXT * 30]]
 
-    def ordinary_requests(self, texts: SplitTexts, spec: TokenizerSpec) -> list[Any]:
+    def int8_requests(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
         """Returns a request for each text, passage and pair that validate int8."""
-        return [self.text_request(text, spec) for text in (*texts.lines, *texts.passages)]
+        return [self.text_request(text, tokenizer_spec) for text in (*texts.lines, *texts.passages)]
 
-    def arrange(self, lines: Sequence[Text], passages: Sequence[Text], user_pairs: Pairs[Text], spec: TokenizerSpec) -> Arranged[Text]:
+    def make_singles_and_pairs(
+        self, lines: Sequence[Text], passages: Sequence[Text], user_pairs: Pairs[Text], tokenizer_spec: TokenizerSpec
+    ) -> SinglesAndPairs[Text]:
         """Returns the single texts and the pairs that calibrate int8, from short and long texts and the pairs of the user's file."""
-        if not self.needs_pairs and not spec.pairs_only and (not self.takes_pairs or user_pairs or spec.pair is None):
+        if not self.needs_pairs and not tokenizer_spec.pairs_only and (not self.takes_pairs or user_pairs or tokenizer_spec.pair is None):
             return [*lines, *passages], list(user_pairs)
         pairs = [(line, lines[(i + 1) % len(lines)]) for i, line in enumerate(lines)]
         long_pairs = [(lines[i % len(lines)], passage) for i, passage in enumerate(passages)]
-        if self.needs_pairs or spec.pairs_only:
+        if self.needs_pairs or tokenizer_spec.pairs_only:
             return [], [*pairs, *long_pairs, *user_pairs]
         # it is unknown whether the model is used with pairs, so every second text also forms a pair
         return [*lines, *passages], [*pairs[1::2], *long_pairs[1::2]]
 
-    def example(self, spec: TokenizerSpec) -> dict[str, Any]:
+    def example(self, tokenizer_spec: TokenizerSpec) -> dict[str, Any]:
         """Returns the body that a bundle stores with its answer, which must be clear: rounding on another CPU must not change it."""
         raise NotImplementedError
 
-    def tokenizer_call(self, request: Any, spec: TokenizerSpec) -> TokenizerCall:
+    def tokenizer_call(self, request: Any, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
         """Returns the texts of a request, and the options with which the Hugging Face tokenizer reads them.
 
         The defaults are the model's `max_length` and the truncation `longest_first`; a request with a `stride` has several windows.
@@ -186,14 +188,17 @@ class ExportTask:
         """Returns what `agreement` measures, which may depend on the model's labels and activation."""
         return "label"
 
-    def decision(self, result: Any, config: ModelConfig) -> Any:
+    def compared_value(self, result: Any, config: ModelConfig) -> Any:
         """Returns what matters to a user: spans or a set of labels to count, numbers to rank, a vector, or a value to compare."""
         return result
 
     def agreement(self, expected: Sequence[Any], actual: Sequence[Any], config: ModelConfig) -> Agreement:
         """Returns the agreement of a graph's results `actual` with the reference's; without decisions it has no value."""
         measure, value, worst = self.measure(config), None, None
-        pairs = [(self.decision(first, config), self.decision(second, config)) for first, second in zip(expected, actual, strict=True)]
+        pairs = [
+            (self.compared_value(first, config), self.compared_value(second, config))
+            for first, second in zip(expected, actual, strict=True)
+        ]
         if measure == "spearman":
             # the scores of each label, of the reference and of the graph; the lowest correlation of a label counts
             by_label = zip(*(zip(*scores, strict=True) for scores in zip(*pairs, strict=True)), strict=True)
@@ -220,6 +225,6 @@ class ExportTask:
         """Returns the parameters of the requests for lines of data, from the lines' own parameters and correct answers."""
         return list(line_parameters)
 
-    def score(self, golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, Score]:
+    def compute_metrics(self, golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, MetricValue]:
         """Returns the metrics of results, at least one, with correct answers."""
         return {}

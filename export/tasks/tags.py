@@ -26,7 +26,7 @@ def read_tags(labels: tuple[str, ...]) -> tuple[str, ...]:
     return () if tags == labels else tags
 
 
-def unread_labels(labels: Sequence[str]) -> list[str]:
+def tag_like_labels(labels: Sequence[str]) -> list[str]:
     """Returns labels that look like tags but are read as names: `B` and `I` without a type, `b-x` beside names, `X-PER` beside `B-PER`."""
     read, names = _letters_by_label(labels), _inside(labels)
     if len(names) > 1 and {name.upper() for name in names} <= _SPELLINGS.keys():
@@ -49,8 +49,8 @@ def _letters_by_label(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
         return best_reading
     # no type has several letters, so the labels must have the usual spelling, or all begin with a letter
     usual_tags = {label: (label[0], label[2:]) for label in labels if re.fullmatch("[BI]-.+", label)}
-    of_letters = _within(_by_type(labels, _FORMS[0]), {"B", "I"})
-    return of_letters if len(of_letters) == len(_inside(labels)) else usual_tags
+    prefixed_tags = _within(_by_type(labels, _FORMS[0]), {"B", "I"})
+    return prefixed_tags if len(prefixed_tags) == len(_inside(labels)) else usual_tags
 
 
 def _inside(labels: Sequence[str]) -> list[str]:

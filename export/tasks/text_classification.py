@@ -16,8 +16,23 @@ import sys
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from bertserve.export.tasks import quality
-from bertserve.export.tasks.quality import Score
+from bertserve.export.tasks.metrics import (
+    ACCURACY,
+    F1,
+    MACRO_F1,
+    MATTHEWS,
+    MEAN_ABSOLUTE_ERROR,
+    MICRO_F1,
+    PEARSON,
+    SPEARMAN,
+    MetricValue,
+    f1,
+    macro_f1,
+    matthews,
+    micro_f1,
+    pearson,
+    spearman,
+)
 from bertserve.export.tasks.spec import LONG_TEXT, SAMPLE_TEXTS, SHORT_TEXT, Document, ExportTask, TokenizerCall, window_stride
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
@@ -68,45 +83,45 @@ def _constant(golds: Sequence[Any], predictions: Sequence[Any], kind: str) -> st
 
 
 class _TextClassification(ExportTask):
-    served = classify.SPEC
+    task_spec = classify.SPEC
     head = "ForSequenceClassification"
     outputs = (OutputSpec(name="logits", kind="per_text"),)
     labeled = True
     activation = None  # the configuration defines it
     takes_pairs = True
     gold_keys = ("label",)
-    metrics = (quality.ACCURACY, quality.F1, quality.MACRO_F1, quality.MICRO_F1, quality.MATTHEWS, quality.PEARSON, quality.SPEARMAN)
+    metrics = (ACCURACY, F1, MACRO_F1, MICRO_F1, MATTHEWS, PEARSON, SPEARMAN)
 
-    def text_request(self, text: str, spec: TokenizerSpec) -> classify.ClassifyRequest:
-        return classify.ClassifyRequest(text, SHORT_TEXT if spec.pairs_only else None)
+    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> classify.ClassifyRequest:
+        return classify.ClassifyRequest(text, SHORT_TEXT if tokenizer_spec.pairs_only else None)
 
-    def fixed_requests(self, spec: TokenizerSpec) -> list[Any]:
+    def fixed_requests(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
         pairs = [
             classify.ClassifyRequest("A man is eating food.", "Someone eats."),
             classify.ClassifyRequest("", "only the second text"),
             classify.ClassifyRequest(LONG_TEXT * 8, LONG_TEXT * 20),
             classify.ClassifyRequest("short question?", LONG_TEXT * 30),
         ]
-        if spec.pairs_only:
+        if tokenizer_spec.pairs_only:
             return [*(classify.ClassifyRequest(a, b) for a, b in itertools.pairwise(SAMPLE_TEXTS)), *pairs]
-        stride = min(64, spec.max_length // 8)
+        stride = min(64, tokenizer_spec.max_length // 8)
         return [
             *(classify.ClassifyRequest(text) for text in ["", *SAMPLE_TEXTS, LONG_TEXT * 30]),
             classify.ClassifyRequest(LONG_TEXT * 30, parameters=classify.ClassifyParameters(window="mean")),
             classify.ClassifyRequest(LONG_TEXT * 40, parameters=classify.ClassifyParameters(window="max", stride=stride)),
-            *([] if spec.pair is None else pairs),
+            *([] if tokenizer_spec.pair is None else pairs),
         ]
 
-    def ordinary_requests(self, texts: SplitTexts, spec: TokenizerSpec) -> list[Any]:
-        singles, pairs = self.arrange(texts.lines, texts.passages, texts.pairs, spec)
+    def int8_requests(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
+        singles, pairs = self.make_singles_and_pairs(texts.lines, texts.passages, texts.pairs, tokenizer_spec)
         return [*map(classify.ClassifyRequest, singles), *(classify.ClassifyRequest(*pair) for pair in pairs)]
 
-    def tokenizer_call(self, request: classify.ClassifyRequest, spec: TokenizerSpec) -> TokenizerCall:
+    def tokenizer_call(self, request: classify.ClassifyRequest, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
         texts = (request.text, request.text_pair) if request.text_pair else (request.text,)
-        return texts, {"stride": window_stride(request.parameters.stride, spec)} if request.parameters.window else {}
+        return texts, {"stride": window_stride(request.parameters.stride, tokenizer_spec)} if request.parameters.window else {}
 
-    def example(self, spec: TokenizerSpec) -> dict[str, Any]:
-        if spec.pairs_only:
+    def example(self, tokenizer_spec: TokenizerSpec) -> dict[str, Any]:
+        if tokenizer_spec.pairs_only:
             return {"inputs": {"text": "She opened the door of the old house.", "text_pair": "Nobody had been inside for years."}}
         return {"inputs": "This is a surprisingly touching film, and beautifully acted."}
 
@@ -115,7 +130,7 @@ class _TextClassification(ExportTask):
             return "spearman"
         return "set_f1" if config.activation == "sigmoid" else "label"
 
-    def decision(self, result: Any, config: ModelConfig) -> Any:
+    def compared_value(self, result: Any, config: ModelConfig) -> Any:
         if not _is_regression(config):
             return _chosen_labels(result, config)
         scores = {item["label"]: item["score"] for item in result}
@@ -138,29 +153,31 @@ class _TextClassification(ExportTask):
             raise ValueError(f"`label` has {len(labels)} labels, but the labels of the model exclude each other; give one.")
         return labels
 
-    def score(self, golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, Score]:
+    def compute_metrics(self, golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, MetricValue]:
         if len(config.labels) == 1:
             values = [float(result[0]["score"]) for result in results]
             constant_remark = _constant(golds, values, "value")
             sigmoid_remark = "" if config.activation == "none" or all(0 <= gold <= 1 for gold in golds) else _SIGMOID_REMARK
             return {
-                quality.PEARSON: Score(quality.pearson(golds, values), constant_remark or sigmoid_remark),
-                quality.SPEARMAN: Score(quality.spearman(golds, values), constant_remark),
-                quality.ERROR: Score(fmean(abs(value - gold) for value, gold in zip(values, golds, strict=True)), sigmoid_remark),
+                PEARSON: MetricValue(pearson(golds, values), constant_remark or sigmoid_remark),
+                SPEARMAN: MetricValue(spearman(golds, values), constant_remark),
+                MEAN_ABSOLUTE_ERROR: MetricValue(
+                    fmean(abs(value - gold) for value, gold in zip(values, golds, strict=True)), sigmoid_remark
+                ),
             }
         predictions = [_chosen_labels(result, config) for result in results]
-        accuracy = {quality.ACCURACY: Score(fmean(a == b for a, b in zip(golds, predictions, strict=True)))}
+        accuracy = {ACCURACY: MetricValue(fmean(a == b for a, b in zip(golds, predictions, strict=True)))}
         if config.activation == "sigmoid":
             remark = "" if any((*golds, *predictions)) else "no input has a label, and none was found; 0 is shown instead"
-            return accuracy | {quality.MICRO_F1: Score(quality.micro_f1(golds, predictions), remark)}
+            return accuracy | {MICRO_F1: MetricValue(micro_f1(golds, predictions), remark)}
         expected, predicted = ([label for (label,) in labels] for labels in (golds, predictions))
-        correlation = {quality.MATTHEWS: Score(quality.matthews(expected, predicted), _constant(golds, predictions, "label"))}
+        correlation = {MATTHEWS: MetricValue(matthews(expected, predicted), _constant(golds, predictions, "label"))}
         if len(config.labels) > 2:
-            return accuracy | {quality.MACRO_F1: Score(quality.macro_f1(expected, predicted))} | correlation
+            return accuracy | {MACRO_F1: MetricValue(macro_f1(expected, predicted))} | correlation
         label = config.labels[1]
         right = sum(a == b == label for a, b in zip(expected, predicted, strict=True))
         remark = "" if label in (*expected, *predicted) else f"no input has the label {label}, and it was never found; 0 is shown instead"
-        return accuracy | {quality.F1: Score(quality.f1(right, predicted.count(label), expected.count(label)), remark)} | correlation
+        return accuracy | {F1: MetricValue(f1(right, predicted.count(label), expected.count(label)), remark)} | correlation
 
 
 EXPORT_TASK = _TextClassification()

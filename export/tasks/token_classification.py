@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from bertserve.export.tasks.quality import ENTITY_F1, Score, Span, micro_f1, result_spans, spans_of_tags, widen_to_words
+from bertserve.export.tasks.metrics import ENTITY_F1, MetricValue, Span, micro_f1, result_spans, spans_of_tags, widen_to_words
 from bertserve.export.tasks.spec import (
     NAMES_TEXT,
     SAMPLE_TEXTS,
@@ -47,30 +47,30 @@ def _read_entity(entity: dict[str, Any]) -> Span:
 
 
 class _TokenClassification(ExportTask):
-    served = token_classification.SPEC
+    task_spec = token_classification.SPEC
     head = "ForTokenClassification"
     outputs = (OutputSpec(name="logits", kind="per_token"),)
     labeled = True
     gold_keys = ("entities", "tags")
     metrics = (ENTITY_F1,)
 
-    def text_request(self, text: str, spec: TokenizerSpec) -> token_classification.NerRequest:
+    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> token_classification.NerRequest:
         return token_classification.NerRequest(text)
 
-    def example(self, spec: TokenizerSpec) -> dict[str, Any]:
+    def example(self, tokenizer_spec: TokenizerSpec) -> dict[str, Any]:
         return {"inputs": "Ada Lovelace wrote to Charles Babbage from London."}
 
-    def tokenizer_call(self, request: token_classification.NerRequest, spec: TokenizerSpec) -> TokenizerCall:
-        return (request.text,), {"stride": window_stride(request.parameters.stride, spec)}
+    def tokenizer_call(self, request: token_classification.NerRequest, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
+        return (request.text,), {"stride": window_stride(request.parameters.stride, tokenizer_spec)}
 
     def measure(self, config: ModelConfig) -> Measure:
         return "span_f1"
 
-    def decision(self, result: Any, config: ModelConfig) -> Any:
+    def compared_value(self, result: Any, config: ModelConfig) -> Any:
         return result_spans(result)
 
-    def fixed_requests(self, spec: TokenizerSpec) -> list[Any]:
-        stride = min(64, spec.max_length // 8)
+    def fixed_requests(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
+        stride = min(64, tokenizer_spec.max_length // 8)
         return [
             *(token_classification.NerRequest(text) for text in [*SAMPLE_TEXTS, NAMES_TEXT * 5]),
             *(
@@ -109,11 +109,11 @@ class _TokenClassification(ExportTask):
             for parameters, gold in zip(line_parameters, golds, strict=True)
         ]
 
-    def score(self, golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, Score]:
+    def compute_metrics(self, golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, MetricValue]:
         expected = [spans for spans, _ in golds]
         spans = [widen_to_words(result_spans(result), words) for (_, words), result in zip(golds, results, strict=True)]
         remark = "" if any((*expected, *spans)) else "no input has an entity, and none was found; 0 is shown instead"
-        return {ENTITY_F1: Score(micro_f1(expected, spans), remark)}
+        return {ENTITY_F1: MetricValue(micro_f1(expected, spans), remark)}
 
 
 EXPORT_TASK = _TokenClassification()

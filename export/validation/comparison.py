@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from bertserve.export.errors import GraphError
 from bertserve.export.progress import parallel_map
-from bertserve.export.validation.served_graph import Answer, ServedGraph
+from bertserve.export.validation.served_graph import Prediction, ServedGraph
 from bertserve.service.bundle.graph_spec import Agreement, LengthParity, Outputs, Precision
 from bertserve.service.errors import EngineError
 from bertserve.service.tasks import attention
@@ -50,23 +50,23 @@ class Reference:
     Attributes:
         name: Its name in reports; empty if there is no reference, so that only rows in batches are compared with rows alone.
         requests: The fixed samples for graphs of each precision, and then ordinary texts for int8.
-        answers: Its answer to each request; None without a reference.
-        fixed: Number of the fixed samples.
-        answer: Its answer to another request. It raises EngineError if it has none.
+        predictions: Its answer to each request; None without a reference.
+        fixed_count: Number of the fixed samples.
+        predict: Returns its answer to another request. It raises EngineError if it has none.
         graphs: The graphs whose answers these are; empty for the checkpoint.
         maps: Requests for attention with their weights, float32 [maps, length, length].
     """
 
     name: str
     requests: Sequence[Any]
-    answers: Sequence[Answer | None]
-    fixed: int
-    answer: Callable[[Any], Answer | None] = lambda request: None
+    predictions: Sequence[Prediction | None]
+    fixed_count: int
+    predict: Callable[[Any], Prediction | None] = lambda request: None
     graphs: Sequence[ServedGraph] = ()
     maps: Sequence[tuple[attention.AttentionRequest, NDArray[np.float32]]] = ()
 
 
-class RowError(NamedTuple):
+class RowDifference(NamedTuple):
     """The difference of a row of outputs from the reference's; sums replace the outputs, which would need gigabytes for fill-mask.
 
     Attributes:
@@ -84,7 +84,7 @@ class RowError(NamedTuple):
     request: Any = None
 
     @classmethod
-    def of(cls, encoding: Encoding, expected: Outputs, actual: Outputs, request: Any = None) -> RowError:
+    def of(cls, encoding: Encoding, expected: Outputs, actual: Outputs, request: Any = None) -> RowDifference:
         """Returns the difference of two rows with the same shapes."""
         sums = {}
         for name, output in expected.items():
@@ -96,27 +96,27 @@ class RowError(NamedTuple):
         return cls(float(error), float(largest), len(encoding), sums, request)
 
     @property
-    def scaled(self) -> float:
+    def scaled_error(self) -> float:
         """The largest difference, smaller for a row with a largest output above `TRAINED_LARGEST`; infinite if it is not finite."""
         scaled = self.error / max(1.0, self.largest / TRAINED_LARGEST)
         return scaled if math.isfinite(scaled) else math.inf
 
 
-def relative_errors(rows: Sequence[RowError], others: Sequence[RowError] = ()) -> tuple[float, float]:
+def relative_errors(rows: Sequence[RowDifference], baseline: Sequence[RowDifference] = ()) -> tuple[float, float]:
     """Returns the root mean square and the largest error of the worst output; 0 without values, and NaN if an error is NaN.
 
-    They are relative to the standard deviation of the reference's outputs for `rows`, or for `others` if it is larger.
+    They are relative to the standard deviation of the reference's outputs for `rows`, or for `baseline` if it is larger.
     """
     errors = [(0.0, 0.0)]
     for name in rows[0].sums if rows else ():
-        spread = max(_spread(rows, name), _spread(others, name), 1e-12)
+        deviation = max(_standard_deviation(rows, name), _standard_deviation(baseline, name), 1e-12)
         count, squares, largest = np.array([row.sums[name][[0, 3, 4]] for row in rows]).T
-        errors.append((math.sqrt(squares.sum() / max(count.sum(), 1)) / spread, largest.max() / spread))
+        errors.append((math.sqrt(squares.sum() / max(count.sum(), 1)) / deviation, largest.max() / deviation))
     rms, worst = np.max(errors, axis=0).tolist()
     return rms, worst
 
 
-def _spread(rows: Sequence[RowError], name: str) -> float:
+def _standard_deviation(rows: Sequence[RowDifference], name: str) -> float:
     count, total, squares = np.sum([row.sums[name][:3] for row in rows], axis=0).tolist() if rows else (0, 0, 0)
     return math.sqrt(max(squares / count - (total / count) ** 2, 0.0)) if count else 0.0
 
@@ -129,29 +129,29 @@ class Comparison:
 
     def __init__(self, served: ServedGraph, reference: Reference) -> None:
         self.served, self.reference = served, reference
-        self.is_own = served in reference.graphs
+        self.is_reference = served in reference.graphs
         self.results, self.expected = list[Any](), list[Any]()
         self.worst_row_error, self.batch_invariant = 0.0, False
         self.attention_error: float | None = None
         self.error: str | None = None
-        self._samples, self._texts = list[RowError](), list[RowError]()
+        self._samples, self._texts = list[RowDifference](), list[RowDifference]()
 
-    def add(self, request: Any, actual: Answer, expected: Answer | None) -> None:
+    def add(self, request: Any, actual: Prediction, expected: Prediction | None) -> None:
         """Adds the graph's answer to a request, and compares it with the reference's, whose outputs are decoded if it has no result.
 
         Raises:
             GraphError: Their numbers or shapes differ.
             EngineError: The outputs cannot be decoded.
         """
-        if expected is not None and not self.is_own:
+        if expected is not None and not self.is_reference:
             shapes = [[{name: value.shape for name, value in row.items()} for row in side.rows] for side in (expected, actual)]
             if shapes[0] != shapes[1]:
                 raise GraphError(
                     f"{len(shapes[1])} windows, with the shapes {shapes[1]}, but the reference has {shapes[0]} for {len(shapes[0])}: "
                     f"{_describe(request)}."
                 )
-            rows = self._samples if len(self.results) < self.reference.fixed else self._texts
-            rows += [RowError.of(*row, request) for row in zip(actual.encodings, expected.rows, actual.rows, strict=True)]
+            rows = self._samples if len(self.results) < self.reference.fixed_count else self._texts
+            rows += [RowDifference.of(*row, request) for row in zip(actual.encodings, expected.rows, actual.rows, strict=True)]
             self.expected.append(self.served.decode(request, expected.rows) if expected.result is None else expected.result)
         self.results.append(actual.result)
 
@@ -183,10 +183,10 @@ class Comparison:
         if self.error is not None:
             raise GraphError(self.error)
         precision = self.served.graph.precision
-        worst = max(self._samples + self._texts, key=lambda row: row.scaled, default=None)
+        worst = max(self._samples + self._texts, key=lambda row: row.scaled_error, default=None)
         if worst is not None and precision == "int8":
             self._check_int8(_describe(worst.request))
-        elif worst is not None and worst.scaled > MAX_ABS_ERROR[precision]:
+        elif worst is not None and worst.scaled_error > MAX_ABS_ERROR[precision]:
             raise GraphError(
                 f"{precision} logits differ by {worst.error:.2e}, over the limit of {MAX_ABS_ERROR[precision]:.0e} or "
                 f"{MAX_ABS_ERROR[precision] / TRAINED_LARGEST:.0e} of the row's largest logit, which is {worst.largest:.3g}: "
@@ -206,9 +206,9 @@ class Comparison:
         # a root mean square of few texts is not reliable
         max_text_rms = limit if len(self._texts) >= len(self._samples) else math.inf
         # texts may all have the same label, so their outputs may have no spread
-        of_texts = relative_errors(self._texts, self._samples)
+        text_errors = relative_errors(self._texts, self._samples)
         # twice the limit for the fixed samples, which are more unusual than ordinary texts
-        for (rms, error), max_rms in ((relative_errors(self._samples), 2 * limit), (of_texts, max_text_rms)):
+        for (rms, error), max_rms in ((relative_errors(self._samples), 2 * limit), (text_errors, max_text_rms)):
             if not (rms <= max_rms and error <= largest):  # not `>`, which is false for NaN
                 raise GraphError(
                     f"int8 logits differ by {rms:.2g} of their spread, and at worst by {error:.2g}, over the limits of {max_rms:.2g} and "
@@ -224,13 +224,13 @@ def compare(served: ServedGraph, reference: Reference) -> Comparison:
         GraphError: The graph fails on a request, or has outputs of another shape.
         BertServeError: The graph cannot answer a request.
     """
-    requests = reference.requests if served.graph.precision == "int8" else reference.requests[: reference.fixed]
-    answers = parallel_map(partial(answer_sample, served), requests, "compare answers", unit="samples")
+    requests = reference.requests if served.graph.precision == "int8" else reference.requests[: reference.fixed_count]
+    predictions = parallel_map(partial(predict_sample, served), requests, "compare answers", unit="samples")
     comparison = Comparison(served, reference)
     pairs = list[tuple[Encoding, Outputs]]()
-    for answer, request, expected in zip(answers, requests, reference.answers, strict=False):
-        comparison.add(request, answer, expected)
-        pairs += zip(answer.encodings, answer.rows, strict=True)
+    for prediction, request, expected in zip(predictions, requests, reference.predictions, strict=False):
+        comparison.add(request, prediction, expected)
+        pairs += zip(prediction.encodings, prediction.rows, strict=True)
     comparison.worst_row_error, comparison.batch_invariant = measure_row_errors(served, pairs)
     if reference.maps:
         comparison.attention_error = float(np.max([_attention_error(served, *weights) for weights in reference.maps]))
@@ -254,23 +254,23 @@ def measure_row_errors(served: ServedGraph, alone: Sequence[tuple[Encoding, Outp
     rows = [pair for pair in alone if len(pair[0]) <= 2048]  # attention of a batch of longer rows would need gigabytes
     assert len(rows) > 1, "a batch has several rows"
 
-    def run_batch(start: int) -> list[RowError]:
-        part = rows[start : start + 4]
-        together = served.engine.run([encoding for encoding, _ in part])
-        return [RowError.of(*pair, row) for pair, row in zip(part, together, strict=True)]
+    def run_batch(start: int) -> list[RowDifference]:
+        neighbors = rows[start : start + 4]
+        together = served.engine.run([encoding for encoding, _ in neighbors])
+        return [RowDifference.of(*pair, row) for pair, row in zip(neighbors, together, strict=True)]
 
     errors = [error for batch in parallel_map(run_batch, range(0, len(rows), 4)) for error in batch]
     worst = float(np.max([error.error for error in errors]))  # `max` may ignore a NaN
-    largest, share = max(error.scaled for error in errors), np.mean([error.scaled > MAX_ROW_ERROR for error in errors])
+    largest, share = max(error.scaled_error for error in errors), np.mean([error.scaled_error > MAX_ROW_ERROR for error in errors])
     precision = served.graph.precision
     bound = MAX_ROW_ERROR if precision == "fp32" else MAX_ROW_ERROR_FP16
     return worst, bool(largest <= bound and (precision != "int8" or share <= MAX_INT8_SHARE))
 
 
-def answer_sample(served: ServedGraph, request: Any) -> Answer:
+def predict_sample(served: ServedGraph, request: Any) -> Prediction:
     """Returns a graph's answer to a sample."""
     try:
-        return served.answer(request)
+        return served.predict(request)
     except EngineError as error:
         reason = (str(error.__cause__ or error).splitlines() or [""])[0]
         # a traced graph cannot follow code that depends on the length or the values of a text
@@ -282,9 +282,9 @@ def _describe(request: Any) -> str:
     return " + ".join(f"{text[:60]!r} ({len(text)} characters)" for text in texts if text is not None)
 
 
-def _errors_by_length(rows: Sequence[RowError], max_length: int) -> tuple[LengthParity, ...]:
+def _errors_by_length(rows: Sequence[RowDifference], max_length: int) -> tuple[LengthParity, ...]:
     """Returns the largest absolute and relative errors of rows by their length: up to 16 tokens, and in ranges twice as long each."""
-    ranges = defaultdict[int, list[RowError]](list)
+    ranges = defaultdict[int, list[RowDifference]](list)
     for row in rows:
         up_to = max(16, 2 ** (row.tokens - 1).bit_length())
         ranges[min(up_to, max_length)].append(row)

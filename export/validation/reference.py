@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from bertserve.export import calibration
 from bertserve.export.bundle import CARD_FIELDS, bundle_texts
-from bertserve.export.calibration import SplitTexts, digest_texts
+from bertserve.export.calibration import SplitTexts, hash_texts
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.checkpoint.module import load_module
@@ -30,7 +30,7 @@ from bertserve.export.progress import track
 from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.export.tasks.spec import LONG_TEXT, NAMES_TEXT, SAMPLE_TEXTS
 from bertserve.export.validation.comparison import Reference, compare
-from bertserve.export.validation.served_graph import MAX_FULL_LENGTH, Answer, open_graph, sample_requests
+from bertserve.export.validation.served_graph import MAX_FULL_LENGTH, Prediction, open_graph, sample_requests
 from bertserve.export.workspace import ignore_signals
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Outputs, Speed, Timing
@@ -57,8 +57,8 @@ def sample_reference(checkpoint: Checkpoint, texts: SplitTexts | None = None) ->
     texts = replace(texts, passages=tuple(passage for passage in texts.passages if passage not in texts.lines))
     try:
         fixed = sample_requests(checkpoint, spec, lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]))
-        requests = [*fixed, *TASKS[checkpoint.task].ordinary_requests(texts, spec)]
-        answers = [Answer((), run_request(checkpoint, request), None) for request in track(requests, "run PyTorch", unit="samples")]
+        requests = [*fixed, *TASKS[checkpoint.task].int8_requests(texts, spec)]
+        predictions = [Prediction((), run_request(checkpoint, request), None) for request in track(requests, "run PyTorch", unit="samples")]
         maps = _sample_attention(checkpoint) if checkpoint.attention_heads else []
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise GraphError(
@@ -66,16 +66,16 @@ def sample_reference(checkpoint: Checkpoint, texts: SplitTexts | None = None) ->
             "supported, or the lengths in its configuration are wrong or too short for its task."
         ) from error
 
-    def answer(request: Any) -> Answer:
+    def predict(request: Any) -> Prediction:
         try:
             rows = run_request(checkpoint, request)
         except ValueError as error:
             raise EngineError(str(error)) from error
         if not all(np.isfinite(values).all() for row in rows for values in row.values()):
             raise EngineError("PyTorch's outputs are not finite.")
-        return Answer((), rows, None)
+        return Prediction((), rows, None)
 
-    return Reference("the checkpoint", requests, answers, len(fixed), answer, maps=maps)
+    return Reference("the checkpoint", requests, predictions, len(fixed), predict, maps=maps)
 
 
 def run_request(checkpoint: Checkpoint, request: Any) -> list[Outputs]:
@@ -182,7 +182,7 @@ def measure_latency(engine: OnnxEngine, *, max_length: int, pad_id: int) -> Spee
     return Speed(cpu=cpu_name(), instructions=cpu_instructions(), threads=1, timings=timings)
 
 
-def load_checkpoint_of(manifest: Manifest, spec: VerifySpec, report: Report) -> Checkpoint:
+def load_bundle_checkpoint(manifest: Manifest, spec: VerifySpec, report: Report) -> Checkpoint:
     """Loads the checkpoint or the trusted module for the task and layers of a bundle, and compares weights and settings."""
     assert spec.checkpoint is not None, "the caller asks for it"
     if spec.module:
@@ -241,7 +241,7 @@ def update(bundle: Bundle, checkpoint: Checkpoint, tokenizer: Tokenizer, validat
         raise DataError(f"`{manifest.name}` has no int8 graph, which --validation needs; remove --validation.")
     calibration.refuse_pairs((texts,), manifest.task, manifest.tokenizer)
     if int8_texts is not None:
-        int8_texts = int8_texts.model_copy(update={"report": digest_texts((*texts.lines, *texts.pairs))})
+        int8_texts = int8_texts.model_copy(update={"report": hash_texts((*texts.lines, *texts.pairs))})
     reference = sample_reference(checkpoint, texts.with_passages(tokenizer))
     graphs = tuple(measure_graph(bundle.path, graph, checkpoint, tokenizer, reference) for graph in manifest.graphs)
     source = manifest.source.model_copy(update=checkpoint.origin.model_dump(include=CARD_FIELDS))

@@ -30,7 +30,7 @@ MAX_FULL_LENGTH = 4096  # in tokens; PyTorch needs attention of length x length 
 
 
 @dataclass(frozen=True)
-class Answer:
+class Prediction:
     """The answer of a graph to a request: the encodings of its first batch, their outputs, and the result that a client gets.
 
     The answer of a checkpoint has only outputs.
@@ -56,7 +56,7 @@ class ServedGraph:
         """The exporter's record of its task."""
         return TASKS[self.config.task]
 
-    def answer(self, request: Any) -> Answer:
+    def predict(self, request: Any) -> Prediction:
         """Returns the answer.
 
         Raises:
@@ -72,7 +72,7 @@ class ServedGraph:
             return self._run_alone(encodings) if self.graph.small_outputs else batches[-1][1]
 
         result = self._run(request, execute)
-        return Answer(*(batches[0] if batches else ((), ())), result)
+        return Prediction(*(batches[0] if batches else ((), ())), result)
 
     def decode(self, request: Any, rows: Sequence[Outputs]) -> Any:
         """Returns the result for a checkpoint's outputs of the first batch.
@@ -95,17 +95,17 @@ class ServedGraph:
         return [row for encoding in encodings for row in self.engine.run([encoding])]
 
     def _run(self, request: Any, execute: Callable[[Sequence[Encoding]], Sequence[Outputs]]) -> Any:
-        return to_plain(run_all(self.task.served.function(request, TaskModel(self.tokenizer, self.config)), execute))
+        return to_plain(run_all(self.task.task_spec.function(request, TaskModel(self.tokenizer, self.config)), execute))
 
-    def answer_body(self, document: Mapping[str, Any]) -> Any:
+    def predict_body(self, document: Mapping[str, Any]) -> Any:
         """Returns the response of the HTTP API to a request body."""
         body = read_body(self.task, document)
-        return body.to_response([self.answer(request).result for request in body.requests(self.config)])
+        return body.to_response([self.predict(request).result for request in body.requests(self.config)])
 
 
 def read_body(task: ExportTask, document: Mapping[str, Any]) -> TaskBody:
     """Returns a request body as the service reads it, with texts of up to 100 million characters."""
-    return validate_as(task.served.body, document, Limits(max_inputs=multiple_choice.MAX_CHOICES, max_chars=10**8))
+    return validate_as(task.task_spec.body, document, Limits(max_inputs=multiple_choice.MAX_CHOICES, max_chars=10**8))
 
 
 def open_graph(

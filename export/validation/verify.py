@@ -14,11 +14,11 @@ from typing import Any
 
 from bertserve.export.errors import DataError, ExportError, GraphError
 from bertserve.export.tasks.all_tasks import TASKS
-from bertserve.export.tasks.quality import Score
+from bertserve.export.tasks.metrics import MetricValue
 from bertserve.export.tasks.spec import INPUT_KEYS
-from bertserve.export.validation.comparison import Comparison, Reference, answer_sample, compare
+from bertserve.export.validation.comparison import Comparison, Reference, compare, predict_sample
 from bertserve.export.validation.labeled_data import read_data
-from bertserve.export.validation.served_graph import Answer, ServedGraph, open_graph, sample_requests
+from bertserve.export.validation.served_graph import Prediction, ServedGraph, open_graph, sample_requests
 from bertserve.service.bundle.files import Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest
@@ -73,7 +73,7 @@ class Report:
         self.add(name, passed, detail if minimum is None else f"{detail}; at least {minimum} is required", metrics)
 
     @contextmanager
-    def failing(self, name: str) -> Iterator[None]:
+    def record_failure(self, name: str) -> Iterator[None]:
         """Adds a failed check for an error of the block."""
         try:
             yield
@@ -112,9 +112,9 @@ def verify(spec: VerifySpec, report: Report) -> None:
         return
     # importing torch and transformers takes seconds, and the other checks need neither
     if spec.checkpoint is not None:
-        from bertserve.export.validation.reference import load_checkpoint_of, sample_reference, update
+        from bertserve.export.validation.reference import load_bundle_checkpoint, sample_reference, update
 
-        checkpoint = load_checkpoint_of(bundle.manifest, spec, report)
+        checkpoint = load_bundle_checkpoint(bundle.manifest, spec, report)
         reference = sample_reference(checkpoint)
     else:
         reference = _choose_reference(bundle.manifest, usable_graphs, on_data=bool(rows))
@@ -127,7 +127,7 @@ def verify(spec: VerifySpec, report: Report) -> None:
         if rows and comparison.error is None:
             _check_data(comparison, golds, spec, report)
     if spec.update and report.passed:
-        with report.failing("update"):
+        with report.record_failure("update"):
             update(bundle, checkpoint, tokenizer, spec.validation)
             report.add("update", True, "validation reports and flops of the manifest, and the card, are those measured now")
 
@@ -162,8 +162,8 @@ def _check_example(served: ServedGraph, manifest: Manifest, report: Report) -> N
     precision, name = served.graph.precision, f"example {served.graph.name}"
     stored = min((graph for graph in manifest.graphs if graph.default), key=lambda graph: graph.provider != "cpu").precision
     tolerance = max(CHECK_TOLERANCE[precision], CHECK_TOLERANCE[stored])
-    with report.failing(name):
-        reason = difference(manifest.example.result, served.answer_body(manifest.example.request), tolerance)
+    with report.record_failure(name):
+        reason = difference(manifest.example.result, served.predict_body(manifest.example.request), tolerance)
         if reason is None:
             report.add(name, True, f"the stored result, scores within {tolerance}")
         elif precision != stored:
@@ -182,14 +182,14 @@ def _choose_reference(manifest: Manifest, graphs: Sequence[ServedGraph], *, on_d
     reference_graphs = [
         served for served in graphs if served is fp32 or (served.graph.file == fp32.graph.file and served.provider == "cpu")
     ]
-    answers = [answer_sample(fp32, request) for request in samples]
-    return Reference("the fp32 graph", samples, answers, len(samples), answer=fp32.answer, graphs=reference_graphs)
+    predictions = [predict_sample(fp32, request) for request in samples]
+    return Reference("the fp32 graph", samples, predictions, len(samples), predict=fp32.predict, graphs=reference_graphs)
 
 
 def _compare_samples(served: ServedGraph, reference: Reference, report: Report) -> Comparison | None:
     """Compares a graph with the reference on samples, and samples in a batch with the same samples run alone."""
     name, graph = f"batches {served.graph.name}", served.graph
-    with report.failing(name):
+    with report.record_failure(name):
         comparison = compare(served, reference)
         worst, claim = comparison.worst_row_error, "batch-invariant" if graph.batch_invariant else "not batch-invariant"
         detail = f"a row in a batch differs from the row alone by {worst:.1e} at most; the manifest says {claim}"
@@ -202,15 +202,15 @@ def _compare_samples(served: ServedGraph, reference: Reference, report: Report) 
 def _compare_row(comparisons: Sequence[Comparison], reference: Reference, row: Row) -> None:
     """Adds a line of the data to the comparisons of all graphs, with one answer of the reference."""
     where = f"line {row.line} of the data"
-    expected: Answer | None = None
+    expected: Prediction | None = None
     for comparison in comparisons:
         if comparison.error is not None:
             continue
         failing = reference.name
         try:
-            expected = expected or reference.answer(row.request)
+            expected = expected or reference.predict(row.request)
             failing = comparison.served.graph.name
-            actual = expected if expected is not None and comparison.is_own else comparison.served.answer(row.request)
+            actual = expected if expected is not None and comparison.is_reference else comparison.served.predict(row.request)
             comparison.add(row.request, actual, expected)
         except CallerError as error:
             raise DataError(f"{where} cannot be answered: {error}") from error
@@ -220,7 +220,7 @@ def _compare_row(comparisons: Sequence[Comparison], reference: Reference, row: R
 
 def _check_parity(comparison: Comparison, report: Report) -> None:
     served, name = comparison.served, f"parity {comparison.served.graph.name}"
-    with report.failing(name):
+    with report.record_failure(name):
         comparison.check()
         updates, old = comparison.measured(), served.graph.validation
         new = old.model_copy(update=updates)
@@ -238,7 +238,7 @@ def _check_data(comparison: Comparison, golds: Sequence[Any], spec: VerifySpec, 
     served, reference = comparison.served, comparison.reference
     name, metrics = f"agreement {served.graph.name}", {"inputs": len(golds)}
     if comparison.expected:
-        agreement = comparison.agreement(reference.fixed)
+        agreement = comparison.agreement(reference.fixed_count)
         worst = "" if agreement.worst is None else f", the worst {agreement.worst:.4f}"
         detail = f"against {reference.name}: {summarize_agreement(agreement)}{worst}"
         metrics |= {"reference": reference.name, "agreement": agreement.value} | agreement.model_dump(exclude={"value"})
@@ -248,19 +248,21 @@ def _check_data(comparison: Comparison, golds: Sequence[Any], spec: VerifySpec, 
         report.add_value(name, None, spec.min_agreement, detail, metrics)
     labeled = [i for i, gold in enumerate(golds) if gold is not None]
 
-    def score(results: Sequence[Any]) -> Mapping[str, Score]:
+    def compute_metrics(results: Sequence[Any]) -> Mapping[str, MetricValue]:
         if not labeled or not results:
             return {}
-        return served.task.score([golds[i] for i in labeled], [results[reference.fixed + i] for i in labeled], served.config)
+        return served.task.compute_metrics(
+            [golds[i] for i in labeled], [results[reference.fixed_count + i] for i in labeled], served.config
+        )
 
-    scores, expected = score(comparison.results), score(comparison.expected)
-    for metric, (value, remark) in scores.items():
+    metric_values, expected = compute_metrics(comparison.results), compute_metrics(comparison.expected)
+    for metric, (value, remark) in metric_values.items():
         values = {"graph": value} | ({"reference": expected[metric].value} if expected else {})
         compared = f" ({reference.name} {expected[metric].value:.4f})" if expected else ""
         detail = f"{value:.4f}{compared} on {len(labeled)} labeled inputs" + (f"; {remark}" if remark else "")
         report.add_value(f"{metric} {served.graph.name}", value, spec.min_metrics.get(metric), detail, values)
-    for metric in spec.min_metrics.keys() - scores.keys():
-        reason = f"this model has {', '.join(scores)}" if scores else "no line of the data has a right answer"
+    for metric in spec.min_metrics.keys() - metric_values.keys():
+        reason = f"this model has {', '.join(metric_values)}" if metric_values else "no line of the data has a right answer"
         report.add_value(f"{metric} {served.graph.name}", None, spec.min_metrics[metric], f"not measured: {reason}")
 
 

@@ -18,7 +18,7 @@ from bertserve.export.int8.quantize import quantize
 from bertserve.export.onnx_trace import trace
 from bertserve.export.validation.comparison import Reference, compare
 from bertserve.export.validation.reference import sample_reference
-from bertserve.export.validation.served_graph import Answer, ServedGraph
+from bertserve.export.validation.served_graph import Prediction, ServedGraph
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import Outputs, Precision
 from bertserve.service.bundle.manifest import TokenizerSpec
@@ -129,12 +129,12 @@ def test_a_fault_in_the_weights_is_caught(stages: Stages, tmp_path: Path, name: 
 
 def changed(reference: Reference, change: Callable[[int, Array], Array]) -> Reference:
     """Returns a reference with other logits: `change` gets the index of the request and its logits."""
-    rows = [[{"logits": change(i, row["logits"])} for row in answer.rows] for i, answer in enumerate(reference.answers) if answer]
-    return replace(reference, answers=[Answer((), outputs, None) for outputs in rows])
+    rows = [[{"logits": change(i, row["logits"])} for row in answer.rows] for i, answer in enumerate(reference.predictions) if answer]
+    return replace(reference, predictions=[Prediction((), outputs, None) for outputs in rows])
 
 
 def logits_of(reference: Reference) -> list[Array]:
-    return [row["logits"] for answer in reference.answers if answer for row in answer.rows]
+    return [row["logits"] for answer in reference.predictions if answer for row in answer.rows]
 
 
 def test_the_limit_grows_with_large_logits(stages: Stages) -> None:
@@ -173,8 +173,10 @@ def test_a_fault_in_the_tokenizer_spec_is_caught(stages: Stages, change: Callabl
 
 
 def test_a_different_number_of_windows_is_caught(stages: Stages) -> None:
-    answers = [replace(answer, rows=answer.rows[:-1]) if len(answer.rows) > 1 else answer for answer in stages.reference.answers if answer]
-    reference = replace(stages.reference, answers=answers)
+    predictions = [
+        replace(answer, rows=answer.rows[:-1]) if len(answer.rows) > 1 else answer for answer in stages.reference.predictions if answer
+    ]
+    reference = replace(stages.reference, predictions=predictions)
 
     with pytest.raises(GraphError, match=r"^\d+ windows, .* \d+: "):
         stages.compare(reference=reference)

@@ -12,7 +12,7 @@ import pytest
 
 import tiny
 from bertserve.export import calibration, cli
-from bertserve.export.calibration import Int8Texts, SplitTexts, digest_texts, hashes_of, read_int8_texts
+from bertserve.export.calibration import Int8Texts, SplitTexts, hash_texts, hashes_of, read_int8_texts
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import DataError, GraphError
 from bertserve.export.int8 import quantize
@@ -61,7 +61,7 @@ def test_int8_is_judged_on_the_texts_of_the_validation_flag(
 
     assert " 654 texts, " in capsys.readouterr().err  # 642 lines, and 12 passages
     assert [642, 58, 17] == [getattr(texts, name).texts for name in ("calibration", "gate", "report")]
-    assert digest_texts(own.splitlines()) == texts.report
+    assert hash_texts(own.splitlines()) == texts.report
 
 
 def test_the_gate_does_not_run_the_texts_of_the_report(source: Path, output: Path, tmp_path: Path, run: Run, play: Played) -> None:
@@ -94,9 +94,9 @@ LINES = ("a good film", "Who wrote the book?", "The bridge was built in Porto in
 def test_a_classifier_is_also_judged_on_pairs(tmp_path: Path) -> None:
     """Every second text is also sent as a pair with another text. If there are pairs, no others are formed."""
     bert = spec(tmp_path)
-    mixed = EXPORT_TASKS["text-classification"].ordinary_requests(SplitTexts(LINES[:2]), bert)
-    own = EXPORT_TASKS["text-classification"].ordinary_requests(SplitTexts(("alone",), pairs=(("a", "b"),)), bert)
-    questions = EXPORT_TASKS["question-answering"].ordinary_requests(SplitTexts(pairs=(("Who?", "He."),)), bert)
+    mixed = EXPORT_TASKS["text-classification"].int8_requests(SplitTexts(LINES[:2]), bert)
+    own = EXPORT_TASKS["text-classification"].int8_requests(SplitTexts(("alone",), pairs=(("a", "b"),)), bert)
+    questions = EXPORT_TASKS["question-answering"].int8_requests(SplitTexts(pairs=(("Who?", "He."),)), bert)
 
     assert [classify.ClassifyRequest(LINES[0]), classify.ClassifyRequest(LINES[1]), classify.ClassifyRequest(LINES[1], LINES[0])] == mixed
     assert [classify.ClassifyRequest("alone"), classify.ClassifyRequest("a", "b")] == own

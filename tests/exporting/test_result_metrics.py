@@ -7,7 +7,7 @@ import pytest
 import seqeval.metrics
 from seqeval.scheme import BILOU, IOB2, IOBES
 
-from bertserve.export.tasks import quality
+from bertserve.export.tasks import metrics
 from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.service.bundle.graph_spec import Agreement
 from fakes import Head
@@ -132,7 +132,7 @@ WORDS = [(0, 2), (3, 5), (6, 8), (9, 11)]
     ],
 )
 def test_answers_are_normalized_as_in_squads_script(text: str, normalized: str) -> None:
-    assert normalized == quality.normalize_answer(text)
+    assert normalized == metrics.normalize_answer(text)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_answers_are_normalized_as_in_squads_script(text: str, normalized: str) 
     ],
 )
 def test_answers_are_scored_by_exact_match_and_f1(answer: str, golds: list[str], exact: float, f1: float) -> None:
-    assert (exact, f1) == (quality.exact_match(answer, golds), pytest.approx(quality.answer_f1(answer, golds)))
+    assert (exact, f1) == (metrics.exact_match(answer, golds), pytest.approx(metrics.answer_f1(answer, golds)))
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,8 @@ def test_answers_are_scored_by_exact_match_and_f1(answer: str, golds: list[str],
         (["PER", "PER", "O", "LOC"], {(0, 5, "PER"), (9, 11, "LOC")}),
     ],
 )
-def test_tags_become_entities(tags: list[str], expected: set[quality.Span]) -> None:
-    assert expected == quality.spans_of_tags(tags, WORDS)
+def test_tags_become_entities(tags: list[str], expected: set[metrics.Span]) -> None:
+    assert expected == metrics.spans_of_tags(tags, WORDS)
 
 
 OFFSETS = [(3 * i, 3 * i + 2) for i in range(12)]
@@ -190,7 +190,7 @@ def test_entity_f1_agrees_with_seqeval(scheme: str | None, seed: int) -> None:
         right = [sentence(rng, scheme) for _ in range(20)]
         found = [tags if rng.random() < 0.6 else sentence(rng, scheme) for tags in right]
         expected = seqeval.metrics.f1_score(right, found, mode="strict", scheme=SCHEMES[scheme])
-    spans = [[quality.spans_of_tags(tags, OFFSETS) for tags in side] for side in (right, found)]
+    spans = [[metrics.spans_of_tags(tags, OFFSETS) for tags in side] for side in (right, found)]
 
     assert 0 < expected < 1  # some right, some wrong
-    assert expected == pytest.approx(quality.micro_f1(*spans), abs=1e-12)
+    assert expected == pytest.approx(metrics.micro_f1(*spans), abs=1e-12)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bertserve.export.tasks import token_classification
-from bertserve.export.tasks.tags import read_tags, unread_labels
+from bertserve.export.tasks.tags import read_tags, tag_like_labels
 from bundles import Served, exported
 from checkpoints import bert, edit_json
 from fakes import Head
@@ -39,7 +39,7 @@ BIO, BIOES = ("O", "B-PER", "I-PER"), ("O", "B-PER", "I-PER", "E-PER", "S-PER")
 )
 def test_tags_are_read_in_other_spellings(labels: str, tags: tuple[str, ...]) -> None:
     names = tuple(labels.split())
-    assert (tags, []) == (read_tags(names), unread_labels(names))
+    assert (tags, []) == (read_tags(names), tag_like_labels(names))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_tags_are_read_in_other_spellings(labels: str, tags: tuple[str, ...]) ->
     ],
 )
 def test_labels_that_look_like_tags_but_are_names_are_reported(labels: str, unread: str) -> None:
-    assert unread.split() == unread_labels(tuple(labels.split()))
+    assert unread.split() == tag_like_labels(tuple(labels.split()))
 
 
 @pytest.fixture(name="usual", scope="module")

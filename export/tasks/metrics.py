@@ -14,13 +14,13 @@ import numpy as np
 # names of metrics in `--min-metric`
 ACCURACY, F1, MACRO_F1, MICRO_F1 = "accuracy", "F1", "macro F1", "micro F1"
 MATTHEWS, PEARSON, SPEARMAN = "Matthews correlation", "Pearson correlation", "Spearman correlation"
-ERROR = "mean absolute error"  # the only metric for which less is better; it has no minimum
+MEAN_ABSOLUTE_ERROR = "mean absolute error"  # the only metric for which less is better; it has no minimum
 ENTITY_F1, EXACT_MATCH, TOP_1 = "entity F1", "exact match", "top-1"
 
 Span = tuple[int, int, str]  # start, end (exclusive, code points), label
 
 
-class Score(NamedTuple):
+class MetricValue(NamedTuple):
     """The value of a metric, and a remark for readers, for example that 0 replaces a missing value."""
 
     value: float
@@ -140,6 +140,6 @@ def cosine(a: Any, b: Any) -> float:
 
 def _ranks(values: Sequence[float]) -> list[float]:
     """Returns each value's rank from 0; equal values get the mean of their ranks."""
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: list[float] = (np.cumsum(counts) - (counts + 1) / 2)[places].tolist()
+    _, positions, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: list[float] = (np.cumsum(counts) - (counts + 1) / 2)[positions].tolist()
     return ranks
