@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bertserve.export.checkpoint.checkpoint import Checkpoint
     from bertserve.service.text.tokenizer import Tokenizer
 
-Tracer = Literal["dynamo", "torchscript"]  # PyTorch's exporters, by torch's names
+Tracer = Literal["dynamo", "torchscript"]  # PyTorch's tracers, by torch's names
 NO_REPORT = ValidationReport(samples=0, worst_abs_error=0.0, worst_row_error=0.0, nodes=0, fusions={}, quantized={})
 
 
@@ -55,7 +55,7 @@ class GraphBuild:
         traced: The traced graph; intermediate files are written next to it.
         description: A description of the tracing, for readers.
         folder: The folder of the graphs `model.<provider>.<precision>.onnx`.
-        texts: The calibration texts create int8 and measure half precision; the gate's texts judge int8.
+        texts: The calibration texts create int8 and measure half precision; the gate's texts decide which matrices stay in float.
         max_int8_error: Maximum error of int8's outputs on the gate's texts, relative to their standard deviation.
         quick: Whether to skip the measurement of which matrices matter most for int8.
     """

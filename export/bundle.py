@@ -21,7 +21,7 @@ from bertserve.service.bundle.validation_policy import describe_agreement, has_l
 from bertserve.service.errors import plural
 
 CARD_FIELDS = {"license", "license_name", "license_link", "language", "datasets"}  # of `Source`, from the card of the checkpoint
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")  # of a block of code
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")  # start or end of a code block
 _TOKEN_TYPES = {
     "template": "- token types (segment ids): those of the tokenizer's template",
     "zero": "- token types (segment ids): none, so the second text of a pair has the type of the first one",
@@ -145,7 +145,8 @@ def _embedding(manifest: Manifest) -> list[str]:
     )
     similarity = "" if embedding.similarity == "cosine" else f" Their similarity is `{embedding.similarity}`."
     return [
-        f"Vectors have {values} values{truncation}, with the pooling `{embedding.pooling}`, and are {normalized}.{similarity}{layers}{prompts}"
+        f"Vectors have {values} values{truncation}, with the pooling `{embedding.pooling}`, and are {normalized}."
+        f"{similarity}{layers}{prompts}"
     ]
 
 
@@ -201,7 +202,7 @@ def _describe_graph(graph: GraphSpec) -> str:
     text = f"{graph.name}: {graph.form}; {validation.nodes} nodes; fused {fused or 'nothing'}"
     text += f"; quantized {quantized}" if quantized else ""
     if quantized and validation.quantization_error:
-        text += f", which changes the outputs by {validation.quantization_error:.3f} of their spread"
+        text += f", which changes the outputs by {validation.quantization_error:.3f} of their standard deviation"
     if nearest_count := validation.quantized.get("RoundedToNearest", 0):
         verb = "is" if nearest_count == 1 else "are"
         text += f"; {nearest_count} of these matrices {verb} rounded without GPTQ, because of too few calibration texts"

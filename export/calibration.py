@@ -220,12 +220,12 @@ def read_int8_texts(calibration: Path, validation: Path | None = None) -> Int8Te
         report = read_texts(validation, "validation")
         if shared := len({*map(_normalized, texts)} & {*map(_normalized, report)}):
             raise CheckpointError(
-                f"`{calibration}` and `{validation}` share {shared} texts, but int8 must be judged on other texts than it is calibrated "
+                f"`{calibration}` and `{validation}` share {shared} texts, but int8 must be validated on other texts than it is calibrated "
                 "on; remove them from one of the files, or remove --validation."
             )
-    judged_texts = {*gate, *report}
-    unjudged_texts = [text for text in selection if text not in judged_texts]
-    return Int8Texts(SplitTexts.of(unjudged_texts), SplitTexts.of(gate), sample_report_texts(report))
+    held_out_texts = {*gate, *report}
+    calibration_texts = [text for text in selection if text not in held_out_texts]
+    return Int8Texts(SplitTexts.of(calibration_texts), SplitTexts.of(gate), sample_report_texts(report))
 
 
 def refuse_pairs(texts: Sequence[SplitTexts], task: str, spec: TokenizerSpec) -> None:
@@ -257,12 +257,13 @@ def read_validation_texts(manifest: Manifest, validation: Path | None) -> SplitT
         return SplitTexts.of([texts[digest] for digest in report_hashes])
     if validation is None:
         raise DataError(
-            f"int8 of `{manifest.name}` was judged on {len(report_hashes)} texts that are not built in; give their file with --validation."
+            f"int8 of `{manifest.name}` was validated on {len(report_hashes)} texts that are not built in; give their file with "
+            "--validation."
         )
     if shared_hashes := texts.keys() & {*hashes_of(splits.calibration), *hashes_of(splits.gate)}:
         raise DataError(
             f"int8 of `{manifest.name}` was made with {len(shared_hashes)} of the {len(texts)} texts of `{path}`; give others with "
-            f"--validation, or the file of the {len(report_hashes)} texts on which it was judged at the export."
+            f"--validation, or the file of the {len(report_hashes)} texts on which it was validated at the export."
         )
     return sample_report_texts(list(texts.values()))
 
@@ -271,8 +272,8 @@ def make_feeds(texts: SplitTexts, checkpoint: Checkpoint, tokenizer: Tokenizer, 
     """Returns the graph's inputs for each text, then for each pair, as the task uses them; each is a batch of one without padding.
 
     Lines are cut to `MAX_LINE_TOKENS`, and pairs of lines to twice as many. Passages, and pairs of the user's file, are cut to the longest
-    length in `PASSAGE_COUNTS` or to the model's length, whichever is shorter. For fill-mask, one token in eight is masked. By default, `inputs`
-    are those of the traced graph.
+    length in `PASSAGE_COUNTS` or to the model's length, whichever is shorter. For fill-mask, one token in eight is masked. By default,
+    `inputs` are those of the traced graph.
     """
     # a text with only control characters has no tokens, and without special tokens there is nothing to run
     without_specials = tokenizer.max_text_tokens(pair=False) == tokenizer.max_length

@@ -84,7 +84,9 @@ def _export(argv: Sequence[str]) -> int:
     if not sys.stderr.isatty():
         logging.disable_progress_bar()  # a log has one line per stage
     if args.module is not None:
-        print(f"bert-export: running the code of `{args.module}` with your rights, as --trust-module says.", file=sys.stderr, flush=True)
+        print(
+            f"bert-export: running the code of `{args.module}` with your permissions, as --trust-module says.", file=sys.stderr, flush=True
+        )
     options = {name: value for name, value in vars(args).items() if name not in ("source", "module", "trust_module") and value is not None}
     spec = ExportSpec(source=args.source or args.module, module=args.module is not None, **options)
     try:
@@ -214,7 +216,8 @@ def _add_int8_flags(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="your own texts, at least 16, for int8 calibration: one per line, or JSON Lines (.jsonl), CSV or TSV with "
-        "text and, for pairs, text_pair, or question and context; a third is held out to judge int8, or a twelfth of a long file with --validation (default: 700 built-in English texts)",
+        "text and, for pairs, text_pair, or question and context; one third is held out to validate int8; with --validation, one twelfth, "
+        "but at least 8 texts (default: 700 built-in English texts)",
     )
     parser.add_argument(
         "--validation",
@@ -270,7 +273,7 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tracer",
         choices=get_args(Tracer),
-        help="PyTorch exporter: dynamo, or the deprecated torchscript (default: dynamo, then torchscript if dynamo fails)",
+        help="PyTorch tracer: dynamo, or the deprecated torchscript (default: dynamo, then torchscript if dynamo fails)",
     )
 
 

@@ -27,14 +27,14 @@ def report_missing(packages: Iterable[str], purpose: str, *extras: str) -> bool:
 def add_module_flags(parser: argparse.ArgumentParser, description: str) -> None:
     """Adds `--module`, with this description, and `--trust-module`."""
     parser.add_argument("--module", metavar="FILE:FACTORY", help=f"{description}; needs --trust-module")
-    parser.add_argument("--trust-module", action="store_true", help="run the code of --module with your rights; read the file first")
+    parser.add_argument("--trust-module", action="store_true", help="run the code of --module with your permissions; read the file first")
 
 
 def module_problems(args: argparse.Namespace) -> dict[str, bool]:
-    """Returns possible problems of these two flags, and whether the arguments have them."""
+    """Returns the message of each problem of `--module` and `--trust-module`, and whether the arguments have it."""
     is_module = args.module is not None
     return {
-        f"argument --module: it would run the code of `{args.module}` with your rights, which can do anything; read it, and give "
+        f"argument --module: it would run the code of `{args.module}` with your permissions, which can do anything; read it, and give "
         "--trust-module if you trust it": is_module and not args.trust_module,
         "argument --trust-module: it is for --module; remove it, because code of a checkpoint is never run": (
             args.trust_module and not is_module

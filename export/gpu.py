@@ -151,7 +151,7 @@ def _replace_mask_by_lengths(model: Any) -> None:
 
 
 def _narrow_inputs_to_int32(model: Any) -> set[str]:
-    """Changes each input that is only cast to int32 to int32; returns their names."""
+    """Makes each input that is read only through casts to int32 an int32 input; returns the names of these inputs."""
     graph, names = model.model.graph, set()
     for value in graph.input:
         readers = [node for node in graph.node if value.name in node.input]
@@ -279,7 +279,7 @@ def overflowing(model: onnx.ModelProto, peaks: dict[str, float]) -> set[str]:
 def _peaks(source: Path, path: Path, feeds: Sequence[Feed]) -> dict[str, float]:
     """Returns the largest magnitude of each float tensor that a node writes; `path` is for a graph with all of them as outputs."""
     model = ir.load(source)
-    # without a type, which ONNX Runtime infers
+    # ONNX Runtime infers the missing types
     model.graph.outputs.extend(value for node in model.graph for value in node.outputs if value.name and not value.is_graph_output())
     onnx_files.save(model, path)
     session = inference.open_session(path)

@@ -1,6 +1,6 @@
 """Writes a checkpoint's graph as ONNX with standard operators, fixed tensor names and dynamic axes.
 
-PyTorch has two exporters. `dynamo` is the current one; its exported program is converted to the form that later passes
+PyTorch has two tracers. `dynamo` is the current one; its exported program is converted to the form that later passes
 support. `torchscript` is deprecated, and only used for models that `dynamo` cannot export (docs/explanation/graphs.md).
 """
 
@@ -26,10 +26,10 @@ from bertserve.export.errors import GraphError
 from bertserve.export.graph import normalize, onnx_files, rewrite
 from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
 
-# each exporter has its own: dynamo's operators have opset 18, and a lower one would need a conversion
+# each tracer has its own: dynamo's operators have opset 18, and a lower one would need a conversion
 OPSETS: dict[Tracer, int] = {"dynamo": 18, "torchscript": 17}
 TRACERS: tuple[Tracer, ...] = ("dynamo", "torchscript")  # by default, the first one that works
-# errors of the exporters for models that they cannot export
+# errors of the tracers for models that they cannot trace
 _TRACER_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError)
 _ROWS_AND_LENGTH = ("rows", "length")
 _AXES = {
@@ -79,7 +79,7 @@ def _trace_attention(checkpoint: Checkpoint, path: Path, tracer: Tracer) -> tupl
 
 
 def _trace(checkpoint: Checkpoint, path: Path, tracer: Tracer) -> tuple[InputSpec, ...]:
-    """Exports the graph with one exporter; returns the inputs of the graph."""
+    """Exports the graph with one tracer; returns the inputs of the graph."""
     inputs, outputs = checkpoint.inputs, checkpoint.outputs
     if checkpoint.mask is not None and checkpoint.model.base_model is checkpoint.model:
         prefix = checkpoint.model.base_model_prefix
@@ -88,7 +88,7 @@ def _trace(checkpoint: Checkpoint, path: Path, tracer: Tracer) -> tuple[InputSpe
     attention = returning_attention(checkpoint.model) if checkpoint.attention_heads else nullcontext()
     with torch.no_grad(), _silence(), attention, patch_for_tracing(checkpoint.model, checkpoint.tokenizer_spec.max_length):
         try:
-            # the exporter restores the previous mode of the wrapper, and thereby of the model
+            # the tracer restores the previous mode of the wrapper, and thereby of the model
             module.eval()(*_examples(checkpoint))  # fills the tables of the patches
             (_export_program if tracer == "dynamo" else _export_script)(module, checkpoint, path)
         except _TRACER_ERRORS as error:
@@ -124,7 +124,7 @@ def _export_program(module: torch.nn.Module, checkpoint: Checkpoint, path: Path)
     assert program is not None
     axes_of = {value.name: [str(axis) for axis in value.shape or ()] for value in program.model.graph.inputs}
     if fixed := [spec.name for spec in checkpoint.inputs if axes_of[spec.name] != list(_AXES[spec.fill])]:
-        # the model uses a size as a number, so the exporter fixed its current value
+        # the model uses a size as a number, so the tracer fixed its current value
         raise GraphError(f"{type(checkpoint.model).__name__} cannot be traced by dynamo for any length: {fixed} have a fixed length.")
     normalize.normalize(program.model)
     onnx_files.save(program.model, path)
@@ -132,7 +132,7 @@ def _export_program(module: torch.nn.Module, checkpoint: Checkpoint, path: Path)
 
 def _export_script(module: torch.nn.Module, checkpoint: Checkpoint, path: Path) -> None:
     specs = [(spec.name, spec.fill) for spec in checkpoint.inputs] + [(spec.name, spec.kind) for spec in checkpoint.outputs]
-    # for a large model, this exporter writes a file per weight next to the graph
+    # for a large model, this tracer writes a file per weight next to the graph
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         torch.onnx.export(
             module,
@@ -162,7 +162,7 @@ def _examples(checkpoint: Checkpoint) -> tuple[torch.Tensor, ...]:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Suppresses the exporters' routine output: deprecations, traced Python branches, missing packages."""
+    """Suppresses the tracers' routine output: deprecations, traced Python branches, missing packages."""
     level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

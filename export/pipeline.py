@@ -145,7 +145,7 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, texts: Int8Texts
     graphs, omitted = _measure_graphs(
         artifacts, precisions, bundle, checkpoint, tokenizer, reference, default_must_agree=spec.precisions is None
     )
-    # on the provider of its measurements
+    # the stored result comes from the provider on which the graph was measured
     default = next(graph for graph in graphs if graph.default)
     request = TASKS[checkpoint.task].example(tokenizer_spec)
     answer = open_graph(bundle, default, tokenizer_spec, tokenizer, checkpoint).predict_body(request)
@@ -186,7 +186,7 @@ def _measure_graphs(
 ) -> tuple[list[GraphSpec], list[OmittedGraph]]:
     """Measures the graphs of all providers, and removes the files of graphs that are not kept.
 
-    The artifacts of each provider are created by iteration, float32 first. One that cannot be created, loaded or matched with the
+    The artifacts of each provider are created by iteration, float32 first. An artifact that cannot be created, loaded or matched with the
     checkpoint does not stop the others, except a provider's float32 graph, from which its others are created.
 
     The last precision of a provider is its default, unless `default_must_agree` and its agreement with the checkpoint is too low.

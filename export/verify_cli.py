@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     packages, extras = ["onnxruntime"], ["cpu"]
     if checkpoint is not None:
         packages, extras = ["torch", "transformers", "sentencepiece", "onnx", *packages], ["export", *extras]
-    if flags.report_missing(packages, "verifying needs it", *extras):
+    if flags.report_missing(packages, "verifying needs the listed extras", *extras):
         return 3
     # importing onnxruntime takes a while, and --help and wrong flags do not need it
     from bertserve.export.validation.verify import Report, VerifySpec, verify

@@ -90,7 +90,7 @@ def _use_file(source: str, tokenizer: Any, folder: Path) -> None:
     class_backend, normalizer = tokenizer.backend_tokenizer, file_backend.normalizer
     try:
         class_backend.to_str()
-    except Exception as error:  # of `tokenizers`, if a step is code
+    except Exception as error:  # `tokenizers` raises this if a step is Python code
         raise CheckpointError(_needs_code(source)) from error
     for backend in (class_backend, file_backend):
         backend.no_truncation()

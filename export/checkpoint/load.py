@@ -175,7 +175,7 @@ def _find_task(files: SourceFiles, config: Any, task: str) -> tuple[Task, Any]:
     if auto_class.__name__ in (getattr(config, "auto_map", None) or {}):
         raise CheckpointError(
             f"the config.json of `{files.source}` names code for {auto_class.__name__} in `auto_map`, which is never run; remove the entry "
-            "if transformers' class gives the right answers, otherwise export the model with --module."
+            "if transformers' class gives the correct answers, otherwise export the model with --module."
         )
     return chosen_task, auto_class
 

@@ -26,7 +26,7 @@ from bertserve.service.tasks import classify, question_answering, token_classifi
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 ADAPTER_WEIGHTS_FILE, PICKLED_ADAPTER = "adapter_model.safetensors", "adapter_model.bin"  # versions of peft before 0.7 wrote the second one
 
-# peft's names of tasks; its others have no head of this exporter's
+# peft's task names -> tasks; peft's other tasks are not supported
 _TASKS = {"SEQ_CLS": classify.TASK, "TOKEN_CLS": token_classification.TASK, "QUESTION_ANS": question_answering.TASK}
 
 # Settings of peft 0.21 that can have any value: settings that are read here, or follow from the tensors' names and shapes, and those about

@@ -167,7 +167,7 @@ def _call(path: Path, factory: str) -> ModuleSpec:
     name = f"bertserve_module_{path.stem}"
     module = ModuleType(name)
     module.__file__ = str(path)
-    sys.modules[name] = module  # dataclasses and exporters look up modules by name
+    sys.modules[name] = module  # dataclasses and tracers look up modules by name
     try:
         SourceFileLoader(name, str(path)).exec_module(module)
         result = getattr(module, factory)()
@@ -175,7 +175,9 @@ def _call(path: Path, factory: str) -> ModuleSpec:
     except ValidationError as error:
         first = error.errors()[0]
         value = f" (it is {first['input']!r})" if isinstance(first["input"], str | int) else ""
-        raise CheckpointError(f"`{factory}` of `{path}` gives no valid ModuleSpec: {describe_validation_error(first)}{value}.") from error
+        raise CheckpointError(
+            f"`{factory}` of `{path}` returned an invalid ModuleSpec: {describe_validation_error(first)}{value}."
+        ) from error
     except Exception as error:  # the user's code can raise any error
         raise CheckpointError(f"`{factory}` of `{path}` failed: {type(error).__name__}: {error}") from error
     if not isinstance(spec, ModuleSpec):
@@ -211,7 +213,7 @@ def _check_outputs(reference: str, spec: ModuleSpec, model: _Module, names: list
         expected = (2, *tail) if output.kind == "per_text" else (2, 5, *tail)
         if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.float32 or tuple(tensor.shape) != expected:
             raise CheckpointError(
-                f"the module of `{reference}` gives `{output.name}` of {tensor.dtype} {list(tensor.shape)} for 2 rows of 5 tokens, but "
+                f"the module of `{reference}` returns `{output.name}` of {tensor.dtype} {list(tensor.shape)} for 2 rows of 5 tokens, but "
                 f"{spec.task} with {width} labels needs torch.float32 {list(expected)}."
             )
     return int(outputs[task.outputs[0].name].shape[-1])

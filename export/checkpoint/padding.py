@@ -51,17 +51,18 @@ def refuse_pad_token_in_texts(source: str, tokenizer: Any, pad_id: int, texts: I
     example = next((text for text, ids in zip(texts, encodings, strict=True) if pad_id in ids), None)
     if example is not None:
         raise CheckpointError(
-            f"the padding token of `{source}`, `{tokenizer.convert_ids_to_tokens(pad_id)}` (id {pad_id}), is an ordinary token, such as in "
-            f"`{example[:60]}`; set `pad_token` to a token that no text has, and `pad_token_id` in config.json to its id."
+            f"the padding token of `{source}`, `{tokenizer.convert_ids_to_tokens(pad_id)}` (id {pad_id}), occurs in ordinary texts, such "
+            f"as `{example[:60]}`; set `pad_token` to a token that no text has, and `pad_token_id` in config.json to its id."
         )
 
 
 def find_padding(model: PreTrainedModel, tokenizer: Any, names: Sequence[str], max_length: int) -> Padding:
     """Returns the padding that does not change outputs: on the right or else the left, with the tokenizer's id or else the model's.
 
-    XLNet reads its last position, so it only tolerates padding on the left. LLaMA tolerates both sides, because its positions are relative;
-    but on the left their numbers differ, which changes last bits, and int8 amplifies this to a step. If no padding is tolerated, the
-    tokenizer's own is returned: parity then finds that the graph is not batch-invariant, and the service runs single texts.
+    XLNet reads its last position, so it only tolerates padding on the left. LLaMA tolerates both sides, because its positions are relative.
+    On the left, however, the position numbers change, which changes the last bits of values, and int8 rounding can turn that into a whole
+    quantization step. If no padding is tolerated, the tokenizer's own is returned: parity then finds that the graph is not batch-invariant,
+    and the service runs single texts.
     """
     configured_id = model.config.get_text_config().pad_token_id
     ids = dict.fromkeys(id_ for id_ in (tokenizer.pad_token_id, configured_id) if _is_row(id_, model))

@@ -1,9 +1,9 @@
 """The modules of sentence-transformers after the encoder: they make one vector of the vectors of a text's tokens.
 
-Pooling by `cls`, `mean` or `max` happens in the service, so that a request can choose another one, and so does a final Normalize. Anything
-else is a part of the graph, whose output `sentence_embedding` then is the vector: other poolings, several poolings side by side, and Dense
-layers. A checkpoint without `modules.json` gets Text Embeddings Inference's default pooling: the vector of the first token, [CLS], not
-normalized.
+The service itself pools by `cls`, `mean` or `max` and applies a final Normalize, so that a request can choose another pooling. All other
+steps (other poolings, several poolings side by side, Dense layers) are part of the graph, which then returns the vector as
+`sentence_embedding`. A checkpoint without `modules.json` gets Text Embeddings Inference's default pooling: the vector of the first token,
+[CLS], not normalized.
 
 Padding can be on either side. sentence-transformers gives the same vectors, because its positions start at a text's first token.
 """

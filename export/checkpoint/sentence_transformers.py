@@ -64,7 +64,7 @@ class SentenceSettings(SettingsFile):
         default_prompt: Name of the default prompt, if any.
         truncate_dim: Number of values to which vectors are cut, if any.
         similarity: The function that compares vectors.
-        model_type: Not a model with sparse vectors, or with one vector per token.
+        model_type: The kind of model; models with sparse vectors, or with one vector per token, are refused.
     """
 
     activation_fn: str | None = None
@@ -173,7 +173,7 @@ def read_transformer_settings(folder: Path) -> TransformerSettings:
 def check_cross_encoder(folder: Path, settings: SentenceSettings) -> None:
     """Refuses modules after a model with a head, and a prompt that sentence-transformers puts before its texts.
 
-    The modules of vectors do not belong to the head, if its encoder also has vectors.
+    With a Pooling module, `modules.json` describes the encoder's embeddings, not the head, and is ignored.
     """
     kinds = {kind for kind, _ in read_modules(folder)}
     if POOLING not in kinds and kinds - {TRANSFORMER}:

@@ -35,7 +35,7 @@ MAX_FRONT_MATTER_CHARS, MAX_NESTING = 2**16, 32  # YAML takes a millisecond for 
 
 # no Python files and no other pickles: files that are not downloaded cannot be loaded
 _FILE_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")
-_PICKLE_PATTERNS = ("pytorch_model*.bin", PICKLED_ADAPTER)  # of a folder without one of these files:
+_PICKLE_PATTERNS = ("pytorch_model*.bin", PICKLED_ADAPTER)  # downloaded only for a folder that has none of these files
 _SAFETENSORS_FILES = (SAFETENSORS, f"{SAFETENSORS}.index.json", ADAPTER_WEIGHTS_FILE)
 _OPENING, _CLOSING = (yaml.FlowSequenceStartToken, yaml.FlowMappingStartToken), (yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken)
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -5,7 +5,7 @@
 order has no separate class. ELECTRA's discriminator has one logit x per token, whose sigmoid is the probability that the token was
 replaced. With a second logit that is always 0 it is an ordinary tagger: the softmax over 0 and x is 1 - sigmoid(x) and sigmoid(x).
 
-Adapters are hooks: the model's own code runs unchanged, in PyTorch and in both exporters.
+Adapters are hooks: the model's own code runs unchanged, in PyTorch and in both tracers.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def needs_pairs(model: PreTrainedModel) -> bool:
 
 
 def read_labels(source: str, config: Any) -> tuple[str, ...]:
-    """Returns the names of the labels by id. Numbers, true and false become texts as in the pipeline's answers, by Python's `str`."""
+    """Returns the names of the labels by id. Numbers and booleans become strings as with Python's `str`, as in the pipeline's results."""
     names = [config.id2label[i] for i in sorted(config.id2label)]
     labels = tuple(str(name) if isinstance(name, str | int | float) else "" for name in names)
     if sorted(config.id2label) != list(range(len(labels))) or len(set(labels)) != len(labels) or "" in labels:

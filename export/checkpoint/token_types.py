@@ -20,8 +20,8 @@ from bertserve.service.bundle.manifest import TemplatePart, TokenTypes
 logger = logging.getLogger("bertserve.export")
 
 TYPE_IDS = "token_type_ids"
-# Classes with an own list of inputs, from which transformers 5 dropped token types. Other such lists are the same in both versions; classes
-# with the default list, such as XLNet's and the generic one, lost token types too.
+# Classes with their own list of inputs, from which transformers 5 dropped token types. Other such lists are the same in both versions;
+# classes with the default list, such as XLNet's and the generic one, lost token types too.
 _CHANGED_CLASSES = ("AlbertTokenizer", "HerbertTokenizer", "RemBertTokenizer", "SplinterTokenizer")
 
 

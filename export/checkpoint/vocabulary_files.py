@@ -29,7 +29,7 @@ _SUPPORTED = _MASK_WITH_SPACE | {"Bert", "ConvBert", "DebertaV2", "DistilBert", 
 def use_vocabulary_files(source: str, tokenizer: Any, folder: Path) -> None:
     """Gives a tokenizer the parts that transformers 4 builds from the vocabulary files in its folder."""
     if type(tokenizer).__name__.removesuffix("Tokenizer") not in _SUPPORTED:
-        raise CheckpointError(refusal(source, f"{type(tokenizer).__name__} is not built from other files as in transformers 4"))
+        raise CheckpointError(refusal(source, f"{type(tokenizer).__name__} cannot be built from vocabulary files"))
     try:
         extra_tokens = (*_read_extra_tokens(folder), *tokenizer.extra_special_tokens)
         special_ids = None

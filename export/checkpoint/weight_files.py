@@ -61,7 +61,7 @@ def read_pickle(source: str, path: Path, device: str = "cpu") -> dict[str, torch
     start = f"the weights of `{source}` cannot be read: `{path.name}` "
     save = "save only the weights, with `save_pretrained`."
     try:
-        with warnings.catch_warnings(action="ignore"):  # of other versions of pickle's format
+        with warnings.catch_warnings(action="ignore"):  # torch warns of other pickle protocols
             tensors = torch.load(path, map_location=device, weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, OSError, ValueError, EOFError, KeyError, AttributeError, TypeError) as error:
         # torch's own message recommends `weights_only=False`

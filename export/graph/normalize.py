@@ -1,8 +1,7 @@
 """Converts the graph of an exported program (torch.export) to the form of a traced graph, which later passes support. It is exact.
 
-The graph is simplified first. It lacks patterns that ONNX Runtime's optimizer looks for: sizes as elements of
-a whole shape, shapes that are filled with a number, a shift in every norm. It also has source positions of operators, and inputs
-that are not read, which are removed.
+ONNX Runtime's optimizer looks for patterns that such a graph lacks: sizes as elements of a whole shape, filled shapes, and a bias in every
+LayerNormalization. Source positions and unused inputs are removed.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def normalize(model: ir.Model) -> None:
 
 
 def _simplify(model: ir.Model) -> None:
-    """Applies the exporter's own optimizations, with only the exact rules."""
+    """Applies onnxscript's optimizations, restricted to exact rules."""
     common.InlinePass()(model)
     for _ in range(2):
         optimizer.fold_constants(model, onnx_shape_inference=True)
@@ -100,7 +99,7 @@ def _replace_expand_by_fill(graph: ir.Graph) -> None:
 
 
 def _add_missing_norm_biases(graph: ir.Graph) -> None:
-    """Gives each norm without a shift a shift of zeros, because ONNX Runtime's optimizer always reads it."""
+    """Gives each norm without a bias a bias of zeros, because ONNX Runtime's optimizer always reads it."""
     for node in graph:
         if node.op_type == "LayerNormalization" and (len(node.inputs) == 2 or node.inputs[2] is None):
             shape = rewrite.constant_shape(node.inputs[1])

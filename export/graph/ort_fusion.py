@@ -18,8 +18,8 @@ def optimize(
 ) -> tuple[Any, dict[str, int]]:
     """Returns the fused graph as the optimizer's own model, and its fused operators with their counts.
 
-    `heads_and_hidden_size` is the number of heads of an attention, and of values that they divide; zeros if unknown. `attention` and `embeddings`
-    say whether these are fused, and `mask` which form of the mask the fused operators read.
+    `heads_and_hidden_size` is the number of heads of an attention, and of values that they divide; zeros if unknown. `attention` and
+    `embeddings` say whether these are fused, and `mask` which form of the mask the fused operators read.
     """
     options = FusionOptions("bert")
     options.enable_attention, options.enable_embed_layer_norm, options.attention_mask_format = attention, embeddings, mask

@@ -164,9 +164,9 @@ def linear_with_bias(add: ir.Node | None) -> Linear | None:
 def linears_by_input(graph: ir.Graph) -> dict[str, Linear]:
     """Returns the linear layer that reads each tensor, by the tensor's name.
 
-    Each tensor has one, or one with and one without a bias: `bertserve.export.graph.cpu_passes` has merged the others, and the one with a
-    bias is used. Layers that depend only on constants, such as projections of a table of positions, are left out: ONNX Runtime computes
-    them once.
+    A tensor that several layers read is multiplied once, because `cpu_passes.pack_qkv` merged the layers. At most two remain, with and
+    without a bias; the one with a bias is returned. Layers that depend only on constants, such as projections of a table of positions, are
+    left out, because ONNX Runtime computes them once.
     """
     dependent = _input_dependent(graph)
     linears: dict[str, Linear] = {}

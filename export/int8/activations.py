@@ -18,7 +18,7 @@ from bertserve.export.graph.rewrite import Floats, Linear
 from bertserve.export.inference import Feed
 from bertserve.export.progress import parallel_map
 
-ROWS_PER_CHANNEL = 2.1  # of the kept sample; GPTQ needs one, and is better with two
+ROWS_PER_CHANNEL = 2.1  # sampled rows per channel; GPTQ needs one, and two improve it
 MAX_FLOPS = 1.5e12  # maximum operations of an observation, multiplications plus additions: enough for all texts of small models
 
 
@@ -74,12 +74,12 @@ class Activations:
 def observe(model: ir.Model, linears: Mapping[str, Linear], path: Path, feeds: Sequence[Feed], samples: Path) -> dict[str, Activations]:
     """Runs the calibration texts, or fewer for a large model, and returns the observations of each linear layer's input.
 
-    Tensors that are multiplied by the same matrix count as one, so that they get the same scales and the matrix is stored once. `path` gets
-    a graph that returns the tensors. The samples in the folder may need gigabytes.
+    Tensors that are multiplied by the same matrix count as one, so that they get the same scales and the matrix is stored once. Writes a
+    graph that returns the tensors to `path`, and samples, which can take gigabytes, to the folder `samples`.
     """
     widest = max(layer.shape[0] for layer in linears.values())
     flops_per_token = 2 * sum(math.prod(layer.shape) for layer in linears.values())
-    # the widest tensor always gets enough tokens for its rows, of which not all are kept
+    # without a minimum, the widest tensor would get too few rows for GPTQ
     max_tokens = max(MAX_FLOPS / flops_per_token, 1.3 * ROWS_PER_CHANNEL * widest)
     step = max(1.0, sum(map(inference.token_count, feeds)) / max_tokens)
     feeds = [feeds[int(i * step)] for i in range(int(len(feeds) / step))]

@@ -74,8 +74,8 @@ class Gptq:
     def round(self, weight: Floats, scales: Floats, quantized_peak: NDArray[np.uint8]) -> NDArray[np.int8]:
         """Returns the matrix rounded so that `activations @ weight` changes least, int8 [inputs, outputs].
 
-        It saturates no more than a matrix that is rounded to nearest. With fewer sampled rows than inputs, which is too little information, it
-        is rounded to nearest.
+        It saturates no more than a matrix that is rounded to nearest. With fewer sampled rows than inputs, which is too little information,
+        it is rounded to nearest.
         """
         if not self.has_enough_rows:
             return round_to_nearest(weight, scales)

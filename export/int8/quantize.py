@@ -1,8 +1,8 @@
 """int8 for the CPU with fixed scales: the result of a row depends neither on its batch nor on the CPU, unless a 16-bit sum saturates.
 
 Activations have one scale per tensor from calibration, weights one per column, word embeddings one per row. docs/explanation/int8.md
-explains the steps that keep the answers close to float, and the gate after them: if the outputs differ from the float graph's by more than
-allowed, on texts that were not used before, the most important matrices return to float.
+explains the steps that keep the answers close to float, and the gate after them: if the outputs on unseen texts differ from the float
+graph's by more than allowed, the most sensitive matrices return to float.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def quantize(
     )
     params = _quantize_weights(layers, activations, scales, use_gptq=True)
     shutil.rmtree(samples)
-    # the most important first; without a measurement a matrix counts as average, and with --quick its own output error counts
+    # the most sensitive first; without a measurement a matrix counts as average, and with --quick its own output error counts
     weights = sensitivities or {tensor: scale.error for tensor, scale in scales.items()}
     order = sorted(params, key=lambda tensor: -weights.get(tensor, 1.0))
     probe = gate[:: max(1, len(gate) // 48)]  # fewer than 96 texts, because they run for each attempt
@@ -196,9 +196,9 @@ def _emit_within(
     attempt = best_attempt = emit(len(order) - 1)
     if not best_attempt[2] <= max_error:  # NaN is over the limit too
         raise GraphError(
-            f"int8 changes the outputs by {best_attempt[2]:.2g} of their spread on unseen texts, over the limit of {max_error:.2g}, even "
-            f"with {best_attempt[0]} of {len(order)} matrices in float; give texts of the model's domain with --calibration, a higher "
-            "--max-int8-error, or --precision fp32."
+            f"int8 changes the outputs by {best_attempt[2]:.2g} of their standard deviation on unseen texts, over the limit of "
+            f"{max_error:.2g}, even with {best_attempt[0]} of {len(order)} matrices in float; give texts of the model's domain with "
+            "--calibration, a higher --max-int8-error, or --precision fp32."
         )
     too_few = 0
     while best_attempt[0] - too_few > 1:

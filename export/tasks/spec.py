@@ -174,7 +174,7 @@ class ExportTask:
         return [*lines, *passages], [*pairs[1::2], *long_pairs[1::2]]
 
     def example(self, tokenizer_spec: TokenizerSpec) -> dict[str, Any]:
-        """Returns the body that a bundle stores with its answer, which must be clear: rounding on another CPU must not change it."""
+        """Returns the body of the stored example. Its result must not depend on rounding, because other CPUs check it."""
         raise NotImplementedError
 
     def tokenizer_call(self, request: Any, tokenizer_spec: TokenizerSpec) -> TokenizerCall:

@@ -1,7 +1,7 @@
 """Reads the labels of a tagger as tags of BIO, BIOES or BILOU, however its checkpoint spells them: `M-PER`, `B_PER`, `PER-B`, `b-per`.
 
-The service only knows tags such as `B-PER`. A letter is part of a scheme only if another label of the same type has another letter of it,
-so `E-MAIL`, `S-BAHN` and `U-BAHN` are names.
+The service reads only tags such as `B-PER`. A letter counts as a tag prefix only if another label with the same type has another letter of
+the same scheme; `E-MAIL`, `S-BAHN` and `U-BAHN` are therefore names.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def read_tags(labels: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def tag_like_labels(labels: Sequence[str]) -> list[str]:
-    """Returns labels that look like tags but are read as names: `B` and `I` without a type, `b-x` beside names, `X-PER` beside `B-PER`."""
+    """Returns labels that look like tags but are read as names, such as `B` and `I` without a type, or `X-PER` in a model with `B-PER`."""
     read, names = _letters_by_label(labels), _inside(labels)
     if len(names) > 1 and {name.upper() for name in names} <= _SPELLINGS.keys():
         return names

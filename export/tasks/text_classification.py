@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from bertserve.export.calibration import SplitTexts
 
 _SIGMOID_REMARK = (
-    "the model's values go through a sigmoid and lie between 0 and 1, but the right answers do not; if "
+    "the model's values go through a sigmoid and lie between 0 and 1, but the correct answers do not; if "
     'it was trained on values without a sigmoid, set "problem_type": "regression" in its config.json '
     "and export it again"
 )
@@ -76,7 +76,7 @@ def _label_name(value: Any, labels: Sequence[str]) -> str:
 
 def _constant(golds: Sequence[Any], predictions: Sequence[Any], kind: str) -> str:
     """Returns the reason why two series have no correlation; empty if they have one."""
-    for series, name in ((golds, "right answers are"), (predictions, "answers are")):
+    for series, name in ((golds, "correct answers are"), (predictions, "answers are")):
         if len(set(series)) == 1:
             return f"all {name} the same {kind}, so there is no correlation; 0 is shown instead"
     return ""

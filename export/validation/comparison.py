@@ -45,7 +45,7 @@ MAX_ROW_ERROR, MAX_ROW_ERROR_FP16, MAX_INT8_SHARE = 1e-5, 2e-2, 0.05
 
 @dataclass(frozen=True)
 class Reference:
-    """What graphs are compared with.
+    """The expected answers that graphs are compared with.
 
     Attributes:
         name: Its name in reports; empty if there is no reference, so that only rows in batches are compared with rows alone.
@@ -205,15 +205,15 @@ class Comparison:
         largest = limit * MAX_INT8_WORST / MAX_INT8_RMS
         # a root mean square of few texts is not reliable
         max_text_rms = limit if len(self._texts) >= len(self._samples) else math.inf
-        # texts may all have the same label, so their outputs may have no spread
+        # texts may all have the same label, so their outputs may all be equal
         text_errors = relative_errors(self._texts, self._samples)
         # twice the limit for the fixed samples, which are more unusual than ordinary texts
         for (rms, error), max_rms in ((relative_errors(self._samples), 2 * limit), (text_errors, max_text_rms)):
             if not (rms <= max_rms and error <= largest):  # not `>`, which is false for NaN
                 raise GraphError(
-                    f"int8 logits differ by {rms:.2g} of their spread, and at worst by {error:.2g}, over the limits of {max_rms:.2g} and "
-                    f"{largest:.2g}: {worst}; export again with texts of the model's domain in --calibration, or with a lower "
-                    "--max-int8-error."
+                    f"int8 logits differ by {rms:.2g} of their standard deviation, and at worst by {error:.2g}, over the limits of "
+                    f"{max_rms:.2g} and {largest:.2g}: {worst}; export again with texts of the model's domain in --calibration, or with a "
+                    "lower --max-int8-error."
                 )
 
 

@@ -26,7 +26,7 @@ from bertserve.service.text.tokenizer import Encoding, Tokenizer
 if TYPE_CHECKING:
     from bertserve.export.checkpoint.checkpoint import Checkpoint
 
-MAX_FULL_LENGTH = 4096  # in tokens; PyTorch needs attention of length x length per head, 1 GiB for 16 heads, and for a moment twice as much
+MAX_FULL_LENGTH = 4096  # in tokens; PyTorch needs attention of length x length per head, 1 GiB for 16 heads, with a peak of twice as much
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,10 @@ class Prediction:
 
 @dataclass(frozen=True, eq=False)
 class ServedGraph:
-    """A graph with all that answers requests, each encoding alone. It may run on another provider than its own."""
+    """A graph with the tokenizer, engine and task that answer requests; each encoding runs in its own batch.
+
+    `provider` can differ from the graph's.
+    """
 
     graph: GraphSpec
     engine: OnnxEngine

@@ -140,7 +140,7 @@ def _open(bundle: Bundle, graph: GraphSpec, tokenizer: Tokenizer, spec: VerifySp
     name, validation, manifest = graph.name, graph.validation, bundle.manifest
     detail = f"at export on {validation.provider}: worst logit error {validation.worst_abs_error:.1e}, {describe_agreement(validation)}"
     if validation.quantization_error:
-        detail += f", its precision changes the outputs by {validation.quantization_error:.3f} of their spread"
+        detail += f", its precision changes the outputs by {validation.quantization_error:.3f} of their standard deviation"
     report.add(f"validation {name}", validation.samples > 0, detail, validation.model_dump(mode="json"))
     missing = None if spec.providers is not None else unavailable_reason(graph.provider)
     try:
@@ -167,7 +167,7 @@ def _check_example(served: ServedGraph, manifest: Manifest, report: Report) -> N
         if reason is None:
             report.add(name, True, f"the stored result, scores within {tolerance}")
         elif precision != stored:
-            report.add(name, None, f"not the stored result, which is that of {stored}: {reason}")
+            report.add(name, None, f"differs from the stored result of the {stored} graph: {reason}")
         else:
             report.add(name, False, reason)
 
@@ -262,7 +262,7 @@ def _check_data(comparison: Comparison, golds: Sequence[Any], spec: VerifySpec, 
         detail = f"{value:.4f}{compared} on {len(labeled)} labeled inputs" + (f"; {remark}" if remark else "")
         report.add_value(f"{metric} {served.graph.name}", value, spec.min_metrics.get(metric), detail, values)
     for metric in spec.min_metrics.keys() - metric_values.keys():
-        reason = f"this model has {', '.join(metric_values)}" if metric_values else "no line of the data has a right answer"
+        reason = f"this model has {', '.join(metric_values)}" if metric_values else "no line of the data has a correct answer"
         report.add_value(f"{metric} {served.graph.name}", None, spec.min_metrics[metric], f"not measured: {reason}")
 
 
@@ -276,12 +276,12 @@ def _read_data(path: Path, spec: VerifySpec, manifest: Manifest, report: Report)
     labeled = sum(gold is not None for gold in golds)
     detail, passed = plural(len(rows), "line"), None
     if task.gold_keys:
-        detail += f", {labeled} with a right answer ({' or '.join(f'`{key}`' for key in task.gold_keys)})"
+        detail += f", {labeled} with a correct answer ({' or '.join(f'`{key}`' for key in task.gold_keys)})"
     ignored = Counter(key for row in rows for key in row.values if key not in {*INPUT_KEYS, *task.gold_keys})
     if ignored:
         keys = [f"`{key[:SHOWN_CHARS]}` ({plural(count, 'line')})" for key, count in ignored.most_common(10)]
         detail += f"; ignored keys: {', '.join(keys)}"
     if task.gold_keys and not labeled and spec.min_agreement is None and spec.checkpoint is None:
-        detail, passed = f"{detail}; add right answers, or give --min-agreement to compare only the graphs", False
+        detail, passed = f"{detail}; add correct answers, or give --min-agreement to compare only the graphs", False
     report.add("data", passed, detail, {"inputs": len(rows), "labeled": labeled, "ignored_keys": dict(ignored)})
     return rows, golds
