@@ -89,7 +89,7 @@ class Replica:
     def check_health(self) -> None:
         """Ends the process if the GPU failed, an inference thread is dead or all hang: Ray replaces it sooner than a replica that only reports it."""
         if not self._state.scheduler.ready:
-            logger.critical("the GPU failed, an inference thread died, or all of them hang; this replica ends, and Ray starts another")
+            logger.critical("%s; this replica ends, and Ray starts another", self._state.scheduler.failure)
             os._exit(1)
 
     def record_autoscaling_stats(self) -> dict[str, float]:

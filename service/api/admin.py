@@ -273,5 +273,7 @@ def _health(state: AppState, name: str | None = None) -> Response:
     if name is not None and name not in state.registry.models:
         raise NotFoundError("no such model is loaded; GET /models lists the models.")
     if not state.scheduler.ready:
-        raise UnavailableError("not ready: shutting down, the GPU failed, an inference thread died, or all inference threads hang.")
+        raise UnavailableError(
+            "not ready: shutting down, the GPU failed, an inference thread died, or as many runs have hung as there are threads."
+        )
     return _json({"ready": True, "live": True})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from http import HTTPStatus
+from math import ceil
 from typing import TYPE_CHECKING
 
 from starlette.types import Receive, Send
@@ -115,7 +116,7 @@ class LineStream:
             if not line.strip():
                 self._unread = self._unread.lstrip()  # also removes the blank lines that follow, of which there can be many
                 continue
-            size = max(len(line), MAX_BYTES // self._settings.max_stream_requests)
+            size = max(len(line), ceil(MAX_BYTES / self._settings.max_stream_requests))
             if self._bytes and self._bytes + size > MAX_BYTES:
                 return True
             del self._unread[: end + 1]

@@ -150,6 +150,8 @@ class Registry:
             if task in ambiguous:
                 names = ", ".join(ambiguous[task])
                 logger.warning("/%s has no default model, but %s can answer it; choose one with --default", spec.path, names)
+            elif old is not None and new is None:
+                logger.warning("/%s has no model any more", spec.path)
             elif new is not None and old != new:
                 logger.warning("/%s now uses the model %s%s", spec.path, new, "" if old is None else f" instead of {old}")
             elif new is not None and (added := [name for name in self._candidates(task) if name not in known]):

@@ -245,7 +245,7 @@ class Scheduler:
             if self.queue.queue_items:
                 self._wake()  # an idle thread may now find an item that it can start
             thread.batch, thread.since, thread.ticks = batch, now, 0
-            running = sum(bool(each.batch) for each in self._threads)
+            running = sum(bool(each.batch) for each in self._threads if not each.hung)
             peak = self._concurrency.record(running + self.queue.queue_items, now)
         if batch:
             self._execute(thread, batch, multi_threaded=peak == 1 or peak * self._multi_threads <= self._thread_count)
@@ -372,7 +372,7 @@ class Scheduler:
             )
             self._end(request, error)
         if self._hangs >= self._thread_count:
-            self._fail_all("too many inference threads hang")
+            self._fail_all("as many runs have hung as there are inference threads")
         elif self.failure is None:
             self._start_thread()
 

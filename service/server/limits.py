@@ -95,7 +95,8 @@ class LimitedProtocol(HttpToolsProtocol):
             self.parser, self._room = httptools.HttpRequestParser(self), self.max_header_bytes
             self.data_received(b"%s %s HTTP/%s\r\n%s\r\n" % (method, self.url, version, headers) + data[upgrade.args[0] :])
         except (httptools.HttpParserError, HttpError) as error:
-            self._refuse(error.__context__ or error)  # the error of a callback, or of the parser
+            # the parser wraps the error of a callback
+            self._refuse(error if isinstance(error, HttpError) else error.__context__ or error)
 
     def on_message_begin(self) -> None:
         """Begins a head; refuses a request that was sent before the answer to the last one."""

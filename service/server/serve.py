@@ -153,7 +153,7 @@ def serve_models(
         if tracer is not None:
             tracer.close()
         if state.scheduler.failure:
-            logger.critical("the service ends, because the GPU failed, its inference threads hang, or one has died")
+            logger.critical("the service ends: %s", state.scheduler.failure)
     return int(state.scheduler.failure is not None)
 
 
@@ -177,10 +177,9 @@ class Server(uvicorn.Server):
         gc.freeze()  # the loaded objects stay, so later collections need not visit them
         await super().startup(sockets)
         self._ticking = asyncio.create_task(self._tick())
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._start_reload)
         self._auth.reload()  # a key may have been removed while the models were loaded
         self._on_ready(([self._line(model) for model in self._state.registry.models.values()], self._state.total_threads))
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, lambda: loop.create_task(self._reload()))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # it was blocked while the models were loaded
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -221,9 +220,9 @@ class Server(uvicorn.Server):
             self.should_exit |= self._state.scheduler.failure is not None
             await asyncio.sleep(TICK_S)
 
-    async def _reload(self) -> None:
+    def _start_reload(self) -> None:
         self._auth.reload()
-        await self._state.reloader.refresh()
+        self._refresh = asyncio.create_task(self._state.reloader.refresh())  # the loop itself keeps no reference to a task
 
     def _line(self, model: Model) -> str:
         """Returns the line about a model that is printed at startup; it includes the endpoints whose default it is."""

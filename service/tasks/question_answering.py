@@ -111,7 +111,8 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskGenerator:
     parameters = request.parameters
     rule = decision_rule(parameters, model, can_calibrate=parameters.duplicates == "best")
     passage_windows = windows_of(request, model.tokenizer)
-    spans = window_spans(passage_windows.passage, passage_windows.token_ranges, "context") if len(passage_windows.token_ranges) > 1 else ()
+    token_ranges = passage_windows.token_ranges
+    spans = window_spans(passage_windows.passage, token_ranges, "context") if len(token_ranges) > 1 else ()
     rows = yield Batch(passage_windows.encodings, _cost(request, passage_windows), copy_outputs, windows_read=spans)
     # transformers 5.2.0 omits combining marks that the tokenizer strips
     offsets = passage_windows.passage.offsets if parameters.duplicates == "sum" else passage_windows.passage.spans(request.context)
@@ -124,7 +125,7 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskGenerator:
     else:
         collector = BestAnswers(answer_of, top_k=parameters.top_k, count=len(passage_windows.passage))
     nulls = []
-    scored_windows = list(zip(passage_windows.encodings, passage_windows.token_ranges, rows, strict=True))
+    scored_windows = list(zip(passage_windows.encodings, token_ranges, rows, strict=True))
     if parameters.duplicates == "sum" and model.tokenizer.truncation_side == "left":
         # transformers 5.2.0 keeps the first of equal answers, and its order has the last window first
         scored_windows.reverse()
@@ -144,11 +145,8 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskGenerator:
     answers = sorted(answers, key=lambda answer: -answer["score"])[: parameters.top_k]
     if parameters.explain:
         assert isinstance(collector, BestAnswers), "summed scores are not explained"
-        span, window = (
-            (None, passage_windows.token_ranges[nulls.index(min(nulls))])
-            if answers[0] is nothing
-            else collector.span_and_window(answers[0])
-        )
+        is_null = answers[0] is nothing
+        span, window = (None, token_ranges[nulls.index(min(nulls))]) if is_null else collector.span_and_window(answers[0])
         yield from _explain(request, passage_windows, answers[0], window, span, model.tokenizer, rule)
     # their length is only known now
     cost = Cost(sum(ITEM_BYTES + text_bytes(answer["answer"]) for answer in answers))

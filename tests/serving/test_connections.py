@@ -57,6 +57,7 @@ def assert_refused(received: bytes, status: int, error_type: str) -> None:
         (CHUNKED + b"1;aaaaaaaaaaaaaaaa\r\n{\r\n" * 2000, 431, "head_too_large"),
         (CHUNKED + b"0" * 10_000, 431, "head_too_large"),
         (CHUNKED + b"1\r\n{\r\n" * 20_000, 431, "head_too_large"),
+        (CHUNKED.replace(b"host: test", b"connection: upgrade\r\nupgrade: h2c") + b"2;a=" + b"b" * 10_000, 431, "head_too_large"),
         (CHUNKED + b"nonsense\r\n", 400, "malformed"),
         (CHUNKED + b"2\r\n{}\r\nnonsense\r\n", 400, "malformed"),
         (b"NONSENSE\r\n\r\n", 400, "malformed"),
