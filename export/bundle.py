@@ -40,10 +40,10 @@ def refuse_existing(target: Path, *, overwrite: bool) -> None:
         is_known = is_known or file.name.endswith((".onnx", ".onnx.data", ".svg"))
         if not is_bundle or not is_known or file.is_dir() or file.name == ".git":
             raise OutputError(
-                f"`{target}` exists and has `{file.name}`, which is not part of a bundle; move it, or choose another --name or --output."
+                f"`{target}` exists and has `{file.name}`, which is not part of a bundle; move it, or choose another --output."
             )
     if not overwrite:
-        raise OutputError(f"`{target}` exists; choose another --name or --output, or give --overwrite to replace it.")
+        raise OutputError(f"`{target}` exists; choose another --output, or give --overwrite to replace it.")
 
 
 def package_bundle(folder: Path, target: Path, texts: Mapping[str, str]) -> None:

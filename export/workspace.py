@@ -65,7 +65,7 @@ def workspace(name: str, output: Path) -> Iterator[Path]:
     output.mkdir(parents=True, exist_ok=True)
     folder = output / f".{name}.export"
     if folder.is_symlink():
-        raise OutputError(f"`{folder}`, in which the export works, is a link; remove it, or choose another --name or --output.")
+        raise OutputError(f"`{folder}`, in which the export works, is a link; remove it, or choose another --output.")
     lock = _lock(folder)
     if lock is None:
         folder = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=output))
@@ -98,7 +98,7 @@ def _lock(folder: Path) -> IO[str] | None:
             with file:
                 raise OutputError(
                     f"another export into `{folder.with_name(folder.name[1 : -len('.export')])}` is running (process "
-                    f"{file.read().strip()}); wait for it, or choose another --name or --output."
+                    f"{file.read().strip()}); wait for it, or choose another --output."
                 ) from error
         except OSError:
             file.close()

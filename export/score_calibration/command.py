@@ -68,7 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=[],
         metavar="[LABEL:]AIM=SHARE",
         help="choose a threshold that reaches this with 95 %% confidence: precision=0.98, max-error=0.02, recall=0.9 of a label, or "
-        "coverage=0.95 for sets of labels; repeat for more aims",
+        "coverage=0.95 for sets of labels; one per label if labels do not exclude each other",
     )
     parser.add_argument(
         "--output", metavar="MODELS_DIR", type=Path, required=True, help="models folder; the bundle is written to MODELS_DIR/NAME/"

@@ -56,7 +56,7 @@ def choose(aim: Aim, graph: str, fitted: Predictions, judged: Predictions) -> Th
             # so many that the distance to the aim is as large as `_DEVIATIONS` standard errors
             total = aim.error * (1 - aim.error) * (_DEVIATIONS / (aim.error - error)) ** 2
             more = math.ceil(max(total / max(count, 1) - 1, 0.1) * judged.count)
-            needed = f"about {more} more examples that judge (all of --judge, or half of --data) can show it"
+            needed = f"about {2 * more} more lines of --data, of which half judge, or {more} of --judge, can show it"
         raise ExportError(
             f"no threshold of {graph} reaches `{aim}`: the closest decides {decided:.1%} with {error:.2%} errors, and the aim is "
             f"{aim.error:.2%}; {needed}. Give more examples, or an aim that is easier to reach."

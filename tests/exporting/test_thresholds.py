@@ -71,9 +71,9 @@ def test_a_missed_aim_says_how_many_examples_it_needs() -> None:
     """One half of the predictions has no errors, so a precision of 0.99 needs 299 of them, and 50 are given."""
     scores = np.repeat([0.9, 0.2], 50)
     few = Predictions(scores, scores > 0.5, np.zeros(100), np.arange(100), np.full(100, "x"), 100)
-    with pytest.raises(ExportError, match=r"decides 50\.0% with 0\.00% errors.*about \d+ more examples") as missed:
+    with pytest.raises(ExportError, match=r"decides 50\.0% with 0\.00% errors.*about \d+ more lines") as missed:
         choose(Aim("precision", 0.99), "cpu/int8", few, few)
-    more = int(re.findall(r"about (\d+)", str(missed.value))[0])
+    more = int(re.findall(r"or (\d+) of --judge", str(missed.value))[0])
 
     assert 299 < (100 + more) / 2 + 50 < 400
 
