@@ -54,8 +54,9 @@ def test_the_wheel_has_one_package(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
 
     assert {"bertserve", "bertserve-0.1.0.dist-info"} == {name.split("/")[0] for name in names}
-    page = {f"bertserve/service/api/playground/{name}" for name in (playground.PAGE, *playground.FILES)}
-    assert {"bertserve/export/calibration.txt"} | page == {n for n in names if n.startswith("bertserve/") and not n.endswith(".py")}
+    data = {f"bertserve/service/api/playground/{name}" for name in (playground.PAGE, *playground.FILES)}
+    data |= {"bertserve/export/calibration.txt", "bertserve/bench/report.html", "bertserve/bench/sentences.json"}
+    assert data == {n for n in names if n.startswith("bertserve/") and not n.endswith(".py")}
 
 
 @pytest.mark.full_grid

@@ -190,7 +190,7 @@ def _templates(
     single, pair = read_templates(source, tokenizer, second_text_first=second_text_first)
     texts, expected = [part.text for part in pair if isinstance(part, TextPart)], ["b", "a"] if second_text_first else ["a", "b"]
     if texts != expected:
-        raise CheckpointError(f"the tokenizer of `{source}` puts the texts of a pair as {texts}, not {expected}; change its template.")
+        raise CheckpointError(f"the tokenizer of `{source}` must have each text of a pair as {expected}, not {texts}; change its template.")
     chosen = choose_token_types(
         source,
         model,
