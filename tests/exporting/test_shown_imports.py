@@ -1,4 +1,4 @@
-"""Pages show imports of bertserve that work. Some of them load torch, so this file is beside the tests of exports."""
+"""Pages show imports of bertserve that work. Some of them load torch, so this file is among the tests of exports."""
 
 import re
 
