@@ -25,16 +25,19 @@ from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from task_runs import begin, decode, encode
 
 FAST = ("--precision", "fp32")
+FEW_TEXTS = Path(__file__).with_name("few_texts.txt")  # the first built-in calibration texts, which are enough for a tiny model
 Array = NDArray[Any]
 Run = Callable[..., tuple[int, str]]
 Verify = Callable[..., tuple[int, dict[str, Any]]]
 
 
 def exported(source: str | Path, output: Path | None = None, **options: Any) -> Bundle:
-    """Exports a checkpoint, by default in fp32 and to the folder `models` next to the checkpoint, and returns the bundle."""
+    """Exports a checkpoint with few calibration texts, by default in fp32 and to the folder `models` next to it; returns the bundle."""
     from bertserve.export.pipeline import ExportSpec, export
 
-    spec = ExportSpec(str(source), output or Path(source).parent / "models", **{"precisions": ("fp32",), **options})
+    spec = ExportSpec(
+        str(source), output or Path(source).parent / "models", **{"precisions": ("fp32",), "calibration": FEW_TEXTS, **options}
+    )
     return load_bundle(export(spec)[0])
 
 

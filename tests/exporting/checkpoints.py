@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, PreTrainedTokenizerFast
 
 import tiny
-from bertserve.export.calibration import BUILT_IN_TEXTS
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.service.bundle.files import TOKENIZER_FILE
 from bertserve.service.text.tokenizer import Tokenizer
@@ -148,13 +147,6 @@ def sentence_transformers(path: Path, *kinds: str, pooling: str = "mean_tokens",
     write_json(path / "1_Pooling" / "config.json", {f"pooling_mode_{pooling}": True})
     write_json(path / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
     write_json(path / "config_sentence_transformers.json", {"prompts": PROMPTS, "default_prompt_name": None})
-    return path
-
-
-def few_texts(folder: Path, count: int = 20) -> Path:
-    """Writes the first `count` built-in calibration texts to a file and returns its path; they are enough for most tiny models."""
-    path = folder / "texts.txt"
-    path.write_text("".join(BUILT_IN_TEXTS.read_text(encoding="utf-8").splitlines(keepends=True)[:count]), encoding="utf-8")
     return path
 
 

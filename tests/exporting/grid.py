@@ -14,7 +14,6 @@ from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Outputs, Precision
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bundles import engine_of, exported
-from checkpoints import few_texts
 from families import ALL_HEADS, FAMILIES
 
 # numbers of text tokens; the grid also has the largest number that fits
@@ -75,7 +74,7 @@ def save_bundle(name: str, task: str, folder: Path, **fields: Any) -> tuple[Path
     Random logits have a small spread, so int8 changes many labels. Therefore the int8 gate accepts any error here.
     """
     source = FAMILIES[name].save(folder / "checkpoint", task, **fields)
-    options = {"task": task_flag(name, task), "name": "bundle", "calibration": few_texts(folder)}
+    options = {"task": task_flag(name, task), "name": "bundle"}
     return source, exported(source, precisions=("fp32", "int8"), max_int8_error=1.0, **options)
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from bertserve.export.pipeline import ExportSpec, export
 from bertserve.service.bundle.files import digest
-from checkpoints import bert, few_texts
+from bundles import exported
+from checkpoints import bert
 
 STAGES = ("onnx_trace.trace", "cpu.fuse", "pipeline.sample_reference", "int8.quantize.quantize")
 
@@ -61,6 +61,6 @@ def _recordings() -> tuple[str, dict[str, Recorded]]:
             patch.setattr(
                 f"bertserve.export.{stage}", recording(stage, getattr(importlib.import_module(f"bertserve.export.{module}"), function))
             )
-        export(ExportSpec(str(source), folder / "models", calibration=few_texts(folder)))
+        exported(source, precisions=None)
         assert set(STAGES) == set(recordings)
         return digest(source / "model.safetensors"), recordings

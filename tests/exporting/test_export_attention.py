@@ -18,7 +18,7 @@ from bertserve.service.bundle.files import Bundle
 from bertserve.service.tasks import attention
 from bertserve.service.text.tokenizer import Tokenizer
 from bundles import engine_of, exported, refused
-from checkpoints import SIZES, few_texts, prune_heads
+from checkpoints import SIZES, prune_heads
 from families import ALL_HEADS, FAMILIES, HEADS, Family, bert_tokenizer, roberta_tokenizer
 from task_runs import decode, encode
 from test_export_special_models import OTHERS
@@ -130,7 +130,7 @@ def test_a_model_without_full_attention_weights_is_refused(name: str, tmp_path: 
 @pytest.mark.full_grid
 def test_the_attention_error_of_int8_is_small_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = checkpoint("BERT", CLASSIFIES, tmp_path)
-    bundle = with_attention(source, calibration=few_texts(tmp_path), max_int8_error=1.0, precisions=("fp32", "int8"), quick=True)
+    bundle = with_attention(source, max_int8_error=1.0, precisions=("fp32", "int8"), quick=True)
     fp32, int8 = (graph.validation for graph in bundle.manifest.graphs)
 
     assert 1e-4 < worst_error(in_pytorch(source), bundle, precision="int8") < 0.5

@@ -19,8 +19,8 @@ import tiny
 from bertserve.export import cli, onnx_trace
 from bertserve.export.workspace import LOCK_FILE
 from bertserve.service.bundle.files import load_bundle
-from bundles import FAST, Run, contents, largest_file, left_in
-from checkpoints import bert, edit_json, edit_weights, few_texts, pickle_weights, rename_weights
+from bundles import FAST, FEW_TEXTS, Run, contents, largest_file, left_in
+from checkpoints import bert, edit_json, edit_weights, pickle_weights, rename_weights
 from playback import play_back
 
 pytestmark = pytest.mark.torch
@@ -299,11 +299,10 @@ def test_an_export_that_cannot_write_a_file_fails_with_one_line(
     source: Path, output: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     existing = contents(tiny.bundle(output, "tiny-bert"))
-    texts = few_texts(tmp_path)
     if size != SIZES[-1]:
         play_back(monkeypatch, source)
     with largest_file(size):
-        code, message = run(source, "--overwrite", "--calibration", texts)
+        code, message = run(source, "--overwrite", "--calibration", FEW_TEXTS)
 
     assert 1 == code
     assert "File too large" in message
@@ -336,7 +335,7 @@ def test_an_export_that_is_interrupted_in_any_stage_leaves_no_files(
     monkeypatch.setattr(f"bertserve.export.{stage}", fail)
     for flags in ((), ("--overwrite",)):
         existing = contents(tiny.bundle(output, "tiny-bert")) if flags else {}
-        code, message = run(source, "--calibration", few_texts(tmp_path), *flags)
+        code, message = run(source, "--calibration", FEW_TEXTS, *flags)
 
         assert (1 if number is None else 128 + number) == code
         assert (f"(`{output}`)" if number is None else number.name) in message  # the error of a failed write has no file name

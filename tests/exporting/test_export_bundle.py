@@ -21,8 +21,8 @@ from bertserve.export.validation.served_graph import MAX_FULL_LENGTH
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, Bundle, digest, load_bundle
 from bertserve.service.check import check
 from bertserve.service.settings import Settings
-from bundles import exported, refused
-from checkpoints import CLASSIFICATION, POSITIONS, bert, edit_json, few_texts, pickle_weights, shard
+from bundles import FEW_TEXTS, exported, refused
+from checkpoints import CLASSIFICATION, POSITIONS, bert, edit_json, pickle_weights, shard
 from playback import play_back
 
 pytestmark = pytest.mark.torch
@@ -35,7 +35,7 @@ def default_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="usual", scope="module")
 def usual_bundle(source: Path) -> Bundle:
-    return exported(source, precisions=("fp32", "int8"), calibration=few_texts(source.parent))
+    return exported(source, precisions=("fp32", "int8"))
 
 
 # ---- the folder and the manifest
@@ -78,7 +78,7 @@ def test_int8_with_low_agreement_is_not_the_default(
     play_back(monkeypatch, source)
     monkeypatch.setattr("bertserve.service.bundle.validation_policy.LOW_AGREEMENT_THRESHOLD", 1.01)
     models = tmp_path / "models"
-    assert 0 == cli.main([str(source), "--output", str(models), "--calibration", str(few_texts(tmp_path))])
+    assert 0 == cli.main([str(source), "--output", str(models), "--calibration", str(FEW_TEXTS)])
     bundle = load_bundle(models / "tiny-bert")
 
     assert {"fp32": True, "int8": False} == {graph.precision: graph.default for graph in bundle.manifest.graphs}
@@ -93,7 +93,7 @@ def test_the_last_precision_is_the_default_graph(
     source: Path, usual: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precisions: tuple[str, ...]
 ) -> None:
     play_back(monkeypatch, source)
-    bundle = exported(source, tmp_path, precisions=precisions, calibration=few_texts(tmp_path))
+    bundle = exported(source, tmp_path, precisions=precisions)
 
     assert {name: name == precisions[-1] for name in precisions} == {graph.precision: graph.default for graph in bundle.manifest.graphs}
     assert {f"model.cpu.{name}.onnx" for name in precisions} == {path.name for path in bundle.path.glob("*.onnx")}
@@ -137,7 +137,7 @@ def untimed(target: Path) -> dict[str, Any]:
 
 
 def test_the_same_checkpoint_gives_the_same_files(source: Path, usual: Bundle, tmp_path: Path) -> None:
-    again = exported(source, tmp_path, precisions=("fp32", "int8"), calibration=few_texts(tmp_path)).path
+    again = exported(source, tmp_path, precisions=("fp32", "int8")).path
     digests = [
         {path.name: path.name in (MANIFEST_FILE, CARD_FILE) or digest(path) for path in folder.iterdir()} for folder in (usual.path, again)
     ]

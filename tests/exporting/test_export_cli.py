@@ -1,6 +1,5 @@
 """The command `bert-export`: flags, exit codes, and existing bundles."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -12,8 +11,8 @@ import pytest
 import tiny
 from bertserve.export import cli
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, load_bundle
-from bundles import FAST, Run, contents, left_in
-from checkpoints import bert, few_texts
+from bundles import FAST, FEW_TEXTS, Run, contents, left_in
+from checkpoints import bert
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("export_fixtures",)
@@ -30,10 +29,8 @@ def usage_error(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 # ---- success
 
 
-def test_progress_goes_to_stderr_and_the_validation_to_stdout(
-    source: Path, output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert 0 == cli.main([str(source), "--output", str(output), "--calibration", str(few_texts(tmp_path))])
+def test_progress_goes_to_stderr_and_the_validation_to_stdout(source: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert 0 == cli.main([str(source), "--output", str(output), "--calibration", str(FEW_TEXTS)])
 
     captured = capsys.readouterr()
     stages = ["load", "trace", "reference", "optimize", "parity", "quantize", "parity", "package"]
@@ -150,8 +147,7 @@ def test_malformed_metrics_are_a_usage_error(output: Path, tmp_path: Path, capsy
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(
     output: Path, run: Run, monkeypatch: pytest.MonkeyPatch, module: str
 ) -> None:
-    monkeypatch.setattr("bertserve.export.flags.find_spec", lambda name: None if name == module else importlib.util.find_spec(name))
-
+    monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
     code, message = run("checkpoint")
     assert (3, True) == (code, message.startswith(f"bert-export: {module} "))
     assert "[export,cpu]'" in message

@@ -50,6 +50,7 @@ def test_int8_errors_are_within_the_limit(measured: tuple[str, str, Measured]) -
 
     assert validation.quantized["MatMulIntegerToFloat"] >= 1 + (measured[1] != "multiple-choice")
     assert 0 < validation.quantization_error < most
+    assert 1.0 == validation.quantization_limit  # of the export, for later checks of the bundle
     assert 0 < found.int8 < most
 
 

@@ -15,7 +15,7 @@ from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import CheckpointError
 from bertserve.service.tasks import embed
 from bundles import Served, exported, refused
-from checkpoints import SIZES, bert, edit_json, edit_weights, few_texts, prune_heads, save_random, silence_heads
+from checkpoints import SIZES, bert, edit_json, edit_weights, prune_heads, save_random, silence_heads
 from families import FAMILIES, LENGTH, Family, bert_tokenizer, modernbert_tokenizer, roberta_tokenizer
 from grid import compared, logit_error, rows, save_bundle, worst_error
 
@@ -98,7 +98,7 @@ def test_a_model_of_convolutions_gets_no_int8_graph(tmp_path: Path) -> None:
     """SqueezeBERT has convolutions instead of matrix products. Its bundle has only fp32, and names the flag for that."""
     family, fields = OTHERS["SqueezeBERT"]
     source = family.save(tmp_path / "checkpoint", "token-classification", **fields)
-    manifest = exported(source, precisions=None, calibration=few_texts(tmp_path)).manifest
+    manifest = exported(source, precisions=None).manifest
     [omitted] = manifest.omitted
 
     assert [("fp32", True)] == [(graph.precision, graph.default) for graph in manifest.graphs]

@@ -11,8 +11,7 @@ from bertserve.export.errors import GraphError
 from bertserve.export.validation.reference import measure_graph
 from bertserve.service.bundle.files import CARD_FILE, Bundle, load_bundle
 from bertserve.service.errors import BundleError
-from bundles import FAST, Run, left_in
-from checkpoints import few_texts
+from bundles import FAST, FEW_TEXTS, Run, left_in
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("export_fixtures",)
@@ -61,11 +60,11 @@ Export = Callable[..., tuple[int, str, Bundle]]
 
 
 @pytest.fixture(name="export")
-def export_command(run: Run, source: Path, output: Path, tmp_path: Path) -> Export:
+def export_command(run: Run, source: Path, output: Path) -> Export:
     """Returns `export(*flags)`, which exports the default test checkpoint and returns exit code, message and bundle."""
 
     def export(*flags: str) -> tuple[int, str, Bundle]:
-        code, message = run(source, *flags, "--calibration", few_texts(tmp_path))
+        code, message = run(source, *flags, "--calibration", FEW_TEXTS)
         return code, message, load_bundle(output / "tiny-bert")
 
     return export

@@ -20,7 +20,7 @@ from bertserve.service.check import difference
 from bertserve.service.tasks.embed import EmbedBody
 from bertserve.service.tasks.fill_mask import FillMaskBody
 from bundles import Served, exported
-from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_json, edit_weights, encoder, few_texts, sentence_transformers
+from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_json, edit_weights, encoder, sentence_transformers
 from families import FAMILIES
 from staged import ARCHITECTURES, checkpoint_of, operators
 
@@ -36,7 +36,7 @@ GRAPHS = [("cuda", "fp32"), ("cuda", "fp16"), ("tensorrt", "fp32"), ("tensorrt",
 def save_bundle(source: Path, folder: Path, **changes: Any) -> Bundle:
     """Exports a checkpoint with graphs for all providers, and returns the bundle."""
     options: dict[str, Any] = {"precisions": ("fp32", "fp16"), "providers": ("cpu", "cuda", "tensorrt")} | changes
-    return exported(source, folder, calibration=few_texts(folder.parent), **options)
+    return exported(source, folder, **options)
 
 
 @pytest.fixture(

@@ -25,8 +25,8 @@ from bertserve.service.check import check
 from bertserve.service.settings import Settings
 from bertserve.service.tasks import classify, question_answering
 from bertserve.service.tasks.catalog import TASKS
-from bundles import Run, Verify, contents, edit_constant
-from checkpoints import bert, few_texts, numbered_texts, service_tokenizer
+from bundles import FEW_TEXTS, Run, Verify, contents, edit_constant
+from checkpoints import bert, numbered_texts, service_tokenizer
 from playback import play_back
 from staged import ARCHITECTURES, LABELS
 from task_runs import encode
@@ -103,13 +103,12 @@ def test_a_classifier_is_also_judged_on_pairs(tmp_path: Path) -> None:
     assert [question_answering.AnswerRequest("Who?", "He.")] == questions
 
 
-def test_the_quick_flag_is_passed_on_and_reported(source: Path, output: Path, tmp_path: Path, run: Run, play: Played) -> None:
+def test_the_quick_flag_is_passed_on_and_reported(source: Path, output: Path, run: Run, play: Played) -> None:
     asked: list[bool] = []
     play(lambda played, *args, quick, **options: asked.append(quick) or played(*args, quick=quick, **options))
-    texts = few_texts(tmp_path)
     forms = []
     for flags in ((), ("--quick", "--overwrite")):
-        assert 0 == run(source, "--calibration", texts, *flags)[0]
+        assert 0 == run(source, "--calibration", FEW_TEXTS, *flags)[0]
         forms.append([graph.form for graph in load_bundle(output / "tiny-bert").manifest.graphs])
 
     assert [False, True] == asked
@@ -133,10 +132,10 @@ def break_a_matrix(played: Callable[..., Any], source: Path, target: Path, *args
 
 @pytest.mark.parametrize(("fault", "precision"), [(miss_the_gate, ()), (miss_the_gate, ("--precision", "int8")), (break_a_matrix, ())])
 def test_a_failed_int8_graph_is_replaced_by_the_verified_fp32_graph(
-    source: Path, output: Path, tmp_path: Path, run: Run, play: Played, fault: Callable[..., Any], precision: tuple[str, ...]
+    source: Path, output: Path, run: Run, play: Played, fault: Callable[..., Any], precision: tuple[str, ...]
 ) -> None:
     play(fault)
-    code, message = run(source, *precision, "--calibration", few_texts(tmp_path))
+    code, message = run(source, *precision, "--calibration", FEW_TEXTS)
     bundle = load_bundle(output / "tiny-bert")
     [omitted] = bundle.manifest.omitted
 

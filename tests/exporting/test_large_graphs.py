@@ -19,7 +19,7 @@ from bertserve.export import cli
 from bertserve.export.graph import onnx_files
 from bertserve.service.bundle import files
 from bundles import exported, largest_file
-from checkpoints import bert, few_texts
+from checkpoints import bert
 from staged import graph_of, run
 
 pytestmark = pytest.mark.torch
@@ -120,8 +120,7 @@ def large_bundle(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(onnx_files, "WORK_BYTES", 4096)
         patch.setattr(onnx_files, "MAX_BYTES", BETWEEN)
-        folder, texts = tmp_path_factory.mktemp("large"), few_texts(source.parent)
-        return exported(source, folder, precisions=None, providers=("cpu", "cuda", "tensorrt"), calibration=texts).path
+        return exported(source, tmp_path_factory.mktemp("large"), precisions=None, providers=("cpu", "cuda", "tensorrt")).path
 
 
 @pytest.mark.full_grid

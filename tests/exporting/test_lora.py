@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +189,7 @@ def test_a_missing_peft_is_named_with_its_install_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verify: bool
 ) -> None:
     source = adapter(tmp_path)
-    monkeypatch.setattr("bertserve.export.checkpoint.lora.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "peft", None)  # as if it were not installed
     bundle = tiny.bundle(tmp_path / "models")
     command = ["verify", str(bundle), "--checkpoint", str(source)] if verify else [str(source), "--output", str(tmp_path / "models")]
 

@@ -16,7 +16,6 @@ from bertserve.export.checkpoint.module import load_module
 from bertserve.export.errors import CheckpointError
 from bertserve.service.bundle.files import Bundle
 from bundles import exported
-from checkpoints import few_texts
 from conftest import ROOT
 from grid import logit_error
 
@@ -46,7 +45,7 @@ def example(folder: Path, name: str) -> tuple[str, Any]:
 
 
 def bundle_of(reference: str, folder: Path, **options: Any) -> Bundle:
-    return exported(reference, folder / "models", module=True, calibration=few_texts(folder), max_int8_error=1.0, **options)
+    return exported(reference, folder / "models", module=True, max_int8_error=1.0, **options)
 
 
 @pytest.mark.parametrize(

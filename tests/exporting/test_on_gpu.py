@@ -15,7 +15,7 @@ from bertserve.service.models.build import AppState, build
 from bertserve.service.settings import Settings
 from bertserve.service.tasks import classify
 from bundles import exported
-from checkpoints import CLASSIFICATION, POSITIONS, ROWS, edit_weights, few_texts, naming, save
+from checkpoints import CLASSIFICATION, POSITIONS, ROWS, edit_weights, naming, save
 
 CUDA, TENSORRT = (unavailable_reason(provider) for provider in ("cuda", "tensorrt"))
 pytestmark = [pytest.mark.torch, pytest.mark.gpu]
@@ -44,7 +44,7 @@ def exported_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # at this width, the spread of the tiny models' weights amplifies half precision's rounding, unlike in a trained model
     edit_weights(source, calm)
     providers = ["cpu", *(["cuda"] if CUDA is None else []), *(["tensorrt"] if TENSORRT is None else [])]
-    exported(source, folder / "models", precisions=("fp32", "fp16"), providers=providers, calibration=few_texts(folder))
+    exported(source, folder / "models", precisions=("fp32", "fp16"), providers=providers)
     return folder / "models"
 
 
