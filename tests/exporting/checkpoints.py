@@ -60,7 +60,7 @@ def save(path: Path, architecture: str, config: Any, *, model_max_length: int = 
 def save_random(path: Path, architecture: str, config: Any, *, initializer_range: float = 0.3, word_scale: float = 1) -> Path:
     """Writes a random model and returns the path; `word_scale` multiplies the word embeddings."""
     torch.manual_seed(0)
-    # the weight spread of a trained model, so that logits differ between texts
+    # by default, the standard deviation of a trained model's weights, so that logits differ between texts
     config.initializer_range = initializer_range
     model = getattr(transformers, architecture)(config)
     with torch.no_grad():

@@ -76,9 +76,9 @@ class Family:
         sizes = {"max_position_embeddings": LENGTH + self.offset, **SIZES, **naming(LABELS[task]), **ids}
         given = {**sizes, "vocab_size": len(tokenizer), **self.fields, **fields}
         config = self.config(**{name: value for name, value in given.items() if value is not None or name in ids})
-        spread = 0.2 * (32 / config.hidden_size) ** 0.5
         word_scale = max(self.word_scale, WORD_SCALES.get(task, 1))
-        save_random(path, str(self.architecture(task)), config, initializer_range=spread, word_scale=word_scale)
+        deviation = 0.2 * (32 / config.hidden_size) ** 0.5
+        save_random(path, str(self.architecture(task)), config, initializer_range=deviation, word_scale=word_scale)
         tokenizer.save_pretrained(path)
         return path
 

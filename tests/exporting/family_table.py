@@ -12,7 +12,7 @@ from grid import Measured, measure
 DOCUMENT = Path(__file__).parents[2] / "bench" / "results" / "model-families.md"
 BEGIN, END = "<!-- families: written by `make families` -->", "<!-- end of families -->"
 HEADER = (
-    "| family | head | fp32: worst logit error | int8: error over spread, validation texts | int8: the same, other texts | attention |",
+    "| family | head | fp32: worst logit error | int8: error / standard deviation, validation texts | int8: the same, other texts | attention |",
     "|---|---|---|---|---|---|",
 )
 # a smaller error is rounding and differs between machines

@@ -26,7 +26,7 @@ class Measured:
 
     bundle: Bundle  # in fp32 and int8
     error: float  # largest difference between an fp32 logit and PyTorch's
-    int8: float  # root mean square difference between the int8 logits and PyTorch's, divided by the spread of PyTorch's
+    int8: float  # root mean square difference between the int8 logits and PyTorch's, divided by their standard deviation
 
     @property
     def fp32_graph(self) -> GraphSpec:
@@ -56,7 +56,7 @@ def measure(name: str, task: str, folder: Path, **fields: Any) -> Measured:
 
 
 def most_of_int8(task: str) -> float:
-    """Returns the maximum int8 error of random weights, relative to the spread of the outputs; a single logit has little spread."""
+    """Returns the maximum int8 error of random weights, relative to the standard deviation of the outputs, which is small for a single logit."""
     return 1.5 if task == "multiple-choice" else 0.5  # random logits have no margins; the included models are at 0.006 to 0.033
 
 
@@ -71,7 +71,7 @@ def task_flag(name: str, task: str) -> str:
 def save_bundle(name: str, task: str, folder: Path, **fields: Any) -> tuple[Path, Bundle]:
     """Creates a checkpoint, exports it in fp32 and int8, and returns the checkpoint and its bundle.
 
-    Random logits have a small spread, so int8 changes many labels. Therefore the int8 gate accepts any error here.
+    Random logits have a small standard deviation, so int8 changes many labels. Therefore the int8 gate accepts any error here.
     """
     source = FAMILIES[name].save(folder / "checkpoint", task, **fields)
     options = {"task": task_flag(name, task), "name": "bundle"}

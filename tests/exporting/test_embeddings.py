@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 import bertserve.service.cli
-from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.manifest import Layers
 from bertserve.service.errors import InvalidValueError
@@ -28,6 +28,7 @@ from checkpoints import (
     encoder,
     sentence_transformers,
     write_json,
+    write_modules,
 )
 
 pytestmark = pytest.mark.torch
@@ -73,6 +74,24 @@ def test_a_broken_file_or_field_is_named(tmp_path: Path, file: str, content: str
     source = sentence_transformers(encoder(tmp_path, layers=1))
     (source / file).unlink() if content is None else (source / file).write_text(content)
     assert named in refused(source)
+
+
+def test_modules_json_makes_a_checkpoint_an_embedding_model(tmp_path: Path) -> None:
+    """The configuration of all-mpnet-base-v2 names the class in which its base was trained, but its weights lack that head."""
+    source = sentence_transformers(encoder(tmp_path), "Normalize")
+    edit_json(source / "config.json", architectures=["BertForMaskedLM"])
+    checkpoint = load_checkpoint(str(source))
+    assert "feature-extraction" == checkpoint.task
+    assert ("mean", True) == (checkpoint.embedding.pooling, checkpoint.embedding.normalize)
+
+
+def test_modules_without_pooling_do_not_change_the_task(tmp_path: Path) -> None:
+    """A cross-encoder that lists its only module is still a classifier, and `--task` overrides `modules.json`."""
+    source = bert(tmp_path)
+    write_modules(source)
+    assert "text-classification" == load_checkpoint(str(source)).task
+    masked = sentence_transformers(bert(tmp_path, "masked", architecture="BertForMaskedLM"))
+    assert "fill-mask" == load_checkpoint(str(masked), LoadOptions(task="fill-mask")).task
 
 
 def test_the_maximum_length_of_sentence_transformers_replaces_the_tokenizers(tmp_path: Path) -> None:

@@ -12,8 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
+from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
 import tiny
 from bertserve.export import cli, onnx_trace
@@ -264,6 +266,22 @@ def test_a_hub_id_without_network_is_refused(output: Path, run: Run) -> None:
 
     assert (1, True, True) == (code, "`org/model`" in message, "network" in message)
     assert not output.exists()
+
+
+@pytest.mark.parametrize(("error", "status", "cached"), [(GatedRepoError, 403, False), (RepositoryNotFoundError, 401, True)])
+def test_a_missing_hub_token_is_explained(run: Run, monkeypatch: pytest.MonkeyPatch, error: Any, status: int, cached: bool) -> None:
+    """A private repository looks like one that does not exist; without cached files, the reason is the cause of another error."""
+
+    def download(*_: Any, **__: Any) -> None:
+        reason = error("Client Error.", response=httpx.Response(status, request=httpx.Request("GET", "http://hub")))
+        if cached:
+            raise reason
+        raise LocalEntryNotFoundError("not in the cache") from reason
+
+    monkeypatch.setattr("bertserve.export.checkpoint.source.snapshot_download", download)
+    code, message = run("org/model", *FAST)
+    assert 1 == code
+    assert all(fact in message for fact in (f"({error.__name__})", "HF_TOKEN", "hf auth login"))
 
 
 def test_a_task_that_does_not_fit_the_checkpoint_is_refused(source: Path, output: Path, run: Run) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 import onnx
 import pytest
 import torch
+import transformers
 from huggingface_hub.repocard import metadata_load
 
 from bertserve.export import cli
@@ -21,8 +23,8 @@ from bertserve.export.validation.served_graph import MAX_FULL_LENGTH
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, Bundle, digest, load_bundle
 from bertserve.service.check import check
 from bertserve.service.settings import Settings
-from bundles import FEW_TEXTS, exported, refused
-from checkpoints import CLASSIFICATION, POSITIONS, bert, edit_json, pickle_weights, shard
+from bundles import FEW_TEXTS, Served, exported, refused
+from checkpoints import CLASSIFICATION, POSITIONS, bert, edit_json, pickle_weights, rename_weights, shard
 from playback import play_back
 
 pytestmark = pytest.mark.torch
@@ -210,6 +212,29 @@ def test_a_given_task_replaces_missing_architectures(tmp_path: Path) -> None:
     edit_json(source / "config.json", architectures=None)
 
     assert CLASSIFICATION == type(load_checkpoint(str(source), LoadOptions(task="text-classification")).model).__name__
+
+
+@pytest.mark.parametrize(
+    "labels", [(1, 0), *(pytest.param(x, marks=pytest.mark.full_grid) for x in ((False, True), (0, "other"), (0.5, 1e30)))], ids=str
+)
+def test_labels_can_be_numbers_and_truth_values(tmp_path: Path, labels: tuple[Any, ...]) -> None:
+    """They are texts here, and equal to what `str` makes of the answers of the pipeline."""
+    source = bert(tmp_path, labels=("a", "b"))
+    edit_json(source / "config.json", id2label=dict(enumerate(labels)), label2id={str(label): i for i, label in enumerate(labels)})
+    [expected] = transformers.pipeline("text-classification", model=str(source), device="cpu", top_k=None)(["a good film"])
+    [answer] = Served(exported(source)).answer({"inputs": "a good film"})
+    assert [(str(item["label"]), pytest.approx(item["score"], abs=1e-5)) for item in expected] == [
+        (item["label"], item["score"]) for item in answer
+    ]
+
+
+def test_the_digest_covers_only_the_loaded_files(tmp_path: Path) -> None:
+    source = bert(tmp_path)
+    before = load_checkpoint(str(source)).origin.weights_sha256
+    shutil.copy(source / "model.safetensors", source / "optimizer.safetensors")
+    assert before == load_checkpoint(str(source)).origin.weights_sha256
+    rename_weights(source, "part.safetensors")
+    assert before == load_checkpoint(str(source)).origin.weights_sha256
 
 
 # ---- the card

@@ -182,13 +182,13 @@ def test_a_different_number_of_windows_is_caught(stages: Stages) -> None:
         stages.compare(reference=reference)
 
 
-def test_int8_passes_with_errors_that_are_small_relative_to_the_spread(stages: Stages) -> None:
-    spread = float(np.concatenate(logits_of(stages.reference)).std())
+def test_int8_passes_with_errors_that_are_small_relative_to_the_standard_deviation(stages: Stages) -> None:
+    deviation = float(np.concatenate(logits_of(stages.reference)).std())
 
     def off(share: float) -> Faulty:
-        return stages.faulty(lambda logits: logits + np.float32(share * spread))
+        return stages.faulty(lambda logits: logits + np.float32(share * deviation))
 
-    assert stages.compare(off(0.1), precision="int8") > 0.09 * spread
+    assert stages.compare(off(0.1), precision="int8") > 0.09 * deviation
     with pytest.raises(GraphError, match=r"int8 .* 0\.5 of .* 0\.2 and 3"):
         stages.compare(off(0.5), precision="int8")
     with pytest.raises(GraphError, match="int8"):

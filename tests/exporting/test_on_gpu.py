@@ -41,7 +41,7 @@ def exported_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if tensor.ndim == 2:
                 tensors[name] = tensor * 0.3
 
-    # at this width, the spread of the tiny models' weights amplifies half precision's rounding, unlike in a trained model
+    # at this width, the large weights of the tiny models amplify half precision's rounding, unlike in a trained model
     edit_weights(source, calm)
     providers = ["cpu", *(["cuda"] if CUDA is None else []), *(["tensorrt"] if TENSORRT is None else [])]
     exported(source, folder / "models", precisions=("fp32", "fp16"), providers=providers)

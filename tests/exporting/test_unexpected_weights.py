@@ -3,12 +3,18 @@
 import functools
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+import torch
 import transformers
 
+from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.checkpoint.weights import refuse_unexpected_weights
 from bertserve.export.errors import CheckpointError
+from checkpoints import bert, edit_weights
+
+pytestmark = pytest.mark.torch
 
 
 @functools.cache
@@ -80,3 +86,12 @@ def test_the_proposed_patterns_name_the_weights_of_all_layers(names: Sequence[st
         refuse(*names)
     assert patterns == re.findall(r"--ignore-weights '([^']+)'", str(refused.value))
     refuse(*names, ignored=tuple(patterns))
+
+
+def test_a_user_can_ignore_weights(tmp_path: Path) -> None:
+    """A pattern selects them. The manifest records it, so that `verify` loads the checkpoint in the same way."""
+    source = bert(tmp_path)
+    edit_weights(source, lambda tensors: tensors.update({"crf.transitions": torch.zeros(3, 3)}))
+    assert ("crf.*",) == load_checkpoint(str(source), LoadOptions(ignored_weights=["crf.*"])).origin.ignored_weights
+    with pytest.raises(CheckpointError, match=r"`crf\.transitions`.*--ignore-weights"):
+        load_checkpoint(str(source), LoadOptions(ignored_weights=["lstm.*"]))

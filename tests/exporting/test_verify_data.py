@@ -1,4 +1,4 @@
-"""`bert-export verify --data`: agreement with a reference, metrics on right answers, and invalid data."""
+"""`bert-export verify --data`: agreement with a reference, metrics on labeled data, and invalid data."""
 
 import json
 from collections.abc import Sequence
@@ -70,7 +70,7 @@ def test_data_has_the_bounds_of_the_export(tmp_path: Path, verify: Verify, limit
 
 
 def test_texts_of_one_kind_do_not_fail_the_bounds(tmp_path: Path, verify: Verify) -> None:
-    """Outputs of equal texts have no spread, so their errors are relative to the spread of the samples."""
+    """The standard deviation of equal texts is 0, so their errors are relative to that of the samples."""
     path = tiny.edit(sound(tmp_path, other_seed=0), lambda manifest: manifest["graphs"][0]["validation"].update(quantization_limit=0.0))
     edit_constant(path / "model.cpu.int8.onnx", "bias", lambda bias: bias + np.float32(1e-4))
     code, checks = verify(store_example(store_digests(path)), "--data", data(tmp_path, *[{"text": "good", "label": 0}] * 100))
@@ -240,7 +240,7 @@ def test_metrics_of_a_multi_label_model_are_those_of_scikit_learn(tmp_path: Path
 
 
 @pytest.mark.parametrize(("floor", "code"), [("0.75", 0), ("0.76", 1)])
-def test_accuracy_is_the_share_of_right_labels(tmp_path: Path, verify: Verify, floor: str, code: int) -> None:
+def test_accuracy_is_the_share_of_correct_labels(tmp_path: Path, verify: Verify, floor: str, code: int) -> None:
     """Labels are names or ids; lines without a label only count for agreement. `--min-metric` only affects the given metric."""
     path = sound(tmp_path)
     best = [answer(path, {"inputs": text})[0][0]["label"] for text in TEXTS]
@@ -270,7 +270,7 @@ def test_an_undefined_correlation_is_explained(tmp_path: Path, verify: Verify) -
 
 @pytest.mark.parametrize("largest", [5, 1])
 def test_a_regression_with_a_sigmoid_is_explained(tmp_path: Path, verify: Verify, largest: int) -> None:
-    """A checkpoint that is not declared as a regression gives 0 to 1, which does not fit right answers up to 5."""
+    """A checkpoint that is not declared as a regression gives 0 to 1, which does not fit labels up to 5."""
     lines = labeled(tmp_path, [largest * i / 5 for i in range(len(TEXTS))])
     _, checks = verify(regression(tmp_path, "sigmoid"), "--data", lines)
 
@@ -279,7 +279,7 @@ def test_a_regression_with_a_sigmoid_is_explained(tmp_path: Path, verify: Verify
 
 
 def test_a_minimum_for_a_metric_without_a_value_fails(tmp_path: Path, verify: Verify) -> None:
-    """The metric belongs to another task, or the data has no right answers. Nothing is measured, so the check fails."""
+    """The metric belongs to another task, or the data has no labels. Nothing is measured, so the check fails."""
     path, labeled = sound(tmp_path), {"text": "good", "label": 0}
     for line, reason in ((labeled, "accuracy, macro F1, Matthews"), ({"text": "good"}, "no line")):
         code, checks = verify(path, "--data", data(tmp_path, line), "--min-metric", "spearman=0.5")
@@ -305,7 +305,7 @@ def test_entity_f1_is_computed_from_entities_and_tags(tmp_path: Path, verify: Ve
 
 
 def test_answers_are_scored_by_exact_match_and_f1(tmp_path: Path, verify: Verify) -> None:
-    """The answer is compared with every right answer, in each format of SQuAD's files."""
+    """The answer is compared with every correct answer, in each format of SQuAD's files."""
     path = sound(tmp_path, "question-answering")
     line = {"question": "good ?", "context": "the film was great and the book was fine"}
     got = answer(path, {"inputs": line})["answer"]
@@ -336,7 +336,7 @@ def test_top_1_counts_every_mask(tmp_path: Path, verify: Verify) -> None:
     assert pytest.approx(2 / 3) == metric(checks, "top-1")
 
 
-def test_a_right_choice_is_given_by_index_or_text(tmp_path: Path, verify: Verify) -> None:
+def test_the_correct_choice_is_given_by_index_or_text(tmp_path: Path, verify: Verify) -> None:
     path = sound(tmp_path, "multiple-choice", other_seed=0)
     line = {"question": "good ?", "choices": ["the film", "a dull book", "neither"]}
     best = [answer(path, {"inputs": inputs})[0]["index"] for inputs in (line, line | {"context": "a"})]
@@ -399,7 +399,7 @@ def test_invalid_data_is_a_usage_error_with_its_reason(
     ("line", "ignored"),
     [({"text": "good", "lable": 1}, "`lable` (1 line)"), ({"tokens": ["good"], "tags": ["O"]}, "`tags` (1 line)"), ({"text": "good"}, "")],
 )
-def test_data_without_a_right_answer_fails(tmp_path: Path, verify: Verify, line: dict[str, Any], ignored: str) -> None:
+def test_data_without_labels_fails(tmp_path: Path, verify: Verify, line: dict[str, Any], ignored: str) -> None:
     """A key has a typo, the data are for another task, or answers are missing. Ignored keys are named; `--min-agreement` works."""
     path = sound(tmp_path, other_seed=0)
     code, checks = verify(path, "--data", data(tmp_path, line))
@@ -433,7 +433,7 @@ def test_labeled_lines_are_counted_and_ignored_keys_named(tmp_path: Path, verify
         *((("LABEL_0",), number, None) for number in ("NaN", "Infinity", "true", "1" + 400 * "0")),  # of a regression
     ],
 )
-def test_a_right_answer_names_a_label_or_its_id(labels: tuple[str, ...], label: str, expected: str | None) -> None:
+def test_a_gold_label_is_a_label_or_its_id(labels: tuple[str, ...], label: str, expected: str | None) -> None:
     read_gold, config = text_classification.EXPORT_TASK.read_gold, SimpleNamespace(labels=labels, activation="softmax")
     if expected is None:
         with pytest.raises(ValueError, match=f"`label` .*{label}"):

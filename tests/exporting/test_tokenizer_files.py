@@ -1,31 +1,26 @@
-"""Checkpoints that were once exported with other answers than PyTorch's, or refused with the wrong cause; now each is right."""
+"""The steps of a checkpoint's `tokenizer.json` are used, although transformers replaces some of them with those of a class."""
 
 import json
-import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import httpx
 import pytest
 import tokenizers
-import torch
 import transformers
-from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 from tokenizers import normalizers, pre_tokenizers
 
 from bertserve.export.checkpoint.fast_tokenizer import load_tokenizer
-from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
+from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import CheckpointError
 from bertserve.service.tasks import question_answering
 from bertserve.service.tasks.question_answering import windows_of
-from bundles import FAST, Run, Served, exported
-from checkpoints import bert, edit_json, edit_weights, encoder, rename_weights, sentence_transformers, service_tokenizer, write_modules
+from bundles import exported
+from checkpoints import bert, edit_json, service_tokenizer
 from families import FAMILIES, roberta_tokenizer
 
 pytestmark = pytest.mark.torch
-pytest_plugins = ("export_fixtures",)
 
 
 def test_decoding_can_skip_special_added_tokens(tmp_path: Path) -> None:
@@ -39,9 +34,6 @@ def test_decoding_can_skip_special_added_tokens(tmp_path: Path) -> None:
     for skip in (True, False):
         expected = reference.decode(ids, skip_special_tokens=skip)
         assert [expected] == tokenizer.decode_all([ids], skip_special=skip)
-
-
-# ---- tokenizer.json, some of whose steps transformers replaces with those of its class
 
 
 def rewrite(source: Path, **parts: Any) -> tokenizers.Tokenizer:
@@ -158,91 +150,3 @@ def test_the_space_before_the_first_word_in_the_configuration_overrides_the_file
     for in_file in (False, True):
         with_space = rewrite(tmp_path, pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=in_file)).encode(" film").ids
         assert (setting or in_file) == (with_space == load_tokenizer("x", tmp_path)("film")["input_ids"])
-
-
-# ---- labels that are not texts
-
-
-@pytest.mark.parametrize(
-    "labels", [(1, 0), *(pytest.param(x, marks=pytest.mark.full_grid) for x in ((False, True), (0, "other"), (0.5, 1e30)))], ids=str
-)
-def test_labels_can_be_numbers_and_truth_values(tmp_path: Path, labels: tuple[Any, ...]) -> None:
-    """They are texts here, and equal to what `str` makes of the answers of the pipeline."""
-    source = bert(tmp_path, labels=("a", "b"))
-    edit_json(source / "config.json", id2label=dict(enumerate(labels)), label2id={str(label): i for i, label in enumerate(labels)})
-    [expected] = transformers.pipeline("text-classification", model=str(source), device="cpu", top_k=None)(["a good film"])
-    [answer] = Served(exported(source)).answer({"inputs": "a good film"})
-    assert [(str(item["label"]), pytest.approx(item["score"], abs=1e-5)) for item in expected] == [
-        (item["label"], item["score"]) for item in answer
-    ]
-
-
-# ---- unused weights (test_unexpected_weights.py has all kinds)
-
-
-def test_a_user_can_ignore_weights(tmp_path: Path) -> None:
-    """A pattern selects them. The manifest records it, so that `verify` loads the checkpoint in the same way."""
-    source = bert(tmp_path)
-    edit_weights(source, lambda tensors: tensors.update({"crf.transitions": torch.zeros(3, 3)}))
-    assert ("crf.*",) == load_checkpoint(str(source), LoadOptions(ignored_weights=["crf.*"])).origin.ignored_weights
-    with pytest.raises(CheckpointError, match=r"`crf\.transitions`.*--ignore-weights"):
-        load_checkpoint(str(source), LoadOptions(ignored_weights=["lstm.*"]))
-
-
-# ---- which files are loaded
-
-
-def test_the_digest_covers_only_the_loaded_files(tmp_path: Path) -> None:
-    source = bert(tmp_path)
-    before = load_checkpoint(str(source)).origin.weights_sha256
-    shutil.copy(source / "model.safetensors", source / "optimizer.safetensors")
-    assert before == load_checkpoint(str(source)).origin.weights_sha256
-    rename_weights(source, "part.safetensors")
-    assert before == load_checkpoint(str(source)).origin.weights_sha256
-
-
-# ---- once failed with an unrelated error
-
-
-def test_modules_json_makes_a_checkpoint_an_embedding_model(tmp_path: Path) -> None:
-    """The configuration of all-mpnet-base-v2 names the class in which its base was trained, but its weights lack that head."""
-    source = sentence_transformers(encoder(tmp_path), "Normalize")
-    edit_json(source / "config.json", architectures=["BertForMaskedLM"])
-    checkpoint = load_checkpoint(str(source))
-    assert "feature-extraction" == checkpoint.task
-    assert ("mean", True) == (checkpoint.embedding.pooling, checkpoint.embedding.normalize)
-
-
-def test_modules_without_pooling_do_not_change_the_task(tmp_path: Path) -> None:
-    """A cross-encoder that lists its only module is still a classifier, and `--task` overrides `modules.json`."""
-    source = bert(tmp_path)
-    write_modules(source)
-    assert "text-classification" == load_checkpoint(str(source)).task
-    masked = sentence_transformers(bert(tmp_path, "masked", architecture="BertForMaskedLM"))
-    assert "fill-mask" == load_checkpoint(str(masked), LoadOptions(task="fill-mask")).task
-
-
-def response(status: int) -> Any:
-    return httpx.Response(status, request=httpx.Request("GET", "http://hub"))
-
-
-def uncached() -> Exception:
-    """Returns the error of huggingface_hub for a gated repository without any cached files."""
-    error = LocalEntryNotFoundError("not in the cache")
-    error.__cause__ = GATED
-    return error
-
-
-GATED = GatedRepoError("403 Client Error.", response=response(403))
-PRIVATE = RepositoryNotFoundError("401 Client Error.", response=response(401))  # or it does not exist
-
-
-@pytest.mark.parametrize(("error", "named"), [(uncached(), "(GatedRepoError)"), (PRIVATE, "(RepositoryNotFoundError)")])
-def test_a_missing_hub_token_is_explained(run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, named: str) -> None:
-    def download(*_: Any, **__: Any) -> None:
-        raise error
-
-    monkeypatch.setattr("bertserve.export.checkpoint.source.snapshot_download", download)
-    code, message = run("org/model", *FAST)
-    assert 1 == code
-    assert all(fact in message for fact in (named, "HF_TOKEN", "hf auth login"))

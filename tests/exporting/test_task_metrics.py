@@ -1,4 +1,4 @@
-"""Comparisons of results: their agreement with those of a reference, and the metrics of right answers."""
+"""The agreement of results with those of a reference, and the metrics of results on labeled data."""
 
 import random
 from typing import Any
@@ -115,7 +115,7 @@ def test_agreement_of_several_values_is_that_of_the_worst_value() -> None:
         TASKS["text-classification"].read_gold({"label": "a"}, VALUES)
 
 
-# ---- metrics of right answers, compared with other libraries
+# ---- metrics, compared with other libraries
 
 
 WORDS = [(0, 2), (3, 5), (6, 8), (9, 11)]
