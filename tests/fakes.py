@@ -85,19 +85,14 @@ class Head:
     attention_heads: tuple[int, ...] = ()
 
 
+def wrap_sessions(patch: pytest.MonkeyPatch, wrap: Callable[[Any], Any], **options: Any) -> None:
+    """Replaces each session that is opened from now on by `wrap(session)`; `options` are those of `open_session`."""
+    patch.setattr(onnx_engine, "open_session", lambda *arguments, **given: wrap(open_session(*arguments, **given | options)))
+
+
 def record_runs(patch: pytest.MonkeyPatch, record: Callable[[dict[str, NDArray[Any]]], Any], **options: Any) -> None:
     """Calls `record` with the inputs of each run of each session that is opened from now on; `options` are those of `open_session`."""
-
-    def opened(*arguments: Any, **given: Any) -> SimpleNamespace:
-        session = open_session(*arguments, **given | options)
-
-        def run(names: Sequence[str], feed: dict[str, NDArray[Any]]) -> Any:
-            record(feed)
-            return session.run(names, feed)
-
-        return SimpleNamespace(run=run)
-
-    patch.setattr(onnx_engine, "open_session", opened)
+    wrap_sessions(patch, lambda session: SimpleNamespace(run=lambda names, feed: (record(feed), session.run(names, feed))[1]), **options)
 
 
 class FaultySession:

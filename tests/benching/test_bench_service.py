@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import tiny
-from bertserve.bench import cli, commands, raw_loop
+from bertserve.bench import cli
 from conftest import running
 
 # no warm-up: on a stalled machine, the first requests may be the only ones
@@ -37,13 +37,6 @@ def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     (folder / "texts.jsonl").write_text('"a good film"\n"a bad film , not good"\n')
     with running(models, folder / "log", "--allow-implicit-default") as served:
         yield Service(served.url, models, folder / "texts.jsonl")
-
-
-@pytest.fixture(autouse=True)
-def everything_starts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Removes the warm-up of the raw loop, and schedules the first request of an open loop at its start."""
-    monkeypatch.setattr(raw_loop, "WARM_UP_SHARE", 0.0)
-    monkeypatch.setattr(commands, "poisson_arrivals", lambda rate, seconds, *, seed: [i * seconds / 10 for i in range(10)])
 
 
 def measure(folder: Path, *given: object) -> dict[str, Any]:

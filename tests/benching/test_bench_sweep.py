@@ -7,10 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from bertserve.bench import BenchError, commands
-from bertserve.bench.commands import LoadTest
 from bertserve.bench.measurement import Run, latency_metrics
 from bertserve.bench.report import BenchReport, parse_objectives
-from bertserve.bench.target import build_target, parse_url
 
 CAPACITY = 1000  # requests per second
 
@@ -21,29 +19,27 @@ def made_run(name: str, rate: float, p99_ms: float, *, late: bool = False) -> Ru
     return Run(name, name.startswith("open"), 1.0, int(rate), {"200": int(rate)}, 0.0, rate, rate, latency, {}, None, late, [])
 
 
-class Service:
-    """Stands for the loads: `p99(rate, confirmation)` is the latency of a load, and `late` says whether the generator was late."""
+class FakeLoads:
+    """Loads without requests. `p99(rate, confirmation)` is the latency of a load; `late(name)` says whether the generator was late."""
 
     def __init__(
         self,
-        monkeypatch: pytest.MonkeyPatch,
         *,
         closed: float = 200,
         p99: Callable[[float, bool], float] = lambda rate, confirmation: 10.0 if rate <= CAPACITY else 90.0,
         late: Callable[[str], bool] = lambda name: False,
     ) -> None:
         self.report = BenchReport("sweep", {}, parse_objectives(["p99_ms=50"]))
+        self.stop = threading.Event()
+        self.closed, self.p99, self.late = closed, p99, late
 
-        def run_closed_loop(test: LoadTest) -> Run:
-            return made_run("closed", closed, 1.0)
+    def run_closed_loop(self) -> Run:
+        return made_run("closed", self.closed, 1.0)
 
-        def run_open_loop(test: LoadTest, rate: float, *, confirmation: bool = False) -> Run:
-            name = f"open, {rate:.4g}/s{', confirmation' if confirmation else ''}"
-            self.report.runs.append(made_run(name, rate, p99(rate, confirmation), late=late(name)))
-            return self.report.runs[-1]
-
-        monkeypatch.setattr(LoadTest, "run_closed_loop", run_closed_loop)
-        monkeypatch.setattr(LoadTest, "run_open_loop", run_open_loop)
+    def run_open_loop(self, rate: float, *, confirmation: bool = False) -> Run:
+        name = f"open, {rate:.4g}/s{', confirmation' if confirmation else ''}"
+        self.report.runs.append(made_run(name, rate, self.p99(rate, confirmation), late=self.late(name)))
+        return self.report.runs[-1]
 
     @property
     def names(self) -> list[str]:
@@ -51,9 +47,8 @@ class Service:
         return [run.name.removeprefix("open, ") for run in self.report.runs]
 
     def sweep(self, *, steps: int = 6, max_rate: float | None = None) -> BenchReport:
-        target = build_target(parse_url("http://127.0.0.1:1/classify"), [], {})
-        args = argparse.Namespace(steps=steps, max_rate=max_rate)
-        commands.sweep(LoadTest(target, args, self.report, threading.Event()))
+        self.args = argparse.Namespace(steps=steps, max_rate=max_rate)
+        commands.sweep(self)
         return self.report
 
 
@@ -66,45 +61,45 @@ class Service:
     ],
 )
 def test_the_search_goes_up_or_down_from_the_closed_loop(
-    monkeypatch: pytest.MonkeyPatch, closed: float, steps: int, rates: list[float], found: float, above: float | None
+    closed: float, steps: int, rates: list[float], found: float, above: float | None
 ) -> None:
-    service = Service(monkeypatch, closed=closed)
-    report = service.sweep(steps=steps)
+    loads = FakeLoads(closed=closed)
+    report = loads.sweep(steps=steps)
 
-    assert [f"{rate}/s" for rate in rates] == [name for name in service.names if "confirmation" not in name]
-    assert [f"{rate}/s, confirmation" for rate in rates if rate <= CAPACITY] == [name for name in service.names if "confirmation" in name]
+    assert [f"{rate}/s" for rate in rates] == [name for name in loads.names if "confirmation" not in name]
+    assert [f"{rate}/s, confirmation" for rate in rates if rate <= CAPACITY] == [name for name in loads.names if "confirmation" in name]
     assert (pytest.approx(found), above and pytest.approx(above)) == (report.results["max_rate"], report.results["lowest_rate_not_held"])
     assert (above is None, 10.0) == ("higher rates may hold" in report.result, report.metrics["p99_ms"])
 
 
 @pytest.mark.parametrize(("max_rate", "rates", "found", "bound"), [(400, [400], 400, True), (1600, [1600, 800, 1200], 800, False)])
-def test_no_rate_exceeds_max_rate(monkeypatch: pytest.MonkeyPatch, max_rate: float, rates: list[float], found: float, bound: bool) -> None:
-    service = Service(monkeypatch)
-    report = service.sweep(steps=3, max_rate=max_rate)
+def test_no_rate_exceeds_max_rate(max_rate: float, rates: list[float], found: float, bound: bool) -> None:
+    loads = FakeLoads()
+    report = loads.sweep(steps=3, max_rate=max_rate)
 
-    assert [f"{rate}/s" for rate in rates] == [name for name in service.names if "confirmation" not in name]
+    assert [f"{rate}/s" for rate in rates] == [name for name in loads.names if "confirmation" not in name]
     assert (found, bound) == (report.results["max_rate"], "higher rates may hold" in report.result)
 
 
-def test_a_rate_that_only_one_run_held_is_not_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rate_that_only_one_run_held_is_not_the_result() -> None:
     """The second run has other arrivals. The objectives are checked against the worse of both runs."""
-    service = Service(monkeypatch, p99=lambda rate, confirmation: rate / 10 + 8 * confirmation)
-    report = service.sweep(steps=3, max_rate=480)
+    loads = FakeLoads(p99=lambda rate, confirmation: rate / 10 + 8 * confirmation)
+    report = loads.sweep(steps=3, max_rate=480)
 
-    assert ["480/s", "480/s, confirmation", "240/s", "240/s, confirmation", "360/s", "360/s, confirmation"] == service.names
+    assert ["480/s", "480/s, confirmation", "240/s", "240/s, confirmation", "360/s", "360/s, confirmation"] == loads.names
     assert (360, 480, 44.0) == (report.results["max_rate"], report.results["lowest_rate_not_held"], report.metrics["p99_ms"])
     assert "up to 360 requests/s in two runs, but not at 480" in report.result
 
 
 @pytest.mark.parametrize("late", ["440/s", "440/s, confirmation"])
-def test_a_late_generator_ends_the_upward_search(monkeypatch: pytest.MonkeyPatch, late: str) -> None:
+def test_a_late_generator_ends_the_upward_search(late: str) -> None:
     """A load that the generator could not send at its rate does not meet the objectives."""
-    service = Service(monkeypatch, late=lambda name: name == f"open, {late}")
-    report = service.sweep(steps=3)
+    loads = FakeLoads(late=lambda name: name == f"open, {late}")
+    report = loads.sweep(steps=3)
 
     assert (pytest.approx(330), pytest.approx(440)) == (report.results["max_rate"], report.results["lowest_rate_not_held"])
 
 
-def test_a_closed_loop_without_responses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_loop_without_responses_is_an_error() -> None:
     with pytest.raises(BenchError):
-        Service(monkeypatch, closed=0).sweep()
+        FakeLoads(closed=0).sweep()

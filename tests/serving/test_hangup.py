@@ -108,9 +108,8 @@ def test_the_health_command_uses_the_settings_of_the_service(
         monkeypatch.setenv(f"BERT_SERVE_{name.upper()}", str(value))
     with serve(models) as served:
         monkeypatch.setenv("BERT_SERVE_PORT", served.url.rpartition(":")[2])
-        monkeypatch.setattr("sys.argv", ["bert-serve", "health"])
-        assert 0 == main()
-    assert 1 == main()
+        assert 0 == main(["health"])
+    assert 1 == main(["health"])
 
 
 def test_an_unusable_certificate_is_refused(tmp_path: Path) -> None:

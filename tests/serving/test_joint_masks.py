@@ -155,9 +155,15 @@ def test_an_impossible_or_too_large_search_is_refused(runs: Runs, text: str, tar
         text_of(runs, text, beam=2, top_k=1, targets=targets)
 
 
-def test_fillings_with_equal_scores_are_ordered_by_token_id(monkeypatch: pytest.MonkeyPatch, runs: Runs) -> None:
-    flat = {"logits": np.zeros((1, runs.tokenizer.vocabulary_size), dtype=np.float32)}
-    monkeypatch.setattr(runs, "of", lambda encoding: flat)
+class EqualRuns(Runs):
+    """A graph whose logits are all zero."""
+
+    def of(self, encoding: Encoding) -> Any:
+        return {"logits": np.zeros((1, self.tokenizer.vocabulary_size), dtype=np.float32)}
+
+
+def test_fillings_with_equal_scores_are_ordered_by_token_id(tmp_path: Path) -> None:
+    runs = EqualRuns(tmp_path)
     found = runs.drive(text_of(runs, "[MASK] [MASK]", beam=3, top_k=4))
     assert [[0, 0], [0, 1], [0, 2], [0, 3]] == [item["tokens"] for item in found]
 

@@ -13,10 +13,9 @@ import pytest
 import tiny
 from application import model_of, play, queued, rejected
 from bertserve.service.bundle import files
-from bertserve.service.engine import onnx_engine
 from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.model_engines import ModelEngines
-from bertserve.service.engine.sessions import open_session
+from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import DeviceLostError, EngineError, TooLargeError
 from bertserve.service.metrics import Metrics
 from bertserve.service.models.build import build
@@ -29,7 +28,7 @@ from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.classify import ClassifyRequest
 from bertserve.service.tasks.cost import Cost
 from bertserve.service.text.tokenizer import SHORT_CHARS, Encoding
-from fakes import FakeEngine, FaultySession
+from fakes import FakeEngine, FaultySession, wrap_sessions
 from served_socket import until
 
 # ---- requests and batches
@@ -121,12 +120,13 @@ FAULTS = {
         ("Non-zero status code returned while running Gather node", EngineError),
     ],
 )
-def test_errors_that_end_all_work_on_the_gpu_are_told_from_others(models: Path, message: str, kind: type[Exception]) -> None:
+def test_errors_that_end_all_work_on_the_gpu_are_told_from_others(
+    models: Path, monkeypatch: pytest.MonkeyPatch, message: str, kind: type[Exception]
+) -> None:
     session = SimpleNamespace(run=lambda names, feed: (_ for _ in ()).throw(RuntimeError(message)))
     graph = files.load_bundle(models / "tiny").manifest.graphs[0]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(onnx_engine, "open_session", lambda *arguments, **options: session)
-        engine = onnx_engine.OnnxEngine(models / graph.file, graph, pad_id=0, padding_side="right")
+    wrap_sessions(monkeypatch, lambda _: session)
+    engine = OnnxEngine(models / "tiny" / graph.file, graph, pad_id=0, padding_side="right")
     with pytest.raises(kind) as failed:
         engine.run([Encoding(np.zeros(3, np.int64), np.zeros(3, np.int64))])
     assert "hostname" not in str(failed.value)
@@ -136,11 +136,11 @@ def test_errors_that_end_all_work_on_the_gpu_are_told_from_others(models: Path, 
 def test_only_the_request_that_causes_a_graph_fault_fails(models: Path, monkeypatch: pytest.MonkeyPatch, fault: str, value: str) -> None:
     sessions: list[FaultySession] = []
 
-    def opened(*arguments: Any, **options: Any) -> FaultySession:
-        sessions.append(FaultySession(open_session(*arguments, **options), tiny.VOCABULARY.index(GUILTY), fault))
+    def faulty(session: Any) -> FaultySession:
+        sessions.append(FaultySession(session, tiny.VOCABULARY.index(GUILTY), fault))
         return sessions[-1]
 
-    monkeypatch.setattr(onnx_engine, "open_session", opened)
+    wrap_sessions(monkeypatch, faulty)
     service = build(Settings(models=models, threads=1))
     [session] = sessions
 

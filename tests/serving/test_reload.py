@@ -13,14 +13,13 @@ import pytest
 import tiny
 from application import Check, T, keys, play, rejected
 from bertserve.service.auth import ApiKeys, Authenticator
-from bertserve.service.engine import onnx_engine
-from bertserve.service.engine.sessions import open_session
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.models import loading
 from bertserve.service.models.build import AppState, build
 from bertserve.service.models.model import Model
 from bertserve.service.settings import Settings
 from conftest import metric
+from fakes import wrap_sessions
 from served_socket import until
 
 ADMIN = {"authorization": "Bearer trident"}
@@ -84,13 +83,8 @@ def test_models_loaded_at_the_start_are_freed_without_a_collection(models: Path,
     """The server excludes these models from garbage collection, so they must not be part of a reference cycle."""
     old: list[weakref.ref[Any]] = []
 
-    def open_recorded(*arguments: Any, **options: Any) -> Any:
-        session = open_session(*arguments, **options)
-        old.append(weakref.ref(session))
-        return session
-
     with monkeypatch.context() as patch:
-        patch.setattr(onnx_engine, "open_session", open_recorded)
+        wrap_sessions(patch, lambda session: (session, old.append(weakref.ref(session)))[0])
         tiny.bundle(models, "other")
         state = build(Settings(models=models, allow_implicit_default=True))
     assert len(old) >= 2

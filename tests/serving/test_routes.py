@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import unquote
@@ -107,8 +108,8 @@ class Changes:
 def service(models: Path, **settings: Any) -> tuple[AppState, Authenticator, Changes]:
     """Returns a service with a key and an admin key, and the recorder of its model changes."""
     (models.parent / "admin").write_text("trident")
-    state, changes = build(Settings(models=models, **settings)), Changes()
-    object.__setattr__(state, "reloader", changes)
+    changes = Changes()
+    state = replace(build(Settings(models=models, **settings)), reloader=changes)
     return state, Authenticator(keys(models.parent, "swordfish"), admin_keys=ApiKeys(models.parent / "admin")), changes
 
 

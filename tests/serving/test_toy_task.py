@@ -19,21 +19,16 @@ RESULT, OTHER_RESULT = {"tokens": 5, "outputs": 3}, {"tokens": 2, "outputs": 3}
 
 @pytest.fixture(name="registered", scope="module", autouse=True)
 def one_more_task() -> Iterator[None]:
-    """Adds the toy task to the catalog and makes its bundles use a classifier's tiny graph."""
+    """Adds the toy task to the catalog."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(TASKS, toy_task.TASK, toy_task.SPEC)  # a dict, which only tests change
-        patch.setitem(tiny.LABELS_OF, toy_task.TASK, tiny.LABELS)
-        patch.setitem(tiny.OUTPUTS, toy_task.TASK, tiny.OUTPUTS["text-classification"])
-        graph = tiny.graph
-        patch.setattr(tiny, "graph", lambda task, **options: graph("text-classification", **options))
         yield
 
 
 @pytest.fixture(name="folder", scope="module")
 def its_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models")
-    tiny.bundle(folder, "toy", task=toy_task.TASK)
-    return folder
+    """Returns a folder with a bundle of the toy task, which has the graph of a classifier."""
+    return tiny.edit(tiny.bundle(tmp_path_factory.mktemp("models"), "toy"), lambda fields: fields.update(task=toy_task.TASK)).parent
 
 
 @pytest.fixture(name="api", scope="module")
