@@ -5,8 +5,8 @@ import atexit
 import functools
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,6 +31,7 @@ from bertserve.service.settings import Settings
 from bertserve.service.tasks.body import Limits
 from bertserve.service.text.tokenizer import Tokenizer
 from fakes import FakeEngine
+from served_socket import until
 
 T = TypeVar("T")
 Check = Callable[[httpx.AsyncClient], Awaitable[T]]
@@ -38,17 +39,24 @@ Send = Callable[..., httpx.Response]
 LONG = " ".join(["good", "film", "bad"] * 20)  # 60 tokens, twice the limit of a tiny bundle
 
 
+@asynccontextmanager
+async def serving(service: AppState, auth: Authenticator | None = None) -> AsyncIterator[httpx.AsyncClient]:
+    """Starts an application, yields a client of it, and stops the application."""
+    service.scheduler.start()
+    try:
+        transport = httpx.ASGITransport(Endpoint(service, auth))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=20) as client:
+            yield client
+    finally:
+        await service.scheduler.stop(0)
+
+
 def play(service: AppState, check: Check[T], auth: Authenticator | None = None) -> T:
-    """Starts an application, runs `check` with a client of it for at most 20 seconds, and returns the result of `check`."""
+    """Returns the result of `check`, which runs with a client of the application for at most 20 seconds."""
 
     async def run() -> T:
-        service.scheduler.start()
-        try:
-            transport = httpx.ASGITransport(Endpoint(service, auth))
-            async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=20) as client:
-                return await asyncio.wait_for(check(client), 20)
-        finally:
-            await service.scheduler.stop(0)
+        async with serving(service, auth) as client:
+            return await asyncio.wait_for(check(client), 20)
 
     return asyncio.run(run())
 
@@ -249,22 +257,18 @@ def faked(
 
 async def queued(service: AppState, items: int) -> None:
     """Waits until the queue has this many items."""
-    async with asyncio.timeout(20):
-        while service.scheduler.queue.queue_items < items:
-            await asyncio.sleep(0.001)
+    await until(lambda: service.scheduler.queue.queue_items >= items)
 
 
-def blocked(service: AppState, engine: FakeEngine, check: Check[T]) -> T:
-    """Runs a check while a request at the engine's gate keeps the only inference thread busy; that request must then succeed."""
-
-    async def run(client: httpx.AsyncClient) -> T:
-        engine.gate.clear()
+@asynccontextmanager
+async def blocked(service: AppState, engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
+    """Serves while a request at the engine's gate keeps the only inference thread busy; that request must then succeed."""
+    engine.gate.clear()
+    async with serving(service) as client:
         first = asyncio.ensure_future(client.post("/classify", json={"inputs": "good"}))
         await asyncio.to_thread(engine.entered.acquire, timeout=20)
         try:
-            return await check(client)
+            yield client
         finally:
             engine.gate.set()
             assert (await first).status_code == 200
-
-    return play(service, run)

@@ -9,10 +9,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from application import Check, T, faked, keys, play, posting, rejected
+from application import faked, keys, play, posting, rejected, serving
 from bertserve.service import cli
 from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.api.error_responses import MAX_LINES, ErrorLog
@@ -26,17 +25,11 @@ from served_socket import until
 KEY = {"authorization": "Bearer swordfish"}
 
 
-def guarded(models: Path, check: Check[T], **options: Any) -> T:
-    return play(build(Settings(models=models)), check, auth=Authenticator(keys(models.parent, "swordfish"), **options))
-
-
 @pytest.mark.parametrize(("options", "path"), [({"public_health": False}, "/health/live"), ({"public_metrics": False}, "/metrics")])
-def test_health_and_metrics_can_require_the_key(models: Path, options: dict[str, bool], path: str) -> None:
-    async def check(client: httpx.AsyncClient) -> list[int]:
+async def test_health_and_metrics_can_require_the_key(models: Path, options: dict[str, bool], path: str) -> None:
+    async with serving(build(Settings(models=models)), Authenticator(keys(models.parent, "swordfish"), **options)) as client:
         answers = [await client.get(asked, headers=headers) for asked in ("/health/live", "/metrics") for headers in ({}, KEY)]
-        return [answer.status_code for answer in answers]
-
-    assert guarded(models, check, **options) == ([401, 200, 200, 200] if path == "/health/live" else [200, 200, 401, 200])
+    assert [answer.status_code for answer in answers] == ([401, 200, 200, 200] if path == "/health/live" else [200, 200, 401, 200])
 
 
 @pytest.mark.parametrize(
@@ -51,23 +44,21 @@ def test_health_and_metrics_can_require_the_key(models: Path, options: dict[str,
 )
 def test_a_missing_key_and_a_wrong_key_have_different_messages(models: Path, authorization: str | None, words: str) -> None:
     headers = {} if authorization is None else {"authorization": authorization.encode("latin-1")}
-    response = guarded(models, lambda client: client.post("/classify", json={"inputs": "good"}, headers=headers))
+    auth = Authenticator(keys(models.parent, "swordfish"))
+    response = play(build(Settings(models=models)), lambda client: client.post("/classify", json={"inputs": "good"}, headers=headers), auth)
     message = rejected(response, 401, "unauthorized")
     assert words in message
     assert "swordfish" not in message
     assert response.headers["www-authenticate"] == "Bearer"
 
 
-def test_each_key_has_its_name_in_metrics(models: Path) -> None:
+async def test_each_key_has_its_name_in_metrics(models: Path) -> None:
     key, line = new_key("alice")
     auth = Authenticator(keys(models.parent, "# who may call", "", line, "swordfish"))
-
-    async def check(client: httpx.AsyncClient) -> str:
+    async with serving(build(Settings(models=models)), auth=auth) as client:
         for headers in ({"authorization": f"Bearer {key}"}, KEY, KEY, {"authorization": "Bearer wrong"}, {}):
             await client.post("/classify", json={"inputs": "good"}, headers=headers)
-        return (await client.get("/metrics")).text
-
-    page = play(build(Settings(models=models)), check, auth=auth)
+        page = (await client.get("/metrics")).text
     counted = re.findall(r'bertserve_key_requests_total{key="(.+)",status="(.+)"} (.+)', page)
     assert sorted(counted) == [("alice", "200", "1.0"), ("line-4", "200", "2.0"), ("unknown", "401", "2.0")]
 
@@ -152,9 +143,8 @@ async def test_a_removed_key_answers_no_more_lines_of_its_stream(models: Path) -
             answers.append(json.loads(message["body"]))
 
     scope = posting("/classify", (b"content-type", b"application/jsonl"), (b"authorization", b"Bearer swordfish"))
-    state.scheduler.start()
-    await Endpoint(state, auth=Authenticator(known))(scope, receive, send)
-    await state.scheduler.stop(0)
+    async with serving(state):
+        await Endpoint(state, auth=Authenticator(known))(scope, receive, send)
     first, second, third = answers
     assert [list, list, "unauthorized"] == [type(first), type(second), third["error_type"]]
 

@@ -12,7 +12,7 @@ import tokenizers
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 import tiny
-from application import classify, play, rejected
+from application import classify, rejected, serving
 from bertserve.service.bundle import files
 from bertserve.service.bundle.files import MANIFEST_FILE, TOKENIZER_FILE, digest, load_bundle
 from bertserve.service.errors import BundleError, StartError
@@ -243,18 +243,15 @@ def test_a_graph_that_does_not_fit_its_bundle_is_refused(models: Path, damage: C
 # ---- the other models are served
 
 
-def test_a_broken_model_can_be_skipped(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_broken_model_can_be_skipped(models: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("altered", "mixed"):
         tiny.bundle(models, name)
     (models / "altered" / GRAPH).write_bytes(b"x")
     larger_vocabulary(models / "mixed")
     assert "altered" in refusal(models)
-
-    async def check(client: Any) -> tuple[Any, ...]:
-        answers = [await client.get("/models"), await client.get("/metrics"), await client.post("/models/altered", json={"inputs": "good"})]
-        return (*answers, await client.post("/classify", json={"inputs": "good"}))
-
-    listed, metrics, broken, served = play(build(Settings(models=models, skip_broken=True)), check)
+    async with serving(build(Settings(models=models, skip_broken=True))) as client:
+        listed, metrics = [await client.get(path) for path in ("/models", "/metrics")]
+        broken, served = [await client.post(path, json={"inputs": "good"}) for path in ("/models/altered", "/classify")]
     assert [(model["name"], "was altered" in model.get("broken", "")) for model in listed.json()] == [
         ("tiny", False),
         ("altered", True),

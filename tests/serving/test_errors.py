@@ -1,6 +1,5 @@
 """Errors: each kind has its status, all have the same fields, and they say how to correct common mistakes."""
 
-import asyncio
 import json
 import re
 from pathlib import Path
@@ -69,7 +68,7 @@ def test_a_wrong_method_gets_the_allowed_methods(models: Path, method: str, path
     assert set(answer.headers["allow"].split(", ")) - {"HEAD"} == allowed
 
 
-def test_a_status_is_counted_only_when_it_is_sent(models: Path) -> None:
+async def test_a_status_is_counted_only_when_it_is_sent(models: Path) -> None:
     """If the server cannot send the response head, the caller gets a 500, and the 500 is counted."""
     state = build(Settings(models=models))
     sent: list[Message] = []
@@ -82,7 +81,7 @@ def test_a_status_is_counted_only_when_it_is_sent(models: Path) -> None:
     async def receive() -> Message:
         return {"type": "http.request", "body": b'{"inputs": []}'}
 
-    asyncio.run(Endpoint(state)(posting(), receive, send))
+    await Endpoint(state)(posting(), receive, send)
     assert [message.get("status") for message in sent] == [500, None]
     page = state.metrics.render().decode()
     assert 'requests_total{model="tiny",status="500",task="text-classification"} 1.0' in page

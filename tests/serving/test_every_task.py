@@ -4,13 +4,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from jsonschema import Draft202012Validator
 from prometheus_client.parser import text_string_to_metric_families
 
 import tiny
-from application import LONG, Send, assert_same, call, classify, play, post, rejected, result, wrong
+from application import LONG, Send, assert_same, call, classify, post, rejected, result, serving, wrong
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS
@@ -121,18 +120,15 @@ def test_task_and_model_paths_have_info_and_health(api: Send, path: str) -> None
         assert (200, True) == (health.status_code, health.json()["ready"])
 
 
-def test_requests_are_counted_by_task_model_and_status(tmp_path: Path) -> None:
+async def test_requests_are_counted_by_task_model_and_status(tmp_path: Path) -> None:
     folder = tiny.every_kind(tmp_path)
-
-    async def check(client: httpx.AsyncClient) -> str:
+    async with serving(build(Settings(models=folder, allow_implicit_default=True))) as client:
         for path, name in MODELS.items():
             await client.post(path, json=BODIES[path] | {"model": name})
             await client.post(f"/models/{name}", json=BODIES[path])
             await client.post(path, json={"inputs": 5})
             await client.post(path, json=BODIES[path] | {"model": name, "parameters": {"x": 1}})
-        return (await client.get("/metrics")).text
-
-    page = play(build(Settings(models=folder, allow_implicit_default=True)), check)
+        page = (await client.get("/metrics")).text
     samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples if sample.value]
 
     def counted(metric: str, *labels: str) -> dict[tuple[str, ...], float]:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 import tiny
-from application import Send, answered, ask, call, faked, play, refused, started
+from application import Send, answered, ask, call, faked, refused, serving, started
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.decoding import activate
 from bertserve.service.tasks.occlusion import MAX_WORDS
@@ -232,16 +232,13 @@ def test_parameters_that_do_not_fit_an_explanation_are_refused(api: Send) -> Non
     assert answered(api, CLASSIFY, TEXT, explain=True) == answered(api, CLASSIFY, TEXT, explain=True, window="max")
 
 
-def test_admission_counts_the_variants(tmp_path: Path) -> None:
+async def test_admission_counts_the_variants(tmp_path: Path) -> None:
     tiny.bundle(tmp_path, max_length=64)
     engine = FakeEngine()
-
-    async def check(client: httpx.AsyncClient) -> list[int]:
+    async with serving(faked(tmp_path, engine, max_queue_tokens=600)) as client:
         body = {"inputs": "good " * 40}
         answers = [await client.post(CLASSIFY, json=body | {"parameters": {"explain": explain}}) for explain in (False, True)]
-        return [response.status_code for response in answers]
-
-    assert [200, 413] == play(faked(tmp_path, engine, max_queue_tokens=600), check)
+        assert [200, 413] == [response.status_code for response in answers]
     assert [1] == engine.batches
 
 

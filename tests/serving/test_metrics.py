@@ -3,11 +3,10 @@
 import re
 from pathlib import Path
 
-import httpx
 import pytest
 
 import tiny
-from application import blocked, faked, keys, play
+from application import blocked, faked, keys, serving
 from bertserve.service.auth import Authenticator
 from bertserve.service.models import utilization
 from bertserve.service.models.build import build
@@ -17,38 +16,34 @@ from fakes import FakeEngine
 from served_socket import until
 
 
-def test_all_http_requests_are_counted_by_status(tmp_path: Path) -> None:
+async def test_all_http_requests_are_counted_by_status(tmp_path: Path) -> None:
     """Requests without a key, with an unknown path, a wrong method or a large body count too. Each status has one series."""
     tiny.bundle(tmp_path / "models")
     key = {"authorization": "Bearer swordfish"}
 
-    async def ask(client: httpx.AsyncClient) -> str:
+    settings = Settings(models=tmp_path / "models", max_body_bytes=4096, max_chars=4096)
+    async with serving(build(settings), auth=Authenticator(keys(tmp_path, "swordfish"))) as client:
         await client.post("/classify", json={"inputs": "good"}, headers=key)
         await client.post("/classify", json={"inputs": "good"})
         await client.post("/classify", content=b" " * 5000, headers=key)
         for path in ("/nowhere", "/elsewhere", "/.git"):
             await client.get(path)
         await client.get("/classify", headers=key)
-        return (await client.get("/metrics")).text
-
-    settings = Settings(models=tmp_path / "models", max_body_bytes=4096, max_chars=4096)
-    page = play(build(settings), ask, auth=Authenticator(keys(tmp_path, "swordfish")))
+        page = (await client.get("/metrics")).text
     counted = dict(re.findall(r'^bertserve_http_requests_total\{status="(\d+)"\} (\S+)$', page, re.MULTILINE))
     assert {"200": "1.0", "401": "1.0", "404": "3.0", "405": "1.0", "413": "1.0"} == counted
 
 
-def test_loads_are_counted_by_outcome(models: Path) -> None:
+async def test_loads_are_counted_by_outcome(models: Path) -> None:
     """Each bundle is verified and loaded at the start and at a reload. A broken bundle fails at the step that finds the error."""
     (tiny.bundle(models, "broken") / "tokenizer.json").write_text("{}")
 
-    async def check(client: httpx.AsyncClient) -> str:
+    admin = Authenticator(admin_keys=keys(models.parent, "swordfish"))
+    async with serving(build(Settings(models=models, skip_broken=True)), auth=admin) as client:
         for _ in range(2):
             await client.post("/models/tiny/reload", headers={"authorization": "Bearer swordfish"})
             (models / "tiny" / "tokenizer.json").write_text("{}")
-        return (await client.get("/metrics")).text
-
-    admin = Authenticator(admin_keys=keys(models.parent, "swordfish"))
-    page = play(build(Settings(models=models, skip_broken=True)), check, auth=admin)
+        page = (await client.get("/metrics")).text
     assert metric(page, "model_load_seconds_count", model="tiny", step="verify", outcome="ok") == 2
     assert metric(page, "model_load_seconds_count", model="tiny", step="load", outcome="ok") == 2
     assert metric(page, "model_load_seconds_count", model="tiny", step="verify", outcome="failed") == 1
@@ -56,15 +51,12 @@ def test_loads_are_counted_by_outcome(models: Path) -> None:
     assert metric(page, "model_load_seconds_count", model="broken", outcome="ok") == 0
 
 
-def test_the_busy_seconds_of_threads_match_the_scheduler(models: Path) -> None:
+async def test_the_busy_seconds_of_threads_match_the_scheduler(models: Path) -> None:
     """A running batch counts up to the time of the scrape, and no part of it counts twice."""
     engine = FakeEngine()
     service = faked(models, engine)
-
-    async def check(client: httpx.AsyncClient) -> list[float]:
-        return [metric((await client.get("/metrics")).text, "thread_busy_seconds_total") for _ in range(2)]
-
-    first, second = blocked(service, engine, check)
+    async with blocked(service, engine) as client:
+        first, second = [metric((await client.get("/metrics")).text, "thread_busy_seconds_total") for _ in range(2)]
     assert 0 < first < second <= service.scheduler.busy_s
 
 

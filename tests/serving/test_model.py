@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tiny
-from application import model_of, play, queued, rejected
+from application import model_of, queued, rejected, serving
 from bertserve.service.bundle import files
 from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.model_engines import ModelEngines
@@ -133,7 +133,9 @@ def test_errors_that_end_all_work_on_the_gpu_are_told_from_others(
 
 
 @pytest.mark.parametrize(("fault", "value"), FAULTS.items())
-def test_only_the_request_that_causes_a_graph_fault_fails(models: Path, monkeypatch: pytest.MonkeyPatch, fault: str, value: str) -> None:
+async def test_only_the_request_that_causes_a_graph_fault_fails(
+    models: Path, monkeypatch: pytest.MonkeyPatch, fault: str, value: str
+) -> None:
     sessions: list[FaultySession] = []
 
     def faulty(session: Any) -> FaultySession:
@@ -143,8 +145,8 @@ def test_only_the_request_that_causes_a_graph_fault_fails(models: Path, monkeypa
     wrap_sessions(monkeypatch, faulty)
     service = build(Settings(models=models, threads=1))
     [session] = sessions
+    async with serving(service) as client:
 
-    async def check(client: httpx.AsyncClient) -> None:
         def ask(text: str) -> asyncio.Task[httpx.Response]:
             return asyncio.ensure_future(client.post("/classify", json={"inputs": text}))
 
@@ -165,5 +167,3 @@ def test_only_the_request_that_causes_a_graph_fault_fails(models: Path, monkeypa
         assert 200 == (await blocker).status_code
         assert 200 == (await ask("good")).status_code
         assert 200 == (await client.get("/health/ready")).status_code
-
-    play(service, check)

@@ -3,11 +3,10 @@
 import re
 from pathlib import Path
 
-import httpx
 import pytest
 
 import tiny
-from application import call, classify, play
+from application import call, classify, serving
 from bertserve.service import __version__
 from bertserve.service.api.routes import inference_routes
 from bertserve.service.models.build import build
@@ -81,14 +80,12 @@ def test_every_answer_has_a_request_id(models: Path, path: str) -> None:
 
 
 @pytest.mark.parametrize("log_probes", [False, True])
-def test_the_access_log_has_probes_only_on_request(models: Path, caplog: pytest.LogCaptureFixture, log_probes: bool) -> None:
+async def test_the_access_log_has_probes_only_on_request(models: Path, caplog: pytest.LogCaptureFixture, log_probes: bool) -> None:
     probes = [*PROBES, "/metrics", "/v2/models/tiny/ready"]
 
-    async def check(client: httpx.AsyncClient) -> list[int]:
-        return [(await client.get(path)).status_code for path in (*probes, "/info")]
-
     caplog.set_level("INFO", logger="bertserve.access")
-    assert {200} == set(play(build(Settings(models=models, access_log=True, log_probes=log_probes)), check))
+    async with serving(build(Settings(models=models, access_log=True, log_probes=log_probes))) as client:
+        assert {200} == {(await client.get(path)).status_code for path in (*probes, "/info")}
     assert (len(probes) * log_probes + 1) == len([record for record in caplog.records if record.name == "bertserve.access"])
 
 

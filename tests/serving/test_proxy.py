@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from application import keys, play
+from application import keys, serving
 from bertserve.service.auth import Authenticator
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
@@ -16,18 +16,15 @@ PAGE = "https://app.example.com"
 PREFLIGHT = {"origin": PAGE, "access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
 
 
-def answers(
+async def answers(
     models: Path, *requests: tuple[str, str], headers: dict[str, str] | None = None, auth: Authenticator | None = None, **settings: Any
 ) -> list[httpx.Response]:
     """Returns the responses of an application to requests of (method, path), all with the body of a classification."""
-
-    async def check(client: httpx.AsyncClient) -> list[httpx.Response]:
+    async with serving(build(Settings(models=models, **settings)), auth) as client:
         return [await client.request(method, path, json={"inputs": "good"}, headers=headers) for method, path in requests]
 
-    return play(build(Settings(models=models, **settings)), check, auth=auth)
 
-
-def test_a_path_can_start_with_the_prefix_of_the_proxy(models: Path) -> None:
+async def test_a_path_can_start_with_the_prefix_of_the_proxy(models: Path) -> None:
     asked = [
         ("POST", "/bert/classify"),
         ("POST", "/classify"),
@@ -36,35 +33,35 @@ def test_a_path_can_start_with_the_prefix_of_the_proxy(models: Path) -> None:
         ("POST", "/berta/classify"),
     ]
 
-    assert [200, 200, 200, 200, 404] == [answer.status_code for answer in answers(models, *asked, root_path="/bert")]
+    assert [200, 200, 200, 200, 404] == [answer.status_code for answer in await answers(models, *asked, root_path="/bert")]
 
 
-def test_pages_use_the_prefix_of_the_proxy(models: Path) -> None:
-    root, bare, document = answers(models, ("GET", "/bert/"), ("GET", "/bert"), ("GET", "/bert/openapi.json"), root_path="/bert")
+async def test_pages_use_the_prefix_of_the_proxy(models: Path) -> None:
+    root, bare, document = await answers(models, ("GET", "/bert/"), ("GET", "/bert"), ("GET", "/bert/openapi.json"), root_path="/bert")
 
     assert '<base href="/bert/">' in root.text
     assert root.text == bare.text
     assert [{"url": "/bert"}] == document.json()["servers"]
 
 
-def test_the_docs_are_public_and_declare_the_key(models: Path) -> None:
+async def test_the_docs_are_public_and_declare_the_key(models: Path) -> None:
     """A browser gets the docs without a key. Requests from the docs need the key, which the page's button sends."""
     asked = [("GET", "/docs"), ("GET", "/docs/static/swagger-ui.css"), ("GET", "/openapi.json"), ("POST", "/classify"), ("GET", "/models")]
-    *open_ones, document, classified, models_page = answers(models, *asked, auth=Authenticator(keys(models.parent, "swordfish")))
+    *open_ones, document, classified, models_page = await answers(models, *asked, auth=Authenticator(keys(models.parent, "swordfish")))
 
     assert [200, 200, 200, 401, 401] == [answer.status_code for answer in (*open_ones, document, classified, models_page)]
     assert {"key": {"type": "http", "scheme": "bearer"}} == document.json()["components"]["securitySchemes"]
     assert [{"key": []}] == document.json()["security"]
     assert "tiny" not in document.text
-    (without_key,) = answers(models, ("GET", "/openapi.json"))
+    (without_key,) = await answers(models, ("GET", "/openapi.json"))
     assert "security" not in without_key.json()
 
 
-def test_a_page_of_an_allowed_origin_can_read_responses(models: Path) -> None:
+async def test_a_page_of_an_allowed_origin_can_read_responses(models: Path) -> None:
     """The page can also read errors and headers. The browser's preflight request needs no key."""
     auth = Authenticator(keys(models.parent, "swordfish"))
-    (answer,) = answers(models, ("POST", "/classify"), headers={"origin": PAGE}, auth=auth, cors_origin=[PAGE])
-    (preflight,) = answers(models, ("OPTIONS", "/classify"), headers=PREFLIGHT, auth=auth, cors_origin=[PAGE])
+    (answer,) = await answers(models, ("POST", "/classify"), headers={"origin": PAGE}, auth=auth, cors_origin=[PAGE])
+    (preflight,) = await answers(models, ("OPTIONS", "/classify"), headers=PREFLIGHT, auth=auth, cors_origin=[PAGE])
 
     assert (401, PAGE) == (answer.status_code, answer.headers["access-control-allow-origin"])
     assert "x-request-id" in answer.headers["access-control-expose-headers"]
@@ -74,9 +71,9 @@ def test_a_page_of_an_allowed_origin_can_read_responses(models: Path) -> None:
 
 
 @pytest.mark.parametrize(("origins", "status"), [([PAGE], 400), ([], 405)])
-def test_a_page_of_another_origin_cannot_read_responses(models: Path, origins: list[str], status: int) -> None:
+async def test_a_page_of_another_origin_cannot_read_responses(models: Path, origins: list[str], status: int) -> None:
     headers = {**PREFLIGHT, "origin": "https://app.example.com.evil.test"}
-    preflight, answer = answers(models, ("OPTIONS", "/classify"), ("POST", "/classify"), headers=headers, cors_origin=origins)
+    preflight, answer = await answers(models, ("OPTIONS", "/classify"), ("POST", "/classify"), headers=headers, cors_origin=origins)
 
     assert (status, 200) == (preflight.status_code, answer.status_code)
     assert "access-control-allow-origin" not in preflight.headers.keys() | answer.headers.keys()

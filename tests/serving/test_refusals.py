@@ -6,11 +6,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 import tiny
-from application import Send, blocked, call, classify, faked, play, posting, queued, refused, rejected
+from application import Send, blocked, call, classify, faked, play, posting, queued, refused, rejected, serving
 from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.api.formats import hugging_face
 from conftest import metric
@@ -40,46 +39,37 @@ def test_an_invalid_deadline_is_refused(models: Path, given: str) -> None:
     assert "`x-request-timeout-ms`" in message and "1 to 120000." in message
 
 
-def test_a_request_that_waits_too_long_expires(models: Path) -> None:
+async def test_a_request_that_waits_too_long_expires(models: Path) -> None:
     engine = FakeEngine()
-
-    async def check(client: httpx.AsyncClient) -> tuple[httpx.Response, str]:
+    async with blocked(faked(models, engine), engine) as client:
         response = await client.post("/classify", json={"inputs": "bad"}, headers={"x-request-timeout-ms": "50"})
-        return response, (await client.get("/metrics")).text
-
-    response, page = blocked(faked(models, engine), engine, check)
+        page = (await client.get("/metrics")).text
     rejected(response, 504, "expired")
     assert 1 == metric(page, "expired_total")
 
 
-def test_a_full_queue_refuses_at_once(models: Path) -> None:
+async def test_a_full_queue_refuses_at_once(models: Path) -> None:
     engine = FakeEngine()
     service = faked(models, engine, max_queue_tokens=64)
-
-    async def check(client: httpx.AsyncClient) -> tuple[httpx.Response, str]:
+    async with blocked(service, engine) as client:
         waiting = asyncio.ensure_future(client.post("/classify", json={"inputs": ["bad"] * 17}))  # 51 tokens
         await queued(service, 17)
         response = await client.post("/classify", json={"inputs": ["bad"] * 12})
         engine.gate.set()
         assert (await waiting).status_code == 200
-        return response, (await client.get("/metrics")).text
-
-    response, page = blocked(service, engine, check)
+        page = (await client.get("/metrics")).text
     rejected(response, 429, "overloaded")
     assert int(response.headers["retry-after"]) >= 1
     assert 1 == metric(page, "refused_total", model="tiny", reason="queue_full")
 
 
-def test_a_stopping_service_refuses_requests_and_is_not_ready(models: Path) -> None:
+async def test_a_stopping_service_refuses_requests_and_is_not_ready(models: Path) -> None:
     service = faked(models, FakeEngine())
-
-    async def check(client: httpx.AsyncClient) -> dict[str, httpx.Response]:
+    async with serving(service) as client:
         await service.scheduler.stop(0)
         probes = ("/health", "/health/ready", "/classify/health", "/models/tiny/health", "/ping", "/health/live")
         answers = {path: await client.get(path) for path in probes}
-        return answers | {"post": await client.post("/classify", json={"inputs": "good"})}
-
-    answers = play(service, check)
+        answers |= {"post": await client.post("/classify", json={"inputs": "good"})}
     assert answers.pop("/health/live").status_code == 200
     for response in answers.values():
         rejected(response, 503, "unavailable")
@@ -104,11 +94,10 @@ def test_an_unexpected_error_reveals_nothing(models: Path, monkeypatch: pytest.M
     assert "RuntimeError r-1 POST /classify: fail (test_refusals.py:" in record.getMessage()
 
 
-def test_more_open_requests_than_allowed_get_503_and_probes_are_answered(models: Path) -> None:
+async def test_more_open_requests_than_allowed_get_503_and_probes_are_answered(models: Path) -> None:
     engine = FakeEngine()
     service = faked(models, engine, max_concurrent=2)
-
-    async def check(client: httpx.AsyncClient) -> None:
+    async with serving(service) as client:
         engine.gate.clear()
         running = [asyncio.ensure_future(client.post("/classify", json={"inputs": "good"})) for _ in range(2)]
         await asyncio.to_thread(engine.entered.acquire, timeout=20)
@@ -119,8 +108,6 @@ def test_more_open_requests_than_allowed_get_503_and_probes_are_answered(models:
         engine.gate.set()
         assert [200, 200] == [answer.status_code for answer in await asyncio.gather(*running)]
         assert 200 == (await client.post("/classify", json={"inputs": "good"})).status_code
-
-    play(service, check)
 
 
 async def test_a_client_that_disconnects_while_it_sends_is_counted_as_499(models: Path, caplog: pytest.LogCaptureFixture) -> None:

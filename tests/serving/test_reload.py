@@ -4,15 +4,18 @@ import asyncio
 import gc
 import shutil
 import weakref
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
 import tiny
-from application import Check, T, keys, play, rejected
-from bertserve.service.auth import ApiKeys, Authenticator
+from application import keys, play, rejected, serving
+from bertserve.service.auth import Authenticator
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.models import loading
 from bertserve.service.models.build import AppState, build
@@ -26,11 +29,9 @@ ADMIN = {"authorization": "Bearer trident"}
 BODY = {"inputs": "good"}
 
 
-def administered(state: AppState, folder: Path, check: Check[T], *, keyed: bool = False) -> T:
-    """Runs a check against a service with an admin key and, if `keyed`, an API key."""
-    (folder / "admin").write_text("trident")
-    auth = Authenticator(keys(folder, "swordfish") if keyed else None, admin_keys=ApiKeys(folder / "admin"))
-    return play(state, check, auth=auth)
+def administered(state: AppState, folder: Path) -> AbstractAsyncContextManager[httpx.AsyncClient]:
+    """Serves with an admin key."""
+    return serving(state, Authenticator(admin_keys=keys(folder, "trident")))
 
 
 async def scores(client: httpx.AsyncClient, name: str = "tiny") -> tuple[float, ...]:
@@ -45,12 +46,11 @@ def altered(models: Path) -> None:
     (models / "tiny/tokenizer.json").write_text("{}")
 
 
-def test_a_model_is_replaced_under_load(models: Path, tmp_path: Path) -> None:
+async def test_a_model_is_replaced_under_load(models: Path, tmp_path: Path) -> None:
     """Each request is answered by only one version: equal texts in a list have equal scores."""
     state = build(Settings(models=models))
     seen: set[Any] = set()
-
-    async def check(client: httpx.AsyncClient) -> None:
+    async with administered(state, tmp_path) as client:
         done = False
 
         async def ask() -> None:
@@ -74,12 +74,12 @@ def test_a_model_is_replaced_under_load(models: Path, tmp_path: Path) -> None:
         assert [f'version="{state.registry.get("tiny").bundle.version}"' in line for line in loaded] == [
             line.endswith(" 1.0") for line in loaded
         ]
-
-    administered(state, tmp_path, check)
     assert len(seen) == 4
 
 
-def test_models_loaded_at_the_start_are_freed_without_a_collection(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_models_loaded_at_the_start_are_freed_without_a_collection(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The server excludes these models from garbage collection, so they must not be part of a reference cycle."""
     old: list[weakref.ref[Any]] = []
 
@@ -89,38 +89,34 @@ def test_models_loaded_at_the_start_are_freed_without_a_collection(models: Path,
         state = build(Settings(models=models, allow_implicit_default=True))
     assert len(old) >= 2
     old += [weakref.ref(state.registry.get(name)) for name in ("tiny", "other")]
-
-    async def check(client: httpx.AsyncClient) -> None:
-        gc.collect()
-        gc.freeze()
-        gc.disable()
-        await client.post("/models/other", json=BODY, headers={"x-request-timeout-ms": "100"})
-        shutil.rmtree(models / "tiny")
-        tiny.bundle(models, "tiny", seed=1)
-        await client.post("/models/tiny/reload", headers=ADMIN)
-        await client.post("/models/other/unload", headers=ADMIN)
-        await until(lambda: [part() for part in old] == [None] * len(old))
-
     try:
-        administered(state, tmp_path, check)
+        async with administered(state, tmp_path) as client:
+            gc.collect()
+            gc.freeze()
+            gc.disable()
+            await client.post("/models/other", json=BODY, headers={"x-request-timeout-ms": "100"})
+            shutil.rmtree(models / "tiny")
+            tiny.bundle(models, "tiny", seed=1)
+            await client.post("/models/tiny/reload", headers=ADMIN)
+            await client.post("/models/other/unload", headers=ADMIN)
+            await until(lambda: [part() for part in old] == [None] * len(old))
     finally:
         gc.enable()
         gc.unfreeze()
 
 
-def test_the_log_says_who_changed_which_model_and_why_it_failed(models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_says_who_changed_which_model_and_why_it_failed(
+    models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """There is one audit line per change. A name that no model has is the caller's text, and is not logged."""
     caplog.set_level("INFO", "bertserve.audit")
     answers: list[str] = []
-
-    async def check(client: httpx.AsyncClient) -> None:
+    async with administered(build(Settings(models=models)), tmp_path) as client:
         await client.post("/models/tiny/load", headers=ADMIN)
         altered(models)
         answers.append((await client.post("/models/tiny/load", headers=ADMIN)).json()["error"])
         await client.post("/models/tiny/unload", headers=ADMIN)
         await client.post("/models/hunter2/unload", headers=ADMIN)
-
-    administered(build(Settings(models=models)), tmp_path, check)
     audit = [vars(record) for record in caplog.records if record.name == "bertserve.audit"]
     [refused, _] = [vars(record) for record in caplog.records if record.name == "bertserve.errors"]
     assert [
@@ -133,33 +129,28 @@ def test_the_log_says_who_changed_which_model_and_why_it_failed(models: Path, tm
     assert "hunter2" not in str([vars(record) for record in caplog.records])
 
 
-def test_a_change_cancelled_at_the_shutdown_is_not_logged_as_done(
-    models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+async def test_a_change_cancelled_at_the_shutdown_is_not_logged_as_done(
+    models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "bertserve.audit")
-    state = build(Settings(models=models))
+    begun = asyncio.Event()
 
-    async def check(client: httpx.AsyncClient) -> None:
-        begun = asyncio.Event()
+    async def load(name: str) -> None:
+        begun.set()
+        await asyncio.Event().wait()
 
-        async def load(name: str) -> None:
-            begun.set()
-            await asyncio.Event().wait()
-
-        monkeypatch.setattr(state.reloader, "load", load)
+    state = replace(build(Settings(models=models)), reloader=SimpleNamespace(load=load))
+    async with administered(state, tmp_path) as client:
         change = asyncio.ensure_future(client.post("/models/tiny/load", headers=ADMIN))
         await begun.wait()
         change.cancel()
         await asyncio.wait([change])
-
-    administered(state, tmp_path, check)
     assert ["cancelled"] == [vars(record)["outcome"] for record in caplog.records if record.name == "bertserve.audit"]
 
 
-def test_the_old_model_keeps_serving_if_its_new_bundle_is_broken(models: Path, tmp_path: Path) -> None:
+async def test_the_old_model_keeps_serving_if_its_new_bundle_is_broken(models: Path, tmp_path: Path) -> None:
     state = build(Settings(models=models))
-
-    async def check(client: httpx.AsyncClient) -> None:
+    async with administered(state, tmp_path) as client:
         before = await scores(client)
         altered(models)
         assert "`tiny/tokenizer.json`" in rejected(await client.post("/models/tiny/reload", headers=ADMIN), 422, "invalid_value")
@@ -173,17 +164,14 @@ def test_the_old_model_keeps_serving_if_its_new_bundle_is_broken(models: Path, t
         assert "broken" not in (await client.get("/models/tiny")).json()
         assert 'broken_models{model="tiny"} 0.0' in (await client.get("/metrics")).text
 
-    administered(state, tmp_path, check)
-
 
 @pytest.mark.parametrize(("action", "status"), [("load", 404), ("unload", 200)])
-def test_a_broken_bundle_is_forgotten_when_it_is_gone_or_unloaded(
+async def test_a_broken_bundle_is_forgotten_when_it_is_gone_or_unloaded(
     models: Path, tmp_path: Path, action: str, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "bertserve.audit")
     state = build(Settings(models=models))
-
-    async def check(client: httpx.AsyncClient) -> None:
+    async with administered(state, tmp_path) as client:
         (tiny.bundle(models, "other") / "tokenizer.json").write_text("{}")
         rejected(await client.post("/models/other/load", headers=ADMIN), 422, "invalid_value")
         assert ["other"] == list(state.registry.broken)
@@ -192,17 +180,15 @@ def test_a_broken_bundle_is_forgotten_when_it_is_gone_or_unloaded(
         assert status == (await client.post(f"/models/other/{action}", headers=ADMIN)).status_code
         assert [] == list(state.registry.broken)
         assert 0 == metric((await client.get("/metrics")).text, "broken_models")
-
-    administered(state, tmp_path, check)
     [*_, audit] = [vars(record) for record in caplog.records if record.name == "bertserve.audit"]
     assert (action, "other", "done" if status == 200 else "not_found") == (audit["action"], audit["model"], audit["outcome"])
 
 
-def test_an_endpoint_follows_loads_and_unloads(models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_endpoint_follows_loads_and_unloads(models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tiny.bundle(models, "other", seed=1)
     state = build(Settings(models=models, default={"classify": "tiny"}))
+    async with administered(state, tmp_path) as client:
 
-    async def check(client: httpx.AsyncClient) -> None:
         async def served() -> str:
             return (await client.post("/classify", json=BODY)).headers.get("x-model", "none")
 
@@ -216,8 +202,6 @@ def test_an_endpoint_follows_loads_and_unloads(models: Path, tmp_path: Path, cap
         assert (await client.post("/models/tiny/load", headers=ADMIN)).status_code == 200
         assert await served() == "tiny"
         rejected(await client.post("/models/nobody/load", headers=ADMIN), 404, "not_found")
-
-    administered(state, tmp_path, check)
 
 
 def test_a_refresh_makes_the_models_match_the_folders(models: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -319,12 +303,9 @@ def test_model_changes_are_disabled_without_admin_keys(models: Path, path: str) 
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_request_does_not_change_models_of_several_workers(models: Path, tmp_path: Path, path: str) -> None:
+async def test_a_request_does_not_change_models_of_several_workers(models: Path, tmp_path: Path, path: str) -> None:
     """It would reach only one of them. The answer says what to do instead."""
-
-    async def check(client: httpx.AsyncClient) -> None:
-        assert "SIGHUP" in rejected(await client.post(path, headers=ADMIN), 409, "conflict")
-
     state = build(Settings(models=models, workers=2))
-    administered(state, tmp_path, check)
+    async with administered(state, tmp_path) as client:
+        assert "SIGHUP" in rejected(await client.post(path, headers=ADMIN), 409, "conflict")
     assert ["tiny"] == list(state.registry.models)

@@ -1,6 +1,5 @@
 """Every route enforces its declared access, for each kind of key, at its own path and at similar paths."""
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message
 
-from application import keys
+from application import keys, serving
 from bertserve.service.api.app import create_fastapi
 from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.api.routes import GuardedRoute, check_declared
@@ -134,11 +133,10 @@ def test_only_probes_metrics_and_pages_are_open_without_a_key(models: Path) -> N
     assert pages | probes | {"/metrics"} == open_paths
 
 
-def test_every_route_enforces_its_declared_access(models: Path) -> None:
+async def test_every_route_enforces_its_declared_access(models: Path) -> None:
     """A missing key is 401 and a key without permission is 403. Only the admin key can change models."""
     state, auth, changes = service(models)
-
-    async def ask() -> None:
+    async with serving(state):
         app = Endpoint(state, auth=auth)
         for route, method, path in routes(create_fastapi(state)):
             for authorization in (NO_KEY, KEY, ADMIN_KEY):
@@ -149,24 +147,13 @@ def test_every_route_enforces_its_declared_access(models: Path) -> None:
                 assert (asked.status == denied) is not allowed(route.access, authorization), (path, authorization, asked.status)
                 assert (len(changes.names) > before) is (route.access is Access.ADMIN and authorization == ADMIN_KEY), path
                 assert asked.status != 405, path
-
-    asyncio.run(with_threads(state, ask()))
     assert {"tiny"} == set(changes.names)
 
 
-async def with_threads(state: AppState, work: Any) -> None:
-    state.scheduler.start()
-    try:
-        await work
-    finally:
-        await state.scheduler.stop(0)
-
-
 @pytest.mark.parametrize(("root_path", "mounted"), [("", False), ("/bert", False), ("/bert", True)])
-def test_no_mutated_path_bypasses_the_access_of_a_route(models: Path, root_path: str, mounted: bool) -> None:
+async def test_no_mutated_path_bypasses_the_access_of_a_route(models: Path, root_path: str, mounted: bool) -> None:
     state, auth, changes = service(models, **({} if mounted else {"root_path": root_path}))
-
-    async def ask() -> None:
+    async with serving(state):
         app = Endpoint(state, auth)
         for route, method, path in routes(create_fastapi(state)):
             for name, mutate in MUTATIONS.items():
@@ -184,17 +171,12 @@ def test_no_mutated_path_bypasses_the_access_of_a_route(models: Path, root_path:
                     if name == "double prefix":
                         assert asked.status == 404, context
 
-    asyncio.run(with_threads(state, ask()))
 
-
-def test_a_path_without_a_route_is_404_before_its_body_is_read(models: Path) -> None:
+async def test_a_path_without_a_route_is_404_before_its_body_is_read(models: Path) -> None:
     state, auth, _ = service(models)
-
-    async def ask(authorization: bytes) -> tuple[int, int]:
+    for authorization in (NO_KEY, KEY):
         asked = await Asked("POST", "/nowhere", authorization).by(Endpoint(state, auth=auth))
-        return asked.status, len(asked.unread)
-
-    assert [(404, 1), (404, 1)] == [asyncio.run(ask(authorization)) for authorization in (NO_KEY, KEY)]
+        assert (404, 1) == (asked.status, len(asked.unread))
 
 
 def test_a_route_without_a_declared_access_fails_at_start(models: Path) -> None:
@@ -209,13 +191,9 @@ def test_a_route_without_a_declared_access_fails_at_start(models: Path) -> None:
             check_declared([*app.routes, undeclared])
 
 
-def test_probes_of_unknown_models_reveal_no_model_names(models: Path) -> None:
+async def test_probes_of_unknown_models_reveal_no_model_names(models: Path) -> None:
     state, auth, _ = service(models)
-    paths = ("/models/tinny/health", "/v2/models/tinny/ready", "/ner/health")
-
-    async def ask() -> list[Asked]:
-        return [await Asked("GET", path, NO_KEY).by(Endpoint(state, auth=auth)) for path in paths]
-
-    probes = asyncio.run(ask())
-    assert {404} == {probe.status for probe in probes}
-    assert [] == [probe.body for probe in probes if b"tiny" in probe.body or b"sha256" in probe.body]
+    for path in ("/models/tinny/health", "/v2/models/tinny/ready", "/ner/health"):
+        probe = await Asked("GET", path, NO_KEY).by(Endpoint(state, auth=auth))
+        assert 404 == probe.status
+        assert b"tiny" not in probe.body and b"sha256" not in probe.body

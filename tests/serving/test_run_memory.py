@@ -7,11 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 import tiny
-from application import assert_same, play
+from application import assert_same, serving
 from bertserve.service.engine import freed_memory
 from bertserve.service.models.build import AppState, build
 from bertserve.service.settings import Settings
@@ -30,11 +29,10 @@ def recorded(folder: Path, monkeypatch: pytest.MonkeyPatch, **bundle: Any) -> tu
     return service, feeds
 
 
-def test_a_batch_of_many_masks_runs_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_batch_of_many_masks_runs_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     service, feeds = recorded(tmp_path, monkeypatch, task="fill-mask")
     body = {"inputs": [" ".join(["[MASK] good"] * count) for count in MASKS]}
-
-    async def check(client: httpx.AsyncClient) -> None:
+    async with serving(service) as client:
         whole = (await client.post("/fill-mask", json=body)).json()
         assert max(len(feed["mask_index"]) for feed in feeds) > 5, "no batch was cut"
         feeds.clear()
@@ -44,14 +42,11 @@ def test_a_batch_of_many_masks_runs_in_parts(tmp_path: Path, monkeypatch: pytest
         assert sum(MASKS) == sum(masks)
         assert [5] == [count for count in masks if count > 4]
 
-    play(service, check)
 
-
-def test_a_batch_of_many_weights_runs_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_batch_of_many_weights_runs_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     service, feeds = recorded(tmp_path, monkeypatch, attention_heads=(2, 3))
     body = {"inputs": ["good " * count for count in (3, 9, 28, 5, 5, 14, 5, 5)]}
-
-    async def check(client: httpx.AsyncClient) -> None:
+    async with serving(service) as client:
         whole = (await client.post("/attention", json=body)).json()
         assert max(len(feed["input_ids"]) for feed in feeds) > 1, "no batch was made"
         feeds.clear()
@@ -60,8 +55,6 @@ def test_a_batch_of_many_weights_runs_in_parts(tmp_path: Path, monkeypatch: pyte
         runs = [feed["input_ids"].shape for feed in feeds]
         assert [] == [(rows, length) for rows, length in runs if rows > 1 and rows * 5 * length**2 > 2 * 5 * 11**2]
         assert {30, 16} < {length for rows, length in runs if rows == 1}
-
-    play(service, check)
 
 
 def resident_bytes() -> int:

@@ -15,7 +15,7 @@ import pytest
 
 import slow
 import tiny
-from application import assert_same, call, faked, play, posting, rejected
+from application import assert_same, call, faked, play, posting, rejected, serving
 from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.api.jsonl import READ_AHEAD_BYTES
 from bertserve.service.api.request import LARGE_BYTES
@@ -224,16 +224,13 @@ async def test_the_event_loop_writes_one_large_answer_per_turn(tmp_path: Path, c
     run = model.run
     model.run = lambda *arguments, **options: gate.wait(20) and run(*arguments, **options)
     clients = [Client([written({"inputs": ["good " * 500] * 4, "parameters": {"pooling": "none"}})]) for _ in range(8)]
-    service.scheduler.start()
-    asking = asyncio.create_task(answered_in(service, clients, "/embed", content_type))
-    async with asyncio.timeout(20):
-        while service.scheduler.queue.queue_tokens < len(clients) * 4 * 500:
-            await asyncio.sleep(0.001)
+    async with serving(service):
+        asking = asyncio.create_task(answered_in(service, clients, "/embed", content_type))
+        await until(lambda: service.scheduler.queue.queue_tokens == len(clients) * 4 * 502)
         gate.set()
         while service.scheduler.queue.queue_tokens:
             time.sleep(0.001)  # the event loop is busy until all requests have ended
         turns = await asking
-    await service.scheduler.stop(5)
     assert min(len(client.answers[0]) for client in clients) > LARGE_BYTES
     assert len(clients) == len(set(turns))
 
@@ -269,14 +266,11 @@ async def answered_in(service: AppState, clients: list[Client], path: str, conte
 
 
 @pytest.mark.parametrize("chunks", [1, 50])
-def test_a_disconnect_cancels_the_waiting_requests(models: Path, chunks: int) -> None:
+async def test_a_disconnect_cancels_the_waiting_requests(models: Path, chunks: int) -> None:
     engine = FakeEngine()
     service = faked(models, engine)
-    client_lines = written(*({"inputs": "good"} for _ in range(200)))
-
-    async def check() -> None:
-        service.scheduler.start()
-        client = Client([client_lines] * chunks)
+    client = Client([written(*({"inputs": "good"} for _ in range(200)))] * chunks)
+    async with serving(service):
         engine.gate.clear()
         running = asyncio.create_task(stream(service, client))
         await asyncio.to_thread(engine.entered.acquire, timeout=20)
@@ -284,9 +278,6 @@ def test_a_disconnect_cancels_the_waiting_requests(models: Path, chunks: int) ->
         client.gone.set()
         await asyncio.wait_for(running, 5)
         engine.gate.set()
-        await service.scheduler.stop(5)
-
-    asyncio.run(check())
     page = service.metrics.render().decode()
     assert 'bertserve_cancelled_total{model="tiny",task="text-classification"} 32.0' in page
     assert 'bertserve_requests_total{model="tiny",status="499",task="text-classification"} 32.0' in page

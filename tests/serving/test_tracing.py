@@ -7,8 +7,8 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 import tiny
-from application import blocked, faked, play, queued
+from application import blocked, faked, play, queued, serving
 from bertserve.service.errors import SettingsError
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
@@ -95,24 +95,22 @@ def tracing(collector: Collector) -> Iterator[Tracer]:
     tracer.close()
 
 
-def traced(models: Path, collector: Collector, check: Callable[[httpx.AsyncClient], Any], **settings: Any) -> Any:
-    """Returns the result of a check of a service; the collector then has all its spans."""
+@asynccontextmanager
+async def traced(models: Path, collector: Collector, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """Yields a client of a service; after the block, the collector has all its spans."""
     with tracing(collector) as tracer:
-        return play(replace(build(Settings(models=models, **settings)), tracer=tracer), check)
+        async with serving(replace(build(Settings(models=models, **settings)), tracer=tracer)) as client:
+            yield client
 
 
-def ask(models: Path, collector: Collector, body: Any, *, path: str = "/classify", **headers: str) -> httpx.Response:
-    """Returns the response to a POST; the collector then has all its spans."""
-
-    async def check(client: httpx.AsyncClient) -> httpx.Response:
-        return await client.post(path, json=body, headers={name.replace("_", "-"): value for name, value in headers.items()})
-
-    answer: httpx.Response = traced(models, collector, check)
-    return answer
+async def ask(models: Path, collector: Collector, body: Any, **headers: str) -> httpx.Response:
+    """Returns the response to a classification; the collector then has all its spans."""
+    async with traced(models, collector) as client:
+        return await client.post("/classify", json=body, headers={name.replace("_", "-"): value for name, value in headers.items()})
 
 
-def test_a_request_is_a_span_with_a_child_per_stage(models: Path, collector: Collector) -> None:
-    ask(models, collector, {"inputs": "good"}, x_request_id="mine-1")
+async def test_a_request_is_a_span_with_a_child_per_stage(models: Path, collector: Collector) -> None:
+    await ask(models, collector, {"inputs": "good"}, x_request_id="mine-1")
     server = collector.one("POST /classify")
     children = sorted(
         (span for span in collector.spans if span.parent_span_id == server.span_id), key=lambda span: span.start_time_unix_nano
@@ -136,18 +134,16 @@ def test_a_request_is_a_span_with_a_child_per_stage(models: Path, collector: Col
     assert Status.STATUS_CODE_UNSET == server.status.code
 
 
-def test_a_batch_is_a_span_with_links_to_its_requests(models: Path, collector: Collector) -> None:
+async def test_a_batch_is_a_span_with_links_to_its_requests(models: Path, collector: Collector) -> None:
     engine = FakeEngine()
     service = faked(models, engine, clock=ManualClock())
 
-    async def check(client: httpx.AsyncClient) -> None:
-        both = [asyncio.ensure_future(client.post("/classify", json={"inputs": text})) for text in ("good", "bad film")]
-        await queued(service, 2)
-        engine.gate.set()
-        await asyncio.gather(*both)
-
     with tracing(collector) as tracer:
-        blocked(replace(service, tracer=tracer), engine, check)
+        async with blocked(replace(service, tracer=tracer), engine) as client:
+            both = [asyncio.ensure_future(client.post("/classify", json={"inputs": text})) for text in ("good", "bad film")]
+            await queued(service, 2)
+            engine.gate.set()
+            await asyncio.gather(*both)
     batches = sorted((span for span in collector.spans if span.name == "batch tiny"), key=lambda span: span.start_time_unix_nano)
     together = batches[1]
     requests = {span.span_id: span.trace_id for span in collector.spans if span.name == "POST /classify"}
@@ -170,8 +166,8 @@ def test_a_batch_is_a_span_with_links_to_its_requests(models: Path, collector: C
     } == values(together)
 
 
-def test_the_trace_of_the_caller_is_continued(models: Path, collector: Collector) -> None:
-    answer = ask(models, collector, {"inputs": "good"}, traceparent=TRACEPARENT, tracestate="vendor=1", x_request_id="mine-2")
+async def test_the_trace_of_the_caller_is_continued(models: Path, collector: Collector) -> None:
+    answer = await ask(models, collector, {"inputs": "good"}, traceparent=TRACEPARENT, tracestate="vendor=1", x_request_id="mine-2")
     server = collector.one("POST /classify")
     assert (CALLER, PARENT) == (server.trace_id.hex(), server.parent_span_id.hex())
     assert "vendor=1" == server.trace_state
@@ -212,21 +208,19 @@ def test_headers_of_a_caller_are_not_logged(collector: Collector, caplog: pytest
     assert "traceparent" not in headers or trace.trace_id == CALLER
 
 
-def test_a_trace_that_the_caller_does_not_sample_is_not_recorded(models: Path, collector: Collector) -> None:
+async def test_a_trace_that_the_caller_does_not_sample_is_not_recorded(models: Path, collector: Collector) -> None:
     """No span is sent, but the ids of the trace are passed on."""
-    answer = ask(models, collector, {"inputs": "good"}, traceparent=f"00-{CALLER}-{PARENT}-00")
+    answer = await ask(models, collector, {"inputs": "good"}, traceparent=f"00-{CALLER}-{PARENT}-00")
     assert [] == collector.spans
     assert f'traceparent;desc="00-{CALLER}-' in answer.headers["server-timing"]
     assert answer.headers["server-timing"].endswith('-00"')
 
 
-def test_no_span_contains_text_of_a_caller(models: Path, collector: Collector) -> None:
-    async def check(client: httpx.AsyncClient) -> None:
+async def test_no_span_contains_text_of_a_caller(models: Path, collector: Collector) -> None:
+    async with traced(models, collector) as client:
         headers = {"user-agent": "sesame", "authorization": "Bearer sesame", "referer": "http://sesame/"}
         for path in ("/classify", "/classify?sesame=1", "/sesame", "/models/sesame", "/v2/models/tiny/versions/sesame/infer"):
             await client.post(path, json={"inputs": "sesame", "sesame": 1}, headers=headers)
-
-    traced(models, collector, check)
     assert 5 <= len([span for span in collector.spans if span.kind == Span.SPAN_KIND_SERVER])
     assert [] == [span for span in collector.spans if b"sesame" in span.SerializeToString().lower()]
 
@@ -235,34 +229,26 @@ def test_a_failed_run_is_an_error_of_its_batch_and_its_request(models: Path, col
     """The request's span has the status, and the batch's span has the type of the error. Neither has its message."""
     engine = FakeEngine(guilty_token=tiny.VOCABULARY.index("bad"))
     with tracing(collector) as tracer:
-
-        async def check(client: httpx.AsyncClient) -> int:
-            return (await client.post("/classify", json={"inputs": "bad"})).status_code
-
-        assert 500 == play(replace(faked(models, engine), tracer=tracer), check)
+        service = replace(faked(models, engine), tracer=tracer)
+        assert 500 == play(service, lambda client: client.post("/classify", json={"inputs": "bad"})).status_code
     batch, server = collector.one("batch tiny"), collector.one("POST /classify")
     assert ("EngineError", Status.STATUS_CODE_ERROR) == (values(batch)["error.type"], batch.status.code)
     assert ("500", Status.STATUS_CODE_ERROR) == (values(server)["error.type"], server.status.code)
     assert "GuiltyToken" not in str(collector.exports)
 
 
-def test_probes_and_scrapes_are_not_traced(models: Path, collector: Collector) -> None:
-    async def check(client: httpx.AsyncClient) -> None:
+async def test_probes_and_scrapes_are_not_traced(models: Path, collector: Collector) -> None:
+    async with traced(models, collector) as client:
         for path in ("/health/live", "/health/ready", "/metrics", "/ping", "/models/tiny/info"):
             assert (await client.get(path)).status_code == 200
-
-    traced(models, collector, check)
     assert ["GET /models/{name}/info"] == [span.name for span in collector.spans]
 
 
-def test_log_lines_have_the_ids_of_the_trace(models: Path, collector: Collector, caplog: pytest.LogCaptureFixture) -> None:
+async def test_log_lines_have_the_ids_of_the_trace(models: Path, collector: Collector, caplog: pytest.LogCaptureFixture) -> None:
     """The span of a request with a client error has its status, but is not an error."""
     caplog.set_level(logging.INFO)
-
-    async def check(client: httpx.AsyncClient) -> None:
+    async with traced(models, collector, access_log=True) as client:
         await client.post("/classify", json={"inputs": 1}, headers={"traceparent": TRACEPARENT})
-
-    traced(models, collector, check, access_log=True)
     lines = [record.__dict__ for record in caplog.records if record.name in ("bertserve.access", "bertserve.errors")]
     span = collector.one("POST /classify")
     assert (422, None, Status.STATUS_CODE_UNSET) == (
@@ -273,14 +259,13 @@ def test_log_lines_have_the_ids_of_the_trace(models: Path, collector: Collector,
     assert [(CALLER, span.span_id.hex())] * 2 == [(line.get("trace_id"), line.get("span_id")) for line in lines]
 
 
-def test_an_unreachable_collector_has_no_effect(models: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unreachable_collector_has_no_effect(
+    models: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     tracer = create_tracer("http://127.0.0.1:1/v1/traces")
-
-    async def check(client: httpx.AsyncClient) -> list[int]:
-        return [(await client.post("/classify", json={"inputs": "sesame"})).status_code for _ in range(3)]
-
-    assert [200] * 3 == play(replace(build(Settings(models=models)), tracer=tracer), check)
+    async with serving(replace(build(Settings(models=models)), tracer=tracer)) as client:
+        assert [200] * 3 == [(await client.post("/classify", json={"inputs": "sesame"})).status_code for _ in range(3)]
     tracer.close()
     assert "sesame" not in caplog.text
     assert any(record.name.startswith("opentelemetry.exporter") for record in caplog.records)
