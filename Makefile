@@ -12,7 +12,7 @@ CASES ?= 100000
 # duration of its longest load in seconds
 STRESS_SECONDS ?= 600
 PYTEST = .venv-dev/bin/python -m pytest
-BESIDE = $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not serial and not full_grid"
+PARALLEL = $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not serial and not full_grid"
 # only these files, because collecting all takes longer than some of the tests
 SERIAL = $(shell grep -l 'pytest\.mark\.serial' tests/*/test_*.py)
 CLIENTS = -m pytest --confcutdir . -c /dev/null --rootdir . -p no:cacheprovider
@@ -62,10 +62,10 @@ compare: dev ## compare the speed with that of a commit, in alternating rounds: 
 unit: exporting serving serial ## pytest: unit, parity, end to end
 
 exporting: dev .venv/.installed # in their own processes, so that the others do not import torch
-	$(BESIDE) tests/exporting
+	$(PARALLEL) tests/exporting
 
 serving: dev .venv/.installed # all other tests that can run in parallel
-	$(BESIDE) --ignore tests/exporting
+	$(PARALLEL) --ignore tests/exporting
 
 serial: dev .venv/.installed # tests that load or signal processes run one at a time; they wait half of their time
 	$(PYTEST) -m "serial and not full_grid" $(SERIAL)
@@ -80,7 +80,7 @@ clients: dev .venv/.installed .venv-clients/.installed tests/clients/node_module
 stress: dev .venv/.installed ## hostile requests, faults and loads, for hours: make stress CASES=N STRESS_SECONDS=600
 	STRESS_CASES=$(CASES) $(PYTEST) -n $(WORKERS) tests/serving/test_hostile.py tests/serving/test_raw_http.py tests/serving/test_description.py
 	$(PYTEST) tests/serving/test_stopping.py tests/serving/test_workers.py \
-	  tests/serving/test_connections.py tests/serving/test_reload.py tests/serving/test_hangup.py
+	  tests/serving/test_connections.py tests/serving/test_reload.py tests/serving/test_sighup.py
 	STRESS_SECONDS=$(STRESS_SECONDS) $(PYTEST) -s tests/stress
 
 docs: dev ## write the tables of the docs from the code

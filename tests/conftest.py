@@ -115,7 +115,7 @@ def wait_until(holds: Callable[[], bool], limit_s: float = 60) -> None:
     """Waits until a condition holds, and fails after the limit. A minute is far more than a busy machine needs."""
     end = time.monotonic() + limit_s
     while not holds():
-        assert time.monotonic() < end, "it never came true"
+        assert time.monotonic() < end, f"the condition did not hold within {limit_s:g} s"
         time.sleep(0.02)
 
 

@@ -39,8 +39,7 @@ def test_every_pin_of_the_image_has_the_tested_version_and_hashes(lock: str) -> 
     tested = {name: version for name, (version, _) in pins(ROOT / "constraints.txt").items()}
     locked = pins(ROOT / "locks" / f"{lock}.txt")
     assert [] == [name for name, (_, hashes) in locked.items() if hashes == 0]
-    beside = {name for name in locked if name not in tested and not name.startswith("nvidia-")}
-    assert beside <= UNTESTED
+    assert {name for name in locked if name not in tested and not name.startswith("nvidia-")} <= UNTESTED
     assert {name: version for name, (version, _) in locked.items() if name in tested} == {
         name: tested[name] for name in locked if name in tested
     }

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(name="said", scope="module")
-def what_node_says(url: str) -> dict[str, Any]:
+def output_of_node(url: str) -> dict[str, Any]:
     done = subprocess.run([str(NODE), HERE / "calls.mjs", url], cwd=HERE, capture_output=True, text=True, timeout=120, check=True)
     read: dict[str, Any] = json.loads(done.stdout)
     return read

@@ -10,12 +10,12 @@ pytestmark = needs_browser
 
 
 @cache
-def what_the_page_shows(url: str, *key: str) -> dict[str, Any]:
+def visit(url: str, *key: str) -> dict[str, Any]:
     return in_browser("playground.mjs", url, *key)
 
 
 def test_every_task_is_run_and_shown(url: str) -> None:
-    seen = what_the_page_shows(url)
+    seen = visit(url)
     tasks = seen["tasks"]
 
     assert [] == seen["errors"] + seen["outside"]
@@ -32,7 +32,7 @@ def test_every_task_is_run_and_shown(url: str) -> None:
 
 def test_the_stages_of_a_request_are_shown_separately(url: str) -> None:
     """Each stage has a time and a description. All runs of `explain` count as inference, because an idle service has no queue."""
-    seen = what_the_page_shows(url)
+    seen = visit(url)
     stages = ["tokenize", "queue", "inference", "decode", "rest"]
     explained = {name: (ms, about) for name, ms, about in seen["explained"]}
 
@@ -43,7 +43,7 @@ def test_the_stages_of_a_request_are_shown_separately(url: str) -> None:
 
 
 def test_attention_is_drawn_by_layer_and_head(url: str) -> None:
-    seen = what_the_page_shows(url)["attention"]
+    seen = visit(url)["attention"]
 
     assert 3 == seen["heads"]
     assert seen["caption"].startswith("Head 2: each row is a token")
@@ -51,7 +51,7 @@ def test_attention_is_drawn_by_layer_and_head(url: str) -> None:
 
 
 def test_decisions_follow_the_slider_and_a_diagram_shows_the_calibration(url: str) -> None:
-    seen = what_the_page_shows(url)
+    seen = visit(url)
     [[low, decided, bars], [high, abstained, _]] = seen["decisions"]
 
     assert (["0.01", "0.99"], 3) == ([low, high], bars)
@@ -63,7 +63,7 @@ def test_decisions_follow_the_slider_and_a_diagram_shows_the_calibration(url: st
 
 def test_user_input_and_errors_are_shown_as_text(url: str) -> None:
     """Markup is not executed, a truncated text has a notice, and errors keep their message. The page fits a phone."""
-    seen = what_the_page_shows(url)
+    seen = visit(url)
 
     assert "onerror" in seen["markup"][0]
     assert "bertserve playground" == seen["markup"][1]
@@ -76,24 +76,24 @@ def test_user_input_and_errors_are_shown_as_text(url: str) -> None:
 
 
 def test_the_form_stays_where_it_is_if_a_request_fails(url: str) -> None:
-    assert 0 == what_the_page_shows(url)["moved"]
+    assert 0 == visit(url)["moved"]
 
 
 def test_words_are_explained_on_request_and_up_to_a_length(url: str) -> None:
     """The first latency that a user sees has no runs for an explanation."""
-    seen = what_the_page_shows(url)
+    seen = visit(url)
 
     assert seen["explains"] is False
     assert "too long to explain" in seen["tooLong"]
 
 
 def test_the_load_is_hidden_if_there_are_no_metrics(url: str) -> None:
-    assert [] == what_the_page_shows(url)["shown"]
+    assert [] == visit(url)["shown"]
 
 
 def test_the_windows_of_a_long_text_are_drawn(url: str) -> None:
     """The page draws all windows that the service read, and scrolls to the answer. The run button keeps the focus."""
-    seen = what_the_page_shows(url)["windows"]
+    seen = visit(url)["windows"]
 
     assert ("Read in 4 windows", 4, 4) == (seen["read"], seen["drawn"], seen["rows"])
     assert seen["marked"].startswith("1914")
@@ -103,7 +103,7 @@ def test_the_windows_of_a_long_text_are_drawn(url: str) -> None:
 
 def test_the_words_that_explain_an_answer_are_marked(url: str) -> None:
     """The marks are in the question and the passage, but not in the answer. A character beyond 16 bits does not shift them."""
-    seen = what_the_page_shows(url)["why"]
+    seen = visit(url)["why"]
 
     assert ("Why “1886”?", ["Passage", "Question"]) == (seen["title"], seen["texts"])
     assert ["𝒜", "bridge", "was", "built", "in", "Porto", "in", "."] == seen["words"][2:10]  # the first two belong to the legend
@@ -112,7 +112,7 @@ def test_the_words_that_explain_an_answer_are_marked(url: str) -> None:
 def test_the_page_asks_for_an_api_key(tiny_models: Path, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("swordfish")
     with running(tiny_models, "--default", "text-classification=sentiment", "--api-key-file", str(tmp_path / "key")) as url:
-        seen = what_the_page_shows(url, "swordfish")
+        seen = visit(url, "swordfish")
 
     assert seen["refused"] == "This service needs an API key. Enter it above, under “API key”."
     assert seen["tasks"]["Classify"]["result"].strip()

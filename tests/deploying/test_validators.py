@@ -42,7 +42,7 @@ def said(*command: str | Path) -> str:
 
 
 @pytest.fixture(name="rendered", params=["as it is", "with all components"])
-def what_kustomize_renders(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+def rendered_manifests(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """Returns one file of all manifests. The autoscaling component stays disabled, because KEDA also sets the number of pods."""
     folder = shutil.copytree(KUBERNETES, tmp_path / "kubernetes")
     top = folder / "kustomization.yaml"

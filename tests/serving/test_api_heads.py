@@ -39,9 +39,9 @@ def test_options_can_be_top_level_keys_or_parameters(api: Send) -> None:
 @pytest.mark.parametrize("options", [{}, {"normalize": True, "dimensions": 3}, {"pooling": "none"}])
 def test_vectors_can_be_encoded_as_base64(api: Send, options: dict[str, Any]) -> None:
     numbers = answered(api, EMBED, ["a good film", ""], **options)
-    beside = result(api, EMBED, {"inputs": ["a good film", ""], "encoding_format": "base64", **options})
-    assert beside == answered(api, "/models/vectors", ["a good film", ""], encoding_format="BASE64", **options)
-    rows = [row if isinstance(row, list) else [row] for row in beside]
+    encoded = result(api, EMBED, {"inputs": ["a good film", ""], "encoding_format": "base64", **options})
+    assert encoded == answered(api, "/models/vectors", ["a good film", ""], encoding_format="BASE64", **options)
+    rows = [row if isinstance(row, list) else [row] for row in encoded]
     found = [np.array([np.frombuffer(base64.b64decode(text), dtype="<f4") for text in row]) for row in rows]
     for vectors, read in zip(numbers, found, strict=True):
         np.testing.assert_array_equal(np.atleast_2d(np.array(vectors, dtype=np.float32)), read)

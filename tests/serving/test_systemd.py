@@ -16,7 +16,9 @@ Serve = Callable[..., Any]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_systemd_is_told(models: Path, tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+def test_systemd_gets_the_messages_of_the_service(
+    models: Path, tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
     heard: SimpleQueue[tuple[int, str]] = SimpleQueue()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
