@@ -1,6 +1,5 @@
 """Multi-threaded runs, whose outputs are identical, and the cost model, which predicts runs."""
 
-import asyncio
 import threading
 from collections.abc import Callable
 from math import isfinite
@@ -99,7 +98,7 @@ def test_a_changed_bundle_gets_no_second_session(
     assert f"`{bundle}/model.cpu.fp32.onnx`" in caplog.text
 
 
-def test_a_run_is_multi_threaded_only_with_enough_tokens(tmp_path: Path) -> None:
+async def test_a_run_is_multi_threaded_only_with_enough_tokens(tmp_path: Path) -> None:
     loaded = files.load_bundle(tiny.bundle(tmp_path))
     metrics, single, several = Metrics(), FakeEngine(), FakeEngine()
     engines = ModelEngines(single, lambda: several, model="tiny", threads=2, min_tokens=10)
@@ -109,22 +108,17 @@ def test_a_run_is_multi_threaded_only_with_enough_tokens(tmp_path: Path) -> None
     cost_model = CostModel(loaded.manifest.flops, fixed_s=1.0, rate=1e12)
     model = model_of(loaded, engines, scheduler=scheduler, metrics=metrics, cost_model=cost_model)
 
-    async def check() -> None:
-        scheduler.start()
-        try:
-            await model.predict([ClassifyRequest("good")], timeout_s=10)
-            assert ([1], []) == (single.batches, several.batches)
-            assert cost_model.slowdown < 1.0
-            slowdown = cost_model.slowdown
-            await model.predict([ClassifyRequest("good " * 20)], timeout_s=10)
-            assert ([1], [1]) == (single.batches, several.batches)
-            assert slowdown == cost_model.slowdown
-            await model.predict([ClassifyRequest("good bad fine")] * 4, timeout_s=10)
-            assert ([1], [1, 4]) == (single.batches, several.batches)
-        finally:
-            await scheduler.stop(5)
-
-    asyncio.run(check())
+    scheduler.start()
+    await model.predict([ClassifyRequest("good")], timeout_s=10)
+    assert ([1], []) == (single.batches, several.batches)
+    assert cost_model.slowdown < 1.0
+    slowdown = cost_model.slowdown
+    await model.predict([ClassifyRequest("good " * 20)], timeout_s=10)
+    assert ([1], [1]) == (single.batches, several.batches)
+    assert slowdown == cost_model.slowdown
+    await model.predict([ClassifyRequest("good bad fine")] * 4, timeout_s=10)
+    assert ([1], [1, 4]) == (single.batches, several.batches)
+    await scheduler.stop(5)
     assert 'bertserve_multi_threaded_runs_total{model="tiny",task="text-classification"} 2.0' in metrics.render().decode()
 
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.serial
-
 Serve = Callable[..., Any]
 
 

@@ -32,68 +32,56 @@ async def run(scheduler: Scheduler, runner: FakeRunner, texts: int = 1) -> None:
 
 
 @pytest.mark.parametrize("provider", ["cuda", "cpu"])
-def test_a_model_on_a_gpu_runs_its_planned_shapes_on_each_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: Any) -> None:
+async def test_a_model_on_a_gpu_runs_its_planned_shapes_on_each_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: Any
+) -> None:
     """This applies at the start and after a reload. On a CPU, the runs that are timed at the load suffice."""
     runs: set[tuple[str, Any]] = set()
     record_runs(monkeypatch, lambda feed: runs.add((threading.current_thread().name, feed["input_ids"].shape)), provider="cpu")
     changes = {"provider": provider, "shapes": PLAN.model_dump(mode="json")}
     path = tiny.edit(tiny.bundle(tmp_path), lambda fields: fields["graphs"][0].update(changes))
     settings = ModelSettings(provider=provider)
-
-    async def check() -> list[set[tuple[str, Any]]]:
-        scheduler, metrics, found = new_scheduler(), Metrics(), []
-        load_model(path, settings=settings, scheduler=scheduler, metrics=metrics)
-        scheduler.start()
-        found.append({(name, shape) for name, shape in runs if name in THREADS})
-        runs.clear()
-        await asyncio.to_thread(load_model, path, settings=settings, scheduler=scheduler, metrics=metrics)
-        found.append({(name, shape) for name, shape in runs if name in THREADS})
-        await scheduler.stop(0)
-        return found
-
     expected = {(name, shape) for name in THREADS for shape in SHAPES} if provider != "cpu" else set()
-    assert [expected, expected] == asyncio.run(check())
+    scheduler, metrics = new_scheduler(), Metrics()
+    load_model(path, settings=settings, scheduler=scheduler, metrics=metrics)
+    scheduler.start()
+    assert expected == {(name, shape) for name, shape in runs if name in THREADS}
+    runs.clear()
+    await asyncio.to_thread(load_model, path, settings=settings, scheduler=scheduler, metrics=metrics)
+    assert expected == {(name, shape) for name, shape in runs if name in THREADS}
+    await scheduler.stop(0)
 
 
-def test_requests_are_answered_between_the_steps_of_a_warm_up() -> None:
+async def test_requests_are_answered_between_the_steps_of_a_warm_up() -> None:
     """A warm-up after a reload takes seconds, and the requests of other models must not wait for all of it."""
     gates = [threading.Event() for _ in range(3)]
-
-    async def check() -> None:
-        scheduler = new_scheduler()
-        scheduler.start()
-        warm_up = asyncio.ensure_future(asyncio.to_thread(scheduler.on_each_thread, [lambda gate=gate: gate.wait(20) for gate in gates]))
-        for gate in gates:
-            request = asyncio.ensure_future(run(scheduler, FakeRunner(lambda rows, length: 0.001)))
-            await asyncio.sleep(0)  # it waits before the threads end their step
-            gate.set()
-            await asyncio.wait_for(request, 20)
-        await asyncio.wait_for(warm_up, 20)
-        await scheduler.stop(0)
-
-    asyncio.run(check())
-
-
-def test_a_step_that_fails_ends_no_thread() -> None:
-    async def check() -> None:
-        scheduler = new_scheduler()
-        scheduler.on_each_thread([lambda: 1 // 0])
-        scheduler.start()
-        await asyncio.wait_for(run(scheduler, FakeRunner(lambda rows, length: 0.001), texts=4), 20)
-        assert scheduler.ready
-        await scheduler.stop(0)
-
-    asyncio.run(check())
-
-
-def test_a_warm_up_ends_when_the_service_stops() -> None:
-    async def check() -> None:
-        scheduler, entered, gate = new_scheduler(), threading.Event(), threading.Event()
-        scheduler.start()
-        warm_up = asyncio.ensure_future(asyncio.to_thread(scheduler.on_each_thread, [lambda: (entered.set(), gate.wait(20))]))
-        await asyncio.to_thread(entered.wait, 20)
-        await scheduler.stop(0)
-        await asyncio.wait_for(warm_up, 10)
+    scheduler = new_scheduler()
+    scheduler.start()
+    warm_up = asyncio.ensure_future(asyncio.to_thread(scheduler.on_each_thread, [lambda gate=gate: gate.wait(20) for gate in gates]))
+    for gate in gates:
+        request = asyncio.ensure_future(run(scheduler, FakeRunner(lambda rows, length: 0.001)))
+        await asyncio.sleep(0)  # it waits before the threads end their step
         gate.set()
+        await asyncio.wait_for(request, 20)
+    await asyncio.wait_for(warm_up, 20)
+    await scheduler.stop(0)
 
-    asyncio.run(check())
+
+async def test_a_step_that_fails_ends_no_thread() -> None:
+    scheduler = new_scheduler()
+    scheduler.on_each_thread([lambda: 1 // 0])
+    scheduler.start()
+    await asyncio.wait_for(run(scheduler, FakeRunner(lambda rows, length: 0.001), texts=4), 20)
+    assert scheduler.ready
+    await scheduler.stop(0)
+
+
+async def test_a_warm_up_ends_when_the_service_stops() -> None:
+    scheduler, entered, gate = new_scheduler(), threading.Event(), threading.Event()
+    scheduler.start()
+    warm_up = asyncio.ensure_future(asyncio.to_thread(scheduler.on_each_thread, [lambda: (entered.set(), gate.wait(20))]))
+    await asyncio.to_thread(entered.wait, 20)
+    stopping = asyncio.ensure_future(scheduler.stop(0))
+    await asyncio.wait_for(warm_up, 10)
+    gate.set()
+    await stopping
