@@ -39,6 +39,11 @@ Send = Callable[..., httpx.Response]
 LONG = " ".join(["good", "film", "bad"] * 20)  # 60 tokens, twice the limit of a tiny bundle
 
 
+def state_of(models: Any, **settings: Any) -> AppState:
+    """Builds a service with the bundles of one or more models folders."""
+    return build(Settings(models=models, **settings))
+
+
 @asynccontextmanager
 async def serving(service: AppState, auth: Authenticator | None = None) -> AsyncIterator[httpx.AsyncClient]:
     """Starts an application, yields a client of it, and stops the application."""
@@ -76,7 +81,7 @@ def call(models: Path, method: str, path: str, *, settings: dict[str, Any] | Non
 def call_fresh(models: Path, method: str, path: str, *, settings: dict[str, Any] | None = None, **request: Any) -> httpx.Response:
     """Returns the response to one request of a new service: for tests that patch a part of the service or examine its start."""
     return play(
-        build(Settings(models=models, **{"allow_implicit_default": True} | (settings or {}))),
+        state_of(models, **{"allow_implicit_default": True} | (settings or {})),
         lambda client: client.request(method, path, **request),
     )
 
@@ -101,7 +106,7 @@ def _loop() -> asyncio.Runner:
 @functools.cache
 def _client(wanted: _Service) -> httpx.AsyncClient:
     """Returns a client of a service, which is started at the first call."""
-    service = build(Settings(models=wanted.models, **{"allow_implicit_default": True} | json.loads(wanted.settings)))
+    service = state_of(wanted.models, **{"allow_implicit_default": True} | json.loads(wanted.settings))
 
     async def start() -> httpx.AsyncClient:
         service.scheduler.start()

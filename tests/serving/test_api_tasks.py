@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 
 import tiny
-from application import LONG, Send, answered, ask, assert_same, call, refused, rejected
+from application import LONG, Send, answered, ask, assert_same, call, refused, rejected, state_of
 from bertserve.service.api.call import Call
-from bertserve.service.models.build import build
 from bertserve.service.models.request_progress import Prediction
-from bertserve.service.settings import Settings
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.reading import validate_as
@@ -103,7 +101,7 @@ def test_the_warning_is_a_valid_header_for_any_target(api: Send) -> None:
 def test_headers_have_printable_ascii_only(models: Path) -> None:
     """A newline or a non-Latin letter in a vocabulary's piece is escaped, so that it cannot end or break a header line."""
     prediction = Prediction([[]], [], [(0, "targets; the first pieces were used: \n\r\x00\x7f, é, 日, \U0001f600, a\\b")])
-    model = build(Settings(models=models)).registry.models["tiny"]
+    model = state_of(models).registry.models["tiny"]
     body = validate_as(TASKS["text-classification"].body, {"inputs": "good"}, Limits(1, 9))
     headers = Call("text-classification", model, body, lambda _: []).headers(prediction, 2, 0)
 

@@ -14,11 +14,9 @@ from onnx import numpy_helper
 
 import application
 import tiny
-from application import Send, call_fresh, post, posted, rejected, started
+from application import Send, call_fresh, post, posted, rejected, started, state_of
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.errors import BundleError, SettingsError
-from bertserve.service.models.build import build
-from bertserve.service.settings import Settings
 from bertserve.service.tasks import attention
 
 ATTENTION = "/attention"
@@ -204,7 +202,7 @@ def test_several_models_with_attention_need_no_default(folder: Path, tmp_path: P
     chosen = call_fresh(tmp_path, "POST", ATTENTION, settings=settings | {"default": {"attention": "two"}}, json={"inputs": TEXT})
     assert (200, "two") == (chosen.status_code, chosen.headers["x-model"])
     with pytest.raises(SettingsError, match=r"`three`.*`attention`"):
-        build(Settings(models=tmp_path, default={"attention": "three"}))
+        state_of(tmp_path, default={"attention": "three"})
 
 
 def test_a_manifest_with_attention_that_its_graph_lacks_is_refused(tmp_path: Path) -> None:

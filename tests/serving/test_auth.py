@@ -11,14 +11,12 @@ from typing import Any
 
 import pytest
 
-from application import faked, keys, play, posting, rejected, serving
+from application import faked, keys, play, posting, rejected, serving, state_of
 from bertserve.service import cli
 from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.api.error_responses import MAX_LINES, ErrorLog
 from bertserve.service.auth import ApiKeys, Authenticator, new_key
 from bertserve.service.errors import INTERNAL, NotFoundError, SettingsError, UnavailableError
-from bertserve.service.models.build import build
-from bertserve.service.settings import Settings
 from fakes import FakeEngine
 from served_socket import until
 
@@ -27,7 +25,7 @@ KEY = {"authorization": "Bearer swordfish"}
 
 @pytest.mark.parametrize(("options", "path"), [({"public_health": False}, "/health/live"), ({"public_metrics": False}, "/metrics")])
 async def test_health_and_metrics_can_require_the_key(models: Path, options: dict[str, bool], path: str) -> None:
-    async with serving(build(Settings(models=models)), Authenticator(keys(models.parent, "swordfish"), **options)) as client:
+    async with serving(state_of(models), Authenticator(keys(models.parent, "swordfish"), **options)) as client:
         answers = [await client.get(asked, headers=headers) for asked in ("/health/live", "/metrics") for headers in ({}, KEY)]
     assert [answer.status_code for answer in answers] == ([401, 200, 200, 200] if path == "/health/live" else [200, 200, 401, 200])
 
@@ -45,7 +43,7 @@ async def test_health_and_metrics_can_require_the_key(models: Path, options: dic
 def test_a_missing_key_and_a_wrong_key_have_different_messages(models: Path, authorization: str | None, words: str) -> None:
     headers = {} if authorization is None else {"authorization": authorization.encode("latin-1")}
     auth = Authenticator(keys(models.parent, "swordfish"))
-    response = play(build(Settings(models=models)), lambda client: client.post("/classify", json={"inputs": "good"}, headers=headers), auth)
+    response = play(state_of(models), lambda client: client.post("/classify", json={"inputs": "good"}, headers=headers), auth)
     message = rejected(response, 401, "unauthorized")
     assert words in message
     assert "swordfish" not in message
@@ -55,7 +53,7 @@ def test_a_missing_key_and_a_wrong_key_have_different_messages(models: Path, aut
 async def test_each_key_has_its_name_in_metrics(models: Path) -> None:
     key, line = new_key("alice")
     auth = Authenticator(keys(models.parent, "# who may call", "", line, "swordfish"))
-    async with serving(build(Settings(models=models)), auth=auth) as client:
+    async with serving(state_of(models), auth=auth) as client:
         for headers in ({"authorization": f"Bearer {key}"}, KEY, KEY, {"authorization": "Bearer wrong"}, {}):
             await client.post("/classify", json={"inputs": "good"}, headers=headers)
         page = (await client.get("/metrics")).text

@@ -12,14 +12,12 @@ import tokenizers
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 import tiny
-from application import classify, rejected, serving
+from application import classify, rejected, serving, state_of
 from bertserve.service.bundle import files
 from bertserve.service.bundle.files import MANIFEST_FILE, TOKENIZER_FILE, digest, load_bundle
 from bertserve.service.errors import BundleError, StartError
 from bertserve.service.models import loading
-from bertserve.service.models.build import build
 from bertserve.service.models.model import Model
-from bertserve.service.settings import Settings
 from bertserve.service.tasks import catalog
 
 # ---- one bundle
@@ -172,7 +170,7 @@ def test_the_format_of_onnxruntime_is_refused(models: Path) -> None:
 
 def refusal(models: Path, **settings: Any) -> str:
     with pytest.raises(StartError) as caught:
-        build(Settings(models=models, **settings))
+        state_of(models, **settings)
     return str(caught.value)
 
 
@@ -249,7 +247,7 @@ async def test_a_broken_model_can_be_skipped(models: Path, caplog: pytest.LogCap
     (models / "altered" / GRAPH).write_bytes(b"x")
     larger_vocabulary(models / "mixed")
     assert "altered" in refusal(models)
-    async with serving(build(Settings(models=models, skip_broken=True))) as client:
+    async with serving(state_of(models, skip_broken=True)) as client:
         listed, metrics = [await client.get(path) for path in ("/models", "/metrics")]
         broken, served = [await client.post(path, json={"inputs": "good"}) for path in ("/models/altered", "/classify")]
     assert [(model["name"], "was altered" in model.get("broken", "")) for model in listed.json()] == [
@@ -277,10 +275,10 @@ def test_models_of_several_folders_are_served(tmp_path: Path) -> None:
     first, second = tmp_path / "1", tmp_path / "2"
     tiny.bundle(first, "b")
     tiny.bundle(second, "a")
-    assert list(build(Settings(models=f"{first},{second}", allow_implicit_default=True)).registry.models) == ["a", "b"]
+    assert list(state_of(f"{first},{second}", allow_implicit_default=True).registry.models) == ["a", "b"]
     tiny.bundle(second, "b")
     with pytest.raises(BundleError, match="`b`"):
-        build(Settings(models=(first, second)))
+        state_of((first, second))
 
 
 def test_models_are_loaded_in_parallel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,4 +291,4 @@ def test_models_are_loaded_in_parallel(tmp_path: Path, monkeypatch: pytest.Monke
         return real(path, **options)
 
     monkeypatch.setattr(loading, "load_model", load)
-    assert ["a", "b", "c", "d"] == list(build(Settings(models=tmp_path, threads=2, allow_implicit_default=True)).registry.models)
+    assert ["a", "b", "c", "d"] == list(state_of(tmp_path, threads=2, allow_implicit_default=True).registry.models)

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 import tiny
+from application import state_of
 from bertserve.service.check import check
 from bertserve.service.errors import NotFoundError, SettingsError, StartError
-from bertserve.service.models.build import AppState, build
+from bertserve.service.models.build import AppState
 from bertserve.service.models.registry import DEFAULTS_FILE
 from bertserve.service.settings import Settings
 
@@ -22,10 +23,6 @@ def made(folder: Path, **models: Any) -> Path:
     for name, what in models.items():
         tiny.bundle(folder, name, **({"task": what} if isinstance(what, str) else {"labels": what}))
     return folder
-
-
-def state_of(folder: Path, **settings: Any) -> AppState:
-    return build(Settings(models=folder, **settings))
 
 
 def used(state: AppState) -> dict[str, str]:
@@ -104,7 +101,7 @@ def test_defaults_json_of_a_folder_sets_the_default_models(tmp_path: Path) -> No
     assert said == used(state_of(folder))
     assert said | {"text-classification": "a"} == used(state_of(folder, default={"text-classification": "a"}))
     # if --models has the path of a bundle, the file in its folder is not read
-    assert "a" == used(build(Settings(models=(folder / "a",))))["text-classification"]
+    assert "a" == used(state_of((folder / "a",)))["text-classification"]
 
 
 @pytest.mark.parametrize(
@@ -132,8 +129,8 @@ def test_conflicting_defaults_of_two_folders_need_a_flag(tmp_path: Path) -> None
         (folder / DEFAULTS_FILE).write_text(f'{{"classify": "{name}"}}')
 
     with pytest.raises(SettingsError, match=r"`b` .*`classify`, .* `a`; .* --default classify=NAME"):
-        build(Settings(models=folders))
-    assert {"text-classification": "b"} == used(build(Settings(models=folders, default={"classify": "b"})))
+        state_of(folders)
+    assert {"text-classification": "b"} == used(state_of(folders, default={"classify": "b"}))
 
 
 # While the service runs

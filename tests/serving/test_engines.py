@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tiny
-from application import call_fresh, model_of
+from application import call_fresh, model_of, state_of
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import Flops
 from bertserve.service.engine.cost_model import CostModel
@@ -20,10 +20,8 @@ from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import ProviderError
 from bertserve.service.metrics import Metrics
 from bertserve.service.models import loading
-from bertserve.service.models.build import build
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
-from bertserve.service.settings import Settings
 from bertserve.service.tasks.classify import ClassifyRequest
 from bertserve.service.text.tokenizer import Encoding
 from embedded import load
@@ -88,7 +86,7 @@ def test_a_changed_bundle_gets_no_second_session(
     """The second session would give other results than the loaded model."""
     bundle = tiny.bundle(tmp_path)
     monkeypatch.setattr(loading, "min_multi_threaded_tokens", lambda cost, nodes, longest: 1)
-    service = build(Settings(models=tmp_path, threads=2))
+    service = state_of(tmp_path, threads=2)
     engines = service.registry.get("tiny").engines
     change(bundle / "model.cpu.fp32.onnx")
 

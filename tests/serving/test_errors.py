@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 from starlette.types import Message
 
-from application import Send, call, post, posting, rejected
+from application import Send, call, post, posting, rejected, state_of
 from bertserve.service.api.app import ErrorBody
 from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.api.error_responses import response
 from bertserve.service.errors import HTTP_ERRORS, INTERNAL, BertServeError, CallerError, HttpError, RefusedError, ServerError
-from bertserve.service.models.build import build
-from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import to_json
 
@@ -70,7 +68,7 @@ def test_a_wrong_method_gets_the_allowed_methods(models: Path, method: str, path
 
 async def test_a_status_is_counted_only_when_it_is_sent(models: Path) -> None:
     """If the server cannot send the response head, the caller gets a 500, and the 500 is counted."""
-    state = build(Settings(models=models))
+    state = state_of(models)
     sent: list[Message] = []
 
     async def send(message: Message) -> None:

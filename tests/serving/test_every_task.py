@@ -9,9 +9,7 @@ from jsonschema import Draft202012Validator
 from prometheus_client.parser import text_string_to_metric_families
 
 import tiny
-from application import LONG, Send, assert_same, call, classify, post, rejected, result, serving, wrong
-from bertserve.service.models.build import build
-from bertserve.service.settings import Settings
+from application import LONG, Send, assert_same, call, classify, post, rejected, result, serving, state_of, wrong
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.unknown_fields import IGNORED_FIELDS, IGNORED_OPTIONS
 
@@ -122,7 +120,7 @@ def test_task_and_model_paths_have_info_and_health(api: Send, path: str) -> None
 
 async def test_requests_are_counted_by_task_model_and_status(tmp_path: Path) -> None:
     folder = tiny.every_kind(tmp_path)
-    async with serving(build(Settings(models=folder, allow_implicit_default=True))) as client:
+    async with serving(state_of(folder, allow_implicit_default=True)) as client:
         for path, name in MODELS.items():
             await client.post(path, json=BODIES[path] | {"model": name})
             await client.post(f"/models/{name}", json=BODIES[path])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import tiny
-from application import blocked, faked, keys, serving
+from application import blocked, faked, keys, serving, state_of
 from bertserve.service.auth import Authenticator
 from bertserve.service.models import utilization
 from bertserve.service.models.build import build
@@ -39,7 +39,7 @@ async def test_loads_are_counted_by_outcome(models: Path) -> None:
     (tiny.bundle(models, "broken") / "tokenizer.json").write_text("{}")
 
     admin = Authenticator(admin_keys=keys(models.parent, "swordfish"))
-    async with serving(build(Settings(models=models, skip_broken=True)), auth=admin) as client:
+    async with serving(state_of(models, skip_broken=True), auth=admin) as client:
         for _ in range(2):
             await client.post("/models/tiny/reload", headers={"authorization": "Bearer swordfish"})
             (models / "tiny" / "tokenizer.json").write_text("{}")
@@ -62,7 +62,7 @@ async def test_the_busy_seconds_of_threads_match_the_scheduler(models: Path) -> 
 
 async def test_the_event_loop_is_measured_from_its_start(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(utilization, "INTERVAL_S", 0.01)
-    service = build(Settings(models=models))
+    service = state_of(models)
     service.utilization.start()
     sum(range(2_000_000))
     service.utilization.measure()

@@ -11,18 +11,16 @@ import numpy as np
 import pytest
 
 import tiny
-from application import model_of, queued, rejected, serving
+from application import model_of, queued, rejected, serving, state_of
 from bertserve.service.bundle import files
 from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.model_engines import ModelEngines
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import DeviceLostError, EngineError, TooLargeError
 from bertserve.service.metrics import Metrics
-from bertserve.service.models.build import build
 from bertserve.service.models.model import Model
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
-from bertserve.service.settings import Settings
 from bertserve.service.tasks.batch import Batch, TaskGenerator, TaskModel
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.classify import ClassifyRequest
@@ -143,7 +141,7 @@ async def test_only_the_request_that_causes_a_graph_fault_fails(
         return sessions[-1]
 
     wrap_sessions(monkeypatch, faulty)
-    service = build(Settings(models=models, threads=1))
+    service = state_of(models, threads=1)
     [session] = sessions
     async with serving(service) as client:
 

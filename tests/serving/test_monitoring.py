@@ -20,7 +20,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 import tiny
-from application import play, serving
+from application import play, serving, state_of
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from conftest import ROOT, Served, running
@@ -52,7 +52,7 @@ def series_of_a_service(tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
         await client.post("/classify", json={"inputs": "good", "parameters": {"decide": True, "threshold": 1.0}})
         return (await client.get("/metrics")).text
 
-    page = play(build(Settings(models=folder, skip_broken=True)), check)
+    page = play(state_of(folder, skip_broken=True), check)
     samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
     return {"up": set()} | {sample.name: set(sample.labels) for sample in samples}
 

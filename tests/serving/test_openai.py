@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 
 import tiny
-from application import Send, keys, play, post, posted, rejected, started
+from application import Send, keys, play, post, posted, rejected, started, state_of
 from bertserve.service.auth import Authenticator
-from bertserve.service.models.build import build
-from bertserve.service.settings import Settings
 
 EMBEDDINGS = "/v1/embeddings"
 RERANKS = ["/v1/rerank", "/v2/rerank"]
@@ -124,7 +122,7 @@ def test_errors_of_other_paths_have_the_service_format(api: Send) -> None:
 
 def test_a_missing_key_has_an_error_in_the_openai_format(models: Path) -> None:
     auth = Authenticator(keys(models.parent, "swordfish"))
-    answer = play(build(Settings(models=models)), lambda client: client.get("/v1/models"), auth=auth)
+    answer = play(state_of(models), lambda client: client.get("/v1/models"), auth=auth)
 
     assert "Authorization" in failed(answer, 401, "authentication_error", "unauthorized")
 

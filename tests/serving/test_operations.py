@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 
 import tiny
-from application import call, classify, serving
+from application import call, classify, serving, state_of
 from bertserve.service import __version__
 from bertserve.service.api.routes import inference_routes
-from bertserve.service.models.build import build
-from bertserve.service.settings import Settings
 
 PROBES = ("/health", "/health/live", "/health/ready", "/classify/health", "/models/tiny/health", "/ping")
 
@@ -84,7 +82,7 @@ async def test_the_access_log_has_probes_only_on_request(models: Path, caplog: p
     probes = [*PROBES, "/metrics", "/v2/models/tiny/ready"]
 
     caplog.set_level("INFO", logger="bertserve.access")
-    async with serving(build(Settings(models=models, access_log=True, log_probes=log_probes))) as client:
+    async with serving(state_of(models, access_log=True, log_probes=log_probes)) as client:
         assert {200} == {(await client.get(path)).status_code for path in (*probes, "/info")}
     assert (len(probes) * log_probes + 1) == len([record for record in caplog.records if record.name == "bertserve.access"])
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tiny
-from application import call_fresh
+from application import call_fresh, state_of
 from bertserve.service import providers
 from bertserve.service.bundle import files
 from bertserve.service.bundle.graph_spec import GraphFile, GraphSpec, ShapeBucket, ShapePlan
@@ -18,9 +18,7 @@ from bertserve.service.engine import hardware, sessions
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import ProviderError
 from bertserve.service.models import loading
-from bertserve.service.models.build import build
 from bertserve.service.providers import GpuOptions
-from bertserve.service.settings import Settings
 from bertserve.service.text.tokenizer import Encoding
 from fakes import record_runs
 
@@ -253,7 +251,7 @@ def test_an_unavailable_provider_stops_the_start(models: Path, monkeypatch: pyte
     with pytest.raises(
         ProviderError, match=r"--provider cuda .*: there is no NVIDIA driver\. .* --provider cpu, .* --allow-provider-fallback"
     ):
-        build(Settings(models=models, provider="cuda"))
+        state_of(models, provider="cuda")
 
 
 def test_an_allowed_fallback_is_logged_and_reported(
@@ -296,7 +294,7 @@ def test_defaults_on_a_gpu(
     changes = {"provider": "cuda", "precision": precision, "shapes": plan.model_dump(mode="json")}
     tiny.edit(tiny.bundle(tmp_path), lambda fields: fields["graphs"][0].update(changes))
     with caplog.at_level(logging.INFO, logger="bertserve.loading"):
-        service = build(Settings(models=tmp_path, provider="cuda", precision=precision, cuda_graphs=False, **flags))
+        service = state_of(tmp_path, provider="cuda", precision=precision, cuda_graphs=False, **flags)
     assert (threads, tokens) == (service.threads, service.scheduler.queue.max_batch_tokens)
     plans = [model.graph.shapes for model in service.registry.models.values()]
     assert [tokens] == [plan.all_shapes[0][0] * plan.all_shapes[0][1] for plan in plans if plan]

@@ -6,10 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
-from application import keys, serving
+from application import keys, serving, state_of
 from bertserve.service.auth import Authenticator
-from bertserve.service.models.build import build
-from bertserve.service.settings import Settings
 from conftest import running
 
 PAGE = "https://app.example.com"
@@ -20,7 +18,7 @@ async def answers(
     models: Path, *requests: tuple[str, str], headers: dict[str, str] | None = None, auth: Authenticator | None = None, **settings: Any
 ) -> list[httpx.Response]:
     """Returns the responses of an application to requests of (method, path), all with the body of a classification."""
-    async with serving(build(Settings(models=models, **settings)), auth) as client:
+    async with serving(state_of(models, **settings), auth) as client:
         return [await client.request(method, path, json={"inputs": "good"}, headers=headers) for method, path in requests]
 
 

@@ -14,13 +14,12 @@ import httpx
 import pytest
 
 import tiny
-from application import keys, play, rejected, serving
+from application import keys, play, rejected, serving, state_of
 from bertserve.service.auth import Authenticator
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.models import loading
-from bertserve.service.models.build import AppState, build
+from bertserve.service.models.build import AppState
 from bertserve.service.models.model import Model
-from bertserve.service.settings import Settings
 from conftest import metric
 from fakes import wrap_sessions
 from served_socket import until
@@ -48,7 +47,7 @@ def altered(models: Path) -> None:
 
 async def test_a_model_is_replaced_under_load(models: Path, tmp_path: Path) -> None:
     """Each request is answered by only one version: equal texts in a list have equal scores."""
-    state = build(Settings(models=models))
+    state = state_of(models)
     seen: set[Any] = set()
     async with administered(state, tmp_path) as client:
         done = False
@@ -86,7 +85,7 @@ async def test_models_loaded_at_the_start_are_freed_without_a_collection(
     with monkeypatch.context() as patch:
         wrap_sessions(patch, lambda session: (session, old.append(weakref.ref(session)))[0])
         tiny.bundle(models, "other")
-        state = build(Settings(models=models, allow_implicit_default=True))
+        state = state_of(models, allow_implicit_default=True)
     assert len(old) >= 2
     old += [weakref.ref(state.registry.get(name)) for name in ("tiny", "other")]
     try:
@@ -111,7 +110,7 @@ async def test_the_log_says_who_changed_which_model_and_why_it_failed(
     """There is one audit line per change. A name that no model has is the caller's text, and is not logged."""
     caplog.set_level("INFO", "bertserve.audit")
     answers: list[str] = []
-    async with administered(build(Settings(models=models)), tmp_path) as client:
+    async with administered(state_of(models), tmp_path) as client:
         await client.post("/models/tiny/load", headers=ADMIN)
         altered(models)
         answers.append((await client.post("/models/tiny/load", headers=ADMIN)).json()["error"])
@@ -139,7 +138,7 @@ async def test_a_change_cancelled_at_the_shutdown_is_not_logged_as_done(
         begun.set()
         await asyncio.Event().wait()
 
-    state = replace(build(Settings(models=models)), reloader=SimpleNamespace(load=load))
+    state = replace(state_of(models), reloader=SimpleNamespace(load=load))
     async with administered(state, tmp_path) as client:
         change = asyncio.ensure_future(client.post("/models/tiny/load", headers=ADMIN))
         await begun.wait()
@@ -149,7 +148,7 @@ async def test_a_change_cancelled_at_the_shutdown_is_not_logged_as_done(
 
 
 async def test_the_old_model_keeps_serving_if_its_new_bundle_is_broken(models: Path, tmp_path: Path) -> None:
-    state = build(Settings(models=models))
+    state = state_of(models)
     async with administered(state, tmp_path) as client:
         before = await scores(client)
         altered(models)
@@ -170,7 +169,7 @@ async def test_a_broken_bundle_is_forgotten_when_it_is_gone_or_unloaded(
     models: Path, tmp_path: Path, action: str, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "bertserve.audit")
-    state = build(Settings(models=models))
+    state = state_of(models)
     async with administered(state, tmp_path) as client:
         (tiny.bundle(models, "other") / "tokenizer.json").write_text("{}")
         rejected(await client.post("/models/other/load", headers=ADMIN), 422, "invalid_value")
@@ -186,7 +185,7 @@ async def test_a_broken_bundle_is_forgotten_when_it_is_gone_or_unloaded(
 
 async def test_an_endpoint_follows_loads_and_unloads(models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tiny.bundle(models, "other", seed=1)
-    state = build(Settings(models=models, default={"classify": "tiny"}))
+    state = state_of(models, default={"classify": "tiny"})
     async with administered(state, tmp_path) as client:
 
         async def served() -> str:
@@ -207,7 +206,7 @@ async def test_an_endpoint_follows_loads_and_unloads(models: Path, tmp_path: Pat
 def test_a_refresh_makes_the_models_match_the_folders(models: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("broken", "gone", "same"):
         tiny.bundle(models, name)
-    state = build(Settings(models=models, default={"classify": "same"}))
+    state = state_of(models, default={"classify": "same"})
     before = dict(state.registry.models)
     reloader = state.reloader
     shutil.rmtree(models / "gone")
@@ -245,7 +244,7 @@ def test_a_failed_bundle_does_not_affect_others_in_a_refresh(
 
     monkeypatch.setattr(loading, "load_model", exhausted)
     tiny.bundle(models, "gone")
-    state = build(Settings(models=models, default={"classify": "tiny"}))
+    state = state_of(models, default={"classify": "tiny"})
     for name in ("first", "second"):
         tiny.bundle(models, name)
     shutil.rmtree(models / "gone")
@@ -263,7 +262,7 @@ def test_a_failed_bundle_does_not_affect_others_in_a_refresh(
 def test_the_error_for_an_invalid_folder_says_why(models: Path, tmp_path: Path, what: str) -> None:
     other = tmp_path / "other"
     tiny.bundle(other, "second")
-    state = build(Settings(models=f"{models},{other}", allow_implicit_default=True))
+    state = state_of(f"{models},{other}", allow_implicit_default=True)
     if what == "twins":
         tiny.bundle(other, "tiny")
     else:
@@ -276,7 +275,7 @@ def test_the_error_for_an_invalid_folder_says_why(models: Path, tmp_path: Path, 
 
 
 def test_a_folder_that_cannot_be_a_model_does_not_affect_others(models: Path, caplog: pytest.LogCaptureFixture) -> None:
-    state = build(Settings(models=models))
+    state = state_of(models)
     old = state.registry.get("tiny")
     (models / "new model").mkdir()
     shutil.rmtree(models / "tiny")
@@ -298,14 +297,14 @@ PATHS = [f"/models/tiny/{what}" for what in ("load", "reload", "unload")]
 
 @pytest.mark.parametrize("path", PATHS)
 def test_model_changes_are_disabled_without_admin_keys(models: Path, path: str) -> None:
-    message = rejected(play(build(Settings(models=models)), lambda client: client.post(path)), 403, "forbidden")
+    message = rejected(play(state_of(models), lambda client: client.post(path)), 403, "forbidden")
     assert "--admin-key-file" in message
 
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_request_does_not_change_models_of_several_workers(models: Path, tmp_path: Path, path: str) -> None:
     """It would reach only one of them. The answer says what to do instead."""
-    state = build(Settings(models=models, workers=2))
+    state = state_of(models, workers=2)
     async with administered(state, tmp_path) as client:
         assert "SIGHUP" in rejected(await client.post(path, headers=ADMIN), 409, "conflict")
     assert ["tiny"] == list(state.registry.models)

@@ -10,13 +10,12 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message
 
-from application import keys, serving
+from application import keys, serving, state_of
 from bertserve.service.api.app import create_fastapi
 from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.api.routes import GuardedRoute, check_declared
 from bertserve.service.auth import Access, ApiKeys, Authenticator
-from bertserve.service.models.build import AppState, build
-from bertserve.service.settings import Settings
+from bertserve.service.models.build import AppState
 from bertserve.service.tasks.catalog import TASKS
 
 NO_KEY, KEY, ADMIN_KEY = b"", b"Bearer swordfish", b"Bearer trident"
@@ -108,7 +107,7 @@ def service(models: Path, **settings: Any) -> tuple[AppState, Authenticator, Cha
     """Returns a service with a key and an admin key, and the recorder of its model changes."""
     (models.parent / "admin").write_text("trident")
     changes = Changes()
-    state = replace(build(Settings(models=models, **settings)), reloader=changes)
+    state = replace(state_of(models, **settings), reloader=changes)
     return state, Authenticator(keys(models.parent, "swordfish"), admin_keys=ApiKeys(models.parent / "admin")), changes
 
 
@@ -126,7 +125,7 @@ def allowed(access: Access, authorization: bytes) -> bool:
 
 
 def test_only_probes_metrics_and_pages_are_open_without_a_key(models: Path) -> None:
-    open_paths = {route.path for route, *_ in routes(create_fastapi(build(Settings(models=models)))) if route.access in WITHOUT_KEY}
+    open_paths = {route.path for route, *_ in routes(create_fastapi(state_of(models))) if route.access in WITHOUT_KEY}
     pages = {path for path in open_paths if path.startswith(("/playground/", "/docs/static/"))} | {"/", "/docs", "/openapi.json"}
     probes = {"/health", "/health/live", "/health/ready", "/ping", "/v2/health/live", "/v2/health/ready", "/v2/models/{name}/ready"}
     probes |= {f"{base}/health" for base in ("/models/{name}", *(f"/{spec.path}" for spec in TASKS.values()))}
@@ -180,7 +179,7 @@ async def test_a_path_without_a_route_is_404_before_its_body_is_read(models: Pat
 
 
 def test_a_route_without_a_declared_access_fails_at_start(models: Path) -> None:
-    app = create_fastapi(build(Settings(models=models)))
+    app = create_fastapi(state_of(models))
     check_declared(app.routes)
 
     async def endpoint() -> None:

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 import tiny
-from application import assert_same, serving
+from application import assert_same, serving, state_of
 from bertserve.service.engine import freed_memory
-from bertserve.service.models.build import AppState, build
-from bertserve.service.settings import Settings
+from bertserve.service.models.build import AppState
 from fakes import record_runs
 
 MASKS = (1, 3, 2, 5, 1, 1, 4, 2)
@@ -24,7 +23,7 @@ def recorded(folder: Path, monkeypatch: pytest.MonkeyPatch, **bundle: Any) -> tu
     feeds: list[Any] = []
     record_runs(monkeypatch, feeds.append)
     tiny.bundle(folder, **bundle)
-    service = build(Settings(models=folder, threads=1))
+    service = state_of(folder, threads=1)
     feeds.clear()
     return service, feeds
 

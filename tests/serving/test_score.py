@@ -15,11 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import tiny
-from application import LONG, assert_same, play
+from application import LONG, assert_same, play, state_of
 from bertserve.service.cli import main
-from bertserve.service.models.build import build
 from bertserve.service.scoring import rows
-from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS
 from scored import TEXTS, read_lines, run, write_lines
 
@@ -30,7 +28,7 @@ def served(models: Path, path: str, body: dict[str, Any]) -> Any:
     async def ask(client: httpx.AsyncClient) -> Any:
         return (await client.post(path, json=body)).json()
 
-    return play(build(Settings(models=models)), ask)
+    return play(state_of(models), ask)
 
 
 def test_an_unknown_bundle_is_not_searched_on_the_hub(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

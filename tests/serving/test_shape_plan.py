@@ -14,14 +14,12 @@ from onnx import TensorProto, helper, numpy_helper
 from pydantic import ValidationError
 
 import tiny
-from application import assert_same, play
+from application import assert_same, play, state_of
 from bertserve.service.bundle import files
 from bertserve.service.bundle.graph_spec import InputSpec, ShapeBucket, ShapePlan
 from bertserve.service.engine.onnx_engine import OnnxEngine
-from bertserve.service.models.build import build
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduled_request import ScheduledRequest
-from bertserve.service.settings import Settings
 from bertserve.service.text.tokenizer import Encoding
 from conftest import metric
 from fakes import FakeRunner, record_runs
@@ -193,7 +191,7 @@ def answers(models: Path, budget: int) -> tuple[Any, set[tuple[int, ...]], set[t
     feeds: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
         record_runs(patch, feeds.append)
-        service = build(Settings(models=models, max_batch_tokens=budget, threads=1))
+        service = state_of(models, max_batch_tokens=budget, threads=1)
     warm = shapes_of(feeds)
     feeds.clear()
 

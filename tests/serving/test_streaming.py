@@ -15,14 +15,13 @@ import pytest
 
 import slow
 import tiny
-from application import assert_same, call, faked, play, posting, rejected, serving
+from application import assert_same, call, faked, play, posting, rejected, serving, state_of
 from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.api.jsonl import READ_AHEAD_BYTES
 from bertserve.service.api.request import LARGE_BYTES
 from bertserve.service.errors import RefusedError
-from bertserve.service.models.build import AppState, build
+from bertserve.service.models.build import AppState
 from bertserve.service.models.request_progress import Prediction
-from bertserve.service.settings import Settings
 from fakes import FakeEngine
 from served_socket import until
 
@@ -160,7 +159,7 @@ class Echo:
     """A service whose model records each text, and answers it when its gate is open."""
 
     def __init__(self, models: Path, **settings: Any) -> None:
-        self.state = build(Settings(models=models, **settings))
+        self.state = state_of(models, **settings)
         self.state.registry.get("tiny").predict = self.predict
         self.gates: dict[str, asyncio.Event] = {}
         self.texts: list[str] = []
@@ -219,7 +218,7 @@ async def test_long_lines_are_in_progress_one_by_one(models: Path) -> None:
 async def test_the_event_loop_writes_one_large_answer_per_turn(tmp_path: Path, content_type: bytes) -> None:
     """Many requests can end at the same time. Probes are answered between their answers."""
     tiny.bundle(tmp_path, "vectors", task="feature-extraction", max_length=512)
-    service = build(Settings(models=tmp_path, threads=1, allow_implicit_default=True))
+    service = state_of(tmp_path, threads=1, allow_implicit_default=True)
     model, gate = service.registry.get("vectors"), threading.Event()
     run = model.run
     model.run = lambda *arguments, **options: gate.wait(20) and run(*arguments, **options)
@@ -239,7 +238,7 @@ async def test_the_event_loop_writes_one_large_answer_per_turn(tmp_path: Path, c
 async def test_the_event_loop_reads_one_large_body_per_turn(models: Path, content_type: bytes) -> None:
     """The last bytes of many bodies can arrive at the same time."""
     clients = [Client([written({"inputs": "good", "unknown": "x" * LARGE_BYTES})]) for _ in range(8)]
-    turns = await answered_in(build(Settings(models=models)), clients, "/classify", content_type)
+    turns = await answered_in(state_of(models), clients, "/classify", content_type)
     assert all(b"invalid_value" in client.answers[0] for client in clients)
     assert len(clients) == len(set(turns))
 
@@ -299,7 +298,7 @@ def test_lines_wait_while_the_queue_is_full(models: Path, timeout_ms: str) -> No
 
 def test_a_line_that_stays_refused_ends_at_its_deadline(models: Path) -> None:
     """It waits for the predicted time before it asks again, because each attempt may tokenize it again."""
-    service, attempts = build(Settings(models=models)), 0
+    service, attempts = state_of(models), 0
 
     async def refuse(*_: Any, **__: Any) -> Any:
         nonlocal attempts
@@ -314,7 +313,7 @@ def test_a_line_that_stays_refused_ends_at_its_deadline(models: Path) -> None:
 
 
 def test_a_failure_of_the_service_is_logged(models: Path, caplog: pytest.LogCaptureFixture) -> None:
-    service: AppState = build(Settings(models=models))
+    service: AppState = state_of(models)
     model = service.registry.get("tiny")
 
     async def broken(*_: Any, **__: Any) -> Any:

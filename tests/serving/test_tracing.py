@@ -19,10 +19,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 import tiny
-from application import blocked, faked, play, queued, serving
+from application import blocked, faked, play, queued, serving, state_of
 from bertserve.service.errors import SettingsError
-from bertserve.service.models.build import build
-from bertserve.service.settings import Settings
 from bertserve.service.tracing import create_tracer
 from bertserve.service.tracing.tracer import Tracer
 from fakes import FakeEngine, ManualClock
@@ -99,7 +97,7 @@ def tracing(collector: Collector) -> Iterator[Tracer]:
 async def traced(models: Path, collector: Collector, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
     """Yields a client of a service; after the block, the collector has all its spans."""
     with tracing(collector) as tracer:
-        async with serving(replace(build(Settings(models=models, **settings)), tracer=tracer)) as client:
+        async with serving(replace(state_of(models, **settings), tracer=tracer)) as client:
             yield client
 
 
@@ -264,7 +262,7 @@ async def test_an_unreachable_collector_has_no_effect(
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     tracer = create_tracer("http://127.0.0.1:1/v1/traces")
-    async with serving(replace(build(Settings(models=models)), tracer=tracer)) as client:
+    async with serving(replace(state_of(models), tracer=tracer)) as client:
         assert [200] * 3 == [(await client.post("/classify", json={"inputs": "sesame"})).status_code for _ in range(3)]
     tracer.close()
     assert "sesame" not in caplog.text

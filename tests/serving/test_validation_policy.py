@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 
 import tiny
+from application import state_of
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.bundle.graph_spec import Agreement, GraphSpec
 from bertserve.service.bundle.validation_policy import check_report, has_low_agreement, measured_on_other_int8_kernels
 from bertserve.service.errors import BundleError
-from bertserve.service.models.build import build
-from bertserve.service.settings import Settings
 
 
 def agreement(measure: Any, value: float | None, decisions: int, worst: float | None = None) -> Agreement:
@@ -30,7 +29,7 @@ def test_a_bundle_with_enough_validation_is_served(tmp_path: Path, flags: dict[s
     """An agreement equal to the floor is enough. Without a floor, no report is required."""
     measured(tmp_path, agreement=agreement("label", 0.95, 18))
 
-    assert ["measured"] == list(build(Settings(models=tmp_path, **flags)).registry.models)
+    assert ["measured"] == list(state_of(tmp_path, **flags).registry.models)
 
 
 @pytest.mark.parametrize(
@@ -52,22 +51,22 @@ def test_a_graph_with_low_agreement_is_logged(
 ) -> None:
     """The start logs an agreement below 98 % of the task's measure, unless metrics on labeled data are near the checkpoint's."""
     tiny.edit(measured(tmp_path, **validation), lambda fields: fields.update(metrics=metrics))
-    build(Settings(models=(tmp_path,)))
+    state_of((tmp_path,))
 
     assert warned == ("cpu/fp32, may answer differently" in caplog.text)
 
 
 def test_a_graph_that_the_export_omitted_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = measured(tmp_path)
-    build(Settings(models=(tmp_path,)))
+    state_of((tmp_path,))
     assert "int8" not in caplog.text
     omitted = [{"provider": "cpu", "precision": "int8", "reason": "it moves the outputs by 0.5."}]
     tiny.edit(path, lambda fields: fields.update(omitted=omitted))
-    build(Settings(models=(tmp_path,)))
+    state_of((tmp_path,))
 
     assert "int8" in caplog.text and "it moves the outputs by 0.5." in caplog.text
     with pytest.raises(BundleError, match=r"`cpu` .*`int8`; .*: it moves the outputs by 0\.5\."):
-        build(Settings(models=(tmp_path,), precision="int8"))
+        state_of((tmp_path,), precision="int8")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +74,7 @@ def test_a_graph_that_the_export_omitted_is_logged(tmp_path: Path, caplog: pytes
 )
 def test_a_bundle_without_required_validation_is_refused(models: Path, flags: dict[str, Any], named: str) -> None:
     with pytest.raises(BundleError) as error:
-        build(Settings(models=models, **flags))
+        state_of(models, **flags)
 
     facts = ("bundle `tiny`", "cpu/fp32", "(0 samples)", named, "bert-export")
     assert [] == [fact for fact in facts if fact not in error.value.message]
@@ -98,8 +97,8 @@ def test_a_floor_needs_an_agreement(tmp_path: Path, found: Agreement | None, sai
     measured(tmp_path, agreement=found)
 
     with pytest.raises(BundleError, match=said):
-        build(Settings(models=tmp_path, min_agreement=0.0))
-    assert ["measured"] == list(build(Settings(models=tmp_path, require_validation=True)).registry.models)
+        state_of(tmp_path, min_agreement=0.0)
+    assert ["measured"] == list(state_of(tmp_path, require_validation=True).registry.models)
 
 
 def test_an_agreement_without_decisions_is_refused(tmp_path: Path) -> None:
@@ -209,6 +208,6 @@ def test_int8_that_was_measured_with_other_kernels_is_logged(
 ) -> None:
     """A line is logged only if a validation report is required. The model is served, because its int8 scales allow for the difference."""
     monkeypatch.setattr("bertserve.service.models.loading.cpu_instructions", lambda: ("avx2", "fma"))
-    build(Settings(models=EMBEDDED / "sentiment", **flags))
+    state_of(EMBEDDED / "sentiment", **flags)
 
     assert warned == ("avx512_vnni, avx512_bf16; this CPU has avx2, fma" in caplog.text)
