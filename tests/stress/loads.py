@@ -6,6 +6,7 @@ STRESS_SECONDS, runs each load on the included models for the full duration, and
 
 import json
 import os
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
 import tiny
 from bertserve.bench.generator import Durations, Load, RequestRecord, run_load
 from bertserve.bench.target import Body, Target, build_target, parse_url
-from conftest import ROOT, Served
+from conftest import ROOT, Served, metric
 
 LONGEST_S = float(os.environ.get("STRESS_SECONDS", "0.5"))
 LONG = "STRESS_SECONDS" in os.environ
@@ -26,8 +26,6 @@ LONG = "STRESS_SECONDS" in os.environ
 CLIENT_TIMEOUT_S = 60.0
 
 TASKS_OF = {"sentiment": "text-classification", "ner": "token-classification", "qa": "question-answering", "fill-mask": "fill-mask"}
-
-Samples = Counter[tuple[str, frozenset[tuple[str, str]]]]
 
 
 def seconds(most: float) -> float:
@@ -50,16 +48,10 @@ def target(served: Served, path: str, bodies: Iterable[Any], **headers: str) -> 
     return build_target(parse_url(served.url + path), encoded, headers)
 
 
-def closed_loop(target: Target, connections: int, duration_s: float, *, warmup_s: float = 0.0) -> Load:
-    """Runs a closed loop: each of `connections` connections sends a request as soon as it has the last answer."""
+def load(target: Target, connections: int, duration_s: float, *, warmup_s: float = 0.0, arrivals: Sequence[float] | None = None) -> Load:
+    """Runs a closed loop, or with arrival times an open loop, which sends requests at these times even if the service is slow."""
     durations = Durations(duration_s, warmup_s, CLIENT_TIMEOUT_S)
-    return run_load(target, durations, connections=connections, stop=threading.Event())
-
-
-def open_loop(target: Target, arrivals: Sequence[float], duration_s: float, *, warmup_s: float = 0.0) -> Load:
-    """Runs an open loop: sends requests at their arrival times, even if the service is slow."""
-    durations = Durations(duration_s, warmup_s, CLIENT_TIMEOUT_S)
-    return run_load(target, durations, connections=4000, arrivals=arrivals, stop=threading.Event())
+    return run_load(target, durations, connections=connections, arrivals=arrivals, stop=threading.Event())
 
 
 def measured(load: Load) -> list[RequestRecord]:
@@ -68,32 +60,19 @@ def measured(load: Load) -> list[RequestRecord]:
     return [record for record in load.records if start <= record.intended < end]
 
 
-def samples(served: Served) -> Samples:
-    """Returns the value of every sample of the service's metrics, by name and labels."""
-    page = httpx.get(f"{served.url}/metrics", trust_env=False, timeout=60).text
-    found: Samples = Counter()
-    for family in text_string_to_metric_families(page):
-        for sample in family.samples:
-            found[sample.name.removeprefix("bertserve_"), frozenset(sample.labels.items())] += sample.value
-    return found
+def metrics(served: Served) -> str:
+    """Returns the page of the service's metrics."""
+    return httpx.get(f"{served.url}/metrics", trust_env=False, timeout=60).text
 
 
-def total(found: Samples, name: str, **labels: str) -> float:
-    """Returns the sum of a metric's samples that have these labels."""
-    return sum(value for (one, having), value in found.items() if one == name and labels.items() <= dict(having).items())
-
-
-def by_status(found: Samples) -> Counter[int]:
+def by_status(page: str) -> Counter[int]:
     """Returns how many requests the service has answered with each status."""
-    counted: Counter[int] = Counter()
-    for (name, labels), value in found.items():
-        if name == "requests_total":
-            counted[int(dict(labels)["status"])] += int(value)
-    return counted
+    statuses = set(re.findall(r'^bertserve_requests_total\{.*status="(\d+)"', page, re.MULTILINE))
+    return Counter({int(status): int(metric(page, "requests_total", status=status)) for status in statuses})
 
 
-def assert_each_ended_once(before: Samples, after: Samples, *loads: Load) -> Counter[int | str]:
-    """Asserts that each request got exactly one answer, which the service counted, and that no request is queued.
+def assert_each_ended_once(before: str, after: str, *loads: Load) -> Counter[int | str]:
+    """Asserts that each request between two pages of metrics got one answer, which the service counted, and that no request is queued.
 
     The load generator records each request that it sent. Without an answer, its outcome is a word instead of a status.
 
@@ -103,7 +82,7 @@ def assert_each_ended_once(before: Samples, after: Samples, *loads: Load) -> Cou
     ended = Counter(record.outcome for load in loads for record in load.records)
     answered = by_status(after) - by_status(before)
     assert answered == ended, (answered, ended)
-    assert (0, 0) == (total(after, "queue_items"), total(after, "queue_tokens"))
+    assert (0, 0) == (metric(after, "queue_items"), metric(after, "queue_tokens"))
     return ended
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bertserve.bench.workloads import workload_inputs
-from loads import assert_each_ended_once, closed_loop, measured, models_for, samples, seconds, show, target
+from loads import assert_each_ended_once, load, measured, metrics, models_for, seconds, show, target
 
 pytestmark = pytest.mark.serial
 
@@ -29,13 +29,13 @@ def test_short_requests_do_not_wait_for_a_heavy_client(
     """All requests are answered. In one queue for all in order of arrival, others would wait for half of a heavy request or longer."""
     with serve(models_for(tmp_path)) as served:
         others, client = target(served, "/classify", [{"inputs": text} for text in SHORT]), target(served, path, [body])
-        before = samples(served)
+        before = metrics(served)
         # the heavy client stops with its first answer after the others' load, so that it is active all the time
         with ThreadPoolExecutor(1) as pool:
-            future = pool.submit(closed_loop, client, 1, seconds(15))
-            short = closed_loop(others, 2, seconds(15))
+            future = pool.submit(load, client, 1, seconds(15))
+            short = load(others, 2, seconds(15))
         heavy = future.result()
-        assert {200} == set(assert_each_ended_once(before, samples(served), short, heavy))
-    short_s, heavy_s = (median(record.ended - record.intended for record in measured(load)) for load in (short, heavy))
+        assert {200} == set(assert_each_ended_once(before, metrics(served), short, heavy))
+    short_s, heavy_s = (median(record.ended - record.intended for record in measured(result)) for result in (short, heavy))
     show(f"p50 of short requests, and of {name}", f"{short_s * 1000:.1f} and {heavy_s * 1000:.1f} ms")
     assert short_s < heavy_s / 4

@@ -14,8 +14,8 @@ import pytest
 
 import raw_http
 import slow
-from conftest import Served, wait_until
-from loads import LONG, by_status, descriptors, memory_mib, samples, show, threads, total
+from conftest import Served, metric, wait_until
+from loads import LONG, by_status, descriptors, memory_mib, metrics, show, threads
 
 pytestmark = pytest.mark.serial
 
@@ -35,7 +35,7 @@ LONG_RUN = json.dumps({"inputs": "dull"}).encode()
 def test_requests_of_disconnected_clients_release_all_resources(tmp_path: Path, serve: Callable[..., Any]) -> None:
     slow.hanging_bundle(tmp_path / "models", turns=int(HELD_S * slow.SECOND), batch_invariant=False)
     with serve(tmp_path / "models", "--threads", str(THREADS), "--max-queue-tokens", "4000000") as served:
-        samples(served)  # the first metrics page starts a thread
+        metrics(served)  # the first metrics page starts a thread
         held, working = descriptors(served), threads(served)
         waited, memory = [], [memory_mib(served)]
         for _ in range(WAVES):
@@ -54,13 +54,13 @@ def test_requests_of_disconnected_clients_release_all_resources(tmp_path: Path, 
 def wave(served: Served) -> float:
     """Repeats `try_wave` until all disconnects were seen while the inference threads were busy. Returns the memory of the last try."""
     for _ in range(TRIES):
-        memory = try_wave(served, samples(served))
+        memory = try_wave(served, metrics(served))
         if memory is not None:
             return memory
     raise AssertionError(f"of {TRIES} times the runs were over before the clients were seen to leave")
 
 
-def try_wave(served: Served, before: Any) -> float | None:
+def try_wave(served: Served, before: str) -> float | None:
     """Connects all clients while each inference thread has a long run, and disconnects all of them, including those with a run.
 
     Returns:
@@ -81,20 +81,20 @@ def try_wave(served: Served, before: Any) -> float | None:
     wait_until(lambda: runs(served, before) >= THREADS)
     if not (all_wait and busy):
         return None
-    after = samples(served)
+    after = metrics(served)
     assert {GONE: CLIENTS} == by_status(after) - by_status(before)
-    assert CLIENTS == total(after - before, "cancelled_total")
-    assert THREADS == total(after - before, "batch_rows_sum")
+    assert CLIENTS == metric(after, "cancelled_total") - metric(before, "cancelled_total")
+    assert THREADS == metric(after, "batch_rows_sum") - metric(before, "batch_rows_sum")
     return memory
 
 
 def queued(served: Served) -> float:
-    return total(samples(served), "queue_items")
+    return metric(metrics(served), "queue_items")
 
 
-def runs(served: Served, before: Any) -> float:
-    """Returns the number of runs that have ended since the samples `before`."""
-    return total(samples(served), "inference_seconds_count") - total(before, "inference_seconds_count")
+def runs(served: Served, before: str) -> float:
+    """Returns the number of runs that have ended since the metrics `before`."""
+    return metric(metrics(served), "inference_seconds_count") - metric(before, "inference_seconds_count")
 
 
 def assert_threads_live(served: Served) -> None:

@@ -12,7 +12,7 @@ import slow
 from bertserve.bench.generator import Load, poisson_arrivals
 from bertserve.bench.workloads import workload_inputs
 from conftest import ROOT
-from loads import LONG, accesses, assert_each_ended_once, closed_loop, measured, open_loop, samples, seconds, show, target
+from loads import LONG, accesses, assert_each_ended_once, load, measured, metrics, seconds, show, target
 
 pytestmark = pytest.mark.serial
 
@@ -36,29 +36,29 @@ def test_each_request_ends_once_under_overload(tmp_path: Path, serve: Callable[.
     models = ROOT / "models" if LONG else slow.bundle(tmp_path / "models").parent
     with serve(models, "--access-log", "--log-format", "json") as served:
         texts = target(served, "/classify", short_and_long(), **{"x-request-timeout-ms": str(DEADLINE_MS)})
-        closed_loop(texts, 32, seconds(5) / 4)
-        before = samples(served)
-        best = [closed_loop(texts, connections, seconds(10) / 4, warmup_s=seconds(1) / 4) for connections in CONNECTIONS]
-        throughput = max(answered_per_s(load) for load in best)
-        middle = samples(served)
+        load(texts, 32, seconds(5) / 4)
+        before = metrics(served)
+        best = [load(texts, connections, seconds(10) / 4, warmup_s=seconds(1) / 4) for connections in CONNECTIONS]
+        throughput = max(map(answered_per_s, best))
+        middle = metrics(served)
         lasts_s = seconds(60)
         arrivals = poisson_arrivals(OVERLOAD * max(10.0, throughput), FILLS_S + lasts_s, seed=1)
-        load = open_loop(texts, arrivals, lasts_s, warmup_s=FILLS_S)
-        after = samples(served)
+        overload = load(texts, 4000, lasts_s, warmup_s=FILLS_S, arrivals=arrivals)
+        after = metrics(served)
         assert_each_ended_once(before, middle, *best)
-        ended = assert_each_ended_once(middle, after, load)
+        ended = assert_each_ended_once(middle, after, overload)
         assert {200, 429} <= set(ended) <= {200, 429, 504}
-        goodput = answered_per_s(load)
-        accepted_ms = [1000 * (record.ended - record.intended) for record in measured(load) if record.outcome == 200]
+        goodput = answered_per_s(overload)
+        accepted_ms = [1000 * (record.ended - record.intended) for record in measured(overload) if record.outcome == 200]
         refused_ms = [line["ms"] for line in accesses(served)[-len(arrivals) :] if line.get("status") == 429]
         show("goodput, and throughput of the best closed loop", f"{goodput:.0f} and {throughput:.0f} requests/s")
         show("p50 of accepted and of refused requests", f"{median(accepted_ms):.1f} and {median(refused_ms):.2f} ms")
         assert goodput > throughput / 2
         assert median(refused_ms) < median(accepted_ms) / 4
-        assert 0 < len(closed_loop(texts, 2, 0.1).records)
+        assert 0 < len(load(texts, 2, 0.1).records)
 
 
-def answered_per_s(load: Load) -> float:
+def answered_per_s(result: Load) -> float:
     """Returns the number of requests per second that were answered with 200 within the measured time."""
-    start, end = load.measured
-    return sum(record.outcome == 200 and start <= record.ended < end for record in load.records) / (end - start)
+    start, end = result.measured
+    return sum(record.outcome == 200 and start <= record.ended < end for record in result.records) / (end - start)

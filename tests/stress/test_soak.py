@@ -10,7 +10,7 @@ import pytest
 
 from bertserve.service.tasks.catalog import TASKS
 from conftest import Served
-from loads import assert_each_ended_once, closed_loop, descriptors, memory_mib, models_for, samples, seconds, show, target, threads
+from loads import assert_each_ended_once, descriptors, load, memory_mib, metrics, models_for, seconds, show, target, threads
 
 pytestmark = pytest.mark.serial
 
@@ -57,12 +57,12 @@ def test_a_long_mixed_load_does_not_leak_resources(tmp_path: Path, serve: Callab
         by_path.setdefault(path, []).append(body)
     with serve(models_for(tmp_path)) as served:
         everything = [target(served, path, bodies) for path, bodies in by_path.items()]
-        before, loads, readings = samples(served), [], []
+        before, loads, readings = metrics(served), [], []
         for _ in range(ROUNDS):
             with ThreadPoolExecutor(len(everything)) as pool:
-                loads += pool.map(lambda path: closed_loop(path, CONNECTIONS, max(seconds(600) / ROUNDS, 0.5)), everything)
+                loads += pool.map(lambda path: load(path, CONNECTIONS, max(seconds(600) / ROUNDS, 0.5)), everything)
             readings.append(settled(served))
-        ended = assert_each_ended_once(before, samples(served), *loads)
+        ended = assert_each_ended_once(before, metrics(served), *loads)
         assert {200, 422} <= set(ended) <= {200, 400, 404, 413, 422}
         assert "ERROR" not in served.log.read_text()
     memory, files, running = zip(*readings, strict=True)
