@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tiny
-from application import LONG, Send, answered, assert_same, refused, result, wrong
+from application import Send, answered, assert_same, refused, result, wrong
 
 EMBED, SIMILARITY, RERANK, ZERO_SHOT = "/embed", "/similarity", "/rerank", "/zero-shot"
 LABELS = {"candidate_labels": ["good", "bad", "a very dull book"]}
@@ -46,11 +46,6 @@ def test_vectors_can_be_encoded_as_base64(api: Send, options: dict[str, Any]) ->
     for vectors, read in zip(numbers, found, strict=True):
         np.testing.assert_array_equal(np.atleast_2d(np.array(vectors, dtype=np.float32)), read)
     assert [] == answered(api, EMBED, [], encoding_format="base64")
-
-
-def test_a_text_that_must_not_be_cut_is_refused(api: Send) -> None:
-    assert wrong(api, EMBED, {"inputs": ["good", LONG], "truncate": False}).startswith("inputs[1]: ")
-    assert "`texts[1]` has 61 tokens" in wrong(api, RERANK, {"query": "good", "texts": ["good", LONG], "truncate": False})
 
 
 # /similarity

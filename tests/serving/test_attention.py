@@ -169,7 +169,6 @@ def test_a_text_over_the_models_length_is_refused(api: Send) -> None:
         ({"layers": [1], "heads": [3]}, "`heads` has 3, but layer 1 "),
         ({"layers": [1, -1]}, "[1, -1]"),
         ({"heads": [0, 0]}, "[0, 0]"),
-        ({"head": [0]}, "did you mean `heads`?"),
     ],
 )
 def test_an_invalid_parameter_is_explained(api: Send, parameters: dict[str, Any], value: str) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 import tiny
 from application import LONG, call, classify, rejected, results
-from bertserve.service.text.tokenizer import SHORT_CHARS
 
 # ---- bodies and parameters
 
@@ -86,12 +85,6 @@ def test_a_text_of_the_maximum_length_is_not_truncated(models: Path, parameters:
     assert response.status_code == 200
     assert "x-truncated" not in response.headers
     assert "x-hf-warning" not in response.headers
-
-
-@pytest.mark.parametrize(("inputs", "name"), [(LONG, "inputs"), ([LONG], "inputs[0]"), (["good" + " " * SHORT_CHARS, LONG], "inputs[1]")])
-def test_without_truncation_a_long_text_is_an_error(models: Path, inputs: Any, name: str) -> None:
-    message = rejected(classify(models, {"inputs": inputs, "parameters": {"truncation": False}}), 422, "invalid_value")
-    assert message.startswith(f"{name}: ") and "60 tokens" in message
 
 
 def test_the_default_stride_fits_the_model(models: Path) -> None:

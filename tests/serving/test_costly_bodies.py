@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from pathlib import Path
@@ -277,8 +277,10 @@ class Bench:
         return longest_s
 
 
-@contextmanager
-def bench_in(folder: Path) -> Iterator[Bench]:
+@pytest.fixture(name="bench", scope="module")
+def bench_of_a_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """Yields a service with all included models and two tiny ones, after ordinary requests to each task."""
+    folder = tmp_path_factory.mktemp("costly")
     tiny.bundle(folder / "models", "choices", task="multiple-choice", max_length=512)
     tiny.bundle(folder / "models", "attentive", max_length=512, attention_heads=(4, 4))
     flags = ("--models", str(folder / "models"), "--threads", "1", "--allow-implicit-default", "--timeout-ms", "120000")
@@ -291,12 +293,6 @@ def bench_in(folder: Path) -> Iterator[Bench]:
         for path, body in bench.bodies * 2:
             assert 200 == bench.post(path, body), path
         bench.memory = bench.peak()
-        yield bench
-
-
-@pytest.fixture(name="bench", scope="module")
-def bench_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    with bench_in(tmp_path_factory.mktemp("costly")) as bench:
         yield bench
 
 

@@ -12,6 +12,7 @@ import tiny
 from application import LONG, Send, assert_same, call, classify, post, rejected, result, serving, state_of, wrong
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.unknown_fields import IGNORED_FIELDS, IGNORED_OPTIONS
+from bertserve.service.text.tokenizer import SHORT_CHARS
 
 CLASSIFY, NER, ANSWER, FILL, CHOOSE = "/classify", "/ner", "/answer", "/fill-mask", "/choose"
 EMBED, SIMILARITY, RERANK, ZERO_SHOT, ATTENTION = "/embed", "/similarity", "/rerank", "/zero-shot", "/attention"
@@ -376,6 +377,22 @@ def test_a_truncated_text_is_reported_in_headers(api: Send, path: str, body: Any
     response = post(api, body, path=path)
     assert "1" == response.headers["x-truncated"]
     assert "32 tokens: " in response.headers["x-hf-warning"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "where"),
+    [
+        (CLASSIFY, {"inputs": LONG}, "inputs: .* 60 tokens"),
+        (CLASSIFY, {"inputs": [LONG]}, r"inputs\[0\]: .* 60 tokens"),
+        (CLASSIFY, {"inputs": ["good" + " " * SHORT_CHARS, LONG]}, r"inputs\[1\]: .* 60 tokens"),
+        (CHOOSE, {"inputs": [CHOICES, CHOICES | {"context": LONG}]}, r"inputs\[1\]: `choices\[0\]` has 64 tokens .* 29;"),
+        (EMBED, {"inputs": ["good", LONG]}, r"inputs\[1\]: "),
+        (RERANK, {"query": "good", "texts": ["good", LONG]}, r".*`texts\[1\]` has 61 tokens"),
+    ],
+)
+def test_without_truncation_a_long_text_is_an_error(api: Send, path: str, body: dict[str, Any], where: str) -> None:
+    more = {"parameters": {"truncation": False}} if path in (CLASSIFY, CHOOSE) else {"truncate": False}
+    assert re.match(where, wrong(api, path, body | more))
 
 
 @pytest.mark.parametrize(

@@ -173,14 +173,7 @@ async def test_the_trace_of_the_caller_is_continued(models: Path, collector: Col
     assert "mine-2" == answer.headers["x-request-id"]
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        "",
-        f"{TRACEPARENT},{TRACEPARENT}",
-        "00-" + "ä" * 32 + f"-{PARENT}-01",
-    ],
-)
+@pytest.mark.parametrize("header", ["", f"{TRACEPARENT},{TRACEPARENT}", "00-" + "ä" * 32 + f"-{PARENT}-01"])
 def test_a_malformed_traceparent_starts_a_new_trace(collector: Collector, header: str) -> None:
     with tracing(collector) as tracer:
         trace = tracer.start_request_span([(b"traceparent", header.encode("latin-1"))], 1.0)
