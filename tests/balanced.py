@@ -23,8 +23,6 @@ LIMIT_S = 60
 
 
 class Balanced(NamedTuple):
-    """Replicas and the proxy in front of them."""
-
     proxy: Proxy
     replicas: list[Replica]
 

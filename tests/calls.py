@@ -78,7 +78,6 @@ def count_calls(models: Path) -> list[Call]:
 
 
 def main() -> None:
-    """Prints the calls of each thread and their number."""
     calls = count_calls(Path(sys.argv[1]) if sys.argv[1:] else ROOT / "models")
     for name, made in (("event loop", [c for c in calls if c.on_loop]), ("inference thread", [c for c in calls if not c.on_loop])):
         print(f"{name}: {len(made)} calls", *(call.function for call in made), "", sep="\n")

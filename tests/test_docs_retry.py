@@ -39,8 +39,6 @@ class Refusing(ThreadingHTTPServer):
 
 
 class Answering(BaseHTTPRequestHandler):
-    """Answers requests to `Refusing`."""
-
     server: Refusing
 
     def do_POST(self) -> None:

@@ -43,7 +43,6 @@ class FakeLoads:
 
     @property
     def names(self) -> list[str]:
-        """The open loops, in order."""
         return [run.name.removeprefix("open, ") for run in self.report.runs]
 
     def sweep(self, *, steps: int = 6, max_rate: float | None = None) -> BenchReport:

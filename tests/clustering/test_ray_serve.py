@@ -138,7 +138,6 @@ class Cluster:
             raise
 
     def status(self) -> Any:
-        """Returns the entry of the application `bertserve` in `serve status`."""
         return self._ask("GET").json()["applications"].get("bertserve", {"status": "NOT_STARTED"})
 
     def deploy(

@@ -115,8 +115,6 @@ ATTACKS = {
 
 
 class Connection:
-    """A connection of the attacker."""
-
     def __init__(self, attack: Attack, port: int) -> None:
         self._attack, self._port = attack, port
         self._socket: socket.socket | None = None
@@ -169,7 +167,6 @@ class Connection:
 
 
 def main() -> None:
-    """Attacks a port for some seconds."""
     name, port, seconds = sys.argv[1:]
     os.nice(NICE)
     attack = ATTACKS[name]

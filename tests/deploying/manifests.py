@@ -17,8 +17,6 @@ Document = dict[str, Any]
 
 
 class Container(NamedTuple):
-    """A container's definition, its file and its pod."""
-
     path: Path
     pod: Document
     spec: Document

@@ -32,10 +32,7 @@ from attacks import ATTACKS, LARGE_ANSWER
 from conftest import metric, wait_until
 from replica import PROXIES, Proxy, Replica
 
-pytestmark = [
-    pytest.mark.serial,
-    pytest.mark.skipif(not all(map(replica.installed, PROXIES)), reason="haproxy or nginx is not installed"),
-]
+pytestmark = [pytest.mark.serial, pytest.mark.skipif(not all(map(replica.installed, PROXIES)), reason="haproxy or nginx is not installed")]
 
 MAX_STALL_S = 0.25
 MAX_GROWTH_MIB = 64
@@ -79,13 +76,10 @@ class Outcome:
 
     @property
     def holds(self) -> bool:
-        """Whether the replica kept its promise."""
         return self.stall_s <= MAX_STALL_S and self.growth_mib <= MAX_GROWTH_MIB and set(self.callers) == {200}
 
 
 class Measured:
-    """A replica behind proxies."""
-
     def __init__(self, one: Replica, proxies: dict[str, Proxy]) -> None:
         self._replica, self.proxies = one, proxies
         self._warm_up()

@@ -9,13 +9,7 @@ from manifests import COMPOSE, DEPLOY
 [READ] = manifests.documents(COMPOSE)
 SERVICES = READ["services"]
 MARGIN_S = 10  # to send the last answers
-CONFIGURED = (
-    "haproxy/haproxy.cfg",
-    "prometheus/prometheus.yml",
-    "prometheus/alerts.yml",
-    "grafana/provisioning",
-    "grafana/bertserve.json",
-)
+CONFIGURED = ("haproxy/haproxy.cfg", "prometheus/prometheus.yml", "prometheus/alerts.yml", "grafana/provisioning", "grafana/bertserve.json")
 
 
 def flags(variables: dict[str, str | int]) -> list[str]:

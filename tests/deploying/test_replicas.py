@@ -12,10 +12,7 @@ from balanced import Balanced, balanced, load
 from conftest import wait_until
 from replica import PROXIES, Replica
 
-pytestmark = [
-    pytest.mark.serial,
-    pytest.mark.skipif(not all(map(replica.installed, PROXIES)), reason="haproxy or nginx is not installed"),
-]
+pytestmark = [pytest.mark.serial, pytest.mark.skipif(not all(map(replica.installed, PROXIES)), reason="haproxy or nginx is not installed")]
 
 CLIENTS = 48
 

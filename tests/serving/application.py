@@ -81,8 +81,7 @@ def call(models: Path, method: str, path: str, *, settings: dict[str, Any] | Non
 def call_fresh(models: Path, method: str, path: str, *, settings: dict[str, Any] | None = None, **request: Any) -> httpx.Response:
     """Returns the response to one request of a new service: for tests that patch a part of the service or examine its start."""
     return play(
-        state_of(models, **{"allow_implicit_default": True} | (settings or {})),
-        lambda client: client.request(method, path, **request),
+        state_of(models, **{"allow_implicit_default": True} | (settings or {})), lambda client: client.request(method, path, **request)
     )
 
 
@@ -231,11 +230,7 @@ def faked(
     """Returns a service with one inference thread and the bundle `tiny` on a fake engine. Its scheduler uses `clock`."""
     loaded = files.load_bundle(models / "tiny")
     metrics = Metrics()
-    scheduler = Scheduler(
-        RequestQueue(max_batch_tokens=64, max_queue_tokens=max_queue_tokens, threads=1),
-        threads=1,
-        clock=clock,
-    )
+    scheduler = Scheduler(RequestQueue(max_batch_tokens=64, max_queue_tokens=max_queue_tokens, threads=1), threads=1, clock=clock)
     model = model_of(loaded, ModelEngines(engine), scheduler=scheduler, metrics=metrics)
     registry = Registry([model], {}, {})
     settings = Settings(

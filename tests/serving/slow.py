@@ -35,10 +35,7 @@ def _hanging_graph(token: int, turns: int) -> onnx.ModelProto:
     made = tiny.graph()
     made.graph.node[-1].output[0] = "quick"
     body = helper.make_graph(
-        [
-            helper.make_node("Identity", ["go_on"], ["goes_on"]),
-            helper.make_node("Mul", ["carried", "one"], ["same"]),
-        ],
+        [helper.make_node("Identity", ["go_on"], ["goes_on"]), helper.make_node("Mul", ["carried", "one"], ["same"])],
         "turn",
         [
             helper.make_tensor_value_info("turn", onnx.TensorProto.INT64, []),

@@ -32,13 +32,7 @@ async def test_health_and_metrics_can_require_the_key(models: Path, options: dic
 
 @pytest.mark.parametrize(
     ("authorization", "words"),
-    [
-        (None, "required"),
-        ("Bearer wrong", "unknown"),
-        ("Bearer ", "unknown"),
-        ("Bearer \xe9", "unknown"),
-        ("swordfish", "is not Bearer"),
-    ],
+    [(None, "required"), ("Bearer wrong", "unknown"), ("Bearer ", "unknown"), ("Bearer \xe9", "unknown"), ("swordfish", "is not Bearer")],
 )
 def test_a_missing_key_and_a_wrong_key_have_different_messages(models: Path, authorization: str | None, words: str) -> None:
     headers = {} if authorization is None else {"authorization": authorization.encode("latin-1")}
@@ -180,4 +174,6 @@ async def test_a_caller_cannot_fill_the_log(
         log.write(error, {"request_id": "1", "method": "POST", "path": "/classify"})
     assert logged == len(caplog.records)
     await asyncio.sleep(0.05)
-    assert [f"{kind}: {60 - logged} more within 0 s"] * (logged < 60) == [record.getMessage() for record in caplog.records[logged:]]
+    assert [f"{kind}: {60 - logged} more"] * (logged < 60) == [
+        record.getMessage().partition(" within")[0] for record in caplog.records[logged:]
+    ]

@@ -180,7 +180,8 @@ def test_without_a_session_for_captures_a_model_still_answers(
     for shape in PLAN.all_shapes:
         thread(engine.warm_up, *shape)
     assert 2 == len(thread(engine.run, texts(2, 8)))
-    assert ["small runs are not captured as CUDA graphs: all nodes must be on CUDA."] == caplog.messages
+    [line] = caplog.messages
+    assert "all nodes must be on CUDA." in line
 
 
 class FakeSession:
@@ -277,7 +278,8 @@ def test_a_run_that_hangs_stops_only_the_captures(monkeypatch: pytest.MonkeyPatc
             hanging.gate.set()
         hangs.result(20)
     assert ["plain", "plain"] == shared.ids
-    assert ["small runs are not captured as CUDA graphs: another run has taken 0.1 s."] == caplog.messages
+    [line] = caplog.messages
+    assert "0.1 s" in line
 
 
 def test_half_precision_outputs_become_float32(tmp_path: Path, sessions: Sessions, thread: Any) -> None:

@@ -35,10 +35,10 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 @functools.cache
-def tokenizer_of(task: str, max_length: int) -> Tokenizer:
+def tokenizer_of(task: str, max_length: int, side: str = "right") -> Tokenizer:
     with tempfile.TemporaryDirectory() as folder:
         loaded = files.load_bundle(tiny.bundle(Path(folder), task=task, max_length=max_length))
-        return Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
+        return Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer.model_copy(update={"truncation_side": side}))
 
 
 def random_logits(seed: int, *shape: int) -> Floats:
@@ -315,12 +315,9 @@ def certain_of_good(read: question_answering.PassageWindows) -> list[dict[str, F
 
 def test_equal_answers_with_summed_scores_keep_the_place_of_the_reference() -> None:
     """If the tokenizer cuts on the left, the reference reads the last window first, and keeps the place of the first of equal answers."""
-    fields = {"context": "good bad bad bad bad good", "align_to_words": True, "duplicates": "sum", "top_k": 1, "max_answer_len": 1}
-    tokenizer = tokenizer_of(question_answering.TASK, 4096)
-    places = {}
-    for side in ("right", "left"):
-        tokenizer.truncation_side = side
-        request, read, _ = asked(fields, 3, 0, 0)
-        places[side] = answered(request, certain_of_good(read))["start"]
-    tokenizer.truncation_side = "right"
-    assert {"right": 0, "left": 21} == places
+    parameters = question_answering.AnswerParameters(duplicates="sum", max_answer_len=1, max_seq_len=8, doc_stride=0)
+    request = question_answering.AnswerRequest("good?", "good bad bad bad bad good", parameters)
+    for side, place in (("right", 0), ("left", 21)):
+        tokenizer = tokenizer_of(question_answering.TASK, 4096, side)
+        rows = certain_of_good(question_answering.windows_of(request, tokenizer))
+        assert place == decode(question_answering, request, rows, tokenizer=tokenizer)["start"]

@@ -35,9 +35,7 @@ def used(state: AppState) -> dict[str, str]:
 
 def test_the_error_lists_every_task_without_a_default(tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as raised:
-        state_of(
-            made(tmp_path, mood=tiny.LABELS, nli=NLI, mnli=NLI, rank=("score",), one="feature-extraction", two="feature-extraction"),
-        )
+        state_of(made(tmp_path, mood=tiny.LABELS, nli=NLI, mnli=NLI, rank=("score",), one="feature-extraction", two="feature-extraction"))
 
     assert " /classify (`mnli`, `mood`, `nli`, `rank`); /embed (`one`, `two`); /zero-shot (`mnli`, `nli`); " in raised.value.message
     assert "--default classify=NAME,embed=NAME,zero-shot=NAME," in raised.value.message

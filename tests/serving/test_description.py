@@ -24,13 +24,7 @@ from bertserve.service.tasks.catalog import TASKS
 from conftest import Served, running
 
 SHARE = 0.05  # share of all hostile cases
-CHECKS = [
-    not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-]
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_headers_conformance, response_schema_conformance]
 MODELS = ("classifier", "names", "nli", "ranker", "passages", "masks", "vectors")
 POSTS = [f"/{spec.path}" for spec in TASKS.values()] + ["/models/{name}", "/", "/v2/models/{name}/infer", "/v1/models/{name}:predict"]
 

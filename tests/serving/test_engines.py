@@ -174,10 +174,7 @@ def test_the_fixed_cost_is_learned_from_runs_in_service() -> None:
     assert pytest.approx(true.fixed_s, rel=0.05) == cost.slowdown * cost.fixed_s
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 512), st.integers(1, 512), st.floats(min_value=0)), max_size=20),
-    st.integers(1, 1000),
-)
+@given(st.lists(st.tuples(st.integers(1, 512), st.integers(1, 512), st.floats(min_value=0)), max_size=20), st.integers(1, 1000))
 def test_predictions_stay_finite_for_any_measured_time(runs: list[tuple[int, int, float]], times: int) -> None:
     cost = model()
     for i in range(min(times, 50 * len(runs))):

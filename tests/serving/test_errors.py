@@ -54,11 +54,7 @@ def test_an_error_has_no_control_characters_from_the_request(models: Path, name:
 
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
-    [
-        ("GET", "/classify", {"POST"}),
-        ("POST", "/models", {"GET"}),
-        ("DELETE", "/models/tiny", {"GET", "POST"}),
-    ],
+    [("GET", "/classify", {"POST"}), ("POST", "/models", {"GET"}), ("DELETE", "/models/tiny", {"GET", "POST"})],
 )
 def test_a_wrong_method_gets_the_allowed_methods(models: Path, method: str, path: str, allowed: set[str]) -> None:
     answer = call(models, method, path)

@@ -246,15 +246,7 @@ def test_an_unknown_key_is_refused(tmp_path: Path, text: str, words: str) -> Non
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "port = 70000",
-        'port = "http"',
-        "access_log = 2",
-        "models = []",
-        'models = ["a", 1]',
-        'precision = "fp8"',
-        'default = "classify"',
-    ],
+    ["port = 70000", 'port = "http"', "access_log = 2", "models = []", 'models = ["a", 1]', 'precision = "fp8"', 'default = "classify"'],
 )
 def test_an_invalid_value_is_refused(tmp_path: Path, text: str) -> None:
     name = text.partition(" = ")[0]

@@ -25,11 +25,7 @@ from conftest import metric
 from fakes import FakeRunner, record_runs
 
 PLAN = ShapePlan(
-    buckets=(
-        ShapeBucket(length=8, rows=(1, 2, 4, 6)),
-        ShapeBucket(length=16, rows=(1, 3)),
-        ShapeBucket(length=32, rows=(1, 2)),
-    )
+    buckets=(ShapeBucket(length=8, rows=(1, 2, 4, 6)), ShapeBucket(length=16, rows=(1, 3)), ShapeBucket(length=32, rows=(1, 2)))
 )
 MASKED = PLAN.model_copy(update={"masks": (1, 4, 16, 64)})
 SHAPES = {(rows, b.length) for b in PLAN.buckets for rows in b.rows}

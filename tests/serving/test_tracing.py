@@ -183,12 +183,7 @@ def test_a_malformed_traceparent_starts_a_new_trace(collector: Collector, header
 
 
 @pytest.mark.parametrize(
-    "headers",
-    [
-        {"baggage": "sesame" * 2000},
-        {"baggage": "sesame;sesame,sesame"},
-        {"traceparent": TRACEPARENT, "tracestate": "Sesame!"},
-    ],
+    "headers", [{"baggage": "sesame" * 2000}, {"baggage": "sesame;sesame,sesame"}, {"traceparent": TRACEPARENT, "tracestate": "Sesame!"}]
 )
 def test_headers_of_a_caller_are_not_logged(collector: Collector, caplog: pytest.LogCaptureFixture, headers: dict[str, str]) -> None:
     """By default, OpenTelemetry's propagators log each header member that is too long or invalid."""
