@@ -1,6 +1,5 @@
-"""A hypothesis strategy for random checkpoints, some of which the export must refuse, and the files of such a checkpoint."""
+"""A hypothesis strategy for random checkpoints, which the export can refuse for a few reasons, and the files of such a checkpoint."""
 
-import json
 import shutil
 import warnings
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import torch
 import transformers
 from hypothesis import strategies as st
 
-from checkpoints import edit_json, edit_weights, naming, save_adapter, sentence_transformers, shard, write_modules
+from checkpoints import edit_json, edit_weights, naming, save_adapter, sentence_transformers, shard
 from families import CASES, FAMILIES, HEADS
 
 EMBED = "feature-extraction"
@@ -137,7 +136,6 @@ class Case:
     rows: int = 0
     variant: int | None = None
     quirk: str | None = None
-    fault: str | None = None
 
     @property
     def limit(self) -> int:
@@ -146,17 +144,10 @@ class Case:
         return limit if self.family == "XLNet" else min(self.positions, limit)
 
     @property
-    def must_be_refused(self) -> bool:
-        """Whether a bundle could not reproduce the results of the trained model."""
-        return self.fault is not None or self.adapter == "pissa"
-
-    @property
     def reasons(self) -> list[str]:
         """Words that the error can contain; empty for a checkpoint that must be exported."""
         found = {
-            FAULTS[self.fault].word if self.fault else None: True,
-            QUIRKS[self.quirk].word if self.quirk else None: True,
-            "init_lora_weights": self.adapter == "pissa",
+            "no padding token": self.quirk == "no padding token",
             # in GPT-2's small vocabulary, the token is a parenthesis
             "padding token": self.quirk == "another padding token" and self.family == "GPT-2",
             "each text of a pair": self.template == "second text first",
@@ -164,120 +155,54 @@ class Case:
             # too short for a question of the samples
             "a window of": self.task == "question-answering" and self.limit < 80,
         }
-        return [word for word, applies in found.items() if word and applies]
+        return [word for word, applies in found.items() if applies]
 
 
 @dataclass(frozen=True)
-class Change:
-    """A change of a written checkpoint, and the cases that it applies to."""
+class Quirk:
+    """A change of a written checkpoint, and the cases that it applies to; the bundle must match PyTorch or have one of the `reasons`."""
 
-    word: str | None  # in the error message of the export; None if the checkpoint must be exported
     make: Callable[[Path], object]
-    fits: Callable[[Case], bool] = lambda case: True
+    applies: Callable[[Case], bool] = lambda case: True
 
 
-def _config(**fields: Any) -> Callable[[Path], object]:
+def configure(**fields: Any) -> Callable[[Path], object]:
     return lambda path: edit_json(path / "config.json", **fields)
 
 
-def _weights(**tensors: torch.Tensor) -> Callable[[Path], object]:
-    return lambda path: edit_weights(path, lambda found: found.update({name.replace("__", "."): value for name, value in tensors.items()}))
+def configure_tokenizer(**fields: Any) -> Callable[[Path], object]:
+    return lambda path: edit_json(path / "tokenizer_config.json", **fields)
 
 
-def _first_linear(path: Path, change: Callable[[dict[str, torch.Tensor], str], object]) -> None:
-    edit_weights(
-        path, lambda found: change(found, next(name for name in sorted(found) if name.endswith(".weight") and found[name].ndim == 2))
-    )
+def add_pooler(path: Path) -> None:
+    pooler = {"bert.pooler.dense.weight": torch.ones(32, 32), "bert.pooler.dense.bias": torch.ones(32)}
+    edit_weights(path, lambda tensors: tensors.update(pooler))
 
 
-def _poison(found: dict[str, torch.Tensor], name: str) -> None:
-    found[name] = torch.full_like(found[name], torch.nan)
+def is_of(*families: str) -> Callable[[Case], bool]:
+    return lambda case: case.family in families
 
 
-def _drop(found: dict[str, torch.Tensor], prefix: str) -> None:
-    for name in [name for name in found if name.startswith(prefix)]:
-        del found[name]
-
-
-def _relative_positions(path: Path) -> None:
-    edit_json(path / "config.json", position_embedding_type="relative_key")
-    prefix = "" if json.loads((path / "config.json").read_text())["architectures"] == ["BertModel"] else "bert."
-    name = f"{prefix}encoder.layer.0.attention.self.distance_embedding.weight"
-    edit_weights(path, lambda found: found.update({name: torch.ones(191, 8)}))
-
-
-def _classifies(case: Case) -> bool:
-    return case.task.endswith("-classification")
-
-
-# Changes that the export must refuse: transformers would fail, or give other results than the trained model.
-FAULTS: dict[str, Change] = {
-    "CRF": Change("crf.transitions", _weights(crf__transitions=torch.zeros(3, 3))),
-    "LSTM": Change("lstm.weight_ih_l0", _weights(lstm__weight_ih_l0=torch.zeros(64, 32))),
-    "adapter module": Change("adapters.nli", _weights(encoder__layer__0__adapters__nli__down=torch.zeros(2, 32))),
-    "relative positions": Change("distance_embedding", _relative_positions, lambda case: case.family == "BERT"),
-    "no head": Change(
-        "classifier.",
-        lambda path: edit_weights(path, lambda found: _drop(found, "classifier.")),
-        lambda case: _classifies(case) and case.family == "BERT",
+QUIRKS: dict[str, Quirk] = {
+    "chunked layers": Quirk(configure(chunk_size_feed_forward=1), is_of("BERT", "RoBERTa", "ELECTRA")),
+    "causal": Quirk(configure(is_decoder=True), is_of("BERT", "RoBERTa", "ELECTRA")),
+    "tuples": Quirk(configure(return_dict=False)),
+    "all outputs": Quirk(configure(output_hidden_states=True, output_attentions=True)),
+    "no padding token": Quirk(configure(pad_token_id=None), is_of("BERT", "DistilBERT", "ALBERT", "ELECTRA", "GPT-2")),
+    "another padding token": Quirk(configure(pad_token_id=7), is_of("BERT", "DistilBERT", "ALBERT", "ELECTRA", "GPT-2")),
+    "a cased tokenizer": Quirk(
+        configure_tokenizer(do_lower_case=False, strip_accents=False, tokenize_chinese_chars=False),
+        is_of("BERT", "DistilBERT", "ELECTRA", "MPNet"),
     ),
-    "NaN": Change("NaN", lambda path: _first_linear(path, _poison), lambda case: case.tied),
-    "custom activation": Change("zorp", _config(hidden_act="zorp"), lambda case: case.family in ("BERT", "RoBERTa", "ELECTRA", "MPNet")),
-    "other weights": Change("transformers_weights", _config(transformers_weights="other.safetensors")),
-    "labels twice": Change("labels", _config(id2label={"0": "a", "1": "a", "2": "b"}), lambda case: _classifies(case) and case.labels == 3),
-    "one token type": Change(
-        "token types",
-        lambda path: (
-            edit_json(path / "config.json", type_vocab_size=1),
-            edit_weights(path, lambda found: found.update({n: found[n][:1].clone() for n in list(found) if "token_type" in n})),
-        ),
-        lambda case: case.family == "BERT" and case.task in ("question-answering", "multiple-choice") and case.template != "one type",
-    ),
-    "small vocabulary": Change("the embedding has", lambda path: _add_tokens(path, 3000), lambda case: case.family == "BERT"),
-    "own code": Change("`auto_map`", _config(auto_map={"AutoConfig": "code.Config"}, model_type="zorp")),
-    "split special tokens": Change(
-        "split_special_tokens", lambda path: edit_json(path / "tokenizer_config.json", split_special_tokens=True)
-    ),
-    "dense module": Change("Dense", lambda path: write_modules(path, "Dense"), lambda case: case.task == EMBED),
+    "norm epsilon": Quirk(configure(layer_norm_eps=0.1), is_of("BERT", "RoBERTa", "ELECTRA", "MPNet", "XLNet")),
+    "unused pooler": Quirk(add_pooler, lambda case: case.family == "BERT" and case.task == "token-classification" and not case.adapter),
+    "no token types": Quirk(configure_tokenizer(model_input_names=["input_ids", "attention_mask"])),
 }
-# Changes after which the bundle must match PyTorch, or the export must fail with one of the `reasons`.
-QUIRKS: dict[str, Change] = {
-    "chunked layers": Change(None, _config(chunk_size_feed_forward=1), lambda case: case.family in ("BERT", "RoBERTa", "ELECTRA")),
-    "causal": Change(None, _config(is_decoder=True), lambda case: case.family in ("BERT", "RoBERTa", "ELECTRA")),
-    "tuples": Change(None, _config(return_dict=False)),
-    "all outputs": Change(None, _config(output_hidden_states=True, output_attentions=True)),
-    "no padding token": Change(
-        "no padding token", _config(pad_token_id=None), lambda case: case.family in ("BERT", "DistilBERT", "ALBERT", "ELECTRA", "GPT-2")
-    ),
-    "another padding token": Change(
-        None, _config(pad_token_id=7), lambda case: case.family in ("BERT", "DistilBERT", "ALBERT", "ELECTRA", "GPT-2")
-    ),
-    "a cased tokenizer": Change(
-        None,
-        lambda path: edit_json(path / "tokenizer_config.json", do_lower_case=False, strip_accents=False, tokenize_chinese_chars=False),
-        lambda case: case.family in ("BERT", "DistilBERT", "ELECTRA", "MPNet"),
-    ),
-    "norm epsilon": Change(None, _config(layer_norm_eps=0.1), lambda case: case.family in ("BERT", "RoBERTa", "ELECTRA", "MPNet", "XLNet")),
-    "leftover pooler": Change(
-        None,
-        _weights(bert__pooler__dense__weight=torch.ones(32, 32), bert__pooler__dense__bias=torch.ones(32)),
-        lambda case: case.family == "BERT" and case.task == "token-classification" and not case.adapter,
-    ),
-    "no token types": Change(
-        None, lambda path: edit_json(path / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask"])
-    ),
-}
-
-
-def _add_tokens(path: Path, count: int) -> None:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-    tokenizer.add_tokens([f"token{i}" for i in range(count)])
-    tokenizer.save_pretrained(path)
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Draws a checkpoint; about one in five has a fault."""
+    """Draws a checkpoint."""
     family, task = draw(st.sampled_from(MODELS))
     often = lambda usual, *others: draw(st.sampled_from((usual,) * max(1, len(others)) + others))  # noqa: E731
     classifies = task == "text-classification"
@@ -302,7 +227,7 @@ def cases(draw: st.DrawFn) -> Case:
         shards=often(1, 2),
         rows=often(0, 5),
         variant=often(None, *range(len(VARIANTS.get(family, ())))),
-        adapter=often(None, "lora", "dora", "rslora", "pissa") if adapts else None,
+        adapter=often(None, "lora", "dora", "rslora") if adapts else None,
         pooling=often(None, "cls", "mean", "max") if task == EMBED else None,
     )
     if classifies:
@@ -314,10 +239,7 @@ def cases(draw: st.DrawFn) -> Case:
         case = replace(case, problem_type=often(None, *problems))
     if case.pooling:
         case = replace(case, normalize=draw(st.booleans()), sentence_length=often(512, 30))
-    if draw(st.integers(0, 4)) == 4:
-        case = replace(case, adapter=None, shards=1)  # a fault changes only a single weights file without an adapter
-        return replace(case, fault=draw(st.sampled_from([name for name, fault in FAULTS.items() if fault.fits(case)])))
-    quirks = [name for name, quirk in QUIRKS.items() if quirk.fits(case)]
+    quirks = [name for name, quirk in QUIRKS.items() if quirk.applies(case)]
     return replace(case, quirk=draw(st.sampled_from(quirks)) if draw(st.booleans()) else None)
 
 
@@ -343,16 +265,15 @@ def write(case: Case, folder: Path) -> Path:
     if case.template:  # the family's own tokenizer class has a fixed template
         names = FAMILIES[case.family].tokenizer().model_input_names
         edit_json(path / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast", model_input_names=names)
-    for change in (QUIRKS.get(case.quirk or ""), FAULTS.get(case.fault or "")):
-        if change:
-            change.make(path)
+    if case.quirk:
+        QUIRKS[case.quirk].make(path)
     if case.dtype != "float32":
         dtype = getattr(torch, case.dtype)
         edit_weights(path, lambda found: found.update({name: value.to(dtype) for name, value in found.items()}))
         edit_json(path / "config.json", dtype=case.dtype)
     if case.shards > 1:
         shard(path, case.shards)
-    if case.pooling and case.fault != "dense module":
+    if case.pooling:
         pooling = f"{case.pooling}_token{'s' * (case.pooling != 'cls')}"
         sentence_transformers(path, *(["Normalize"] if case.normalize else []), pooling=pooling, max_length=case.sentence_length)
     return _write_adapter(case, path, folder) if case.adapter else path
@@ -386,8 +307,6 @@ def _write_adapter(case: Case, base: Path, folder: Path) -> Path:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         save_adapter(model, folder / "adapter", task_type=task_type, r=2, target_modules=layers[:2], **settings)
-    if case.adapter == "pissa":  # PiSSA also changes the base model
-        edit_json(folder / "adapter" / "adapter_config.json", init_lora_weights="pissa")
     for file in base.glob("tokenizer*"):
         shutil.copy(file, folder / "adapter")
     return folder / "adapter"

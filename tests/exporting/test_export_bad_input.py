@@ -136,6 +136,7 @@ BAD: dict[str, tuple[Change, list[str]]] = {
     "unknown model type": (configure(model_type="zorp"), ["`zorp`"]),
     "code of its own": (declare_code, ["`auto_map`"]),
     "code of its own for a known architecture": (declare_head, ["`auto_map`", "AutoModelForSequenceClassification"]),
+    "unknown activation": (configure(hidden_act="zorp"), ["zorp"]),
     "no architecture": (configure(architectures=None), ["--task"]),
     "architecture without a task": (
         configure(architectures=["BertForNextSentencePrediction"]),
@@ -162,6 +163,10 @@ BAD: dict[str, tuple[Change, list[str]]] = {
     "weights cut off": (lambda path: truncate(path / "model.safetensors"), ["weights", "download"]),
     "weights of another file": (configure(transformers_weights="other.safetensors"), ["transformers_weights"]),
     "no tokenizer": (remove("tokenizer.json", "tokenizer_config.json"), ["tokenizer"]),
+    "tokenizer that splits special tokens": (
+        lambda path: edit_json(path / "tokenizer_config.json", split_special_tokens=True),
+        ["`split_special_tokens`"],
+    ),
     "slow tokenizer only": (slow_tokenizer, ["fast tokenizer", "`tokenizer.json`"]),
     "broken tokenizer": (write("tokenizer.json", b"{"), ["tokenizer"]),
     "tokenizer that cannot encode unknown words": (

@@ -252,6 +252,11 @@ def test_a_model_with_one_type_refuses_pairs(of_singles: Path, path: str, body: 
     assert "pairs" in rejected(response, 422, "invalid_value")
 
 
+@pytest.mark.parametrize("task", ["question-answering", "multiple-choice"])
+def test_a_model_with_one_type_is_refused_for_a_task_of_pairs(tmp_path: Path, task: str) -> None:
+    assert "token types" in refused(one_type(tmp_path / "checkpoint", task))
+
+
 def test_a_model_with_one_type_reads_pairs_without_types(tmp_path: Path) -> None:
     """Pairs work if the tokenizer gives no types, or if the user says so."""
     source = one_type(tmp_path / "checkpoint", model_input_names=["input_ids", "attention_mask"])
