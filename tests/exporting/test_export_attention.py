@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,11 @@ import transformers
 import bertserve.service.cli
 import tiny
 from bertserve.export import cli
-from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
+from bertserve.export.errors import GraphError
+from bertserve.export.validation.comparison import compare
+from bertserve.export.validation.reference import sample_reference
+from bertserve.export.validation.served_graph import ServedGraph
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.tasks import attention
 from bertserve.service.text.tokenizer import Tokenizer
@@ -146,9 +151,15 @@ def test_the_attention_error_of_int8_is_small_and_reported(tmp_path: Path, capsy
 
 
 @pytest.mark.full_grid
-def test_weights_that_differ_from_pytorch_fail_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertserve.export.validation.comparison.MAX_ATTENTION_ERROR", -1.0)
-    assert "-1e+00" in refused(checkpoint("BERT", CLASSIFIES, tmp_path), attentions=True)
+def test_weights_that_differ_from_pytorch_fail_the_comparison(tmp_path: Path) -> None:
+    source = checkpoint("BERT", CLASSIFIES, tmp_path)
+    bundle, loaded = with_attention(source), load_checkpoint(str(source), LoadOptions(attentions=True))
+    graph, reference = bundle.graph("cpu"), sample_reference(loaded)
+    served = ServedGraph(graph, engine_of(bundle), Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer), loaded)
+    compare(served, reference).check()
+
+    with pytest.raises(GraphError, match=r"attention weights .* 2\.00e-03"):
+        compare(served, replace(reference, maps=[(request, weights + 2e-3) for request, weights in reference.maps])).check()
 
 
 def test_a_manifest_with_other_heads_than_the_graph_is_refused(tmp_path: Path) -> None:

@@ -46,22 +46,23 @@ def test_both_graphs_have_the_same_form(small: Checkpoint, tmp_path: Path) -> No
 
 def test_torchscript_is_the_fallback_for_dynamo(small: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By default, TorchScript traces a model that dynamo cannot export. If dynamo is requested, or both fail, the error has the causes."""
-    export, broken = torch.onnx.export, ["dynamo"]
+    broken = [torch.compiler.is_exporting]
 
-    def exporter(*args: Any, **options: Any) -> Any:
-        if ("dynamo" if options["dynamo"] else "torchscript") in broken:
-            raise torch.onnx.OnnxExporterError("It is step 2 of 3.\nMore.") from ValueError("This operator is unknown.\nMore.")
-        return export(*args, **options)
+    class Untraceable(type(small.model)):
+        def forward(self, **inputs: Any) -> Any:
+            if any(is_traced() for is_traced in broken):
+                raise ValueError("This operator is unknown.\nMore.")
+            return super().forward(**inputs)
 
+    untraceable = dataclasses.replace(small, model=Untraceable(small.model.config))
     monkeypatch.setattr(onnx_trace, "TRACERS", BOTH)
-    monkeypatch.setattr(torch.onnx, "export", exporter)
 
-    assert "torchscript opset 17" == onnx_trace.trace(small, tmp_path / "raw.onnx")[1]
+    assert "torchscript opset 17" == onnx_trace.trace(untraceable, tmp_path / "raw.onnx")[1]
     with pytest.raises(GraphError, match=r" dynamo: ValueError: This operator is unknown\.$"):
-        onnx_trace.trace(small, tmp_path / "raw.onnx", "dynamo")
-    broken.append("torchscript")
+        onnx_trace.trace(untraceable, tmp_path / "raw.onnx", "dynamo")
+    broken.append(torch.jit.is_tracing)
     with pytest.raises(GraphError, match=r" dynamo: ValueError: This .* torchscript: ValueError: This operator is unknown\.$"):
-        onnx_trace.trace(small, tmp_path / "raw.onnx")
+        onnx_trace.trace(untraceable, tmp_path / "raw.onnx")
 
 
 @pytest.mark.full_grid

@@ -247,13 +247,14 @@ def test_other_labels_than_the_checkpoints_fail(exported: tuple[Path, Path], tmp
 @pytest.mark.torch
 def test_settings_that_differ_from_the_checkpoints_are_named(tmp_path: Path) -> None:
     """The layers and their combination are chosen at the export, so they do not count as differences."""
-    from bertserve.export.validation.reference import compare_settings, load_bundle_checkpoint
-    from bertserve.export.validation.verify import Report, VerifySpec
+    from bertserve.export.checkpoint.load import load_checkpoint
+    from bertserve.export.validation.reference import compare_settings
     from checkpoints import encoder, sentence_transformers
 
-    source = sentence_transformers(encoder(tmp_path), "Normalize")
-    manifest = exported(source, layers=(-2, -1), combine="mean").manifest
-    checkpoint = load_bundle_checkpoint(manifest, VerifySpec(tmp_path, str(source)), Report(as_json=True))
+    checkpoint = load_checkpoint(str(sentence_transformers(encoder(tmp_path), "Normalize")))
+    settings = {"labels": (), "activation": checkpoint.activation, "tokenizer": checkpoint.tokenizer_spec}
+    settings["embedding"] = checkpoint.embedding.model_copy(update={"layers": (0, 3, 4), "default_layers": (-2, -1), "combine": "mean"})
+    manifest = load_bundle(tiny.bundle(tmp_path, task="feature-extraction")).manifest.model_copy(update=settings)
     assert compare_settings(manifest, checkpoint) is None
     for part, name, value in (
         ("embedding", "pooling", "max"),
