@@ -15,8 +15,6 @@ from bertserve.bench.generator import Durations, Load, poisson_arrivals, run_loa
 from bertserve.bench.target import Body, Target, build_target, parse_url
 from listening import OK, Answer, Server, listening, never, ok
 
-pytestmark = pytest.mark.serial
-
 UNTIL_STOPPED = Durations(seconds=60, warmup_s=0.0, timeout_s=10.0)
 BODIES = [Body(b'{"inputs":"a"}', 1), Body(b'{"inputs":["b","c"]}', 2)]
 
