@@ -22,7 +22,7 @@ from bertserve.service.api.request import LARGE_BYTES
 from bertserve.service.errors import RefusedError
 from bertserve.service.models.build import AppState
 from bertserve.service.models.request_progress import Prediction
-from fakes import FakeEngine
+from fakes import FakeEngine, record_runs
 from served_socket import until
 
 LINES = {"content-type": "application/x-ndjson"}
@@ -215,13 +215,16 @@ async def test_long_lines_are_in_progress_one_by_one(models: Path) -> None:
 
 
 @pytest.mark.parametrize("content_type", [b"application/json", b"application/x-ndjson"])
-async def test_the_event_loop_writes_one_large_answer_per_turn(tmp_path: Path, content_type: bytes) -> None:
+async def test_the_event_loop_writes_one_large_answer_per_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content_type: bytes
+) -> None:
     """Many requests can end at the same time. Probes are answered between their answers."""
+    gate = threading.Event()
+    gate.set()
+    record_runs(monkeypatch, lambda feed: gate.wait(20))
     tiny.bundle(tmp_path, "vectors", task="feature-extraction", max_length=512)
     service = state_of(tmp_path, threads=1, allow_implicit_default=True)
-    model, gate = service.registry.get("vectors"), threading.Event()
-    run = model.run
-    model.run = lambda *arguments, **options: gate.wait(20) and run(*arguments, **options)
+    gate.clear()
     clients = [Client([written({"inputs": ["good " * 500] * 4, "parameters": {"pooling": "none"}})]) for _ in range(8)]
     async with serving(service):
         asking = asyncio.create_task(answered_in(service, clients, "/embed", content_type))
