@@ -17,14 +17,14 @@ import httpx
 from bertserve.bench.generator import Durations, run_load
 from bertserve.bench.target import Body, build_target, parse_url
 from conftest import metric, wait_until
-from replica import PROXIES, HAProxy, Proxy, Replica, is_ready, replicas
+from replica import PROXIES, HAProxy, Proxy, Served, is_ready, replicas
 
 LIMIT_S = 60
 
 
 class Balanced(NamedTuple):
     proxy: Proxy
-    replicas: list[Replica]
+    replicas: list[Served]
 
     def states(self) -> list[str]:
         """Returns the state of each replica in HAProxy: `UP`, `DOWN`, or a transition between them."""
@@ -85,5 +85,5 @@ def load(url: str, clients: int, text: str = "good", headers: Mapping[str, str] 
     seen.waits += [record.ended - record.sent for record in result.records]
 
 
-def entries(replica: Replica) -> float:
+def entries(replica: Served) -> float:
     return metric(httpx.get(f"{replica.url}/metrics", trust_env=False, timeout=LIMIT_S).text, "queue_items")

@@ -28,7 +28,7 @@ from bertserve.bench import BenchError
 from bertserve.bench.generator import Durations, run_load
 from bertserve.bench.raw_loop import WARM_UP_SHARE, RawLoop, RawRun
 from bertserve.bench.target import OK, Body, build_bodies, build_target, parse_url
-from replica import Replica, free_ports
+from replica import Served, free_ports
 
 TREE = Path(__file__).resolve().parents[1]
 GRAPH = "sentiment"  # the bundle that answers /classify
@@ -108,7 +108,7 @@ def _measure_all(tree: Path, log: Path, loads: Sequence[Load], seconds: float) -
         BenchError: The service does not start or does not answer.
     """
     [port] = free_ports(1)
-    replica = Replica(tree / "models", port, log, tree=tree)
+    replica = Served(tree / "models", port, log, tree=tree)
     replica.spawn()
     try:
         replica.wait_until_it_listens()
@@ -117,7 +117,7 @@ def _measure_all(tree: Path, log: Path, loads: Sequence[Load], seconds: float) -
         replica.kill()
 
 
-def _measure(replica: Replica, load: Load, seconds: float, bundle: Path | None) -> Result:
+def _measure(replica: Served, load: Load, seconds: float, bundle: Path | None) -> Result:
     bodies = build_bodies(load.workload, path="/classify")
     target = build_target(parse_url(f"{replica.url}/classify"), bodies, {})
     before = _cpu_s(replica.process.pid), _batch_rows(replica)
@@ -138,7 +138,7 @@ def _cpu_s(pid: int) -> float:
     return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
 
 
-def _batch_rows(replica: Replica) -> tuple[float, float]:
+def _batch_rows(replica: Served) -> tuple[float, float]:
     """Returns the rows of all runs so far, and the number of runs."""
     with urllib.request.urlopen(f"{replica.url}/metrics") as answer:
         lines = answer.read().decode().splitlines()

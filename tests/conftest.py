@@ -6,11 +6,8 @@ import inspect
 import logging
 import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +19,8 @@ import tiny
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.server import logs, serve
 from bertserve.service.text.tokenizer import Tokenizer
+from replica import running
 
-BERT_SERVE = "import sys; from bertserve.service.cli import main; sys.exit(main())"
 ROOT = Path(__file__).parent.parent
 # Other load on the machine slows the examples down. This must not fail a test. Each run of CI has other examples.
 hypothesis.settings.register_profile("untimed", deadline=None, max_examples=40, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -129,48 +126,6 @@ def metric(page: str, name: str, **labels: str) -> float:
     """Returns the sum of the samples of a service metric that have these labels."""
     samples = re.findall(rf"^bertserve_{name}(?:\{{(.*)\}})? (\S+)$", page, re.MULTILINE)
     return sum(float(value) for given, value in samples if all(f'{label}="{text}"' in given for label, text in labels.items()))
-
-
-def without_shutdown(log: str) -> list[str]:
-    """Returns the lines of a log without the start and the end of a shutdown."""
-    return [line for line in log.splitlines() if "shutdown started" not in line and "shutdown finished" not in line]
-
-
-class Served:
-    """A `bert-serve serve` process under test."""
-
-    def __init__(self, process: subprocess.Popen[str], url: str, log: Path) -> None:
-        self.process = process
-        self.url = url
-        self.log = log
-
-    @property
-    def address(self) -> tuple[str, int]:
-        host, _, port = self.url.rpartition("/")[2].partition(":")
-        return host, int(port)
-
-    def lines(self) -> list[str]:
-        """Returns the lines of the log without the lines of a normal shutdown."""
-        return without_shutdown(self.log.read_text())
-
-
-@contextmanager
-def running(models: Path, log: Path, *flags: str, program: str = BERT_SERVE) -> Iterator[Served]:
-    """Runs the real command on a free port until the block ends."""
-    command = [sys.executable, "-c", program, "serve", "--models", str(models), "--port", "0", *flags]
-    with log.open("w") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
-        try:
-            for line in process.stdout:
-                if " listens on " in line:
-                    break
-            else:
-                raise AssertionError(f"the service did not start: {log.read_text()}")
-            yield Served(process, line.split(" listens on ")[1].split(",")[0], log)
-        finally:
-            process.terminate()
-            process.wait(20)
-            process.stdout.close()
 
 
 @pytest.fixture(name="serve")

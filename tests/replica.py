@@ -1,4 +1,4 @@
-"""Runs replicas, which are `bert-serve` processes on loopback ports, and HAProxy or nginx in front of them.
+"""Runs `bert-serve` processes on loopback ports, and HAProxy or nginx in front of several of them, which are replicas.
 
 A replica can be restarted at its address. The proxies run with the configurations of `deploy/`, but with other addresses.
 """
@@ -26,6 +26,7 @@ from bertserve.bench import BenchError
 # Ray Serve also uses the hundred ports after the chosen one.
 PORTS = range(20_000, 32_000)
 _STOP_S = 60
+BERT_SERVE = "import sys; from bertserve.service.cli import main; sys.exit(main())"
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
 HAPROXY_FILE, NGINX_FILE = DEPLOY / "haproxy/haproxy.cfg", DEPLOY / "nginx/nginx.conf"
@@ -35,28 +36,35 @@ _READY = 200
 MANY_REQUESTS = 10**6
 
 
-class Replica:
-    """A `bert-serve` on a fixed port of loopback. Its process can be restarted; all append their stderr to `log`.
+class Served:
+    """A `bert-serve serve` on a port of loopback, 0 for a free one. Its process can be restarted; all append their stderr to `log`.
 
-    `tree` is another checkout, whose code it runs.
+    `program` is its Python code. `tree` is another checkout, whose code it runs.
     """
 
-    def __init__(self, models: Path, port: int, log: Path, flags: Sequence[str] = (), *, tree: Path | None = None) -> None:
-        self.port = port
-        program, self._env = [str(Path(sys.executable).with_name("bert-serve"))], None
+    def __init__(
+        self, models: Path, port: int, log: Path, flags: Sequence[str] = (), *, program: str = BERT_SERVE, tree: Path | None = None
+    ) -> None:
+        self._env = None
         if tree is not None:
-            # until November 2026, a checkout had no package `bertserve`
-            package = "bertserve.service" if (tree / "bertserve").exists() else "service"
-            program = [sys.executable, "-c", f"import sys; from {package}.cli import main; sys.exit(main())"]
+            if not (tree / "bertserve").exists():  # until November 2026, a checkout had no package `bertserve`
+                program = program.replace("bertserve.", "")
             # without the current folder, which would come first, and may be this checkout
             self._env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
-        self._command = [*program, "serve", "--models", str(models), "--port", str(port), *flags]
+        self._command = [sys.executable, "-c", program, "serve", "--models", str(models), "--port", str(port), *flags]
+        self.port = port
         self.log = log
+        self.url = ""
         self.process: subprocess.Popen[str]
 
     @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.url.rpartition("/")[2].partition(":")
+        return host, int(port)
+
+    def lines(self) -> list[str]:
+        """Returns the lines of the log without the lines of a normal shutdown."""
+        return without_shutdown(self.log.read_text())
 
     def start(self) -> None:
         """Starts a process, and returns once it listens."""
@@ -69,9 +77,12 @@ class Replica:
 
     def wait_until_it_listens(self) -> None:
         """Waits until the process accepts connections. If it ends before that, the error is a BenchError."""
-        if not any(" listens on " in line for line in self.process.stdout):
-            self.wait()
-            raise BenchError(f"bert-serve did not start: {self.log.read_text()}")
+        for line in self.process.stdout:
+            if " listens on " in line:
+                self.url = line.split(" listens on ")[1].split(",")[0]
+                return
+        self.wait()
+        raise BenchError(f"bert-serve did not start: {self.log.read_text()}")
 
     def stop(self) -> int:
         """Stops the process, waits until it has ended, and returns its exit code."""
@@ -91,10 +102,26 @@ class Replica:
         self.wait()
 
 
+def without_shutdown(log: str) -> list[str]:
+    """Returns the lines of a log without the start and the end of a shutdown."""
+    return [line for line in log.splitlines() if "shutdown started" not in line and "shutdown finished" not in line]
+
+
 @contextmanager
-def replicas(models: Path, count: int, folder: Path, flags: Sequence[str] = ()) -> Iterator[list[Replica]]:
+def running(models: Path, log: Path, *flags: str, program: str = BERT_SERVE) -> Iterator[Served]:
+    """Runs the real command on a free port until the block ends."""
+    served = Served(models, 0, log, flags, program=program)
+    try:
+        served.start()
+        yield served
+    finally:
+        served.stop()
+
+
+@contextmanager
+def replicas(models: Path, count: int, folder: Path, flags: Sequence[str] = ()) -> Iterator[list[Served]]:
     """Runs replicas of the same models on free ports until the block ends. They start in parallel, and write logs to a folder."""
-    made = [Replica(models, port, folder / f"replica-{port}.log", flags) for port in free_ports(count)]
+    made = [Served(models, port, folder / f"replica-{port}.log", flags) for port in free_ports(count)]
     with ExitStack() as stack:
         for each in made:
             each.spawn()

@@ -9,7 +9,7 @@ import pytest
 
 import tiny
 from bertserve.bench import cli
-from conftest import running
+from replica import running
 
 # no warm-up: on a stalled machine, the first requests may be the only ones
 SHORT = ("--seconds", 0.1, "--warmup-s", 0)

@@ -30,8 +30,8 @@ import slow
 import tiny
 from balanced import load
 from bertserve.service.errors import SettingsError
-from conftest import ROOT, metric, running, variables, wait_until
-from replica import free_ports, is_ready
+from conftest import ROOT, metric, variables, wait_until
+from replica import free_ports, is_ready, running
 
 
 @pytest.fixture(name="replica", scope="module")

@@ -30,7 +30,7 @@ import replica
 import tiny
 from attacks import ATTACKS, LARGE_ANSWER
 from conftest import metric, wait_until
-from replica import PROXIES, Proxy, Replica
+from replica import PROXIES, Proxy, Served
 
 pytestmark = [pytest.mark.serial, pytest.mark.skipif(not all(map(replica.installed, PROXIES)), reason="haproxy or nginx is not installed")]
 
@@ -80,7 +80,7 @@ class Outcome:
 
 
 class Measured:
-    def __init__(self, one: Replica, proxies: dict[str, Proxy]) -> None:
+    def __init__(self, one: Served, proxies: dict[str, Proxy]) -> None:
         self._replica, self.proxies = one, proxies
         self._warm_up()
 

@@ -10,14 +10,14 @@ import replica
 import slow
 from balanced import Balanced, balanced, load
 from conftest import wait_until
-from replica import PROXIES, Replica
+from replica import PROXIES, Served
 
 pytestmark = [pytest.mark.serial, pytest.mark.skipif(not all(map(replica.installed, PROXIES)), reason="haproxy or nginx is not installed")]
 
 CLIENTS = 48
 
 
-def signal_one(service: Balanced, number: signal.Signals) -> Replica:
+def signal_one(service: Balanced, number: signal.Signals) -> Served:
     [first, *_] = service.replicas
     first.process.send_signal(number)
     return first

@@ -13,7 +13,8 @@ from huggingface_hub.errors import HfHubHTTPError
 
 import tiny
 from application import assert_same
-from conftest import ROOT, running
+from conftest import ROOT
+from replica import running
 
 KEY = "swordfish"
 HEADERS = {"authorization": f"Bearer {KEY}"}

@@ -19,7 +19,8 @@ import tiny
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.task_spec import UNNAMED_TEXT, TaskSpec
-from conftest import BERT_SERVE, ROOT, Served, running
+from conftest import ROOT
+from replica import BERT_SERVE, Served, running
 
 pytestmark = pytest.mark.serial
 

@@ -21,7 +21,7 @@ import hostile
 import tiny
 from bertserve.service.api.request import TIMEOUT_HEADER
 from bertserve.service.tasks.catalog import TASKS
-from conftest import Served, running
+from replica import Served, running
 
 SHARE = 0.05  # share of all hostile cases
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_headers_conformance, response_schema_conformance]

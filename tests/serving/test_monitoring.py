@@ -23,7 +23,8 @@ import tiny
 from application import play, serving, state_of
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
-from conftest import ROOT, Served, running
+from conftest import ROOT
+from replica import Served, running
 
 PROMETHEUS = ROOT / "deploy/prometheus"
 GRAFANA = ROOT / "deploy/grafana"

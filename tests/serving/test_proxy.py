@@ -8,7 +8,7 @@ import pytest
 
 from application import keys, serving, state_of
 from bertserve.service.auth import Authenticator
-from conftest import running
+from replica import running
 
 PAGE = "https://app.example.com"
 PREFLIGHT = {"origin": PAGE, "access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}

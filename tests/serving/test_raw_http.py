@@ -13,8 +13,8 @@ from hypothesis import given
 import hostile
 import raw_http
 import tiny
-from conftest import Served, running
 from raw_http import Answer, exchange
+from replica import Served, running
 
 SHARE = 0.2  # of all hostile cases
 REFUSALS = {400, 403, 404, 405, 408, 413, 415, 422, 431}

@@ -16,7 +16,8 @@ from bertserve.service.cli import main
 from bertserve.service.errors import SettingsError
 from bertserve.service.server.serve import check_start
 from bertserve.service.settings import Settings
-from conftest import BERT_SERVE, Served, running, wait_until
+from conftest import wait_until
+from replica import BERT_SERVE, Served, running
 
 Serve = Callable[..., Any]
 AUTHORITY = trustme.CA()

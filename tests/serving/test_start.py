@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 import tiny
-from conftest import Served, running, without_shutdown
+from replica import Served, running, without_shutdown
 
 Serve = Callable[..., Any]
 BERT_SERVE = str(Path(sys.executable).with_name("bert-serve"))

@@ -16,7 +16,8 @@ import slow
 import tiny
 from application import rejected
 from closed_loop import Outcome, ask_until_refused
-from conftest import BERT_SERVE, metric, running, wait_until
+from conftest import metric, wait_until
+from replica import BERT_SERVE, running
 
 pytestmark = pytest.mark.serial
 

@@ -21,7 +21,8 @@ from application import play, rejected
 from bertserve.service.errors import SettingsError
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings, parse
-from conftest import BERT_SERVE, Served, metric, running, wait_until
+from conftest import metric, wait_until
+from replica import BERT_SERVE, Served, running
 
 pytestmark = pytest.mark.serial
 

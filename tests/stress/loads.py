@@ -18,7 +18,8 @@ import httpx
 import tiny
 from bertserve.bench.generator import Durations, Load, RequestRecord, run_load
 from bertserve.bench.target import Body, Target, build_target, parse_url
-from conftest import ROOT, Served, metric
+from conftest import ROOT, metric
+from replica import Served
 
 LONGEST_S = float(os.environ.get("STRESS_SECONDS", "0.5"))
 LONG = "STRESS_SECONDS" in os.environ

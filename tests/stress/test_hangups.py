@@ -14,8 +14,9 @@ import pytest
 
 import raw_http
 import slow
-from conftest import Served, metric, wait_until
+from conftest import metric, wait_until
 from loads import LONG, by_status, descriptors, memory_mib, metrics, show, threads
+from replica import Served
 
 pytestmark = pytest.mark.serial
 

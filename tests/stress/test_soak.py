@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from bertserve.service.tasks.catalog import TASKS
-from conftest import Served
 from loads import assert_each_ended_once, descriptors, load, memory_mib, metrics, models_for, seconds, show, target, threads
+from replica import Served
 
 pytestmark = pytest.mark.serial
 
