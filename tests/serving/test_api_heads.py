@@ -14,9 +14,6 @@ LABELS = {"candidate_labels": ["good", "bad", "a very dull book"]}
 SENTENCES = {"source_sentence": "a good film", "sentences": ["a great film", "the book was dull"]}
 
 
-# /embed
-
-
 def test_token_vectors_are_pooled_with_the_requested_method(api: Send) -> None:
     """Each method pools the vectors of all tokens, including special tokens; this bundle's default is the mean."""
     tokens = np.array(answered(api, EMBED, "a good film", pooling="none")[0])
@@ -48,17 +45,11 @@ def test_vectors_can_be_encoded_as_base64(api: Send, options: dict[str, Any]) ->
     assert [] == answered(api, EMBED, [], encoding_format="base64")
 
 
-# /similarity
-
-
 def test_similarity_is_the_cosine_of_the_vectors(api: Send) -> None:
     vectors = np.array(answered(api, EMBED, [SENTENCES["source_sentence"], *SENTENCES["sentences"]], normalize=True))
     assert pytest.approx((vectors[1:] @ vectors[0]).tolist(), abs=1e-6) == answered(api, SIMILARITY, SENTENCES)
     assert pytest.approx([1.0], abs=1e-6) == answered(api, SIMILARITY, {"source_sentence": "good", "sentences": ["good"]}, pooling="cls")
     assert [] == answered(api, SIMILARITY, {"source_sentence": "good", "sentences": []})
-
-
-# /zero-shot
 
 
 def test_a_label_becomes_the_hypothesis_of_a_pair(api: Send) -> None:
@@ -93,9 +84,6 @@ def test_labels_can_be_a_text_with_commas(api: Send) -> None:
 )
 def test_wrong_labels_are_refused(api: Send, parameters: dict[str, Any], value: str) -> None:
     assert value in refused(api, ZERO_SHOT, "a good film", **parameters)
-
-
-# Offsets
 
 
 @pytest.mark.parametrize("path", ["/ner", "/answer"])

@@ -40,16 +40,10 @@ def test_an_empty_question_or_passage_is_an_error(api: Send, inputs: Any, place:
     assert refused(api, ANSWER, inputs).startswith(place)
 
 
-# /ner
-
-
 def test_a_stride_as_long_as_the_window_is_refused_with_the_numbers(api: Send) -> None:
     """A stride of at least one window is an error if a text needs windows; otherwise it has no effect."""
     assert ["1", "30", "30"] == re.findall(r"\d+", refused(api, NER, ["good", LONG], stride=ROOM))
     assert_same(answered(api, NER, "good"), answered(api, NER, "good", stride=ROOM))
-
-
-# /answer
 
 
 @pytest.mark.parametrize(
@@ -73,9 +67,6 @@ def test_a_window_over_the_models_length_is_an_error(api: Send) -> None:
     assert_same(answered(api, ANSWER, QUESTION), answered(api, ANSWER, QUESTION, max_seq_len=32))
     for length in (33, 384):
         assert f"`max_seq_len` is {length} " in refused(api, ANSWER, QUESTION, max_seq_len=length)
-
-
-# /fill-mask
 
 
 @pytest.mark.parametrize("path", [ANSWER, FILL])

@@ -77,9 +77,6 @@ def ids_of(tokens: list[str]) -> list[int]:
     return [tiny.VOCABULARY.index(token) for token in tokens]
 
 
-# ---- weights
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_weights_of_any_task_match_the_formula(api: Send, folder: Path, model: str) -> None:
     for inputs, types in ((TEXT, [0] * 5), (PAIR, [0] * 6 + [1] * 3)):
@@ -137,9 +134,6 @@ def test_a_list_has_the_same_results_as_its_items(api: Send, model: str) -> None
     assert [alone[0]] == result(api, [TEXT], model=model)
 
 
-# ---- limits
-
-
 def test_a_text_with_too_many_weights_is_refused_with_the_numbers(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error has the number of weights, the limit, and how many tokens or heads are allowed. Fewer heads are accepted."""
     monkeypatch.setattr(attention, "MAX_VALUES", 60)
@@ -155,9 +149,6 @@ def test_a_text_over_the_models_length_is_refused(api: Send) -> None:
     assert ["31", "30"] == re.findall(r"\d+", wrong(api, "good " * 31))
     assert ["31", "29"] == re.findall(r"\d+", wrong(api, {"text": "good " * 30, "text_pair": "bad"}))
     assert 32 == len(result(api, "good " * 30)["tokens"])
-
-
-# ---- invalid requests
 
 
 @pytest.mark.parametrize(

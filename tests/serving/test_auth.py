@@ -55,9 +55,6 @@ async def test_each_key_has_its_name_in_metrics(models: Path) -> None:
     assert sorted(counted) == [("alice", "200", "1.0"), ("line-4", "200", "2.0"), ("unknown", "401", "2.0")]
 
 
-# ---- the key file
-
-
 def test_the_line_of_a_new_key_has_only_its_digest(tmp_path: Path) -> None:
     key, line = new_key("alice")
     made = keys(tmp_path, line)

@@ -16,9 +16,6 @@ def too_large(api: Send, path: str, **body: Any) -> str:
     return rejected(post(api, body, path=path), 413, "too_large")
 
 
-# ---- response bytes
-
-
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -70,18 +67,12 @@ def test_answers_count_with_their_own_length(api: Send, allowed: Any) -> None:
     assert "bytes and 65536 " in too_large(api, "/answer", inputs=passage, parameters={"top_k": 50, "max_answer_len": 20})
 
 
-# ---- decoding work
-
-
 def test_the_search_for_answers_has_a_limit(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     """To find 1000 different answers in a passage that repeats one word, the search would examine all spans of all windows."""
     passage = {"question": "good", "context": "film " * 3000}
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_DECODE_US", 20_000)
     assert 10 == len(answered(api, "/answer", passage, top_k=10, max_answer_len=12))
     assert "`max_answer_len`" in too_large(api, "/answer", inputs=passage, parameters={"top_k": 1000, "max_answer_len": 12})
-
-
-# ---- characters and memory
 
 
 def test_the_characters_of_a_question_count_for_each_choice(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,6 @@ from bertserve.service.models import loading
 from bertserve.service.models.model import Model
 from bertserve.service.tasks import catalog
 
-# ---- one bundle
-
 
 def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
     return lambda path: tiny.edit(path, change)
@@ -164,9 +162,6 @@ def test_the_format_of_onnxruntime_is_refused(models: Path) -> None:
         load_bundle(path)
 
 
-# ---- a folder of bundles
-
-
 def refusal(models: Path, **settings: Any) -> str:
     with pytest.raises(StartError) as caught:
         state_of(models, **settings)
@@ -237,9 +232,6 @@ def test_a_graph_that_does_not_fit_its_bundle_is_refused(models: Path, damage: C
     assert "tiny" in message
 
 
-# ---- the other models are served
-
-
 async def test_a_broken_model_can_be_skipped(models: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("altered", "mixed"):
         tiny.bundle(models, name)
@@ -264,9 +256,6 @@ async def test_a_broken_model_can_be_skipped(models: Path, caplog: pytest.LogCap
 def test_a_folder_with_only_broken_models_is_always_an_error(models: Path) -> None:
     (models / "tiny" / GRAPH).write_bytes(b"x")
     assert "was altered" in refusal(models, skip_broken=True)
-
-
-# ---- several folders
 
 
 def test_models_of_several_folders_are_served(tmp_path: Path) -> None:

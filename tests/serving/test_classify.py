@@ -10,9 +10,6 @@ import pytest
 import tiny
 from application import LONG, call, classify, rejected, results
 
-# ---- bodies and parameters
-
-
 HUGE_NUMBER = b"9" * 5000
 
 
@@ -40,9 +37,6 @@ def test_the_content_type_does_not_matter(models: Path, content_type: str) -> No
 )
 def test_a_body_that_is_not_json_is_malformed(models: Path, raw: bytes) -> None:
     rejected(classify(models, raw), 400, "malformed")
-
-
-# ---- long texts
 
 
 ROOM = 30  # text tokens that fit a tiny bundle; 29 for a pair

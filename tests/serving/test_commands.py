@@ -17,9 +17,6 @@ from bertserve.service import __version__
 from bertserve.service.check import difference
 from bertserve.service.cli import main
 
-# ---- serve and check
-
-
 pytestmark = pytest.mark.usefixtures("logging_of_pytest")
 
 REQUEST = {"inputs": ["a good film", {"text": "bad", "text_pair": "fine"}], "parameters": {"top_k": 2}}
@@ -160,9 +157,6 @@ def test_a_usage_error_suggests_a_correction(argv: list[str], named: str, capsys
     error = capsys.readouterr().err
     assert named in error
     assert 1 == error.count("\n")
-
-
-# ---- models
 
 
 def listed(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:

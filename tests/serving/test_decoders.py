@@ -70,9 +70,6 @@ def entities_of(text: str, strategy: Any, tokenizer: Tokenizer, labels: tuple[st
     return list(decode(token_classification, request, rows, Head(labels), tokenizer))
 
 
-# ---- unknown tokens of SentencePiece
-
-
 def test_an_unknown_token_begins_a_word(tmp_path: Path) -> None:
     """Otherwise a symbol behind a name would be averaged with it, and be part of the entity."""
     tokenizer, text = sentencepiece(tmp_path), "in London\U0001f389"
@@ -84,9 +81,6 @@ def test_the_word_of_an_unknown_token_is_the_text(tmp_path: Path) -> None:
     """The library has the normalized spelling, which is not in the text."""
     tokens = entities_of("in Ж", "none", sentencepiece(tmp_path), LABELS, lambda count: random_logits(0, count, len(LABELS)))
     assert ["in", "Ж", "Ж"] == [token["word"] for token in tokens]  # the library splits off the mark of a new word
-
-
-# ---- tokenizers whose offsets include white space
 
 
 @functools.cache
@@ -177,9 +171,6 @@ def test_any_white_space_begins_a_word(space: str, strategy: Any) -> None:
     assert [(0, 2), (3, 5)] == [(entity["start"], entity["end"]) for entity in entities]
 
 
-# ---- entities
-
-
 @given(TEXTS, st.sampled_from(["none", "simple", "first", "average", "max"]), st.integers(1, 9), st.data(), SEEDS)
 def test_windows_with_equal_logits_give_the_entities_of_the_whole_text(
     text: str, strategy: Any, room: int, data: st.DataObject, seed: int
@@ -200,9 +191,6 @@ def test_windows_with_equal_logits_give_the_entities_of_the_whole_text(
     assert [ids[part.start : part.stop] for part in cuts[1]] == [encoding.ids[1:-1].tolist() for encoding in encodings]
     assert all(len(encoding) <= room + 2 for encoding in encodings)
     assert decode(token_classification, request, rows[0], head, whole) == decode(token_classification, request, rows[1], head, cut)
-
-
-# ---- answers
 
 
 def probabilities(read: question_answering.PassageWindows, rows: Sequence[dict[str, Floats]]) -> list[tuple[Floats, Floats]]:

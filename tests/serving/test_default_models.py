@@ -30,9 +30,6 @@ def used(state: AppState) -> dict[str, str]:
     return state.registry.defaults
 
 
-# At startup
-
-
 def test_the_error_lists_every_task_without_a_default(tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as raised:
         state_of(made(tmp_path, mood=tiny.LABELS, nli=NLI, mnli=NLI, rank=("score",), one="feature-extraction", two="feature-extraction"))
@@ -87,9 +84,6 @@ def test_check_with_skip_broken_lists_the_models_that_are_not_loaded(tmp_path: P
     assert [True, True] == [first.startswith("b: text-classification"), second.startswith("a: not loaded")]
 
 
-# `defaults.json` of a models folder
-
-
 def test_defaults_json_of_a_folder_sets_the_default_models(tmp_path: Path) -> None:
     """`--default` overrides the file, task by task."""
     folder = made(tmp_path, a=NLI, b=NLI, mood=tiny.LABELS, one="feature-extraction", two="feature-extraction")
@@ -129,9 +123,6 @@ def test_conflicting_defaults_of_two_folders_need_a_flag(tmp_path: Path) -> None
     with pytest.raises(SettingsError, match=r"`b` .*`classify`, .* `a`; .* --default classify=NAME"):
         state_of(folders)
     assert {"text-classification": "b"} == used(state_of(folders, default={"classify": "b"}))
-
-
-# While the service runs
 
 
 def test_a_model_loaded_later_does_not_replace_a_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

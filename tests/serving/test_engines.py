@@ -27,8 +27,6 @@ from bertserve.service.text.tokenizer import Encoding
 from embedded import load
 from fakes import FakeEngine
 
-# ---- multi-threaded runs
-
 
 def wait_for_multi_threaded(model: str) -> None:
     """Waits until a model's multi-threaded engine is created, or has failed."""
@@ -146,9 +144,6 @@ def test_one_multi_thread_disables_the_second_session(tmp_path: Path, monkeypatc
 
     described = call_fresh(tmp_path, "GET", "/models/tiny", settings={"multi_threads": threads}).json()["graph"]["multi_threaded_run"]
     assert [None, {"threads": 2, "min_tokens": 16}][threads - 1] == described
-
-
-# ---- CostModel: how the runs of the service change its predictions
 
 
 def model() -> CostModel:

@@ -15,9 +15,6 @@ from bertserve.service.errors import HTTP_ERRORS, INTERNAL, BertServeError, Call
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import to_json
 
-# ---- statuses and fields
-
-
 CLASSES = {*CallerError.__subclasses__(), *ServerError.__subclasses__()} - {HttpError, RefusedError}
 ERRORS: list[BertServeError] = [
     *(kind("what was wrong") for kind in sorted(CLASSES, key=lambda kind: kind.__name__)),
@@ -80,9 +77,6 @@ async def test_a_status_is_counted_only_when_it_is_sent(models: Path) -> None:
     page = state.metrics.render().decode()
     assert 'requests_total{model="tiny",status="500",task="text-classification"} 1.0' in page
     assert 'status="200"' not in page
-
-
-# ---- common mistakes of clients
 
 
 @pytest.mark.parametrize(

@@ -75,9 +75,6 @@ def test_every_task_has_a_body_and_a_model_in_this_file() -> None:
     assert set(SPECS) == set(BODIES) == set(MODELS)
 
 
-# Models
-
-
 @each_path
 def test_a_model_is_chosen_by_body_or_path(api: Send, path: str) -> None:
     expected = post(api, BODIES[path] | {"model": MODELS[path]}, path=path)
@@ -142,18 +139,12 @@ async def test_requests_are_counted_by_task_model_and_status(tmp_path: Path) -> 
     assert rows == {model: count for (model,), count in counted("batch_rows_sum", "model").items()}
 
 
-# Headers
-
-
 @each_path
 def test_a_response_has_the_id_model_and_timing_headers(api: Send, path: str) -> None:
     response = post(api, BODIES[path] | {"model": MODELS[path]}, path=path, headers={"x-request-id": "my-id"})
     assert ("my-id", MODELS[path]) == (response.headers["x-request-id"], response.headers["x-model"])
     time = r"dur=\d+(\.\d+)?"
     assert re.fullmatch(rf"tokenize;{time}, queue;{time}, inference;{time}, decode;{time}", response.headers["server-timing"])
-
-
-# Bodies
 
 
 @pytest.mark.parametrize("path", LISTS)
@@ -194,9 +185,6 @@ def test_a_list_gives_one_result_per_input(api: Send, path: str) -> None:
 )
 def test_an_invalid_value_is_named_by_its_path_in_the_body(api: Send, path: str, body: Any, where: str) -> None:
     assert wrong(api, path, body).startswith(f"`{where}` is ")
-
-
-# Unknown names
 
 
 @pytest.mark.parametrize(
@@ -282,9 +270,6 @@ def test_a_query_string_is_an_error(api: Send, path: str) -> None:
     assert 200 == post(api, body, path=f"{path}?").status_code
 
 
-# Values of parameters
-
-
 def wrong_values(schema: dict[str, Any]) -> list[Any]:
     """Returns values that a parameter's JSON schema refuses: other types, and values just outside its bounds."""
     # a validator that converts types would accept "1", "yes" and 1 as a number or a boolean
@@ -318,9 +303,6 @@ def test_null_gives_the_default_value(api: Send, path: str) -> None:
     for name, schema in schema_of(path).items():
         if {"type": "null"} in schema.get("anyOf", []):
             assert_same(expected, result(api, path, with_parameters(path, **{name: None})))
-
-
-# Limits
 
 
 @pytest.mark.parametrize(

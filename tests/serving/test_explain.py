@@ -66,9 +66,6 @@ def assert_explained(api: Send, path: str, inputs: Any, item: dict[str, Any]) ->
         assert pytest.approx(item["score"] - score, abs=1e-5) == word["importance"]
 
 
-# ---- words
-
-
 @cache
 def tokenizer() -> Tokenizer:
     return load("sentiment").tokenizer
@@ -97,9 +94,6 @@ def test_a_word_at_the_edge_of_a_window_has_only_its_part_inside() -> None:
     assert "floccinaucinihilipilification" not in end
     assert end in part
     assert 2 == most_within([Word(0, 1, range(3)), Word(2, 3, range(3, 4))], [range(1), range(2, 4), range(3, 4)])
-
-
-# ---- classification
 
 
 def test_the_best_label_is_explained_by_its_score_without_each_word(api: Send) -> None:
@@ -162,8 +156,6 @@ def test_only_the_kept_words_of_a_truncated_text_are_explained(api: Send) -> Non
     assert alone[0]["explanation"] == explained
 
 
-# ---- question answering
-
 QUESTION, PASSAGE = "was the film good ?", "the book was dull . a very good film , but long . not bad"
 
 
@@ -212,9 +204,6 @@ def test_the_window_with_the_answer_to_a_long_passage_is_explained(api: Send) ->
     assert [item["word"] for item in context] == [passage[item["start"] : item["end"]] for item in context]
 
 
-# ---- cost
-
-
 def test_too_many_words_are_refused_with_their_number(tmp_path: Path) -> None:
     tiny.bundle(tmp_path, max_length=512)
     tiny.bundle(tmp_path, "passages", task="question-answering", max_length=512)
@@ -240,9 +229,6 @@ async def test_admission_counts_the_variants(tmp_path: Path) -> None:
         answers = [await client.post(CLASSIFY, json=body | {"parameters": {"explain": explain}}) for explain in (False, True)]
         assert [200, 413] == [response.status_code for response in answers]
     assert [1] == engine.batches
-
-
-# ---- the included models
 
 
 def test_the_most_important_word_is_the_obvious_one() -> None:

@@ -18,9 +18,6 @@ from bertserve.service.text.tokenizer import Tokenizer
 from fakes import Head
 from task_runs import decode, encode
 
-# ---- the heads of a text
-
-
 Floats = NDArray[np.float32]
 NLI = Head(labels=("contradiction", "neutral", "entailment"))
 ROOM = 30  # text tokens that fit into a tiny bundle; 29 for a pair
@@ -29,8 +26,6 @@ ROOM = 30  # text tokens that fit into a tiny bundle; 29 for a pair
 def logits(*rows: tuple[float, ...]) -> list[dict[str, Floats]]:
     return [{"logits": np.array(row, dtype=np.float32)} for row in rows]
 
-
-# ---- zero-shot
 
 NUMBERS = st.floats(-50, 50, width=32)
 
@@ -58,9 +53,6 @@ def test_an_nli_model_is_recognized_by_its_labels(labels: tuple[str, ...], place
     assert place == zero_shot.entailment(labels)
     assert zero_shot.SPEC.derivation is not None
     assert zero_shot.SPEC.derivation.compatible(Head(labels=labels)) is (place is not None)
-
-
-# ---- reranking
 
 
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=8), st.sampled_from([0, 1]))
@@ -109,9 +101,6 @@ def test_a_cross_encoder_is_recognized_by_its_labels(labels: tuple[str, ...], pl
     assert place == rerank.relevant_label(labels)
     assert rerank.SPEC.derivation is not None
     assert rerank.SPEC.derivation.compatible(Head(labels=labels)) is (place is not None)
-
-
-# ---- embeddings
 
 
 def spec(layers: Any, **fields: Any) -> Embedding:
@@ -173,9 +162,6 @@ def test_a_zero_vector_stays_zero() -> None:
     assert [0.0, 0.0] == embed.normalized(np.zeros(2, dtype=np.float32)).tolist()
 
 
-# ---- tags
-
-
 def chunks(labels: list[str]) -> list[tuple[str, int, int]]:
     """Returns the chunks of BIOES labels by the rules of conlleval and seqeval: (tag, first, last)."""
     found: list[tuple[str, int, int]] = []
@@ -235,9 +221,6 @@ def test_a_models_own_spelling_of_o_is_ignored_like_o(tokenizer: Tokenizer, stra
     head = Head(labels=("o", "b-per"), tags=("O", "B-per"))
     request = token_classification.NerRequest("film film", parameters)
     assert left == len(decode(token_classification, request, [{"logits": logits}], head, tokenizer))
-
-
-# ---- classification
 
 
 def test_equal_scores_keep_the_order_of_the_labels() -> None:

@@ -8,9 +8,7 @@ import pytest
 import tiny
 from application import Send, answered, call, post, posted, rejected
 
-# ---- the base URL, and the path that SageMaker requires
-
-
+# the base URL, and the path that SageMaker requires
 QUESTION = {"question": "good ?", "context": "a film"}
 CHOOSE = {"inputs": {"prompt": "a good", "choices": ["film", "book"]}}
 ZERO = {"inputs": "good", "parameters": {"candidate_labels": ["film"]}}
@@ -44,9 +42,7 @@ def test_several_models_need_another_path(api: Send, path: str) -> None:
     assert "/classify" in rejected(post(api, {"inputs": QUESTION}, path=path), 422, "invalid_value")
 
 
-# ---- @huggingface/inference, detected by its User-Agent; tests/clients runs the client itself
-
-
+# @huggingface/inference, detected by its User-Agent; tests/clients runs the client itself
 AGENT = {"user-agent": "@huggingface/inference/4.13.30 Node.js/22"}
 LABELS = {"parameters": {"candidate_labels": ["film", "book"]}}
 
@@ -94,9 +90,7 @@ def test_lists_of_no_or_several_inputs_are_refused(api: Send, path: str, one: An
     assert count == len(post(api, {"inputs": [one] * count, **more}, path=path).json())
 
 
-# ---- the routes of Text Embeddings Inference, with the bodies of its API description
-
-
+# the routes of Text Embeddings Inference, with the bodies of its API description
 PAIR = ["good film", "bad"]
 
 

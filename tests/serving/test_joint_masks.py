@@ -168,9 +168,6 @@ def test_fillings_with_equal_scores_are_ordered_by_token_id(tmp_path: Path) -> N
     assert [[0, 0], [0, 1], [0, 2], [0, 3]] == [item["tokens"] for item in found]
 
 
-# ---- the endpoint
-
-
 def ask(api: Send, inputs: Any, **parameters: Any) -> Any:
     response = api("POST", "/fill-mask", json={"inputs": inputs, "parameters": {"joint": True, **parameters}})
     body = response.json()

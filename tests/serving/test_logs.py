@@ -16,9 +16,6 @@ from bertserve.service.server import logs
 from bertserve.service.server.logs import background_logging, configure_logging
 from bertserve.service.tasks.catalog import TASKS
 
-# ---- lines of errors
-
-
 SECRET = "hunter2"
 
 
@@ -139,9 +136,6 @@ def test_an_error_line_has_the_fields_of_its_request(models: Path, caplog: pytes
     assert ("r-1", "POST", "/models/tiny", "127.0.0.1", "text-classification", "tiny", 422, "invalid_value") == tuple(
         record.__dict__[name] for name in names
     )
-
-
-# ---- the thread that writes the log
 
 
 logger = logging.getLogger("bertserve.test")

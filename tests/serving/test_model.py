@@ -29,8 +29,6 @@ from bertserve.service.text.tokenizer import SHORT_CHARS, Encoding
 from fakes import FakeEngine, FaultySession, wrap_sessions
 from served_socket import until
 
-# ---- requests and batches
-
 
 def model_in(folder: Path, engine: FakeEngine, *, batch_variant: bool = False, **changes: Any) -> tuple[Model, Scheduler]:
     """Returns a model on a fake engine with its scheduler. Its cost makes all texts worth a common batch."""
@@ -86,9 +84,6 @@ async def test_an_input_that_cannot_be_decoded_is_named(tmp_path: Path, monkeypa
         await model.predict([ClassifyRequest(text) for text in ("good", "fine", "bad", "good")], timeout_s=10)
     assert (2, 0, 0) == (caught.value.input_index, scheduler.queue.queue_items, scheduler.queue.queue_tokens)
     await scheduler.stop(5)
-
-
-# ---- faults of a graph in a real service with a faulty session
 
 
 GUILTY = "poor"

@@ -37,9 +37,6 @@ def ranked(logits: list[float], choices: list[str]) -> list[dict[str, Any]]:
     return [{"index": i, "score": pytest.approx(scores[i], abs=1e-5), "text": choices[i]} for i in order]
 
 
-# ---- answers
-
-
 @pytest.mark.parametrize("more", [{}, {"context": "the book was dull"}, {"context": ""}, {"context": None}])
 def test_choices_are_scored_as_pairs(api: Send, tmp_path: Path, more: dict[str, Any]) -> None:
     """A pair is the question and a choice, or the context and both. The softmax covers one question's choices; the best is first."""
@@ -83,9 +80,6 @@ def test_tensors_accept_a_context(api: Send) -> None:
     twice = tensors[1] | {"data": ["a", "b"], "shape": [2]}
     message = rejected(post(api, {"inputs": [tensors[0], twice, tensors[2]]}, path="/v2/models/choices/infer"), 422, "invalid_value")
     assert "`context` has 2 texts" in message
-
-
-# ---- long texts
 
 
 def test_a_pair_is_truncated_as_in_transformers(tokenizer: Tokenizer) -> None:

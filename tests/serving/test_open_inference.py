@@ -44,9 +44,6 @@ def in_order(result: list[dict[str, Any]], labels: Sequence[str]) -> list[float]
     return [{item["label"]: item["score"] for item in result}[label] for label in labels]
 
 
-# Texts.
-
-
 def test_texts_are_classified(api: Send) -> None:
     response = infer(api, "classifier", texts("inputs", *TEXTS), id="7")
     found, expected = outputs(response), posted(api, "/models/classifier", inputs=TEXTS)
@@ -135,9 +132,6 @@ def test_a_request_can_select_and_order_outputs(api: Send) -> None:
     assert ["score", "label"] == list(found)
 
 
-# Binary tensors.
-
-
 def packed(*values: str | bytes) -> bytes:
     encoded = [value.encode() if isinstance(value, str) else value for value in values]
     return b"".join(struct.pack("<I", len(value)) + value for value in encoded)
@@ -214,8 +208,6 @@ def test_a_tensor_has_its_texts_in_one_place(api: Send) -> None:
     assert "1 bytes after" in rejected(longer, 400, "malformed")
 
 
-# Refused requests.
-
 GOOD = texts("inputs", "good")
 
 
@@ -259,9 +251,6 @@ def test_too_many_tensors_or_texts_are_refused(api: Send) -> None:
     assert "5000" in rejected(infer(api, "classifier", texts("inputs", *["a"] * 5000)), 413, "too_large")
 
 
-# Routes other than `infer`.
-
-
 def test_server_metadata_and_health_are_served(api: Send) -> None:
     assert "bertserve" == api("GET", "/v2").json()["name"] == api("GET", "/v2/").json()["name"]
     assert {"live": True} == api("GET", "/v2/health/live").json()
@@ -284,9 +273,6 @@ def test_model_metadata_match_the_requests_and_responses(api: Send, model: str) 
 
     assert (model, "onnx_onnxv1") == (described["name"], described["platform"])
     assert shown(described["outputs"]) == shown(found)
-
-
-# KServe's V1 protocol.
 
 
 def test_instances_give_predictions(api: Send) -> None:

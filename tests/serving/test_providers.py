@@ -73,9 +73,6 @@ def loader(*, driver: Driver | None, missing: str = "") -> Callable[[str], Any]:
     return load
 
 
-# ---- options
-
-
 def test_cuda_computes_float32_without_tf32(tmp_path: Path) -> None:
     """With TF32, a float32 graph would not match its validation report. The memory arena grows only by the requested size."""
     assert ["0", "1"] == [
@@ -193,9 +190,6 @@ def test_incompatible_engines_have_different_folders(tmp_path: Path) -> None:
     assert folders[0].name.endswith(f"-NVIDIA-H100-80GB-HBM3-sm9.0-trt101401-ort{sessions.VERSION}")
 
 
-# ---- missing parts
-
-
 @pytest.mark.parametrize(
     ("load", "available", "words"),
     [
@@ -234,9 +228,6 @@ def test_the_cpu_is_reported_with_its_instruction_sets(tmp_path: Path, text: str
 
     assert instructions == hardware.cpu_instructions(path)
     assert hardware.cpu_name(path) in (name, hardware.cpu_name(tmp_path / "none"))
-
-
-# ---- start
 
 
 def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

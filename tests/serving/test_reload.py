@@ -289,9 +289,6 @@ def test_a_folder_that_cannot_be_a_model_does_not_affect_others(models: Path, ca
     assert ["tiny"] == list(state.registry.models)
 
 
-# ---- permissions
-
-
 PATHS = [f"/models/tiny/{what}" for what in ("load", "reload", "unload")]
 
 

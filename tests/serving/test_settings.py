@@ -13,8 +13,6 @@ from bertserve.service.engine.hardware import usable_cores
 from bertserve.service.errors import SettingsError
 from bertserve.service.settings import Settings, parse
 
-# ---- flags and variables
-
 
 def test_every_setting_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
@@ -159,9 +157,6 @@ def test_usable_cores_respect_the_cgroup_quota(files: dict[str, str], cores: int
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.setattr(hardware, "Path", lambda _: tmp_path)
     assert usable_cores() == cores
-
-
-# ---- the file of --config
 
 
 FILE = """

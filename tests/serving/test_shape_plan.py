@@ -47,9 +47,6 @@ def planned(path: Path, plan: ShapePlan | None, side: str = "right") -> OnnxEngi
     return OnnxEngine(path / graph.file, graph, pad_id=0, padding_side=side)
 
 
-# ---- the plan
-
-
 def test_a_batch_gets_the_smallest_shape_that_fits() -> None:
     """Rows and lengths are rounded up to planned values. Too many rows have no shape; a longer text gets the last length."""
     given_ = [(1, 3), (2, 8), (3, 8), (5, 1), (7, 8), (2, 9), (4, 16), (2, 32), (1, 40)]
@@ -95,9 +92,6 @@ def test_a_plan_that_does_not_fit_the_model_is_refused(tmp_path: Path, changes: 
         files.load_bundle(edited(tiny.bundle(tmp_path), **changes))
 
 
-# ---- the queue
-
-
 def queue_of(lengths: Sequence[int], plan: ShapePlan, budget: int) -> RequestQueue:
     """Returns a queue with a text of each length."""
     queue = RequestQueue(max_batch_tokens=budget, max_queue_tokens=10_000)
@@ -121,9 +115,6 @@ def test_each_batch_has_a_planned_shape_within_the_budget(lengths: list[int], bu
     assert None not in shapes
     assert {shape for shape in shapes if shape} <= set(plan.all_shapes)
     assert all(shape[0] * shape[1] <= budget for shape in shapes if shape)
-
-
-# ---- the engine
 
 
 @pytest.mark.parametrize("shapes", ["planned", "exact"])
@@ -177,9 +168,6 @@ def test_lengths_need_padding_on_the_right(tmp_path: Path) -> None:
     tiny.edit(path, lambda fields: fields["graphs"][0]["inputs"].append({"name": "lengths", "fill": "lengths", "dtype": "int32"}))
     with pytest.raises(files.BundleError, match=r"`lengths`, .*`tokenizer\.padding_side`"):
         files.load_bundle(path)
-
-
-# ---- the service
 
 
 def answers(models: Path, budget: int) -> tuple[Any, set[tuple[int, ...]], set[tuple[int, ...]]]:

@@ -74,9 +74,6 @@ def calls(tmp_path: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-# ---- what a source can be
-
-
 def test_a_bundle_is_served_in_place_and_model_and_models_can_be_combined(
     models: Path, checkpoint: Path, fake: Fake, tmp_path: Path
 ) -> None:
@@ -132,9 +129,6 @@ def test_two_sources_with_the_same_name_are_refused(checkpoint: Path, tmp_path: 
     twin = shutil.copytree(checkpoint, tmp_path / "elsewhere/own")
     with pytest.raises(SettingsError, match=f"`own` twice, .* NAME={twin}"):
         with_sources(settings(tmp_path, "--model", str(checkpoint), "--model", str(twin)))
-
-
-# ---- the cache
 
 
 def test_the_second_start_uses_the_cached_bundle(checkpoint: Path, fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,9 +232,6 @@ def test_the_default_cache_is_in_the_cache_folder_of_the_user(monkeypatch: pytes
     assert Path("/home/ada/.cache/bertserve") == sources.cache_folder(Settings())
 
 
-# ---- the export
-
-
 @pytest.mark.parametrize(
     ("flags", "options", "gpu"),
     [
@@ -339,9 +330,6 @@ def test_a_signal_ends_the_export_and_the_start(workers: str, number: signal.Sig
         assert 128 + number == process.wait(10)
     assert f"{number.value}\n" == (tmp_path / "cache/got").read_text()
     assert [] == list((tmp_path / "cache").glob("*/own"))
-
-
-# ---- folders of models
 
 
 def said(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:

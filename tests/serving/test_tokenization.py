@@ -17,8 +17,6 @@ from bertserve.service.errors import BundleError, EngineError
 from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
 from bertserve.service.text.windows import truncate_longest_first, windows
 
-# ---- encodings
-
 
 @pytest.mark.parametrize(("text", "pair"), [("A good film.", None), ("", None), ("a film", "not good"), ("", "x"), ("x", "")])
 def test_the_template_gives_the_same_ids_as_the_post_processor(tokenizer: Tokenizer, text: str, pair: str | None) -> None:
@@ -106,9 +104,7 @@ def test_windows_match_tokenizers(count: int, room: int, data: st.DataObject) ->
     assert [first.ids, *(more.ids for more in first.overflowing)] == [list(window) for window in windows(count, room, stride)]
 
 
-# ---- tokenizers that add no special tokens, as GPT's
-
-
+# tokenizers that add no special tokens, as GPT's
 BARE = {"single": [{"text": "a", "type_id": 0}], "pair": [{"text": "a", "type_id": 0}, {"text": "b", "type_id": 0}], "cls_index": None}
 QUESTION = {"question": "good?", "context": "a good film"}
 
