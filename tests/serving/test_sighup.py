@@ -3,9 +3,7 @@
 import shutil
 import signal
 import ssl
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -19,7 +17,6 @@ from bertserve.service.settings import Settings
 from conftest import wait_until
 from replica import BERT_SERVE, Served, running
 
-Serve = Callable[..., Any]
 AUTHORITY = trustme.CA()
 BODY = {"inputs": "good"}
 
@@ -39,10 +36,10 @@ def statuses(served: Served, key: str, path: str = "/models/tiny") -> set[int]:
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.full_grid), 2])
-def test_sighup_reloads_keys_and_models(models: Path, tmp_path: Path, serve: Serve, workers: int) -> None:
+def test_sighup_reloads_keys_and_models(models: Path, tmp_path: Path, workers: int) -> None:
     (tmp_path / "keys").write_text("one")
     flags = ("--workers", str(workers), "--threads", str(workers), "--api-key-file", str(tmp_path / "keys"))
-    with serve(models, *flags) as served:
+    with running(models, tmp_path / "log", *flags) as served:
         assert {200} == statuses(served, "one")
         (tmp_path / "keys").write_text("two")
         shutil.rmtree(models / "tiny")
@@ -82,12 +79,12 @@ def test_a_key_that_is_removed_during_startup_is_invalid(models: Path, tmp_path:
 
 
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.full_grid)])
-def test_the_service_supports_tls(models: Path, tmp_path: Path, serve: Serve, workers: str) -> None:
+def test_the_service_supports_tls(models: Path, tmp_path: Path, workers: str) -> None:
     chain, key = certified(tmp_path)
     context = ssl.create_default_context()
     AUTHORITY.configure_trust(context)
     flags = ("--workers", workers, "--threads", workers)
-    with serve(models, "--tls-cert", str(chain), "--tls-key", str(key), *flags) as served:
+    with running(models, tmp_path / "log", "--tls-cert", str(chain), "--tls-key", str(key), *flags) as served:
         assert served.url.startswith("https://")
         with httpx.Client(base_url=served.url, verify=context, trust_env=False) as client:
             assert client.post("/classify", json=BODY).status_code == 200
@@ -99,15 +96,13 @@ def test_the_service_supports_tls(models: Path, tmp_path: Path, serve: Serve, wo
     assert "Traceback" not in served.log.read_text()
 
 
-def test_the_health_command_uses_the_settings_of_the_service(
-    models: Path, tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_health_command_uses_the_settings_of_the_service(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chain, key = certified(tmp_path)
     (tmp_path / "keys").write_text("swordfish")
     settings = {"host": "0.0.0.0", "tls_cert": chain, "tls_key": key, "api_key_file": tmp_path / "keys", "public_health": False}
     for name, value in settings.items():
         monkeypatch.setenv(f"BERT_SERVE_{name.upper()}", str(value))
-    with serve(models) as served:
+    with running(models, tmp_path / "log") as served:
         monkeypatch.setenv("BERT_SERVE_PORT", served.url.rpartition(":")[2])
         assert 0 == main(["health"])
     assert 1 == main(["health"])

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +18,6 @@ import pytest
 import tiny
 from replica import Served, running, without_shutdown
 
-Serve = Callable[..., Any]
 BERT_SERVE = str(Path(sys.executable).with_name("bert-serve"))
 TWO = ("--workers", "2", "--threads", "2")
 
@@ -43,8 +41,8 @@ def test_a_start_prints_models_address_and_time(models: Path) -> None:
     )
 
 
-def test_the_log_can_be_json(models: Path, serve: Serve) -> None:
-    with serve(models, "--access-log", "--log-format", "json") as served:
+def test_the_log_can_be_json(models: Path, tmp_path: Path) -> None:
+    with running(models, tmp_path / "log", "--access-log", "--log-format", "json") as served:
         classify(served, "swordfish", **{"x-request-id": "r-7"})
         classify(served, ["swordfish", 1], **{"x-request-id": "r-7"})
     log = served.log.read_text()

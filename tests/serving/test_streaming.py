@@ -6,7 +6,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,10 @@ from bertserve.service.errors import RefusedError
 from bertserve.service.models.build import AppState
 from bertserve.service.models.request_progress import Prediction
 from fakes import FakeEngine, record_runs
+from replica import running
 from served_socket import until
 
 LINES = {"content-type": "application/x-ndjson"}
-Serve = Callable[..., Any]
 HEAD = b"POST /classify HTTP/1.1\r\nhost: a\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -330,9 +330,13 @@ def test_a_failure_of_the_service_is_logged(models: Path, caplog: pytest.LogCapt
     assert "RuntimeError" in caplog.text and "swordfish" not in caplog.text
 
 
-def test_answers_are_sent_while_the_body_arrives(models: Path, serve: Serve) -> None:
+def test_answers_are_sent_while_the_body_arrives(models: Path, tmp_path: Path) -> None:
     """Over a real connection, a client can wait for an answer before it sends the next line. The connection is kept."""
-    with serve(models) as served, socket.create_connection(served.address, timeout=20) as client, client.makefile("rb") as answers:
+    with (
+        running(models, tmp_path / "log") as served,
+        socket.create_connection(served.address, timeout=20) as client,
+        client.makefile("rb") as answers,
+    ):
         client.sendall(HEAD)
         line = b'{"inputs": "good"}\n'
         client.sendall(b"%x\r\n%s\r\n" % (len(line), line))
@@ -350,9 +354,9 @@ def test_answers_are_sent_while_the_body_arrives(models: Path, serve: Serve) -> 
 
 
 @pytest.mark.full_grid
-def test_a_slow_sender_is_cut_off(models: Path, serve: Serve) -> None:
+def test_a_slow_sender_is_cut_off(models: Path, tmp_path: Path) -> None:
     """If all lines are answered, a client that sends nothing for `--body-timeout-s` is disconnected."""
-    with serve(models, "--body-timeout-s", "1") as served:
+    with running(models, tmp_path / "log", "--body-timeout-s", "1") as served:
         with socket.create_connection(served.address, timeout=20) as client:
             client.sendall(HEAD)
             client.sendall(b'13\r\n{"inputs": "good"}\n\r\n')
@@ -364,11 +368,11 @@ def test_a_slow_sender_is_cut_off(models: Path, serve: Serve) -> None:
 
 
 @pytest.mark.full_grid
-def test_a_slow_model_does_not_end_the_stream(tmp_path: Path, serve: Serve) -> None:
+def test_a_slow_model_does_not_end_the_stream(tmp_path: Path) -> None:
     """While lines are unanswered, the client need not send, because the service causes the delay."""
     slow.hanging_bundle(tmp_path, turns=slow.SECOND // 3)
     with (
-        serve(tmp_path, "--body-timeout-s", "0.2", "--threads", "1") as served,
+        running(tmp_path, tmp_path / "log", "--body-timeout-s", "0.2", "--threads", "1") as served,
         socket.create_connection(served.address, timeout=30) as client,
         client.makefile("rb") as answers,
     ):

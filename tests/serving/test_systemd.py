@@ -3,20 +3,16 @@
 import signal
 import socket
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
 
 import pytest
 
-Serve = Callable[..., Any]
+from replica import running
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_systemd_gets_the_messages_of_the_service(
-    models: Path, tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, workers: int
-) -> None:
+def test_systemd_gets_the_messages_of_the_service(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
     heard: SimpleQueue[tuple[int, str]] = SimpleQueue()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -37,7 +33,7 @@ def test_systemd_gets_the_messages_of_the_service(
             return found[1]
 
         threading.Thread(target=listen, daemon=True).start()
-        with serve(models, "--workers", str(workers), "--threads", str(workers)) as served:
+        with running(models, tmp_path / "log", "--workers", str(workers), "--threads", str(workers)) as served:
             assert f"READY=1\nSTATUS=listens on {served.url}" == heard_next()
             assert (served.process.pid, "WATCHDOG=1") == heard.get(timeout=20)
             served.process.send_signal(signal.SIGTERM)

@@ -24,6 +24,7 @@ from bertserve.service.errors import SettingsError
 from bertserve.service.tracing import create_tracer
 from bertserve.service.tracing.tracer import Tracer
 from fakes import FakeEngine, ManualClock
+from replica import running
 
 CALLER = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = "00f067aa0ba902b7"
@@ -269,9 +270,9 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.full_grid
 @pytest.mark.serial
-def test_each_worker_sends_its_own_spans(models: Path, serve: Any, collector: Collector) -> None:
+def test_each_worker_sends_its_own_spans(models: Path, tmp_path: Path, collector: Collector) -> None:
     flags = ("--workers", "2", "--threads", "2", "--otlp-endpoint", collector.address, "--access-log", "--log-format", "json")
-    with serve(models, *flags) as served:
+    with running(models, tmp_path / "log", *flags) as served:
         for _ in range(8):
             with (
                 httpx.Client(base_url=served.url, timeout=30, trust_env=False) as one,

@@ -1,6 +1,5 @@
 """Fairness between one client with heavy requests and clients with short requests: waiting times."""
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
@@ -10,6 +9,7 @@ import pytest
 
 from bertserve.bench.workloads import workload_inputs
 from loads import assert_each_ended_once, load, measured, metrics, models_for, seconds, show, target
+from replica import running
 
 pytestmark = pytest.mark.serial
 
@@ -23,11 +23,9 @@ HEAVY = [
 
 @pytest.mark.full_grid
 @pytest.mark.parametrize(("name", "path", "body"), HEAVY, ids=[name for name, _, _ in HEAVY])
-def test_short_requests_do_not_wait_for_a_heavy_client(
-    tmp_path: Path, serve: Callable[..., Any], name: str, path: str, body: dict[str, Any]
-) -> None:
+def test_short_requests_do_not_wait_for_a_heavy_client(tmp_path: Path, name: str, path: str, body: dict[str, Any]) -> None:
     """All requests are answered. In one queue for all in order of arrival, others would wait for half of a heavy request or longer."""
-    with serve(models_for(tmp_path)) as served:
+    with running(models_for(tmp_path), tmp_path / "log") as served:
         others, client = target(served, "/classify", [{"inputs": text} for text in SHORT]), target(served, path, [body])
         before = metrics(served)
         # the heavy client stops with its first answer after the others' load, so that it is active all the time

@@ -3,11 +3,10 @@
 import json
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -16,7 +15,7 @@ import raw_http
 import slow
 from conftest import metric, wait_until
 from loads import LONG, by_status, descriptors, memory_mib, metrics, show, threads
-from replica import Served
+from replica import Served, running
 
 pytestmark = pytest.mark.serial
 
@@ -33,9 +32,9 @@ TEXTS = [json.dumps({"inputs": text}).encode() for text in ("good", "good film "
 LONG_RUN = json.dumps({"inputs": "dull"}).encode()
 
 
-def test_requests_of_disconnected_clients_release_all_resources(tmp_path: Path, serve: Callable[..., Any]) -> None:
+def test_requests_of_disconnected_clients_release_all_resources(tmp_path: Path) -> None:
     slow.hanging_bundle(tmp_path / "models", turns=int(HELD_S * slow.SECOND), batch_invariant=False)
-    with serve(tmp_path / "models", "--threads", str(THREADS), "--max-queue-tokens", "4000000") as served:
+    with running(tmp_path / "models", tmp_path / "log", "--threads", str(THREADS), "--max-queue-tokens", "4000000") as served:
         metrics(served)  # the first metrics page starts a thread
         held, working = descriptors(served), threads(served)
         waited, memory = [], [memory_mib(served)]

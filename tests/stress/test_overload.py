@@ -1,7 +1,6 @@
 """Overload at three times the capacity: the service keeps its throughput, and refuses the other requests at once with `Retry-After`."""
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,6 +12,7 @@ from bertserve.bench.generator import Load, poisson_arrivals
 from bertserve.bench.workloads import workload_inputs
 from conftest import ROOT
 from loads import LONG, accesses, assert_each_ended_once, load, measured, metrics, seconds, show, target
+from replica import running
 
 pytestmark = pytest.mark.serial
 
@@ -32,9 +32,9 @@ def short_and_long() -> list[Any]:
     return bodies
 
 
-def test_each_request_ends_once_under_overload(tmp_path: Path, serve: Callable[..., Any]) -> None:
+def test_each_request_ends_once_under_overload(tmp_path: Path) -> None:
     models = ROOT / "models" if LONG else slow.bundle(tmp_path / "models").parent
-    with serve(models, "--access-log", "--log-format", "json") as served:
+    with running(models, tmp_path / "log", "--access-log", "--log-format", "json") as served:
         texts = target(served, "/classify", short_and_long(), **{"x-request-timeout-ms": str(DEADLINE_MS)})
         load(texts, 32, seconds(5) / 4)
         before = metrics(served)

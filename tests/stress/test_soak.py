@@ -1,7 +1,6 @@
 """A long load of all tasks, text lengths and invalid requests: memory, file descriptors and threads stay constant."""
 
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 
 from bertserve.service.tasks.catalog import TASKS
 from loads import assert_each_ended_once, descriptors, load, memory_mib, metrics, models_for, seconds, show, target, threads
-from replica import Served
+from replica import Served, running
 
 pytestmark = pytest.mark.serial
 
@@ -50,12 +49,12 @@ BODIES += [
 
 
 @pytest.mark.full_grid
-def test_a_long_mixed_load_does_not_leak_resources(tmp_path: Path, serve: Callable[..., Any]) -> None:
+def test_a_long_mixed_load_does_not_leak_resources(tmp_path: Path) -> None:
     """Each request gets exactly one answer: 200 or a 4xx error. Memory, descriptors and threads do not grow after the first rounds."""
     by_path: dict[str, list[Any]] = {}
     for path, body in BODIES:
         by_path.setdefault(path, []).append(body)
-    with serve(models_for(tmp_path)) as served:
+    with running(models_for(tmp_path), tmp_path / "log") as served:
         everything = [target(served, path, bodies) for path, bodies in by_path.items()]
         before, loads, readings = metrics(served), [], []
         for _ in range(ROUNDS):
@@ -65,11 +64,11 @@ def test_a_long_mixed_load_does_not_leak_resources(tmp_path: Path, serve: Callab
         ended = assert_each_ended_once(before, metrics(served), *loads)
         assert {200, 422} <= set(ended) <= {200, 400, 404, 413, 422}
         assert "ERROR" not in served.log.read_text()
-    memory, files, running = zip(*readings, strict=True)
+    memory, files, counts = zip(*readings, strict=True)
     show("memory in MiB, descriptors and threads after each round", str(readings))
     assert memory[-1] <= memory[ROUNDS // 2 - 1] * (1 + MOST_GROWTH)
     assert max(files[ROUNDS // 2 :]) <= max(files[: ROUNDS // 2])
-    assert max(running[ROUNDS // 2 :]) <= max(running[: ROUNDS // 2])
+    assert max(counts[ROUNDS // 2 :]) <= max(counts[: ROUNDS // 2])
 
 
 def settled(served: Served) -> tuple[float, int, int]:
@@ -78,5 +77,5 @@ def settled(served: Served) -> tuple[float, int, int]:
     for _ in range(10):
         readings.append((memory_mib(served), descriptors(served), threads(served)))
         time.sleep(0.1)
-    memory, files, running = zip(*readings, strict=True)
-    return min(memory), min(files), min(running)
+    memory, files, counts = zip(*readings, strict=True)
+    return min(memory), min(files), min(counts)
