@@ -111,7 +111,6 @@ class FaultySession:
         self.batches: list[int] = []
 
     def run(self, names: list[str], feed: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
-        """Returns the outputs of the session, or applies the fault."""
         ids = feed["input_ids"]
         self.batches.append(len(ids))
         assert self.gate.wait(20), "the test never opened the gate"

@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -65,6 +66,25 @@ class Served:
     def lines(self) -> list[str]:
         """Returns the lines of the log without the lines of a normal shutdown."""
         return without_shutdown(self.log.read_text())
+
+    def memory_mib(self) -> float:
+        """Returns the anonymous resident memory of the process in MiB. The kernel can drop and reread pages of files."""
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon:"))
+
+    def longest_probe_s(self, over: threading.Event, pause_s: float) -> float:
+        """Returns the longest time until a probe was answered, in seconds; sends probes one after the other until the event is set."""
+        longest = 0.0
+        with contextlib.closing(HTTPConnection(*self.address, timeout=60)) as connection:
+            while not over.is_set():
+                start = time.perf_counter()
+                connection.request("GET", "/health/live")
+                answer = connection.getresponse()
+                answer.read()
+                assert answer.status == _READY
+                longest = max(longest, time.perf_counter() - start)
+                time.sleep(pause_s)
+        return longest
 
     def start(self) -> None:
         """Starts a process, and returns once it listens."""
@@ -161,7 +181,6 @@ class HAProxy(Proxy):
 
 
 def installed(program: str = "haproxy") -> bool:
-    """Returns whether a proxy is installed."""
     return shutil.which(program) is not None
 
 

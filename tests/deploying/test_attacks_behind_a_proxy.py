@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from http.client import HTTPConnection
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,13 +24,12 @@ import pytest
 
 import attacks
 import raw_http
-import replica
 import tiny
 from attacks import ATTACKS, LARGE_ANSWER
 from conftest import metric, wait_until
-from replica import PROXIES, Proxy, Served
+from replica import PROXIES, Proxy, Served, installed, is_ready, replicas
 
-pytestmark = [pytest.mark.serial, pytest.mark.skipif(not all(map(replica.installed, PROXIES)), reason="haproxy or nginx is not installed")]
+pytestmark = [pytest.mark.serial, pytest.mark.skipif(not all(map(installed, PROXIES)), reason="haproxy or nginx is not installed")]
 
 MAX_STALL_S = 0.25
 MAX_GROWTH_MIB = 64
@@ -88,15 +85,15 @@ class Measured:
         """Sends ordinary requests with large answers, and notes the memory afterwards."""
         for _ in range(4):
             httpx.post(f"{self._replica.url}/fill-mask", content=LARGE_ANSWER, timeout=60, trust_env=False).raise_for_status()
-        self._memory_mib = self._memory()
+        self._memory_mib = self._replica.memory_mib()
 
     def rest(self) -> None:
         """Restarts a replica that still works on the last attack, or has not returned its memory: both would count for the next attack."""
-        if self._memory() > self._memory_mib + MAX_KEPT_MIB or self._requests() != self._requests():
+        if self._replica.memory_mib() > self._memory_mib + MAX_KEPT_MIB or self._requests() != self._requests():
             self._replica.kill()
             self._replica.start()
             self._warm_up()
-            wait_until(lambda: all(replica.is_ready(proxy.url) for proxy in self.proxies.values()))
+            wait_until(lambda: all(is_ready(proxy.url) for proxy in self.proxies.values()))
 
     def _requests(self) -> float:
         """Returns how many requests and lines of streams the replica has answered, after a moment."""
@@ -107,14 +104,14 @@ class Measured:
         """Returns the effect of an attack through a proxy."""
         self.rest()
         command = [sys.executable, attacks.__file__, name, str(urlsplit(proxy.url).port), str(SECONDS)]
-        outcome, over, before = Outcome(), threading.Event(), self._memory()
+        outcome, over, before = Outcome(), threading.Event(), self._replica.memory_mib()
         with ThreadPoolExecutor(3) as pool:
-            probing = pool.submit(self._probe, over)
+            probing = pool.submit(self._replica.longest_probe_s, over, 0.01)
             calling = pool.submit(_call, proxy.url, over, outcome)
             delayed = pool.submit(_delay_s, over)
             with subprocess.Popen(command) as attacker:
                 while attacker.poll() is None:
-                    outcome.growth_mib = max(outcome.growth_mib, self._memory() - before)
+                    outcome.growth_mib = max(outcome.growth_mib, self._replica.memory_mib() - before)
                     time.sleep(0.01)
             over.set()
             calling.result()
@@ -124,26 +121,6 @@ class Measured:
 
     def log(self) -> str:
         return self._replica.log.read_text()
-
-    def _memory(self) -> float:
-        """Returns the anonymous resident memory of the replica in MiB."""
-        lines = Path(f"/proc/{self._replica.process.pid}/status").read_text().splitlines()
-        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon:"))
-
-    def _probe(self, over: threading.Event) -> float:
-        """Returns the longest time until a probe was answered, in seconds."""
-        longest = 0.0
-        connection = HTTPConnection("127.0.0.1", self._replica.port, timeout=30)
-        while not over.is_set():
-            start = time.monotonic()
-            connection.request("GET", "/health/live")
-            answer = connection.getresponse()
-            answer.read()
-            assert 200 == answer.status
-            longest = max(longest, time.monotonic() - start)
-            time.sleep(0.01)
-        connection.close()
-        return longest
 
 
 def _delay_s(over: threading.Event) -> float:
@@ -175,7 +152,7 @@ def one_replica_behind_proxies(tmp_path_factory: pytest.TempPathFactory) -> Iter
     tiny.every_kind(folder / "models", max_length=512)
     flags = ["--threads", "1", "--allow-implicit-default", "--access-log"]
     with ExitStack() as stack:
-        [one] = stack.enter_context(replica.replicas(folder / "models", 1, folder, flags))
+        [one] = stack.enter_context(replicas(folder / "models", 1, folder, flags))
         proxies = {name: stack.enter_context(start([one.port], folder, RATE)) for name, start in PROXIES.items()}
         yield Measured(one, proxies)
     assert "ERROR" not in one.log.read_text()

@@ -229,7 +229,6 @@ def test_a_request_over_a_limit_is_refused(client: httpx.Client) -> None:
     ids=["percent", "null", "long path", "long header"],
 )
 def test_a_request_without_a_valid_head_is_refused(service: Balanced, content_type: str, path: str, header: str, kinds: set[str]) -> None:
-    """The proxy or the service refuses it."""
     request = f"POST {path} HTTP/1.1\r\nhost: t\r\ncontent-type: {content_type}\r\nx: {header}\r\ncontent-length: 2\r\n\r\n{{}}"
     assert answer_to(service, request.encode())[1]["error_type"] in kinds
 

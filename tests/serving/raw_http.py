@@ -17,8 +17,6 @@ QUIET_S = 0.05
 
 @dataclass(frozen=True)
 class Answer:
-    """One response."""
-
     status: int
     headers: dict[str, str]
     body: bytes

@@ -18,7 +18,6 @@ def write_lines(path: Path, rows: Sequence[Any]) -> Path:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Returns the objects of JSON Lines."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 

@@ -7,11 +7,12 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
@@ -214,33 +215,6 @@ def cases() -> Iterator[Any]:
                 ran.add(name)
 
 
-class Probe(threading.Thread):
-    """Sends probes one after the other on one connection, and keeps the longest time of an answer in seconds."""
-
-    def __init__(self, address: tuple[str, int]) -> None:
-        super().__init__()
-        self._address, self._ended = address, threading.Event()
-        self.longest_s = 0.0
-
-    def run(self) -> None:
-        with closing(HTTPConnection(*self._address, timeout=60)) as connection:
-            while not self._ended.is_set():
-                start = time.perf_counter()
-                connection.request("GET", "/health/live")
-                connection.getresponse().read()
-                self.longest_s = max(self.longest_s, time.perf_counter() - start)
-                time.sleep(0.001)
-
-    def __enter__(self) -> Self:
-        self.start()
-        time.sleep(0.01)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self.join()
-
-
 @dataclass
 class Bench:
     """A served process; `memory` is the peak of its memory during ordinary requests, in bytes."""
@@ -261,9 +235,15 @@ class Bench:
     def measured(self, path: str, body: bytes) -> tuple[int, float, int]:
         """Returns the status of a request, the longest delay of a probe in seconds, and the peak of the memory in bytes."""
         Path(f"/proc/{self.served.process.pid}/clear_refs").write_text("5", encoding="ascii")
-        with Probe(self.served.address) as probe:
-            status = self.post(path, body)
-        return status, probe.longest_s, self.peak()
+        over = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            probing = pool.submit(self.served.longest_probe_s, over, 0.001)
+            time.sleep(0.01)
+            try:
+                status = self.post(path, body)
+            finally:
+                over.set()
+        return status, probing.result(), self.peak()
 
     def peak(self) -> int:
         """Returns the peak of its resident memory since `clear_refs`."""

@@ -36,7 +36,6 @@ def span_score(model: Loaded, question: str, context: str, first: int, last: int
 
 @pytest.fixture(name="api", scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
-    """Yields a client of a service with tiny models."""
     folder = tmp_path_factory.mktemp("served")
     tiny.bundle(folder, "labels", max_length=64)
     tiny.bundle(folder, "several", activation="sigmoid", seed=3)

@@ -29,7 +29,6 @@ BODY = {"inputs": "good"}
 
 
 def administered(state: AppState, folder: Path) -> AbstractAsyncContextManager[httpx.AsyncClient]:
-    """Serves with an admin key."""
     return serving(state, Authenticator(admin_keys=keys(folder, "trident")))
 
 

@@ -45,8 +45,6 @@ AMBIGUOUS = ("newline", "null", "next line", "overlong letter", "encoded slash i
 
 
 class Asked:
-    """One request and its response."""
-
     def __init__(self, method: str, raw_path: str, authorization: bytes, root_path: str = "") -> None:
         headers = [
             (b"host", b"test"),
@@ -72,8 +70,6 @@ class Asked:
         self.unread: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
 
     async def by(self, app: ASGIApp) -> Self:
-        """Sends the request to an application."""
-
         async def receive() -> Message:
             return self.unread.pop() if self.unread else {"type": "http.disconnect"}
 

@@ -238,7 +238,6 @@ def test_only_the_row_that_the_graph_cannot_score_is_rejected(models: Path, tmp_
 @pytest.mark.full_grid
 @pytest.mark.serial
 def test_a_run_reads_from_a_pipe_and_resumes_after_a_signal(models: Path, tmp_path: Path) -> None:
-    """Rows are read from a pipe. After SIGKILL or SIGTERM, the same command completes a byte-identical output."""
     command = [sys.executable, "-m", "bertserve.service.cli", "score", "--models", str(models), "--model", "tiny"]
     lines = b'{"text": "good"}\n' * 3
     subprocess.run([*command, "--input-format", "jsonl", "-", tmp_path / "out.jsonl"], input=lines, capture_output=True, check=True)

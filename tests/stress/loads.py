@@ -99,12 +99,6 @@ def accesses(served: Served) -> list[dict[str, Any]]:
     return [line for line in lines if line["logger"] == "bertserve.access"]
 
 
-def memory_mib(served: Served) -> float:
-    """Returns the anonymous resident memory of the service's process in MiB. The kernel can drop and reread pages of files."""
-    [line] = [line for line in Path(f"/proc/{served.process.pid}/status").read_text().splitlines() if line.startswith("RssAnon:")]
-    return int(line.split()[1]) / 1024
-
-
 def descriptors(served: Served) -> int:
     return len(os.listdir(f"/proc/{served.process.pid}/fd"))
 

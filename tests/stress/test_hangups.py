@@ -14,7 +14,7 @@ import pytest
 import raw_http
 import slow
 from conftest import metric, wait_until
-from loads import LONG, by_status, descriptors, memory_mib, metrics, show, threads
+from loads import LONG, by_status, descriptors, metrics, show, threads
 from replica import Served, running
 
 pytestmark = pytest.mark.serial
@@ -37,10 +37,10 @@ def test_requests_of_disconnected_clients_release_all_resources(tmp_path: Path) 
     with running(tmp_path / "models", tmp_path / "log", "--threads", str(THREADS), "--max-queue-tokens", "4000000") as served:
         metrics(served)  # the first metrics page starts a thread
         held, working = descriptors(served), threads(served)
-        waited, memory = [], [memory_mib(served)]
+        waited, memory = [], [served.memory_mib()]
         for _ in range(WAVES):
             waited.append(wave(served))
-            memory.append(memory_mib(served))
+            memory.append(served.memory_mib())
         wait_until(lambda: descriptors(served) <= held)  # the connection of the metrics page can still be closing
         assert threads(served) < working + PAGE_THREADS
         assert_threads_live(served)
@@ -74,7 +74,7 @@ def try_wave(served: Served, before: str) -> float | None:
         for number, connection in enumerate(connections[THREADS + 1 :]):
             send(connection, TEXTS[number % 2])
         wait_until(lambda: queued(served) == CLIENTS - THREADS or runs(served, before) > 0)
-        memory = memory_mib(served)
+        memory = served.memory_mib()
         all_wait = queued(served) == CLIENTS - THREADS and runs(served, before) == 0
     wait_until(lambda: queued(served) == 0)
     busy = runs(served, before) == 0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bertserve.service.tasks.catalog import TASKS
-from loads import assert_each_ended_once, descriptors, load, memory_mib, metrics, models_for, seconds, show, target, threads
+from loads import assert_each_ended_once, descriptors, load, metrics, models_for, seconds, show, target, threads
 from replica import Served, running
 
 pytestmark = pytest.mark.serial
@@ -75,7 +75,7 @@ def settled(served: Served) -> tuple[float, int, int]:
     """Returns MiB of memory, descriptors and threads: the minimum of a second, because connections of the last load are still closing."""
     readings = []
     for _ in range(10):
-        readings.append((memory_mib(served), descriptors(served), threads(served)))
+        readings.append((served.memory_mib(), descriptors(served), threads(served)))
         time.sleep(0.1)
     memory, files, counts = zip(*readings, strict=True)
     return min(memory), min(files), min(counts)
