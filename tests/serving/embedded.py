@@ -29,7 +29,7 @@ class Loaded:
     """A bundle that is loaded when a test needs it first, because each test process imports all test files."""
 
     path: Path
-    threads: int
+    threads: int = 1
 
     @cached_property
     def _bundle(self) -> files.Bundle:
@@ -54,11 +54,7 @@ class Loaded:
 
 
 def load(name: str, threads: int = 1) -> Loaded:
-    return load_from(ROOT / "models" / name, threads)
-
-
-def load_from(path: Path, threads: int = 1) -> Loaded:
-    return Loaded(path, threads)
+    return Loaded(ROOT / "models" / name, threads)
 
 
 def read(task: str, request: dict[str, Any]) -> Any:

@@ -11,7 +11,6 @@ import tiny
 from application import state_of
 from bertserve.service.check import check
 from bertserve.service.errors import NotFoundError, SettingsError, StartError
-from bertserve.service.models.build import AppState
 from bertserve.service.models.registry import DEFAULTS_FILE
 from bertserve.service.settings import Settings
 
@@ -23,11 +22,6 @@ def made(folder: Path, **models: Any) -> Path:
     for name, what in models.items():
         tiny.bundle(folder, name, **({"task": what} if isinstance(what, str) else {"labels": what}))
     return folder
-
-
-def used(state: AppState) -> dict[str, str]:
-    """Returns task -> name of its default model."""
-    return state.registry.defaults
 
 
 def test_the_error_lists_every_task_without_a_default(tmp_path: Path) -> None:
@@ -65,7 +59,7 @@ def test_the_default_is_the_only_candidate_or_the_configured_model(
     tmp_path: Path, models: dict[str, Any], settings: dict[str, Any], expected: dict[str, str]
 ) -> None:
     """A derived task uses the default of its base task, if that model is compatible."""
-    assert expected == used(state_of(made(tmp_path, **models), **settings))
+    assert expected == state_of(made(tmp_path, **models), **settings).registry.defaults
 
 
 @pytest.mark.parametrize("stored", ["{}", '{"classify": "a"}'])
@@ -73,7 +67,7 @@ def test_a_broken_model_is_not_a_candidate(tmp_path: Path, stored: str) -> None:
     folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
     (folder / DEFAULTS_FILE).write_text(stored)
     (folder / "a/tokenizer.json").write_text("{}")
-    assert {"text-classification": "b"} == used(state_of(folder, skip_broken=True))
+    assert {"text-classification": "b"} == state_of(folder, skip_broken=True).registry.defaults
 
 
 def test_check_with_skip_broken_lists_the_models_that_are_not_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,10 +84,10 @@ def test_defaults_json_of_a_folder_sets_the_default_models(tmp_path: Path) -> No
     (folder / DEFAULTS_FILE).write_text('{"classify": "mood", "zero-shot-classification": "b", "embed": "two"}')
 
     said = {"text-classification": "mood", "zero-shot-classification": "b", "feature-extraction": "two", "sentence-similarity": "two"}
-    assert said == used(state_of(folder))
-    assert said | {"text-classification": "a"} == used(state_of(folder, default={"text-classification": "a"}))
+    assert said == state_of(folder).registry.defaults
+    assert said | {"text-classification": "a"} == state_of(folder, default={"text-classification": "a"}).registry.defaults
     # if --models has the path of a bundle, the file in its folder is not read
-    assert "a" == used(state_of((folder / "a",)))["text-classification"]
+    assert "a" == state_of((folder / "a",)).registry.defaults["text-classification"]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +116,7 @@ def test_conflicting_defaults_of_two_folders_need_a_flag(tmp_path: Path) -> None
 
     with pytest.raises(SettingsError, match=r"`b` .*`classify`, .* `a`; .* --default classify=NAME"):
         state_of(folders)
-    assert {"text-classification": "b"} == used(state_of(folders, default={"classify": "b"}))
+    assert {"text-classification": "b"} == state_of(folders, default={"classify": "b"}).registry.defaults
 
 
 def test_a_model_loaded_later_does_not_replace_a_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -132,7 +126,7 @@ def test_a_model_loaded_later_does_not_replace_a_default(tmp_path: Path, caplog:
         state = state_of(folder, **settings)
         made(folder, a=tiny.LABELS)
         asyncio.run(state.reloader.refresh())
-        assert {"text-classification": "b"} == used(state)
+        assert {"text-classification": "b"} == state.registry.defaults
         assert caplog.text.count("/classify, which still uses b") == number + 1
         shutil.rmtree(folder / "b")
         tiny.bundle(folder, "b", seed=1)
@@ -145,14 +139,14 @@ def test_several_candidates_do_not_replace_an_unloaded_default(tmp_path: Path, c
     folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS, c=tiny.LABELS)
     state = state_of(folder, default={"classify": "a"})
     asyncio.run(state.reloader.unload("a"))
-    assert {} == used(state)
+    assert {} == state.registry.defaults
     assert "but b, c can" in caplog.text
     with pytest.raises(NotFoundError, match="`b`, `c`"):
         state.registry.for_task("text-classification")
     assert "b" == state.registry.for_task("text-classification", "b").name
     by_name = state_of(folder, allow_implicit_default=True)
     asyncio.run(by_name.reloader.unload("a"))
-    assert {"text-classification": "b"} == used(by_name)
+    assert {"text-classification": "b"} == by_name.registry.defaults
 
 
 def test_a_new_version_loses_the_default_of_an_incompatible_task(tmp_path: Path) -> None:
@@ -162,4 +156,4 @@ def test_a_new_version_loses_the_default_of_an_incompatible_task(tmp_path: Path)
     shutil.rmtree(folder / "a")
     made(folder, a=tiny.LABELS)
     asyncio.run(state.reloader.load("a"))
-    assert {"text-classification": "a", "zero-shot-classification": "b"} == used(state)
+    assert {"text-classification": "a", "zero-shot-classification": "b"} == state.registry.defaults

@@ -16,7 +16,7 @@ from bertserve.service.tasks.decoding import activate
 from bertserve.service.tasks.occlusion import MAX_WORDS
 from bertserve.service.text.tokenizer import Tokenizer
 from bertserve.service.text.words import Word, most_within, words_of
-from embedded import Loaded, load, load_from
+from embedded import Loaded, load
 from fakes import FakeEngine
 from task_runs import begin, send
 
@@ -159,7 +159,7 @@ QUESTION, PASSAGE = "was the film good ?", "the book was dull . a very good film
 
 
 def test_importance_for_an_answer_uses_the_score_of_its_span(tmp_path: Path, api: Send) -> None:
-    model = load_from(tiny.bundle(tmp_path, task="question-answering", max_length=64))
+    model = Loaded(tiny.bundle(tmp_path, task="question-answering", max_length=64))
     inputs = {"question": QUESTION, "context": PASSAGE}
     best, second = answered(api, ANSWER, inputs, explain=True, top_k=2, max_answer_len=3)
     assert "explanation" not in second
@@ -176,7 +176,7 @@ def test_importance_for_an_answer_uses_the_score_of_its_span(tmp_path: Path, api
 
 
 def test_an_empty_answer_is_explained(tmp_path: Path, api: Send) -> None:
-    model = load_from(tiny.bundle(tmp_path, task="question-answering", max_length=64))
+    model = Loaded(tiny.bundle(tmp_path, task="question-answering", max_length=64))
     found = {
         text: answered(api, ANSWER, {"question": "not ?", "context": text}, explain=True, handle_impossible_answer=True)
         for text in ("good", "dull film", "a book", "bad !", "very long .")

@@ -15,7 +15,7 @@ from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import fill_mask
 from bertserve.service.tasks.batch import Batch
 from bertserve.service.text.tokenizer import Encoding
-from embedded import load_from
+from embedded import Loaded
 from task_runs import Begun, begin, send
 
 LONG = "good " * 40
@@ -25,7 +25,7 @@ class Runs:
     """A tiny fill-mask graph that counts the tokens of its runs."""
 
     def __init__(self, folder: Path) -> None:
-        loaded = load_from(tiny.bundle(folder, task="fill-mask"))
+        loaded = Loaded(tiny.bundle(folder, task="fill-mask"))
         self.tokenizer, self.engine = loaded.tokenizer, loaded.engine
         self.tokens = 0
         self.stages: list[int] = []

@@ -39,11 +39,6 @@ async def scores(client: httpx.AsyncClient, name: str = "tiny") -> tuple[float, 
     return tuple(item["score"] for item in answer.json()[0])
 
 
-def altered(models: Path) -> None:
-    """Changes the bundle `tiny` so that it cannot be loaded."""
-    (models / "tiny/tokenizer.json").write_text("{}")
-
-
 async def test_a_model_is_replaced_under_load(models: Path, tmp_path: Path) -> None:
     """Each request is answered by only one version: equal texts in a list have equal scores."""
     state = state_of(models)
@@ -111,7 +106,7 @@ async def test_the_log_says_who_changed_which_model_and_why_it_failed(
     answers: list[str] = []
     async with administered(state_of(models), tmp_path) as client:
         await client.post("/models/tiny/load", headers=ADMIN)
-        altered(models)
+        (models / "tiny/tokenizer.json").write_text("{}")
         answers.append((await client.post("/models/tiny/load", headers=ADMIN)).json()["error"])
         await client.post("/models/tiny/unload", headers=ADMIN)
         await client.post("/models/hunter2/unload", headers=ADMIN)
@@ -150,7 +145,7 @@ async def test_the_old_model_keeps_serving_if_its_new_bundle_is_broken(models: P
     state = state_of(models)
     async with administered(state, tmp_path) as client:
         before = await scores(client)
-        altered(models)
+        (models / "tiny/tokenizer.json").write_text("{}")
         assert "`tiny/tokenizer.json`" in rejected(await client.post("/models/tiny/reload", headers=ADMIN), 422, "invalid_value")
         assert await scores(client) == before
         assert "`tiny/tokenizer.json`" in (await client.get("/models/tiny")).json()["broken"]
