@@ -73,15 +73,11 @@ def expected(folder: Path, model: str, ids: list[int], types: list[int]) -> list
     return layers
 
 
-def ids_of(tokens: list[str]) -> list[int]:
-    return [tiny.VOCABULARY.index(token) for token in tokens]
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_weights_of_any_task_match_the_formula(api: Send, folder: Path, model: str) -> None:
     for inputs, types in ((TEXT, [0] * 5), (PAIR, [0] * 6 + [1] * 3)):
         found = result(api, inputs, model=model)
-        right = expected(folder, model, ids_of(found["tokens"]), types)
+        right = expected(folder, model, [tiny.VOCABULARY.index(token) for token in found["tokens"]], types)
 
         assert list(HEADS) == [len(layer) for layer in found["attentions"]]
         for layer, weights in zip(found["attentions"], right, strict=True):

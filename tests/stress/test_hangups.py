@@ -67,7 +67,7 @@ def try_wave(served: Served, before: str) -> float | None:
         Memory of the service in MiB while the clients waited; None if the runs ended too soon, because other texts can have run then.
     """
     with leaving() as connections:
-        connections += [connect(served) for _ in range(CLIENTS)]
+        connections += [socket.create_connection(served.address, timeout=30) for _ in range(CLIENTS)]
         for connection in connections[: THREADS + 1]:
             send(connection, LONG_RUN)
         wait_until(lambda: queued(served) == queued(served) == 1 or runs(served, before) > 0)
@@ -102,10 +102,6 @@ def assert_threads_live(served: Served) -> None:
     with ThreadPoolExecutor(THREADS) as pool:
         asked = [pool.submit(httpx.post, f"{served.url}/classify", content=LONG_RUN, timeout=60, trust_env=False) for _ in range(THREADS)]
         assert [200] * THREADS == [answer.result().status_code for answer in asked]
-
-
-def connect(served: Served) -> socket.socket:
-    return socket.create_connection(served.address, timeout=30)
 
 
 def send(connection: socket.socket, body: bytes) -> None:
