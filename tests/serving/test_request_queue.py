@@ -71,9 +71,6 @@ def finish(queue: RequestQueue, batch: Sequence[Item]) -> None:
             queue.close(item.request)
 
 
-# ---- batches
-
-
 def test_texts_of_similar_length_share_a_batch() -> None:
     queue = new_queue()
     for tokens in (16, 4, 15):
@@ -117,9 +114,6 @@ def test_a_padded_batch_never_exceeds_the_token_limit(lengths: list[int], multip
     batches = drain(queue)
     assert sorted(lengths) == sorted(item.tokens for batch in batches for item in batch)
     assert all(len(batch) * max(padded(item.tokens) for item in batch) <= 64 for batch in batches)
-
-
-# ---- admission
 
 
 def test_an_item_over_the_batch_limit_is_refused_before_it_is_queued() -> None:
@@ -207,9 +201,6 @@ def test_admitted_requests_start_in_time_under_overload(size: int) -> None:
             finish(queue, batch)
     assert len(admitted) * size > 1000
     assert len(late) <= len(admitted) / 10
-
-
-# ---- order
 
 
 def order(queue: RequestQueue, names: dict[ScheduledRequest, str], now: float) -> str:
@@ -313,9 +304,6 @@ def test_a_batch_gets_short_requests_before_long_ones() -> None:
     listed = add(queue, *[30] * 6, runner=runner)
     text = add(queue, 20, now=0.001, runner=runner)
     assert [listed, text] == [item.request for item in queue.take(0.001)]
-
-
-# ---- the end of a request
 
 
 def test_a_request_that_is_cancelled_while_queued_uses_no_capacity() -> None:

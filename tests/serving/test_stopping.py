@@ -4,7 +4,6 @@ import asyncio
 import shutil
 import signal
 import socket
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from replica import BERT_SERVE, running
 
 pytestmark = pytest.mark.serial
 
-Serve = Callable[..., Any]
 TWO = ("--workers", "2", "--threads", "2")
 
 
@@ -61,11 +59,11 @@ def test_sigterm_under_load_loses_nothing(models: Path, tmp_path: Path, workers:
     assert [] == [line for line in log if "503 unavailable" not in line]
 
 
-def test_readiness_fails_while_requests_are_still_answered(models: Path, serve: Serve) -> None:
+def test_readiness_fails_while_requests_are_still_answered(models: Path, tmp_path: Path) -> None:
     """During `--pre-stop-delay-s` readiness fails, but requests over new connections are answered. An interrupt ends the delay."""
     new_connections = {"connection": "close"}
     with (
-        serve(models, "--pre-stop-delay-s", "60") as served,
+        running(models, tmp_path / "log", "--pre-stop-delay-s", "60") as served,
         httpx.Client(base_url=served.url, headers=new_connections, trust_env=False, timeout=30) as client,
     ):
         served.process.send_signal(signal.SIGTERM)
@@ -91,10 +89,10 @@ def test_an_idle_connection_is_closed_cleanly(models: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("workers", [("--threads", "1"), pytest.param(TWO, marks=pytest.mark.full_grid)], ids=["one", "two"])
-def test_an_interrupt_during_shutdown_ends_the_service_at_once(tmp_path: Path, serve: Serve, workers: tuple[str, ...]) -> None:
+def test_an_interrupt_during_shutdown_ends_the_service_at_once(tmp_path: Path, workers: tuple[str, ...]) -> None:
     """Ctrl-C after SIGTERM does not wait for accepted requests; a second SIGTERM has no effect."""
     slow.bundle(tmp_path / "slow")
-    with serve(tmp_path / "slow", *workers, "--shutdown-timeout-s", "600") as served, ThreadPoolExecutor(1) as pool:
+    with running(tmp_path / "slow", tmp_path / "log", *workers, "--shutdown-timeout-s", "600") as served, ThreadPoolExecutor(1) as pool:
         cut = pool.submit(httpx.post, f"{served.url}/classify", json={"inputs": ["good"] * 500}, timeout=60, trust_env=False)
         wait_until(lambda: waits(served) > 400)
         served.process.send_signal(signal.SIGTERM)
@@ -110,11 +108,11 @@ def test_an_interrupt_during_shutdown_ends_the_service_at_once(tmp_path: Path, s
         assert "Traceback" not in served.log.read_text()
 
 
-def test_requests_that_outlast_the_shutdown_timeout_are_refused(tmp_path: Path, serve: Serve) -> None:
+def test_requests_that_outlast_the_shutdown_timeout_are_refused(tmp_path: Path) -> None:
     slow.bundle(tmp_path / "slow")
     no_deadline = ("--timeout-ms", "600000", "--max-timeout-ms", "600000")  # on a slow machine the texts take minutes
     with (
-        serve(tmp_path / "slow", "--threads", "1", "--shutdown-timeout-s", "0.3", *no_deadline) as served,
+        running(tmp_path / "slow", tmp_path / "log", "--threads", "1", "--shutdown-timeout-s", "0.3", *no_deadline) as served,
         ThreadPoolExecutor(4) as pool,
     ):
         waiting = [pool.submit(httpx.post, f"{served.url}/classify", json={"inputs": ["good"] * 200}, timeout=30) for _ in range(4)]
