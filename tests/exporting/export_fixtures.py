@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bertserve.export import cli
-from bundles import Run, Verify
+from bundles import FEW_TEXTS, Run, Verify
 
 STAGED = ("text-classification", "token-classification", "question-answering", "fill-mask")
 
@@ -34,10 +34,10 @@ def output_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(name="run")
 def run_export(output: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Returns `run(source, *flags)`, which returns the exit code and the command's only error line, empty on success."""
+    """Returns `run(source, *flags)`, which exports with few calibration texts, and returns the exit code and the only error line, if any."""
 
     def run(source: object, *flags: object) -> tuple[int, str]:
-        code = cli.main([str(source), "--output", str(output), *map(str, flags)])
+        code = cli.main([str(source), "--output", str(output), "--calibration", str(FEW_TEXTS), *map(str, flags)])
         lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bert-export: ")]
         own = [line for line in lines if not line.startswith("bert-export: WARNING: ")]
         assert len(own) == (code != 0)

@@ -20,16 +20,7 @@ from bertserve.service.bundle.manifest import Layers
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import zero_shot
 from bundles import Served, exported, refused
-from checkpoints import (
-    POSITIONS,
-    PROMPTS,
-    bert,
-    edit_json,
-    encoder,
-    sentence_transformers,
-    write_json,
-    write_modules,
-)
+from checkpoints import POSITIONS, PROMPTS, bert, edit_json, encoder, sentence_transformers, write_json, write_modules
 
 pytestmark = pytest.mark.torch
 

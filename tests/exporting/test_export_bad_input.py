@@ -21,7 +21,7 @@ import tiny
 from bertserve.export import cli, onnx_trace
 from bertserve.export.workspace import LOCK_FILE
 from bertserve.service.bundle.files import load_bundle
-from bundles import FAST, FEW_TEXTS, Run, contents, largest_file, left_in
+from bundles import FAST, Run, contents, largest_file, left_in
 from checkpoints import bert, edit_json, edit_weights, pickle_weights, rename_weights
 from playback import play_back
 
@@ -325,7 +325,7 @@ def test_an_export_that_cannot_write_a_file_fails_with_one_line(
     if size != SIZES[-1]:
         play_back(monkeypatch, source)
     with largest_file(size):
-        code, message = run(source, "--overwrite", "--calibration", FEW_TEXTS)
+        code, message = run(source, "--overwrite")
 
     assert 1 == code
     assert "File too large" in message
@@ -342,7 +342,7 @@ def test_an_export_that_a_signal_stops_leaves_no_files(
     monkeypatch.setattr(f"bertserve.export.{stage}", lambda *_: os.kill(os.getpid(), number))
     for flags in ((), ("--overwrite",)):
         existing = contents(tiny.bundle(output, "tiny-bert")) if flags else {}
-        code, message = run(source, "--calibration", FEW_TEXTS, *flags)
+        code, message = run(source, *flags)
 
         assert (128 + number, True) == (code, number.name in message)
         assert (["tiny-bert"] if flags else []) == left_in(output)

@@ -11,7 +11,7 @@ from bertserve.export.errors import GraphError
 from bertserve.export.validation.reference import measure_graph
 from bertserve.service.bundle.files import CARD_FILE, Bundle, load_bundle
 from bertserve.service.errors import BundleError
-from bundles import FAST, FEW_TEXTS, Run, left_in
+from bundles import FAST, Run, left_in
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("export_fixtures",)
@@ -64,7 +64,7 @@ def export_command(run: Run, source: Path, output: Path) -> Export:
     """Returns `export(*flags)`, which exports the default test checkpoint and returns exit code, message and bundle."""
 
     def export(*flags: str) -> tuple[int, str, Bundle]:
-        code, message = run(source, *flags, "--calibration", FEW_TEXTS)
+        code, message = run(source, *flags)
         return code, message, load_bundle(output / "tiny-bert")
 
     return export

@@ -25,7 +25,7 @@ from bertserve.service.check import check
 from bertserve.service.settings import Settings
 from bertserve.service.tasks import classify, question_answering
 from bertserve.service.tasks.catalog import TASKS
-from bundles import FEW_TEXTS, Run, Verify, contents, edit_constant
+from bundles import Run, Verify, contents, edit_constant
 from checkpoints import bert, numbered_texts, service_tokenizer
 from playback import play_back
 from staged import ARCHITECTURES, LABELS
@@ -107,7 +107,7 @@ def test_the_quick_flag_is_passed_on_and_reported(source: Path, output: Path, ru
     play(lambda played, *args, quick, **options: asked.append(quick) or played(*args, quick=quick, **options))
     forms = []
     for flags in ((), ("--quick", "--overwrite")):
-        assert 0 == run(source, "--calibration", FEW_TEXTS, *flags)[0]
+        assert 0 == run(source, *flags)[0]
         forms.append([graph.form for graph in load_bundle(output / "tiny-bert").manifest.graphs])
 
     assert [False, True] == asked
@@ -134,7 +134,7 @@ def test_a_failed_int8_graph_is_replaced_by_the_verified_fp32_graph(
     source: Path, output: Path, run: Run, play: Played, fault: Callable[..., Any], precision: tuple[str, ...]
 ) -> None:
     play(fault)
-    code, message = run(source, *precision, "--calibration", FEW_TEXTS)
+    code, message = run(source, *precision)
     bundle = load_bundle(output / "tiny-bert")
     [omitted] = bundle.manifest.omitted
 
@@ -188,7 +188,7 @@ def test_update_refuses_the_calibration_texts(
     own = numbered_texts(tmp_path / "own.txt", range(17))
     with monkeypatch.context() as patch:
         play_back(patch, source)
-        assert 0 == run(source, "--validation", own)[0]
+        assert 0 == run(source, "--calibration", calibration.BUILT_IN_TEXTS, "--validation", own)[0]
     manifest = output / "tiny-bert" / MANIFEST_FILE
     before = manifest.read_bytes()
 
