@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,15 +20,16 @@ class PreparePool:
         """Creates a pool; its threads start with the first requests."""
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
         self._chars = 0
+        self._lock = threading.Lock()  # of `_chars`
         self._closed = False
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request is in the pool."""
+        """Whether a call waits or runs."""
         return self._chars > 0
 
     async def run(self, tokenize: Callable[[], object], chars: int) -> None:
-        """Calls a function on a thread. If the coroutine is cancelled, a call that has begun still ends.
+        """Calls a function on a thread. If the coroutine is cancelled, a call that has begun continues, and counts until its end.
 
         Raises:
             RefusedError: The requests in the pool have too many characters.
@@ -41,11 +43,16 @@ class PreparePool:
                 reason="queue_full",
                 retry_after_s=1.0,
             )
-        self._chars += chars
+        self._add(chars)
+        call = self._pool.submit(self._call, tokenize)
         try:
-            await asyncio.get_running_loop().run_in_executor(self._pool, self._call, tokenize)
-        finally:
-            self._chars -= chars
+            await asyncio.wrap_future(call)
+        finally:  # a call that has begun continues without its caller
+            call.add_done_callback(lambda _: self._add(-chars))
+
+    def _add(self, chars: int) -> None:
+        with self._lock:
+            self._chars += chars
 
     def _call(self, tokenize: Callable[[], object]) -> None:
         if self._closed:

@@ -12,6 +12,7 @@ import uvloop
 
 from bertserve.service.errors import EngineError, ExpiredError, RefusedError, UnavailableError
 from bertserve.service.scheduling.inference_thread import PeakConcurrency
+from bertserve.service.scheduling.prepare import MAX_CHARS_IN_POOL
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduled_request import Item
 from scheduler_bench import Bench, on_loop, play, takes
@@ -313,6 +314,25 @@ async def test_requests_that_are_tokenized_during_the_stop_are_refused(bench: Be
     for task in (running, waiting):
         with pytest.raises(UnavailableError, match="stopping"):
             await task
+
+
+@on_loop()
+async def test_a_call_of_the_prepare_pool_counts_until_it_ends(bench: Bench) -> None:
+    started, gate, pool = threading.Event(), threading.Event(), bench.scheduler.prepare
+
+    def tokenize() -> None:
+        started.set()
+        assert gate.wait(20)
+
+    running, waiting = (asyncio.ensure_future(pool.run(tokenize, MAX_CHARS_IN_POOL // 2)) for _ in range(2))
+    await asyncio.to_thread(started.wait)
+    for caller in (running, waiting):
+        caller.cancel()
+    await asyncio.wait([running, waiting])
+    with pytest.raises(RefusedError, match="wait to be tokenized"):  # the call that has begun counts, and the other one does not
+        await pool.run(list, MAX_CHARS_IN_POOL // 2 + 1)
+    await asyncio.gather(asyncio.to_thread(gate.set), pool.run(list, MAX_CHARS_IN_POOL // 2))
+    assert not pool.is_busy
 
 
 @on_loop(threads=2, max_queue_tokens=100_000)
