@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, count
 from math import inf
 
@@ -23,11 +23,21 @@ PACE = 1.5
 # Nearly every wait is at most this many times its prediction.
 PREDICTION_ERROR = 1.15
 
+# A request is long if its items before the last one take more seconds of a thread.
+LONG_S = 0.03
+
 # Seconds after a short request in which long ones leave a thread to the next one.
 RESERVE_S = 1.0
 
+# A request of more than this share of the queue leaves the other share to smaller ones.
+LARGE_SHARE, SHARE_FOR_SMALL = 1 / 64, 1 / 8
+
 # Minimum share of a run that a batch-mate must save. A run cannot be interrupted, so it must not become longer for a small gain.
 MIN_GAIN = 1 / 16
+
+# A batch-mate is due at most this many seconds after the first item, or this share of the time since the first item was due. While waits are
+# short, the most efficient batch matters most; with long waits, the order matters, so that waits are predictable.
+MAX_LAG_S, MAX_LAG_SHARE = 0.1, 1 / 3
 
 
 class RequestQueue:
@@ -49,14 +59,9 @@ class RequestQueue:
         self.queue_tokens = 0
         self.queue_items = 0
         self._threads = threads
-        self._waiting_s = {False: 0.0, True: 0.0}  # predicted seconds of waiting items, of short and of long requests
-        # Heaps of short (False) and long (True) requests. The key is a lower bound of the priority of the request's next item; `_first_of`
-        # updates it at the front of the heap.
-        self._waiting_by_priority: dict[bool, list[tuple[float, int, ScheduledRequest]]] = {False: [], True: []}
+        self._short, self._long = WaitingItems(), WaitingItems()
         self._owed_s = 0.0  # predicted seconds that short requests get before the next long one
         self._last_short = -inf  # arrival of the last short request
-        self._items_by_length: dict[tuple[Runner, bool], ItemsByLength] = {}  # by runner, and whether their requests are long
-        self._sequence = count()
 
     def wait_s(self, busy_s: float) -> float:
         """Returns the predicted seconds until a short request that arrives now starts.
@@ -65,7 +70,7 @@ class RequestQueue:
             busy_s: Seconds that the inference threads need for their current runs, in total; 0 if one is free.
         """
         # while both wait, short and long requests get equal thread time
-        return (min(2 * self._waiting_s[False], sum(self._waiting_s.values())) + busy_s) / self._threads
+        return (min(2 * self._short.predicted_s, self._short.predicted_s + self._long.predicted_s) + busy_s) / self._threads
 
     def check(self, time_left_s: float, busy_s: float) -> None:
         """Checks whether a short request that arrives now would probably start before its deadline, before its tokens are known.
@@ -93,23 +98,23 @@ class RequestQueue:
             RefusedError: The queue is full, or the last item would probably start after the deadline.
         """
         limit = self.max_queue_tokens
-        if held_tokens > limit / 64:
-            limit -= limit // 8  # large requests leave an eighth to small ones
+        if held_tokens > limit * LARGE_SHARE:
+            limit -= int(limit * SHARE_FOR_SMALL)
         if self.queue_tokens and self.queue_tokens + held_tokens > limit:
             raise self._full_error(held_tokens, limit, busy_s)
         request.priority = request.arrived
         items = self._new_items(request, payloads)
-        before = (items[-1].priority - request.arrived) / PACE
-        request.is_long = before > 0.03  # seconds
+        earlier_s = (items[-1].priority - request.arrived) / PACE  # seconds of the items before the last one
+        request.is_long = earlier_s > LONG_S
         if request.is_long:
             threads = self._threads_for_long(request.arrived)
-            wait = (sum(self._waiting_s.values()) + busy_s) / threads
+            wait = (self._short.predicted_s + self._long.predicted_s + busy_s) / threads
         else:
             self._last_short = max(self._last_short, request.arrived)
             threads = self._threads
-            wait = self.wait_s(busy_s) if before else 0.0  # for a single item, `check` has tested this wait
+            wait = self.wait_s(busy_s) if earlier_s else 0.0  # for a single item, `check` has tested this wait
         if wait:
-            self._check_wait(wait, PACE * before / threads, time_left_s)
+            self._check_wait(wait, PACE * earlier_s / threads, time_left_s)
         self.requests.add(request)
         request.held_tokens = held_tokens
         self.queue_tokens += held_tokens
@@ -134,16 +139,14 @@ class RequestQueue:
         head = self._first(only_short) if self.queue_items else None
         if head is None:
             return []
-        # While waits are short, the most efficient batch matters most. Later, items that have waited less than two thirds as long as the head
-        # must wait, so that waits are predictable.
-        last_priority = head.priority + max((now - head.priority) / 3, 0.1)
+        last_priority = head.priority + max((now - head.priority) * MAX_LAG_SHARE, MAX_LAG_S)
         batch, length = list[Item](), 0
         item: Item | None = head
         while item:
             batch.append(item)
             length = max(length, item.length)
             item.request.running += 1
-            self._remove_item(item)
+            self._remove(item)
             item = self._batch_mate(head, len(batch), length, last_priority, only_short) if self.queue_items else None
         if head.request.is_long:
             self._owed_s = head.request.runner.seconds(len(batch), length)
@@ -168,7 +171,7 @@ class RequestQueue:
         self.queue_tokens -= request.held_tokens
         request.results = []
         for item in list(request.waiting.values()):
-            self._remove_item(item)
+            self._remove(item)
             item.payload = None  # it may stay in a heap, behind an item that waits
         return True
 
@@ -195,86 +198,59 @@ class RequestQueue:
             max_queue_tokens=self.max_queue_tokens,
             tokens=tokens,
             reason="queue_full",
-            retry_after_s=(busy_s + sum(self._waiting_s.values()) * min(excess, 1.0))
-            / self._threads,  # requests end after the current runs
+            # requests end after the current runs
+            retry_after_s=(busy_s + (self._short.predicted_s + self._long.predicted_s) * min(excess, 1.0)) / self._threads,
         )
 
     def _new_items(self, request: ScheduledRequest, payloads: SizedPayloads) -> list[Item]:
-        """Returns items with their priorities, and moves the priority of the request behind them."""
-        runs: dict[int, tuple[int, float]] = {}  # length and seconds by tokens
+        """Returns items with their priorities, and moves the priority of the request behind them.
+
+        The predicted seconds of an item are those of a full batch of such items, divided by their number.
+        """
+        runner = request.runner
+        runs: dict[int, tuple[int, float]] = {}  # padded length and seconds by tokens
         items = []
         for index, (tokens, payload) in enumerate(payloads):
             if tokens not in runs:
-                runs[tokens] = self._length_and_seconds(request.runner, tokens)
+                rows, length = runner.padded_shape(1, tokens) or (inf, tokens)
+                if rows * length > self.max_batch_tokens:
+                    raise InvalidValueError(
+                        "the text has {tokens} tokens and a batch takes {max_batch_tokens}; shorten it; "
+                        "the operator can raise --max-batch-tokens.",
+                        tokens=tokens,
+                        max_batch_tokens=self.max_batch_tokens,
+                    )
+                full = max(1, self.max_batch_tokens // max(1, length)) if runner.shares_batches else 1
+                runs[tokens] = length, runner.seconds(full, length) / full
             length, seconds = runs[tokens]
             items.append(Item(request, index, tokens, payload, length, seconds, request.priority))
             request.priority += PACE * seconds
         return items
 
-    def _length_and_seconds(self, runner: Runner, tokens: int) -> tuple[int, float]:
-        """Returns an item's padded length in a batch of its own, and its predicted seconds.
-
-        These are the seconds of a full batch of such items, divided by their number.
-        """
-        rows, length = runner.padded_shape(1, tokens) or (inf, tokens)
-        if rows * length > self.max_batch_tokens:
-            raise InvalidValueError(
-                "the text has {tokens} tokens and a batch takes {max_batch_tokens}; shorten it; the operator can raise --max-batch-tokens.",
-                tokens=tokens,
-                max_batch_tokens=self.max_batch_tokens,
-            )
-        full = max(1, self.max_batch_tokens // max(1, length)) if runner.shares_batches else 1
-        return length, runner.seconds(full, length) / full
-
     def _add(self, request: ScheduledRequest, items: list[Item]) -> None:
         request.results = [None] * len(items)
+        request.waiting.update(enumerate(items))
         self.queue_items += len(items)
-        by_length = self._items_by_length.setdefault((request.runner, request.is_long), ItemsByLength())
-        for item in items:
-            request.waiting[item.index] = item
-            self._waiting_s[request.is_long] += item.predicted_s
-            by_length.push(item, next(self._sequence))
-        heapq.heappush(self._waiting_by_priority[request.is_long], (items[0].priority, next(self._sequence), request))
+        (self._long if request.is_long else self._short).add(request, items)
 
-    def _remove_item(self, item: Item) -> None:
+    def _remove(self, item: Item) -> None:
         """Removes an item that has started, or whose request has ended."""
-        del item.request.waiting[item.index]
+        request = item.request
+        del request.waiting[item.index]
         item.is_waiting = False
         self.queue_items -= 1
-        if not self.queue_items:  # sums of floats drift, and heaps have items that no longer wait
-            self._waiting_s = {False: 0.0, True: 0.0}
-            self._waiting_by_priority = {False: [], True: []}
-            self._items_by_length.clear()
-            return
-        self._waiting_s[item.request.is_long] -= item.predicted_s
-        key = item.request.runner, item.request.is_long
-        self._items_by_length[key].clean(item.tokens)
-        if not self._items_by_length[key].lengths:
-            del self._items_by_length[key]  # it would keep a model in memory
+        (self._long if request.is_long else self._short).remove(item)
 
     def _first(self, only_short: bool) -> Item | None:
         """Returns the item that starts next: the first by priority.
 
         After a batch of a long request, waiting short requests first get as much predicted time as that batch.
         """
-        short, long = (self._first_of(heap) if heap else None for heap in self._waiting_by_priority.values())
-        if only_short or long is None:
-            return short
-        if short is None:
-            return long
+        short = self._short.first()
+        long = None if only_short else self._long.first()
+        if short is None or long is None:
+            return short or long
         return short if self._owed_s > 0 or short.priority <= long.priority else long
-
-    def _first_of(self, heap: list[tuple[float, int, ScheduledRequest]]) -> Item | None:
-        while heap:
-            priority, tie, request = heap[0]
-            item = next(iter(request.waiting.values()), None)
-            if item is None:
-                heapq.heappop(heap)
-            elif item.priority > priority:
-                heapq.heapreplace(heap, (item.priority, tie, request))
-            else:
-                return item
-        return None
 
     def _batch_mate(self, head: Item, rows: int, length: int, last_priority: float, only_short: bool) -> Item | None:
         """Returns the best item to add to a batch of `rows` items padded to `length`, or None if no item is worth it.
@@ -284,9 +260,8 @@ class RequestQueue:
         """
         request = head.request
         runner = request.runner
-        long_flags = ((False,) if only_short else (False, True)) if runner.shares_batches else ()
-        waiting = (self._items_by_length[runner, is_long] for is_long in long_flags if (runner, is_long) in self._items_by_length)
-        for item in chain.from_iterable(by_length.nearest(length, last_priority) for by_length in waiting):
+        kinds = ((self._short,) if only_short else (self._short, self._long)) if runner.shares_batches else ()
+        for item in chain.from_iterable(waiting.nearest(runner, length, last_priority) for waiting in kinds):
             longer = max(length, item.length)
             shape = runner.padded_shape(rows + 1, longer)
             if shape is None or shape[0] * shape[1] > self.max_batch_tokens:
@@ -301,35 +276,69 @@ class RequestQueue:
         return None
 
 
-class ItemsByLength:
-    """Waiting items of a runner. `lengths` has their different numbers of tokens, ascending: at most as many as a batch has tokens."""
+class WaitingItems:
+    """The waiting items of all short requests, or of all long ones.
+
+    Attributes:
+        predicted_s: Their predicted seconds, in total.
+    """
 
     def __init__(self) -> None:
         """Starts with no items."""
-        self.lengths: list[int] = []
-        self._heaps: dict[int, list[tuple[float, int, Item]]] = {}  # by tokens; the first item of each waits
+        self.predicted_s = 0.0
+        # a heap by a lower bound of the priority of the request's next item, which `first` updates at the front
+        self._requests: list[tuple[float, int, ScheduledRequest]] = []
+        # by runner: the different numbers of tokens, ascending, at most as many as a batch has tokens; and a heap for each, whose first
+        # item waits
+        self._by_length: dict[Runner, tuple[list[int], dict[int, list[tuple[float, int, Item]]]]] = {}
+        self._sequence = count()  # keeps the order of arrival if priorities are equal
 
-    def push(self, item: Item, tie: int) -> None:
-        """Adds an item."""
-        if item.tokens not in self._heaps:
-            self._heaps[item.tokens] = []
-            insort(self.lengths, item.tokens)
-        heapq.heappush(self._heaps[item.tokens], (item.priority, tie, item))
+    def add(self, request: ScheduledRequest, items: Sequence[Item]) -> None:
+        """Adds the next items of a request."""
+        heapq.heappush(self._requests, (items[0].priority, next(self._sequence), request))
+        lengths, heaps = self._by_length.setdefault(request.runner, ([], {}))
+        for item in items:
+            self.predicted_s += item.predicted_s
+            if item.tokens not in heaps:
+                heaps[item.tokens] = []
+                insort(lengths, item.tokens)
+            heapq.heappush(heaps[item.tokens], (item.priority, next(self._sequence), item))
 
-    def clean(self, tokens: int) -> None:
-        """Drops items of a length that no longer wait, up to the first one that waits."""
-        heap = self._heaps[tokens]
+    def remove(self, item: Item) -> None:
+        """Removes an item that no longer waits."""
+        self.predicted_s -= item.predicted_s
+        lengths, heaps = self._by_length[item.request.runner]
+        heap = heaps[item.tokens]
         while heap and not heap[0][2].is_waiting:
             heapq.heappop(heap)
         if not heap:
-            del self._heaps[tokens], self.lengths[bisect_left(self.lengths, tokens)]
+            del heaps[item.tokens], lengths[bisect_left(lengths, item.tokens)]
+        if not lengths:
+            del self._by_length[item.request.runner]  # it would keep a model in memory
+        if not self._by_length:  # sums of floats drift, and requests that have ended stay in the heap
+            self.predicted_s = 0.0
+            self._requests.clear()
 
-    def nearest(self, length: int, last_priority: float) -> Iterator[Item]:
-        """Yields the first item of the greatest length up to `length`, and that of the smallest length above it."""
-        place = bisect_right(self.lengths, length)
-        for places in (range(place - 1, -1, -1), range(place, len(self.lengths))):
+    def first(self) -> Item | None:
+        """Returns the first item by priority."""
+        while self._requests:
+            priority, tie, request = self._requests[0]
+            item = next(iter(request.waiting.values()), None)
+            if item is None:
+                heapq.heappop(self._requests)
+            elif item.priority > priority:
+                heapq.heapreplace(self._requests, (item.priority, tie, request))
+            else:
+                return item
+        return None
+
+    def nearest(self, runner: Runner, length: int, last_priority: float) -> Iterator[Item]:
+        """Yields a runner's first item of the greatest length up to `length`, and that of the smallest length above it."""
+        lengths, heaps = self._by_length.get(runner, ([], {}))
+        place = bisect_right(lengths, length)
+        for places in (range(place - 1, -1, -1), range(place, len(lengths))):
             for i in places:
-                priority, _, item = self._heaps[self.lengths[i]][0]
+                priority, _, item = heaps[lengths[i]][0]
                 if priority <= last_priority:
                     yield item
                     break
