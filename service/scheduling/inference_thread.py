@@ -1,4 +1,4 @@
-"""The state of inference threads, the recent concurrency, and the errors of runs for callers."""
+"""The state of inference threads, and the errors of runs for callers."""
 
 from __future__ import annotations
 
@@ -37,26 +37,6 @@ class InferenceThread:
     ticks: int = 0
     hung: bool = False
     setup_calls: deque[Callable[[], object]] = field(default_factory=deque)
-
-
-class PeakConcurrency:
-    """The maximum of a number over the last one to two seconds.
-
-    The current number is a poor prediction: if requests arrive at random, a multi-threaded run soon shares its cores, and both runs
-    take longer. If nothing else has run for a second or more, this is likely to continue.
-    """
-
-    def __init__(self) -> None:
-        """Starts with 0."""
-        self._second = self._now = self._before = 0
-
-    def record(self, number: int, now: float) -> int:
-        """Records the number at a time in seconds, and returns the peak."""
-        if (second := int(now)) != self._second:
-            self._before = self._now if second == self._second + 1 else 0
-            self._second, self._now = second, 0
-        self._now = max(self._now, number)
-        return max(self._now, self._before)
 
 
 def error_for_caller(error: BaseException) -> Exception:

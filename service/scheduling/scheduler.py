@@ -12,10 +12,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 from bertserve.service.errors import DeviceLostError, EngineError, ExpiredError, UnavailableError
-from bertserve.service.scheduling.inference_thread import InferenceThread, PeakConcurrency, error_for_caller
+from bertserve.service.scheduling.inference_thread import InferenceThread, error_for_caller
 from bertserve.service.scheduling.prepare import PreparePool
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest, SizedPayloads
@@ -23,6 +24,15 @@ from bertserve.service.scheduling.scheduled_request import Item, ScheduledReques
 logger = logging.getLogger("bertserve.scheduler")
 
 POLL_INTERVAL_S = 0.02
+
+# Seconds in which a multi-threaded run must have had its cores for itself. The current number of runs is a poor prediction: if requests arrive
+# at random, a multi-threaded run soon shares its cores, and both runs take longer.
+RECENT_S = 1.0
+
+# A run counts as hung after this many ticks and this many times its predicted seconds. Predictions adapt to the machine, so a slow machine does
+# not matter.
+HANG_TICKS, HANG_FACTOR = 10, 20
+
 _EXPIRED = "the request's deadline passed while it waited; allow more time with `x-request-timeout-ms`, or send less at once."
 
 
@@ -52,8 +62,8 @@ class Scheduler:
         Args:
             queue: An empty queue that nothing else uses.
             threads: Number of batches that run at the same time.
-            multi_threads: Threads of a multi-threaded run. It is used if this many threads for each current and recent run are at most
-                `threads`; a single run may always use it.
+            multi_threads: Threads of a multi-threaded run. It is used if this many threads for each active, waiting and recent run are at
+                most `threads`; a single run may always use it.
             prepare_threads: Threads that tokenize long texts.
             clock: Returns monotonic seconds.
             on_hang: Called for each run that hangs.
@@ -63,15 +73,15 @@ class Scheduler:
         self.prepare = PreparePool(prepare_threads)
         self.clock = clock
         self._thread_count = threads
-        self._multi_threads = multi_threads
+        self._multi_threaded_runs = max(1, threads // multi_threads)  # multi-threaded runs that have enough threads
         self._lock = threading.RLock()
         self._wakeup = threading.Condition(self._lock)
         self._idle_threads = 0  # threads that wait, and that nothing has woken yet
-        self._concurrency = PeakConcurrency()
+        self._last_crowded = -inf  # last time at which more runs than these were active or waiting
         self._completions: list[tuple[asyncio.Future[None], Exception | None]] = []  # futures that the event loop must resolve
         self._threads: list[InferenceThread] = []
         self._deferred_setup_calls: list[Callable[[], object]] = []
-        self._tick_s = min_hang_s / 10  # from one look at the runs to the next
+        self._tick_s = min_hang_s / HANG_TICKS
         self._hangs = 0
         self._on_hang = on_hang
         self._accepts = self._withdrawn = self._stopped = False
@@ -246,9 +256,11 @@ class Scheduler:
                 self._wake()  # an idle thread may now find an item that it can start
             thread.batch, thread.since, thread.ticks = batch, now, 0
             running = sum(bool(each.batch) for each in self._threads if not each.hung)
-            peak = self._concurrency.record(running + self.queue.queue_items, now)
+            if running + self.queue.queue_items > self._multi_threaded_runs:
+                self._last_crowded = now
+            multi_threaded = now - self._last_crowded > RECENT_S
         if batch:
-            self._execute(thread, batch, multi_threaded=peak == 1 or peak * self._multi_threads <= self._thread_count)
+            self._execute(thread, batch, multi_threaded=multi_threaded)
         return True
 
     def _wake(self, count: int = 1) -> None:
@@ -353,8 +365,7 @@ class Scheduler:
             with self._lock:
                 if thread.batch and not thread.hung:
                     thread.ticks += 1
-                    # predictions adapt to the machine, so a slow machine does not matter
-                    if thread.ticks >= max(10, 20 * thread.predicted_s / self._tick_s):
+                    if thread.ticks >= max(HANG_TICKS, HANG_FACTOR * thread.predicted_s / self._tick_s):
                         self._replace_hung(thread, thread.ticks * self._tick_s)
 
     def _replace_hung(self, thread: InferenceThread, seconds: float) -> None:
