@@ -79,7 +79,8 @@ class Scheduler:
         self._idle_threads = 0  # threads that wait, and that nothing has woken yet
         self._last_crowded = -inf  # last time at which more runs than these were active or waiting
         self._completions: list[tuple[asyncio.Future[None], Exception | None]] = []  # futures that the event loop must resolve
-        self._threads: list[InferenceThread] = []
+        self._threads: list[InferenceThread] = []  # without those that hang
+        self._ended_s = 0.0  # seconds of the runs that have ended
         self._deferred_setup_calls: list[Callable[[], object]] = []
         self._tick_s = min_hang_s / HANG_TICKS
         self._hangs = 0
@@ -100,10 +101,10 @@ class Scheduler:
 
     @property
     def busy_s(self) -> float:
-        """Seconds of all runs up to now, in total."""
+        """Seconds of all runs up to now, in total; a run that hangs counts until its thread is replaced."""
         with self._lock:
             now = self.clock()
-            return sum(thread.busy_s + (now - thread.since if thread.batch else 0.0) for thread in self._threads)
+            return self._ended_s + sum(now - thread.since for thread in self._threads if thread.batch)
 
     def withdraw(self) -> None:
         """Reports not ready from now on, but accepts work until `stop`."""
@@ -122,18 +123,18 @@ class Scheduler:
         self._tick()
         self._accepts = True
 
-    def on_each_thread(self, steps: Sequence[Callable[[], object]]) -> None:
+    def on_each_thread(self, calls: Sequence[Callable[[], object]]) -> None:
         """Calls functions on each inference thread, to prepare what libraries keep per thread; it returns after the calls.
 
         A thread makes one call between two batches. Before the start, this method only keeps the functions, and `start` calls them.
         """
         if not self._threads:
-            self._deferred_setup_calls += steps
+            self._deferred_setup_calls += calls
             return
         with self._lock:
-            ends = [(thread, threading.Event()) for thread in self._threads if not thread.hung]
+            ends = [(thread, threading.Event()) for thread in self._threads]
             for thread, end in ends:
-                thread.setup_calls += (*steps, end.set)
+                thread.setup_calls += (*calls, end.set)
             self._wake(self._idle_threads)
         for thread, end in ends:
             while not (end.wait(POLL_INTERVAL_S) or thread.hung or self._stopped or self.failure):
@@ -201,7 +202,7 @@ class Scheduler:
         self._timer.cancel()
         self.prepare.close()
         # a run that exceeds the shutdown timeout cannot be interrupted; its thread is a daemon
-        await asyncio.gather(*(asyncio.to_thread(thread.handle.join, 1.0) for thread in self._threads if not thread.hung))
+        await asyncio.gather(*(asyncio.to_thread(thread.handle.join, 1.0) for thread in self._threads))
         return aborted
 
     def _busy_s(self) -> float:
@@ -209,11 +210,11 @@ class Scheduler:
         if self._idle_threads:
             return 0.0
         now = self.clock()
-        return sum(max(thread.since + thread.predicted_s - now, 0.0) for thread in self._threads if not thread.hung)
+        return sum(max(thread.since + thread.predicted_s - now, 0.0) for thread in self._threads)
 
     def _start_thread(self) -> None:
         thread = InferenceThread()
-        name = f"inference-{len(self._threads)}"
+        name = f"inference-{len(self._threads) + self._hangs}"
         thread.handle = threading.Thread(target=self._thread_main, args=(thread,), name=name, daemon=True)
         self._threads.append(thread)
         thread.handle.start()
@@ -232,21 +233,22 @@ class Scheduler:
     def _run_next_batch(self, thread: InferenceThread) -> bool:
         """Waits for a batch and runs it; returns whether to continue. Each call drops its references to the batch."""
         with self._lock:
-            if thread.batch:
-                thread.batch, thread.ticks, thread.busy_s = (), 0, thread.busy_s + self.clock() - thread.since
-        if thread.setup_calls:  # after the batch has ended, so that the time of a step does not count as its time
+            if thread.batch and not thread.hung:
+                self._ended_s += self.clock() - thread.since
+            thread.batch, thread.ticks = (), 0
+        if thread.setup_calls:  # after the batch has ended, so that the time of a call does not count as its time
             try:
                 thread.setup_calls.popleft()()
             except DeviceLostError as error:
                 self._lose_device(error)
-            except Exception as error:  # noqa: BLE001 - the boundary of a step: without it, the first batches are slower
+            except Exception as error:  # noqa: BLE001 - the boundary of a call: without it, the first batches are slower
                 logger.warning("%s: a run of the warm-up failed with %s", thread.handle.name, type(error).__name__)
         with self._lock:
             while True:
                 if self._stopped or thread.hung:
                     return False
                 now = self.clock()
-                long_runs = sum(bool(each.batch) and each.batch[0].request.is_long for each in self._threads if not each.hung)
+                long_runs = sum(bool(each.batch) and each.batch[0].request.is_long for each in self._threads)
                 batch = self.queue.take(now, long_runs=long_runs)
                 if batch or thread.setup_calls:
                     break
@@ -255,7 +257,7 @@ class Scheduler:
             if self.queue.queue_items:
                 self._wake()  # an idle thread may now find an item that it can start
             thread.batch, thread.since, thread.ticks = batch, now, 0
-            running = sum(bool(each.batch) for each in self._threads if not each.hung)
+            running = sum(bool(each.batch) for each in self._threads)
             if running + self.queue.queue_items > self._multi_threaded_runs:
                 self._last_crowded = now
             multi_threaded = now - self._last_crowded > RECENT_S
@@ -363,7 +365,7 @@ class Scheduler:
         """Adds a tick to each run, and replaces the threads whose run hangs; the scheduler calls it at each tick."""
         for thread in list(self._threads):
             with self._lock:
-                if thread.batch and not thread.hung:
+                if thread.batch:
                     thread.ticks += 1
                     if thread.ticks >= max(HANG_TICKS, HANG_FACTOR * thread.predicted_s / self._tick_s):
                         self._replace_hung(thread, thread.ticks * self._tick_s)
@@ -371,12 +373,13 @@ class Scheduler:
     def _replace_hung(self, thread: InferenceThread, seconds: float) -> None:
         """Fails the requests of a run that hangs, and starts another thread. With as many hangs as threads, the service must be restarted."""
         thread.hung = True
+        self._threads.remove(thread)
+        self._ended_s += self.clock() - thread.since
         thread.setup_calls.clear()  # they refer to engines
-        hung = {item.request for item in thread.batch}
         self._hangs += 1
         logger.error("%s hangs: a run has taken %.0f s, and the prediction was %.3f s", thread.handle.name, seconds, thread.predicted_s)
         self._on_hang()
-        for request in hung:
+        for request in {item.request for item in thread.batch}:
             error = EngineError(
                 "a model run with this request has hung for {seconds:.0f} s; try again with other texts, and tell the operator.",
                 seconds=seconds,
