@@ -25,9 +25,9 @@ from bertserve.service.bundle.graph_spec import InputSpec
 from bertserve.service.engine.onnx_engine import build_feed
 from bertserve.service.engine.sessions import session_options
 from bertserve.service.errors import BertServeError
-from bertserve.service.tasks.batch import TaskModel
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.reading import parse_json, requested_task, validate_as
+from bertserve.service.tasks.step import TaskModel
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 WARM_UP_SHARE = 0.1  # relative to the measured time

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bertserve.service.bundle.graph_spec import Outputs
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, apply_keep
+from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, apply_keep
 from bertserve.service.text.tokenizer import Encoding
 from fakes import Head
 
@@ -42,25 +42,25 @@ class _Tokens:
 
 @dataclass(frozen=True)
 class Begun:
-    """A started task and its first batch."""
+    """A started task and its first step."""
 
     run: TaskGenerator
-    batch: Batch
+    step: Step
 
     def finish(self, rows: Sequence[Outputs]) -> Any:
-        """Returns the task's result, given the outputs of its only batch."""
+        """Returns the task's result, given the outputs of its only step."""
         result = self.advance(rows)
-        assert not isinstance(result, Batch), "the task runs more than one batch"
+        assert not isinstance(result, Step), "the task runs more than one step"
         return result
 
     def advance(self, rows: Sequence[Outputs]) -> Any:
-        return send(self.run, self.batch, rows)
+        return send(self.run, self.step, rows)
 
 
-def send(run: TaskGenerator, batch: Batch, rows: Sequence[Outputs]) -> Any:
-    """Sends the outputs of a batch to a task. Returns the task's next batch or its result, and skips batches without encodings."""
+def send(run: TaskGenerator, step: Step, rows: Sequence[Outputs]) -> Any:
+    """Sends the outputs of a step to a task. Returns the task's next step or its result, and skips steps without encodings."""
     try:
-        following = run.send(apply_keep(batch, rows))
+        following = run.send(apply_keep(step, rows))
         while not following.encodings:
             following = run.send([])
         return following
@@ -75,10 +75,10 @@ def begin(task: Any, request: Any, tokenizer: Any = None, config: ModelConfig | 
     return Begun(run, next(run))
 
 
-def encode(task: Any, request: Any, tokenizer: Any, config: ModelConfig | None = None) -> Batch:
-    return begin(task, request, tokenizer, config).batch
+def encode(task: Any, request: Any, tokenizer: Any, config: ModelConfig | None = None) -> Step:
+    return begin(task, request, tokenizer, config).step
 
 
 def decode(task: Any, request: Any, rows: Sequence[Outputs], config: ModelConfig | None = None, tokenizer: Any = None) -> Any:
-    """Returns the result of a task, given the outputs of its only batch."""
+    """Returns the result of a task, given the outputs of its only step."""
     return begin(task, request, tokenizer, config).finish(rows)

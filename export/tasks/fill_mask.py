@@ -12,7 +12,7 @@ from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.errors import plural
 from bertserve.service.tasks import fill_mask
-from bertserve.service.tasks.batch import ModelConfig
+from bertserve.service.tasks.step import ModelConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,7 @@ from bertserve.export.tasks.spec import LONG_TEXT, NAMES_TEXT, SAMPLE_TEXTS, SHO
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import multiple_choice
-from bertserve.service.tasks.batch import ModelConfig
+from bertserve.service.tasks.step import ModelConfig
 
 if TYPE_CHECKING:
     import torch

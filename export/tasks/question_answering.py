@@ -10,7 +10,7 @@ from bertserve.export.tasks.spec import LONG_TEXT, NAMES_TEXT, RESERVED_TOKENS, 
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import question_answering
-from bertserve.service.tasks.batch import ModelConfig
+from bertserve.service.tasks.step import ModelConfig
 from bertserve.service.text.windows import default_stride
 
 if TYPE_CHECKING:

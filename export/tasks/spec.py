@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from bertserve.export.tasks.metrics import MetricValue, cosine, micro_f1, spearman
 from bertserve.service.bundle.graph_spec import Agreement, Measure, OutputSpec
 from bertserve.service.bundle.manifest import Activation, SpecialPart, TokenizerSpec
-from bertserve.service.tasks.batch import ModelConfig
+from bertserve.service.tasks.step import ModelConfig
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.windows import default_stride
 

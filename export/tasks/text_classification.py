@@ -37,7 +37,7 @@ from bertserve.export.tasks.spec import LONG_TEXT, SAMPLE_TEXTS, SHORT_TEXT, Doc
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import classify
-from bertserve.service.tasks.batch import ModelConfig
+from bertserve.service.tasks.step import ModelConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,7 +21,7 @@ from bertserve.export.tasks.tags import read_tags
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import token_classification
-from bertserve.service.tasks.batch import ModelConfig
+from bertserve.service.tasks.step import ModelConfig
 
 # the correct entities of a text, and start and end of the tagged words; no words if the entities are exact to the character
 Entities = tuple[set[Span], Sequence[tuple[int, int]]]

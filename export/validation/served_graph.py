@@ -17,10 +17,10 @@ from bertserve.service.engine.sessions import unavailable_reason
 from bertserve.service.errors import EngineError
 from bertserve.service.providers import Provider
 from bertserve.service.tasks import embed, multiple_choice
-from bertserve.service.tasks.batch import TaskModel, run_all
 from bertserve.service.tasks.body import Limits, TaskBody
 from bertserve.service.tasks.json_text import to_plain
 from bertserve.service.tasks.reading import validate_as
+from bertserve.service.tasks.step import TaskModel, run_all
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 if TYPE_CHECKING:

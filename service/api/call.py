@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from bertserve.service.errors import BertServeError
 from bertserve.service.models.model import Model
 from bertserve.service.models.request_progress import Prediction
-from bertserve.service.tasks.batch import MAX_SPANS, WindowSpan
 from bertserve.service.tasks.body import TaskBody
+from bertserve.service.tasks.step import MAX_SPANS, WindowSpan
 
 HEADER_LENGTH = b"inference-header-content-length"  # bytes of JSON before binary tensors in the Open Inference Protocol
 

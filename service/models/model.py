@@ -16,9 +16,9 @@ from bertserve.service.metrics import ModelMetrics
 from bertserve.service.models.request_progress import EncodedInput, Prediction, RequestProgress
 from bertserve.service.scheduling.scheduled_request import ScheduledRequest
 from bertserve.service.scheduling.scheduler import Scheduler
-from bertserve.service.tasks.batch import TaskModel
 from bertserve.service.tasks.catalog import TASKS, tasks_of
 from bertserve.service.tasks.cost import MAX_CHARS, TEXT_CHARS
+from bertserve.service.tasks.step import TaskModel
 from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import BertServeError, TooLargeError
-from bertserve.service.tasks.batch import Batch, TaskGenerator, WindowSpan
 from bertserve.service.tasks.cost import ZERO_COST, Cost
+from bertserve.service.tasks.step import Step, TaskGenerator, WindowSpan
 from bertserve.service.text.tokenizer import Encoding
 
 if TYPE_CHECKING:
@@ -71,11 +71,11 @@ class RequestProgress:
 
     Attributes:
         generators: The running tasks, one per input.
-        max_tokens: Maximum tokens of the request, with the reserve for later batches and decoding.
+        max_tokens: Maximum tokens of the request, with the reserve for later steps and decoding.
         trace: Records the stages, if the request is traced.
-        batches: The batch to run of each input that is tokenized; None once the input has its result.
+        steps: The step to run of each input that is tokenized; None once the input has its result.
         held_tokens: The tokens of the queue that it needs.
-        cost: Cost of the batches so far in addition to their tokens.
+        cost: Cost of the steps so far in addition to their tokens.
         prediction: The prediction so far.
         started: Time at which the first run started, or None; in seconds of `time.perf_counter`, as all times here.
         ended: Time at which the last run ended.
@@ -84,7 +84,7 @@ class RequestProgress:
     generators: Sequence[TaskGenerator]
     max_tokens: int
     trace: RequestSpan | None = None
-    batches: list[Batch | None] = field(default_factory=list)
+    steps: list[Step | None] = field(default_factory=list)
     held_tokens: int = 0
     cost: Cost = ZERO_COST
     prediction: Prediction = field(default_factory=Prediction)
@@ -102,15 +102,15 @@ class RequestProgress:
         prediction = self.prediction
         try:
             for index, generator in enumerate(self.generators):
-                batch = next(generator)
-                self.batches.append(batch)
+                step = next(generator)
+                self.steps.append(step)
                 prediction.results.append(None)
-                prediction.tokens += batch.tokens
-                prediction.warnings += [(index, warning) for warning in batch.warnings]
-                if batch.truncated:
+                prediction.tokens += step.tokens
+                prediction.warnings += [(index, warning) for warning in step.warnings]
+                if step.truncated:
                     prediction.truncated.append(index)
-                prediction.windows_read = batch.windows_read if index == 0 else ()
-                self.cost = batch.cost if index == 0 else self.cost + batch.cost
+                prediction.windows_read = step.windows_read if index == 0 else ()
+                self.cost = step.cost if index == 0 else self.cost + step.cost
                 self.held_tokens = prediction.tokens + self.cost.queue_tokens
                 # checked after each input, because the windows of one text may have a thousand times as many tokens as the text
                 if self.held_tokens > self.max_tokens:
@@ -133,10 +133,10 @@ class RequestProgress:
     def items(self) -> list[tuple[int, EncodedInput]]:
         """Returns the encodings of the open inputs, each with its tokens."""
         return [
-            (encoding.cost_tokens, EncodedInput(encoding, self, index, batch.keep and partial(batch.keep, place)))
-            for index, batch in enumerate(self.batches)
-            if batch is not None
-            for place, encoding in enumerate(batch.encodings)
+            (encoding.cost_tokens, EncodedInput(encoding, self, index, step.keep and partial(step.keep, place)))
+            for index, step in enumerate(self.steps)
+            if step is not None
+            for place, encoding in enumerate(step.encodings)
         ]
 
     def proceed(self, rows: Sequence[Outputs]) -> list[tuple[int, EncodedInput]]:
@@ -149,13 +149,13 @@ class RequestProgress:
         start = self.ended = time.perf_counter()
         remaining = iter(rows)
         try:
-            for index, batch in enumerate(self.batches):
-                if batch is not None:
-                    self._continue(index, list(islice(remaining, len(batch.encodings))))
+            for index, step in enumerate(self.steps):
+                if step is not None:
+                    self._continue(index, list(islice(remaining, len(step.encodings))))
         except BertServeError as error:
             error.input_index = index
             raise
-        is_done = not any(self.batches)
+        is_done = not any(self.steps)
         end = time.perf_counter()
         self.prediction.decode_s += end - start
         if self.trace is not None:
@@ -173,15 +173,15 @@ class RequestProgress:
         return prediction
 
     def _continue(self, index: int, rows: Sequence[Outputs]) -> None:
-        """Continues an input until it has another batch to run, or a result."""
+        """Continues an input until it has another step to run, or a result."""
         try:
             while True:
-                batch = self.generators[index].send(rows)
-                self.cost += batch.cost
+                step = self.generators[index].send(rows)
+                self.cost += step.cost
                 self.cost.check()
-                self.prediction.tokens += batch.tokens
-                self.batches[index], rows = batch, []
-                if batch.encodings:
+                self.prediction.tokens += step.tokens
+                self.steps[index], rows = step, []
+                if step.encodings:
                     return
         except StopIteration as ended:
-            self.prediction.results[index], self.batches[index] = ended.value, None
+            self.prediction.results[index], self.steps[index] = ended.value, None

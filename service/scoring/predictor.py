@@ -19,11 +19,11 @@ from bertserve.service.models import loading
 from bertserve.service.models.request_progress import EncodedInput, RequestProgress
 from bertserve.service.scoring.rows import Row, RowBlock, rejecting
 from bertserve.service.settings import ScoreSettings
-from bertserve.service.tasks.batch import TaskModel
 from bertserve.service.tasks.body import Limits, types_within
 from bertserve.service.tasks.catalog import TASKS, tasks_of
 from bertserve.service.tasks.cost import MAX_RESPONSE_BYTES
 from bertserve.service.tasks.reading import requested_task, validate_as
+from bertserve.service.tasks.step import TaskModel
 from bertserve.service.tasks.task_spec import UNNAMED_TEXT
 from bertserve.service.tasks.unknown_fields import quote_names, required_fields
 from bertserve.service.text.tokenizer import Encoding
@@ -182,7 +182,7 @@ class Predictor:
                 row.warnings = [warning for _, warning in progress.prediction.warnings]
                 if progress.prediction.truncated:
                     row.warnings.append(f"truncation; cut to the model's {self.manifest.tokenizer.max_length} tokens")
-        while open_rows:  # the current batches of all together
+        while open_rows:  # the current steps of all together
             outputs = iter(self._outputs([text for _, _, texts in open_rows for text in texts]))
             still_open = []
             for row, progress, texts in open_rows:
@@ -190,8 +190,8 @@ class Predictor:
                 with rejecting(row):
                     if errors := [output for output in rows if isinstance(output, EngineError)]:
                         raise errors[0]
-                    if batch := progress.proceed(rows):
-                        still_open.append((row, progress, [text for _, text in batch]))
+                    if step := progress.proceed(rows):
+                        still_open.append((row, progress, [text for _, text in step]))
                     (row.prediction,) = progress.prediction.results
             open_rows = still_open
 

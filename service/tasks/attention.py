@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from bertserve.service.errors import CallerValue, InvalidValueError, TooLargeError
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copy_outputs, too_long_error
 from bertserve.service.tasks.body import ClosedModel, Indices, TaskBody, body_config
 from bertserve.service.tasks.classify import TextsOrPairs
 from bertserve.service.tasks.cost import ITEM_BYTES, MAX_RESPONSE_BYTES, NUMBER_BYTES, Cost, text_bytes
 from bertserve.service.tasks.decoding import Floats
+from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, copy_outputs, too_long_error
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 
@@ -106,7 +106,7 @@ def show_attention(request: AttentionRequest, model: TaskModel) -> TaskGenerator
         _weight_bytes(request, length) + sum(ITEM_BYTES + text_bytes(token) for token in tokens),
         reserved_tokens=len(maps) * length**2 // 1024,  # the vector of a token has about as many values
     )
-    [row] = yield Batch([encoding], cost, copy_outputs)
+    [row] = yield Step([encoding], cost, copy_outputs)
     map_index = {key: i for i, key in enumerate(maps)}
     weights = row[OUTPUT]
     layers: list[Floats] = [weights[[map_index[layer, head] for head in heads]] for layer, heads in request.layers]

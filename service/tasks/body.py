@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, ca
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from bertserve.service.tasks.batch import ModelConfig
+from bertserve.service.tasks.step import ModelConfig
 from bertserve.service.text.words import Unit
 
 # Tags of the unions below. pydantic puts them into error locations, and messages leave them out.

@@ -18,16 +18,6 @@ from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import Activation, Manifest, Side
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import occlusion
-from bertserve.service.tasks.batch import (
-    Batch,
-    ModelConfig,
-    TaskGenerator,
-    TaskModel,
-    WindowSpan,
-    too_long_error,
-    warn_if_empty,
-    window_spans,
-)
 from bertserve.service.tasks.body import (
     LIST_LIMIT,
     LIST_TAG,
@@ -45,6 +35,16 @@ from bertserve.service.tasks.cost import ITEM_BYTES, Cost, longest_label
 from bertserve.service.tasks.decide import DECISION_BYTES, DEFAULT_THRESHOLD, RAW_SCORES, Decided, DecideParameters, decision_rule
 from bertserve.service.tasks.decoding import Floats, activate, best_first
 from bertserve.service.tasks.occlusion import OccludedText, WordImportance
+from bertserve.service.tasks.step import (
+    ModelConfig,
+    Step,
+    TaskGenerator,
+    TaskModel,
+    WindowSpan,
+    too_long_error,
+    warn_if_empty,
+    window_spans,
+)
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Tokenizer
 from bertserve.service.text.windows import kept_of_pair, windows
@@ -110,7 +110,7 @@ def classify(request: ClassifyRequest, model: TaskModel) -> TaskGenerator:
             text, or `explain` got a text with too many words or several windows.
     """
     parameters, config = request.parameters, model.config
-    batch, read_texts = _first_batch(request, model.tokenizer)
+    step, read_texts = _first_step(request, model.tokenizer)
     activation = parameters.function_to_apply or config.activation
     can_calibrate = parameters.function_to_apply is None and config.activation != "none"
     rule = decision_rule(parameters, model, config.labels, can_calibrate=can_calibrate)
@@ -121,9 +121,9 @@ def classify(request: ClassifyRequest, model: TaskModel) -> TaskGenerator:
     if parameters.explain:
         explained = min(returned, MAX_EXPLAINED) if activation == "sigmoid" else 1
         words = sum(len(text.words) for text in read_texts)
-        cost += occlusion.cost(words, len(batch.encodings[0]), [text.text for text in read_texts], explained=explained)
-    batch.cost = cost
-    rows = yield batch
+        cost += occlusion.cost(words, len(step.encodings[0]), [text.text for text in read_texts], explained=explained)
+    step.cost = cost
+    rows = yield step
     scores = [activate(row["logits"], activation) for row in rows]
     combine = np.max if parameters.window == "max" else np.mean
     combined: Floats = combine(scores, axis=0) if len(scores) > 1 else scores[0]
@@ -141,7 +141,7 @@ def classify(request: ClassifyRequest, model: TaskModel) -> TaskGenerator:
             return {"scores": rule.calibrated(activate(row["logits"], activation), activation)[chosen]}
 
         removed_words, encodings = occlusion.variants(read_texts, model.tokenizer)
-        rows = yield Batch(encodings, keep=keep)
+        rows = yield Step(encodings, keep=keep)
         for index, item in enumerate(scored[:count]):
             changes = [item["score"] - float(row["scores"][index]) for row in rows]
             item["explanation"] = occlusion.describe_words(removed_words, changes, parameters.offset_unit or "code_points")
@@ -151,7 +151,7 @@ def classify(request: ClassifyRequest, model: TaskModel) -> TaskGenerator:
     return decide(scored, scored[:returned])
 
 
-def _first_batch(request: ClassifyRequest, tokenizer: Tokenizer) -> tuple[Batch, list[OccludedText]]:
+def _first_step(request: ClassifyRequest, tokenizer: Tokenizer) -> tuple[Step, list[OccludedText]]:
     """Returns the encodings of a request without their cost, and for `explain` the text or both texts with the words to leave out."""
     if tokenizer.pairs_only and not request.text_pair:
         raise InvalidValueError(
@@ -187,15 +187,15 @@ def _first_batch(request: ClassifyRequest, tokenizer: Tokenizer) -> tuple[Batch,
         )
     ids = [[text.ids[part.start : part.stop] for text, part in zip(tokens, parts, strict=True)] for parts in token_ranges]
     encodings = [tokenizer.assemble(*parts) for parts in ids]
-    batch = Batch(encodings, truncated=truncated, warnings=warn_if_empty(*texts), windows_read=spans)
+    step = Step(encodings, truncated=truncated, warnings=warn_if_empty(*texts), windows_read=spans)
     if not parameters.explain:
-        return batch, []
+        return step, []
     read_texts = [
         OccludedText(field, text, part_ids, part.start, words_of(text, text_tokens, part))
         for field, text, part_ids, text_tokens, part in zip(fields, texts, ids[0], tokens, token_ranges[0], strict=True)
     ]
     occlusion.check_word_count(sum(len(text.words) for text in read_texts), "the pair" if request.text_pair else "the text", "shorten it")
-    return batch, read_texts
+    return step, read_texts
 
 
 class TextPair(ClosedModel):

@@ -37,7 +37,7 @@ class Cost:
     Attributes:
         response_bytes: Length of its result as JSON.
         decode_us: Predicted microseconds of an inference thread to decode its outputs.
-        reserved_tokens: Additional tokens of the queue: for later batches, or for outputs much larger than those of a text.
+        reserved_tokens: Additional tokens of the queue: for later steps, or for outputs much larger than those of a text.
     """
 
     response_bytes: int = 0

@@ -16,7 +16,6 @@ from pydantic import BaseModel, BeforeValidator, Field, Tag
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import LAST_FOUR, VECTOR_OUTPUT, Combine, Embedding, Layers, Manifest
 from bertserve.service.errors import CallerValue, InvalidValueError
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, too_long_error, warn_if_empty
 from bertserve.service.tasks.body import (
     LIST_TAG,
     TEXT_TAG,
@@ -32,6 +31,7 @@ from bertserve.service.tasks.body import (
 )
 from bertserve.service.tasks.cost import ITEM_BYTES, NUMBER_BYTES, Cost
 from bertserve.service.tasks.decoding import Floats
+from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, too_long_error, warn_if_empty
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.windows import kept_tokens
@@ -220,7 +220,7 @@ def embed(request: EmbedRequest, model: TaskModel) -> TaskGenerator:
         InvalidValueError: The text is too long and `truncate` is false.
     """
     encoding, truncated = encode(request, model.tokenizer)
-    [row] = yield Batch(
+    [row] = yield Step(
         [encoding],
         Cost(_response_bytes(request, len(encoding))),
         lambda _, row: pooled_row(request, row),

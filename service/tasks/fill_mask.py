@@ -19,11 +19,11 @@ from pydantic_core import PydanticCustomError
 
 from bertserve.service.bundle.graph_spec import TOP_LOG_PROBS_OUTPUT, TOP_TOKENS, TOP_TOKENS_OUTPUT, Outputs
 from bertserve.service.errors import CallerValue, InvalidParameterError, InvalidValueError
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel
 from bertserve.service.tasks.body import MAX_TOP_K, ClosedModel, TaskBody, TextOrTexts, body_config
 from bertserve.service.tasks.cost import ITEM_BYTES, ITEM_US, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_tokens
 from bertserve.service.tasks.joint_masks import DEFAULT_BEAM, MAX_PATTERNS, Slot, TokenTuple, prepare, search, slots_of
+from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
@@ -140,7 +140,7 @@ def fill_masks(request: FillMaskRequest, model: TaskModel) -> TaskGenerator:
     encodings = _windows(ids, masks, tokenizer)
     for encoding in encodings:
         encoding.small_outputs = among is None and request.parameters.top_k <= TOP_TOKENS
-    rows = yield Batch(encodings, cost, keep, warnings=warnings)
+    rows = yield Step(encodings, cost, keep, warnings=warnings)
     best = [pair for row in rows for pair in zip(row["tokens"].tolist(), row["scores"].tolist(), strict=True)]
     if len(masks) == 1:
         return _candidates(tokenizer, ids, masks[0], *best[0], skip_special=True)
@@ -170,7 +170,7 @@ def _fill_jointly(request: FillMaskRequest, ids: list[int], masks: list[int], to
     count = min(top_k, sum(pattern.runs[-1] for pattern in patterns) * sum(slot.ways[-1] for slot in slots))
     longest, mask_count = max(len(pattern.ids) for pattern in patterns), max(len(pattern.masks) for pattern in patterns)
     cost = _cost(request.text, longest, count, masks=mask_count) + Cost(reserved_tokens=reserved_tokens)
-    yield Batch([], cost, truncated=was_truncated, warnings=warnings)  # the search starts after its total cost has been checked
+    yield Step([], cost, truncated=was_truncated, warnings=warnings)  # the search starts after its total cost has been checked
     return (yield from search(patterns, beam=beam, top_k=top_k, tokenizer=tokenizer))
 
 

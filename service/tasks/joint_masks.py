@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.tasks.batch import Batch, TaskGenerator
 from bertserve.service.tasks.decoding import Floats, best_tokens
+from bertserve.service.tasks.step import Step, TaskGenerator
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 DEFAULT_BEAM = 8  # fillings that are kept after each mask; each one is a run for the next mask
@@ -178,7 +178,7 @@ def _runs(slots: Sequence[Slot], beam: int) -> list[int]:
 
 
 def search(patterns: Sequence[Pattern], *, beam: int, top_k: int, tokenizer: Tokenizer) -> TaskGenerator:
-    """Returns the `top_k` best fillings of all patterns, by falling score. Each batch runs the next mask of all patterns.
+    """Returns the `top_k` best fillings of all patterns, by falling score. Each step runs the next mask of all patterns.
 
     `beam` is the number of fillings that each pattern keeps.
     """
@@ -194,7 +194,7 @@ def search(patterns: Sequence[Pattern], *, beam: int, top_k: int, tokenizer: Tok
                 ids = pattern.filled(tokens, pattern.start, pattern.start + room)
                 encodings.append(tokenizer.assemble(ids, masks=[pattern.masks[done] - pattern.start]))
                 choices.append((counts[index], pattern.allowed(tokens)))
-        rows = iter((yield Batch(encodings, keep=partial(_best, choices))))
+        rows = iter((yield Step(encodings, keep=partial(_best, choices))))
         for index, _ in open_patterns:
             fillings[index] = _grown(fillings[index], [next(rows) for _ in fillings[index]], counts[index])
     return _results(patterns, fillings, top_k, tokenizer)

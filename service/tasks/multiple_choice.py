@@ -15,10 +15,10 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, encode_pairs
 from bertserve.service.tasks.body import LIST_LIMIT, LIST_TAG, OBJECT_TAG, ClosedModel, TaskBody, body_config, defaults, one_of
 from bertserve.service.tasks.cost import ITEM_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decoding import activate, best_first
+from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, encode_pairs
 from bertserve.service.tasks.task_spec import TaskSpec
 
 TASK = "multiple-choice"
@@ -70,7 +70,7 @@ def rank_choices(request: ChooseRequest, model: TaskModel) -> TaskGenerator:
         model.tokenizer, request.first, request.second_texts, must_fit=must_fit, field="choices", option="truncation"
     )
     cost = Cost(ITEM_BYTES * len(request.choices) + sum(map(text_bytes, request.choices)))
-    rows = yield Batch(encodings, cost, truncated=truncated)
+    rows = yield Step(encodings, cost, truncated=truncated)
     scores = activate(np.concatenate([row["logits"] for row in rows]), "softmax")
     return [{"index": i, "score": float(scores[i]), "text": request.choices[i]} for i in best_first(scores)]
 

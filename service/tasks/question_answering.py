@@ -18,7 +18,6 @@ from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import CallerValue, InvalidParameterError, InvalidValueError
 from bertserve.service.tasks import occlusion
 from bertserve.service.tasks.answer_spans import BestAnswers, SummedAnswers, span_answers
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copy_outputs, window_spans
 from bertserve.service.tasks.body import (
     LIST_LIMIT,
     LIST_TAG,
@@ -36,6 +35,7 @@ from bertserve.service.tasks.cost import ITEM_BYTES, Cost, text_bytes
 from bertserve.service.tasks.decide import DECISION_BYTES, Decided, DecideParameters, DecisionRule, decision_rule
 from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.tasks.occlusion import OccludedText, WordImportance
+from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, copy_outputs, window_spans
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 from bertserve.service.text.windows import default_stride, windows
@@ -113,7 +113,7 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskGenerator:
     passage_windows = windows_of(request, model.tokenizer)
     token_ranges = passage_windows.token_ranges
     spans = window_spans(passage_windows.passage, token_ranges, "context") if len(token_ranges) > 1 else ()
-    rows = yield Batch(passage_windows.encodings, _cost(request, passage_windows), copy_outputs, windows_read=spans)
+    rows = yield Step(passage_windows.encodings, _cost(request, passage_windows), copy_outputs, windows_read=spans)
     # transformers 5.2.0 omits combining marks that the tokenizer strips
     offsets = passage_windows.passage.offsets if parameters.duplicates == "sum" else passage_windows.passage.spans(request.context)
     word_ids = passage_windows.passage.word_ids if parameters.align_to_words else range(len(offsets))
@@ -133,7 +133,7 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskGenerator:
         null, start, end = _probabilities(encoding, len(window), row, passage_windows.cls_index)
         nulls.append(null)
         # the thousands of spans of a window are freed before those of the next one are created
-        yield Batch([], Cost(decode_us=collector.add(start, end, window, parameters.max_answer_len)))
+        yield Step([], Cost(decode_us=collector.add(start, end, window, parameters.max_answer_len)))
     answers = collector.answers()
     nothing = {"answer": "", "score": min(nulls), "start": 0, "end": 0}
     if parameters.handle_impossible_answer or not answers:  # without answers, every span is white space
@@ -151,7 +151,7 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskGenerator:
     # their length is only known now
     cost = Cost(sum(ITEM_BYTES + text_bytes(answer["answer"]) for answer in answers))
     best = answers[0]
-    yield Batch([], cost + Cost(DECISION_BYTES + text_bytes(best["answer"])) if parameters.decide else cost)
+    yield Step([], cost + Cost(DECISION_BYTES + text_bytes(best["answer"])) if parameters.decide else cost)
     rebase(answers, request.context, parameters.offset_unit)
     rule.count(["no answer" if best is nothing else "answer"], best["score"])
     if rule.decides:
@@ -255,7 +255,7 @@ def _explain(
         first = span.start - window.start - (missing if word.tokens.start < span.start else 0)
         return {"score": start[first] * end[first + len(span) - 1]}
 
-    rows = yield Batch(encodings, keep=keep)
+    rows = yield Step(encodings, keep=keep)
     changes = [best["score"] - _calibrated(float(row["score"]), rule, is_answer=span is not None) for row in rows]
     best["explanation"] = occlusion.describe_words(removed_words, changes, request.parameters.offset_unit)
 

@@ -17,11 +17,11 @@ from pydantic import BaseModel, Field
 
 from bertserve.service.bundle.manifest import Activation
 from bertserve.service.tasks import classify
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, encode_pairs
 from bertserve.service.tasks.body import LIST_LIMIT, TaskBody, Truncate, TruncationDirection, body_config, defaults
 from bertserve.service.tasks.cost import ITEM_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decide import DECISION_BYTES, DEFAULT_THRESHOLD, Decided, DecideParameters, decision_rule
 from bertserve.service.tasks.decoding import activate, best_first
+from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, encode_pairs
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 
 TASK = "text-ranking"
@@ -70,7 +70,7 @@ def rerank(request: RerankBody, model: TaskModel) -> TaskGenerator:
     returned = sum(map(text_bytes, request.texts)) if request.return_text else 0
     if parameters.decide:
         returned += DECISION_BYTES + ITEM_BYTES * len(encodings)
-    rows = yield Batch(encodings, Cost(returned + ITEM_BYTES * len(encodings)), truncated=truncated)
+    rows = yield Step(encodings, Cost(returned + ITEM_BYTES * len(encodings)), truncated=truncated)
     if not rows:
         return rule.as_json([], [], None) if rule.decides else []
     logits = np.stack([row["logits"] for row in rows])

@@ -11,10 +11,10 @@ from pydantic import BeforeValidator, Field
 
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import embed
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel
 from bertserve.service.tasks.body import LIST_LIMIT, ClosedModel, TaskBody, Truncate, TruncationDirection, body_config, lower
 from bertserve.service.tasks.cost import NUMBER_BYTES, TEXT_CHARS, Cost
 from bertserve.service.tasks.decoding import Floats
+from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 
 TASK = "sentence-similarity"
@@ -45,7 +45,7 @@ def compare(request: SimilarityRequest, model: TaskModel) -> TaskGenerator:
         InvalidValueError: A sentence is too long and must not be truncated.
     """
     encoded = [embed.encode(replace(request.template, text=text), model.tokenizer) for text in request.texts]
-    rows = yield Batch(
+    rows = yield Step(
         [encoding for encoding, _ in encoded],
         Cost(NUMBER_BYTES * len(encoded)),
         lambda _, row: embed.pooled_row(request.template, row),

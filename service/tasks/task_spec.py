@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.tasks.batch import ModelConfig, TaskFunction
 from bertserve.service.tasks.body import TaskBody, types_within
+from bertserve.service.tasks.step import ModelConfig, TaskFunction
 
 UNNAMED_TEXT = "text"  # the name of an input that is a text without a name
 

@@ -15,12 +15,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field
 
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, copy_outputs, window_spans
 from bertserve.service.tasks.body import OffsetUnit, Stride, TaskBody, TextOrTexts, body_config, defaults, lower
 from bertserve.service.tasks.classify import logit_widths, missing_labels
 from bertserve.service.tasks.cost import ITEM_BYTES, ITEM_US, Cost, longest_label, text_bytes
 from bertserve.service.tasks.decide import DECISION_BYTES, Decided, DecideParameters, decision_rule
 from bertserve.service.tasks.decoding import Floats, activate
+from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, copy_outputs, window_spans
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 from bertserve.service.text.windows import windows
@@ -87,7 +87,7 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskGenerator:
     room = tokenizer.max_text_tokens(pair=False)
     token_ranges = windows(len(tokens), room, request.parameters.stride, tokenizer.truncation_side) if len(tokens) else []
     encodings = [tokenizer.assemble(tokens.ids[window.start : window.stop]) for window in token_ranges]
-    rows = yield Batch(
+    rows = yield Step(
         encodings,
         Cost(decode_us=ITEM_US * len(tokens)),
         copy_outputs,
@@ -111,7 +111,7 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskGenerator:
     entities = [entity for entity in found if rule.reaches(label_of(entity), entity["score"])]
     # their number is only known from the outputs
     cost = Cost(2 + sum(ITEM_BYTES + longest_label(labels) + text_bytes(entity["word"]) for entity in entities))
-    yield Batch([], cost + Cost(DECISION_BYTES + len(labels) * longest_label(labels)) if request.parameters.decide else cost)
+    yield Step([], cost + Cost(DECISION_BYTES + len(labels) * longest_label(labels)) if request.parameters.decide else cost)
     rebase(entities, request.text, request.parameters.offset_unit)
     if not rule.decides:
         return entities

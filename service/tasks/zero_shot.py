@@ -17,12 +17,12 @@ from pydantic_core import PydanticCustomError
 
 from bertserve.service.errors import CallerValue, InvalidParameterError
 from bertserve.service.tasks import classify
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel, warn_if_empty
 from bertserve.service.tasks.body import TaskBody, TextOrTexts, body_config
 from bertserve.service.tasks.classify import LabelScore
 from bertserve.service.tasks.cost import ITEM_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decide import DECISION_BYTES, Decided, ThresholdParameters, decision_rule
 from bertserve.service.tasks.decoding import activate
+from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, warn_if_empty
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 from bertserve.service.text.windows import kept_tokens
 
@@ -129,7 +129,7 @@ def classify_zero_shot(request: ZeroShotRequest, model: TaskModel) -> TaskGenera
     cost = Cost(text_bytes(request.text) + sum(ITEM_BYTES + text_bytes(label) for label in labels))
     if parameters.decide:
         cost += Cost(DECISION_BYTES + sum(map(text_bytes, labels)))
-    rows = yield Batch(encodings, cost, truncated=truncated, warnings=warn_if_empty(request.text))
+    rows = yield Step(encodings, cost, truncated=truncated, warnings=warn_if_empty(request.text))
     entails = entailment(config.labels)
     assert entails is not None, "a derived task runs only on compatible models"
     logits = np.stack([row["logits"] for row in rows])

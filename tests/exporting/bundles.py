@@ -16,11 +16,11 @@ from onnx import numpy_helper
 from bertserve.service.bundle.files import Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Outputs
 from bertserve.service.engine.onnx_engine import OnnxEngine
-from bertserve.service.tasks.batch import Batch
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import to_plain
 from bertserve.service.tasks.reading import read_as
+from bertserve.service.tasks.step import Step
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from task_runs import begin, decode, encode
 
@@ -66,7 +66,7 @@ class Served:
         self.tokenizer = Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
         self.engine = engine_of(bundle, bundle.graph(provider, precision))
 
-    def encode(self, request: Any) -> Batch:
+    def encode(self, request: Any) -> Step:
         return encode(self.task, request, self.tokenizer, self.manifest)
 
     def encodings(self, *requests: Any) -> list[Encoding]:
@@ -83,8 +83,8 @@ class Served:
         task = task or self.manifest.task
         read = read_as(TASKS[task].body, json.dumps(body).encode(), Limits(max_inputs=64, max_chars=100_000))
         begun = [begin(TASKS[task], request, self.tokenizer, self.manifest) for request in read.requests(self.manifest)]
-        rows = iter(self.engine.run([encoding for item in begun for encoding in item.batch.encodings]))
-        return to_plain(read.to_response([item.finish([next(rows) for _ in item.batch.encodings]) for item in begun]))
+        rows = iter(self.engine.run([encoding for item in begun for encoding in item.step.encodings]))
+        return to_plain(read.to_response([item.finish([next(rows) for _ in item.step.encodings]) for item in begun]))
 
 
 def edit_constant(source: Path, name: str, change: Callable[[Array], Array], target: Path | None = None) -> None:

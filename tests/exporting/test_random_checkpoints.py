@@ -149,7 +149,7 @@ def _compare(case: Case, user: User, bundle: Bundle, texts: Sequence[str]) -> No
             except InvalidValueError as error:
                 assert "empty" in str(error) or "room for" in str(error), request
                 continue
-            encodings = begun.batch.encodings
+            encodings = begun.step.encodings
             if not encodings:
                 continue
             assert [window["input_ids"] for window in windows] == [encoding.ids.tolist() for encoding in encodings], request

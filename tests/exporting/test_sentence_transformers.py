@@ -14,9 +14,9 @@ from bertserve.export.tasks import feature_extraction
 from bertserve.export.validation.reference import run_request
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import classify, embed, similarity
-from bertserve.service.tasks.batch import TaskModel, run_all
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import to_plain
+from bertserve.service.tasks.step import TaskModel, run_all
 from bundles import Served, exported, refused
 from checkpoints import ROWS, edit_json, save, service_tokenizer, write_modules
 from golden import cases

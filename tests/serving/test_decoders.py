@@ -18,8 +18,8 @@ from application import assert_same
 from bertserve.service.bundle import files
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import fill_mask, question_answering, token_classification
-from bertserve.service.tasks.batch import TaskModel, run_all
 from bertserve.service.tasks.decoding import Floats, activate
+from bertserve.service.tasks.step import TaskModel, run_all
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.windows import windows
 from fakes import Head

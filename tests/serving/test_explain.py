@@ -235,6 +235,6 @@ def test_the_most_important_word_is_the_obvious_one() -> None:
     for text, key in {"The script is awful.": "awful", "I loved every minute of it.": "loved", "It never bores.": "never"}.items():
         request = classify.ClassifyRequest(text, None, classify.ClassifyParameters(explain=True, function_to_apply="none"))
         begun = begin(classify, request, model.tokenizer, model.manifest)
-        variants = begun.advance(model.rows(begun.batch.encodings))
+        variants = begun.advance(model.rows(begun.step.encodings))
         found = send(begun.run, variants, model.rows(variants.encodings))
         assert key == max(found[0]["explanation"], key=lambda item: item["importance"])["word"]

@@ -12,7 +12,7 @@ import pytest
 
 import embedded
 from bertserve.service.tasks import token_classification
-from bertserve.service.tasks.batch import window_spans
+from bertserve.service.tasks.step import window_spans
 from golden import cases
 from task_runs import decode, encode
 

@@ -13,7 +13,7 @@ import tiny
 from application import Send, call
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import fill_mask
-from bertserve.service.tasks.batch import Batch
+from bertserve.service.tasks.step import Step
 from bertserve.service.text.tokenizer import Encoding
 from embedded import Loaded
 from task_runs import Begun, begin, send
@@ -34,11 +34,11 @@ class Runs:
         return self.engine.run([encoding])[0]
 
     def drive(self, begun: Begun) -> list[Any]:
-        """Runs a search batch by batch and returns its result. The first batch has no encodings, and the cost of all batches."""
+        """Runs a search step by step and returns its result. The first step has no encodings, and the cost of all steps."""
         self.tokens, self.stages = 0, []
-        reserved_tokens = begun.batch.cost.reserved_tokens
+        reserved_tokens = begun.step.cost.reserved_tokens
         result = begun.advance([])
-        while isinstance(result, Batch):
+        while isinstance(result, Step):
             self.tokens += result.tokens
             self.stages.append(len(result.encodings))
             result = send(begun.run, result, [self.of(encoding) for encoding in result.encodings])
@@ -80,7 +80,7 @@ def text_of(runs: Runs, text: str, *, beam: int, top_k: int, targets: Sequence[s
     )
     shared = None if targets is None else fill_mask.Targets(targets)
     begun = begin(fill_mask, fill_mask.FillMaskRequest(text, parameters, shared), runs.tokenizer)
-    assert [] == begun.batch.encodings
+    assert [] == begun.step.encodings
     return begun
 
 
@@ -125,7 +125,7 @@ def test_masks_far_into_a_long_text_are_in_one_window(runs: Runs) -> None:
     begun = text_of(runs, text, beam=2, top_k=1)
     encoding = begun.advance([]).encodings[0]
     assert (32, 1, 2) == (len(encoding), len(encoding.masks), int((encoding.ids == 4).sum()))
-    assert begun.batch.truncated
+    assert begun.step.truncated
     assert 84 == len(str(runs.drive(text_of(runs, text, beam=2, top_k=1))[0]["sequence"]).split())
     with pytest.raises(InvalidValueError, match=r"42 tokens .* 30; .*`joint`"):
         text_of(runs, f"[MASK] {LONG} [MASK]", beam=2, top_k=1)

@@ -21,10 +21,10 @@ from bertserve.service.metrics import Metrics
 from bertserve.service.models.model import Model
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
-from bertserve.service.tasks.batch import Batch, TaskGenerator, TaskModel
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.classify import ClassifyRequest
 from bertserve.service.tasks.cost import Cost
+from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel
 from bertserve.service.text.tokenizer import SHORT_CHARS, Encoding
 from fakes import FakeEngine, FaultySession, wrap_sessions
 from served_socket import until
@@ -66,14 +66,14 @@ async def test_texts_of_several_callers_share_a_run_of_a_batch_invariant_graph(
     assert batches == engine.batches
 
 
-@pytest.mark.parametrize("steps", [[], [Batch([])], ["again"]], ids=["first rows", "step", "second rows"])
+@pytest.mark.parametrize("steps", [[], [Step([])], ["again"]], ids=["first rows", "step", "second rows"])
 async def test_an_input_that_cannot_be_decoded_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[Any]) -> None:
     def failing(request: Any, model: TaskModel) -> TaskGenerator:
         (tokens,) = model.tokenizer.tokenize([request.text])
-        batch = Batch([model.tokenizer.assemble(tokens.ids)], Cost(response_bytes=9))
-        yield batch
+        first = Step([model.tokenizer.assemble(tokens.ids)], Cost(response_bytes=9))
+        yield first
         for step in steps:
-            yield batch if step == "again" else step
+            yield first if step == "again" else step
         if request.text == "bad":
             raise TooLargeError("too large")
         return 1

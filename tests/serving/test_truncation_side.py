@@ -10,7 +10,7 @@ import pytest
 import tiny
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.tasks import classify, embed, rerank, zero_shot
-from bertserve.service.tasks.batch import Batch
+from bertserve.service.tasks.step import Step
 from bertserve.service.text.tokenizer import Tokenizer
 from fakes import Head
 from task_runs import encode
@@ -26,8 +26,8 @@ def left_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer.model_copy(update={"truncation_side": "left"}))
 
 
-def ids(batch: Batch) -> list[list[int]]:
-    return [encoding.ids.tolist() for encoding in batch.encodings]
+def ids(step: Step) -> list[list[int]]:
+    return [encoding.ids.tolist() for encoding in step.encodings]
 
 
 def test_zero_shot_only_cuts_the_text(left: Tokenizer) -> None:

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskGenerator, TaskModel
 from bertserve.service.tasks.body import ClosedModel, TaskBody, body_config, defaults
 from bertserve.service.tasks.cost import Cost
+from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel
 from bertserve.service.tasks.task_spec import TaskSpec
 
 TASK = "pair-counting"
@@ -62,7 +62,7 @@ class ToyBody(TaskBody):
 def count(request: ToyRequest, model: TaskModel) -> TaskGenerator:
     """Returns the number of tokens of both texts times the factor, and the number of the model's outputs."""
     left, right = model.tokenizer.tokenize([request.left, request.right])
-    [row] = yield Batch([model.tokenizer.assemble(left.ids, right.ids)], Cost(response_bytes=32))
+    [row] = yield Step([model.tokenizer.assemble(left.ids, right.ids)], Cost(response_bytes=32))
     return {"tokens": request.factor * (len(left) + len(right)), "outputs": len(row["logits"])}
 
 

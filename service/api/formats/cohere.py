@@ -12,10 +12,10 @@ from bertserve.service.api.request import Request
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks import rerank
-from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.tasks.body import LIST_LIMIT, OBJECT_TAG, TEXT_TAG, body_config, one_of
 from bertserve.service.tasks.json_text import to_json
 from bertserve.service.tasks.reading import read_as
+from bertserve.service.tasks.step import ModelConfig
 
 
 class Document(BaseModel):

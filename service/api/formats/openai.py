@@ -13,9 +13,9 @@ from bertserve.service.api.request import Request
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks import embed
-from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.tasks.body import TaskBody, TextOrTexts, body_config
 from bertserve.service.tasks.reading import read_as
+from bertserve.service.tasks.step import ModelConfig
 
 
 def _no_token_ids(value: Any) -> Any:

@@ -13,7 +13,6 @@ from pydantic import BeforeValidator, Field, Tag, field_validator
 from pydantic_core import PydanticCustomError
 
 from bertserve.service.tasks import classify, embed
-from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.tasks.body import (
     LIST_LIMIT,
     LIST_TAG,
@@ -28,6 +27,7 @@ from bertserve.service.tasks.body import (
 )
 from bertserve.service.tasks.classify import ClassifyParameters
 from bertserve.service.tasks.embed import EmbedParameters, PromptName
+from bertserve.service.tasks.step import ModelConfig
 
 _Text = Annotated[str, Tag(TEXT_TAG)]
 _Item = Annotated[

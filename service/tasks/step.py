@@ -1,4 +1,4 @@
-"""Batch: the encodings that a task's function yields to have the graph run; and the type of such a function.
+"""Step: the encodings that a task's function yields to have the graph run; and the type of such a function.
 
 A task is a generator function. It turns a request into encodings and yields them; the scheduler runs them together with encodings of other
 requests and sends back one row of outputs per encoding. The function can yield again, or return the result. It uses no threads or ONNX.
@@ -43,15 +43,15 @@ def warn_if_empty(*texts: str) -> tuple[str, ...]:
 
 
 @dataclass(slots=True)
-class Batch:
+class Step:
     """Encodings of one input that run before its task continues.
 
     Attributes:
-        encodings: The encodings to run. A batch without encodings only adds its cost, which is checked before the task continues.
-        cost: Cost of the input in addition to these encodings and earlier batches, including the tokens of later batches.
+        encodings: The encodings to run. A step without encodings only adds its cost, which is checked before the task continues.
+        cost: Cost of the input in addition to these encodings and earlier steps, including the tokens of later steps.
         keep: Index of an encoding and its outputs -> the arrays that the task needs, as copies: the outputs are views of arrays that other
             requests share, and they would stay in memory until the last encoding has run. None if the outputs are only a few numbers.
-        truncated: Whether text was cut. Only the first batch sets this and the following attributes.
+        truncated: Whether text was cut. Only the first step sets this and the following attributes.
         warnings: Other warnings for the caller, each `topic; message`.
         windows_read: The parts of a text that is cut or read in several windows; empty if the model reads the whole text.
     """
@@ -114,7 +114,7 @@ class TaskModel:
     score_metrics: ScoreMetrics | None = None
 
 
-TaskGenerator = Generator[Batch, Sequence[Outputs], Any]
+TaskGenerator = Generator[Step, Sequence[Outputs], Any]
 TaskFunction = Callable[[Any, TaskModel], TaskGenerator]
 
 
@@ -161,16 +161,16 @@ def copy_outputs(_: int, row: Outputs) -> Outputs:
     return {name: values.copy() for name, values in row.items()}
 
 
-def apply_keep(batch: Batch, rows: Sequence[Outputs]) -> list[Outputs]:
-    """Returns the outputs of a batch that its task needs, from one row of outputs per encoding."""
-    return list(rows) if batch.keep is None else [batch.keep(index, row) for index, row in enumerate(rows)]
+def apply_keep(step: Step, rows: Sequence[Outputs]) -> list[Outputs]:
+    """Returns the outputs of a step that its task needs, from one row of outputs per encoding."""
+    return list(rows) if step.keep is None else [step.keep(index, row) for index, row in enumerate(rows)]
 
 
 def run_all(generator: TaskGenerator, execute: Callable[[Sequence[Encoding]], Sequence[Outputs]]) -> Any:
     """Runs a task from start to end without a scheduler, and returns its result; `execute` returns one row of outputs per encoding."""
     try:
-        batch = next(generator)
+        step = next(generator)
         while True:
-            batch = generator.send(apply_keep(batch, execute(batch.encodings) if batch.encodings else []))
+            step = generator.send(apply_keep(step, execute(step.encodings) if step.encodings else []))
     except StopIteration as end:
         return end.value
