@@ -136,7 +136,7 @@ def encode_bodies(bundle: Bundle, bodies: Sequence[Body]) -> Iterator[list[Encod
         try:
             value = parse_json(body.content)
             task = TASKS[requested_task(manifest.task, value)]
-            requests = validate_as(task.body, value, NO_LIMITS).requests(manifest)
-            yield [encoding for request in requests for encoding in next(task.function(request, model)).encodings]
+            inputs = validate_as(task.body, value, NO_LIMITS).task_inputs(manifest)
+            yield [encoding for input_ in inputs for encoding in next(task.function(input_, model)).encodings]
         except BertServeError as error:
             raise BenchError(f"bundle `{manifest.name}` ({manifest.task}) cannot take a body: {error.message}") from error

@@ -36,7 +36,7 @@ async def check(settings: Settings) -> int:
             if model.graph.decision is not None:  # the result is of the export, without a calibration
                 request = request | {"parameters": {**(request.get("parameters") or {}), "calibrated": False}}
             body = validate_as(TASKS[model.task].body, request, state.limits)
-            prediction = await model.predict(body.requests(model.bundle.manifest), timeout_s=EXAMPLE_TIMEOUT_S)
+            prediction = await model.predict(body.task_inputs(model.bundle.manifest), timeout_s=EXAMPLE_TIMEOUT_S)
             reason = difference(example.result, to_plain(body.to_response(prediction.results)), tolerance)
         except BertServeError as error:
             reason = error.message

@@ -209,14 +209,14 @@ def collect(served: ServedGraph, method: Method, examples: Sequence[Example]) ->
     values = list[Any]()
     excluded = {"tags": ["decide"], "answers": ["decide", "duplicates"]}.get(method, ["decide", "top_k", "function_to_apply"])
     for example in track(examples, served.graph.name, unit="example"):
-        parameters = example.row.request.parameters
+        parameters = example.row.input.parameters
         if names := [f"`{name}`" for name in excluded if getattr(parameters, name) not in (None, False, "best")]:
             raise DataError(
                 f"line {example.row.line} of the data has {' and '.join(names)}; remove it, because all scores are needed, unchanged."
             )
         try:
             if method == "tags":
-                values.append((example.row.request, served.predict(example.row.request).rows, *example.correct))
+                values.append((example.row.input, served.predict(example.row.input).rows, *example.correct))
             else:
                 values.append(_read_answer(served, example) if method == "answers" else _read_labels(served, example))
         except (BertServeError, ValueError) as error:
@@ -230,7 +230,7 @@ def collect(served: ServedGraph, method: Method, examples: Sequence[Example]) ->
 
 def _read_labels(served: ServedGraph, example: Example) -> tuple[Any, Any]:
     labels, correct = served.config.labels, example.correct
-    by_label = {item["label"]: item["score"] for item in served.predict(example.row.request).result}
+    by_label = {item["label"]: item["score"] for item in served.predict(example.row.input).result}
     scores = np.array([by_label[label] for label in labels], dtype=np.float32)
     if len(labels) > 1:
         return scores, [label in correct for label in labels]
@@ -240,7 +240,7 @@ def _read_labels(served: ServedGraph, example: Example) -> tuple[Any, Any]:
 
 
 def _read_answer(served: ServedGraph, example: Example) -> tuple[Any, Any]:
-    request, correct = example.row.request, example.correct
+    request, correct = example.row.input, example.correct
     changes = {"top_k": 1, "handle_impossible_answer": False}
     answer = served.predict(replace(request, parameters=request.parameters.model_copy(update=changes)))
     allowed = request.parameters.handle_impossible_answer

@@ -22,8 +22,8 @@ class _FeatureExtraction(ExportTask):
     outputs = (OutputSpec(name="last_hidden_state", kind="per_token"),)
     activation = "none"
 
-    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> embed.EmbedRequest:
-        return embed.EmbedRequest(text)
+    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> embed.EmbedInput:
+        return embed.EmbedInput(text)
 
     def int8_requests(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
         return []
@@ -31,7 +31,7 @@ class _FeatureExtraction(ExportTask):
     def example(self, tokenizer_spec: TokenizerSpec) -> dict[str, Any]:
         return {"inputs": "The bridge was built in Porto in 1886.", "parameters": {"dimensions": 2, "normalize": True}}
 
-    def tokenizer_call(self, request: embed.EmbedRequest, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
+    def tokenizer_call(self, request: embed.EmbedInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
         return (request.prompt + request.text,), {}
 
     def measure(self, config: ModelConfig) -> Measure:

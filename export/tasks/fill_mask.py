@@ -37,8 +37,8 @@ class _FillMask(ExportTask):
     gold_keys = ("target",)
     metrics = (TOP_1,)
 
-    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> fill_mask.FillMaskRequest:
-        return fill_mask.FillMaskRequest(f"{_mask(tokenizer_spec)} {text}")
+    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> fill_mask.FillMaskInput:
+        return fill_mask.FillMaskInput(f"{_mask(tokenizer_spec)} {text}")
 
     def example(self, tokenizer_spec: TokenizerSpec) -> dict[str, Any]:
         return {"inputs": f"The king of {_mask(tokenizer_spec)} died in 1066.", "parameters": {"top_k": 1}}
@@ -49,15 +49,15 @@ class _FillMask(ExportTask):
         short_texts = [text[: tokenizer_spec.max_length - RESERVED_TOKENS] for text in SAMPLE_TEXTS]
         sides = [(text[: len(text) // 2], text[len(text) // 2 :]) for text in short_texts]
         return [
-            *(fill_mask.FillMaskRequest(f"{a} {mask} {b}") for a, b in sides),
-            fill_mask.FillMaskRequest(f"A {mask} film with a {mask} cast."),
+            *(fill_mask.FillMaskInput(f"{a} {mask} {b}") for a, b in sides),
+            fill_mask.FillMaskInput(f"A {mask} film with a {mask} cast."),
         ]
 
     def int8_requests(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
         """Returns a request for each text, with a mask instead of the word in its middle."""
         mask = _mask(tokenizer_spec)
         sides = [halves(text) for text in (*(line[: tokenizer_spec.max_length - RESERVED_TOKENS] for line in texts.lines), *texts.passages)]
-        return [fill_mask.FillMaskRequest(f"{start} {mask} {end.partition(' ')[2]}") for start, end in sides]
+        return [fill_mask.FillMaskInput(f"{start} {mask} {end.partition(' ')[2]}") for start, end in sides]
 
     def compared_value(self, result: Any, config: ModelConfig) -> Any:
         return [candidates[0]["token"] for candidates in _candidates(result)]

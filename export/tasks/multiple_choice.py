@@ -30,8 +30,8 @@ class _MultipleChoice(ExportTask):
     gold_keys = ("label",)
     metrics = (ACCURACY,)
 
-    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> multiple_choice.ChooseRequest:
-        return multiple_choice.ChooseRequest(text, (SHORT_TEXT, text))
+    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> multiple_choice.ChooseInput:
+        return multiple_choice.ChooseInput(text, (SHORT_TEXT, text))
 
     def example(self, tokenizer_spec: TokenizerSpec) -> dict[str, Any]:
         choices = ["waited for the water to boil.", "rode it to the railway station."]
@@ -65,19 +65,19 @@ class _MultipleChoice(ExportTask):
     def fixed_requests(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
         choices = tuple(SAMPLE_TEXTS[:4])
         return [
-            *(multiple_choice.ChooseRequest(text, choices) for text in ["", *SAMPLE_TEXTS, LONG_TEXT * 30]),
-            multiple_choice.ChooseRequest("A man is eating food.", ("Someone eats.", "")),
-            multiple_choice.ChooseRequest("Who met Charles Babbage?", ("Ada Lovelace", "Maria Agnesi", "the Royal Society"), NAMES_TEXT),
-            multiple_choice.ChooseRequest("What was said?", (LONG_TEXT * 20, "nothing"), LONG_TEXT * 8),
+            *(multiple_choice.ChooseInput(text, choices) for text in ["", *SAMPLE_TEXTS, LONG_TEXT * 30]),
+            multiple_choice.ChooseInput("A man is eating food.", ("Someone eats.", "")),
+            multiple_choice.ChooseInput("Who met Charles Babbage?", ("Ada Lovelace", "Maria Agnesi", "the Royal Society"), NAMES_TEXT),
+            multiple_choice.ChooseInput("What was said?", (LONG_TEXT * 20, "nothing"), LONG_TEXT * 8),
         ]
 
     def int8_requests(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
         """Returns requests with each text as one of four choices, after the line before the group. A single text would not be a choice."""
         lines = texts.lines
         groups = [(i, side[i : i + 4]) for side in (lines, texts.passages) for i in range(0, len(side) - 1, 4)]
-        return [multiple_choice.ChooseRequest(lines[(i - 1) % len(lines)], group) for i, group in groups]
+        return [multiple_choice.ChooseInput(lines[(i - 1) % len(lines)], group) for i, group in groups]
 
-    def tokenizer_call(self, request: multiple_choice.ChooseRequest, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
+    def tokenizer_call(self, request: multiple_choice.ChooseInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
         # lists, as in `run_swag`, because transformers would omit an empty second text of a single pair
         return ([request.first] * len(request.choices), list(request.second_texts)), {}
 

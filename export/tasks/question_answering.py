@@ -33,8 +33,8 @@ class _QuestionAnswering(ExportTask):
     gold_keys = ("answers",)
     metrics = (EXACT_MATCH, F1)
 
-    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> question_answering.AnswerRequest:
-        return question_answering.AnswerRequest(
+    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> question_answering.AnswerInput:
+        return question_answering.AnswerInput(
             "Who met whom?", text, question_answering.AnswerParameters(max_seq_len=tokenizer_spec.max_length)
         )
 
@@ -45,9 +45,9 @@ class _QuestionAnswering(ExportTask):
     def fixed_requests(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
         names = ("Who met Charles Babbage?", "Where is the Royal Society?", "Who was invited, and from where?")
         return [
-            *(question_answering.AnswerRequest("What was said?", text) for text in [*SAMPLE_TEXTS, LONG_TEXT * 30]),
-            *(question_answering.AnswerRequest(question, NAMES_TEXT) for question in names),
-            question_answering.AnswerRequest(names[0], NAMES_TEXT * 20, question_answering.AnswerParameters(top_k=3)),
+            *(question_answering.AnswerInput("What was said?", text) for text in [*SAMPLE_TEXTS, LONG_TEXT * 30]),
+            *(question_answering.AnswerInput(question, NAMES_TEXT) for question in names),
+            question_answering.AnswerInput(names[0], NAMES_TEXT * 20, question_answering.AnswerParameters(top_k=3)),
         ]
 
     def int8_requests(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
@@ -59,9 +59,9 @@ class _QuestionAnswering(ExportTask):
         sides += [halves(passage[: min(200, max_length - RESERVED_TOKENS)]) for passage in passages]
         # a window needs space for the question and the stride; each character of the question may be a token
         questions = [f"Who or what {(end or start)[: max(1, max_length // 2 - RESERVED_TOKENS)]}?" for start, end in sides]
-        return [question_answering.AnswerRequest(*pair) for pair in (*zip(questions, [*contexts, *passages], strict=True), *texts.pairs)]
+        return [question_answering.AnswerInput(*pair) for pair in (*zip(questions, [*contexts, *passages], strict=True), *texts.pairs)]
 
-    def tokenizer_call(self, request: question_answering.AnswerRequest, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
+    def tokenizer_call(self, request: question_answering.AnswerInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
         length = min(request.parameters.max_seq_len or question_answering.DEFAULT_SEQ_LEN, tokenizer_spec.max_length)
         options = {"max_length": length, "stride": default_stride(length)}
         if tokenizer_spec.second_text_first:

@@ -92,31 +92,31 @@ class _TextClassification(ExportTask):
     gold_keys = ("label",)
     metrics = (ACCURACY, F1, MACRO_F1, MICRO_F1, MATTHEWS, PEARSON, SPEARMAN)
 
-    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> classify.ClassifyRequest:
-        return classify.ClassifyRequest(text, SHORT_TEXT if tokenizer_spec.pairs_only else None)
+    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> classify.ClassifyInput:
+        return classify.ClassifyInput(text, SHORT_TEXT if tokenizer_spec.pairs_only else None)
 
     def fixed_requests(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
         pairs = [
-            classify.ClassifyRequest("A man is eating food.", "Someone eats."),
-            classify.ClassifyRequest("", "only the second text"),
-            classify.ClassifyRequest(LONG_TEXT * 8, LONG_TEXT * 20),
-            classify.ClassifyRequest("short question?", LONG_TEXT * 30),
+            classify.ClassifyInput("A man is eating food.", "Someone eats."),
+            classify.ClassifyInput("", "only the second text"),
+            classify.ClassifyInput(LONG_TEXT * 8, LONG_TEXT * 20),
+            classify.ClassifyInput("short question?", LONG_TEXT * 30),
         ]
         if tokenizer_spec.pairs_only:
-            return [*(classify.ClassifyRequest(a, b) for a, b in itertools.pairwise(SAMPLE_TEXTS)), *pairs]
+            return [*(classify.ClassifyInput(a, b) for a, b in itertools.pairwise(SAMPLE_TEXTS)), *pairs]
         stride = min(64, tokenizer_spec.max_length // 8)
         return [
-            *(classify.ClassifyRequest(text) for text in ["", *SAMPLE_TEXTS, LONG_TEXT * 30]),
-            classify.ClassifyRequest(LONG_TEXT * 30, parameters=classify.ClassifyParameters(window="mean")),
-            classify.ClassifyRequest(LONG_TEXT * 40, parameters=classify.ClassifyParameters(window="max", stride=stride)),
+            *(classify.ClassifyInput(text) for text in ["", *SAMPLE_TEXTS, LONG_TEXT * 30]),
+            classify.ClassifyInput(LONG_TEXT * 30, parameters=classify.ClassifyParameters(window="mean")),
+            classify.ClassifyInput(LONG_TEXT * 40, parameters=classify.ClassifyParameters(window="max", stride=stride)),
             *([] if tokenizer_spec.pair is None else pairs),
         ]
 
     def int8_requests(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
         singles, pairs = self.make_singles_and_pairs(texts.lines, texts.passages, texts.pairs, tokenizer_spec)
-        return [*map(classify.ClassifyRequest, singles), *(classify.ClassifyRequest(*pair) for pair in pairs)]
+        return [*map(classify.ClassifyInput, singles), *(classify.ClassifyInput(*pair) for pair in pairs)]
 
-    def tokenizer_call(self, request: classify.ClassifyRequest, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
+    def tokenizer_call(self, request: classify.ClassifyInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
         texts = (request.text, request.text_pair) if request.text_pair else (request.text,)
         return texts, {"stride": window_stride(request.parameters.stride, tokenizer_spec)} if request.parameters.window else {}
 

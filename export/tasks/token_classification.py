@@ -54,13 +54,13 @@ class _TokenClassification(ExportTask):
     gold_keys = ("entities", "tags")
     metrics = (ENTITY_F1,)
 
-    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> token_classification.NerRequest:
-        return token_classification.NerRequest(text)
+    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> token_classification.NerInput:
+        return token_classification.NerInput(text)
 
     def example(self, tokenizer_spec: TokenizerSpec) -> dict[str, Any]:
         return {"inputs": "Ada Lovelace wrote to Charles Babbage from London."}
 
-    def tokenizer_call(self, request: token_classification.NerRequest, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
+    def tokenizer_call(self, request: token_classification.NerInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
         return (request.text,), {"stride": window_stride(request.parameters.stride, tokenizer_spec)}
 
     def measure(self, config: ModelConfig) -> Measure:
@@ -72,15 +72,13 @@ class _TokenClassification(ExportTask):
     def fixed_requests(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
         stride = min(64, tokenizer_spec.max_length // 8)
         return [
-            *(token_classification.NerRequest(text) for text in [*SAMPLE_TEXTS, NAMES_TEXT * 5]),
+            *(token_classification.NerInput(text) for text in [*SAMPLE_TEXTS, NAMES_TEXT * 5]),
             *(
-                token_classification.NerRequest(NAMES_TEXT, token_classification.NerParameters(aggregation_strategy=s))
+                token_classification.NerInput(NAMES_TEXT, token_classification.NerParameters(aggregation_strategy=s))
                 for s in ("none", "first", "max", "average")
             ),
-            token_classification.NerRequest(NAMES_TEXT * 40),
-            token_classification.NerRequest(
-                NAMES_TEXT * 40, token_classification.NerParameters(aggregation_strategy="first", stride=stride)
-            ),
+            token_classification.NerInput(NAMES_TEXT * 40),
+            token_classification.NerInput(NAMES_TEXT * 40, token_classification.NerParameters(aggregation_strategy="first", stride=stride)),
         ]
 
     def read_gold(self, document: Document, config: ModelConfig) -> Entities | None:

@@ -63,7 +63,7 @@ class Reference:
     fixed_count: int
     predict: Callable[[Any], Prediction | None] = lambda request: None
     graphs: Sequence[ServedGraph] = ()
-    maps: Sequence[tuple[attention.AttentionRequest, NDArray[np.float32]]] = ()
+    maps: Sequence[tuple[attention.AttentionInput, NDArray[np.float32]]] = ()
 
 
 class RowDifference(NamedTuple):
@@ -237,7 +237,7 @@ def compare(served: ServedGraph, reference: Reference) -> Comparison:
     return comparison
 
 
-def _attention_error(served: ServedGraph, request: attention.AttentionRequest, weights: NDArray[np.float32]) -> float:
+def _attention_error(served: ServedGraph, request: attention.AttentionInput, weights: NDArray[np.float32]) -> float:
     encoding, _ = attention.encode(request, served.tokenizer)
     if weights.shape[-1] != len(encoding):
         raise GraphError(f"a text has {len(encoding)} tokens, but {weights.shape[-1]} with the checkpoint's tokenizer.")

@@ -51,11 +51,11 @@ def read_data(path: Path, manifest: Manifest) -> tuple[list[Row], list[Any]]:
         inputs = read_input(dict(row.values))
         if isinstance(inputs, list):
             raise ValueError("`inputs` is a list; give one input per line.")
-        [request] = read_body(task, {"inputs": inputs, "parameters": parameters}).requests(manifest)
+        [request] = read_body(task, {"inputs": inputs, "parameters": parameters}).task_inputs(manifest)
         return request
 
     parameters = [on_line(row, read_parameters, row) for row in rows]
     golds = [on_line(row, task.read_gold, row.values, manifest) for row in rows]
     for row, values in zip(rows, task.data_parameters(parameters, golds), strict=True):
-        row.request = on_line(row, read_request, row, values)
+        row.input = on_line(row, read_request, row, values)
     return rows, golds

@@ -119,7 +119,7 @@ def _run_window(checkpoint: Checkpoint, window: dict[str, list[int]]) -> Outputs
     return row
 
 
-def _sample_attention(checkpoint: Checkpoint) -> list[tuple[attention.AttentionRequest, NDArray[np.float32]]]:
+def _sample_attention(checkpoint: Checkpoint) -> list[tuple[attention.AttentionInput, NDArray[np.float32]]]:
     """Returns the checkpoint's attention for short and long texts, for as many heads as an answer may have."""
     spec, all_heads = checkpoint.tokenizer_spec, [(i, head) for i, count in enumerate(checkpoint.attention_heads) for head in range(count)]
     texts = [(text,) for text in (*SAMPLE_TEXTS[:7], LONG_TEXT, LONG_TEXT * 9)]
@@ -135,7 +135,7 @@ def _sample_attention(checkpoint: Checkpoint) -> list[tuple[attention.AttentionR
             weights = checkpoint.model(**{spec.name: batch[spec.name] for spec in checkpoint.inputs if spec.name in batch})["attentions"]
         maps = calibration.sample(all_heads, attention.MAX_VALUES // length**2)
         heads = {layer: tuple(head for map_layer, head in maps if map_layer == layer) for layer, _ in maps}
-        request = attention.AttentionRequest(parts[0], parts[1] if len(parts) > 1 else None, tuple(heads.items()))
+        request = attention.AttentionInput(parts[0], parts[1] if len(parts) > 1 else None, tuple(heads.items()))
         samples.append((request, np.concatenate([weights[layer][0, list(indices)].numpy() for layer, indices in heads.items()])))
     return samples
 

@@ -103,7 +103,7 @@ class ServedGraph:
     def predict_body(self, document: Mapping[str, Any]) -> Any:
         """Returns the response of the HTTP API to a request body."""
         body = read_body(self.task, document)
-        return body.to_response([self.predict(request).result for request in body.requests(self.config)])
+        return body.to_response([self.predict(request).result for request in body.task_inputs(self.config)])
 
 
 def read_body(task: ExportTask, document: Mapping[str, Any]) -> TaskBody:

@@ -208,10 +208,10 @@ def _compare_row(comparisons: Sequence[Comparison], reference: Reference, row: R
             continue
         failing = reference.name
         try:
-            expected = expected or reference.predict(row.request)
+            expected = expected or reference.predict(row.input)
             failing = comparison.served.graph.name
-            actual = expected if expected is not None and comparison.is_reference else comparison.served.predict(row.request)
-            comparison.add(row.request, actual, expected)
+            actual = expected if expected is not None and comparison.is_reference else comparison.served.predict(row.input)
+            comparison.add(row.input, actual, expected)
         except CallerError as error:
             raise DataError(f"{where} cannot be answered: {error}") from error
         except (EngineError, GraphError) as error:

@@ -41,8 +41,8 @@ class Call:
     async def predict(self, timeout_s: float, **options: Any) -> Prediction:
         """Runs the model, with the arguments and errors of `Model.predict`; the message of an error names the wrong input."""
         try:
-            requests = self.body.requests(self.model.bundle.manifest)
-            return await self.model.predict(requests, timeout_s=timeout_s, task=self.task, **options)
+            inputs = self.body.task_inputs(self.model.bundle.manifest)
+            return await self.model.predict(inputs, timeout_s=timeout_s, task=self.task, **options)
         except BertServeError as error:
             error.prefix_input(is_list=self.body.is_list, input_name=self.body.input_name)
             raise

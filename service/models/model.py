@@ -75,7 +75,7 @@ class Model:
 
     async def predict(
         self,
-        requests: Sequence[Any],
+        inputs: Sequence[Any],
         *,
         timeout_s: float,
         task: str | None = None,
@@ -88,7 +88,7 @@ class Model:
         model's own task; metrics of a request count for the requested task.
 
         Args:
-            requests: The task's requests, one per input; may be empty.
+            inputs: The inputs of the task, as `TaskBody.task_inputs` returns them; may be empty.
             timeout_s: Seconds until the last input must have started.
             task: One of `tasks`; None for the model's own task.
             counts_refusals: Whether the metrics count a refusal; a caller that tries again itself sets it to false.
@@ -102,15 +102,15 @@ class Model:
             EngineError: The graph failed on an input; `input_index` is its index.
             UnavailableError: The service is stopping or broken.
         """
-        if not requests:
+        if not inputs:
             return Prediction()
         metrics = self._metrics if task is None or task == self.task else self._metrics.for_task(task)
         spec = TASKS[task or self.task]
-        generators = [spec.function(request, self._task_model) for request in requests]
+        generators = [spec.function(input_, self._task_model) for input_ in inputs]
         progress = RequestProgress(generators, self._scheduler.queue.max_queue_tokens, trace)
         arrived = time.perf_counter()
         try:
-            await self._predict(progress, _chars(requests), timeout_s)
+            await self._predict(progress, _chars(inputs), timeout_s)
         except RefusedError as error:
             if counts_refusals:
                 metrics.refused[error.reason].inc()
@@ -216,13 +216,13 @@ class Model:
         traces[0].tracer.record_batch(traces, f"batch {name}", start, time.perf_counter(), attributes=attributes, error=kind)
 
 
-def _chars(requests: Sequence[Any]) -> int:
+def _chars(inputs: Sequence[Any]) -> int:
     """Returns the characters of all inputs to tokenize.
 
     Raises:
         TooLargeError: An input has too many.
     """
-    chars: list[int] = [request.chars for request in requests]
+    chars: list[int] = [input_.chars for input_ in inputs]
     if (longest := max(chars)) > MAX_CHARS:
         error = TooLargeError(
             "the input has {chars} characters to tokenize, counted again for each label or choice, and {limit} "

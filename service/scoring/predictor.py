@@ -33,7 +33,7 @@ BLOCK_ROWS, BLOCK_BYTES = 4096, 2**27
 
 
 class RowReader:
-    """Makes a body of the endpoint of each row, and reads its request from it.
+    """Makes a body of the endpoint of each row, and reads its input from it.
 
     Attributes:
         spec: The task.
@@ -69,10 +69,10 @@ class RowReader:
         example = {key: value for key, value in body.example().items() if key in self._body_keys}
         limits = Limits(2**14, 2**20, settings.max_top_k)  # the others are for rows, not for the example
         try:
-            request = validate_as(body, example | self._parameters, limits).requests(manifest)[0]
+            input_ = validate_as(body, example | self._parameters, limits).task_inputs(manifest)[0]
         except BertServeError as error:
             raise SettingsError(f"--parameters does not fit /{self.spec.path}: {error.message}") from error
-        response_bytes = min(MAX_RESPONSE_BYTES, self.spec.response_bytes(request, manifest.tokenizer.max_length))
+        response_bytes = min(MAX_RESPONSE_BYTES, self.spec.response_bytes(input_, manifest.tokenizer.max_length))
         self.block_rows = min(BLOCK_ROWS, BLOCK_BYTES // max(1, response_bytes))
 
     def check(self, columns: Sequence[str], added: Sequence[str]) -> None:
@@ -90,8 +90,8 @@ class RowReader:
         if twice := [name[:SHOWN_CHARS] for name in names if names.count(name) > 1]:
             raise SettingsError(f"the output would have `{twice[0]}` twice; rename it, or set --prediction-column or --warnings-column.")
 
-    def request(self, values: Mapping[str, Any]) -> Any:
-        """Returns the request of a row, given its values by column.
+    def task_input(self, values: Mapping[str, Any]) -> Any:
+        """Returns the input of a row, given its values by column.
 
         Raises:
             InvalidValueError: A value is missing or wrong.
@@ -116,8 +116,8 @@ class RowReader:
             inputs[name] = value
         if self._body_keys == ["inputs"]:
             inputs = {"inputs": inputs[UNNAMED_TEXT] if list(inputs) == [UNNAMED_TEXT] else inputs}
-        (request,) = validate_as(self.spec.body, inputs | self._parameters, self._limits).requests(self._manifest)
-        return request
+        (input_,) = validate_as(self.spec.body, inputs | self._parameters, self._limits).task_inputs(self._manifest)
+        return input_
 
 
 class Predictor:
@@ -162,11 +162,11 @@ class Predictor:
         for row in block.rows:
             if row.error is None:
                 with rejecting(row):
-                    row.request = self.reader.request(row.values)
-        remaining, chunks = sorted((row for row in block.rows if row.error is None), key=lambda row: -row.request.chars), []
+                    row.input = self.reader.task_input(row.values)
+        remaining, chunks = sorted((row for row in block.rows if row.error is None), key=lambda row: -row.input.chars), []
         while remaining:
             # rows and characters that are enough for the batches of a GPU; on a CPU a chunk takes one or two seconds
-            count = max(1, min(256, 2**15 // max(1, remaining[0].request.chars)))
+            count = max(1, min(256, 2**15 // max(1, remaining[0].input.chars)))
             chunks.append(remaining[:count])
             remaining = remaining[count:]
         return self._pool.map(self._answer, chunks)
@@ -175,7 +175,7 @@ class Predictor:
         """Answers a chunk. A row that cannot be encoded or decoded, or that the graph cannot score, gets an error alone."""
         open_rows: list[tuple[Row, RequestProgress, list[EncodedInput]]] = []
         for row in chunk:
-            progress = RequestProgress([self.reader.spec.function(row.request, self._task_model)], max_tokens=sys.maxsize)
+            progress = RequestProgress([self.reader.spec.function(row.input, self._task_model)], max_tokens=sys.maxsize)
             with rejecting(row):
                 progress.tokenize()
                 open_rows.append((row, progress, [text for _, text in progress.items()]))

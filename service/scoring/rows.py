@@ -41,7 +41,7 @@ class Row:
         error: The reason why it has no answer.
         prediction: The result of its task, as the endpoint returns it for one input.
         warnings: The warnings about its answer.
-        request: The request of its task.
+        input: The input of its task.
     """
 
     line: int | None = None
@@ -50,7 +50,7 @@ class Row:
     error: BertServeError | None = None
     prediction: Any = None
     warnings: list[str] = field(default_factory=list)
-    request: Any = None
+    input: Any = None
 
 
 @contextmanager

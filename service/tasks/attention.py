@@ -39,7 +39,7 @@ class AttentionParameters(ClosedModel):
 
 
 @dataclass(slots=True)
-class AttentionRequest:
+class AttentionInput:
     """One text or pair of texts; `layers` has each requested layer with its requested heads, counted from 0, in the order of the answer."""
 
     text: str
@@ -86,7 +86,7 @@ def _indices(name: str, choice: Sequence[int] | None, count: int, owner: str) ->
     return indices
 
 
-def show_attention(request: AttentionRequest, model: TaskModel) -> TaskGenerator:
+def show_attention(input_: AttentionInput, model: TaskModel) -> TaskGenerator:
     """Returns the tokens, and the weights of each layer: float32 [heads, length, length], from each token (rows) to each token (columns).
 
     The row has the output `attentions`, float32 [maps, length, length].
@@ -95,21 +95,21 @@ def show_attention(request: AttentionRequest, model: TaskModel) -> TaskGenerator
         InvalidValueError: The text exceeds the model's length.
         TooLargeError: It has more weights than an answer can have.
     """
-    tokenizer, maps = model.tokenizer, request.maps
-    encoding, parts = encode(request, tokenizer)
+    tokenizer, maps = model.tokenizer, input_.maps
+    encoding, parts = encode(input_, tokenizer)
     length = len(encoding)
     tokens = [tokenizer.token(id_) or "" for id_ in encoding.ids.tolist()]
     offsets: list[tuple[int, int] | None] = [None] * length  # start and end in code points of the token's text; None for special tokens
     for start, part in zip(encoding.starts, parts, strict=True):
         offsets[start : start + len(part)] = part.offsets
     cost = Cost(
-        _weight_bytes(request, length) + sum(ITEM_BYTES + text_bytes(token) for token in tokens),
+        _weight_bytes(input_, length) + sum(ITEM_BYTES + text_bytes(token) for token in tokens),
         reserved_tokens=len(maps) * length**2 // 1024,  # the vector of a token has about as many values
     )
     [row] = yield Step([encoding], cost, copy_outputs)
     map_index = {key: i for i, key in enumerate(maps)}
     weights = row[OUTPUT]
-    layers: list[Floats] = [weights[[map_index[layer, head] for head in heads]] for layer, heads in request.layers]
+    layers: list[Floats] = [weights[[map_index[layer, head] for head in heads]] for layer, heads in input_.layers]
     return {
         "tokens": tokens,
         "offsets": offsets,
@@ -118,7 +118,7 @@ def show_attention(request: AttentionRequest, model: TaskModel) -> TaskGenerator
     }
 
 
-def encode(request: AttentionRequest, tokenizer: Tokenizer) -> tuple[Encoding, list[Tokens]]:
+def encode(input_: AttentionInput, tokenizer: Tokenizer) -> tuple[Encoding, list[Tokens]]:
     """Returns the encoding of the text or pair, with the requested maps, and the tokens of each text.
 
     Raises:
@@ -126,12 +126,12 @@ def encode(request: AttentionRequest, tokenizer: Tokenizer) -> tuple[Encoding, l
         TooLargeError: It has more weights than an answer can have.
     """
     # an empty second text counts as missing, as in the pipelines
-    parts = tokenizer.tokenize([request.text, request.text_pair] if request.text_pair else [request.text])
+    parts = tokenizer.tokenize([input_.text, input_.text_pair] if input_.text_pair else [input_.text])
     room, total = tokenizer.max_text_tokens(pair=len(parts) > 1), sum(map(len, parts))
     if total > room:
         raise too_long_error(total, room, "because attention needs the whole text")
     whole = tokenizer.assemble(*(tokens.ids for tokens in parts))
-    maps, length = request.maps, len(whole)
+    maps, length = input_.maps, len(whole)
     if (values := len(maps) * length**2) > MAX_VALUES:
         raise TooLargeError(
             "the attention of {length} tokens in {maps_count} heads of {layers_count} layers has {values} numbers "
@@ -139,7 +139,7 @@ def encode(request: AttentionRequest, tokenizer: Tokenizer) -> tuple[Encoding, l
             "of this text; name fewer `layers` or `heads`, or shorten the text.",
             length=length,
             maps_count=len(maps),
-            layers_count=len(request.layers),
+            layers_count=len(input_.layers),
             values=values,
             limit=MAX_VALUES,
             most_tokens=math.isqrt(MAX_VALUES // len(maps)),
@@ -156,15 +156,15 @@ class AttentionBody(TaskBody):
     inputs: TextsOrPairs
     parameters: AttentionParameters | None = None
 
-    def requests(self, config: ModelConfig) -> list[Any]:
-        """Returns one request per text or pair.
+    def task_inputs(self, config: ModelConfig) -> list[Any]:
+        """Returns one input per text or pair.
 
         Raises:
             InvalidValueError: The model lacks a layer or head, or one is named twice.
         """
         layers = select_heads(self.parameters or AttentionParameters(), config.attention_heads)
         return [
-            AttentionRequest(item, None, layers) if isinstance(item, str) else AttentionRequest(item.text, item.text_pair, layers)
+            AttentionInput(item, None, layers) if isinstance(item, str) else AttentionInput(item.text, item.text_pair, layers)
             for item in self.items
         ]
 
@@ -178,9 +178,9 @@ class Attention(BaseModel):
     attentions: Annotated[list[list[list[list[float]]]], Field(examples=[[[[[0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]]]]])]
 
 
-def _weight_bytes(request: AttentionRequest, length: int) -> int:
+def _weight_bytes(input_: AttentionInput, length: int) -> int:
     """Returns the bytes of the weights of `length` tokens in an answer."""
-    return NUMBER_BYTES * len(request.maps) * length**2
+    return NUMBER_BYTES * len(input_.maps) * length**2
 
 
 SPEC = TaskSpec(

@@ -161,8 +161,8 @@ class TaskBody(BaseModel):
         values = [value if isinstance(value, list) else [value] for _, value in item]
         return [text for value in values for text in value if isinstance(text, str)]
 
-    def requests(self, config: ModelConfig) -> list[Any]:
-        """Returns one task request per input; `config` has the model's own settings."""
+    def task_inputs(self, config: ModelConfig) -> list[Any]:
+        """Returns the inputs with their parameters, as the task's function takes them; `config` has the model's own settings."""
         raise NotImplementedError
 
     def to_response(self, results: list[Any]) -> Any:

@@ -86,7 +86,7 @@ class ClassifyParameters(DecideParameters):
 
 
 @dataclass(slots=True)
-class ClassifyRequest:
+class ClassifyInput:
     """One text or pair of texts to classify; `truncation_side` is None for the model's own."""
 
     text: str
@@ -100,7 +100,7 @@ class ClassifyRequest:
         return len(self.text) + len(self.text_pair or "")
 
 
-def classify(request: ClassifyRequest, model: TaskModel) -> TaskGenerator:
+def classify(input_: ClassifyInput, model: TaskModel) -> TaskGenerator:
     """Returns labels and scores, best first; equal scores keep the order of the labels. With `explain`, it also runs variants of the text.
 
     The rows have the output `logits`, float32 [labels]; there is one row per window.
@@ -109,8 +109,8 @@ def classify(request: ClassifyRequest, model: TaskModel) -> TaskGenerator:
         InvalidValueError: The text is too long and `truncation` is false, windows are too small for `stride`, a model of pairs got a single
             text, or `explain` got a text with too many words or several windows.
     """
-    parameters, config = request.parameters, model.config
-    step, read_texts = _first_step(request, model.tokenizer)
+    parameters, config = input_.parameters, model.config
+    step, read_texts = _first_step(input_, model.tokenizer)
     activation = parameters.function_to_apply or config.activation
     can_calibrate = parameters.function_to_apply is None and config.activation != "none"
     rule = decision_rule(parameters, model, config.labels, can_calibrate=can_calibrate)
@@ -151,17 +151,17 @@ def classify(request: ClassifyRequest, model: TaskModel) -> TaskGenerator:
     return decide(scored, scored[:returned])
 
 
-def _first_step(request: ClassifyRequest, tokenizer: Tokenizer) -> tuple[Step, list[OccludedText]]:
-    """Returns the encodings of a request without their cost, and for `explain` the text or both texts with the words to leave out."""
-    if tokenizer.pairs_only and not request.text_pair:
+def _first_step(input_: ClassifyInput, tokenizer: Tokenizer) -> tuple[Step, list[OccludedText]]:
+    """Returns the encodings of an input without their cost, and for `explain` the text or both texts with the words to leave out."""
+    if tokenizer.pairs_only and not input_.text_pair:
         raise InvalidValueError(
             "this model classifies pairs of texts, and the second text is missing; give a pair, such as "
             '{"text": "It began to rain.", "text_pair": "We went inside."}.'
         )
     # an empty second text counts as missing, as in the pipeline
-    texts = [request.text, request.text_pair] if request.text_pair else [request.text]
-    fields = ("text", "text_pair") if request.text_pair else ("",)
-    tokens, parameters = tokenizer.tokenize(texts), request.parameters
+    texts = [input_.text, input_.text_pair] if input_.text_pair else [input_.text]
+    fields = ("text", "text_pair") if input_.text_pair else ("",)
+    tokens, parameters = tokenizer.tokenize(texts), input_.parameters
     whole = [range(len(text.ids)) for text in tokens]
     room, total = tokenizer.max_text_tokens(pair=len(texts) > 1), sum(map(len, whole))
     truncated = total > room and parameters.window is None
@@ -170,7 +170,7 @@ def _first_step(request: ClassifyRequest, tokenizer: Tokenizer) -> tuple[Step, l
     if truncated and not parameters.truncation:
         raise too_long_error(total, room, "or set `truncation` to true or `window` to `mean` or `max`")
     if truncated:
-        side = request.truncation_side or tokenizer.truncation_side
+        side = input_.truncation_side or tokenizer.truncation_side
         token_ranges = [list(kept_of_pair(len(whole[0]), total - len(whole[0]), room, side))[: len(texts)]]
         spans = tuple(
             span for text, kept, field in zip(tokens, token_ranges[0], fields, strict=True) for span in window_spans(text, [kept], field)
@@ -194,7 +194,7 @@ def _first_step(request: ClassifyRequest, tokenizer: Tokenizer) -> tuple[Step, l
         OccludedText(field, text, part_ids, part.start, words_of(text, text_tokens, part))
         for field, text, part_ids, text_tokens, part in zip(fields, texts, ids[0], tokens, token_ranges[0], strict=True)
     ]
-    occlusion.check_word_count(sum(len(text.words) for text in read_texts), "the pair" if request.text_pair else "the text", "shorten it")
+    occlusion.check_word_count(sum(len(text.words) for text in read_texts), "the pair" if input_.text_pair else "the text", "shorten it")
     return step, read_texts
 
 
@@ -224,8 +224,8 @@ class ClassifyBody(TaskBody):
     inputs: TextsOrPairs
     parameters: ClassifyParameters | None = None
 
-    def requests(self, config: ModelConfig) -> list[Any]:
-        """Returns one request per text or pair.
+    def task_inputs(self, config: ModelConfig) -> list[Any]:
+        """Returns one input per text or pair.
 
         Raises:
             InvalidValueError: `offset_unit` is set without `explain`, or `stride` without `window`.
@@ -236,7 +236,7 @@ class ClassifyBody(TaskBody):
         if parameters.offset_unit is not None and not parameters.explain:
             raise InvalidValueError("`offset_unit` needs `explain`; set `explain` to true, or remove `offset_unit`.")
         return [
-            ClassifyRequest(item, None, parameters) if isinstance(item, str) else ClassifyRequest(item.text, item.text_pair, parameters)
+            ClassifyInput(item, None, parameters) if isinstance(item, str) else ClassifyInput(item.text, item.text_pair, parameters)
             for item in self.items
         ]
 
@@ -253,9 +253,9 @@ def _is_one_of_many(function: Activation, config: ModelConfig) -> bool:
     return function == "softmax" or (function == "none" and config.activation == "softmax")
 
 
-def _explanation_bytes(request: ClassifyRequest, length: int) -> int:
+def _explanation_bytes(input_: ClassifyInput, length: int) -> int:
     """Returns the maximum bytes of the explanation of a text of `length` tokens, which has at most as many words."""
-    return occlusion.cost(length, length, (), explained=MAX_EXPLAINED).response_bytes if request.parameters.explain else 0
+    return occlusion.cost(length, length, (), explained=MAX_EXPLAINED).response_bytes if input_.parameters.explain else 0
 
 
 def missing_labels(manifest: Manifest) -> str | None:

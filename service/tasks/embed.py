@@ -147,7 +147,7 @@ DEFAULTS = EmbedParameters(pooling="cls", normalize=False)
 
 
 @dataclass(slots=True)
-class EmbedRequest:
+class EmbedInput:
     """One text to embed, after the text `prompt`. `resolve` has replaced unset parameters by the bundle's defaults.
 
     `width` is the number of values of a vector before `dimensions`; 0 if unknown. `own_pooling` says whether the vector is that of the
@@ -167,8 +167,8 @@ class EmbedRequest:
         return len(self.prompt) + len(self.text)
 
 
-def resolve(parameters: EmbedParameters, config: ModelConfig) -> EmbedRequest:
-    """Returns a request without a text, with the caller's choices and the bundle's defaults.
+def resolve(parameters: EmbedParameters, config: ModelConfig) -> EmbedInput:
+    """Returns an input without a text, with the caller's choices and the bundle's defaults.
 
     Raises:
         InvalidValueError: The bundle lacks the prompt or a layer, or has fewer dimensions, or layers are requested without a pooling of
@@ -200,18 +200,18 @@ def resolve(parameters: EmbedParameters, config: ModelConfig) -> EmbedRequest:
         update={field: value for field, value in model_defaults.items() if getattr(parameters, field) is None}
     )
     own_pooling = pooling == embedding.pooling != "none" and layers == LAST_LAYER
-    return EmbedRequest("", parameters, "" if name is None else embedding.prompts[name], width, layers, own_pooling)
+    return EmbedInput("", parameters, "" if name is None else embedding.prompts[name], width, layers, own_pooling)
 
 
-def _response_bytes(request: EmbedRequest, length: int) -> int:
+def _response_bytes(input_: EmbedInput, length: int) -> int:
     """Returns the bytes of the vector of a text of `length` tokens, or of one vector per token, in an answer."""
-    vectors = length if request.parameters.pooling == "none" else 1
+    vectors = length if input_.parameters.pooling == "none" else 1
     # base64 needs four bytes for three
-    number_bytes = 16 / 3 if request.parameters.encoding_format == "base64" else NUMBER_BYTES
-    return vectors * (ITEM_BYTES + int(number_bytes * (request.parameters.dimensions or request.width)))
+    number_bytes = 16 / 3 if input_.parameters.encoding_format == "base64" else NUMBER_BYTES
+    return vectors * (ITEM_BYTES + int(number_bytes * (input_.parameters.dimensions or input_.width)))
 
 
-def embed(request: EmbedRequest, model: TaskModel) -> TaskGenerator:
+def embed(input_: EmbedInput, model: TaskModel) -> TaskGenerator:
     """Returns the vector, float32 [values] or base64; for the pooling `none`, one vector per token: float32 [length, values].
 
     The row has the output of the chosen layers, float32 [length, values], without padding, or the pooled `sentence_embedding`.
@@ -219,33 +219,33 @@ def embed(request: EmbedRequest, model: TaskModel) -> TaskGenerator:
     Raises:
         InvalidValueError: The text is too long and `truncate` is false.
     """
-    encoding, truncated = encode(request, model.tokenizer)
+    encoding, truncated = encode(input_, model.tokenizer)
     [row] = yield Step(
         [encoding],
-        Cost(_response_bytes(request, len(encoding))),
-        lambda _, row: pooled_row(request, row),
+        Cost(_response_bytes(input_, len(encoding))),
+        lambda _, row: pooled_row(input_, row),
         truncated=truncated,
-        warnings=warn_if_empty(request.text),
+        warnings=warn_if_empty(input_.text),
     )
-    result = vector(request, row)
-    if request.parameters.encoding_format == "base64":
+    result = vector(input_, row)
+    if input_.parameters.encoding_format == "base64":
         return to_base64(result) if result.ndim == 1 else [to_base64(token_vector) for token_vector in result]
     return result
 
 
-def encode(request: EmbedRequest, tokenizer: Tokenizer) -> tuple[Encoding, bool]:
+def encode(input_: EmbedInput, tokenizer: Tokenizer) -> tuple[Encoding, bool]:
     """Returns the encoding of the text, and whether the text is cut.
 
     Raises:
         InvalidValueError: The text is too long and `truncate` is false.
     """
-    (tokens,) = tokenizer.tokenize([request.prompt + request.text])
+    (tokens,) = tokenizer.tokenize([input_.prompt + input_.text])
     room = tokenizer.max_text_tokens(pair=False)
-    if len(tokens) > room and request.parameters.truncate is False:
+    if len(tokens) > room and input_.parameters.truncate is False:
         raise too_long_error(len(tokens), room, "or set `truncate` to true")
-    token_range = kept_tokens(len(tokens), room, request.parameters.truncation_direction or tokenizer.truncation_side)
+    token_range = kept_tokens(len(tokens), room, input_.parameters.truncation_direction or tokenizer.truncation_side)
     encoding = tokenizer.assemble(tokens.ids[token_range.start : token_range.stop])
-    encoding.small_outputs = request.own_pooling
+    encoding.small_outputs = input_.own_pooling
     return encoding, len(tokens) > room
 
 
@@ -254,16 +254,16 @@ def to_base64(values: Floats) -> str:
     return base64.b64encode(values.astype("<f4").tobytes()).decode("ascii")
 
 
-def pooled_row(request: EmbedRequest, row: Outputs) -> Outputs:
+def pooled_row(input_: EmbedInput, row: Outputs) -> Outputs:
     """Returns a copy of a row with its pooled `vector`, float32 [values], or for the pooling `none` tokens', float32 [length, values]."""
-    is_pooled = request.own_pooling and VECTOR_OUTPUT in row
-    values = row[VECTOR_OUTPUT] if is_pooled else pool(request.layers.of(row), request.parameters.pooling)
-    return {"vector": np.array(values[..., : request.parameters.dimensions])}
+    is_pooled = input_.own_pooling and VECTOR_OUTPUT in row
+    values = row[VECTOR_OUTPUT] if is_pooled else pool(input_.layers.of(row), input_.parameters.pooling)
+    return {"vector": np.array(values[..., : input_.parameters.dimensions])}
 
 
-def vector(request: EmbedRequest, row: Outputs) -> Floats:
+def vector(input_: EmbedInput, row: Outputs) -> Floats:
     """Returns the final vector, float32 [values], or for the pooling `none` float32 [length, values], from a row of `pooled_row`."""
-    return normalized(row["vector"]) if request.parameters.normalize else row["vector"]
+    return normalized(row["vector"]) if input_.parameters.normalize else row["vector"]
 
 
 def pool(tokens: Floats, pooling: str | None) -> Floats:
@@ -294,8 +294,8 @@ class EmbedBody(EmbedOptions, TaskBody):
     inputs: TextOrTexts
     parameters: EmbedParameters | None = None
 
-    def requests(self, config: ModelConfig) -> list[Any]:
-        """Returns one request per text, with the bundle's defaults for unset parameters.
+    def task_inputs(self, config: ModelConfig) -> list[Any]:
+        """Returns one input per text, with the bundle's defaults for unset parameters.
 
         Raises:
             InvalidValueError: The parameters contradict each other, or do not fit the model.

@@ -77,7 +77,7 @@ class Targets:
 
 
 @dataclass(slots=True)
-class FillMaskRequest:
+class FillMaskInput:
     """One text with masks; `targets` are the only words to consider, which all texts of a body share, or None for any token."""
 
     text: str
@@ -104,7 +104,7 @@ def _cost(text: str, tokens: int, candidates: int, *, masks: int = 1) -> Cost:
     return Cost(candidates * (ITEM_BYTES * (1 + masks) + text_bytes(text) + tokens), decode_us=candidates * (ITEM_US + tokens))
 
 
-def fill_masks(request: FillMaskRequest, model: TaskModel) -> TaskGenerator:
+def fill_masks(input_: FillMaskInput, model: TaskModel) -> TaskGenerator:
     """Returns the best tokens for the mask, or a list of them per mask if there are several; with `joint` the best fillings of all masks.
 
     The rows have the output `logits`, float32 [masks, vocabulary], or the best tokens; there is one row per window. A result is
@@ -114,32 +114,32 @@ def fill_masks(request: FillMaskRequest, model: TaskModel) -> TaskGenerator:
         InvalidValueError: There is no mask, or too many, or none of the targets has a token.
     """
     tokenizer = model.tokenizer
-    ids, mask = tokenizer.tokenize([request.text])[0].ids, tokenizer.mask
+    ids, mask = tokenizer.tokenize([input_.text])[0].ids, tokenizer.mask
     assert mask is not None, "every manifest of a fill-mask model has it"
     masks = [i for i, id_ in enumerate(ids) if id_ == mask.id]
-    _check_masks(request.text, len(masks), mask.token)
-    if request.parameters.joint:
-        return (yield from _fill_jointly(request, ids, masks, tokenizer))
-    among, warnings = (None, ()) if request.targets is None else request.targets.tokenized(tokenizer)
+    _check_masks(input_.text, len(masks), mask.token)
+    if input_.parameters.joint:
+        return (yield from _fill_jointly(input_, ids, masks, tokenizer))
+    among, warnings = (None, ()) if input_.targets is None else input_.targets.tokenized(tokenizer)
 
     def keep(_: int, row: Outputs) -> Outputs:
         if TOP_TOKENS_OUTPUT in row:
             tokens, log_probs = row[TOP_TOKENS_OUTPUT], row[TOP_LOG_PROBS_OUTPUT]
-            best_first = np.lexsort((tokens, -log_probs))[:, : request.parameters.top_k]  # a GPU's order of equal scores is undefined
+            best_first = np.lexsort((tokens, -log_probs))[:, : input_.parameters.top_k]  # a GPU's order of equal scores is undefined
             tokens, log_probs = (np.take_along_axis(values, best_first, axis=1) for values in (tokens, log_probs))
             return {"tokens": tokens, "scores": np.exp(log_probs)}
         best = []
         for logits in row["logits"]:  # one by one, because the scores of a whole vocabulary are large
             scores = activate(logits, "softmax")
-            tokens = best_tokens(scores, request.parameters.top_k, among)
+            tokens = best_tokens(scores, input_.parameters.top_k, among)
             best.append((tokens, scores[tokens]))
         return {"tokens": np.stack([tokens for tokens, _ in best]), "scores": np.stack([scores for _, scores in best])}
 
-    candidates = len(masks) * min(request.parameters.top_k, tokenizer.vocabulary_size if among is None else len(among))
-    cost = _cost(request.text, len(ids), candidates)
+    candidates = len(masks) * min(input_.parameters.top_k, tokenizer.vocabulary_size if among is None else len(among))
+    cost = _cost(input_.text, len(ids), candidates)
     encodings = _windows(ids, masks, tokenizer)
     for encoding in encodings:
-        encoding.small_outputs = among is None and request.parameters.top_k <= TOP_TOKENS
+        encoding.small_outputs = among is None and input_.parameters.top_k <= TOP_TOKENS
     rows = yield Step(encodings, cost, keep, warnings=warnings)
     best = [pair for row in rows for pair in zip(row["tokens"].tolist(), row["scores"].tolist(), strict=True)]
     if len(masks) == 1:
@@ -161,15 +161,15 @@ def _windows(ids: list[int], masks: Sequence[int], tokenizer: Tokenizer) -> list
     return [tokenizer.assemble(ids[start : start + room], masks=[i - start]) for i, start in zip(masks, starts, strict=True)]
 
 
-def _fill_jointly(request: FillMaskRequest, ids: list[int], masks: list[int], tokenizer: Tokenizer) -> TaskGenerator:
+def _fill_jointly(input_: FillMaskInput, ids: list[int], masks: list[int], tokenizer: Tokenizer) -> TaskGenerator:
     """Returns the best fillings of all masks of a text together."""
-    beam, top_k, vocabulary = request.beam, request.parameters.top_k, tokenizer.vocabulary_size
+    beam, top_k, vocabulary = input_.beam, input_.parameters.top_k, tokenizer.vocabulary_size
     # without targets, any token of the vocabulary fills a mask
-    slots, warnings = ([Slot((1, vocabulary))], ()) if request.targets is None else request.targets.slots(tokenizer)
+    slots, warnings = ([Slot((1, vocabulary))], ()) if input_.targets is None else input_.targets.slots(tokenizer)
     patterns, reserved_tokens, was_truncated = prepare(ids, masks, slots, beam=beam, tokenizer=tokenizer)
     count = min(top_k, sum(pattern.runs[-1] for pattern in patterns) * sum(slot.ways[-1] for slot in slots))
     longest, mask_count = max(len(pattern.ids) for pattern in patterns), max(len(pattern.masks) for pattern in patterns)
-    cost = _cost(request.text, longest, count, masks=mask_count) + Cost(reserved_tokens=reserved_tokens)
+    cost = _cost(input_.text, longest, count, masks=mask_count) + Cost(reserved_tokens=reserved_tokens)
     yield Step([], cost, truncated=was_truncated, warnings=warnings)  # the search starts after its total cost has been checked
     return (yield from search(patterns, beam=beam, top_k=top_k, tokenizer=tokenizer))
 
@@ -248,8 +248,8 @@ class FillMaskBody(TaskBody):
     inputs: Annotated[TextOrTexts, Field(description="One or more texts with masks.")]
     parameters: FillMaskParameters | None = None
 
-    def requests(self, config: ModelConfig) -> list[Any]:
-        """Returns one request per text, all with the same targets.
+    def task_inputs(self, config: ModelConfig) -> list[Any]:
+        """Returns one input per text, all with the same targets.
 
         Raises:
             InvalidValueError: `beam` is given without `joint`.
@@ -258,7 +258,7 @@ class FillMaskBody(TaskBody):
         if parameters.beam is not None and not parameters.joint:
             raise InvalidValueError("`beam` needs `joint`; set `joint` to true, or remove `beam`.")
         targets = Targets(parameters.targets, texts=len(self.items)) if parameters.targets and self.items else None
-        return [FillMaskRequest(text, parameters, targets) for text in self.items]
+        return [FillMaskInput(text, parameters, targets) for text in self.items]
 
 
 class MaskCandidate(BaseModel):

@@ -32,7 +32,7 @@ class ChooseParameters(ClosedModel):
 
 
 @dataclass(slots=True)
-class ChooseRequest:
+class ChooseInput:
     """One question, or text that a choice completes, with two or more choices; `context` is the text that the question is about."""
 
     question: str
@@ -57,7 +57,7 @@ class ChooseRequest:
         return len(self.first) + repeated * len(self.choices) + sum(map(len, self.choices))
 
 
-def rank_choices(request: ChooseRequest, model: TaskModel) -> TaskGenerator:
+def rank_choices(input_: ChooseInput, model: TaskModel) -> TaskGenerator:
     """Returns `{index, score, text}` of each choice, best first; equal scores keep the order of the choices.
 
     The rows have the output `logits`, float32 [1]; there is one row per choice.
@@ -65,14 +65,14 @@ def rank_choices(request: ChooseRequest, model: TaskModel) -> TaskGenerator:
     Raises:
         InvalidValueError: A pair is too long and `truncation` is false.
     """
-    must_fit = not request.parameters.truncation
+    must_fit = not input_.parameters.truncation
     encodings, truncated = encode_pairs(
-        model.tokenizer, request.first, request.second_texts, must_fit=must_fit, field="choices", option="truncation"
+        model.tokenizer, input_.first, input_.second_texts, must_fit=must_fit, field="choices", option="truncation"
     )
-    cost = Cost(ITEM_BYTES * len(request.choices) + sum(map(text_bytes, request.choices)))
+    cost = Cost(ITEM_BYTES * len(input_.choices) + sum(map(text_bytes, input_.choices)))
     rows = yield Step(encodings, cost, truncated=truncated)
     scores = activate(np.concatenate([row["logits"] for row in rows]), "softmax")
-    return [{"index": i, "score": float(scores[i]), "text": request.choices[i]} for i in best_first(scores)]
+    return [{"index": i, "score": float(scores[i]), "text": input_.choices[i]} for i in best_first(scores)]
 
 
 def _check_choices(choices: list[str]) -> list[str]:
@@ -126,11 +126,11 @@ class ChooseBody(TaskBody):
         """Number of pairs of a question and a choice."""
         return sum(len(item.choices) for item in self.items)
 
-    def requests(self, config: ModelConfig) -> list[Any]:
-        """Returns one request per question."""
+    def task_inputs(self, config: ModelConfig) -> list[Any]:
+        """Returns one input per question."""
         parameters = self.parameters or defaults(ChooseParameters)
         # an empty context counts as missing, as in CSV files
-        return [ChooseRequest(item.question_or_prompt, tuple(item.choices), item.context or None, parameters) for item in self.items]
+        return [ChooseInput(item.question_or_prompt, tuple(item.choices), item.context or None, parameters) for item in self.items]
 
 
 class ChoiceScore(BaseModel):

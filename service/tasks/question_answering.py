@@ -68,7 +68,7 @@ class AnswerParameters(DecideParameters):
 
 
 @dataclass(slots=True)
-class AnswerRequest:
+class AnswerInput:
     """One question about a passage, the `context`."""
 
     question: str
@@ -98,7 +98,7 @@ class PassageWindows:
     cls_index: int | None
 
 
-def answer_question(request: AnswerRequest, model: TaskModel) -> TaskGenerator:
+def answer_question(input_: AnswerInput, model: TaskModel) -> TaskGenerator:
     """Returns the best answer, or a list of answers if `top_k` is over 1. With `explain`, it also runs variants of the best window.
 
     The rows have the outputs `start_logits` and `end_logits`, float32 [length]; there is one row per window. An answer is
@@ -108,16 +108,16 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskGenerator:
         InvalidValueError: The question or the passage is empty, a window is too small for question and stride, "no answer" is requested
             from a model without a token for it, or the explanation has too many words.
     """
-    parameters = request.parameters
+    parameters = input_.parameters
     rule = decision_rule(parameters, model, can_calibrate=parameters.duplicates == "best")
-    passage_windows = windows_of(request, model.tokenizer)
+    passage_windows = windows_of(input_, model.tokenizer)
     token_ranges = passage_windows.token_ranges
     spans = window_spans(passage_windows.passage, token_ranges, "context") if len(token_ranges) > 1 else ()
-    rows = yield Step(passage_windows.encodings, _cost(request, passage_windows), copy_outputs, windows_read=spans)
+    rows = yield Step(passage_windows.encodings, _cost(input_, passage_windows), copy_outputs, windows_read=spans)
     # transformers 5.2.0 omits combining marks that the tokenizer strips
-    offsets = passage_windows.passage.offsets if parameters.duplicates == "sum" else passage_windows.passage.spans(request.context)
+    offsets = passage_windows.passage.offsets if parameters.duplicates == "sum" else passage_windows.passage.spans(input_.context)
     word_ids = passage_windows.passage.word_ids if parameters.align_to_words else range(len(offsets))
-    answer_of = span_answers(request.context, offsets, word_ids)
+    answer_of = span_answers(input_.context, offsets, word_ids)
     collector: SummedAnswers | BestAnswers
     if parameters.duplicates == "sum":
         # the number of spans per window that transformers 5.2.0 considers
@@ -147,32 +147,32 @@ def answer_question(request: AnswerRequest, model: TaskModel) -> TaskGenerator:
         assert isinstance(collector, BestAnswers), "summed scores are not explained"
         is_null = answers[0] is nothing
         span, window = (None, token_ranges[nulls.index(min(nulls))]) if is_null else collector.span_and_window(answers[0])
-        yield from _explain(request, passage_windows, answers[0], window, span, model.tokenizer, rule)
+        yield from _explain(input_, passage_windows, answers[0], window, span, model.tokenizer, rule)
     # their length is only known now
     cost = Cost(sum(ITEM_BYTES + text_bytes(answer["answer"]) for answer in answers))
     best = answers[0]
     yield Step([], cost + Cost(DECISION_BYTES + text_bytes(best["answer"])) if parameters.decide else cost)
-    rebase(answers, request.context, parameters.offset_unit)
+    rebase(answers, input_.context, parameters.offset_unit)
     rule.count(["no answer" if best is nothing else "answer"], best["score"])
     if rule.decides:
         return rule.as_json(best["answer"] if rule.reaches(None, best["score"]) else None, answers, best["score"])
     return answers if parameters.top_k > 1 else best
 
 
-def windows_of(request: AnswerRequest, tokenizer: Tokenizer) -> PassageWindows:
+def windows_of(input_: AnswerInput, tokenizer: Tokenizer) -> PassageWindows:
     """Returns the windows of a passage: one, or as many as `max_seq_len` and `doc_stride` require.
 
     Raises:
         InvalidValueError: The question or the passage is empty, a window is too small for question and stride, `max_seq_len` exceeds the
             model's length, or "no answer" is requested from a model without a token for it.
     """
-    parameters = request.parameters
+    parameters = input_.parameters
     if parameters.handle_impossible_answer and tokenizer.cls_index is None:
         raise InvalidParameterError(
             "this model has no [CLS] token, which `handle_impossible_answer` needs; remove `handle_impossible_answer`."
         )
-    question, passage = tokenizer.tokenize([request.question, request.context])
-    for name, text, tokens in (("question", request.question, question), ("context", request.context, passage)):
+    question, passage = tokenizer.tokenize([input_.question, input_.context])
+    for name, text, tokens in (("question", input_.question, question), ("context", input_.context, passage)):
         if not len(tokens) or not text.strip():
             raise InvalidValueError("`{field}` is empty; give a text.", field=name)
     length = parameters.max_seq_len or min(DEFAULT_SEQ_LEN, tokenizer.max_length)
@@ -190,18 +190,18 @@ def windows_of(request: AnswerRequest, tokenizer: Tokenizer) -> PassageWindows:
     return PassageWindows(question, passage, token_ranges, encodings, tokenizer.cls_index)
 
 
-def _cost(request: AnswerRequest, passage_windows: PassageWindows) -> Cost:
+def _cost(input_: AnswerInput, passage_windows: PassageWindows) -> Cost:
     """Returns the cost of a passage before its answers are known: its spans and its explanation."""
-    parameters = request.parameters
+    parameters = input_.parameters
     spans = sum(len(window) * min(parameters.max_answer_len, len(window)) for window in passage_windows.token_ranges)
     cost = Cost(decode_us=spans // 32)  # about 32 spans are scored and sorted per microsecond
     if not parameters.explain:
         return cost
-    words = len(words_of(request.question, passage_windows.question)) + most_within(
-        words_of(request.context, passage_windows.passage), passage_windows.token_ranges
+    words = len(words_of(input_.question, passage_windows.question)) + most_within(
+        words_of(input_.context, passage_windows.passage), passage_windows.token_ranges
     )
     occlusion.check_word_count(words, "the question with a window of the passage", "make `max_seq_len` smaller")
-    return cost + occlusion.cost(words, max(map(len, passage_windows.encodings)), [request.question, request.context])
+    return cost + occlusion.cost(words, max(map(len, passage_windows.encodings)), [input_.question, input_.context])
 
 
 def _probabilities(encoding: Encoding, count: int, row: Outputs, cls_index: int | None) -> tuple[float, Floats, Floats]:
@@ -216,9 +216,9 @@ def _calibrated(score: float, rule: DecisionRule, *, is_answer: bool) -> float:
     return float(rule.calibrated(np.array([score], np.float32), "power", 0 if is_answer else 1)[0]) if rule.calibration else score
 
 
-def no_answer_score(request: AnswerRequest, rows: Sequence[Outputs], tokenizer: Tokenizer) -> float:
+def no_answer_score(input_: AnswerInput, rows: Sequence[Outputs], tokenizer: Tokenizer) -> float:
     """Returns the score of "no answer", the lowest probability in a window, from the rows of the windows."""
-    read = windows_of(request, tokenizer)
+    read = windows_of(input_, tokenizer)
     return min(
         _probabilities(encoding, len(window), row, read.cls_index)[0]
         for encoding, window, row in zip(read.encodings, read.token_ranges, rows, strict=True)
@@ -226,7 +226,7 @@ def no_answer_score(request: AnswerRequest, rows: Sequence[Outputs], tokenizer: 
 
 
 def _explain(
-    request: AnswerRequest,
+    input_: AnswerInput,
     passage_windows: PassageWindows,
     best: dict[str, Any],
     window: range,
@@ -239,10 +239,10 @@ def _explain(
     `best` gets the explanation; `window` has the tokens of its window, and `span` its own tokens, None for "no answer".
     """
     question, passage = passage_windows.question, passage_windows.passage
-    words = [word for word in words_of(request.context, passage, window) if span is None or not _touches(word, best, span)]
+    words = [word for word in words_of(input_.context, passage, window) if span is None or not _touches(word, best, span)]
     parts = [
-        OccludedText("question", request.question, question.ids, 0, words_of(request.question, question)),
-        OccludedText("context", request.context, passage.ids[window.start : window.stop], window.start, words),
+        OccludedText("question", input_.question, question.ids, 0, words_of(input_.question, question)),
+        OccludedText("context", input_.context, passage.ids[window.start : window.stop], window.start, words),
     ]
     removed_words, encodings = occlusion.variants(parts, tokenizer)
 
@@ -257,7 +257,7 @@ def _explain(
 
     rows = yield Step(encodings, keep=keep)
     changes = [best["score"] - _calibrated(float(row["score"]), rule, is_answer=span is not None) for row in rows]
-    best["explanation"] = occlusion.describe_words(removed_words, changes, request.parameters.offset_unit)
+    best["explanation"] = occlusion.describe_words(removed_words, changes, input_.parameters.offset_unit)
 
 
 def _touches(word: Word, answer: dict[str, Any], span: range) -> bool:
@@ -286,8 +286,8 @@ class AnswerBody(TaskBody):
     ]
     parameters: AnswerParameters | None = None
 
-    def requests(self, config: ModelConfig) -> list[Any]:
-        """Returns one request per question.
+    def task_inputs(self, config: ModelConfig) -> list[Any]:
+        """Returns one input per question.
 
         Raises:
             InvalidValueError: `explain` is combined with summed scores.
@@ -298,7 +298,7 @@ class AnswerBody(TaskBody):
                 "`explain` cannot be combined with `duplicates` set to `sum`, which adds up the scores of several "
                 "places; remove one of them."
             )
-        return [AnswerRequest(item.question, item.context, parameters) for item in self.items]
+        return [AnswerInput(item.question, item.context, parameters) for item in self.items]
 
 
 class Answer(BaseModel):

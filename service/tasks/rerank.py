@@ -44,7 +44,7 @@ def relevant_label(labels: Sequence[str]) -> int | None:
     return ids[0] if len(ids) == 1 and len(labels) <= 2 else None
 
 
-def rerank(request: RerankBody, model: TaskModel) -> TaskGenerator:
+def rerank(input_: RerankBody, model: TaskModel) -> TaskGenerator:
     """Returns `{index, score}` of each text, and `text` on request, best first by their logits; equal ones keep the order of the texts.
 
     Each text forms a pair with the query; if a pair is too long, the longer text is truncated first. The rows have the output `logits`,
@@ -53,21 +53,21 @@ def rerank(request: RerankBody, model: TaskModel) -> TaskGenerator:
     Raises:
         InvalidValueError: A pair is too long and `truncate` is false.
     """
-    config, parameters = model.config, request.parameters or defaults(DecideParameters)
+    config, parameters = model.config, input_.parameters or defaults(DecideParameters)
     label = relevant_label(config.labels)
     assert label is not None, "a derived task runs only on compatible models"
     name = config.labels[label]
-    rule = decision_rule(parameters, model, [name], can_calibrate=not request.raw_scores)
+    rule = decision_rule(parameters, model, [name], can_calibrate=not input_.raw_scores)
     encodings, truncated = encode_pairs(
         model.tokenizer,
-        request.query,
-        request.texts,
-        side=request.truncation_direction,
-        must_fit=request.truncate is False,
+        input_.query,
+        input_.texts,
+        side=input_.truncation_direction,
+        must_fit=input_.truncate is False,
         field="texts",
         option="truncate",
     )
-    returned = sum(map(text_bytes, request.texts)) if request.return_text else 0
+    returned = sum(map(text_bytes, input_.texts)) if input_.return_text else 0
     if parameters.decide:
         returned += DECISION_BYTES + ITEM_BYTES * len(encodings)
     rows = yield Step(encodings, Cost(returned + ITEM_BYTES * len(encodings)), truncated=truncated)
@@ -77,11 +77,11 @@ def rerank(request: RerankBody, model: TaskModel) -> TaskGenerator:
     log_odds = logits[:, label]
     if len(config.labels) == 2 and config.activation == "softmax":
         log_odds = log_odds - logits[:, 1 - label]
-    activation: Activation = "none" if request.raw_scores else "sigmoid"
+    activation: Activation = "none" if input_.raw_scores else "sigmoid"
     scores = activate(rule.calibrated(log_odds, "none", label), activation)
     order = best_first(log_odds)  # rounding can make scores equal: in float32 the sigmoid of a logit above 16 is 1
     ranked: list[dict[str, Any]] = [
-        {"index": i, "score": float(scores[i])} | ({"text": request.texts[i]} if request.return_text else {}) for i in order
+        {"index": i, "score": float(scores[i])} | ({"text": input_.texts[i]} if input_.return_text else {}) for i in order
     ]
     for item in ranked:
         rule.count([name] if item["score"] >= DEFAULT_THRESHOLD else [], item["score"])
@@ -138,8 +138,8 @@ class RerankBody(QueryBody):
         """Characters to tokenize; each text counts `TEXT_CHARS` more."""
         return len(self.query) + sum(map(len, self.texts)) + len(self.texts) * TEXT_CHARS
 
-    def requests(self, config: ModelConfig) -> list[Any]:
-        """Returns the body, which is the only request."""
+    def task_inputs(self, config: ModelConfig) -> list[Any]:
+        """Returns the body, which is the only input."""
         return [self]
 
 

@@ -21,14 +21,14 @@ TASK = "sentence-similarity"
 
 
 @dataclass(slots=True)
-class SimilarityRequest:
+class SimilarityInput:
     """A sentence and the sentences to compare it with, in this order.
 
-    `template` is the embedding request to copy for each; its text is ignored.
+    `template` is the input of an embedding to copy for each; its text is ignored.
     """
 
     texts: tuple[str, ...]
-    template: embed.EmbedRequest
+    template: embed.EmbedInput
 
     @property
     def chars(self) -> int:
@@ -36,7 +36,7 @@ class SimilarityRequest:
         return sum(len(self.template.prompt) + len(text) for text in self.texts) + len(self.texts[1:]) * TEXT_CHARS
 
 
-def compare(request: SimilarityRequest, model: TaskModel) -> TaskGenerator:
+def compare(input_: SimilarityInput, model: TaskModel) -> TaskGenerator:
     """Returns the similarity of each sentence and the source, by the model's function; cosines are from -1 to 1.
 
     The rows are those of `embed`: one per sentence, the source first.
@@ -44,15 +44,15 @@ def compare(request: SimilarityRequest, model: TaskModel) -> TaskGenerator:
     Raises:
         InvalidValueError: A sentence is too long and must not be truncated.
     """
-    encoded = [embed.encode(replace(request.template, text=text), model.tokenizer) for text in request.texts]
+    encoded = [embed.encode(replace(input_.template, text=text), model.tokenizer) for text in input_.texts]
     rows = yield Step(
         [encoding for encoding, _ in encoded],
         Cost(NUMBER_BYTES * len(encoded)),
-        lambda _, row: embed.pooled_row(request.template, row),
+        lambda _, row: embed.pooled_row(input_.template, row),
         truncated=any(truncated for _, truncated in encoded),
     )
     assert model.config.embedding is not None, "every manifest of an embedding model has it"
-    vectors = np.stack([embed.vector(request.template, row) for row in rows])
+    vectors = np.stack([embed.vector(input_.template, row) for row in rows])
     return _SIMILARITIES[model.config.embedding.similarity](vectors[0], vectors[1:]).tolist()
 
 
@@ -99,8 +99,8 @@ class SimilarityBody(TaskBody):
         """Number of sentences to compare."""
         return len(self.inputs.sentences)
 
-    def requests(self, config: ModelConfig) -> list[Any]:
-        """Returns the only request, with the bundle's defaults for unset parameters.
+    def task_inputs(self, config: ModelConfig) -> list[Any]:
+        """Returns the only input, with the bundle's defaults for unset parameters.
 
         Raises:
             InvalidValueError: The model has no prompt of this name, or its own pooling returns a vector for each token.
@@ -109,7 +109,7 @@ class SimilarityBody(TaskBody):
         template = embed.resolve(parameters, config)
         if template.parameters.pooling == "none":
             raise InvalidValueError("this model returns a vector for each token; set `pooling` to `cls`, `mean` or `max` in `parameters`.")
-        return [SimilarityRequest((self.inputs.source_sentence, *self.inputs.sentences), template)]
+        return [SimilarityInput((self.inputs.source_sentence, *self.inputs.sentences), template)]
 
 
 SPEC = TaskSpec(

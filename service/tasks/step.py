@@ -1,7 +1,7 @@
 """Step: the encodings that a task's function yields to have the graph run; and the type of such a function.
 
-A task is a generator function. It turns a request into encodings and yields them; the scheduler runs them together with encodings of other
-requests and sends back one row of outputs per encoding. The function can yield again, or return the result. It uses no threads or ONNX.
+A task is a generator function. It turns an input into encodings and yields them; the scheduler runs them together with encodings of other
+inputs and sends back one row of outputs per encoding. The function can yield again, or return the result. It uses no threads or ONNX.
 """
 
 from __future__ import annotations

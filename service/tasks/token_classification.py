@@ -55,7 +55,7 @@ class NerParameters(DecideParameters):
 
 
 @dataclass(slots=True)
-class NerRequest:
+class NerInput:
     """One text whose entities are searched."""
 
     text: str
@@ -67,7 +67,7 @@ class NerRequest:
         return len(self.text)
 
 
-def label_tokens(request: NerRequest, model: TaskModel) -> TaskGenerator:
+def label_tokens(input_: NerInput, model: TaskModel) -> TaskGenerator:
     """Returns the entities of a text in order; empty for a text without tokens.
 
     The rows have the output `logits`, float32 [length, labels]; there is one row per window. An entity is
@@ -79,13 +79,13 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskGenerator:
     """
     tokenizer, labels = model.tokenizer, model.config.labels
     tags = model.config.tags or labels
-    strategy = request.parameters.aggregation_strategy
-    ignored = _ignored(request, labels, tags)
-    names = (labels if strategy == "none" else groups_of(model.config)) if request.parameters.decide else ()
-    rule = decision_rule(request.parameters, model, [name for name in names if name not in ignored])
-    (tokens,) = tokenizer.tokenize([request.text])
+    strategy = input_.parameters.aggregation_strategy
+    ignored = _ignored(input_, labels, tags)
+    names = (labels if strategy == "none" else groups_of(model.config)) if input_.parameters.decide else ()
+    rule = decision_rule(input_.parameters, model, [name for name in names if name not in ignored])
+    (tokens,) = tokenizer.tokenize([input_.text])
     room = tokenizer.max_text_tokens(pair=False)
-    token_ranges = windows(len(tokens), room, request.parameters.stride, tokenizer.truncation_side) if len(tokens) else []
+    token_ranges = windows(len(tokens), room, input_.parameters.stride, tokenizer.truncation_side) if len(tokens) else []
     encodings = [tokenizer.assemble(tokens.ids[window.start : window.stop]) for window in token_ranges]
     rows = yield Step(
         encodings,
@@ -97,22 +97,22 @@ def label_tokens(request: NerRequest, model: TaskModel) -> TaskGenerator:
         return rule.as_json([], [], None, left_out=0) if rule.decides else []
     logits = merge(encodings, token_ranges, [row["logits"] for row in rows])
     scores = activate(rule.calibrated(logits, "none"), "softmax")
-    spans = tokens.spans(request.text)
+    spans = tokens.spans(input_.text)
     if strategy == "none":
-        found = list(_tokens(request.text, spans, scores, labels, ignored, first=encodings[0].start))
+        found = list(_tokens(input_.text, spans, scores, labels, ignored, first=encodings[0].start))
     else:
         if strategy != "simple":  # these strategies label words instead of tokens
-            grouped = list(words(request.text, tokens, tokenizer))
+            grouped = list(words(input_.text, tokens, tokenizer))
             scores = np.stack([_word_scores(scores[word], strategy) for word in grouped])
             spans = [(spans[word[0]][0], spans[word[-1]][1]) for word in grouped]
-        found = list(_entities(request.text, spans, scores, tags, ignored))
+        found = list(_entities(input_.text, spans, scores, tags, ignored))
     for entity in found:
         rule.count([label_of(entity)], entity["score"])
     entities = [entity for entity in found if rule.reaches(label_of(entity), entity["score"])]
     # their number is only known from the outputs
     cost = Cost(2 + sum(ITEM_BYTES + longest_label(labels) + text_bytes(entity["word"]) for entity in entities))
-    yield Step([], cost + Cost(DECISION_BYTES + len(labels) * longest_label(labels)) if request.parameters.decide else cost)
-    rebase(entities, request.text, request.parameters.offset_unit)
+    yield Step([], cost + Cost(DECISION_BYTES + len(labels) * longest_label(labels)) if input_.parameters.decide else cost)
+    rebase(entities, input_.text, input_.parameters.offset_unit)
     if not rule.decides:
         return entities
     best = max((entity["score"] for entity in found), default=None)  # includes entities that are left out
@@ -135,9 +135,9 @@ def _group_name(tag: str) -> str:
     return tag.split("-", 1)[-1]
 
 
-def _ignored(request: NerRequest, labels: Sequence[str], tags: Sequence[str]) -> set[str]:
+def _ignored(input_: NerInput, labels: Sequence[str], tags: Sequence[str]) -> set[str]:
     """Returns the labels and groups to leave out; `O` and the model's own spelling of it are the same."""
-    ignored = set(request.parameters.ignore_labels)
+    ignored = set(input_.parameters.ignore_labels)
     outside = {OUTSIDE, *(label for label, tag in zip(labels, tags, strict=True) if tag == OUTSIDE)}
     return ignored if ignored.isdisjoint(outside) else ignored | outside
 
@@ -248,10 +248,10 @@ class NerBody(TaskBody):
     inputs: TextOrTexts
     parameters: NerParameters | None = None
 
-    def requests(self, config: ModelConfig) -> list[Any]:
-        """Returns one request per text."""
+    def task_inputs(self, config: ModelConfig) -> list[Any]:
+        """Returns one input per text."""
         parameters = self.parameters or defaults(NerParameters)
-        return [NerRequest(text, parameters) for text in self.items]
+        return [NerInput(text, parameters) for text in self.items]
 
 
 class Entity(BaseModel):

@@ -76,7 +76,7 @@ class ZeroShotParameters(ThresholdParameters):
 
 
 @dataclass(slots=True)
-class ZeroShotRequest:
+class ZeroShotInput:
     """One text and its possible labels, which are distinct; there is at least one label."""
 
     text: str
@@ -98,7 +98,7 @@ def entailment(labels: Sequence[str]) -> int | None:
     return ids[0] if ids and len(labels) > 1 else None
 
 
-def classify_zero_shot(request: ZeroShotRequest, model: TaskModel) -> TaskGenerator:
+def classify_zero_shot(input_: ZeroShotInput, model: TaskModel) -> TaskGenerator:
     """Returns the labels with their scores, best first; of equal scores, the later label is first, as in the pipeline.
 
     The rows have the output `logits`, float32 [labels of the model]; there is one row per label of the caller.
@@ -106,10 +106,10 @@ def classify_zero_shot(request: ZeroShotRequest, model: TaskModel) -> TaskGenera
     Raises:
         InvalidParameterError: A hypothesis leaves no tokens for the text.
     """
-    config, parameters, labels = model.config, request.parameters, request.parameters.candidate_labels
+    config, parameters, labels = model.config, input_.parameters, input_.parameters.candidate_labels
     rule = decision_rule(parameters, model, labels)
     tokenizer, template = model.tokenizer, parameters.hypothesis_template
-    hypotheses = tokenizer.tokenize_lazily([request.text, *(template.replace(PLACEHOLDER, label) for label in labels)])
+    hypotheses = tokenizer.tokenize_lazily([input_.text, *(template.replace(PLACEHOLDER, label) for label in labels)])
     text = next(hypotheses)
     room, encodings, truncated = tokenizer.max_text_tokens(pair=True), [], False
     for label, hypothesis in zip(labels, hypotheses, strict=True):
@@ -126,10 +126,10 @@ def classify_zero_shot(request: ZeroShotRequest, model: TaskModel) -> TaskGenera
         token_range = kept_tokens(len(text), text_room, tokenizer.truncation_side)
         encodings.append(tokenizer.assemble(text.ids[token_range.start : token_range.stop], hypothesis.ids))
     # some clients get the text with the labels
-    cost = Cost(text_bytes(request.text) + sum(ITEM_BYTES + text_bytes(label) for label in labels))
+    cost = Cost(text_bytes(input_.text) + sum(ITEM_BYTES + text_bytes(label) for label in labels))
     if parameters.decide:
         cost += Cost(DECISION_BYTES + sum(map(text_bytes, labels)))
-    rows = yield Step(encodings, cost, truncated=truncated, warnings=warn_if_empty(request.text))
+    rows = yield Step(encodings, cost, truncated=truncated, warnings=warn_if_empty(input_.text))
     entails = entailment(config.labels)
     assert entails is not None, "a derived task runs only on compatible models"
     logits = np.stack([row["logits"] for row in rows])
@@ -159,9 +159,9 @@ class ZeroShotBody(TaskBody):
         """Number of pairs of a text and a label."""
         return len(self.items) * len(self.parameters.candidate_labels)
 
-    def requests(self, config: ModelConfig) -> list[Any]:
-        """Returns one request per text."""
-        return [ZeroShotRequest(text, self.parameters) for text in self.items]
+    def task_inputs(self, config: ModelConfig) -> list[Any]:
+        """Returns one input per text."""
+        return [ZeroShotInput(text, self.parameters) for text in self.items]
 
 
 SPEC = TaskSpec(

@@ -82,7 +82,7 @@ class Served:
         """Returns the response to a request body; all its inputs run in one padded batch."""
         task = task or self.manifest.task
         read = read_as(TASKS[task].body, json.dumps(body).encode(), Limits(max_inputs=64, max_chars=100_000))
-        begun = [begin(TASKS[task], request, self.tokenizer, self.manifest) for request in read.requests(self.manifest)]
+        begun = [begin(TASKS[task], request, self.tokenizer, self.manifest) for request in read.task_inputs(self.manifest)]
         rows = iter(self.engine.run([encoding for item in begun for encoding in item.step.encodings]))
         return to_plain(read.to_response([item.finish([next(rows) for _ in item.step.encodings]) for item in begun]))
 

@@ -74,7 +74,7 @@ def worst_error(model: Any, bundle: Bundle, *, batched: bool = True, precision: 
     tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
     engine = engine_of(bundle, graph)
     chosen = attention.select_heads(attention.AttentionParameters(), manifest.attention_heads)
-    requests = [attention.AttentionRequest(*texts, chosen) for texts in TEXTS]
+    requests = [attention.AttentionInput(*texts, chosen) for texts in TEXTS]
     encodings = [encode(attention, request, tokenizer).encodings[0] for request in requests]
     found = [engine.run([encoding])[0] for encoding in encodings]
     if batched:

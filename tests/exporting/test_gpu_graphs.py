@@ -149,7 +149,7 @@ def test_the_graph_pools_unless_a_request_needs_tokens(pooling: str, tmp_path: P
     assert () == bundle.graph("cpu").small_outputs
     for provider, precision in GRAPHS[:3]:
         served = Served(bundle, precision, provider)
-        own, other = (served.encodings(*EmbedBody(**body).requests(bundle.manifest)) for body in (bodies[0], bodies[3]))
+        own, other = (served.encodings(*EmbedBody(**body).task_inputs(bundle.manifest)) for body in (bodies[0], bodies[3]))
         assert [{"sentence_embedding"}] * 2 == [set(row) for row in served.engine.run(own)]
         assert [{"last_hidden_state"}] * 3 == [set(row) for row in served.engine.run([*own, other[0]])]
         assert None is difference(expected, answers(bundle, provider, precision, bodies), 1e-5 if precision == "fp32" else 0.05)
@@ -164,7 +164,7 @@ def test_the_graph_of_a_fill_mask_model_returns_the_best_tokens(tmp_path: Path) 
 
     for provider, precision in (GRAPHS[0], GRAPHS[2]):
         served = Served(bundle, precision, provider)
-        small, whole = (served.encodings(*FillMaskBody(**body).requests(bundle.manifest)) for body in (bodies[0], bodies[3]))
+        small, whole = (served.encodings(*FillMaskBody(**body).task_inputs(bundle.manifest)) for body in (bodies[0], bodies[3]))
         assert {"top_logs": (2, min(100, ROWS)), "top_tokens": (2, min(100, ROWS))} == {
             name: values.shape for name, values in served.engine.run(small)[0].items()
         }

@@ -97,9 +97,9 @@ def test_a_classifier_is_also_validated_on_pairs(tmp_path: Path) -> None:
     own = EXPORT_TASKS["text-classification"].int8_requests(SplitTexts(("alone",), pairs=(("a", "b"),)), bert)
     questions = EXPORT_TASKS["question-answering"].int8_requests(SplitTexts(pairs=(("Who?", "He."),)), bert)
 
-    assert [classify.ClassifyRequest(LINES[0]), classify.ClassifyRequest(LINES[1]), classify.ClassifyRequest(LINES[1], LINES[0])] == mixed
-    assert [classify.ClassifyRequest("alone"), classify.ClassifyRequest("a", "b")] == own
-    assert [question_answering.AnswerRequest("Who?", "He.")] == questions
+    assert [classify.ClassifyInput(LINES[0]), classify.ClassifyInput(LINES[1]), classify.ClassifyInput(LINES[1], LINES[0])] == mixed
+    assert [classify.ClassifyInput("alone"), classify.ClassifyInput("a", "b")] == own
+    assert [question_answering.AnswerInput("Who?", "He.")] == questions
 
 
 def test_the_quick_flag_is_passed_on_and_reported(source: Path, output: Path, run: Run, play: Played) -> None:

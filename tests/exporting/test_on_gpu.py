@@ -61,7 +61,7 @@ def test_the_validation_report_was_measured_on_the_gpu(models: Path, provider: A
 def test_the_service_answers_on_the_gpu(models: Path, tmp_path: Path, provider: Any, precision: Any) -> None:
     async def answer(service: AppState) -> list[dict[str, float]]:
         service.scheduler.start()
-        prediction = await service.registry.get("tiny-bert").predict([classify.ClassifyRequest(text) for text in TEXTS], timeout_s=60)
+        prediction = await service.registry.get("tiny-bert").predict([classify.ClassifyInput(text) for text in TEXTS], timeout_s=60)
         await service.scheduler.stop(0)
         return [{score["label"]: score["score"] for score in result} for result in prediction.results]
 
@@ -80,7 +80,7 @@ def test_cuda_graphs_give_the_same_bits(models: Path, caplog: pytest.LogCaptureF
     async def answer(service: AppState) -> list[Any]:
         service.scheduler.start()
         model = service.registry.get("tiny-bert")
-        results = [(await model.predict([classify.ClassifyRequest(text)], timeout_s=60)).results for text in TEXTS]
+        results = [(await model.predict([classify.ClassifyInput(text)], timeout_s=60)).results for text in TEXTS]
         await service.scheduler.stop(0)
         return results
 

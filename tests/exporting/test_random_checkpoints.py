@@ -180,18 +180,18 @@ def _assert_decoded(expected: Any, found: Any) -> None:
 def _requests(case: Case, user: User, manifest: Manifest, text: str, other: str) -> list[tuple[Any, list[dict[str, list[int]]]]]:
     """Returns requests with a text, each with the windows that the reference runs."""
     if case.task == "text-classification":
-        pair = [(classify.ClassifyRequest(text, other), user.windows(text, other))] if other else []
-        return [(classify.ClassifyRequest(text), user.windows(text)), *pair]
+        pair = [(classify.ClassifyInput(text, other), user.windows(text, other))] if other else []
+        return [(classify.ClassifyInput(text), user.windows(text)), *pair]
     if case.task == EMBED:
         return [(replace(embed.resolve(embed.EmbedParameters(), manifest), text=text), user.windows(text))]
     if case.task == "fill-mask":
         mask = user.tokenizer.mask_token
-        return [(fill_mask.FillMaskRequest(f"{mask} {text[:20]} {mask}"), user.windows(f"{mask} {text[:20]} {mask}"))]
+        return [(fill_mask.FillMaskInput(f"{mask} {text[:20]} {mask}"), user.windows(f"{mask} {text[:20]} {mask}"))]
     if case.task == "multiple-choice":
-        return [(multiple_choice.ChooseRequest(text, (other, text)), user.windows([text, text], [other, text]))]
+        return [(multiple_choice.ChooseInput(text, (other, text)), user.windows([text, text], [other, text]))]
     if case.task == "token-classification":
         room = case.limit - user.tokenizer.num_special_tokens_to_add()
-        return [(token_classification.NerRequest(text), user.windows(text, stride=default_stride(room), return_overflowing_tokens=True))]
+        return [(token_classification.NerInput(text), user.windows(text, stride=default_stride(room), return_overflowing_tokens=True))]
     length = min(question_answering.DEFAULT_SEQ_LEN, case.limit)
     stride = default_stride(length)
     options = {"max_length": length, "stride": stride, "return_overflowing_tokens": True}
@@ -200,4 +200,4 @@ def _requests(case: Case, user: User, manifest: Manifest, text: str, other: str)
         windows = user.windows(text, "who?", truncation="only_first", **options)
     else:
         windows = user.windows("who?", text, truncation="only_second", **options)
-    return [(question_answering.AnswerRequest("who?", text), windows)]
+    return [(question_answering.AnswerInput("who?", text), windows)]

@@ -55,7 +55,7 @@ def written(folder: Path, name: str, **changes: dict[str, Any]) -> Path:
 def in_pytorch(checkpoint: Checkpoint, folder: Path, body: dict[str, Any], task: str) -> Any:
     """Returns the response to a request body, with the outputs of the checkpoint in PyTorch."""
     model = TaskModel(service_tokenizer(checkpoint, folder), checkpoint)
-    requests = TASKS[task].body(**body).requests(checkpoint)
+    requests = TASKS[task].body(**body).task_inputs(checkpoint)
     rows = [run_request(checkpoint, request) for request in requests]
     runs = [TASKS[task].function(request, model) for request in requests]
     return [to_plain(run_all(each, lambda _, windows=windows: windows)) for each, windows in zip(runs, rows, strict=True)]

@@ -144,11 +144,11 @@ def test_zeros_matter_for_a_model_without_a_table_of_types(tmp_path: Path) -> No
 def requests_of(task: str) -> list[tuple[Any, tuple[str, ...]]]:
     """Returns requests of one window, each with the texts in the order of the template."""
     if task == "question-answering":
-        return [(question_answering.AnswerRequest(FIRST, SECOND), (FIRST, SECOND))]
+        return [(question_answering.AnswerInput(FIRST, SECOND), (FIRST, SECOND))]
     if task == "multiple-choice":
-        return [(multiple_choice.ChooseRequest(FIRST, (SECOND,)), (FIRST, SECOND))]
-    pair = (classify.ClassifyRequest(FIRST, SECOND), (FIRST, SECOND))
-    return [pair] if task in families.PRETRAINING else [pair, (classify.ClassifyRequest(FIRST), (FIRST,))]
+        return [(multiple_choice.ChooseInput(FIRST, (SECOND,)), (FIRST, SECOND))]
+    pair = (classify.ClassifyInput(FIRST, SECOND), (FIRST, SECOND))
+    return [pair] if task in families.PRETRAINING else [pair, (classify.ClassifyInput(FIRST), (FIRST,))]
 
 
 def in_pytorch(source: Path, task: str, texts: tuple[str, ...], *, typed: bool) -> dict[str, Any]:
@@ -228,7 +228,7 @@ def models_of_single_texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = one_type(tmp_path_factory.mktemp("one") / "checkpoint")
     edit_json(source / "config.json", id2label={"0": "entailment", "1": "neutral", "2": "contradiction"})
     bundle = exported(source, attentions=True)
-    [row] = Served(bundle).alone(classify.ClassifyRequest(FIRST))
+    [row] = Served(bundle).alone(classify.ClassifyInput(FIRST))
     expected = in_pytorch(source, "text-classification", (FIRST,), typed=True)["logits"][0].numpy()
     assert float(np.abs(row["logits"] - expected).max()) <= 1e-4
     return bundle.path.parent

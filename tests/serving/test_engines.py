@@ -22,7 +22,7 @@ from bertserve.service.metrics import Metrics
 from bertserve.service.models import loading
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
-from bertserve.service.tasks.classify import ClassifyRequest
+from bertserve.service.tasks.classify import ClassifyInput
 from bertserve.service.text.tokenizer import Encoding
 from embedded import load
 from fakes import FakeEngine
@@ -105,14 +105,14 @@ async def test_a_run_is_multi_threaded_only_with_enough_tokens(tmp_path: Path) -
     model = model_of(loaded, engines, scheduler=scheduler, metrics=metrics, cost_model=cost_model)
 
     scheduler.start()
-    await model.predict([ClassifyRequest("good")], timeout_s=10)
+    await model.predict([ClassifyInput("good")], timeout_s=10)
     assert ([1], []) == (single.batches, several.batches)
     assert cost_model.slowdown < 1.0
     slowdown = cost_model.slowdown
-    await model.predict([ClassifyRequest("good " * 20)], timeout_s=10)
+    await model.predict([ClassifyInput("good " * 20)], timeout_s=10)
     assert ([1], [1]) == (single.batches, several.batches)
     assert slowdown == cost_model.slowdown
-    await model.predict([ClassifyRequest("good bad fine")] * 4, timeout_s=10)
+    await model.predict([ClassifyInput("good bad fine")] * 4, timeout_s=10)
     assert ([1], [1, 4]) == (single.batches, several.batches)
     await scheduler.stop(5)
     assert 'bertserve_multi_threaded_runs_total{model="tiny",task="text-classification"} 2.0' in metrics.render().decode()

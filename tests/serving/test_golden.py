@@ -24,9 +24,9 @@ NEAR_TIE = 0.1
 FLOOR = 0.98
 
 
-def requests_of(case: dict[str, Any]) -> list[classify.ClassifyRequest]:
+def requests_of(case: dict[str, Any]) -> list[classify.ClassifyInput]:
     """Returns the task requests of a case, parsed from JSON as in the service."""
-    return list(embedded.read(classify.TASK, case["request"]).requests(SENTIMENT.manifest))
+    return list(embedded.read(classify.TASK, case["request"]).task_inputs(SENTIMENT.manifest))
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
@@ -51,7 +51,7 @@ def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int) -> None:
     ran: dict[bytes, Outputs] = {}  # many cases have the same text
     for case in CASES[::step]:
         for request, windows in zip(requests_of(case), case["logits"], strict=True):
-            best = classify.ClassifyRequest(
+            best = classify.ClassifyInput(
                 request.text,
                 request.text_pair,
                 classify.ClassifyParameters(window=request.parameters.window, stride=request.parameters.stride),

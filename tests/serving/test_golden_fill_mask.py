@@ -29,7 +29,7 @@ def rebuilt(mask: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
     return row
 
 
-def decoded(request: fill_mask.FillMaskRequest, masks: list[dict[str, Any]]) -> list[Any]:
+def decoded(request: fill_mask.FillMaskInput, masks: list[dict[str, Any]]) -> list[Any]:
     """Returns the results of stored logits, after a check that the windows equal those of the golden file."""
     encodings, (tokens,) = encode(fill_mask, request, FILL.tokenizer).encodings, FILL.tokenizer.tokenize([request.text])
     places = [place for place, id_ in enumerate(tokens.ids) if FILL.tokenizer.mask is not None and id_ == FILL.tokenizer.mask.id]
@@ -45,7 +45,7 @@ def decoded(request: fill_mask.FillMaskRequest, masks: list[dict[str, Any]]) -> 
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
 def test_stored_logits_decode_to_the_reference_tokens(case: dict[str, Any]) -> None:
     body = embedded.read(fill_mask.TASK, case["request"])
-    results = [decoded(request, masks) for request, masks in zip(body.requests(FILL.manifest), case["masks"], strict=True)]
+    results = [decoded(request, masks) for request, masks in zip(body.task_inputs(FILL.manifest), case["masks"], strict=True)]
     answers = case["answer"] if body.is_list else [case["answer"]]
     for masks, scores, expected, actual in zip(case["masks"], case["scores"], answers, results, strict=True):
         wanted, found = (expected, actual) if len(masks) > 1 else ([expected], [actual])
@@ -60,7 +60,7 @@ def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int) -> None:
     """The served graph has the best token of float32 for at least 90 % of the masks without a near tie."""
     same = count = 0
     for case in CASES[::step]:
-        for request, masks in zip(embedded.read(fill_mask.TASK, case["request"]).requests(FILL.manifest), case["masks"], strict=True):
+        for request, masks in zip(embedded.read(fill_mask.TASK, case["request"]).task_inputs(FILL.manifest), case["masks"], strict=True):
             encodings = encode(fill_mask, request, FILL.tokenizer).encodings
             logits = np.concatenate([row["logits"] for row in FILL.rows(encodings)])
             for mask, row in zip(masks, logits, strict=True):

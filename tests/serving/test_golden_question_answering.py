@@ -21,7 +21,7 @@ FLOOR = 0.9
 
 
 def stored(
-    request: question_answering.AnswerRequest, windows: list[dict[str, Any]]
+    request: question_answering.AnswerInput, windows: list[dict[str, Any]]
 ) -> tuple[question_answering.PassageWindows, list[dict[str, Any]]]:
     """Returns the windows of a request and the stored rows, after a check that the windows equal those of the reference."""
     read = question_answering.windows_of(request, QA.tokenizer)
@@ -36,12 +36,12 @@ def listed(result: Any) -> list[dict[str, Any]]:
     return [item for item in (result if isinstance(result, list) else [result]) if item["score"] > 0]
 
 
-def pairs(case: dict[str, Any], **changes: Any) -> list[tuple[question_answering.AnswerRequest, list[dict[str, Any]], Any]]:
+def pairs(case: dict[str, Any], **changes: Any) -> list[tuple[question_answering.AnswerInput, list[dict[str, Any]], Any]]:
     parameters = case["request"].get("parameters", {}) | changes
     parameters.pop("max_question_len", None)  # of the reference, where it changes no answer of these cases
     body = embedded.read(question_answering.TASK, case["request"] | {"parameters": parameters})
     answers = case["answer"] if body.is_list else [case["answer"]]
-    return list(zip(body.requests(QA.manifest), case["windows"], answers, strict=True))
+    return list(zip(body.task_inputs(QA.manifest), case["windows"], answers, strict=True))
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])

@@ -23,7 +23,7 @@ MAX_SCORE_ERROR = 0.05
 
 def request_of(case: dict[str, Any]) -> rerank.RerankBody:
     """Returns the task request of a case, parsed from JSON as in the service."""
-    [request] = embedded.read(rerank.TASK, case["request"]).requests(RERANK.manifest)
+    [request] = embedded.read(rerank.TASK, case["request"]).task_inputs(RERANK.manifest)
     return request
 
 

@@ -22,7 +22,7 @@ LABELS = len(NER.manifest.labels)
 FLOOR = 0.9
 
 
-def decoded(request: token_classification.NerRequest, windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def decoded(request: token_classification.NerInput, windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the entities of stored logits, which are placed between the special tokens."""
     batch, (tokens,) = encode(token_classification, request, NER.tokenizer), NER.tokenizer.tokenize([request.text])
     cuts = [range(w["first"], w["first"] + w["count"]) for w in windows if w["count"]]
@@ -41,12 +41,12 @@ def test_stored_logits_decode_to_the_reference_entities(case: dict[str, Any]) ->
     """Labels, offsets and order are equal, and scores agree to 1e-6; `word` is the text between the offsets."""
     body = embedded.read(token_classification.TASK, case["request"])
     actual = body.to_response(
-        [decoded(request, windows) for request, windows in zip(body.requests(NER.manifest), case["windows"], strict=True)]
+        [decoded(request, windows) for request, windows in zip(body.task_inputs(NER.manifest), case["windows"], strict=True)]
     )
     expected = case.get("corrected", case["answer"])
 
     for request, wanted, found in zip(
-        body.requests(NER.manifest), expected if body.is_list else [expected], actual if body.is_list else [actual], strict=True
+        body.task_inputs(NER.manifest), expected if body.is_list else [expected], actual if body.is_list else [actual], strict=True
     ):
         keys = [key for key in ("entity", "entity_group", "index", "start", "end") if wanted and key in wanted[0]]
         assert [[item[key] for key in keys] for item in wanted] == [[item[key] for key in keys] for item in found]
@@ -60,7 +60,7 @@ def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int) -> None:
     right = found = wanted = texts = 0
     for case in CASES[::step]:
         for request, windows in zip(
-            embedded.read(token_classification.TASK, case["request"]).requests(NER.manifest), case["windows"], strict=True
+            embedded.read(token_classification.TASK, case["request"]).task_inputs(NER.manifest), case["windows"], strict=True
         ):
             logits = [np.array(window["logits"], dtype=np.float32) for window in windows if window["count"]]
             best = [
@@ -68,7 +68,7 @@ def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int) -> None:
             ]
             if not best or min((x[:, -1] - x[:, -2]).min() for x in best) < 0.1:
                 continue
-            plain = token_classification.NerRequest(request.text, token_classification.NerParameters(stride=request.parameters.stride))
+            plain = token_classification.NerInput(request.text, token_classification.NerParameters(stride=request.parameters.stride))
             rows = NER.rows(encode(token_classification, plain, NER.tokenizer).encodings)
             served = decode(token_classification, plain, rows, NER.manifest, NER.tokenizer)
             a, b = ({(e["entity_group"], e["start"], e["end"]) for e in entities} for entities in (decoded(plain, windows), served))

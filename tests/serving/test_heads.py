@@ -32,7 +32,7 @@ NUMBERS = st.floats(-50, 50, width=32)
 
 def test_labels_with_equal_scores_are_in_reverse_order() -> None:
     """The pipeline has this order too, because it reverses numpy's argsort."""
-    request = zero_shot.ZeroShotRequest("text", zero_shot.ZeroShotParameters(candidate_labels=["a", "b", "c"]))
+    request = zero_shot.ZeroShotInput("text", zero_shot.ZeroShotParameters(candidate_labels=["a", "b", "c"]))
     found = decode(zero_shot, request, logits((0, 0, 1), (0, 0, 1), (0, 0, 1)), NLI)
     assert ["c", "b", "a"] == [item["label"] for item in found]
 
@@ -188,7 +188,7 @@ def chunks(labels: list[str]) -> list[tuple[str, int, int]]:
 def entities(labels: list[str], known: tuple[str, ...], tokenizer: Tokenizer, tags: tuple[str, ...] = ()) -> list[tuple[str, int, int]]:
     """Returns the service's entity groups for a text with one token per label: (tag, first, last)."""
     text = " ".join(["film"] * len(labels))
-    request = token_classification.NerRequest(text)
+    request = token_classification.NerInput(text)
     scores = np.zeros((len(labels) + 2, len(known)), dtype=np.float32)
     for i, label in enumerate(labels):
         scores[i + 1, known.index(label)] = 9
@@ -219,21 +219,21 @@ def test_a_models_own_spelling_of_o_is_ignored_like_o(tokenizer: Tokenizer, stra
     parameters = token_classification.NerParameters(aggregation_strategy=strategy, ignore_labels=ignored)
     logits = np.array([[0, 0], [9, 0], [0, 9], [0, 0]], dtype=np.float32)
     head = Head(labels=("o", "b-per"), tags=("O", "B-per"))
-    request = token_classification.NerRequest("film film", parameters)
+    request = token_classification.NerInput("film film", parameters)
     assert left == len(decode(token_classification, request, [{"logits": logits}], head, tokenizer))
 
 
 def test_equal_scores_keep_the_order_of_the_labels() -> None:
     rows = [{"logits": np.array([1.0, 2.0, 1.0, 2.0], dtype=np.float32)}]
 
-    assert list("bdac") == [item["label"] for item in decode(classify, classify.ClassifyRequest(""), rows, Head(tuple("abcd")))]
+    assert list("bdac") == [item["label"] for item in decode(classify, classify.ClassifyInput(""), rows, Head(tuple("abcd")))]
 
 
 def test_the_models_own_activation_is_the_default() -> None:
     """Without `function_to_apply`, a multi-label model applies a sigmoid to each label."""
     rows = [{"logits": np.array([0.0, 0.0], dtype=np.float32)}]
 
-    assert [0.5, 0.5] == [item["score"] for item in decode(classify, classify.ClassifyRequest(""), rows, Head(("a", "b"), "sigmoid"))]
+    assert [0.5, 0.5] == [item["score"] for item in decode(classify, classify.ClassifyInput(""), rows, Head(("a", "b"), "sigmoid"))]
 
 
 @given(
@@ -252,19 +252,19 @@ def test_scores_are_finite_for_every_logit(logits: list[float], activation: str)
     ("request_", "numbers"),
     [
         (
-            classify.ClassifyRequest("good " * 40, parameters=classify.ClassifyParameters(window="mean", stride=30)),
+            classify.ClassifyInput("good " * 40, parameters=classify.ClassifyParameters(window="mean", stride=30)),
             "`stride` is 30, .* 30 tokens;",
         ),
         (
-            classify.ClassifyRequest("film " * 25, "bad " * 30, classify.ClassifyParameters(window="mean", stride=4)),
+            classify.ClassifyInput("film " * 25, "bad " * 30, classify.ClassifyParameters(window="mean", stride=4)),
             "`stride` is 4, .* 4 tokens;",
         ),
         (
-            classify.ClassifyRequest("film " * 40, "bad " * 2, classify.ClassifyParameters(window="mean")),
+            classify.ClassifyInput("film " * 40, "bad " * 2, classify.ClassifyParameters(window="mean")),
             "no room .* 2 tokens; shorten the f",
         ),
     ],
 )
-def test_windows_without_tokens_of_the_text_are_an_error(tokenizer: Tokenizer, request_: classify.ClassifyRequest, numbers: str) -> None:
+def test_windows_without_tokens_of_the_text_are_an_error(tokenizer: Tokenizer, request_: classify.ClassifyInput, numbers: str) -> None:
     with pytest.raises(InvalidValueError, match=numbers):
         encode(classify, request_, tokenizer)

@@ -79,7 +79,7 @@ def text_of(runs: Runs, text: str, *, beam: int, top_k: int, targets: Sequence[s
         joint=True, beam=beam, top_k=top_k, targets=None if targets is None else list(targets)
     )
     shared = None if targets is None else fill_mask.Targets(targets)
-    begun = begin(fill_mask, fill_mask.FillMaskRequest(text, parameters, shared), runs.tokenizer)
+    begun = begin(fill_mask, fill_mask.FillMaskInput(text, parameters, shared), runs.tokenizer)
     assert [] == begun.step.encodings
     return begun
 

@@ -22,7 +22,7 @@ from bertserve.service.models.model import Model
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.classify import ClassifyRequest
+from bertserve.service.tasks.classify import ClassifyInput
 from bertserve.service.tasks.cost import Cost
 from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel
 from bertserve.service.text.tokenizer import SHORT_CHARS, Encoding
@@ -56,9 +56,9 @@ async def test_texts_of_several_callers_share_a_run_of_a_batch_invariant_graph(
     engine = FakeEngine()
     model, scheduler = model_in(tmp_path, engine, batch_variant=batch_variant, batch_invariant=invariant)
     engine.gate.clear()
-    first = asyncio.ensure_future(model.predict([ClassifyRequest("good")], timeout_s=10))
+    first = asyncio.ensure_future(model.predict([ClassifyInput("good")], timeout_s=10))
     await asyncio.to_thread(engine.entered.acquire, timeout=20)
-    rest = [asyncio.ensure_future(model.predict([ClassifyRequest(text)], timeout_s=10)) for _ in range(4)]
+    rest = [asyncio.ensure_future(model.predict([ClassifyInput(text)], timeout_s=10)) for _ in range(4)]
     await until(lambda: scheduler.queue.queue_items == 4)
     engine.gate.set()
     await asyncio.gather(first, *rest)
@@ -81,7 +81,7 @@ async def test_an_input_that_cannot_be_decoded_is_named(tmp_path: Path, monkeypa
     monkeypatch.setitem(TASKS, "text-classification", replace(TASKS["text-classification"], function=failing))
     model, scheduler = model_in(tmp_path, FakeEngine())
     with pytest.raises(TooLargeError) as caught:
-        await model.predict([ClassifyRequest(text) for text in ("good", "fine", "bad", "good")], timeout_s=10)
+        await model.predict([ClassifyInput(text) for text in ("good", "fine", "bad", "good")], timeout_s=10)
     assert (2, 0, 0) == (caught.value.input_index, scheduler.queue.queue_items, scheduler.queue.queue_tokens)
     await scheduler.stop(5)
 

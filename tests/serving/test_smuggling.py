@@ -143,13 +143,11 @@ def test_only_the_spelling_of_the_mask_becomes_a_special_token(made: Callable[..
 @pytest.mark.parametrize("spelled", ["[SEP]", "</s>", "[CLS]", "<s>", "good [SEP] who?"])
 def test_special_tokens_in_the_inputs_of_a_task_stay_text(made: Callable[..., Tokenizer], spelled: str) -> None:
     tokenizer, plain = made(), made(mask=True)
-    passage = encode(question_answering, question_answering.AnswerRequest(f"who {spelled}", f"it was {spelled} bad"), tokenizer).encodings[
-        0
-    ]
+    passage = encode(question_answering, question_answering.AnswerInput(f"who {spelled}", f"it was {spelled} bad"), tokenizer).encodings[0]
     parameters = zero_shot.ZeroShotParameters(candidate_labels=[f"bad {spelled}"], hypothesis_template=f"{spelled} {{}}")
-    hypothesis = encode(zero_shot, zero_shot.ZeroShotRequest(f"good {spelled}", parameters), tokenizer).encodings[0]
-    pair = encode(classify, classify.ClassifyRequest(f"good {spelled}", f"{spelled} bad"), tokenizer).encodings[0]
-    filled = encode(fill_mask, fill_mask.FillMaskRequest(f"{spelled} {plain.mask and plain.mask.token}"), plain).encodings[0]
+    hypothesis = encode(zero_shot, zero_shot.ZeroShotInput(f"good {spelled}", parameters), tokenizer).encodings[0]
+    pair = encode(classify, classify.ClassifyInput(f"good {spelled}", f"{spelled} bad"), tokenizer).encodings[0]
+    filled = encode(fill_mask, fill_mask.FillMaskInput(f"{spelled} {plain.mask and plain.mask.token}"), plain).encodings[0]
 
     for encoding, seps in ((passage, 2), (hypothesis, 2), (pair, 2), (filled, 1)):
         assert (1, seps) == (encoding.ids.tolist().count(CLS), encoding.ids.tolist().count(SEP))

@@ -31,7 +31,7 @@ def ids(step: Step) -> list[list[int]]:
 
 
 def test_zero_shot_only_cuts_the_text(left: Tokenizer) -> None:
-    request = zero_shot.ZeroShotRequest(TEXT, zero_shot.ZeroShotParameters(candidate_labels=["good"], hypothesis_template="a {} film"))
+    request = zero_shot.ZeroShotInput(TEXT, zero_shot.ZeroShotParameters(candidate_labels=["good"], hypothesis_template="a {} film"))
     text, hypothesis = left.tokenize([TEXT, "a good film"])
     room = LENGTH - 3 - len(hypothesis)
 
@@ -40,7 +40,7 @@ def test_zero_shot_only_cuts_the_text(left: Tokenizer) -> None:
 
 def test_windows_start_from_the_end(left: Tokenizer) -> None:
     """They are in text order, and only the first one can be shorter."""
-    windowed = classify.ClassifyRequest(TEXT, parameters=classify.ClassifyParameters(window="mean", stride=5))
+    windowed = classify.ClassifyInput(TEXT, parameters=classify.ClassifyParameters(window="mean", stride=5))
     [text], found = left.tokenize([TEXT]), encode(classify, windowed, left)
 
     assert [CLS, *text.ids[2 - LENGTH :], SEP] == ids(found)[-1]
@@ -52,9 +52,9 @@ def test_windows_start_from_the_end(left: Tokenizer) -> None:
 def test_a_request_overrides_the_truncation_side(left: Tokenizer, tokenizer: Tokenizer) -> None:
     direction: Any = {"truncation_direction": "right"}
     for task, overriding, plain in (
-        (embed, embed.EmbedRequest(TEXT, embed.EmbedParameters(**direction)), embed.EmbedRequest(TEXT)),
+        (embed, embed.EmbedInput(TEXT, embed.EmbedParameters(**direction)), embed.EmbedInput(TEXT)),
         (rerank, rerank.RerankBody(query="a", texts=[TEXT], **direction), rerank.RerankBody(query="a", texts=[TEXT])),
-        (classify, classify.ClassifyRequest(TEXT, truncation_side="right"), classify.ClassifyRequest(TEXT)),
+        (classify, classify.ClassifyInput(TEXT, truncation_side="right"), classify.ClassifyInput(TEXT)),
     ):
         cut_right, overridden, cut_left = (
             ids(encode(task, request, tokens, Head(labels=("LABEL_0",))))
@@ -65,10 +65,10 @@ def test_a_request_overrides_the_truncation_side(left: Tokenizer, tokenizer: Tok
 
 def test_the_end_of_a_long_text_is_read(left: Tokenizer) -> None:
     text = " ".join(["bad"] * 30 + ["good"] * (LENGTH - 2))
-    found = encode(classify, classify.ClassifyRequest(text), left)
+    found = encode(classify, classify.ClassifyInput(text), left)
     assert found.truncated
     assert found.windows_read == (("", text.index("good"), len(text)),)
-    pair = encode(classify, classify.ClassifyRequest("a film", text), left)
+    pair = encode(classify, classify.ClassifyInput("a film", text), left)
     (first_field, first_start, _), (second_field, second_start, second_end) = pair.windows_read
     assert (first_field, second_field) == ("text", "text_pair")
     assert (first_start, second_end) == (0, len(text))

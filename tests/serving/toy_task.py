@@ -21,7 +21,7 @@ class ToyParameters(ClosedModel):
 
 
 @dataclass(frozen=True, slots=True)
-class ToyRequest:
+class ToyInput:
     """Two texts and the factor of their answer."""
 
     left: str
@@ -53,17 +53,17 @@ class ToyBody(TaskBody):
         """Returns both texts."""
         return item.left, item.right
 
-    def requests(self, config: ModelConfig) -> list[Any]:
-        """Returns one request per pair."""
+    def task_inputs(self, config: ModelConfig) -> list[Any]:
+        """Returns one input per pair."""
         parameters = self.parameters or defaults(ToyParameters)
-        return [ToyRequest(item.left, item.right, parameters.factor) for item in self.items]
+        return [ToyInput(item.left, item.right, parameters.factor) for item in self.items]
 
 
-def count(request: ToyRequest, model: TaskModel) -> TaskGenerator:
+def count(input_: ToyInput, model: TaskModel) -> TaskGenerator:
     """Returns the number of tokens of both texts times the factor, and the number of the model's outputs."""
-    left, right = model.tokenizer.tokenize([request.left, request.right])
+    left, right = model.tokenizer.tokenize([input_.left, input_.right])
     [row] = yield Step([model.tokenizer.assemble(left.ids, right.ids)], Cost(response_bytes=32))
-    return {"tokens": request.factor * (len(left) + len(right)), "outputs": len(row["logits"])}
+    return {"tokens": input_.factor * (len(left) + len(right)), "outputs": len(row["logits"])}
 
 
 SPEC = TaskSpec(

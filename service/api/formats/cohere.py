@@ -48,8 +48,8 @@ class DocumentsBody(rerank.QueryBody):
         """The texts of the documents."""
         return [document if isinstance(document, str) else document.text for document in self.documents]
 
-    def requests(self, config: ModelConfig) -> list[Any]:
-        """Returns the only request."""
+    def task_inputs(self, config: ModelConfig) -> list[Any]:
+        """Returns the only input."""
         return [rerank.RerankBody.model_validate({"query": self.query, "texts": self.texts})]
 
 

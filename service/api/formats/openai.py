@@ -48,8 +48,8 @@ class EmbeddingsBody(TaskBody):
         """The texts."""
         return self.input
 
-    def requests(self, config: ModelConfig) -> list[Any]:
-        """Returns one request per text.
+    def task_inputs(self, config: ModelConfig) -> list[Any]:
+        """Returns one input per text.
 
         Raises:
             InvalidValueError: The model has fewer dimensions, or returns a vector per token.

@@ -84,11 +84,11 @@ class SequencesBody(TaskBody):
         """Returns the one or two texts of an item."""
         return item  # type: ignore[no-any-return]
 
-    def requests(self, config: ModelConfig) -> list[Any]:
-        """Returns one request per text or pair."""
+    def task_inputs(self, config: ModelConfig) -> list[Any]:
+        """Returns one input per text or pair."""
         parameters = ClassifyParameters(function_to_apply="none" if self.raw_scores else None, truncation=self.truncate is not False)
         side = self.truncation_direction
-        return [classify.ClassifyRequest(item[0], item[1] if len(item) > 1 else None, parameters, side) for item in self.items]
+        return [classify.ClassifyInput(item[0], item[1] if len(item) > 1 else None, parameters, side) for item in self.items]
 
 
 class EmbedAllBody(TaskBody):
@@ -103,8 +103,8 @@ class EmbedAllBody(TaskBody):
     truncate: Truncate = None
     truncation_direction: TruncationDirection = None
 
-    def requests(self, config: ModelConfig) -> list[Any]:
-        """Returns one request per text."""
+    def task_inputs(self, config: ModelConfig) -> list[Any]:
+        """Returns one input per text."""
         options = {name: getattr(self, name) for name in ("prompt_name", "truncate", "truncation_direction")}
         template = embed.resolve(EmbedParameters(pooling="none", normalize=False, **options), config)
         return [replace(template, text=text) for text in self.items]
