@@ -260,8 +260,8 @@ class RequestQueue:
         """
         request = head.request
         runner = request.runner
-        kinds = ((self._short,) if only_short else (self._short, self._long)) if runner.shares_batches else ()
-        for item in chain.from_iterable(waiting.nearest(runner, length, last_priority) for waiting in kinds):
+        waiting_items = ((self._short,) if only_short else (self._short, self._long)) if runner.shares_batches else ()
+        for item in chain.from_iterable(waiting.nearest(runner, length, last_priority) for waiting in waiting_items):
             longer = max(length, item.length)
             shape = runner.padded_shape(rows + 1, longer)
             if shape is None or shape[0] * shape[1] > self.max_batch_tokens:

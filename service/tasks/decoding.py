@@ -64,17 +64,17 @@ def best_first(scores: Floats) -> list[int]:
     return sorted(range(len(scores)), key=(-scores).tolist().__getitem__)
 
 
-def best_tokens(scores: NDArray[Any], count: int, among: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+def best_tokens(scores: NDArray[Any], count: int, allowed_ids: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
     """Returns the best `count` ids of a vocabulary by falling score, then by id.
 
     Args:
         scores: float [vocabulary].
         count: Maximum number of ids.
-        among: The ids to choose from, ascending; None for all.
+        allowed_ids: The ids to choose from, ascending; None for all.
     """
-    values = scores if among is None else scores[among]
+    values = scores if allowed_ids is None else scores[allowed_ids]
     count = min(count, len(values))
     floor = np.partition(values, len(values) - count)[len(values) - count]
     candidates = np.flatnonzero(values >= floor)  # includes all that equal the last one, so that ties are complete
     best = candidates[np.argsort(-values[candidates], kind="stable")][:count]
-    return best if among is None else among[best]
+    return best if allowed_ids is None else allowed_ids[best]

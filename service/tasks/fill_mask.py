@@ -33,7 +33,7 @@ MAX_MASKS = 64  # masks of a text; each has the logits of the whole vocabulary i
 _LOOKS_LIKE_A_MASK = re.compile(r"[\[<({]{1,2}\s*mask\s*[\])}>]{1,2}|_{3,}", re.IGNORECASE)
 
 
-def _listed(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     """Returns a list of one for a text, and other values unchanged."""
     return [value] if isinstance(value, str) else value
 
@@ -52,7 +52,7 @@ class FillMaskParameters(ClosedModel):
     targets: Annotated[
         # no entry of a vocabulary is longer
         Annotated[list[Annotated[str, Field(max_length=256)]], Field(fail_fast=True, min_length=1, max_length=1000)] | None,
-        BeforeValidator(_listed),
+        BeforeValidator(_as_list),
         AfterValidator(_check_targets),
         Field(description="Only consider these words."),
     ] = None
@@ -120,7 +120,7 @@ def fill_masks(input_: FillMaskInput, model: TaskModel) -> TaskGenerator:
     _check_masks(input_.text, len(masks), mask.token)
     if input_.parameters.joint:
         return (yield from _fill_jointly(input_, ids, masks, tokenizer))
-    among, warnings = (None, ()) if input_.targets is None else input_.targets.tokenized(tokenizer)
+    allowed_ids, warnings = (None, ()) if input_.targets is None else input_.targets.tokenized(tokenizer)
 
     def keep(_: int, row: Outputs) -> Outputs:
         if TOP_TOKENS_OUTPUT in row:
@@ -131,15 +131,15 @@ def fill_masks(input_: FillMaskInput, model: TaskModel) -> TaskGenerator:
         best = []
         for logits in row["logits"]:  # one by one, because the scores of a whole vocabulary are large
             scores = activate(logits, "softmax")
-            tokens = best_tokens(scores, input_.parameters.top_k, among)
+            tokens = best_tokens(scores, input_.parameters.top_k, allowed_ids)
             best.append((tokens, scores[tokens]))
         return {"tokens": np.stack([tokens for tokens, _ in best]), "scores": np.stack([scores for _, scores in best])}
 
-    candidates = len(masks) * min(input_.parameters.top_k, tokenizer.vocabulary_size if among is None else len(among))
+    candidates = len(masks) * min(input_.parameters.top_k, tokenizer.vocabulary_size if allowed_ids is None else len(allowed_ids))
     cost = _cost(input_.text, len(ids), candidates)
     encodings = _windows(ids, masks, tokenizer)
     for encoding in encodings:
-        encoding.small_outputs = among is None and input_.parameters.top_k <= TOP_TOKENS
+        encoding.small_outputs = allowed_ids is None and input_.parameters.top_k <= TOP_TOKENS
     rows = yield Step(encodings, cost, keep, warnings=warnings)
     best = [pair for row in rows for pair in zip(row["tokens"].tolist(), row["scores"].tolist(), strict=True)]
     if len(masks) == 1:

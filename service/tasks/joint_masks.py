@@ -43,12 +43,12 @@ class Slot:
 
     Attributes:
         ways: The number of ways to fill the first 0, 1, ... masks, up to all of them.
-        follows: Tokens so far -> allowed next tokens, ascending; None for any token.
+        next_tokens: Tokens so far -> allowed next tokens, ascending; None for any token.
         targets: Tokens -> target; None for any token.
     """
 
     ways: Sequence[int]
-    follows: Mapping[TokenTuple, NDArray[np.int64]] | None = None
+    next_tokens: Mapping[TokenTuple, NDArray[np.int64]] | None = None
     targets: Mapping[TokenTuple, str] | None = None
 
     @property
@@ -93,7 +93,7 @@ class Pattern:
     def allowed(self, tokens: TokenTuple) -> NDArray[np.int64] | None:
         """Returns the allowed next tokens, ascending; None for any. At least one mask is not filled."""
         slot, part = next((slot, part) for slot, part in zip(self.slots, self.split(tokens), strict=True) if len(part) < slot.size)
-        return None if slot.follows is None else slot.follows[part]
+        return None if slot.next_tokens is None else slot.next_tokens[part]
 
 
 def prepare(
@@ -126,13 +126,13 @@ def slots_of(targets: Mapping[TokenTuple, str]) -> list[Slot]:
     slots = []
     for size in sorted({len(tokens) for tokens in targets}):
         of_size = {tokens: target for tokens, target in targets.items() if len(tokens) == size}
-        follows: dict[TokenTuple, set[int]] = {}
+        next_tokens: dict[TokenTuple, set[int]] = {}
         for target_tokens in of_size:
             for index, token in enumerate(target_tokens):
-                follows.setdefault(target_tokens[:index], set()).add(token)
-        counts = Counter(map(len, follows))
+                next_tokens.setdefault(target_tokens[:index], set()).add(token)
+        counts = Counter(map(len, next_tokens))
         ways = [*(counts[length] for length in range(size)), len(of_size)]
-        slots.append(Slot(ways, {prefix: np.array(sorted(tokens)) for prefix, tokens in follows.items()}, of_size))
+        slots.append(Slot(ways, {prefix: np.array(sorted(tokens)) for prefix, tokens in next_tokens.items()}, of_size))
     return slots
 
 
@@ -196,7 +196,7 @@ def search(patterns: Sequence[Pattern], *, beam: int, top_k: int, tokenizer: Tok
                 choices.append((counts[index], pattern.allowed(tokens)))
         rows = iter((yield Step(encodings, keep=partial(_best, choices))))
         for index, _ in open_patterns:
-            fillings[index] = _grown(fillings[index], [next(rows) for _ in fillings[index]], counts[index])
+            fillings[index] = _extended(fillings[index], [next(rows) for _ in fillings[index]], counts[index])
     return _results(patterns, fillings, top_k, tokenizer)
 
 
@@ -210,13 +210,13 @@ def _best(choices: Sequence[tuple[int, NDArray[np.int64] | None]], index: int, r
     return {"tokens": best, "log_probs": log_probs[best]}
 
 
-def _grown(fillings: Sequence[Filling], rows: Sequence[Outputs], count: int) -> list[Filling]:
+def _extended(fillings: Sequence[Filling], rows: Sequence[Outputs], count: int) -> list[Filling]:
     """Returns the best `count` fillings with one more mask filled; `rows` has the result of `_best` for each filling."""
     costs = [cost - row["log_probs"] for (cost, _), row in zip(fillings, rows, strict=True)]
-    every = np.concatenate(costs)
-    count = min(count, len(every))
+    all_costs = np.concatenate(costs)
+    count = min(count, len(all_costs))
     # creates no objects for the many dropped ones; includes all that equal the last one, so that ties are ordered
-    highest = np.partition(every, count - 1)[count - 1]
+    highest = np.partition(all_costs, count - 1)[count - 1]
     candidates = [
         (float(next_costs[index]), (*tokens, int(row["tokens"][index])))
         for (_, tokens), row, next_costs in zip(fillings, rows, costs, strict=True)

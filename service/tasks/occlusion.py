@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.cost import ITEM_BYTES, Cost, text_bytes
 from bertserve.service.text.tokenizer import Encoding, TokenIds, Tokenizer
-from bertserve.service.text.words import Unit, Word, rebase
+from bertserve.service.text.words import Unit, Word, convert_offsets
 
 # A text of n words needs n texts. A window of /answer, 384 tokens by default, has at most as many words.
 MAX_WORDS = 384
@@ -97,5 +97,5 @@ def describe_words(removed_words: Sequence[tuple[OccludedText, Word]], importanc
         described = {"word": part.text[word.start : word.end], "start": word.start, "end": word.end, "importance": importance}
         words.append(described | ({"field": part.field} if part.field else {}))
     for text, items in groupby(zip(removed_words, words, strict=True), lambda pair: pair[0][0].text):
-        rebase([word for _, word in items], text, unit)
+        convert_offsets([word for _, word in items], text, unit)
     return cast("list[WordImportance]", words)

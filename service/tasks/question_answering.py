@@ -39,7 +39,7 @@ from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskM
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 from bertserve.service.text.windows import default_stride, windows
-from bertserve.service.text.words import Word, most_within, rebase, words_of
+from bertserve.service.text.words import Word, convert_offsets, most_within, words_of
 
 TASK = "question-answering"
 DEFAULT_SEQ_LEN = 384  # tokens of a window, as in transformers
@@ -124,36 +124,35 @@ def answer_question(input_: AnswerInput, model: TaskModel) -> TaskGenerator:
         collector = SummedAnswers(answer_of, limit=2 * parameters.top_k + 10 if parameters.align_to_words else parameters.top_k)
     else:
         collector = BestAnswers(answer_of, top_k=parameters.top_k, count=len(passage_windows.passage))
-    nulls = []
+    no_answer_scores = []
     scored_windows = list(zip(passage_windows.encodings, token_ranges, rows, strict=True))
     if parameters.duplicates == "sum" and model.tokenizer.truncation_side == "left":
         # transformers 5.2.0 keeps the first of equal answers, and its order has the last window first
         scored_windows.reverse()
     for encoding, window, row in scored_windows:
-        null, start, end = _probabilities(encoding, len(window), row, passage_windows.cls_index)
-        nulls.append(null)
+        score, start, end = _probabilities(encoding, len(window), row, passage_windows.cls_index)
+        no_answer_scores.append(score)
         # the thousands of spans of a window are freed before those of the next one are created
         yield Step([], Cost(decode_us=collector.add(start, end, window, parameters.max_answer_len)))
     answers = collector.answers()
-    nothing = {"answer": "", "score": min(nulls), "start": 0, "end": 0}
+    no_answer = {"answer": "", "score": min(no_answer_scores), "start": 0, "end": 0}
     if parameters.handle_impossible_answer or not answers:  # without answers, every span is white space
-        answers.append(nothing)
+        answers.append(no_answer)
     if rule.calibration is not None:
         answers.sort(key=lambda answer: -answer["score"])  # they keep this order, even if rounding makes calibrated scores equal
         for answer in answers:
-            answer["score"] = _calibrated(answer["score"], rule, is_answer=answer is not nothing)
+            answer["score"] = _calibrated(answer["score"], rule, is_answer=answer is not no_answer)
     answers = sorted(answers, key=lambda answer: -answer["score"])[: parameters.top_k]
+    best = answers[0]
     if parameters.explain:
         assert isinstance(collector, BestAnswers), "summed scores are not explained"
-        is_null = answers[0] is nothing
-        span, window = (None, token_ranges[nulls.index(min(nulls))]) if is_null else collector.span_and_window(answers[0])
-        yield from _explain(input_, passage_windows, answers[0], window, span, model.tokenizer, rule)
+        span, window = (None, token_ranges[int(np.argmin(no_answer_scores))]) if best is no_answer else collector.span_and_window(best)
+        yield from _explain(input_, passage_windows, best, window, span, model.tokenizer, rule)
     # their length is only known now
     cost = Cost(sum(ITEM_BYTES + text_bytes(answer["answer"]) for answer in answers))
-    best = answers[0]
     yield Step([], cost + Cost(DECISION_BYTES + text_bytes(best["answer"])) if parameters.decide else cost)
-    rebase(answers, input_.context, parameters.offset_unit)
-    rule.count(["no answer" if best is nothing else "answer"], best["score"])
+    convert_offsets(answers, input_.context, parameters.offset_unit)
+    rule.count(["no answer" if best is no_answer else "answer"], best["score"])
     if rule.decides:
         return rule.as_json(best["answer"] if rule.reaches(None, best["score"]) else None, answers, best["score"])
     return answers if parameters.top_k > 1 else best
@@ -239,7 +238,7 @@ def _explain(
     `best` gets the explanation; `window` has the tokens of its window, and `span` its own tokens, None for "no answer".
     """
     question, passage = passage_windows.question, passage_windows.passage
-    words = [word for word in words_of(input_.context, passage, window) if span is None or not _touches(word, best, span)]
+    words = [word for word in words_of(input_.context, passage, window) if span is None or not _overlaps(word, best, span)]
     parts = [
         OccludedText("question", input_.question, question.ids, 0, words_of(input_.question, question)),
         OccludedText("context", input_.context, passage.ids[window.start : window.stop], window.start, words),
@@ -249,9 +248,9 @@ def _explain(
     def keep(index: int, row: Outputs) -> Outputs:
         part, word = removed_words[index]
         missing = len(word.tokens) if part is parts[1] else 0
-        null, start, end = _probabilities(encodings[index], len(window) - missing, row, passage_windows.cls_index)
+        score, start, end = _probabilities(encodings[index], len(window) - missing, row, passage_windows.cls_index)
         if span is None:
-            return {"score": np.array(null)}
+            return {"score": np.array(score)}
         first = span.start - window.start - (missing if word.tokens.start < span.start else 0)
         return {"score": start[first] * end[first + len(span) - 1]}
 
@@ -260,7 +259,7 @@ def _explain(
     best["explanation"] = occlusion.describe_words(removed_words, changes, input_.parameters.offset_unit)
 
 
-def _touches(word: Word, answer: dict[str, Any], span: range) -> bool:
+def _overlaps(word: Word, answer: dict[str, Any], span: range) -> bool:
     """Returns whether a word is part of an answer, so that without the word there is no span to score."""
     by_tokens = word.tokens.start < span.stop and span.start < word.tokens.stop
     return by_tokens or (word.start < answer["end"] and answer["start"] < word.end)

@@ -24,7 +24,7 @@ from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskM
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 from bertserve.service.text.windows import windows
-from bertserve.service.text.words import rebase, trimmed
+from bertserve.service.text.words import convert_offsets, trimmed
 
 # First letters of tags; those that begin an entity, and those that end one.
 LETTERS, BEGINS, ENDS = "BIESLU", "BSU", "ESLU"
@@ -99,24 +99,24 @@ def label_tokens(input_: NerInput, model: TaskModel) -> TaskGenerator:
     scores = activate(rule.calibrated(logits, "none"), "softmax")
     spans = tokens.spans(input_.text)
     if strategy == "none":
-        found = list(_tokens(input_.text, spans, scores, labels, ignored, first=encodings[0].start))
+        all_entities = list(_tokens(input_.text, spans, scores, labels, ignored, first=encodings[0].start))
     else:
         if strategy != "simple":  # these strategies label words instead of tokens
-            grouped = list(words(input_.text, tokens, tokenizer))
-            scores = np.stack([_word_scores(scores[word], strategy) for word in grouped])
-            spans = [(spans[word[0]][0], spans[word[-1]][1]) for word in grouped]
-        found = list(_entities(input_.text, spans, scores, tags, ignored))
-    for entity in found:
+            word_tokens = list(words(input_.text, tokens, tokenizer))
+            scores = np.stack([_word_scores(scores[word], strategy) for word in word_tokens])
+            spans = [(spans[word[0]][0], spans[word[-1]][1]) for word in word_tokens]
+        all_entities = list(_entities(input_.text, spans, scores, tags, ignored))
+    for entity in all_entities:
         rule.count([label_of(entity)], entity["score"])
-    entities = [entity for entity in found if rule.reaches(label_of(entity), entity["score"])]
+    entities = [entity for entity in all_entities if rule.reaches(label_of(entity), entity["score"])]
     # their number is only known from the outputs
     cost = Cost(2 + sum(ITEM_BYTES + longest_label(labels) + text_bytes(entity["word"]) for entity in entities))
     yield Step([], cost + Cost(DECISION_BYTES + len(labels) * longest_label(labels)) if input_.parameters.decide else cost)
-    rebase(entities, input_.text, input_.parameters.offset_unit)
+    convert_offsets(entities, input_.text, input_.parameters.offset_unit)
     if not rule.decides:
         return entities
-    best = max((entity["score"] for entity in found), default=None)  # includes entities that are left out
-    return rule.as_json(list(dict.fromkeys(map(label_of, entities))), entities, best, left_out=len(found) - len(entities))
+    best = max((entity["score"] for entity in all_entities), default=None)  # includes entities that are left out
+    return rule.as_json(list(dict.fromkeys(map(label_of, entities))), entities, best, left_out=len(all_entities) - len(entities))
 
 
 def label_of(entity: dict[str, Any]) -> str:

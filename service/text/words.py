@@ -95,7 +95,7 @@ def _is_letter(char: str) -> bool:
     return bool(char) and unicodedata.category(char)[0] in "LNM"
 
 
-def rebase(spans: Sequence[dict[str, Any]], text: str, unit: Unit) -> None:
+def convert_offsets(spans: Sequence[dict[str, Any]], text: str, unit: Unit) -> None:
     """Converts `start` and `end` of each span, in any order, from code points of the text to the unit, in place; spans can overlap."""
     if unit == "code_points" or text.isascii():
         return
