@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -118,22 +118,21 @@ def open_bundle(bundle: Bundle, settings: ModelSettings) -> tuple[GraphSpec, Tok
         ProviderError: The provider is missing, or cannot load the graph.
         SettingsError: The model's longest text exceeds the maximum tokens of a batch.
     """
-    manifest, spec = bundle.manifest, bundle.manifest.tokenizer
-    catalog.spec_of(bundle)
+    manifest, task = bundle.manifest, catalog.spec_of(bundle)
     graph = bundle.graph(settings.provider, settings.precision)
     batch_tokens = settings.batch_tokens(graph.precision)
-    if spec.max_length > batch_tokens:
+    if manifest.tokenizer.max_length > batch_tokens:
         raise SettingsError(
             f"--max-batch-tokens is {batch_tokens}, less than the longest text of the model `{manifest.name}` "
-            f"({spec.max_length} tokens); raise it."
+            f"({manifest.tokenizer.max_length} tokens); raise it."
         )
     if graph.shapes is not None:
         graph = graph.model_copy(update={"shapes": graph.shapes.within(batch_tokens)})
     check_report(manifest.name, graph, required=settings.require_validation, min_agreement=settings.min_agreement)
     _warn(manifest, graph, needs_report=settings.require_validation or settings.min_agreement is not None)
     engine = _open_engine(bundle, graph, settings)
-    tokenizer = Tokenizer(bundle.tokenizer_path, spec)
-    _check_fit(bundle, engine, tokenizer)
+    tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
+    _check_fit(manifest, engine, tokenizer, task.widths(manifest))
     return graph, tokenizer, engine
 
 
@@ -161,12 +160,11 @@ def _warn(manifest: Manifest, graph: GraphSpec, *, needs_report: bool) -> None:
             logger.warning("%s was also tried as %s at its export, and %s", model, omitted.precision, omitted.reason)
 
 
-def _check_fit(bundle: Bundle, engine: OnnxEngine, tokenizer: Tokenizer) -> None:
+def _check_fit(manifest: Manifest, engine: OnnxEngine, tokenizer: Tokenizer, widths: Mapping[str, int]) -> None:
     """Runs a text of the maximum length from the last token of the vocabulary: either may exceed a table of the graph.
 
-    If the graph returns attention, a second text asks for the last head of each layer.
+    If the graph returns attention, a second text asks for the last head of each layer. `widths` has the values per output.
     """
-    manifest = bundle.manifest
     length, last, heads = manifest.tokenizer.max_length, tokenizer.vocabulary_size - 1, manifest.attention_heads
     ids, zeros = np.full(length, last, dtype=np.int64), np.zeros(length, dtype=np.int64)
     maps = tuple((layer, count - 1) for layer, count in enumerate(heads))
@@ -179,7 +177,7 @@ def _check_fit(bundle: Bundle, engine: OnnxEngine, tokenizer: Tokenizer) -> None
             f"bundle `{manifest.name}`: its graph fails on a text of {length} tokens with the id {last}, the last id of its tokenizer, "
             f"or on the attention heads in its manifest, {list(heads)} ({error.message}) Export the bundle again."
         ) from error
-    for name, expected in catalog.TASKS[manifest.task].widths(manifest).items():
+    for name, expected in widths.items():
         width = row[name].shape[-1] if name in row else 0
         if width != expected:
             raise BundleError(

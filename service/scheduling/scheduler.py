@@ -81,12 +81,13 @@ class Scheduler:
         self._completions: list[tuple[asyncio.Future[None], Exception | None]] = []  # futures that the event loop must resolve
         self._threads: list[InferenceThread] = []  # without those that hang
         self._ended_s = 0.0  # seconds of the runs that have ended
-        self._deferred_setup_calls: list[Callable[[], object]] = []
         self._tick_s = min_hang_s / HANG_TICKS
         self._hangs = 0
         self._on_hang = on_hang
         self._accepts = self._withdrawn = self._stopped = False
         self.failure: str | None = None
+        for _ in range(threads):
+            self._add_thread()
 
     @property
     def ready(self) -> bool:
@@ -116,28 +117,24 @@ class Scheduler:
         # threads take the GIL from each other so often that short texts take 4 % longer.
         sys.setswitchinterval(1e-4)
         self._loop = asyncio.get_running_loop()
-        for _ in range(self._thread_count):
-            self._start_thread()
-        self.on_each_thread(self._deferred_setup_calls)
-        self._deferred_setup_calls = []
+        for thread in self._threads:
+            thread.handle.start()
+        self.on_each_thread([])  # waits for the earlier calls
         self._tick()
         self._accepts = True
 
     def on_each_thread(self, calls: Sequence[Callable[[], object]]) -> None:
         """Calls functions on each inference thread, to prepare what libraries keep per thread; it returns after the calls.
 
-        A thread makes one call between two batches. Before the start, this method only keeps the functions, and `start` calls them.
+        A thread makes one call between two batches. Before the start, this method does not wait, and `start` waits for the calls.
         """
-        if not self._threads:
-            self._deferred_setup_calls += calls
-            return
         with self._lock:
             ends = [(thread, threading.Event()) for thread in self._threads]
             for thread, end in ends:
                 thread.setup_calls += (*calls, end.set)
             self._wake(self._idle_threads)
         for thread, end in ends:
-            while not (end.wait(POLL_INTERVAL_S) or thread.hung or self._stopped or self.failure):
+            while thread.handle.is_alive() and not (end.wait(POLL_INTERVAL_S) or thread.hung or self._stopped):
                 pass
 
     def check(self, timeout_s: float) -> None:
@@ -212,12 +209,12 @@ class Scheduler:
         now = self.clock()
         return sum(max(thread.since + thread.predicted_s - now, 0.0) for thread in self._threads)
 
-    def _start_thread(self) -> None:
+    def _add_thread(self) -> InferenceThread:
         thread = InferenceThread()
         name = f"inference-{len(self._threads) + self._hangs}"
         thread.handle = threading.Thread(target=self._thread_main, args=(thread,), name=name, daemon=True)
         self._threads.append(thread)
-        thread.handle.start()
+        return thread
 
     def _thread_main(self, thread: InferenceThread) -> None:
         """Runs batches until the scheduler stops or a run of the thread hangs; it is the function of a thread."""
@@ -388,7 +385,7 @@ class Scheduler:
         if self._hangs >= self._thread_count:
             self._fail_all("as many runs have hung as there are inference threads")
         elif self.failure is None:
-            self._start_thread()
+            self._add_thread().handle.start()
 
     def _unavailable_error(self) -> UnavailableError:
         reason = self.failure or "the service is stopping"

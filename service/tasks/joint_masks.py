@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.tasks.decoding import Floats, best_tokens
+from bertserve.service.tasks.decoding import best_tokens
 from bertserve.service.tasks.step import Step, TaskGenerator
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
@@ -205,7 +205,9 @@ def _best(choices: Sequence[tuple[int, NDArray[np.int64] | None]], index: int, r
 
     `choices` has the maximum number of tokens and the allowed ones for each encoding.
     """
-    log_probs = log_softmax(row["logits"][0])
+    logits = row["logits"][0].astype(np.float64)
+    shifted = logits - logits.max()
+    log_probs = shifted - np.log(np.exp(shifted).sum())
     best = best_tokens(log_probs, *choices[index])
     return {"tokens": best, "log_probs": log_probs[best]}
 
@@ -225,13 +227,6 @@ def _extended(fillings: Sequence[Filling], rows: Sequence[Outputs], count: int) 
     return sorted(candidates)[:count]
 
 
-def log_softmax(logits: Floats) -> NDArray[np.float64]:
-    """Returns the logarithms of the probabilities of logits, float32 [vocabulary], as float64."""
-    shifted = logits.astype(np.float64) - logits.max()
-    log_probs: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
-    return log_probs
-
-
 def _results(
     patterns: Sequence[Pattern], fillings: Sequence[Sequence[Filling]], top_k: int, tokenizer: Tokenizer
 ) -> list[dict[str, object]]:
@@ -239,16 +234,17 @@ def _results(
     pairs = [(filling, pattern) for pattern, of_pattern in zip(patterns, fillings, strict=True) for filling in of_pattern]
     best = sorted(pairs, key=lambda pair: pair[0])[:top_k]
     texts = [pattern.filled(tokens, 0, len(pattern.ids)) for (_, tokens), pattern in best]
-    sequences = tokenizer.decode_all(texts, skip_special=True)
-    return [_result(tokenizer, *filling, pattern, sequence) for (filling, pattern), sequence in zip(best, sequences, strict=True)]
-
-
-def _result(tokenizer: Tokenizer, cost: float, tokens: TokenTuple, pattern: Pattern, sequence: str) -> dict[str, object]:
-    chosen = [slot.targets[part] for slot, part in zip(pattern.slots, pattern.split(tokens), strict=True) if slot.targets is not None]
-    return {
-        "score": math.exp(-cost),
-        "tokens": list(tokens),
-        "token_strs": tokenizer.decode_all([[token] for token in tokens], skip_special=False),
-        **({"targets": chosen} if chosen else {}),
-        "sequence": sequence,
-    }
+    results: list[dict[str, object]] = []
+    for ((cost, tokens), pattern), sequence in zip(best, tokenizer.decode_all(texts, skip_special=True), strict=True):
+        filled_slots = zip(pattern.slots, pattern.split(tokens), strict=True)
+        targets = [slot.targets[part] for slot, part in filled_slots if slot.targets is not None]
+        results.append(
+            {
+                "score": math.exp(-cost),
+                "tokens": list(tokens),
+                "token_strs": tokenizer.decode_all([[token] for token in tokens], skip_special=False),
+                **({"targets": targets} if targets else {}),
+                "sequence": sequence,
+            }
+        )
+    return results

@@ -97,13 +97,6 @@ class Choices(ClosedModel):
             raise PydanticCustomError("question", "must have exactly one of `question` and `prompt`, which mean the same")
         return self
 
-    @property
-    def question_or_prompt(self) -> str:
-        """The question or the prompt."""
-        value = self.prompt if self.question is None else self.question
-        assert value is not None, "it has been validated"
-        return value
-
 
 class ChooseBody(TaskBody):
     """Body of a multiple choice request."""
@@ -130,7 +123,9 @@ class ChooseBody(TaskBody):
         """Returns one input per question."""
         parameters = self.parameters or defaults(ChooseParameters)
         # an empty context counts as missing, as in CSV files
-        return [ChooseInput(item.question_or_prompt, tuple(item.choices), item.context or None, parameters) for item in self.items]
+        return [
+            ChooseInput(item.question or item.prompt or "", tuple(item.choices), item.context or None, parameters) for item in self.items
+        ]
 
 
 class ChoiceScore(BaseModel):
