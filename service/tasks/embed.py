@@ -7,6 +7,7 @@ pipeline, which returns them; padding never counts.
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -257,7 +258,7 @@ def to_base64(values: Floats) -> str:
 def pooled_row(input_: EmbedInput, row: Outputs) -> Outputs:
     """Returns a copy of a row with its pooled `vector`, float32 [values], or for the pooling `none` tokens', float32 [length, values]."""
     is_pooled = input_.own_pooling and VECTOR_OUTPUT in row
-    values = row[VECTOR_OUTPUT] if is_pooled else pool(input_.layers.of(row), input_.parameters.pooling)
+    values = row[VECTOR_OUTPUT] if is_pooled else _POOLINGS[input_.parameters.pooling](input_.layers.of(row))
     return {"vector": np.array(values[..., : input_.parameters.dimensions])}
 
 
@@ -266,16 +267,13 @@ def vector(input_: EmbedInput, row: Outputs) -> Floats:
     return normalized(row["vector"]) if input_.parameters.normalize else row["vector"]
 
 
-def pool(tokens: Floats, pooling: str | None) -> Floats:
-    """Returns one vector from the vectors of all tokens, float32 [length, values]; for `none` it returns its argument."""
-    pooled = tokens
-    if pooling == "cls":
-        pooled = tokens[0]
-    elif pooling == "mean":
-        pooled = tokens.mean(axis=0, dtype=np.float32)
-    elif pooling == "max":
-        pooled = tokens.max(axis=0)
-    return pooled
+# each returns one vector from the vectors of all tokens, float32 [length, values], or these vectors
+_POOLINGS: dict[str | None, Callable[[Floats], Floats]] = {
+    "none": lambda tokens: tokens,
+    "cls": lambda tokens: tokens[0],
+    "mean": lambda tokens: tokens.mean(axis=0, dtype=np.float32),
+    "max": lambda tokens: tokens.max(axis=0),
+}
 
 
 def normalized(values: Floats) -> Floats:

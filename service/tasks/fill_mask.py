@@ -33,11 +33,6 @@ MAX_MASKS = 64  # masks of a text; each has the logits of the whole vocabulary i
 _LOOKS_LIKE_A_MASK = re.compile(r"[\[<({]{1,2}\s*mask\s*[\])}>]{1,2}|_{3,}", re.IGNORECASE)
 
 
-def _as_list(value: Any) -> Any:
-    """Returns a list of one for a text, and other values unchanged."""
-    return [value] if isinstance(value, str) else value
-
-
 def _check_targets(targets: list[str] | None) -> list[str] | None:
     chars, most = sum(map(len, targets or ())), 2**14
     if chars > most:
@@ -52,7 +47,7 @@ class FillMaskParameters(ClosedModel):
     targets: Annotated[
         # no entry of a vocabulary is longer
         Annotated[list[Annotated[str, Field(max_length=256)]], Field(fail_fast=True, min_length=1, max_length=1000)] | None,
-        BeforeValidator(_as_list),
+        BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
         AfterValidator(_check_targets),
         Field(description="Only consider these words."),
     ] = None
