@@ -147,10 +147,10 @@ class Model:
                     "the request's deadline passed while its texts waited to be tokenized; allow more time with `x-request-timeout-ms`, "
                     "or send less at once."
                 ) from error
-        items = progress.items() or progress.proceed([])
-        if items:
+        payloads = progress.payloads() or progress.proceed([])
+        if payloads:
             request = ScheduledRequest(self, progress.proceed, arrived, arrived + timeout_s)
-            await scheduler.run(request, items, progress.held_tokens)
+            await scheduler.run(request, payloads, progress.held_tokens)
 
     def run(self, payloads: Sequence[EncodedInput], *, multi_threaded: bool = False) -> Sequence[Outputs]:
         """Returns the outputs of each text that its task keeps.
@@ -164,24 +164,24 @@ class Model:
                 *self.run(payloads[:half], multi_threaded=multi_threaded),
                 *self.run(payloads[half:], multi_threaded=multi_threaded),
             ]
-        lengths = [len(item.encoding.ids) for item in payloads]
+        lengths = [len(payload.encoding.ids) for payload in payloads]
         rows, length = self.graph.padded_shape(len(payloads), max(lengths)) or (len(payloads), max(lengths))
         single = self.engines.single_threaded
         engine = self.engines.for_multi_threaded_run(rows * length) if multi_threaded else single
         start = time.perf_counter()
-        for item in payloads:
-            if item.progress.started is None:
-                item.progress.started = start
+        for payload in payloads:
+            if payload.progress.started is None:
+                payload.progress.started = start
         error = None
         try:
-            outputs = engine.run([item.encoding for item in payloads])
+            outputs = engine.run([payload.encoding for payload in payloads])
         except BertServeError as caught:
             error = caught
             if len(payloads) == 1:
                 error.input_index = payloads[0].index
             raise
         finally:
-            if [item for item in payloads if item.progress.trace is not None]:
+            if [payload for payload in payloads if payload.progress.trace is not None]:
                 self._trace(payloads, rows * length, start, multi_threaded=engine is not single, error=error)
         seconds = time.perf_counter() - start
         if engine is single:
@@ -192,24 +192,24 @@ class Model:
         self._metrics.batch_rows.observe(len(payloads))
         self._metrics.tokens_real.inc(sum(lengths))
         self._metrics.tokens_padded.inc(rows * length - sum(lengths))
-        return [row if item.keep is None else item.keep(row) for item, row in zip(payloads, outputs, strict=True)]
+        return [row if payload.keep is None else payload.keep(row) for payload, row in zip(payloads, outputs, strict=True)]
 
-    def _exceeds_output_limits(self, items: Sequence[EncodedInput]) -> bool:
+    def _exceeds_output_limits(self, payloads: Sequence[EncodedInput]) -> bool:
         """Returns whether a run would return too many logits over the vocabulary or attention weights at the same time."""
-        if self._logits_per_mask and sum(len(item.encoding.masks) for item in items) * self._logits_per_mask > MAX_LOGITS:
+        if self._logits_per_mask and sum(len(payload.encoding.masks) for payload in payloads) * self._logits_per_mask > MAX_LOGITS:
             return True
         if not self.graph.has_attentions:
             return False
-        maps = sum(len(item.encoding.maps) for item in items)
-        return maps * max(len(item.encoding.ids) for item in items) ** 2 > MAX_ATTENTION_WEIGHTS
+        maps = sum(len(payload.encoding.maps) for payload in payloads)
+        return maps * max(len(payload.encoding.ids) for payload in payloads) ** 2 > MAX_ATTENTION_WEIGHTS
 
-    def _trace(self, items: Sequence[EncodedInput], padded: int, start: float, *, multi_threaded: bool, error: Exception | None) -> None:
+    def _trace(self, payloads: Sequence[EncodedInput], padded: int, start: float, *, multi_threaded: bool, error: Exception | None) -> None:
         """Records a span of a run that ends now, for the traced requests in it."""
         name, version, precision, provider = self.labels
-        traces = list(dict.fromkeys(item.progress.trace for item in items if item.progress.trace is not None))
-        real = sum(len(item.encoding.ids) for item in items)
+        traces = list(dict.fromkeys(payload.progress.trace for payload in payloads if payload.progress.trace is not None))
+        real = sum(len(payload.encoding.ids) for payload in payloads)
         model = {"model": name, "model.version": version, "task": self.task, "precision": precision, "provider": provider}
-        batch = {"rows": len(items), "tokens": real, "padded_tokens": padded - real, "multi_threaded": multi_threaded}
+        batch = {"rows": len(payloads), "tokens": real, "padded_tokens": padded - real, "multi_threaded": multi_threaded}
         attributes: dict[str, Any] = {f"bertserve.{key}": value for key, value in model.items()}
         attributes |= {f"bertserve.batch.{key}": value for key, value in batch.items()}
         kind = None if error is None else type(error).__name__

@@ -130,7 +130,7 @@ class RequestProgress:
         if self.trace is not None:
             self.trace.add_stage("tokenize", start, end, queued_after=True)
 
-    def items(self) -> list[tuple[int, EncodedInput]]:
+    def payloads(self) -> list[tuple[int, EncodedInput]]:
         """Returns the encodings of the open inputs, each with its tokens."""
         return [
             (encoding.cost_tokens, EncodedInput(encoding, self, index, step.keep and partial(step.keep, place)))
@@ -160,7 +160,7 @@ class RequestProgress:
         self.prediction.decode_s += end - start
         if self.trace is not None:
             self.trace.add_stage("decode", start, end, queued_after=not is_done)
-        return [] if is_done else self.items()
+        return [] if is_done else self.payloads()
 
     def complete(self, arrived: float) -> Prediction:
         """Returns the prediction of a request that is done, with its times; `arrived` is the time of its arrival."""

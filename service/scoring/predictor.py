@@ -178,37 +178,37 @@ class Predictor:
             progress = RequestProgress([self.reader.spec.function(row.input, self._task_model)], max_tokens=sys.maxsize)
             with rejecting(row):
                 progress.tokenize()
-                open_rows.append((row, progress, [text for _, text in progress.items()]))
+                open_rows.append((row, progress, [payload for _, payload in progress.payloads()]))
                 row.warnings = [warning for _, warning in progress.prediction.warnings]
                 if progress.prediction.truncated:
                     row.warnings.append(f"truncation; cut to the model's {self.manifest.tokenizer.max_length} tokens")
         while open_rows:  # the current steps of all together
-            outputs = iter(self._outputs([text for _, _, texts in open_rows for text in texts]))
+            outputs = iter(self._outputs([payload for _, _, payloads in open_rows for payload in payloads]))
             still_open = []
-            for row, progress, texts in open_rows:
-                rows = list(islice(outputs, len(texts)))
+            for row, progress, payloads in open_rows:
+                rows = list(islice(outputs, len(payloads)))
                 with rejecting(row):
                     if errors := [output for output in rows if isinstance(output, EngineError)]:
                         raise errors[0]
-                    if step := progress.proceed(rows):
-                        still_open.append((row, progress, [text for _, text in step]))
+                    if following := progress.proceed(rows):
+                        still_open.append((row, progress, [payload for _, payload in following]))
                     (row.prediction,) = progress.prediction.results
             open_rows = still_open
 
-    def _outputs(self, texts: Sequence[EncodedInput]) -> list[Any]:
+    def _outputs(self, payloads: Sequence[EncodedInput]) -> list[Any]:
         """Returns the outputs of each encoding that its task keeps, or an error; encodings of similar length run together."""
-        outputs: list[Any] = [None] * len(texts)
-        places = sorted(range(len(texts)), key=lambda place: -len(texts[place].encoding))
+        outputs: list[Any] = [None] * len(payloads)
+        places = sorted(range(len(payloads)), key=lambda place: -len(payloads[place].encoding))
         while places:
-            count, length = 1, len(texts[places[0]].encoding)
+            count, length = 1, len(payloads[places[0]].encoding)
             while self._shares_batches and count < len(places):
                 shape = self.graph.padded_shape(count + 1, length)
                 if shape is None or shape[0] * shape[1] > self._batch_tokens:
                     break
                 count += 1
             batch, places = places[:count], places[count:]
-            for place, row in zip(batch, self._run([texts[place].encoding for place in batch]), strict=True):
-                keep = None if isinstance(row, EngineError) else texts[place].keep
+            for place, row in zip(batch, self._run([payloads[place].encoding for place in batch]), strict=True):
+                keep = None if isinstance(row, EngineError) else payloads[place].keep
                 # before the next run, because the outputs of a run can be far larger than what their task keeps
                 outputs[place] = row if keep is None else keep(row)
         return outputs
