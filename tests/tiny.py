@@ -22,14 +22,14 @@ HIDDEN = 8
 
 def tokenizer() -> tokenizers.Tokenizer:
     """Returns a lower-casing WordPiece tokenizer with VOCABULARY and BERT's special tokens."""
-    made = tokenizers.Tokenizer(tokenizers.models.WordPiece({w: i for i, w in enumerate(VOCABULARY)}, unk_token="[UNK]"))
-    made.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
-    made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-    made.post_processor = tokenizers.processors.TemplateProcessing(
+    result = tokenizers.Tokenizer(tokenizers.models.WordPiece({w: i for i, w in enumerate(VOCABULARY)}, unk_token="[UNK]"))
+    result.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+    result.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    result.post_processor = tokenizers.processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
-    made.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
-    return made
+    result.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
+    return result
 
 
 def graph(task: str = "text-classification", *, labels: int = len(LABELS), seed: int = 0) -> onnx.ModelProto:
@@ -69,8 +69,8 @@ def graph(task: str = "text-classification", *, labels: int = len(LABELS), seed:
     tensors = [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()]
     tensors += [numpy_helper.from_array(np.array(value), name) for name, value in shapes.items()]
     infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()]
-    made = helper.make_graph(nodes, "tiny", inputs, infos, tensors)
-    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    tiny = helper.make_graph(nodes, "tiny", inputs, infos, tensors)
+    return helper.make_model(tiny, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
 def per_token_nodes(task: str, values: int) -> tuple[list[onnx.NodeProto], dict[str, list[str | int]]]:
@@ -193,10 +193,10 @@ def bundle(
     """Writes a bundle to `folder/name` and returns its path. `changes` are fields of the manifest, and `batch_invariant` of its graph."""
     path = folder / name
     path.mkdir(parents=True)
-    made = tokenizer()
+    tokens = tokenizer()
     if task == "fill-mask":
-        made.add_tokens([tokenizers.AddedToken("[MASK]", special=False, normalized=False)])
-    made.save(str(path / TOKENIZER_FILE))
+        tokens.add_tokens([tokenizers.AddedToken("[MASK]", special=False, normalized=False)])
+    tokens.save(str(path / TOKENIZER_FILE))
     labels = changes.setdefault("labels", LABELS_OF.get(task, ()))
     file = path / "model.cpu.fp32.onnx"
     model = graph(task, labels=len(labels), seed=seed)

@@ -74,8 +74,8 @@ class Family:
         tokenizer = self.tokenizer()
         ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos", "cls", "sep")}
         sizes = {"max_position_embeddings": LENGTH + self.offset, **SIZES, **naming(LABELS[task]), **ids}
-        given = {**sizes, "vocab_size": len(tokenizer), **self.fields, **fields}
-        config = self.config(**{name: value for name, value in given.items() if value is not None or name in ids})
+        values = {**sizes, "vocab_size": len(tokenizer), **self.fields, **fields}
+        config = self.config(**{name: value for name, value in values.items() if value is not None or name in ids})
         word_scale = max(self.word_scale, WORD_SCALES.get(task, 1))
         deviation = 0.2 * (32 / config.hidden_size) ** 0.5
         save_random(path, str(self.architecture(task)), config, initializer_range=deviation, word_scale=word_scale)
@@ -136,20 +136,20 @@ def _unigrams() -> tuple[tuple[str, float], ...]:
     return tuple((piece, math.log(count / counts.total())) for piece, count in counts.items())
 
 
-def word_piece(made_by: Any, specials: Sequence[str]) -> Any:
-    return made_by(vocab={piece: i for i, piece in enumerate([*specials, *_word_pieces()])}, model_max_length=512)
+def word_piece(tokenizer_class: Any, specials: Sequence[str]) -> Any:
+    return tokenizer_class(vocab={piece: i for i, piece in enumerate([*specials, *_word_pieces()])}, model_max_length=512)
 
 
-def byte_pair(made_by: Any, specials: Sequence[str], last: Sequence[str] = ()) -> Any:
+def byte_pair(tokenizer_class: Any, specials: Sequence[str], last: Sequence[str] = ()) -> Any:
     """Returns a byte-level BPE tokenizer; `last` are special tokens with the highest ids."""
     pieces, merges = pairs()
-    return made_by(vocab={piece: i for i, piece in enumerate([*specials, *pieces, *last])}, merges=merges, model_max_length=512)
+    return tokenizer_class(vocab={piece: i for i, piece in enumerate([*specials, *pieces, *last])}, merges=merges, model_max_length=512)
 
 
-def unigram(made_by: Any, specials: Sequence[str], last: Sequence[str] = (), **options: Any) -> Any:
+def unigram(tokenizer_class: Any, specials: Sequence[str], last: Sequence[str] = (), **options: Any) -> Any:
     """Returns a SentencePiece unigram tokenizer; `last` are special tokens with the highest ids."""
     vocabulary = [*((token, 0.0) for token in specials), *_unigrams(), *((token, 0.0) for token in last)]
-    return made_by(vocab=vocabulary, **{"model_max_length": 512, **options})
+    return tokenizer_class(vocab=vocabulary, **{"model_max_length": 512, **options})
 
 
 def bert_tokenizer() -> Any:

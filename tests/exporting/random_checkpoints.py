@@ -146,7 +146,7 @@ class Case:
     @property
     def reasons(self) -> list[str]:
         """Words that the error can contain; empty for a checkpoint that must be exported."""
-        found = {
+        words = {
             "no padding token": self.quirk == "no padding token",
             # in GPT-2's small vocabulary, the token is a parenthesis
             "padding token": self.quirk == "another padding token" and self.family == "GPT-2",
@@ -155,7 +155,7 @@ class Case:
             # too short for a question of the samples
             "a window of": self.task == "question-answering" and self.limit < 80,
         }
-        return [word for word, applies in found.items() if applies]
+        return [word for word, applies in words.items() if applies]
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ def write(case: Case, folder: Path) -> Path:
         QUIRKS[case.quirk].make(path)
     if case.dtype != "float32":
         dtype = getattr(torch, case.dtype)
-        edit_weights(path, lambda found: found.update({name: value.to(dtype) for name, value in found.items()}))
+        edit_weights(path, lambda tensors: tensors.update({name: value.to(dtype) for name, value in tensors.items()}))
         edit_json(path / "config.json", dtype=case.dtype)
     if case.shards > 1:
         shard(path, case.shards)
