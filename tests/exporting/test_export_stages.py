@@ -18,14 +18,17 @@ from bertserve.export.int8.quantize import quantize
 from bertserve.export.onnx_trace import trace
 from bertserve.export.validation.comparison import Reference, compare
 from bertserve.export.validation.reference import sample_reference
-from bertserve.export.validation.served_graph import Prediction, ServedGraph
+from bertserve.export.validation.served_graph import MAX_FULL_LENGTH, Prediction, ServedGraph, sample_requests
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import Outputs, Precision
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.engine.onnx_engine import OnnxEngine
+from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bundles import Array, edit_constant, engine_of, exported
-from checkpoints import POSITIONS, bert
+from checkpoints import POSITIONS, bert, service_tokenizer
+from staged import ARCHITECTURES, LABELS
+from task_runs import encode
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("export_fixtures",)
@@ -98,6 +101,29 @@ def test_a_graph_with_nothing_to_quantize_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(GraphError, match="no matrix"):
         quantize(tmp_path / "source.onnx", tmp_path / "int8.onnx", tmp_path, [], [], max_error=1.0, quick=False)
     assert not (tmp_path / "int8.onnx").exists()
+
+
+# ---- samples
+
+
+@pytest.mark.parametrize("positions", [300, MAX_FULL_LENGTH + 1000])
+@pytest.mark.parametrize("task", ARCHITECTURES)
+def test_one_sample_has_the_models_maximum_length(tmp_path: Path, task: str, positions: int) -> None:
+    """Its text has at most `MAX_FULL_LENGTH` tokens, because PyTorch needs too much memory for more."""
+    labels = LABELS.get(task, tiny.LABELS)
+    source = bert(tmp_path, architecture=ARCHITECTURES[task], labels=labels, positions=positions, model_max_length=positions)
+    checkpoint = load_checkpoint(str(source))
+
+    def count(text: str) -> int:
+        return len(checkpoint.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    longest = sample_requests(checkpoint, checkpoint.tokenizer_spec, count)[-1]
+    tokens = count(getattr(longest, "context", None) or longest.text)
+    if positions <= MAX_FULL_LENGTH:
+        encodings = encode(TASKS[task], longest, service_tokenizer(checkpoint, tmp_path), checkpoint).encodings
+        assert positions == max(map(len, encodings)) < tokens
+    else:
+        assert MAX_FULL_LENGTH / 2 < tokens <= MAX_FULL_LENGTH
 
 
 # ---- parity: engines and tokenizers with a known fault

@@ -13,23 +13,17 @@ import pytest
 import tiny
 from bertserve.export import calibration, cli
 from bertserve.export.calibration import Int8Texts, SplitTexts, hash_texts, hashes_of, read_int8_texts
-from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import DataError, GraphError
 from bertserve.export.int8 import quantize
 from bertserve.export.tasks.all_tasks import TASKS as EXPORT_TASKS
-from bertserve.export.validation import served_graph
-from bertserve.export.validation.reference import sample_reference
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, load_bundle
 from bertserve.service.bundle.manifest import Manifest, TokenizerSpec
 from bertserve.service.check import check
 from bertserve.service.settings import Settings
 from bertserve.service.tasks import classify, question_answering
-from bertserve.service.tasks.catalog import TASKS
 from bundles import Run, Verify, contents, edit_constant
-from checkpoints import bert, numbered_texts, service_tokenizer
+from checkpoints import numbered_texts
 from playback import play_back
-from staged import ARCHITECTURES, LABELS
-from task_runs import encode
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("export_fixtures",)
@@ -198,14 +192,3 @@ def test_update_refuses_the_calibration_texts(
         assert word in list(checks.values())[-1]["detail"]
     assert 0 == verify(output / "tiny-bert", "--checkpoint", source, "--update", "--validation", own)[0]
     assert json.loads(before)["int8_texts"] == json.loads(manifest.read_bytes())["int8_texts"]
-
-
-@pytest.mark.parametrize("task", ARCHITECTURES)
-@pytest.mark.parametrize("limit", [served_graph.MAX_FULL_LENGTH, 200])
-def test_one_sample_has_the_models_maximum_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, limit: int) -> None:
-    monkeypatch.setattr(served_graph, "MAX_FULL_LENGTH", limit)
-    checkpoint = load_checkpoint(str(bert(tmp_path, architecture=ARCHITECTURES[task], labels=LABELS.get(task, tiny.LABELS), positions=300)))
-    longest = sample_reference(checkpoint).requests[-1]
-    length = max(map(len, encode(TASKS[task], longest, service_tokenizer(checkpoint, tmp_path), checkpoint).encodings))
-
-    assert (300 if limit > 300 else 150) <= length <= min(limit, 300)
