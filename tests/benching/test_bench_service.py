@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import tiny
-from bertserve.bench import cli
+from bertserve.bench import cli, raw_loop
 from replica import running
 
 # no warm-up: on a stalled machine, the first requests may be the only ones
@@ -37,6 +37,11 @@ def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     (folder / "texts.jsonl").write_text('"a good film"\n"a bad film , not good"\n')
     with running(models, folder / "log", "--allow-implicit-default") as served:
         yield Service(served.url, models, folder / "texts.jsonl")
+
+
+@pytest.fixture(autouse=True)
+def no_warm_up_of_the_raw_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raw_loop, "WARM_UP_SHARE", 0.0)
 
 
 def measure(folder: Path, *given: object) -> dict[str, Any]:
