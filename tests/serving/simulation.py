@@ -90,13 +90,13 @@ class Simulation:
         self.queue = RequestQueue(max_batch_tokens=8192, max_queue_tokens=self.max_queue_tokens, threads=self.threads)
         self.random = random.Random(self.seed)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._made = 0
+        self._event_count = 0
         self._ends: dict[int, float] = {}  # predicted ends of the current runs
         self._long_runs = 0
 
-    def at(self, time: float, what: Callable[[], None]) -> None:
-        self._made += 1
-        heapq.heappush(self._events, (time, self._made, what))
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        self._event_count += 1
+        heapq.heappush(self._events, (time, self._event_count, action))
 
     def arrive(self, *lengths: int) -> ScheduledRequest | None:
         """Admits a request whose texts have these numbers of tokens, or returns None."""
@@ -117,8 +117,8 @@ class Simulation:
     def play(self, until: float = float("inf")) -> None:
         """Plays events until a time."""
         while self._events and self._events[0][0] <= until:
-            self.now, _, what = heapq.heappop(self._events)
-            what()
+            self.now, _, action = heapq.heappop(self._events)
+            action()
         self.now = max(self.now, until) if until < float("inf") else self.now
 
     def _expire(self, request: ScheduledRequest) -> None:
@@ -140,8 +140,8 @@ class Simulation:
         self._long_runs += batch[0].request.is_long
         rows, longest = len(batch), max(item.length for item in batch)
         seconds = recorded_s(rows, longest) * self.slower * self.random.lognormvariate(0, 0.1)
-        self._ends[self._made] = self.now + self.runner.seconds(rows, longest) * self.slower
-        self.at(self.now + seconds, partial(self._end, self._made, batch))
+        self._ends[self._event_count] = self.now + self.runner.seconds(rows, longest) * self.slower
+        self.at(self.now + seconds, partial(self._end, self._event_count, batch))
 
     def _end(self, run: int, batch: Sequence[Item]) -> None:
         del self._ends[run]

@@ -50,6 +50,8 @@ def test_a_thread_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> No
         hung, bench.work.gate = bench.work.gate, threading.Event()
         bench.work.gate.set()
         assert (1, True) == (bench.hangs, bench.scheduler.ready)
+        busy_s, bench.clock.now = bench.scheduler.busy_s, bench.clock.now + 1.0
+        assert busy_s == bench.scheduler.busy_s  # the run that hangs no longer counts
         assert [["a"], ["b"]] == await asyncio.gather(bench.submit("a"), bench.submit("b"))
         last = await bench.blocked()
         await bench.one_waits()
