@@ -22,9 +22,6 @@ EMPTY = "\u200b"  # the tokenizer removes this character
 TEXTS = ["a good film", "the book was very dull !", EMPTY, "long " * 300]
 
 
-# ---- texts
-
-
 def test_each_nonblank_line_of_a_file_is_a_text(tmp_path: Path) -> None:
     lines = [f"täxt {i} " for i in range(calibration.MAX_FILE_TEXTS + 5)]
     (tmp_path / "texts.txt").write_text("\n \n".join(lines), encoding="utf-8")
@@ -111,9 +108,6 @@ def test_a_file_that_cannot_be_used_is_an_error(tmp_path: Path, name: str, conte
     assert f"`{path}`" in str(caught.value)
 
 
-# ---- three splits
-
-
 def sizes(split: calibration.Int8Texts) -> tuple[int, int, int]:
     """Returns the number of texts for calibration, for the gate and for the report."""
     return len(split.calibration), len(split.gate), len(split.report)
@@ -158,9 +152,6 @@ def test_passages_join_neighboring_texts_of_one_split(all_staged: dict[str, Stag
         assert all(calibration.MAX_LINE_TOKENS < length <= room for length in lengths)
         assert all(passage in " ".join(side.lines) for passage in side.passages)
         assert not any(line in passage for passage in joined for line in other.lines if len(line) > 40)
-
-
-# ---- feeds
 
 
 def test_a_text_is_fed_as_the_checkpoints_tokenizer_encodes_it(all_staged: dict[str, Staged]) -> None:

@@ -38,9 +38,6 @@ def test_the_bundle_passes_the_check_and_its_card_describes_the_vectors(tmp_path
     assert all(fact in card for fact in ("pooling `mean`", "length 1.", "128 values", "`query` is `the book was `"))
 
 
-# ---- settings of checkpoints, and missing parts
-
-
 @pytest.mark.parametrize(
     ("file", "content", "named"),
     [
@@ -96,9 +93,6 @@ def test_the_maximum_length_of_sentence_transformers_replaces_the_tokenizers(tmp
 
     edit_json(source / "sentence_bert_config.json", max_seq_length=None)
     assert 48 == load_checkpoint(str(source)).tokenizer_spec.max_length
-
-
-# ---- a model in a subfolder, as in older checkpoints of sentence-transformers
 
 
 def moved(source: Path, folder: str = "0_Transformer", length_file: str = "sentence_bert_config.json") -> Path:
@@ -190,9 +184,6 @@ def test_a_language_model_is_not_exported_as_an_encoder(tmp_path: Path) -> None:
     """Its class name ends in `Model`, like the name of an encoder, but has a head."""
     source = encoder(tmp_path, layers=1, architecture="BertLMHeadModel", is_decoder=True)
     assert "['BertLMHeadModel']; give --task" in refused(source)
-
-
-# ---- zero-shot and reranking
 
 
 @pytest.fixture(name="inference", scope="module")

@@ -31,9 +31,6 @@ pytest_plugins = ("export_fixtures",)
 Change = Callable[[Path], object]  # changes a checkpoint in place
 
 
-# ---- checkpoints
-
-
 def remove(*names: str) -> Change:
     return lambda path: [(path / name).unlink() for name in names]
 
@@ -249,9 +246,6 @@ def test_code_that_is_not_needed_is_not_run(source: Path, run: Run) -> None:
     assert not (source / "ran").exists()
 
 
-# ---- folders that are not checkpoints, or do not fit the flags
-
-
 def test_a_bundle_is_refused_as_a_source(tmp_path: Path, run: Run) -> None:
     bundle = tiny.bundle(tmp_path)
     code, message = run(bundle)
@@ -304,9 +298,6 @@ def test_a_source_with_an_invalid_bundle_name_is_refused_early(tmp_path: Path, o
     assert (1, True, False, []) == (code, "--name" in err, "trace" in err, left_in(output))
 
 
-# ---- the output
-
-
 def test_an_output_that_is_a_file_is_refused(source: Path, output: Path, run: Run) -> None:
     output.write_text("not a folder")
     code, message = run(source, *FAST)
@@ -347,9 +338,6 @@ def test_an_export_that_a_signal_stops_leaves_no_files(
         assert (128 + number, True) == (code, number.name in message)
         assert (["tiny-bert"] if flags else []) == left_in(output)
         assert not flags or existing == contents(output / "tiny-bert")
-
-
-# ---- signals and other exports
 
 
 @pytest.mark.usefixtures("played_back")

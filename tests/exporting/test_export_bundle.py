@@ -40,9 +40,6 @@ def usual_bundle(source: Path) -> Bundle:
     return exported(source, precisions=("fp32", "int8"))
 
 
-# ---- the folder and the manifest
-
-
 def test_a_bundle_holds_manifest_tokenizer_card_and_graphs(source: Path, usual: Bundle) -> None:
     secrets = [str(source.parent).encode(), b"site-packages"]
 
@@ -148,9 +145,6 @@ def test_the_same_checkpoint_gives_the_same_files(source: Path, usual: Bundle, t
     assert untimed(usual.path) == untimed(again)
 
 
-# ---- other checkpoints
-
-
 IDENTITY, SIGMOID, TANH = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid", "torch.nn.modules.activation.Tanh"
 
 
@@ -235,9 +229,6 @@ def test_the_digest_covers_only_the_loaded_files(tmp_path: Path) -> None:
     assert before == load_checkpoint(str(source)).origin.weights_sha256
     rename_weights(source, "part.safetensors")
     assert before == load_checkpoint(str(source)).origin.weights_sha256
-
-
-# ---- the card
 
 
 OWN_CARD = """---

@@ -26,9 +26,6 @@ def usage_error(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return capsys.readouterr().err
 
 
-# ---- success
-
-
 @pytest.mark.usefixtures("played_back")
 def test_progress_goes_to_stderr_and_the_validation_to_stdout(source: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert 0 == cli.main([str(source), "--output", str(output), "--calibration", str(FEW_TEXTS)])
@@ -103,9 +100,6 @@ def test_a_checkpoint_is_exported_once_and_served(tmp_path: Path) -> None:
     assert [".lock", "reviews"] == sorted(path.name for path in tmp_path.glob("cache/*/*"))
 
 
-# ---- usage errors
-
-
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
@@ -153,9 +147,6 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(
     assert (3, True) == (code, message.startswith(f"bert-export: {module} "))
     assert "[export,cpu]'" in message
     assert not output.exists()
-
-
-# ---- existing files with the bundle's name
 
 
 def put_aside(target: Path, _: Path) -> None:

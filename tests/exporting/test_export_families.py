@@ -60,9 +60,6 @@ def test_the_service_reproduces_the_stored_answer(measured: tuple[str, str, Meas
     assert capsys.readouterr().out.endswith("cpu/int8: ok\n")
 
 
-# ---- floating-point operations of a text: the two terms of their number, which runs of the model give
-
-
 @pytest.mark.parametrize(
     ("family", "task", "linear", "quadratic"),
     [
@@ -77,6 +74,7 @@ def test_the_service_reproduces_the_stored_answer(measured: tuple[str, str, Meas
     ],
 )
 def test_only_layers_that_grow_with_the_text_count(tmp_path: Path, family: str, task: str, linear: int, quadratic: int) -> None:
+    """The number of floating-point operations of a text has two terms, which runs of the model give."""
     flops = load_checkpoint(str(FAMILIES[family].save(tmp_path / "model", task)), LoadOptions(task=task)).flops
 
     assert (linear, quadratic) == (flops.linear, flops.quadratic)

@@ -58,9 +58,6 @@ def in_order(result: list[dict[str, Any]], labels: tuple[str, ...]) -> list[floa
     return [{item["label"]: item["score"] for item in result}[label] for label in labels]
 
 
-# ---- next sentence
-
-
 @pytest.fixture(name="following", scope="module")
 def next_sentence_bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Bundle]:
     """Returns a next-sentence BERT, whose config.json has other labels, and its bundle."""
@@ -102,9 +99,6 @@ def test_bundles_of_pair_models_pass_check_and_verify(following: tuple[Path, Bun
     assert 0 == bertserve.service.cli.main(["check", "--models", str(bundle.path.parent)])
     code, checks = verify(bundle.path, "--data", lines, "--checkpoint", source)
     assert (0, {"graph": 1.0, "reference": 1.0}) == (code, checks["accuracy cpu/fp32"]["metrics"])
-
-
-# ---- both heads of `ForPreTraining`
 
 
 @pytest.fixture(name="pretrained", scope="module")
@@ -169,9 +163,6 @@ def test_unsupported_pretraining_models_are_refused(pretrained: Path, tmp_path: 
     config = AlbertConfig(vocab_size=len(tiny.VOCABULARY), embedding_size=16, num_labels=3, **SIZES)
     with pytest.raises(CheckpointError, match="3 labels"):
         load_checkpoint(str(save(tmp_path / "albert", "AlbertForPreTraining", config)), LoadOptions(task="text-classification"))
-
-
-# ---- replaced tokens
 
 
 @pytest.fixture(name="discriminator", scope="module")

@@ -75,9 +75,6 @@ def all_stages(tmp_path_factory: pytest.TempPathFactory) -> Stages:
     return Stages(loaded, exported(source), sample_reference(loaded))
 
 
-# ---- trace and optimize
-
-
 @pytest.mark.parametrize("name", ["token_type_ids", "attention_mask"])
 def test_unused_type_ids_are_dropped_and_an_unused_mask_is_an_error(stages: Stages, tmp_path: Path, name: str) -> None:
     class Deaf(type(stages.loaded.model)):
@@ -92,18 +89,12 @@ def test_unused_type_ids_are_dropped_and_an_unused_mask_is_an_error(stages: Stag
             trace(deaf, tmp_path / "raw.onnx")
 
 
-# ---- quantize
-
-
 def test_a_graph_with_nothing_to_quantize_is_an_error(tmp_path: Path) -> None:
     onnx.save(tiny.graph(), str(tmp_path / "source.onnx"))
 
     with pytest.raises(GraphError, match="no matrix"):
         quantize(tmp_path / "source.onnx", tmp_path / "int8.onnx", tmp_path, [], [], max_error=1.0, quick=False)
     assert not (tmp_path / "int8.onnx").exists()
-
-
-# ---- samples
 
 
 @pytest.mark.parametrize("positions", [300, MAX_FULL_LENGTH + 1000])
@@ -124,9 +115,6 @@ def test_one_sample_has_the_models_maximum_length(tmp_path: Path, task: str, pos
         assert positions == max(map(len, encodings)) < tokens
     else:
         assert MAX_FULL_LENGTH / 2 < tokens <= MAX_FULL_LENGTH
-
-
-# ---- parity: engines and tokenizers with a known fault
 
 
 def with_one(table: Array, row: int) -> Array:

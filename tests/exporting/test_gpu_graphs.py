@@ -54,9 +54,6 @@ def model_of(bundle: Bundle, provider: Any, precision: Any) -> onnx.ModelProto:
     return onnx.load(str(bundle.path / bundle.graph(provider, precision).file))
 
 
-# ---- exported graphs
-
-
 def test_the_bundle_lists_each_graph_with_its_plan(bundle: Bundle) -> None:
     graphs = bundle.manifest.graphs
 
@@ -130,9 +127,6 @@ def test_unfused_attention_keeps_its_mask(tmp_path: Path) -> None:
     assert bundle.graph("cuda", "fp16").validation.quantized["KeptFloat"] >= LAYERS
 
 
-# ---- small outputs
-
-
 def answers(bundle: Bundle, provider: Any, precision: Any, bodies: Sequence[dict[str, Any]]) -> list[Any]:
     served = Served(bundle, precision, provider)
     return [served.answer(body) for body in bodies]
@@ -174,9 +168,6 @@ def test_the_graph_of_a_fill_mask_model_returns_the_best_tokens(tmp_path: Path) 
     assert half[0][0][0]["score"] == pytest.approx(expected[0][0][0]["score"], abs=0.02)
 
 
-# ---- overflow
-
-
 @pytest.mark.full_grid
 def test_operators_that_overflow_fp16_stay_in_float32(tmp_path: Path) -> None:
     """A feed-forward block with inner values beyond the range of fp16 still matches PyTorch."""
@@ -214,9 +205,6 @@ def test_writers_and_readers_of_a_large_tensor_stay_in_float32() -> None:
     peaks = dict.fromkeys("xcfg", 1.0) | {"a": 0.0, "b": limit * 1.01, "d": limit * 0.6, "e": limit * 0.6, "h": float("nan"), "i": limit}
 
     assert {"constant", "writer", "reader", "sum", "not_finite"} == gpu.overflowing(model, peaks)
-
-
-# ---- shape plans and precisions
 
 
 @pytest.mark.parametrize("max_length", [20, 512, 8192])

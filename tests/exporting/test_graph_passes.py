@@ -73,9 +73,6 @@ def changed(folder: Path, model: onnx.ModelProto, name: str = "other.onnx") -> P
     return folder / name
 
 
-# ---- rewriting
-
-
 def graph_constant(path: Path, name: str) -> Array:
     value = rewrite.load(path).graph.initializers[name].const_value
     return value.numpy()
@@ -107,9 +104,6 @@ def test_a_graph_with_subgraphs_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(GraphError, match=r"`If` \(`decide`\)"):
         rewrite.load(path)
-
-
-# ---- unfuse
 
 
 @pytest.mark.parametrize(("before", "after"), [("fused", "unfused"), ("unfused", "cls_only"), ("cls_only", "packed")])
@@ -205,9 +199,6 @@ def test_einsum_and_gemm_with_a_constant_become_a_matmul(
     assert_same(path, tmp_path / "unfused.onnx")
 
 
-# ---- the last layer only for [CLS]
-
-
 def test_a_classifiers_last_layer_is_computed_for_one_token(classifier: Staged, tmp_path: Path) -> None:
     """Attention output, feed-forward block and both norms of the last layer have one row; tensors before it have all rows."""
     names = [
@@ -284,9 +275,6 @@ def test_only_nodes_for_the_first_row_are_restricted(tmp_path: Path, nodes: Sequ
     assert_same(path, tmp_path / "cls_only.onnx", atol=1e-6)
 
 
-# ---- pack query, key and value
-
-
 def test_query_key_and_value_are_one_product(staged: Staged) -> None:
     """Each layer has one product for all three. A restricted layer has one for key and value, because its query reads one row."""
     restricted = staged.loaded.task == "text-classification"
@@ -313,9 +301,6 @@ def test_products_of_one_tensor_are_packed(tmp_path: Path) -> None:
 
     assert 3 == operators(tmp_path / "packed.onnx")["MatMul"]
     assert_same(path, tmp_path / "packed.onnx")
-
-
-# ---- outliers
 
 
 def test_hidden_units_with_the_largest_values_are_split_off(classifier: Staged, tmp_path: Path) -> None:
@@ -346,9 +331,6 @@ def test_input_channels_with_the_largest_values_are_split_off(classifier: Staged
     np.testing.assert_array_equal(weight[largest], graph_constant(tmp_path / "split.onnx", f"{name}/outlying"))
     for feed, mask in batches(classifier):
         assert_equal_outputs(classifier.packed, tmp_path / "split.onnx", feed, mask)
-
-
-# ---- fold smoothing
 
 
 def smoothed(staged: Staged, path: Path, factors: Array) -> tuple[set[str], set[str]]:

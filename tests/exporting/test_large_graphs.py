@@ -28,9 +28,6 @@ FP32 = "model.cpu.fp32.onnx"
 BETWEEN = 150_000  # bytes; the graph of the tiny checkpoint is larger in fp32 and smaller in int8
 
 
-# ---- one graph
-
-
 def product(**constants: NDArray[Any]) -> ir.Model:
     """Returns a model of a product, a sum and a reshape; `constants` replace its constants, or add unused constants."""
     nodes = [
@@ -104,9 +101,6 @@ def test_a_full_disk_is_reported(tmp_path: Path, max_bytes: int) -> None:
     model.graph.initializers["matrix"].const_value = ir.Tensor(CONSTANTS["matrix"], name="matrix")
     with largest_file(1000), pytest.raises(OSError, match=r"No space left|File too large"):
         onnx_files.save(model, tmp_path / "a.onnx", max_bytes=max_bytes)
-
-
-# ---- a bundle
 
 
 @pytest.fixture(name="source", scope="module")

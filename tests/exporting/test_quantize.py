@@ -214,8 +214,6 @@ def test_a_cpu_that_saturates_gives_the_same_products(quantized: Quantized, tmp_
     assert largest > 0  # with scales from only the largest weight, some products would be wrong
 
 
-# ---- embeddings
-
 # square and large in both directions, so that only the axis distinguishes rows from columns; the rows have very different sizes
 TABLE = np.random.default_rng(0).normal(size=(MIN_TABLE_ROWS, MIN_TABLE_ROWS)).astype(np.float32)
 TABLE *= np.geomspace(1e-6, 1e4, MIN_TABLE_ROWS, dtype=np.float32)[:, None]

@@ -115,9 +115,6 @@ def test_agreement_of_several_values_is_that_of_the_worst_value() -> None:
         TASKS["text-classification"].read_gold({"label": "a"}, VALUES)
 
 
-# ---- metrics, compared with other libraries
-
-
 WORDS = [(0, 2), (3, 5), (6, 8), (9, 11)]
 
 

@@ -213,10 +213,8 @@ def test_a_flag_without_effect_is_refused(tmp_path: Path) -> None:
     assert "--token-types" in refused(source, token_types="zero")
 
 
-# ---- the model lacks the type of the second text, as RoBERTa with BERT's tokenizer (guwenbert)
-
-
 def one_type(path: Path, task: str = "text-classification", **settings: Any) -> Path:
+    """Writes a model that lacks the type of the second text: a RoBERTa with BERT's tokenizer, like guwenbert."""
     Family(transformers.RobertaConfig, families.bert_tokenizer, {"type_vocab_size": 1}, offset=2).save(path, task)
     edit_json(path / "tokenizer_config.json", **settings)
     return path

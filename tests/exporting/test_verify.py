@@ -28,9 +28,6 @@ def passed(checks: dict[str, Any]) -> dict[str, bool | None]:
     return {name: check["passed"] for name, check in checks.items()}
 
 
-# ---- only the bundle
-
-
 @pytest.mark.parametrize("task", ["text-classification", "token-classification", "question-answering", "fill-mask", "multiple-choice"])
 def test_a_sound_bundle_passes(tmp_path: Path, verify: Verify, task: str) -> None:
     code, checks = verify(sound(tmp_path, task))
@@ -135,9 +132,6 @@ def test_another_precision_can_give_another_example_result(tmp_path: Path, verif
     assert "of the int8 graph" in checks["example cpu/fp32"]["detail"]
 
 
-# ---- usage
-
-
 @pytest.mark.parametrize(
     "flags",
     [
@@ -181,9 +175,6 @@ def test_verifying_without_a_checkpoint_imports_no_torch(tmp_path: Path) -> None
     result = subprocess.run([sys.executable, "-c", code, sound(tmp_path)], capture_output=True, text=True, check=True)
 
     assert "0 False False" == result.stdout.splitlines()[-1]
-
-
-# ---- with the checkpoint
 
 
 @pytest.fixture(name="exported", scope="module")
