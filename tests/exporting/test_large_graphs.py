@@ -19,10 +19,10 @@ from bertserve.export import cli
 from bertserve.export.graph import onnx_files
 from bertserve.service.bundle import files
 from bundles import exported, largest_file
-from checkpoints import bert
 from staged import graph_of, run
 
 pytestmark = pytest.mark.torch
+pytest_plugins = ("export_fixtures",)
 
 FP32 = "model.cpu.fp32.onnx"
 BETWEEN = 150_000  # bytes; the graph of the tiny checkpoint is larger in fp32 and smaller in int8
@@ -103,22 +103,11 @@ def test_a_full_disk_is_reported(tmp_path: Path, max_bytes: int) -> None:
         onnx_files.save(model, tmp_path / "a.onnx", max_bytes=max_bytes)
 
 
-@pytest.fixture(name="source", scope="module")
-def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return bert(tmp_path_factory.mktemp("checkpoint"))
-
-
-@pytest.fixture(name="large", scope="module")
-def large_bundle(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a bundle for every provider, exported with a file limit that only fp32 graphs exceed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(onnx_files, "WORK_BYTES", 4096)
-        patch.setattr(onnx_files, "MAX_BYTES", BETWEEN)
-        return exported(source, tmp_path_factory.mktemp("large"), precisions=None, providers=("cpu", "cuda", "tensorrt")).path
-
-
 @pytest.mark.full_grid
-def test_the_manifest_has_every_file_with_digest_and_size(large: Path) -> None:
+def test_the_manifest_has_every_file_with_digest_and_size(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_files, "WORK_BYTES", 4096)
+    monkeypatch.setattr(onnx_files, "MAX_BYTES", BETWEEN)
+    large = exported(source, precisions=None, providers=("cpu", "cuda", "tensorrt")).path
     two, one = {f"model.{provider}.fp32.onnx" for provider in ("cpu", "cuda", "tensorrt")}, {"model.cpu.int8.onnx", "model.cuda.fp16.onnx"}
     others = {files.MANIFEST_FILE, files.TOKENIZER_FILE, files.CARD_FILE}
     assert two | one | others | {f"{name}.data" for name in two} == {path.name for path in large.iterdir()}
@@ -133,16 +122,16 @@ def test_the_manifest_has_every_file_with_digest_and_size(large: Path) -> None:
 
 
 def test_the_command_prints_the_total_size_and_the_service_loads_the_bundle(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    source: Path, output: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The printed size includes external weights; `bert-serve check` uses them to reproduce the stored result; `verify` checks their digest."""
     monkeypatch.setattr(onnx_files, "MAX_BYTES", BETWEEN)
-    assert 0 == cli.main([str(source), "--output", str(tmp_path), "--precision", "fp32"])
+    assert 0 == cli.main([str(source), "--output", str(output), "--precision", "fp32"])
 
-    size = sum((tmp_path / source.name / name).stat().st_size for name in (FP32, f"{FP32}.data"))
+    size = sum((output / source.name / name).stat().st_size for name in (FP32, f"{FP32}.data"))
     assert f"{FP32}  {size / 2**20:.1f} MiB" in capsys.readouterr().out
-    assert 0 == bertserve.service.cli.main(["check", "--models", str(tmp_path)])
-    data = tmp_path / source.name / f"{FP32}.data"
+    assert 0 == bertserve.service.cli.main(["check", "--models", str(output)])
+    data = output / source.name / f"{FP32}.data"
     data.write_bytes(b"\1" + data.read_bytes()[1:])
     assert 1 == cli.main(["verify", str(data.parent)])
     assert f"{data.name}`" in capsys.readouterr().out
