@@ -11,12 +11,12 @@ import time
 from typing import Any
 
 import ray
-from pydantic import model_validator
 from ray import serve
 from ray.serve.config import AutoscalingContext
 from starlette.types import ASGIApp
 
 from bertserve.service.api.endpoint import Endpoint
+from bertserve.service.errors import SettingsError
 from bertserve.service.models.build import build
 from bertserve.service.server.logs import configure_logging
 from bertserve.service.server.serve import check_start, raise_file_limit
@@ -42,22 +42,21 @@ MAX_BUSY = 0.8  # maximum share of their time that threads should run
 MAX_ONGOING = 10_000  # requests at a replica; its own admission decides. Ray's default of 5 would leave batches almost empty
 
 
-class ReplicaSettings(Settings):
-    """Settings of `bert-serve serve` that Ray does not replace."""
+def read_settings(args: dict[str, Any]) -> Settings:
+    """Reads settings from arguments by name, and variables like the command.
 
-    def __init__(self, **values: Any) -> None:
-        """Reads values and variables like the command. An unknown variable is an error."""
-        for name in SET_BY_IMAGE:
-            os.environ.pop(ENV_PREFIX + name, None)
-        check_environment()
-        super().__init__(**values)
-
-    @model_validator(mode="after")
-    def _reject_ray_settings(self) -> "ReplicaSettings":
-        for name, replacement in RAY_REPLACEMENTS.items():
-            if name in self.model_fields_set:
-                raise ValueError(f"`{name}` has no effect under Ray Serve; remove it, and use {replacement}")
-        return self
+    Raises:
+        SettingsError: A variable is unknown, or Ray replaces a setting.
+        ValidationError: A value is wrong.
+    """
+    for name in SET_BY_IMAGE:
+        os.environ.pop(ENV_PREFIX + name, None)
+    check_environment()
+    settings = Settings(**args)
+    for name, replacement in RAY_REPLACEMENTS.items():
+        if name in settings.model_fields_set:
+            raise SettingsError(f"`{name}` has no effect under Ray Serve; remove it, and use {replacement}.")
+    return settings
 
 
 @serve.deployment(name="bertserve", max_ongoing_requests=MAX_ONGOING, health_check_period_s=2)
@@ -65,7 +64,7 @@ class ReplicaSettings(Settings):
 class Replica:
     """A replica of bertserve."""
 
-    def __init__(self, settings: ReplicaSettings) -> None:
+    def __init__(self, settings: Settings) -> None:
         """Loads the models; an inference thread runs on each CPU that Ray assigned."""
         configure_logging(settings.log_format)
         raise_file_limit()
@@ -111,7 +110,7 @@ def autoscaling_policy(context: AutoscalingContext) -> tuple[int, dict[str, Any]
     return max(1, math.ceil(by_queue), math.ceil(by_time)), {}
 
 
-def app(args: ReplicaSettings) -> serve.Application:
+def app(args: dict[str, Any]) -> serve.Application:
     """Builds the application from `args` of a Serve configuration, or of `serve run`."""
-    bound: serve.Application = Replica.bind(args)  # type: ignore[attr-defined]
+    bound: serve.Application = Replica.bind(read_settings(args))  # type: ignore[attr-defined]
     return bound

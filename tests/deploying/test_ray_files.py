@@ -41,11 +41,11 @@ def test_ray_accepts_both_configurations() -> None:
 
 
 def test_arguments_are_settings_of_a_replica() -> None:
-    settings = ray("bertserve.service.ray_serve").ReplicaSettings
+    read_settings = ray("bertserve.service.ray_serve").read_settings
     for config in (SERVE, ON_KUBERNETES):
         (application,) = config["applications"]
         arguments = {name: value for name, value in application["args"].items() if name != "api_key_file"}
-        assert arguments.keys() <= settings.model_validate(arguments).model_fields_set
+        assert arguments.keys() <= read_settings(arguments).model_fields_set
         assert application["args"].keys() <= Settings.model_fields.keys()
         assert application["deployments"][0]["graceful_shutdown_timeout_s"] * 1000 > Settings.model_fields["max_timeout_ms"].default
 
