@@ -22,7 +22,6 @@ from bertserve.service.server.logs import configure_logging
 from bertserve.service.server.serve import check_start, raise_file_limit
 from bertserve.service.settings import ENV_PREFIX, Settings, check_environment
 from bertserve.service.sources import with_sources
-from bertserve.service.tracing import create_tracer
 
 logger = logging.getLogger("bertserve.ray")
 
@@ -72,8 +71,7 @@ class Replica:
         if settings.threads is None and "GPU" not in resources:
             settings = settings.model_copy(update={"threads": max(1, int(resources.get("CPU", 1)))})
         self._settings = settings
-        self._tracer = create_tracer(settings.otlp_endpoint)
-        self._state = build(with_sources(settings), tracer=self._tracer)
+        self._state = build(with_sources(settings))
         self._seen = (time.monotonic(), 0.0)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -82,8 +80,8 @@ class Replica:
 
     def __del__(self) -> None:
         """Exports the last traces. Ray calls this once, when it stops a drained replica."""
-        if (tracer := getattr(self, "_tracer", None)) is not None:
-            tracer.close()
+        if (state := getattr(self, "_state", None)) is not None and state.tracer is not None:
+            state.tracer.close()
 
     def check_health(self) -> None:
         """Ends the process if the GPU failed, an inference thread is dead or all hang: Ray replaces it sooner than a replica that only reports it."""

@@ -33,7 +33,7 @@ from bertserve.service.models.build import AppState
 from bertserve.service.tasks.json_text import to_json
 
 if TYPE_CHECKING:
-    from bertserve.service.tracing.tracer import RequestSpan
+    from bertserve.service.tracing import RequestSpan
 
 access_log = logging.getLogger("bertserve.access")
 

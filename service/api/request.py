@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bertserve.service.models.build import AppState
     from bertserve.service.models.model import Model
     from bertserve.service.models.request_progress import Prediction
-    from bertserve.service.tracing.tracer import RequestSpan
+    from bertserve.service.tracing import RequestSpan
 
 REQUEST_KEY = "bertserve.request"  # scope key: the Request, until the answer is sent
 TIMEOUT_HEADER = "x-request-timeout-ms"

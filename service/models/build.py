@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from bertserve.service.settings import Settings
 from bertserve.service.tasks.body import Limits
 
 if TYPE_CHECKING:
-    from bertserve.service.tracing.tracer import Tracer
+    from bertserve.service.tracing import Tracer
 
 logger = logging.getLogger("bertserve.loading")
 
@@ -65,7 +66,7 @@ class AppState:
     tracer: Tracer | None = None
 
 
-def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None, tracer: Tracer | None = None) -> AppState:
+def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None) -> AppState:
     """Loads every bundle of the models folder and builds the service; it starts no threads.
 
     The settings have totals over all workers; the worker with this index gets its share of threads and queue. By default, `metrics` are
@@ -74,6 +75,7 @@ def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None,
     Raises:
         StartError: A bundle, the provider or a setting is wrong; the message says which.
     """
+    tracer = _tracer(settings.otlp_endpoint)
     metrics = metrics or Metrics()
     paths = files.find_bundles(settings.models)
     model_settings = loading.with_provider(settings, paths)
@@ -123,6 +125,15 @@ def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None,
         total_threads=total_threads,
         tracer=tracer,
     )
+
+
+def _tracer(endpoint: str | None) -> Tracer | None:
+    """Returns a tracer that sends to a collector; None without an endpoint, or if OTEL_SDK_DISABLED is set."""
+    if endpoint is None or os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return None
+    from bertserve.service.tracing import Tracer  # noqa: PLC0415 - an extra
+
+    return Tracer(endpoint)
 
 
 def _share(total: int, workers: int, index: int) -> int:

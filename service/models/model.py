@@ -22,7 +22,7 @@ from bertserve.service.tasks.step import TaskModel
 from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
 
 if TYPE_CHECKING:
-    from bertserve.service.tracing.tracer import RequestSpan
+    from bertserve.service.tracing import RequestSpan
 
 # Limit of a run's logits over the vocabulary: 8 MiB, and the same again while the bias is added. One text with 64 masks fits if the
 # vocabulary has 32,768 tokens; the logits of a full batch of masks would need gigabytes.

@@ -16,7 +16,7 @@ from bertserve.service.tasks.step import Step, TaskGenerator, WindowSpan
 from bertserve.service.text.tokenizer import Encoding
 
 if TYPE_CHECKING:
-    from bertserve.service.tracing.tracer import RequestSpan
+    from bertserve.service.tracing import RequestSpan
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,6 @@ from bertserve.service.errors import SettingsError, StartError, plural
 from bertserve.service.metrics import Metrics
 from bertserve.service.server.logs import background_logging, configure_logging
 from bertserve.service.settings import Settings
-from bertserve.service.tracing import create_tracer, tracer_class
 
 if TYPE_CHECKING:
     from bertserve.service.models.build import AppState
@@ -97,7 +97,7 @@ def check_start(settings: Settings) -> Authenticator:
         SettingsError: The service cannot start with these settings.
     """
     if settings.otlp_endpoint is not None:
-        tracer_class()
+        import_module("bertserve.service.tracing")  # fails without OpenTelemetry
     if settings.tls_cert is not None:
         try:
             # without a password, OpenSSL would ask for one at the terminal
@@ -146,12 +146,11 @@ def serve_models(
     from bertserve.service.api.endpoint import Endpoint
     from bertserve.service.models.build import build
 
-    tracer = create_tracer(settings.otlp_endpoint)
-    state = build(settings, index=index, metrics=metrics, tracer=tracer)
+    state = build(settings, index=index, metrics=metrics)
     with background_logging():
         Server(Endpoint(state, auth), state, auth, on_ready, beat).run([listener])
-        if tracer is not None:
-            tracer.close()
+        if state.tracer is not None:
+            state.tracer.close()
         if state.scheduler.failure:
             logger.critical("the service ends: %s", state.scheduler.failure)
     return int(state.scheduler.failure is not None)

@@ -21,8 +21,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 import tiny
 from application import blocked, faked, play, queued, serving, state_of
 from bertserve.service.errors import SettingsError
-from bertserve.service.tracing import create_tracer
-from bertserve.service.tracing.tracer import Tracer
+from bertserve.service.server.serve import check_start
+from bertserve.service.settings import Settings
+from bertserve.service.tracing import Tracer
 from fakes import FakeEngine, ManualClock
 from replica import running
 
@@ -89,7 +90,7 @@ def values(carrier: Any) -> dict[str, Any]:
 @contextmanager
 def tracing(collector: Collector) -> Iterator[Tracer]:
     """Yields a tracer; after the block, the collector has all its spans."""
-    tracer = create_tracer(collector.address)
+    tracer = Tracer(collector.address)
     yield tracer
     tracer.close()
 
@@ -250,7 +251,7 @@ async def test_an_unreachable_collector_has_no_effect(
     models: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-    tracer = create_tracer("http://127.0.0.1:1/v1/traces")
+    tracer = Tracer("http://127.0.0.1:1/v1/traces")
     async with serving(replace(state_of(models), tracer=tracer)) as client:
         assert [200] * 3 == [(await client.post("/classify", json={"inputs": "sesame"})).status_code for _ in range(3)]
     tracer.close()
@@ -262,10 +263,11 @@ async def test_an_unreachable_collector_has_no_effect(
             thread.join(20)
 
 
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "bertserve.service.tracing.tracer", None)
+def test_a_missing_extra_is_named_before_models_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "bertserve.service.tracing")
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(SettingsError, match=r"--otlp-endpoint .*pip install '.*\[otel\]'"):
-        create_tracer("http://localhost:4318")
+        check_start(Settings(otlp_endpoint="http://localhost:4318"))
 
 
 @pytest.mark.full_grid

@@ -1,4 +1,4 @@
-"""Tracer: exports OpenTelemetry spans of requests and batches by OTLP over HTTP. It is the only module that uses OpenTelemetry, an extra.
+"""Exports OpenTelemetry spans of requests and batches by OTLP over HTTP. OpenTelemetry is an extra, so it is imported only for traces.
 
 Other settings than the address are standard variables: OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER,
 OTEL_PROPAGATORS, OTEL_BSP_*, OTEL_EXPORTER_OTLP_HEADERS and others of the exporter. A process that forks creates its tracer after the fork.
@@ -13,17 +13,23 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
-from opentelemetry import trace as otel
-from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.propagate import get_global_textmap
-from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-from opentelemetry.trace import Link, Span, SpanKind, StatusCode
-
 from bertserve.service import __version__
+from bertserve.service.errors import SettingsError, install_command
+
+try:
+    from opentelemetry import trace as otel
+    from opentelemetry.context import Context
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.propagate import get_global_textmap
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+    from opentelemetry.trace import Link, Span, SpanKind, StatusCode
+except ImportError as error:
+    raise SettingsError(
+        f"--otlp-endpoint needs OpenTelemetry, which is not installed: `{install_command('otel')}`, or leave the setting out."
+    ) from error
 
 Attributes: TypeAlias = Mapping[str, str | int | float | bool]
 
