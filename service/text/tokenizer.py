@@ -117,8 +117,7 @@ class Tokenizer:
         Raises:
             BundleError: The file is not a tokenizer that this version of `tokenizers` can read, or it cannot encode a question mark.
         """
-        self._library = _library_tokenizer(path)
-        self._tokenizer = self._library.tokenizer
+        self._tokenizer, self.unknown_id, self._replacement_id = _load(path)
         # for one text and for a pair: the sequence of special tokens and texts, and the tokens of texts that fit in addition
         self._templates = {False: spec.single} | ({} if spec.pair is None else {True: spec.pair})
         self._max_text_tokens = {
@@ -131,9 +130,8 @@ class Tokenizer:
         self.truncation_side = spec.truncation_side
         self.subword_prefix = spec.subword_prefix
         self.vocabulary_size: int = self._tokenizer.get_vocab_size()
-        self.unknown_id = self._library.unknown_id
         # the library's flag for special tokens has no effect for a spelling that the vocabulary itself has, as a piece or a whole word
-        self._reserved = _special_ids(self._tokenizer, spec) - {self._library.replacement_id}
+        self._reserved = _special_ids(self._tokenizer, spec) - {self._replacement_id}
         special = [token.id for token in spec.added_tokens if token.special]
         self._skipped_ids = frozenset(special if spec.mask is None else [*special, spec.mask.id])
 
@@ -160,7 +158,7 @@ class Tokenizer:
         for encoding in encodings:
             ids: list[int] = encoding.ids
             if not self._reserved.isdisjoint(ids):
-                ids = [self._library.replacement_id if id_ in self._reserved else id_ for id_ in ids]
+                ids = [self._replacement_id if id_ in self._reserved else id_ for id_ in ids]
             texts_tokens.append(Tokens(encoding, ids))
         return texts_tokens
 
@@ -236,33 +234,18 @@ class Tokenizer:
         return Encoding(np.array(ids, dtype=np.int64), np.array(type_ids, dtype=np.int64), ordered, placed)
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
-class _LibraryTokenizer:
-    """A tokenizer of the library, shared by all tokenizers with the same file; it is never changed.
-
-    Attributes:
-        tokenizer: The library's object.
-        unknown_id: Id of the unknown token; None if the vocabulary has none.
-        replacement_id: Id that replaces special tokens in a text: the unknown token, or the last token of a question mark.
-    """
-
-    tokenizer: Any
-    unknown_id: int | None
-    replacement_id: int
-
-
 def _is_failure(error: BaseException) -> bool:
     """Returns whether the library failed: its panic is not an Exception, and must end neither a thread nor a reload."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
-# Content -> the loaded tokenizer. Many models share a vocabulary, and loading one takes 6 MB and 20 ms.
-_loaded: WeakValueDictionary[bytes, _LibraryTokenizer] = WeakValueDictionary()
+# Digest of a file -> its tokenizer, which is never changed. Many models share a vocabulary, and loading one takes 6 MB and 20 ms.
+_loaded: WeakValueDictionary[bytes, Any] = WeakValueDictionary()
 _loading = threading.Lock()
 
 
-def _library_tokenizer(path: Path) -> _LibraryTokenizer:
-    """Returns the tokenizer of a file; files with the same content share one.
+def _load(path: Path) -> tuple[Any, int | None, int]:
+    """Returns the tokenizer of a file, the id of its unknown token, if any, and the id that replaces special tokens in a text.
 
     Raises:
         BundleError: The file is not a tokenizer that this version of `tokenizers` can read, or it cannot encode a question mark.
@@ -271,20 +254,17 @@ def _library_tokenizer(path: Path) -> _LibraryTokenizer:
         content = path.read_bytes()
         key = hashlib.sha256(content).digest()
         with _loading:
-            if (cached_tokenizer := _loaded.get(key)) is not None:
-                return cached_tokenizer
-            tokenizer = tokenizers.Tokenizer.from_buffer(content)
-            tokenizer.no_truncation()
-            tokenizer.no_padding()
-            # "[SEP]" in a caller's text is ordinary text; this flag is not stored in the file.
-            tokenizer.encode_special_tokens = True
-            spelling: str | None = getattr(tokenizer.model, "unk_token", None)
-            # the library does not expose the unknown token of SentencePiece
-            unknown = json.loads(content)["model"].get("unk_id") if spelling is None else tokenizer.token_to_id(spelling)
-            # without a question mark in the vocabulary, its token is the unknown token
-            replacement = tokenizer.encode("?", add_special_tokens=False).ids[-1] if unknown is None else unknown
-            created = _loaded[key] = _LibraryTokenizer(tokenizer, unknown, replacement)
-            return created
+            if (tokenizer := _loaded.get(key)) is None:
+                tokenizer = _loaded[key] = tokenizers.Tokenizer.from_buffer(content)
+                tokenizer.no_truncation()
+                tokenizer.no_padding()
+                # "[SEP]" in a caller's text is ordinary text; this flag is not stored in the file.
+                tokenizer.encode_special_tokens = True
+        spelling: str | None = getattr(tokenizer.model, "unk_token", None)
+        # the library does not expose the unknown token of SentencePiece
+        unknown_id = json.loads(content)["model"].get("unk_id") if spelling is None else tokenizer.token_to_id(spelling)
+        # without an unknown token, a question mark is the replacement
+        return tokenizer, unknown_id, tokenizer.encode("?", add_special_tokens=False).ids[-1] if unknown_id is None else unknown_id
     except BaseException as error:
         if _is_failure(error):
             raise BundleError(f"`{path}` cannot be read by this version of `tokenizers`: {error}.") from error
