@@ -258,7 +258,7 @@ def test_rejected_rows_are_written_to_a_separate_file(models: Path, tmp_path: Pa
         (b"text\na\n", ["--columns", '{"question": "text"}'], "--columns has `question`"),
         (b"text\na\n", ["--parameters", '{"topk": 1}'], "did you mean `top_k`?"),
         (b"text\na\n", ["--parameters", "{"], "score.parameters: "),
-        (b"text\na\n", ["--columns", '{"text": 5}'], "must be a text"),
+        (b"text\na\n", ["--columns", '{"text": 5}'], "must be a valid string"),
         (b"text\na\n", ["--task", "ner"], "`token-classification`, but "),
         (b"text\na\n", ["--warnings-column", "prediction"], "are the same"),
         (b"text\na\n", ["--model", "other"], "names 2 models"),
