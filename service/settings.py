@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, IPvAnyNetwork, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, IPvAnyNetwork, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as CommandLineError
@@ -56,25 +56,11 @@ def _split(value: Any) -> Any:
     return tuple(part for part in parts if part != "")
 
 
-def _like(example: str, pattern: str) -> AfterValidator:
-    """Returns a validator that accepts texts that match a pattern; its error shows the example."""
-
-    def check(value: str) -> str:
-        if not re.fullmatch(pattern, value):
-            raise ValueError(f"must be like {example}")
-        return value
-
-    return AfterValidator(check)
-
-
 _Separated = BeforeValidator(_split)
-_HOST = r"([A-Za-z0-9._-]+|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?"
 Texts = Annotated[tuple[str, ...], NoDecode, _Separated]
 Paths = Annotated[tuple[Path, ...], NoDecode, _Separated]
 Networks = Annotated[tuple[IPvAnyNetwork, ...], NoDecode, _Separated]
-Origins = Annotated[
-    tuple[Annotated[str, _like("https://app.example.com, without a path, or *", rf"https?://{_HOST}|\*")], ...], NoDecode, _Separated
-]
+Origins = Annotated[tuple[Annotated[str, Field(pattern=r"^(https?://[^/?#@\s]+|\*)$")], ...], NoDecode, _Separated]
 Pairs = Annotated[dict[str, str], NoDecode, BeforeValidator(_pairs)]
 
 
@@ -287,15 +273,18 @@ class Settings(ModelSettings, AddressSettings):
         None, description="File with API keys that can load, reload and unload models; without it model management is disabled."
     )
     public_metrics: bool = Field(True, description="Answer /metrics without an API key.")
-    root_path: Annotated[str, _like("/bert, without a slash at its end", "(/[A-Za-z0-9._~-]+)*")] = Field(
-        "", description="Path prefix under which a proxy exposes the service, such as /bert; requests work with and without it."
+    root_path: str = Field(
+        "",
+        pattern="^(/[A-Za-z0-9._~-]+)*$",
+        description="Path prefix under which a proxy exposes the service, such as /bert; requests work with and without it.",
     )
     forwarded_allow_ips: Networks = Field(
         (), description="Addresses or networks of proxies, separated by commas, whose X-Forwarded-For is used in the log."
     )
     cors_origin: Origins = Field((), description="Origins, separated by commas, or *, whose pages can read answers in a browser.")
-    otlp_endpoint: Annotated[str, _like("http://localhost:4318", f"https?://{_HOST}(/[A-Za-z0-9._~/-]*)?")] | None = Field(
+    otlp_endpoint: str | None = Field(
         None,
+        pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$",
         description="URL of an OpenTelemetry collector, such as http://localhost:4318, that gets a trace of each request by OTLP over "
         "HTTP. Needs the extra `otel`; OTEL_* variables configure the rest.",
     )
@@ -304,16 +293,9 @@ class Settings(ModelSettings, AddressSettings):
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:
-        batch_tokens = self.batch_tokens("fp32")
-        for less, value, more in (
-            ("max_chars", self.max_chars, "max_body_bytes"),
-            ("max_batch_tokens", batch_tokens, "max_queue_tokens"),
-            ("timeout_ms", self.timeout_ms, "max_timeout_ms"),
-        ):
-            if value > getattr(self, more):
-                raise ValueError(
-                    f"{_flag(less)} is {value}, over {_flag(more)}, which is {getattr(self, more)}; lower the first or raise the second"
-                )
+        for less, more in (("max_chars", "max_body_bytes"), ("timeout_ms", "max_timeout_ms")):
+            if (value := getattr(self, less)) > (limit := getattr(self, more)):
+                raise ValueError(f"{_flag(less)} is {value}, over {_flag(more)}, which is {limit}; lower the first or raise the second")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("--tls-cert and --tls-key belong together; give both, or neither")
         if self.log_probes and not self.access_log:
@@ -321,11 +303,6 @@ class Settings(ModelSettings, AddressSettings):
         for name in ("public_health", "public_metrics"):
             if self.api_key_file is None and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{_flag(name)} has no effect without --api-key-file; give that too")
-        if batch_tokens > self.max_queue_tokens // self.workers:
-            raise ValueError(
-                f"--max-queue-tokens is {self.max_queue_tokens}, which gives each of {self.workers} workers less than "
-                f"--max-batch-tokens, which is {batch_tokens}; raise the first or lower the second"
-            )
         return self
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from bertserve.service.bundle import files
 from bertserve.service.engine import sessions
 from bertserve.service.engine.hardware import usable_cores
-from bertserve.service.errors import BundleError, StartError, plural
+from bertserve.service.errors import BundleError, SettingsError, StartError, plural
 from bertserve.service.metrics import Metrics
 from bertserve.service.models import loading
 from bertserve.service.models.model import Model
@@ -88,6 +88,12 @@ def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None)
     multi_threads = settings.multi_threads or min(threads, 4)
     metrics.describe_build(onnxruntime=sessions.VERSION, provider=provider, workers=settings.workers, threads=threads)
     batch_tokens = settings.batch_tokens("fp32" if on_cpu or settings.precision == "fp32" else "fp16")
+    queue_tokens = _share(settings.max_queue_tokens, settings.workers, index)
+    if batch_tokens > queue_tokens:
+        raise SettingsError(
+            f"--max-queue-tokens is {settings.max_queue_tokens}, which gives this worker {queue_tokens}, less than --max-batch-tokens, "
+            f"which is {batch_tokens}; raise the first or lower the second."
+        )
     # a GPU runs texts faster than two threads tokenize them
     prepare_threads = min(cores, 2) if on_cpu else max(cores // 2 // settings.workers, 1)
     if not on_cpu:
@@ -101,7 +107,7 @@ def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None)
     scheduler = Scheduler(
         RequestQueue(
             max_batch_tokens=batch_tokens,
-            max_queue_tokens=_share(settings.max_queue_tokens, settings.workers, index),
+            max_queue_tokens=queue_tokens,
             threads=threads,
         ),
         threads=threads,

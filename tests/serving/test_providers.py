@@ -17,7 +17,7 @@ from bertserve.service.bundle import files
 from bertserve.service.bundle.graph_spec import GraphFile, GraphSpec, ShapeBucket, ShapePlan
 from bertserve.service.engine import hardware, sessions
 from bertserve.service.engine.onnx_engine import OnnxEngine
-from bertserve.service.errors import ProviderError
+from bertserve.service.errors import ProviderError, SettingsError
 from bertserve.service.models import loading
 from bertserve.service.providers import GpuOptions
 from bertserve.service.text.tokenizer import Encoding
@@ -258,6 +258,22 @@ def test_an_allowed_fallback_is_logged_and_reported(
     assert ["cuda", "cpu", None] == [page["machine"][name] for name in ("provider_asked", "provider", "gpu")]
     model = call_fresh(models, "GET", "/models/tiny", settings=settings).json()
     assert ["cuda", "cpu", "fp32"] == [model[name] for name in ("provider_asked", "provider", "precision")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "numbers"),
+    [
+        ({"max_queue_tokens": 999, "max_batch_tokens": 1000}, "is 999.* 999.* is 1000"),
+        ({"max_queue_tokens": 10000, "workers": 2}, "is 10000.* 5000.* is 8192"),
+        ({"max_queue_tokens": 10000, "provider": "cuda"}, "is 10000.* 10000.* is 16384"),
+    ],
+)
+def test_a_queue_that_is_smaller_than_a_batch_is_refused(
+    models: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], numbers: str
+) -> None:
+    monkeypatch.setattr(loading, "unavailable_reason", lambda provider, device_id: None)
+    with pytest.raises(SettingsError, match=f"--max-queue-tokens {numbers}"):
+        state_of(models, **settings)
 
 
 @pytest.mark.parametrize(

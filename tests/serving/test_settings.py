@@ -94,7 +94,6 @@ def test_the_error_for_an_unknown_flag_names_the_nearest_flag(flag: str, near: s
 @pytest.mark.parametrize(
     ("flags", "names"),
     [
-        ("--max-batch-tokens 1000 --max-queue-tokens 999", ("--max-batch-tokens is 1000", "--max-queue-tokens, which is 999")),
         ("--timeout-ms 9 --max-timeout-ms 8", ("--timeout-ms is 9", "--max-timeout-ms, which is 8")),
         ("--max-chars 2000 --max-body-bytes 1999", ("--max-chars is 2000", "--max-body-bytes, which is 1999")),
         ("--no-public-health", ("without --api-key-file",)),

@@ -18,9 +18,8 @@ import pytest
 import slow
 import tiny
 from application import play, rejected
-from bertserve.service.errors import SettingsError
 from bertserve.service.models.build import build
-from bertserve.service.settings import Settings, parse
+from bertserve.service.settings import Settings
 from conftest import metric, wait_until
 from replica import BERT_SERVE, Served, running
 
@@ -77,11 +76,6 @@ def test_every_worker_has_a_thread(models: Path, threads: int | None) -> None:
     made = [build(settings, index=index) for index in (0, 249)]
 
     assert [(250, 1)] * 2 == [(service.total_threads, service.threads) for service in made]
-
-
-def test_a_limit_that_is_too_small_for_all_workers_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"--max-queue-tokens is 10000.*2 workers.*--max-batch-tokens, which is 8192"):
-        parse(Settings, ("--workers", "2", "--max-queue-tokens", "10000"))
 
 
 def test_all_workers_answer_and_each_metrics_page_counts_all_requests(models: Path, serve: Serve) -> None:
