@@ -53,12 +53,10 @@ class ApiKeys:
 
     def key_name(self, key: bytes) -> str | None:
         """Returns the name of a key, or None if it is unknown."""
-        given = key_digest(key)
-        matched_name = None
-        for name, digest in self._digests.items():  # compares all digests, for constant time
-            if hmac.compare_digest(digest, given):
-                matched_name = name
-        return matched_name
+        digest = _digest(key)
+        # compares all digests, for constant time
+        names = [name for name, known_digest in self._digests.items() if hmac.compare_digest(known_digest, digest)]
+        return names[-1] if names else None
 
     def reload(self) -> None:
         """Reads the file again; after an error it logs the error and keeps the current keys."""
@@ -93,10 +91,10 @@ class ApiKeys:
 
     def _entry(self, number: int, line: str, *, alone: bool) -> tuple[str, bytes]:
         """Returns the name and digest of a line; a message never quotes the line, because it may be a key."""
-        if named := _DIGEST.fullmatch(line):
-            return named[1], bytes.fromhex(named[2])
+        if match := _DIGEST.fullmatch(line):
+            return match[1], bytes.fromhex(match[2])
         if _PLAIN.fullmatch(line) and not line.startswith("sha256:"):  # a digest without its name is not a key
-            return DEFAULT_KEY_NAME if alone else f"line-{number}", key_digest(line.encode())
+            return DEFAULT_KEY_NAME if alone else f"line-{number}", _digest(line.encode())
         raise SettingsError(
             f"line {number} of {self._flag} `{self._path}` is not a key: write `NAME sha256:DIGEST`, as `bert-serve "
             "new-key NAME` prints it, or a key of at most 512 ASCII characters without spaces."
@@ -160,25 +158,16 @@ class Authenticator:
             HttpError: The header is missing, occurs twice, has another scheme, or has an unknown key.
         """
         values = [value for name, value in headers if name == b"authorization"]
-        if not values:
-            raise HttpError(HTTPStatus.UNAUTHORIZED, "an API key is required; send the header `Authorization: Bearer KEY`.")
-        if len(values) > 1:  # a proxy may have checked the other one
-            raise HttpError(HTTPStatus.UNAUTHORIZED, "the request has several `Authorization` headers; send one.")
-        scheme, _, key = values[0].partition(b" ")
-        if scheme.lower() != b"bearer":
-            raise HttpError(
-                HTTPStatus.UNAUTHORIZED, "the scheme of the `Authorization` header is not Bearer; send `Authorization: Bearer KEY`."
-            )
-        key = key.strip()
-        for keys, admin in ((self.admin_keys, True), (self.keys, False)):
-            name = None if keys is None else keys.key_name(key)
-            if name is not None:
-                return name, admin
+        scheme, _, key = values[0].partition(b" ") if values else (b"", b"", b"")
+        if len(values) != 1 or scheme.lower() != b"bearer":  # of several headers, a proxy may have checked another one
+            raise HttpError(HTTPStatus.UNAUTHORIZED, "an API key is required; send one header `Authorization: Bearer KEY`.")
+        for keys, is_admin in ((self.admin_keys, True), (self.keys, False)):
+            if keys is not None and (key_name := keys.key_name(key.strip())) is not None:
+                return key_name, is_admin
         raise HttpError(HTTPStatus.UNAUTHORIZED, "unknown API key; check it, or ask the operator for one.")
 
 
-def key_digest(key: bytes) -> bytes:
-    """Returns the digest by which a file knows a key."""
+def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
@@ -196,4 +185,4 @@ def new_key(name: str) -> tuple[str, str]:
             f"the name `{name[:SHOWN_CHARS]}` is not a valid key name: use 1 to 64 of the letters a-z and A-Z, digits, `.`, `_` and `-`."
         )
     key = secrets.token_urlsafe(32)
-    return key, f"{name} sha256:{hashlib.sha256(key.encode()).hexdigest()}"
+    return key, f"{name} sha256:{_digest(key.encode()).hex()}"

@@ -32,7 +32,7 @@ async def test_health_and_metrics_can_require_the_key(models: Path, options: dic
 
 @pytest.mark.parametrize(
     ("authorization", "words"),
-    [(None, "required"), ("Bearer wrong", "unknown"), ("Bearer ", "unknown"), ("Bearer \xe9", "unknown"), ("swordfish", "is not Bearer")],
+    [(None, "required"), ("Bearer wrong", "unknown"), ("Bearer ", "unknown"), ("Bearer \xe9", "unknown"), ("swordfish", "required")],
 )
 def test_a_missing_key_and_a_wrong_key_have_different_messages(models: Path, authorization: str | None, words: str) -> None:
     headers = {} if authorization is None else {"authorization": authorization.encode("latin-1")}
