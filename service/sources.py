@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
+from itertools import combinations
 from pathlib import Path
 from types import FrameType
 from typing import TypeVar
@@ -37,7 +38,6 @@ MODULE = "bertserve.export.cli"
 # the files of a checkpoint that bert-export reads, including its card, which the bundle's card quotes
 _CHECKPOINT_PATTERNS = ("*.json", "*.safetensors", "pytorch_model*.bin", "*.txt", "*.model", "README.md")
 _GRAPH_MISSING = 4  # bert-export's exit code if a graph failed and the bundle lacks it
-_SIGNALED = 128  # signals have exit codes from here on
 
 S = TypeVar("S", bound=SourceSettings)
 
@@ -56,13 +56,13 @@ class ModelSource:
         Raises:
             StartError: A file cannot be read.
         """
-        facts: list[object] = [__version__, self.name, list(options)]
-        if not Path(self.location).is_dir():
-            return _digest([*facts, self.location, self.revision])
-        try:
-            return _digest([*facts, [(path.name, digest(path)) for folder in _folders(Path(self.location)) for path in _files(folder)]])
-        except OSError as error:
-            raise StartError(f"the checkpoint `{self.location}` cannot be read: `{error.filename}`, {error.strerror}.") from error
+        content: list[object] = [self.location, self.revision]
+        if Path(self.location).is_dir():
+            try:
+                content = [[(path.name, digest(path)) for folder in _folders(Path(self.location)) for path in _files(folder)]]
+            except OSError as error:
+                raise StartError(f"the checkpoint `{self.location}` cannot be read: `{error.filename}`, {error.strerror}.") from error
+        return hashlib.sha256(json.dumps([__version__, self.name, list(options), *content]).encode()).hexdigest()[:32]
 
 
 def read_source(text: str) -> ModelSource:
@@ -77,14 +77,14 @@ def read_source(text: str) -> ModelSource:
         name, location = "", text
     location = os.path.expanduser(location) if location.startswith("~") else location
     if Path(location).exists():
-        return _of_folder(text, name, Path(location))
+        return _read_folder(text, name, Path(location))
     if location.count("/") > 1 or location.startswith((".", "/", "~")) or not location.strip("/"):
         raise SettingsError(f"--model is `{text}`: the folder `{location}` does not exist.")
     hub_id, _, revision = location.partition("@")
     return ModelSource(_check_name(name or hub_id.rpartition("/")[2], text), hub_id, revision or None)
 
 
-def _of_folder(text: str, name: str, folder: Path) -> ModelSource:
+def _read_folder(text: str, name: str, folder: Path) -> ModelSource:
     own_name = Path(os.path.abspath(folder)).name
     if is_bundle(folder):
         if name not in ("", own_name):
@@ -92,9 +92,9 @@ def _of_folder(text: str, name: str, folder: Path) -> ModelSource:
                 f"--model is `{text}`: a bundle is served under its own name, `{own_name}`; export its checkpoint with another --name."
             )
     elif not is_checkpoint(folder):
-        inside = [path.parent.name for path in folder.glob(f"*/{MANIFEST_FILE}")] if folder.is_dir() else []
-        if inside:
-            raise StartError(f"`{folder}` is a folder of bundles ({', '.join(sorted(inside)[:4])}); give it with --models {folder}.")
+        bundles = sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST_FILE}")) if folder.is_dir() else []
+        if bundles:
+            raise StartError(f"`{folder}` is a folder of bundles ({', '.join(bundles[:4])}); give it with --models {folder}.")
         checkpoints = sorted(str(path) for path in folder.iterdir() if is_checkpoint(path)) if folder.is_dir() else []
         if checkpoints:
             raise StartError(f"`{folder}` is a folder of checkpoints; give one of them, such as --model {checkpoints[-1]}.")
@@ -110,9 +110,9 @@ def _check_name(name: str, text: str) -> str:
 
 def _folders(folder: Path) -> Iterator[Path]:
     """Yields the folders of a checkpoint, and those of the base model of an adapter in one of them."""
-    for own in _with_modules(folder):
-        yield own
-        adapter = _read_json(own / "adapter_config.json")
+    for subfolder in _with_modules(folder):
+        yield subfolder
+        adapter = _read_json(subfolder / "adapter_config.json")
         model = adapter.get("base_model_name_or_path") if isinstance(adapter, dict) else None
         if isinstance(model, str) and model and Path(model).is_dir():
             yield from _with_modules(Path(model))
@@ -137,10 +137,6 @@ def _read_json(path: Path) -> object:
         return json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None
-
-
-def _digest(facts: Sequence[object]) -> str:
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
 def export_command(source: ModelSource) -> list[str]:
@@ -170,27 +166,27 @@ def run_export(argv: Sequence[str], *, lock: int) -> int:
     Raises:
         SystemExit: A signal stopped both processes.
     """
-    received: list[int] = []
+    signals: list[int] = []
     process: subprocess.Popen[bytes] | None = None
 
-    def pass_on(number: int, _: FrameType | None) -> None:
-        received.append(number)
+    def forward(number: int, _: FrameType | None) -> None:
+        signals.append(number)
         if process is not None:
             process.send_signal(number)
 
-    before = [(number, signal.signal(number, pass_on)) for number in (signal.SIGINT, signal.SIGTERM)]
+    previous_handlers = [(number, signal.signal(number, forward)) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
         # its output goes to stderr; in its own process group, so that Ctrl-C reaches it only once, from this process
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=2, pass_fds=(lock,), process_group=0)  # noqa: S603 - no shell
-        for number in received:
+        for number in signals:
             process.send_signal(number)
         code = process.wait()
     finally:
-        for number, handler in before:
+        for number, handler in previous_handlers:
             signal.signal(number, handler)
-    if received:
-        raise SystemExit(_SIGNALED + received[0])
-    return code if code >= 0 else _SIGNALED - code
+    if signals:
+        raise SystemExit(128 + signals[0])
+    return code if code >= 0 else 128 - code
 
 
 def with_sources(settings: S, *, export: bool = True) -> S:
@@ -206,16 +202,15 @@ def with_sources(settings: S, *, export: bool = True) -> S:
     if not settings.model:
         return settings
     sources = [read_source(text) for text in settings.model]
-    for i, source in enumerate(sources):
-        if twin := next((other for other in sources[:i] if other.name == source.name), None):
+    for first, second in combinations(sources, 2):
+        if first.name == second.name:
             raise SettingsError(
-                f"--model names `{source.name}` twice, as `{twin.location}` and `{source.location}`; give one as NAME={source.location}."
+                f"--model names `{first.name}` twice, as `{first.location}` and `{second.location}`; give one as NAME={second.location}."
             )
-    options = export_options(settings)
-    folder = cache_folder(settings)
+    options, cache = export_options(settings), cache_folder(settings)
     folders = settings.models if "models" in settings.model_fields_set else ()
     bundles = [
-        Path(source.location) if is_bundle(Path(source.location)) else get_or_export(source, options, folder, export=export)
+        Path(source.location) if is_bundle(Path(source.location)) else get_or_export(source, options, cache, export=export)
         for source in sources
     ]
     return settings.model_copy(update={"models": (*folders, *bundles)})
@@ -248,7 +243,7 @@ def get_or_export(source: ModelSource, options: Sequence[str], cache: Path, *, e
     if code == _GRAPH_MISSING and is_bundle(bundle):
         logger.warning("serving %s without the graph that the line above names", source.location)
     elif code != 0:
-        if code < _SIGNALED:
+        if code < 128:  # no signal has ended it
             logger.error(
                 "the export failed; the line above names flags of `bert-export`: export with them, and serve the bundle with --model"
             )
@@ -291,8 +286,8 @@ def cache_folder(settings: SourceSettings) -> Path:
     """
     if settings.cache_dir is not None:
         return settings.cache_dir
-    if own := os.environ.get("XDG_CACHE_HOME"):
-        return Path(own) / "bertserve"
+    if user_cache := os.environ.get("XDG_CACHE_HOME"):
+        return Path(user_cache) / "bertserve"
     try:
         return Path.home() / ".cache" / "bertserve"
     except RuntimeError as error:
