@@ -14,8 +14,6 @@ from bertserve.service.tasks.reading import validate_as
 
 # Maximum difference of a score from the stored one; kernels differ between CPUs, those of int8 most.
 CHECK_TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-2, "int8": 0.05}
-# Seconds for the example of a model: far more than it takes, because nothing else runs.
-EXAMPLE_TIMEOUT_S = 60
 
 
 async def check(settings: Settings) -> int:
@@ -36,7 +34,7 @@ async def check(settings: Settings) -> int:
             if model.graph.decision is not None:  # the result is of the export, without a calibration
                 request = request | {"parameters": {**(request.get("parameters") or {}), "calibrated": False}}
             body = validate_as(TASKS[model.task].body, request, state.limits)
-            prediction = await model.predict(body.task_inputs(model.bundle.manifest), timeout_s=EXAMPLE_TIMEOUT_S)
+            prediction = await model.predict(body.task_inputs(model.bundle.manifest), timeout_s=60)
             reason = difference(example.result, to_plain(body.to_response(prediction.results)), tolerance)
         except BertServeError as error:
             reason = error.message

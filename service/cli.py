@@ -130,7 +130,7 @@ class Models(SourceSettings):
 
     def run(self) -> int:
         """Prints the list; returns 1 if a manifest cannot be read."""
-        listed = [listing.facts(path) for path in files.find_bundles(with_sources(self, export=False).models)]
+        listed = [listing.describe(path) for path in files.find_bundles(with_sources(self, export=False).models)]
         print(json.dumps(listed, indent=1) if self.as_json else listing.as_table(listed), flush=True)
         return 1 if any("error" in model for model in listed) else 0
 

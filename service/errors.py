@@ -46,8 +46,8 @@ def requirement(error: Mapping[str, Any]) -> str:
 
 def describe_validation_error(error: Mapping[str, Any]) -> str:
     """Returns the wrong part of a document, and what it must be, from an error of pydantic."""
-    where = f"`{'.'.join(map(str, error['loc']))}`" if error["loc"] else "the document"
-    return f"{where}: {requirement(error)}"
+    location = f"`{'.'.join(map(str, error['loc']))}`" if error["loc"] else "the document"
+    return f"{location}: {requirement(error)}"
 
 
 def plural(count: int, noun: str) -> str:

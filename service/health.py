@@ -9,8 +9,6 @@ from http import HTTPStatus
 from bertserve.service.errors import StartError
 from bertserve.service.settings import AddressSettings
 
-TIMEOUT_S = 2.0
-
 
 def check_readiness(settings: AddressSettings) -> str:
     """Returns a sentence about the service's state.
@@ -20,24 +18,24 @@ def check_readiness(settings: AddressSettings) -> str:
     """
     # a service that listens on all addresses is reached at 0.0.0.0 or :: too
     host = settings.host
-    where = f"{host}:{settings.port}"
+    address = f"{host}:{settings.port}"
     connection: http.client.HTTPConnection
     if settings.tls_cert is None:
-        connection = http.client.HTTPConnection(host, settings.port, timeout=TIMEOUT_S)
+        connection = http.client.HTTPConnection(host, settings.port, timeout=2)
     else:
         context = ssl.create_default_context()  # the certificate is not checked, because it has the callers' host name, not this address
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-        connection = http.client.HTTPSConnection(host, settings.port, timeout=TIMEOUT_S, context=context)
+        connection = http.client.HTTPSConnection(host, settings.port, timeout=2, context=context)
     try:
         connection.request("GET", "/health/ready")
         status = connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:
-        raise StartError(f"nothing answers on {where} ({error or type(error).__name__}); start the service, or check its log.") from error
+        raise StartError(f"nothing answers on {address} ({error or type(error).__name__}); start the service, or check its log.") from error
     finally:
         connection.close()
     if status == HTTPStatus.UNAUTHORIZED and not settings.public_health:
-        return f"{where} answers, but --no-public-health hides whether it is ready."
+        return f"{address} answers, but --no-public-health hides whether it is ready."
     if status != HTTPStatus.OK:
-        raise StartError(f"the service on {where} is not ready (status {status}).")
-    return f"{where} is ready."
+        raise StartError(f"the service on {address} is not ready (status {status}).")
+    return f"{address} is ready."

@@ -12,14 +12,13 @@ from bertserve.service.bundle.validation_policy import summarize_agreement
 from bertserve.service.errors import BundleError
 
 _HEADER = ("name", "task", "labels", "MiB", "graphs (* default), answers as the checkpoint", "card")
-_SHOWN_LABELS = 4
 
 
-def facts(path: Path) -> dict[str, Any]:
+def describe(path: Path) -> dict[str, Any]:
     """Returns the facts in the manifest of a bundle's folder, or the reason why it cannot be read as `error`."""
     try:
         manifest, _ = read_manifest(path)
-        graphs = [_graph_facts(path, graph) for graph in manifest.graphs]
+        graphs = [_describe_graph(path, graph) for graph in manifest.graphs]
     except (BundleError, OSError) as error:
         return {"name": path.name, "path": str(path), "error": str(error)}
     card = path / CARD_FILE
@@ -43,7 +42,7 @@ def as_table(listed: Sequence[dict[str, Any]]) -> str:
     return "\n".join([*lines, *(f"{model['name']}: {model['error']}" for model in listed if "error" in model)])
 
 
-def _graph_facts(path: Path, graph: GraphSpec) -> dict[str, Any]:
+def _describe_graph(path: Path, graph: GraphSpec) -> dict[str, Any]:
     agreement = graph.validation.agreement
     return {
         "file": graph.file,
@@ -63,7 +62,6 @@ def _graph_facts(path: Path, graph: GraphSpec) -> dict[str, Any]:
 
 def _row(model: dict[str, Any]) -> tuple[str, ...]:
     labels, size = model["labels"], f"{model['size_bytes'] / 2**20:.1f}"
-    more = f" and {len(labels) - _SHOWN_LABELS} more" if len(labels) > _SHOWN_LABELS else ""
-    shown = ", ".join(label[:24] for label in labels[:_SHOWN_LABELS]) + more
+    shown = ", ".join(label[:24] for label in labels[:4]) + (f" and {len(labels) - 4} more" if len(labels) > 4 else "")
     graphs = (f"{graph['provider']}/{graph['precision']}{'*' if graph['default'] else ''} {graph['summary']}" for graph in model["graphs"])
     return model["name"], model["task"], shown, size, "; ".join(graphs), model["card"] or "none"

@@ -151,13 +151,13 @@ def load_tensorrt(load: LoadLibrary = ctypes.CDLL) -> Any:
     try:
         return [load(str(folder / f"{name}.so.{TENSORRT_MAJOR}")) for name in ("libnvonnxparser", "libnvinfer")][-1]
     except OSError as error:
-        found = "which is not installed"
+        installed = "which is not installed"
         for major in range(TENSORRT_MAJOR + 1, TENSORRT_MAJOR + 5):
             with suppress(OSError):
                 load(str(folder / f"libnvinfer.so.{major}"))
-                found = f"and TensorRT {major} is installed"
+                installed = f"and TensorRT {major} is installed"
         raise ProviderError(
-            f"onnxruntime needs TensorRT {TENSORRT_MAJOR}, {found} ({error}); install the extra `tensorrt`: "
+            f"onnxruntime needs TensorRT {TENSORRT_MAJOR}, {installed} ({error}); install the extra `tensorrt`: "
             f"`{install_command('tensorrt')}`."
         ) from error
 

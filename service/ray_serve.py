@@ -38,7 +38,6 @@ RAY_REPLACEMENTS = {
 SET_BY_IMAGE = ("HOST", "PORT")
 MAX_QUEUE_S = 1.0  # predicted work per replica above which more replicas are needed
 MAX_BUSY = 0.8  # maximum share of their time that threads should run
-MAX_ONGOING = 10_000  # requests at a replica; its own admission decides. Ray's default of 5 would leave batches almost empty
 
 
 def read_settings(args: dict[str, Any]) -> Settings:
@@ -58,7 +57,8 @@ def read_settings(args: dict[str, Any]) -> Settings:
     return settings
 
 
-@serve.deployment(name="bertserve", max_ongoing_requests=MAX_ONGOING, health_check_period_s=2)
+# its own admission limits the requests at a replica; Ray's default of 5 would leave batches almost empty
+@serve.deployment(name="bertserve", max_ongoing_requests=10_000, health_check_period_s=2)
 @serve.ingress()
 class Replica:
     """A replica of bertserve."""

@@ -42,8 +42,8 @@ def _pairs(value: Any) -> Any:
     if any(not (task and equals and name) for task, equals, name in items):
         raise ValueError("must be TASK=NAME, or several separated by commas")
     tasks = [task.strip() for task, _, _ in items]
-    if twice := [task for task in tasks if tasks.count(task) > 1]:
-        raise ValueError(f"names two models for `{twice[0]}`; remove one")
+    if duplicates := [task for task in tasks if tasks.count(task) > 1]:
+        raise ValueError(f"names two models for `{duplicates[0]}`; remove one")
     return {task.strip(): name.strip() for task, _, name in items}
 
 

@@ -34,7 +34,6 @@ except ImportError as error:
 Attributes: TypeAlias = Mapping[str, str | int | float | bool]
 
 PATH = "/v1/traces"
-CLOSE_TIMEOUT_S = 2.0  # maximum wait for the last spans at the end
 # Their warnings quote headers of callers. The exporter's errors have other loggers.
 QUOTING_LOGGERS = ("opentelemetry.baggage", "opentelemetry.propagators", "opentelemetry.trace")
 
@@ -47,8 +46,8 @@ class Tracer:
 
         `endpoint` is the base address of a collector, or its address for traces.
         """
-        described = Resource.create({"service.name": "bertserve", "service.version": __version__, "service.instance.id": str(uuid.uuid4())})
-        resource = described.merge(OTELResourceDetector().detect())  # the variables take precedence
+        service = Resource.create({"service.name": "bertserve", "service.version": __version__, "service.instance.id": str(uuid.uuid4())})
+        resource = service.merge(OTELResourceDetector().detect())  # the variables take precedence
         processor = BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint.rstrip("/").removesuffix(PATH) + PATH))
         self._requests = TracerProvider(resource=resource, shutdown_on_exit=False)
         # a batch is recorded if one of its requests is, and these are already sampled
@@ -97,9 +96,9 @@ class Tracer:
 
     def close(self) -> None:
         """Exports finished spans with a short timeout, so that an unresponsive collector does not delay the end of the process."""
-        closing = threading.Thread(target=self._requests.shutdown, name="last-spans", daemon=True)
-        closing.start()
-        closing.join(CLOSE_TIMEOUT_S)
+        thread = threading.Thread(target=self._requests.shutdown, name="last-spans", daemon=True)
+        thread.start()
+        thread.join(timeout=2)
 
 
 class RequestSpan:

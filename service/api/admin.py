@@ -192,7 +192,7 @@ def _add_operations(probe_routes: APIRouter, key_routes: APIRouter, metrics_rout
                     "onnxruntime": sessions.VERSION,
                     "provider_asked": _provider_asked(state),
                     "provider": state.provider,
-                    "threads_per_run": sessions.THREADS,
+                    "threads_per_run": 1,
                     "gpu": None
                     if state.provider == "cpu"
                     else state.settings.model_dump(include={"device_id", "gpu_mem_limit_mib", "cuda_graphs"}),
@@ -242,7 +242,7 @@ def _describe(state: AppState, model: Model) -> dict[str, Any]:
             "file": graph.file,
             "sha256": graph.identity[:12],
             "form": graph.form,
-            "threads": sessions.THREADS,
+            "threads": 1,
             "multi_threaded_run": {"threads": engines.threads, "min_tokens": engines.min_tokens} if engines.threads > 1 else None,
         },
         "batch_invariant": graph.batch_invariant,

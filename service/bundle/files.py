@@ -54,15 +54,15 @@ class Bundle:
         for graph in self.manifest.graphs:
             if graph.provider == provider and (graph.default if precision == "auto" else graph.precision == precision):
                 return graph
-        have = ", ".join(graph.name for graph in self.manifest.graphs)
-        tried = "".join(
+        names = ", ".join(graph.name for graph in self.manifest.graphs)
+        omissions = "".join(
             f" At its export {omitted.precision} was tried: {omitted.reason}"
             for omitted in self.manifest.omitted
             if omitted.provider == provider and precision in ("auto", omitted.precision)
         )
         raise BundleError(
             f"bundle `{self.manifest.name}` has no graph for provider `{provider}` and precision `{precision}`; it has "
-            f"{have}. Choose another --provider or --precision, or export again with `bert-export --provider --precision`.{tried}"
+            f"{names}. Choose another --provider or --precision, or export again with `bert-export --provider --precision`.{omissions}"
         )
 
 
@@ -95,7 +95,7 @@ def _check_external_weights(path: Path, graph: GraphSpec) -> None:
     file, listed = path / graph.file, {data.file for data in graph.data}
     if file.suffix.lower() == ".ort":  # ONNX Runtime's own format
         raise BundleError(f"cannot load `{file}`: it is in ONNX Runtime's own format; export the bundle again.")
-    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+    with file.open("rb") as graph_file, mmap.mmap(graph_file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         locations = {content[key.end() : key.end() + (key[1] or b"\0")[0]] for key in _LOCATION_KEY.finditer(content)}
     for location in sorted(location.decode("utf-8", "replace") for location in locations):
         if location not in listed:
@@ -122,7 +122,7 @@ def read_manifest(path: Path) -> tuple[Manifest, str]:
         manifest = Manifest.model_validate_json(raw)
     except OSError as error:
         if is_checkpoint(path):
-            raise BundleError(_what_to_do_with(path)) from error
+            raise BundleError(_checkpoint_message(path)) from error
         raise BundleError(f"`{path}` is not a bundle: {MANIFEST_FILE} cannot be read ({error.strerror}).") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
@@ -166,10 +166,10 @@ def find_bundle(folders: Sequence[Path], name: str) -> Path | None:
     """
     # a models folder may be a bundle itself
     paths = [Path(os.path.abspath(folder)) if os.path.isfile(folder / MANIFEST_FILE) else folder / name for folder in folders]
-    found = [path for path in paths if path.name == name and not name.startswith(".") and os.path.isdir(path)]
-    if len(found) > 1:
-        raise _duplicate_name_error(*found[:2])
-    return found[0] if found else None
+    bundles = [path for path in paths if path.name == name and not name.startswith(".") and os.path.isdir(path)]
+    if len(bundles) > 1:
+        raise _duplicate_name_error(*bundles[:2])
+    return bundles[0] if bundles else None
 
 
 def _duplicate_name_error(first: Path, second: Path) -> BundleError:
@@ -184,7 +184,7 @@ def _bundles_in(folder: Path) -> list[Path]:
     if is_bundle(folder):
         return [Path(os.path.abspath(folder))]  # so that `.` gets its real name
     if is_checkpoint(folder):
-        raise BundleError(_what_to_do_with(folder))
+        raise BundleError(_checkpoint_message(folder))
     folders = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if not folders:
         raise BundleError(f"the models folder `{folder}` has no bundle; create one with `bert-export SOURCE --output {folder}`.")
@@ -201,7 +201,7 @@ def is_checkpoint(folder: Path) -> bool:
     return any(os.path.isfile(folder / name) for name in _CHECKPOINT_FILES)  # unlike Path's method, it accepts unreadable folders
 
 
-def _what_to_do_with(checkpoint: Path) -> str:
+def _checkpoint_message(checkpoint: Path) -> str:
     return (
         f"`{checkpoint}` is a checkpoint, not a bundle; serve it with `bert-serve serve --model {checkpoint}`, "
         f"or export it with `bert-export {checkpoint} --output MODELS_DIR`."

@@ -40,14 +40,14 @@ class ShapePlan(Record):
     masks: Annotated[tuple[int, ...], Field(strict=False)] = ()
 
     @model_validator(mode="after")
-    def _in_order(self) -> ShapePlan:
+    def _is_ascending(self) -> ShapePlan:
         lengths = [bucket.length for bucket in self.buckets]
         for name, values in (("lengths", lengths), *(("rows", bucket.rows) for bucket in self.buckets), ("masks", self.masks)):
             if list(values) != sorted(set(values)) or min(values, default=1) < 1:
                 raise ValueError(f"{name} of a shape plan must be ascending numbers of at least 1, not {list(values)}")
-        most = [bucket.rows[-1] for bucket in self.buckets]
-        if most != sorted(most, reverse=True):
-            raise ValueError(f"a longer bucket of a shape plan must not have more rows than a shorter one: {most}")
+        max_rows = [bucket.rows[-1] for bucket in self.buckets]
+        if max_rows != sorted(max_rows, reverse=True):
+            raise ValueError(f"a longer bucket of a shape plan must not have more rows than a shorter one: {max_rows}")
         return self
 
     @property
@@ -143,7 +143,7 @@ class Agreement(Record):
     worst: float | None = None
 
     @model_validator(mode="after")
-    def _rests_on_decisions(self) -> Agreement:
+    def _value_needs_decisions(self) -> Agreement:
         if (self.value is None) != (self.decisions == 0):
             raise ValueError(f"`value` must be null if and only if `decisions` is 0, not {self.value} with {self.decisions}")
         return self
@@ -227,9 +227,9 @@ class GraphSpec(Record):
         return hashlib.sha256("".join(file.sha256 for file in self.files).encode()).hexdigest() if self.data else self.sha256
 
     @model_validator(mode="after")
-    def _plans_what_it_takes(self) -> GraphSpec:
-        takes = any(spec.fill == "mask_index" for spec in self.inputs)
-        if self.shapes is not None and bool(self.shapes.masks) != takes:
+    def _plan_matches_inputs(self) -> GraphSpec:
+        has_masks = any(spec.fill == "mask_index" for spec in self.inputs)
+        if self.shapes is not None and bool(self.shapes.masks) != has_masks:
             raise ValueError(f"`masks` of `shapes` must be given if and only if an input is `mask_index`, not {list(self.shapes.masks)}")
         return self
 

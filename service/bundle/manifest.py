@@ -123,7 +123,7 @@ class Embedding(Record):
         if isinstance(self.layers, str):
             return {-1: 0} if self.layers == "last" else {position - LAST_FOUR: position for position in range(LAST_FOUR)}
         ends = [(layer, layer - self.layers[-1] - 1) for layer in self.layers]
-        return {layer: position for position, both in enumerate(ends) for layer in both}
+        return {layer: position for position, names in enumerate(ends) for layer in names}
 
     @property
     def layer_count(self) -> int:
@@ -131,13 +131,13 @@ class Embedding(Record):
         return len(set(self.positions.values()))
 
     @model_validator(mode="after")
-    def _has_its_own_layers(self) -> Embedding:
+    def _layers_are_consistent(self) -> Embedding:
         if not isinstance(self.layers, str) and (
             not self.layers or list(self.layers) != sorted({layer for layer in self.layers if layer >= 0})
         ):
             raise ValueError(f"`layers` must be ascending numbers of at least 0 without duplicates, not {list(self.layers)}")
-        if other := [layer for layer in self.default_layers or () if layer not in self.positions]:
-            raise ValueError(f"`default_layers` has {other[0]}, which is not in `layers`")
+        if unknown := [layer for layer in self.default_layers or () if layer not in self.positions]:
+            raise ValueError(f"`default_layers` has {unknown[0]}, which is not in `layers`")
         if (self.pooling == "graph") != (self.vector_dimensions is not None) or (self.pooling == "graph" and self.default_layers):
             raise ValueError("`vector_dimensions` must be given if and only if `pooling` is `graph`, and then without `default_layers`")
         return self
@@ -222,13 +222,8 @@ class Manifest(Record):
     # number of heads of each layer, if the graphs return attention maps
     attention_heads: Annotated[tuple[Annotated[int, Field(gt=0)], ...], Field(strict=False)] = ()
 
-    @property
-    def mask(self) -> MaskToken | None:
-        """The mask token, for fill-mask."""
-        return self.tokenizer.mask
-
     @model_validator(mode="after")
-    def _graphs_fit_the_model(self) -> Manifest:
+    def _graphs_match_the_model(self) -> Manifest:
         for graph in self.graphs:
             if self.attention_heads and not graph.has_attentions:
                 raise ValueError(f"`attention_heads` needs an output of the kind `per_map`, which `{graph.file}` does not have")
@@ -248,7 +243,7 @@ class Manifest(Record):
         return self
 
     @model_validator(mode="after")
-    def _calibrations_fit_the_labels(self) -> Manifest:
+    def _calibrations_match_the_labels(self) -> Manifest:
         for graph in self.graphs:
             if (calibration := graph.decision) is not None:
                 count = {"per-label": len(self.labels), "answers": 2}.get(calibration.method, 1)

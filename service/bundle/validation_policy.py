@@ -34,8 +34,6 @@ NOT_MEASURED: dict[Measure, str] = {
 # Below this agreement with the checkpoint, by the measure of its task, the service logs a warning, and an int8 graph is not the default
 # unless requested.
 LOW_AGREEMENT_THRESHOLD = 0.98
-# Allowed difference of a metric on labeled data from the checkpoint's metric.
-METRIC_TOLERANCE = 0.01
 # Instruction sets that add int8 products in 32 bits; other x86 CPUs add pairs of them in 16 bits, which can saturate.
 _EXACT_INT8 = {"avx_vnni", "avx512_vnni", "amx_int8", "asimd"}
 _MEASURE_AGAIN = "run `bert-export verify BUNDLE --checkpoint DIR --update`"  # measures the validation report of an existing bundle
@@ -56,12 +54,12 @@ def has_low_agreement(graph: GraphSpec) -> bool:
 
 
 def metrics_match_checkpoint(metrics: Sequence[Metric], graph: str) -> bool:
-    """Returns whether metrics on labeled data, which prove more than agreement, show a graph as good as its checkpoint.
+    """Returns whether all metrics of a graph on labeled data, which prove more than agreement, are within 0.01 of its checkpoint's.
 
     The graph is named as `provider/precision`.
     """
     pairs = [(metric.checkpoint, metric.graphs[graph]) for metric in metrics if graph in metric.graphs]
-    return bool(pairs) and all(abs(checkpoint - measured) <= METRIC_TOLERANCE for checkpoint, measured in pairs)
+    return bool(pairs) and all(abs(checkpoint - measured) <= 0.01 for checkpoint, measured in pairs)
 
 
 def measured_on_other_int8_kernels(graph: GraphSpec, instructions: Sequence[str]) -> bool:
@@ -95,8 +93,8 @@ def describe_agreement(validation: ValidationReport) -> str:
         worst = "" if agreement.worst is None else f", the worst {agreement.worst:.4f}"
         return f"{MEASURES[agreement.measure]} is {agreement.value:.4f} on {agreement.decisions} of {validation.samples} samples{worst}"
     low, high = agreement_range(agreement.value, agreement.decisions)
-    sure = f" (95% confidence: {low:.1%} to {high:.1%})" if validation.quantized else ""
-    return f"answers agree on {agreement.value:.1%} of {agreement.decisions} samples{sure}"
+    interval = f" (95% confidence: {low:.1%} to {high:.1%})" if validation.quantized else ""
+    return f"answers agree on {agreement.value:.1%} of {agreement.decisions} samples{interval}"
 
 
 def summarize_agreement(agreement: Agreement | None) -> str:
@@ -126,11 +124,11 @@ def check_report(name: str, graph: GraphSpec, *, required: bool = False, min_agr
     """
     if not required and min_agreement is None:
         return
-    which, validation = f"bundle `{name}`, graph {graph.name}", graph.validation
+    subject, validation = f"bundle `{name}`, graph {graph.name}", graph.validation
     flag = "--require-validation is set" if required else f"--min-agreement is {min_agreement}"
     if not validation.samples:
         raise BundleError(
-            f"{which}: its manifest has no validation report (0 samples), and {flag}; export it again with "
+            f"{subject}: its manifest has no validation report (0 samples), and {flag}; export it again with "
             "bert-export, which makes one, or serve without the setting."
         )
     provider = validation.provider
@@ -138,15 +136,15 @@ def check_report(name: str, graph: GraphSpec, *, required: bool = False, min_agr
     precision = "fp32" if provider == "cpu" and graph.precision == "fp16" else graph.precision
     if (provider, precision) != (graph.provider, graph.precision):
         raise BundleError(
-            f"{which}: its validation report was measured on {provider} in {precision}, but it would run on {graph.provider} "
+            f"{subject}: its validation report was measured on {provider} in {precision}, but it would run on {graph.provider} "
             f"in {graph.precision}, and {flag}; {_MEASURE_AGAIN} on a machine with {graph.provider}, or serve "
             "without the setting."
         )
     if min_agreement is not None:
-        _check_agreement(which, graph, min_agreement)
+        _check_agreement(subject, graph, min_agreement)
 
 
-def _check_agreement(which: str, graph: GraphSpec, min_agreement: float) -> None:
+def _check_agreement(subject: str, graph: GraphSpec, min_agreement: float) -> None:
     """Refuses a graph whose agreement is below a minimum or was not measured.
 
     Raises:
@@ -155,7 +153,7 @@ def _check_agreement(which: str, graph: GraphSpec, min_agreement: float) -> None
     agreement = graph.validation.agreement
     if agreement is None:
         raise BundleError(
-            f"{which}: its manifest has no agreement that can be compared with --min-agreement {min_agreement}; {_MEASURE_AGAIN}, "
+            f"{subject}: its manifest has no agreement that can be compared with --min-agreement {min_agreement}; {_MEASURE_AGAIN}, "
             "or serve without the setting."
         )
     measure = MEASURES[agreement.measure]
@@ -163,12 +161,12 @@ def _check_agreement(which: str, graph: GraphSpec, min_agreement: float) -> None
         # only int8 graphs are compared on these texts
         texts = "export it again with --validation texts of the model's own domain and language, or " if graph.precision == "int8" else ""
         raise BundleError(
-            f"{which}: its agreement ({measure}) was not measured on any input, because {NOT_MEASURED[agreement.measure]}, and "
+            f"{subject}: its agreement ({measure}) was not measured on any input, because {NOT_MEASURED[agreement.measure]}, and "
             f"--min-agreement is {min_agreement}; {texts}serve without the setting."
         )
     if not agreement.value >= min_agreement:  # not `<`, which is false for NaN
         raise BundleError(
-            f"{which}: its agreement with the checkpoint ({measure}) is {agreement.value:.4f} on {agreement.decisions} "
+            f"{subject}: its agreement with the checkpoint ({measure}) is {agreement.value:.4f} on {agreement.decisions} "
             f"of {graph.validation.samples} samples, below --min-agreement, which is {min_agreement}; choose a closer "
             "graph (--precision fp32), export again with a lower `bert-export --max-int8-error` or with --calibration "
             "texts of your own, or lower --min-agreement."

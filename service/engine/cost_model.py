@@ -9,7 +9,6 @@ from bertserve.service.bundle.manifest import Flops
 
 # Sums for least squares: weight, work, seconds, work squared, work times seconds.
 _Sums = Sequence[float]
-_ZERO_SUMS: _Sums = (0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class CostModel:
@@ -46,7 +45,7 @@ class CostModel:
         """
         timed = [(rows * self._work(length), max(seconds, 1e-9)) for rows, length, seconds in runs]  # a coarse clock can measure 0 s
         points = [_sums(work, seconds, 1 / seconds**2) for work, seconds in timed]
-        self._runs: _Sums = _ZERO_SUMS
+        self._runs: _Sums = (0.0,) * 5
         # with the constant weight of two runs, because traffic of one length would not determine the proportion
         self._warm_up: _Sums = [2 / len(points) * sum(values) for values in zip(*points, strict=True)]
         weight, work, seconds, *_ = self._warm_up

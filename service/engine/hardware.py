@@ -11,15 +11,16 @@ from bertserve.service.errors import ProviderError
 from bertserve.service.providers import LoadLibrary
 
 # Instruction sets for matrix products, as in /proc/cpuinfo; AVX-512 and VNNI decide the speed of int8.
-_X86 = ("avx2", "fma", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
-_ARM = ("asimd", "asimddp", "i8mm", "bf16", "sve")
-INSTRUCTIONS = (*_X86, *_ARM)
+INSTRUCTIONS = (
+    *("avx2", "fma", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16"),
+    *("asimd", "asimddp", "i8mm", "bf16", "sve"),
+)
 
 
 def cpu_name(info: Path = Path("/proc/cpuinfo")) -> str:
     """Returns the CPU model as reported by the system, or else its architecture."""
-    named = (value for key, value in _cpu_info(info) if key == "model name")
-    return next(named, "") or platform.processor() or platform.machine()
+    names = (value for key, value in _cpu_info(info) if key == "model name")
+    return next(names, "") or platform.processor() or platform.machine()
 
 
 def cpu_instructions(info: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:

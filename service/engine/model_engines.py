@@ -60,10 +60,12 @@ class ModelEngines:
                 create, self._create = self._create, None
             if create is not None:
                 # not a daemon like the calling thread: native code that returns to a finished interpreter aborts the process
-                threading.Thread(target=self._start, args=(create,), name=f"multi-threaded-{self._model}", daemon=False).start()
+                threading.Thread(
+                    target=self._create_multi_threaded, args=(create,), name=f"multi-threaded-{self._model}", daemon=False
+                ).start()
         return self._multi_threaded or self.single_threaded
 
-    def _start(self, create: Callable[[], OnnxEngine]) -> None:
+    def _create_multi_threaded(self, create: Callable[[], OnnxEngine]) -> None:
         try:
             self._multi_threaded = create()
         except Exception as error:  # noqa: BLE001 - the boundary of a thread; the inference threads do not need its result

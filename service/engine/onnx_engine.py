@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from bertserve.service.bundle.graph_spec import GraphSpec, InputSpec, Outputs, OutputSpec
 from bertserve.service.engine.cuda_graphs import CudaGraphSession
-from bertserve.service.engine.sessions import THREADS, open_session
+from bertserve.service.engine.sessions import open_session
 from bertserve.service.errors import DeviceLostError, EngineError
 from bertserve.service.providers import FIRST_GPU, GpuOptions, Provider
 from bertserve.service.text.tokenizer import Encoding
@@ -52,7 +52,7 @@ class OnnxEngine:
         padding_side: Literal["left", "right"],
         provider: Provider | None = None,
         engine_cache: Path | None = None,
-        threads: int = THREADS,
+        threads: int = 1,
         gpu: GpuOptions = FIRST_GPU,
     ) -> None:
         """Opens the session of an ONNX file, with the arguments and errors of `open_session`; by default on the graph's own provider.

@@ -25,7 +25,6 @@ except ImportError as error:  # both wheels have this import name, so neither is
     ) from error
 
 VERSION: str = ort.__version__
-THREADS = 1  # threads of one run; the inference threads run in parallel
 # A graph of one Identity, as onnx.save writes it; other sessions get the same provider as a session on it.
 _PROBE = bytes.fromhex(
     "08083a370a100a017812017922084964656e746974791201675a0f0a0178120a0a08080112040a020801620f0a0179120a0a08080112040a02080142040a00100d"
@@ -37,7 +36,7 @@ def open_session(
     graph: GraphSpec,
     *,
     provider: Provider,
-    threads: int = THREADS,
+    threads: int = 1,
     engine_cache: Path | None = None,
     gpu: GpuOptions = FIRST_GPU,
 ) -> Any:
@@ -51,7 +50,7 @@ def open_session(
     """
     if graph.shapes is not None and (count := PROVIDERS[provider].ranges):
         graphs = [graph.model_copy(update={"shapes": plan}) for plan in graph.shapes.split(count)]
-        return RangeSessions(graphs, [_open(path, each, provider, threads, engine_cache, gpu) for each in graphs])
+        return RangeSessions(graphs, [_open(path, part, provider, threads, engine_cache, gpu) for part in graphs])
     return _open(path, graph, provider, threads, engine_cache, gpu)
 
 
@@ -72,9 +71,9 @@ class RangeSessions:
 
 def _open(path: Path, graph: GraphSpec, provider: Provider, threads: int, engine_cache: Path | None, gpu: GpuOptions) -> Any:
     """Returns an `onnxruntime.InferenceSession`; for its arguments and errors, see `open_session`."""
-    wanted = PROVIDERS[provider].ort_name
-    if wanted not in ort.get_available_providers():
-        raise ProviderError(f"`{path}` needs {wanted}: {missing(provider)} Or choose another --provider.")
+    ort_name = PROVIDERS[provider].ort_name
+    if ort_name not in ort.get_available_providers():
+        raise ProviderError(f"`{path}` needs {ort_name}: {missing(provider)} Or choose another --provider.")
     options = session_options(threads)
     if graph.has_attentions:
         # By default, nodes that only an output needs run last, so that the attention of all layers is in memory at once: 600 MB for 4 texts
@@ -85,9 +84,9 @@ def _open(path: Path, graph: GraphSpec, provider: Provider, threads: int, engine
         session = _session(str(path), provider, providers, options)
     except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
         raise ProviderError(f"onnxruntime {VERSION} cannot load `{path}`: {error}") from error
-    if wanted not in session.get_providers():
+    if ort_name not in session.get_providers():
         raise ProviderError(
-            f"`{path}` needs {wanted}, but the session only has {', '.join(session.get_providers())}: "
+            f"`{path}` needs {ort_name}, but the session only has {', '.join(session.get_providers())}: "
             f"{missing(provider, gpu.device_id)} Or choose another --provider."
         )
     return session
@@ -105,7 +104,7 @@ def unavailable_reason(provider: Provider, device_id: int = 0) -> str | None:
     if name in ort.get_available_providers():
         try:
             options = {} if provider == "cpu" else {"device_id": str(device_id)}
-            if name in _session(_PROBE, provider, [(name, options)], session_options(THREADS)).get_providers():
+            if name in _session(_PROBE, provider, [(name, options)], session_options(threads=1)).get_providers():
                 return None
         except Exception as error:  # noqa: BLE001 - onnxruntime's pybind exceptions share no base class but Exception
             return f"{missing(provider, device_id)} onnxruntime says: {error}"
@@ -170,8 +169,8 @@ def _provider_options(provider: Provider, graph: GraphSpec, engine_cache: Path |
             engine_cache_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ProviderError(f"--engine-cache `{engine_cache}` cannot be written ({error.strerror}); give another folder.") from error
-    rest = [] if record.fallback is None else _provider_options(record.fallback, graph, None, gpu)
-    return [(record.ort_name, record.provider_options(graph, engine_cache_dir, gpu)), *rest]
+    fallbacks = [] if record.fallback is None else _provider_options(record.fallback, graph, None, gpu)
+    return [(record.ort_name, record.provider_options(graph, engine_cache_dir, gpu)), *fallbacks]
 
 
 def _session(model: str | bytes, provider: Provider, providers: Sequence[tuple[str, Options]], options: Any) -> Any:

@@ -24,7 +24,7 @@ from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.hardware import cpu_instructions
 from bertserve.service.engine.model_engines import ModelEngines, min_multi_threaded_tokens
 from bertserve.service.engine.onnx_engine import OnnxEngine
-from bertserve.service.engine.sessions import THREADS, available_provider, unavailable_reason
+from bertserve.service.engine.sessions import available_provider, unavailable_reason
 from bertserve.service.errors import BundleError, EngineError, ProviderError, SettingsError
 from bertserve.service.metrics import Metrics
 from bertserve.service.models.model import Model
@@ -186,7 +186,7 @@ def _check_fit(manifest: Manifest, engine: OnnxEngine, tokenizer: Tokenizer, wid
             )
 
 
-def _open_engine(bundle: Bundle, graph: GraphSpec, settings: ModelSettings, threads: int = THREADS) -> OnnxEngine:
+def _open_engine(bundle: Bundle, graph: GraphSpec, settings: ModelSettings, threads: int = 1) -> OnnxEngine:
     """Returns an engine with `threads` threads per run."""
     spec, file, cache = bundle.manifest.tokenizer, bundle.path / graph.file, settings.engine_cache
     gpu = GpuOptions(settings.device_id, settings.gpu_mem_limit_mib, settings.cuda_graphs)

@@ -108,8 +108,8 @@ def _parse(raw: bytes, added: Sequence[str]) -> dict[str, Any]:
         raise InvalidValueError("the line is not valid JSON: {detail}.", detail=error) from error
     if not isinstance(value, dict):
         raise InvalidValueError('the line is JSON, but not an object; give one such as {"text": "A warm film."}.')
-    if twice := [name for name in added if name in value]:
-        raise InvalidValueError("the row already has `{name}`, which the output adds; give another column name.", name=twice[0])
+    if duplicates := [name for name in added if name in value]:
+        raise InvalidValueError("the row already has `{name}`, which the output adds; give another column name.", name=duplicates[0])
     return value
 
 
@@ -164,9 +164,9 @@ def read_parquet(path: Path, inputs: Collection[str] | None, max_rows: int) -> t
     with arrow_errors(f"the input `{path}` cannot be read as Parquet", "check its format"):
         # INT96 has days and nanoseconds: as 64-bit nanoseconds, times outside 1677 to 2262 would become other times
         file = pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
-    odd = [f"the column `{column.name}` has the type {column.type}" for column in file.schema_arrow if _NOT_TEXT.search(str(column.type))]
-    if odd and inputs is None:
-        raise SettingsError(f"{odd[0]}, which JSON and CSV lack; remove it, or write Parquet.")
+    column = next((column for column in file.schema_arrow if _NOT_TEXT.search(str(column.type))), None)
+    if column is not None and inputs is None:
+        raise SettingsError(f"the column `{column.name}` has the type {column.type}, which JSON and CSV lack; remove it, or write Parquet.")
 
     def blocks() -> Iterator[RowBlock]:
         total, size = file.metadata.num_rows, path.stat().st_size

@@ -97,7 +97,7 @@ class Parts:
         for path in (output, rejected):
             # the files of a run that was killed before it removed its parts are checked at the end
             if os.path.lexists(path) and not self._folder.exists():
-                raise _exists(path)
+                raise _exists_error(path)
         self.written = next(n for n in count() if not all(self._path(kind, n).exists() for kind in ("part", "rejected")))
 
     def _path(self, kind: str, index: int) -> Path:
@@ -136,8 +136,8 @@ class Parts:
         if not os.path.lexists(target):
             os.replace(path, target)
         elif not filecmp.cmp(path, target, shallow=False):
-            raise _exists(target)
+            raise _exists_error(target)
 
 
-def _exists(path: Path) -> SettingsError:
+def _exists_error(path: Path) -> SettingsError:
     return SettingsError(f"`{path}` exists already; remove it, or give another name.")

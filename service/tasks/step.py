@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from bertserve.service.bundle.calibration import Calibration
 from bertserve.service.bundle.graph_spec import Outputs
-from bertserve.service.bundle.manifest import Activation, Embedding, MaskToken, Side
+from bertserve.service.bundle.manifest import Activation, Embedding, Side
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.cost import ZERO_COST, Cost
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
@@ -83,10 +83,6 @@ class ModelConfig(Protocol):
     @property
     def activation(self) -> Activation:
         """The function from logits to scores."""
-
-    @property
-    def mask(self) -> MaskToken | None:
-        """The mask token, if the model fills masks."""
 
     @property
     def embedding(self) -> Embedding | None:

@@ -29,13 +29,17 @@ SHORT_CHARS = 600  # characters that are tokenized in about 0.2 ms, at 0.3 us pe
 GROUP_CHARS = 2**16  # characters that are tokenized in one call, unless a single text is longer
 
 
+@dataclass(slots=True)
 class Tokens:
-    """The tokens of a whole text, without special tokens. Offsets and spellings are only read on demand."""
+    """The tokens of a whole text, without special tokens. Offsets and spellings are only read on demand.
 
-    def __init__(self, encoding: Any, ids: list[int]) -> None:
-        """Wraps an encoding of `tokenizers`; `ids` are the ids of its tokens."""
-        self._encoding = encoding
-        self.ids = ids
+    Attributes:
+        encoding: The text's encoding by `tokenizers`.
+        ids: The id of each token.
+    """
+
+    encoding: Any
+    ids: list[int]
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -43,12 +47,12 @@ class Tokens:
     @property
     def offsets(self) -> list[tuple[int, int]]:
         """Start and end of each token in the text, in code points, end exclusive."""
-        offsets: list[tuple[int, int]] = self._encoding.offsets
+        offsets: list[tuple[int, int]] = self.encoding.offsets
         return offsets
 
     def span(self, token_range: range) -> tuple[int, int]:
         """Returns the start of the first token in `token_range`, at least one, and the end of the last; it does not read the others."""
-        return self._encoding.token_to_chars(token_range.start)[0], self._encoding.token_to_chars(token_range.stop - 1)[1]
+        return self.encoding.token_to_chars(token_range.start)[0], self.encoding.token_to_chars(token_range.stop - 1)[1]
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Returns the offsets in `text`, the text of these tokens; combining marks without a token belong to the token before them."""
@@ -64,13 +68,13 @@ class Tokens:
     @property
     def spellings(self) -> list[str]:
         """The spelling of each token in the vocabulary."""
-        spellings: list[str] = self._encoding.tokens
+        spellings: list[str] = self.encoding.tokens
         return spellings
 
     @property
     def word_ids(self) -> list[int]:
         """The pre-tokenizer's word of each token."""
-        word_ids: list[int] = self._encoding.word_ids
+        word_ids: list[int] = self.encoding.word_ids
         return word_ids
 
 
@@ -229,9 +233,9 @@ class Tokenizer:
             type_ids.extend([part.type_id] * len(part_ids))
         if not ids:
             raise InvalidValueError("the text is empty, and this model adds no special token to it; give a text.")
-        ordered = tuple(starts[text] for text in sorted(starts))
-        placed = tuple(ordered[-1] + mask for mask in masks)
-        return Encoding(np.array(ids, dtype=np.int64), np.array(type_ids, dtype=np.int64), ordered, placed)
+        text_starts = tuple(starts[text] for text in sorted(starts))
+        positions = tuple(text_starts[-1] + mask for mask in masks)
+        return Encoding(np.array(ids, dtype=np.int64), np.array(type_ids, dtype=np.int64), text_starts, positions)
 
 
 def _is_failure(error: BaseException) -> bool:
