@@ -255,26 +255,26 @@ def export_options(settings: SourceSettings) -> list[str]:
     """Returns the flags of an export for these settings: graphs for the requested provider and precision.
 
     Raises:
-        SettingsError: fp16, which is for GPUs, is requested for a CPU.
+        SettingsError: The requested providers have no graphs in the requested precision.
     """
-    providers = {"auto": ["cpu"], "cpu": ["cpu"]}.get(settings.provider, [settings.provider])
+    precision = settings.precision
     if settings.provider == "auto":
-        providers += [record.name for record in PROVIDERS.values() if record.automatic and _is_installed(record.package)]
-    if settings.provider not in ("auto", "cpu") and settings.allow_provider_fallback:
-        providers.insert(0, "cpu")
-    precision: str = settings.precision
-    if precision == "fp16":
-        if providers == ["cpu"]:
-            with_fp16 = next(record.name for record in PROVIDERS.values() if precision in record.precisions)
-            raise SettingsError(f"--precision is `fp16`, which is for GPUs; give --provider {with_fp16}, or another precision.")
-        if settings.allow_provider_fallback:
+        providers = ["cpu", *(name for name, record in PROVIDERS.items() if record.automatic and _is_installed(record.package))]
+    else:
+        providers = ["cpu"] if settings.allow_provider_fallback and settings.provider != "cpu" else []
+        providers.append(settings.provider)
+    if precision != "auto":
+        all_supporting = [name for name, record in PROVIDERS.items() if precision in record.precisions]
+        supporting = [name for name in providers if name in all_supporting]
+        if not supporting:
+            raise SettingsError(
+                f"--precision is `{precision}`, which is not for --provider {settings.provider}; give --provider {all_supporting[0]}, or "
+                "another precision."
+            )
+        if precision == "fp16" and settings.allow_provider_fallback:
             precision = "auto"  # the CPU needs its own graph, and has none in this precision
         else:
-            providers = providers[-1:]
-    if precision == "int8":
-        if "cpu" not in providers:
-            raise SettingsError("--precision is `int8`, which is for CPUs; give --provider cpu, or another precision.")
-        providers = ["cpu"]
+            providers = supporting
     return ["--provider", ",".join(providers), *([] if precision == "auto" else ["--precision", precision])]
 
 
