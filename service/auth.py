@@ -1,4 +1,4 @@
-"""Access: the levels that routes declare, the API keys of a file, and the Authenticator, which checks both.
+"""Access to routes: the levels that they declare, the API keys of a file, and the `Authenticator`, which checks both.
 
 Only SHA-256 digests of keys are stored, and they are compared in constant time.
 

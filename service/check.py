@@ -56,5 +56,5 @@ def difference(expected: Any, actual: Any, tolerance: float) -> str | None:
         return (
             None if abs(expected - actual) <= tolerance else f"{actual:.6f} differs from the stored {expected:.6f} by more than {tolerance}"
         )
-    is_equal = expected == actual and isinstance(expected, bool) == isinstance(actual, bool)  # Python says that False equals 0
+    is_equal = expected == actual and isinstance(expected, bool) == isinstance(actual, bool)  # in Python, False equals 0
     return None if is_equal else f"{actual!r} is not the stored {expected!r}"

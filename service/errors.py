@@ -1,8 +1,7 @@
 """All errors of the service, with their HTTP status.
 
-A `StartError` stops a start or a command. A `CallerError` is caused by the request, a `ServerError` by the service.
-A message says what is wrong, the given value, the allowed value and what to change, with names in backticks. The errors of callers and of
-the server have a template and values. The caller gets the sentence. The log has it too, with placeholders in place of each `CallerValue`.
+A `StartError` stops a start or a command. A request causes a `CallerError`, the service a `ServerError`. A message says what is wrong, with
+the value, and what to change. The answer has the whole message; the log has a placeholder for each `CallerValue`.
 """
 
 from __future__ import annotations

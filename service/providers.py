@@ -49,7 +49,7 @@ class ExecutionProvider:
         ort_name: Its name in ONNX Runtime.
         package: The package that contains it.
         extra: The extra of bertserve that installs the package.
-        precisions: The precisions of its graphs, that of the default graph last.
+        precisions: The precisions of its graphs; the last one is the default.
         provider_options: Returns its options for a graph's session. The second argument is the folder of engines, or None; the third is how
             it uses the GPU.
         library: The shared library that ONNX Runtime loads for it; None if it needs none, and no GPU.

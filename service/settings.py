@@ -202,7 +202,7 @@ class ScoreSettings(ModelSettings):
         return self.prediction_column, self.warnings_column
 
     def shared(self) -> dict[str, Any]:
-        """Returns the settings that were given, without those that do not affect answers or differ between machines."""
+        """Returns the settings that are set and affect answers, without those that differ between machines."""
         local = {"config", "models", "model", "cache_dir", "threads", "log_format"}
         return self.model_dump(include=ScoreSettings.model_fields.keys() - local, exclude_unset=True)
 

@@ -109,7 +109,7 @@ def _check_name(name: str, text: str) -> str:
 
 
 def _folders(folder: Path) -> Iterator[Path]:
-    """Yields the folders of a checkpoint, and those of the base model of an adapter in one of them."""
+    """Yields the folders of a checkpoint, and of the base model if it is an adapter."""
     for subfolder in _with_modules(folder):
         yield subfolder
         adapter = _read_json(subfolder / "adapter_config.json")
@@ -152,7 +152,7 @@ def export_command(source: ModelSource) -> list[str]:
         raise StartError(
             ("" if is_here else f"there is no folder `{source.location}`, so it is taken as an id of the Hugging Face Hub; ")
             + f"a checkpoint must be exported before it is served, and {', '.join(missing)} not installed; install the extra `export` "
-            f"(`{install_command('export', 'cpu')}`), or give a bundle that bert-export made elsewhere."
+            f"(`{install_command('export', 'cpu')}`), or give an exported bundle."
         )
     return [sys.executable, "-P", "-m", MODULE]  # -P: a folder `torch` in the working directory must not be imported
 
@@ -305,7 +305,7 @@ def _is_installed(package: str) -> bool:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[int]:
-    """Creates a folder and holds its lock, so that of several starts one exports and the others wait; yields the lock's descriptor."""
+    """Creates a folder and holds its lock, because only one of several starts must export; yields the lock's descriptor."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w", encoding="ascii")

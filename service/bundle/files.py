@@ -46,7 +46,7 @@ class Bundle:
         return self.path / TOKENIZER_FILE
 
     def graph(self, provider: Provider, precision: Precision | Literal["auto"] = "auto") -> GraphSpec:
-        """Returns the graph for a provider: the default one, or the one with the given precision.
+        """Returns the graph for a provider: the default one, or the one with this precision.
 
         Raises:
             BundleError: The bundle has no such graph; the message lists its graphs.

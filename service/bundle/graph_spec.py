@@ -230,7 +230,7 @@ class GraphSpec(Record):
     def _plan_matches_inputs(self) -> GraphSpec:
         has_masks = any(spec.fill == "mask_index" for spec in self.inputs)
         if self.shapes is not None and bool(self.shapes.masks) != has_masks:
-            raise ValueError(f"`masks` of `shapes` must be given if and only if an input is `mask_index`, not {list(self.shapes.masks)}")
+            raise ValueError(f"`masks` of `shapes` must be set if and only if an input is `mask_index`, not {list(self.shapes.masks)}")
         return self
 
     def padded_shape(self, rows: int, tokens: int) -> tuple[int, int] | None:

@@ -139,7 +139,7 @@ class Embedding(Record):
         if unknown := [layer for layer in self.default_layers or () if layer not in self.positions]:
             raise ValueError(f"`default_layers` has {unknown[0]}, which is not in `layers`")
         if (self.pooling == "graph") != (self.vector_dimensions is not None) or (self.pooling == "graph" and self.default_layers):
-            raise ValueError("`vector_dimensions` must be given if and only if `pooling` is `graph`, and then without `default_layers`")
+            raise ValueError("`vector_dimensions` must be set if and only if `pooling` is `graph`, and then without `default_layers`")
         return self
 
 

@@ -1,7 +1,7 @@
 """CudaGraphSession: a session that replays small runs as CUDA graphs.
 
-A small run takes 1.5 ms whatever its size, because its kernels are started one by one. A captured run starts them at once: it takes 0.5 to
-0.8 ms and gives the same bits (bench/results/2026-11-27-gpu.md). In exchange, its shapes, buffers and thread are fixed.
+A small run takes 1.5 ms whatever its size, because its kernels start one by one. A captured run starts them together: it takes 0.5 to 0.8 ms
+with identical outputs (bench/results/2026-11-27-gpu.md). Its shapes, buffers and thread are fixed.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _capture_lock = threading.Lock()
 class CudaGraphSession:
     """A session that all threads share, and for each thread that captures runs a session of its own.
 
-    ONNX Runtime keeps captured runs per session and thread, and other runs of the session use the same memory. So each thread has a copy of
-    the weights on the GPU. It captures runs only in a block of `capturing`; they are freed with this object.
+    ONNX Runtime keeps captured runs per session and thread, and other runs of the session use the same memory. Each thread therefore has
+    its own copy of the weights on the GPU. It captures runs only in a block of `capturing`; they are freed with this object.
     """
 
     def __init__(self, session: Any, open_session: Callable[[], Any] | None, device: tuple[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""Opens ONNX Runtime sessions on the requested provider, or says why it is unavailable. Only this module imports onnxruntime."""
+"""Opens ONNX Runtime sessions on the requested provider, or explains why it is unavailable. Only this module imports onnxruntime."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def open_session(
 ) -> Any:
     """Returns an `onnxruntime.InferenceSession` for an ONNX file, whose runs have `threads` threads, or `RangeSessions` with its `run`.
 
-    `engine_cache` is the folder of compiled engines, if the provider compiles; None to build them at every start. `gpu` says how the
-    session uses the GPU, if the provider has one.
+    `engine_cache` is the folder of compiled engines, if the provider compiles; None to build them at every start. `gpu` has the
+    options of a session on a GPU.
 
     Raises:
         ProviderError: This onnxruntime lacks the provider, or the session did not get it; the message says what is missing.
@@ -76,7 +76,7 @@ def _open(path: Path, graph: GraphSpec, provider: Provider, threads: int, engine
         raise ProviderError(f"`{path}` needs {ort_name}: {missing(provider)} Or choose another --provider.")
     options = session_options(threads)
     if graph.has_attentions:
-        # By default, nodes that only an output needs run last, so that the attention of all layers is in memory at once: 600 MB for 4 texts
+        # By default, nodes that only an output needs run last, so that the attention of all layers is in memory together: 600 MB for 4 texts
         # of 512 tokens with 12 heads in 12 layers. In the graph's own order, each layer's attention is freed before the next one.
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     providers = _provider_options(provider, graph, engine_cache, gpu)

@@ -1,4 +1,4 @@
-"""Rows: functions that read the rows of JSON Lines, CSV, TSV and Parquet, in blocks, and writers that write them with predictions."""
+"""Reads rows of JSON Lines, CSV, TSV and Parquet in blocks, and writes them with predictions."""
 
 from __future__ import annotations
 

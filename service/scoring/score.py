@@ -1,8 +1,8 @@
 """The command `bert-serve score`: reads a file in blocks, and writes a file with a prediction for each row.
 
 Each block becomes a part: `part-00042` has the rows of block 42 that have an answer, and `rejected-00042` a line about each of the others.
-At the end, the parts become one file. A file appears under its name when it is complete. So a run that was killed continues with the parts
-that are missing, and gives the same bytes.
+At the end, the parts become one file. A file appears under its name when it is complete. A run that was killed therefore
+continues with the missing parts, and its output has the same bytes.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class Tokenizer:
         return texts_tokens
 
     def tokenize_lazily(self, texts: Iterable[str]) -> Iterator[Tokens]:
-        """Yields the tokens of each text, like `tokenize`, but never holds the tokens of many long texts at once."""
+        """Yields the tokens of each text, like `tokenize`, but never holds the tokens of many long texts together."""
         group: list[str] = []
         chars = 0
         for text in texts:
