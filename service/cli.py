@@ -102,7 +102,7 @@ def _with_one_model(score: Score) -> ScoreSettings:
     if len(score.model) != 1:
         raise SettingsError(f"--model names {len(score.model)} models, but score takes one; give --model NAME or --model SOURCE.")
     (name,) = score.model
-    bundle = next((folder / name for folder in score.models if files.is_bundle(folder / name)), None)
+    bundle = files.find_bundle(score.models, name)
     if bundle is None and re.fullmatch(NAME_PATTERN, name) and not Path(name).exists():
         names = (path.parent.name for folder in score.models for path in folder.glob(f"*/{files.MANIFEST_FILE}"))
         hint = did_you_mean(name, names, f"give the folder that has it with --models, or a hub id with its owner, such as org/{name}.")

@@ -334,7 +334,7 @@ def parse(command: type[_Command], args: Sequence[str]) -> _Command:
         raise SettingsError(f"{str(error).removeprefix('error parsing CLI: ')}.") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        message = requirement(first) if first["loc"] else first["msg"].removeprefix("Value error, ")
+        message = requirement(first)
         name = next((part for part in reversed(first["loc"]) if isinstance(part, str)), "")  # other parts are places in a list
         if name not in Settings.model_fields:
             flag = f"{_flag(name)} is `{first['input']}`: " if len(first["loc"]) > 1 and first["type"] != "missing" else ""
