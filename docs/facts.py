@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+from prometheus_client import Counter, Gauge, Histogram
 from pydantic.fields import FieldInfo
 
 from bertserve.bench import cli as bench_cli
@@ -109,7 +110,8 @@ def metrics() -> list[Metric]:
     """Returns all metrics: those of processes, which are read at each scrape, and then the others in the order of their creation."""
     all_metrics = Metrics()
     of_processes = [(family, tuple(family.samples[0].labels)) for family in all_metrics.processes.collect()]
-    others = [(family, labels) for collector, labels in all_metrics.labels.items() for family in collector.describe()]
+    collectors = (value for value in vars(all_metrics).values() if isinstance(value, Counter | Gauge | Histogram))
+    others = [(family, collector._labelnames) for collector in collectors for family in collector.describe()]
     return [
         Metric(
             family.name.removeprefix("bertserve_") + ("_total" if family.type == "counter" else ""),

@@ -65,7 +65,7 @@ def install_command(*extras: str) -> str:
     return f"pip install {shlex.quote(source + '[' + ','.join(extras) + ']')}"
 
 
-INTERNAL = (500, "internal")
+INTERNAL = (500, "internal")  # of an exception that is not a BertServeError
 
 
 class BertServeError(Exception):

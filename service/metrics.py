@@ -72,10 +72,12 @@ class ProcessMetrics(Collector):
 
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+# from a run of a short text on a GPU to the default deadline
 SECONDS_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 # from a small model on a warm disk to TensorRT engines that must be built
 LOAD_SECONDS_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+BY_MODEL = ("task", "model")
 UNKNOWN = "unknown"
 
 
@@ -92,11 +94,7 @@ def use_worker_files(folder: Path, index: int) -> None:
 
 
 class Metrics:
-    """The collectors of one process, in their own registry.
-
-    Attributes:
-        labels: Collector -> the names of its labels, in the order of creation.
-    """
+    """The collectors of one process, in their own registry."""
 
     def __init__(self, folder: Path | None = None, processes: ProcessMetrics | None = None) -> None:
         """Creates the collectors.
@@ -107,11 +105,14 @@ class Metrics:
         """
         self._registry = CollectorRegistry()
         self._folder = folder
-        self.labels: dict[Counter | Gauge | Histogram, tuple[str, ...]] = {}
         self.processes = processes or ProcessMetrics()
         if folder is None:
             self._registry.register(self.processes)
 
+        self._counter = partial(Counter, namespace="bertserve", registry=self._registry)
+        self._sum_gauge = partial(Gauge, namespace="bertserve", registry=self._registry, multiprocess_mode="livesum")
+        self._max_gauge = partial(Gauge, namespace="bertserve", registry=self._registry, multiprocess_mode="livemax")
+        self._histogram = partial(Histogram, namespace="bertserve", registry=self._registry, buckets=SECONDS_BUCKETS)
         self._create_request_metrics()
         self._create_process_metrics()
         self.http_requests_by_status = cache(lambda status: self.http_requests.labels(str(status)))
@@ -119,46 +120,31 @@ class Metrics:
         self.requests_by_key = cache(lambda key, status: self.key_requests.labels(key, str(status)))
         self.model = cache(lambda task, model: ModelMetrics(self, task, model))
 
-    def _histogram(
-        self, name: str, text: str, buckets: tuple[float, ...] = SECONDS_BUCKETS, labels: tuple[str, ...] = ("task", "model")
-    ) -> Histogram:
-        histogram = Histogram(f"bertserve_{name}", text, labels, buckets=buckets, registry=self._registry)
-        self.labels[histogram] = labels
-        return histogram
-
-    def _counter(self, name: str, text: str, labels: tuple[str, ...] = ("task", "model")) -> Counter:
-        counter = Counter(f"bertserve_{name}", text, labels, registry=self._registry)
-        self.labels[counter] = labels
-        return counter
-
-    def _gauge(self, name: str, text: str, mode: Literal["livesum", "livemax"], labels: tuple[str, ...] = ()) -> Gauge:
-        gauge = Gauge(f"bertserve_{name}", text, labels, registry=self._registry, multiprocess_mode=mode)
-        self.labels[gauge] = labels
-        return gauge
-
     def _create_request_metrics(self) -> None:
         """Creates the metrics of requests and runs."""
         self.http_requests = self._counter(
             "http_requests_total", "HTTP requests by status, including requests that reach no model.", ("status",)
         )
-        self.requests = self._counter("requests_total", "Requests to models, by HTTP status.", ("task", "model", "status"))
-        self.request_seconds = self._histogram("request_seconds", "Seconds from a request's headers to its answer.")
-        self.tokenize_seconds = self._histogram("tokenize_seconds", "Seconds to tokenize a request.")
-        self.queue_seconds = self._histogram("queue_seconds", "Seconds until the first run of a request starts, without tokenizing.")
-        self.inference_seconds = self._histogram("inference_seconds", "Seconds per run of the graph.")
-        self.decode_seconds = self._histogram("decode_seconds", "Seconds to decode a request's outputs.")
-        self.batch_rows = self._histogram("batch_rows", "Rows per run of the graph.", ROWS_BUCKETS)
-        self.tokens = self._counter("tokens_total", "Tokens run: tokens of texts (real) and padding (padded).", ("task", "model", "kind"))
-        self.multi_threaded_runs = self._counter(
-            "multi_threaded_runs_total", "Multi-threaded runs, which happen while other threads are idle."
+        self.requests = self._counter("requests_total", "Requests to models, by HTTP status.", (*BY_MODEL, "status"))
+        self.request_seconds = self._histogram("request_seconds", "Seconds from a request's headers to its answer.", BY_MODEL)
+        self.tokenize_seconds = self._histogram("tokenize_seconds", "Seconds to tokenize a request.", BY_MODEL)
+        self.queue_seconds = self._histogram(
+            "queue_seconds", "Seconds until the first run of a request starts, without tokenizing.", BY_MODEL
         )
-        self.truncated = self._counter("truncated_total", "Inputs that were truncated.")
-        self.expired = self._counter("expired_total", "Requests whose deadline passed in the queue.")
-        self.cancelled = self._counter("cancelled_total", "Requests whose client disconnected while they waited.")
-        self.refused = self._counter("refused_total", "Requests refused at admission, by reason.", ("task", "model", "reason"))
+        self.inference_seconds = self._histogram("inference_seconds", "Seconds per run of the graph.", BY_MODEL)
+        self.decode_seconds = self._histogram("decode_seconds", "Seconds to decode a request's outputs.", BY_MODEL)
+        self.batch_rows = self._histogram("batch_rows", "Rows per run of the graph.", BY_MODEL, buckets=ROWS_BUCKETS)
+        self.tokens = self._counter("tokens_total", "Tokens run: tokens of texts (real) and padding (padded).", (*BY_MODEL, "kind"))
+        self.multi_threaded_runs = self._counter(
+            "multi_threaded_runs_total", "Multi-threaded runs, which happen while other threads are idle.", BY_MODEL
+        )
+        self.truncated = self._counter("truncated_total", "Inputs that were truncated.", BY_MODEL)
+        self.expired = self._counter("expired_total", "Requests whose deadline passed in the queue.", BY_MODEL)
+        self.cancelled = self._counter("cancelled_total", "Requests whose client disconnected while they waited.", BY_MODEL)
+        self.refused = self._counter("refused_total", "Requests refused at admission, by reason.", (*BY_MODEL, "reason"))
         self._create_score_metrics()
         self.key_requests = self._counter("key_requests_total", "Requests by API key name and HTTP status.", ("key", "status"))
-        self.hung_runs = self._counter("hung_runs_total", "Runs that took at least 5 s and 20 times as long as predicted.", ())
+        self.hung_runs = self._counter("hung_runs_total", "Runs that took at least 5 s and 20 times as long as predicted.")
 
     def _create_score_metrics(self) -> None:
         """Creates the metrics of predictions with calibrated scores, and of the examples that calibrated them."""
@@ -166,44 +152,40 @@ class Metrics:
         self.scores = self._counter("scores_total", "Predictions by best calibrated score, in bins that start at `from_score`.", by_score)
         self.predictions = self._counter("predictions_total", "Predictions by label, for calibrated models.", by_label)
         self.abstentions = self._counter("abstentions_total", "Inputs without a decision, although one was requested.", ("model",))
-        self.reference_scores = self._gauge(
-            "reference_scores", "Share of the predictions that calibrated the model, by score.", "livemax", by_score
+        self.reference_scores = self._max_gauge(
+            "reference_scores", "Share of the predictions that calibrated the model, by score.", by_score
         )
-        self.reference_predictions = self._gauge(
-            "reference_predictions", "Share of the predictions that calibrated the model, by label.", "livemax", by_label
+        self.reference_predictions = self._max_gauge(
+            "reference_predictions", "Share of the predictions that calibrated the model, by label.", by_label
         )
 
     def _create_process_metrics(self) -> None:
         """Creates the metrics of the queue, the threads and the models."""
-        self.queue_items = self._gauge("queue_items", "Items waiting in the queue.", "livesum")
-        self.queue_tokens = self._gauge(
-            "queue_tokens", "Tokens that open requests hold of --max-queue-tokens: waiting, running and reserved.", "livesum"
+        self.queue_items = self._sum_gauge("queue_items", "Items waiting in the queue.")
+        self.queue_tokens = self._sum_gauge(
+            "queue_tokens", "Tokens that open requests hold of --max-queue-tokens: waiting, running and reserved."
         )
-        self.threads = self._gauge("threads", "Inference threads: batches that can run at once.", "livesum")
+        self.threads = self._sum_gauge("threads", "Inference threads: batches that can run at once.")
         self.thread_busy = self._counter(
             "thread_busy_seconds_total",
             "Seconds that inference threads were busy, summed over threads; with one, up to two others can be busy too.",
-            (),
         )
-        self.loop_cpu = self._counter("event_loop_cpu_seconds_total", "CPU seconds of the event loop, summed over workers.", ())
-        self.loop_lag = self._histogram("event_loop_lag_seconds", "Delay of the event loop in seconds, sampled once per second.", labels=())
-        self.workers = self._gauge("workers", "Configured workers.", "livemax")
-        self.ready_workers = self._gauge("ready_workers", "Workers that accept requests.", "livesum")
-        self.build_info = self._gauge(
-            "build_info", "Always 1; the labels hold the versions.", "livemax", ("version", "onnxruntime", "python", "provider")
+        self.loop_cpu = self._counter("event_loop_cpu_seconds_total", "CPU seconds of the event loop, summed over workers.")
+        self.loop_lag = self._histogram("event_loop_lag_seconds", "Delay of the event loop in seconds, sampled once per second.")
+        self.workers = self._max_gauge("workers", "Configured workers.")
+        self.ready_workers = self._sum_gauge("ready_workers", "Workers that accept requests.")
+        self.build_info = self._max_gauge(
+            "build_info", "Always 1; the labels hold the versions.", ("version", "onnxruntime", "python", "provider")
         )
-        self.model_info = self._gauge("model_info", "1 for each loaded model.", "livemax", ("model", "version", "precision", "provider"))
-        self.broken_models = self._gauge(
-            "broken_models",
-            "1 for each model that could not be loaded, at a start with --skip-broken or at a reload.",
-            "livemax",
-            ("model",),
+        self.model_info = self._max_gauge("model_info", "1 for each loaded model.", ("model", "version", "precision", "provider"))
+        self.broken_models = self._max_gauge(
+            "broken_models", "1 for each model that could not be loaded, at a start with --skip-broken or at a reload.", ("model",)
         )
         self.load_seconds = self._histogram(
             "model_load_seconds",
             "Seconds per step of loading a model: files verified (verify), sessions created and warmed up (load).",
-            LOAD_SECONDS_BUCKETS,
             ("model", "step", "outcome"),
+            buckets=LOAD_SECONDS_BUCKETS,
         )
 
     def describe_build(self, *, onnxruntime: str, provider: str, workers: int, threads: int) -> None:
