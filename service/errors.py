@@ -1,7 +1,7 @@
 """All errors of the service, with their HTTP status.
 
-A `StartError` stops a start or a command. A request causes a `CallerError`, the service a `ServerError`. A message says what is wrong, with
-the value, and what to change. The answer has the whole message; the log has a placeholder for each `CallerValue`.
+A `StartError` stops a start or a command, and a request causes a `CallerError`. The service causes the other errors of requests. A message
+says what is wrong, with the value, and what to change. The answer has the whole message; the log has a placeholder for each `CallerValue`.
 """
 
 from __future__ import annotations
@@ -211,11 +211,7 @@ class HttpError(CallerError):
         self.headers = _HTTP_HEADERS.get(status, {})
 
 
-class ServerError(BertServeError):
-    """The request was valid, but the service could not answer it."""
-
-
-class RefusedError(ServerError, kind=(429, "overloaded")):
+class RefusedError(BertServeError, kind=(429, "overloaded")):
     """The queue is full, or another limit is reached for now.
 
     Attributes:
@@ -230,15 +226,15 @@ class RefusedError(ServerError, kind=(429, "overloaded")):
         self.headers = {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
 
 
-class ExpiredError(ServerError, kind=(504, "expired")):
+class ExpiredError(BertServeError, kind=(504, "expired")):
     """The request was admitted, but its deadline passed before its last item could start."""
 
 
-class UnavailableError(ServerError, kind=(503, "unavailable"), headers={"Retry-After": "1"}):
+class UnavailableError(BertServeError, kind=(503, "unavailable"), headers={"Retry-After": "1"}):
     """The service is stopping or cannot answer: the GPU failed, an inference thread died, or all hang. Another instance may answer."""
 
 
-class EngineError(ServerError, kind=(500, "engine")):
+class EngineError(BertServeError, kind=(500, "engine")):
     """The graph failed, or returned a wrong number of rows or scores that are not finite."""
 
 

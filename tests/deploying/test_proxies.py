@@ -121,7 +121,8 @@ def test_errors_of_the_proxies_have_the_format_of_the_service() -> None:
     for document in map(json.loads, documents):
         assert ["error", "error_type", "request_id"] == list(document)
         assert document["error"].endswith(".")
-        classes = (*errors.CallerError.__subclasses__(), *errors.ServerError.__subclasses__())
+        classes = {*errors.CallerError.__subclasses__(), *errors.BertServeError.__subclasses__()}
+        classes -= {errors.CallerError, errors.StartError, errors.HttpError}
         assert document["error_type"] in {*(error.kind[1] for error in classes), *errors.HTTP_ERRORS.values()}
 
 

@@ -11,11 +11,11 @@ from application import Send, call, post, posting, rejected, state_of
 from bertserve.service.api.app import ErrorBody
 from bertserve.service.api.endpoint import Endpoint
 from bertserve.service.api.error_responses import response
-from bertserve.service.errors import HTTP_ERRORS, INTERNAL, BertServeError, CallerError, HttpError, RefusedError, ServerError
+from bertserve.service.errors import HTTP_ERRORS, INTERNAL, BertServeError, CallerError, HttpError, RefusedError, StartError
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import to_json
 
-CLASSES = {*CallerError.__subclasses__(), *ServerError.__subclasses__()} - {HttpError, RefusedError}
+CLASSES = {*CallerError.__subclasses__(), *BertServeError.__subclasses__()} - {CallerError, StartError, HttpError, RefusedError}
 ERRORS: list[BertServeError] = [
     *(kind("what was wrong") for kind in sorted(CLASSES, key=lambda kind: kind.__name__)),
     *(HttpError(status, "what was wrong") for status in HTTP_ERRORS),
