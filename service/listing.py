@@ -29,7 +29,7 @@ def describe(path: Path) -> dict[str, Any]:
         "labels": list(manifest.labels),
         "size_bytes": sum(file.stat().st_size for file in path.iterdir() if file.is_file()),
         "graphs": graphs,
-        "source": {"checkpoint": manifest.source.checkpoint, "revision": manifest.source.revision, "commit": manifest.source.commit},
+        "source": manifest.source.model_dump(include={"checkpoint", "revision", "commit"}),
         "card": str(card) if card.is_file() else None,
     }
 
@@ -45,11 +45,7 @@ def as_table(listed: Sequence[dict[str, Any]]) -> str:
 def _describe_graph(path: Path, graph: GraphSpec) -> dict[str, Any]:
     agreement = graph.validation.agreement
     return {
-        "file": graph.file,
-        "provider": graph.provider,
-        "precision": graph.precision,
-        "default": graph.default,
-        "batch_invariant": graph.batch_invariant,
+        **graph.model_dump(include={"file", "provider", "precision", "default", "batch_invariant"}),
         "size_bytes": sum((path / file.file).stat().st_size for file in graph.files),
         "samples": graph.validation.samples,
         "measure": None if agreement is None else agreement.measure,
