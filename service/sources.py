@@ -209,20 +209,19 @@ def with_sources(settings: S, *, export: bool = True) -> S:
             )
     options, cache = export_options(settings), cache_folder(settings)
     folders = settings.models if "models" in settings.model_fields_set else ()
-    bundles = [
-        Path(source.location) if is_bundle(Path(source.location)) else get_or_export(source, options, cache, export=export)
-        for source in sources
-    ]
+    bundles = [get_or_export(source, options, cache, export=export) for source in sources]
     return settings.model_copy(update={"models": (*folders, *bundles)})
 
 
 def get_or_export(source: ModelSource, options: Sequence[str], cache: Path, *, export: bool = True) -> Path:
-    """Returns the bundle of a checkpoint from the cache, or a new one.
+    """Returns a source that is a bundle, the bundle of a checkpoint from the cache, or a new one.
 
     Raises:
         StartError: It is not in the cache and may not be exported, the exporter is not installed, or the cache cannot be written.
         SystemExit: The export failed or was stopped.
     """
+    if is_bundle(Path(source.location)):
+        return Path(source.location)
     folder = cache / source.key(options)
     bundle = folder / source.name
     if is_bundle(bundle):
