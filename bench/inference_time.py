@@ -27,7 +27,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from bertserve.export import calibration, cpu, onnx_trace
+from bertserve.export import cpu, int8_texts, onnx_trace
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.graph import onnx_files
 from bertserve.export.int8.quantize import quantize
@@ -158,7 +158,7 @@ def shape_rows(shapes: Sequence[Sequence[int]], graphs: dict[str, Graph], length
 
 def compressed_rows(teacher: Path, seconds: float) -> Iterable[Sequence[str]]:
     """Yields the head, and a row for each form and precision, compared with the teacher in fp32."""
-    split = calibration.read_int8_texts(calibration.BUILT_IN_TEXTS)
+    split = int8_texts.read_int8_texts(int8_texts.BUILT_IN_TEXTS)
     tokenize = partial(transformers.AutoTokenizer.from_pretrained(teacher), truncation=True, max_length=TEXT_TOKENS)
     seen, unseen = ([np.array([ids]) for ids in tokenize(part.lines)["input_ids"]] for part in (split.calibration, split.report))
     load = partial(transformers.AutoModelForSequenceClassification.from_pretrained, teacher, dtype=torch.float32)

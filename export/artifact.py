@@ -15,8 +15,8 @@ from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec, Precision
 from bertserve.service.providers import PROVIDERS, Provider
 
 if TYPE_CHECKING:
-    from bertserve.export.calibration import Int8Texts
     from bertserve.export.checkpoint.checkpoint import Checkpoint
+    from bertserve.export.int8_texts import Int8Texts
     from bertserve.service.text.tokenizer import Tokenizer
 
 Tracer = Literal["dynamo", "torchscript"]  # PyTorch's tracers, by torch's names

@@ -1,4 +1,4 @@
-"""bert-export: turns flags into an ExportSpec; prints progress and reports, returns exit codes.
+"""bert-export: turns flags into ExportOptions; prints progress and reports, returns exit codes.
 
 `verify_cli` has the subcommand `verify`, and `score_calibration/command.py` has `calibrate`.
 
@@ -79,7 +79,7 @@ def _export(argv: Sequence[str]) -> int:
     # importing torch and transformers takes seconds, and --help and wrong flags do not need them
     from transformers.utils import logging
 
-    from bertserve.export.pipeline import ExportSpec, export
+    from bertserve.export.pipeline import ExportOptions, export
 
     if not sys.stderr.isatty():
         logging.disable_progress_bar()  # a log has one line per stage
@@ -87,15 +87,15 @@ def _export(argv: Sequence[str]) -> int:
         print(
             f"bert-export: running the code of `{args.module}` with your permissions, as --trust-module says.", file=sys.stderr, flush=True
         )
-    options = {name: value for name, value in vars(args).items() if name not in ("source", "module", "trust_module") and value is not None}
-    spec = ExportSpec(source=args.source or args.module, module=args.module is not None, **options)
+    values = {name: value for name, value in vars(args).items() if name not in ("source", "module", "trust_module") and value is not None}
+    options = ExportOptions(source=args.source or args.module, module=args.module is not None, **values)
     try:
-        target, manifest = export(spec)
+        target, manifest = export(options)
     except ExportError as error:
         print(f"bert-export: {error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
-        where = error.filename or spec.output  # the error of a failed write, for example on a full disk, does not name its file
+        where = error.filename or options.output  # the error of a failed write, for example on a full disk, does not name its file
         print(
             f"bert-export: a file cannot be read or written: {error.strerror or error} (`{where}`); check it, and the free disk space. "
             "No partial files are left.",

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.transformers.fusion_options import AttentionMaskFormat
 from onnxruntime.transformers.onnx_model import OnnxModel
 
-from bertserve.export import calibration, inference
+from bertserve.export import inference, int8_texts
 from bertserve.export.artifact import Artifact, GraphBuild
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.graph import onnx_files, ort_fusion, rewrite
@@ -59,10 +59,10 @@ def build_for_cuda(build: GraphBuild, precisions: Sequence[Precision]) -> Iterat
     yield graph
     if "fp16" in precisions:
         with stage("optimize", "cuda, fp16"):
-            feeds = calibration.make_feeds(build.texts.calibration, checkpoint, build.tokenizer, fused.inputs)
+            feeds = int8_texts.make_feeds(build.texts.calibration, checkpoint, build.tokenizer, fused.inputs)
             spec, padding = checkpoint.tokenizer_spec, 3
             short_feeds = [feed for feed in feeds if inference.token_count(feed) + padding <= spec.max_length]
-            padded_feeds = [calibration.pad(feed, fused.inputs, pad_id=spec.pad_id, tokens=padding) for feed in short_feeds[:8]]
+            padded_feeds = [int8_texts.pad(feed, fused.inputs, pad_id=spec.pad_id, tokens=padding) for feed in short_feeds[:8]]
             counts, error = convert_to_fp16(fused.path, work / fp16.name, work, feeds, padded_feeds)
             half = replace(fused, path=work / fp16.name, precision="fp16").with_facts(quantized=counts, quantization_error=error)
             graph = add_small_outputs(half, fp16, checkpoint)

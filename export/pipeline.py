@@ -15,16 +15,16 @@ from pathlib import Path
 import onnxruntime
 
 from bertserve import service
-from bertserve.export import calibration, cpu, gpu, onnx_trace
+from bertserve.export import cpu, gpu, int8_texts, onnx_trace
 from bertserve.export.artifact import Artifact, GraphBuild, Tracer, choose_precisions
 from bertserve.export.bundle import bundle_texts, package_bundle, refuse_existing
-from bertserve.export.calibration import Int8Texts
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.checkpoint.module import load_module, module_name
 from bertserve.export.checkpoint.padding import refuse_pad_token_in_texts
 from bertserve.export.errors import CheckpointError, ExportError
 from bertserve.export.graph import onnx_files
+from bertserve.export.int8_texts import Int8Texts
 from bertserve.export.progress import stage
 from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.export.tasks.tags import tag_like_labels
@@ -51,7 +51,7 @@ BUILDERS: Mapping[Provider, Callable[[GraphBuild, Sequence[Precision]], Iterable
 
 
 @dataclass(frozen=True)
-class ExportSpec(LoadOptions):
+class ExportOptions(LoadOptions):
     """The flags of the command; the inherited ones are for a checkpoint, not for a module.
 
     Attributes:
@@ -70,7 +70,7 @@ class ExportSpec(LoadOptions):
     providers: Sequence[Provider] = ("cpu",)
     overwrite: bool = False
     metrics: Sequence[Metric] = ()
-    calibration: Path = calibration.BUILT_IN_TEXTS
+    calibration: Path = int8_texts.BUILT_IN_TEXTS
     validation: Path | None = None
     max_int8_error: float = 0.1
     quick: bool = False
@@ -78,7 +78,7 @@ class ExportSpec(LoadOptions):
     module: bool = False
 
 
-def export(spec: ExportSpec) -> tuple[Path, Manifest]:
+def export(options: ExportOptions) -> tuple[Path, Manifest]:
     """Converts a checkpoint to a bundle, and writes a line to stderr per finished stage.
 
     Returns:
@@ -87,45 +87,45 @@ def export(spec: ExportSpec) -> tuple[Path, Manifest]:
     Raises:
         ExportError: A stage failed; no files are left behind.
     """
-    name = spec.name or (module_name(spec.source) if spec.module else Path(os.path.abspath(spec.source)).name)
+    name = options.name or (module_name(options.source) if options.module else Path(os.path.abspath(options.source)).name)
     if not re.fullmatch(NAME_PATTERN, name):
         raise CheckpointError(f"`{name}` is not a valid bundle name, which must match {NAME_PATTERN}; give another with --name.")
-    target = spec.output / name
-    with workspace(name, spec.output) as scratch:
-        refuse_existing(target, overwrite=spec.overwrite)
+    target = options.output / name
+    with workspace(name, options.output) as scratch:
+        refuse_existing(target, overwrite=options.overwrite)
         # before the checkpoint is loaded, because the texts may be wrong
-        texts = calibration.read_int8_texts(spec.calibration, spec.validation)
-        with stage("load", spec.source):
-            checkpoint = load_module(spec.source) if spec.module else load_checkpoint(spec.source, spec)
+        texts = int8_texts.read_int8_texts(options.calibration, options.validation)
+        with stage("load", options.source):
+            checkpoint = load_module(options.source) if options.module else load_checkpoint(options.source, options)
         if checkpoint.task == token_classification.TASK and (names := tag_like_labels(checkpoint.labels)):
             logger.warning(
                 "the labels %s of `%s` look like tags, but are read as names; if they are tags, rename them in config.json, such as B-PER.",
                 ", ".join(f"`{label}`" for label in names[:8]),
                 checkpoint.origin.checkpoint,
             )
-        calibration.refuse_pairs(texts, checkpoint.task, checkpoint.tokenizer_spec)
+        int8_texts.refuse_pairs(texts, checkpoint.task, checkpoint.tokenizer_spec)
         bundle, work = scratch / "bundle", scratch / "work"
         bundle.mkdir()
         work.mkdir()
-        manifest = _build(spec, name, checkpoint, texts, bundle, work)
-        refuse_existing(target, overwrite=spec.overwrite)  # created meanwhile, on a file system without locks
+        manifest = _build(options, name, checkpoint, texts, bundle, work)
+        refuse_existing(target, overwrite=options.overwrite)  # created meanwhile, on a file system without locks
         with stage("package", str(target)):
             package_bundle(bundle, target, bundle_texts(manifest, bundle, checkpoint.card))
     return target, manifest
 
 
-def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, texts: Int8Texts, bundle: Path, work: Path) -> Manifest:
+def _build(options: ExportOptions, name: str, checkpoint: Checkpoint, texts: Int8Texts, bundle: Path, work: Path) -> Manifest:
     """Writes graphs and tokenizer to the folder `bundle`; returns the manifest."""
-    precisions = choose_precisions(spec.providers, spec.precisions)
+    precisions = choose_precisions(options.providers, options.precisions)
     refuse_pad_token_in_texts(
-        spec.source,
+        options.source,
         checkpoint.tokenizer,
         checkpoint.tokenizer_spec.pad_id,
         [text for split in texts for text in (*split.lines, *chain(*split.pairs))],
     )
     traced = work / "raw.onnx"
-    with stage("trace", f"to ONNX by {spec.tracer}" if spec.tracer else "to ONNX"):
-        inputs, description = onnx_trace.trace(checkpoint, traced, spec.tracer)
+    with stage("trace", f"to ONNX by {options.tracer}" if options.tracer else "to ONNX"):
+        inputs, description = onnx_trace.trace(checkpoint, traced, options.tracer)
     checkpoint = replace(checkpoint, inputs=inputs)
     tokenizer_path = bundle / TOKENIZER_FILE
     tokenizer_path.write_text(checkpoint.tokenizer_json, encoding="utf-8")
@@ -133,17 +133,19 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, texts: Int8Texts
     try:
         tokenizer = Tokenizer(tokenizer_path, tokenizer_spec)
     except BundleError as error:
-        raise CheckpointError(f"the tokenizer of `{spec.source}` is not supported: {error}") from error
+        raise CheckpointError(f"the tokenizer of `{options.source}` is not supported: {error}") from error
     texts = texts.with_passages(tokenizer)
     with stage("reference", "PyTorch float32"):
         reference = sample_reference(checkpoint, texts.report if "int8" in precisions.get("cpu", ()) else None)
         flops = checkpoint.flops
     checkpoint.model.to_empty(device="meta")  # no later stage runs it, and sessions of a large model need the memory
-    build = GraphBuild(traced, description, bundle, checkpoint, tokenizer, texts, max_int8_error=spec.max_int8_error, quick=spec.quick)
+    build = GraphBuild(
+        traced, description, bundle, checkpoint, tokenizer, texts, max_int8_error=options.max_int8_error, quick=options.quick
+    )
     providers = sorted(precisions, key=lambda provider: provider != "cpu")
     artifacts = {provider: BUILDERS[provider](build, precisions[provider]) for provider in providers}
     graphs, omitted = _measure_graphs(
-        artifacts, precisions, bundle, checkpoint, tokenizer, reference, default_must_agree=spec.precisions is None
+        artifacts, precisions, bundle, checkpoint, tokenizer, reference, default_must_agree=options.precisions is None
     )
     # the stored result comes from the provider on which the graph was measured
     default = next(graph for graph in graphs if graph.default)
@@ -166,7 +168,7 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, texts: Int8Texts
         flops=flops,
         graphs=tuple(graphs),
         example=Example(request=request, result=answer),
-        metrics=tuple(spec.metrics),
+        metrics=tuple(options.metrics),
         omitted=tuple(omitted),
         attention_heads=checkpoint.attention_heads,
         int8_texts=texts.digests() if has_int8 else None,

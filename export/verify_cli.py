@@ -1,4 +1,4 @@
-"""bert-export verify: turns flags into a VerifySpec; prints the report, returns exit codes.
+"""bert-export verify: turns flags into VerifyOptions; prints the report, returns exit codes.
 
 Exit codes: 0 all checks passed, 1 a check failed, 2 wrong usage or data, 3 a required package is not installed.
 """
@@ -31,13 +31,13 @@ def main(argv: Sequence[str]) -> int:
     if flags.report_missing(packages, "verifying needs the listed extras", *extras):
         return 3
     # importing onnxruntime takes a while, and --help and wrong flags do not need it
-    from bertserve.export.validation.verify import Report, VerifySpec, verify
+    from bertserve.export.validation.verify import VerifyOptions, VerifyReport, verify
 
     values = {"checkpoint": checkpoint, "module": args.module is not None, "min_metrics": dict(args.min_metrics)}
-    spec = VerifySpec(**{name: value for name, value in (vars(args) | values).items() if name not in ("json", "trust_module")})
-    report = Report(as_json=args.json)
+    options = VerifyOptions(**{name: value for name, value in (vars(args) | values).items() if name not in ("json", "trust_module")})
+    report = VerifyReport(as_json=args.json)
     try:
-        verify(spec, report)
+        verify(options, report)
     except ExportError as error:
         print(f"bert-export: {error}", file=sys.stderr)
         return error.exit_code
@@ -115,7 +115,7 @@ def build_parser() -> FlagParser:
 
 def _metrics() -> dict[str, str]:
     """Returns the metrics for data with correct answers: their names in `--min-metric`, and their full names."""
-    names = [metric for task in TASKS.values() for metric in task.metrics]
+    names = [metric for task in TASKS.values() for metric in task.metric_names]
     return {name.removesuffix(" correlation").lower().replace(" ", "-"): name for name in names}
 
 

@@ -55,7 +55,7 @@ def test_the_wheel_has_one_package(wheel: Path) -> None:
 
     assert {"bertserve", "bertserve-0.1.0.dist-info"} == {name.split("/")[0] for name in names}
     data = {f"bertserve/service/api/playground/{name}" for name in (playground.PAGE, *playground.FILES)}
-    data |= {"bertserve/export/calibration.txt", "bertserve/bench/report.html", "bertserve/bench/sentences.json"}
+    data |= {"bertserve/export/int8_texts.txt", "bertserve/bench/report.html", "bertserve/bench/sentences.json"}
     assert data == {n for n in names if n.startswith("bertserve/") and not n.endswith(".py")}
 
 

@@ -31,7 +31,7 @@ from bertserve.export.checkpoint.sentence_transformers import SETTINGS_FILE
 from bertserve.export.checkpoint.source import read_with_transformers
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks.all_tasks import TASKS
-from bertserve.export.tasks.spec import ExportTask
+from bertserve.export.tasks.export_task import ExportTask
 from bertserve.service.bundle.manifest import Activation, Task
 
 OTHER_HEADS: dict[str, dict[Task, Any]] = {

@@ -10,7 +10,7 @@ from bertserve.export.tasks import (
     text_classification,
     token_classification,
 )
-from bertserve.export.tasks.spec import ExportTask
+from bertserve.export.tasks.export_task import ExportTask
 
 # an architecture belongs to the first task with a matching suffix, so "Model" is last
 TASKS: dict[str, ExportTask] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bertserve.export.tasks.spec import Document, ExportTask, TokenizerCall
+from bertserve.export.tasks.export_task import Document, ExportTask, TokenizerCall
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import embed
@@ -13,7 +13,7 @@ from bertserve.service.tasks.step import ModelConfig
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bertserve.export.calibration import SplitTexts
+    from bertserve.export.int8_texts import SplitTexts
 
 
 class _FeatureExtraction(ExportTask):

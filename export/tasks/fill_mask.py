@@ -6,8 +6,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from bertserve.export.errors import DataError
-from bertserve.export.tasks.metrics import TOP_1, MetricValue
-from bertserve.export.tasks.spec import RESERVED_TOKENS, SAMPLE_TEXTS, Document, ExportTask, halves
+from bertserve.export.tasks.evaluation import TOP_1, MetricValue
+from bertserve.export.tasks.export_task import RESERVED_TOKENS, SAMPLE_TEXTS, Document, ExportTask, halves
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.errors import plural
@@ -17,7 +17,7 @@ from bertserve.service.tasks.step import ModelConfig
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bertserve.export.calibration import SplitTexts
+    from bertserve.export.int8_texts import SplitTexts
 
 
 def _mask(tokenizer_spec: TokenizerSpec) -> str:
@@ -35,7 +35,7 @@ class _FillMask(ExportTask):
     head = "ForMaskedLM"
     outputs = (OutputSpec(name="logits", kind="per_mask"),)
     gold_keys = ("target",)
-    metrics = (TOP_1,)
+    metric_names = (TOP_1,)
 
     def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> fill_mask.FillMaskInput:
         return fill_mask.FillMaskInput(f"{_mask(tokenizer_spec)} {text}")

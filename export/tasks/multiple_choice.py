@@ -8,8 +8,17 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from bertserve.export.tasks.metrics import ACCURACY, MetricValue
-from bertserve.export.tasks.spec import LONG_TEXT, NAMES_TEXT, SAMPLE_TEXTS, SHORT_TEXT, Document, ExportTask, TokenizerCall, read_input
+from bertserve.export.tasks.evaluation import ACCURACY, MetricValue
+from bertserve.export.tasks.export_task import (
+    LONG_TEXT,
+    NAMES_TEXT,
+    SAMPLE_TEXTS,
+    SHORT_TEXT,
+    Document,
+    ExportTask,
+    TokenizerCall,
+    read_input,
+)
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import multiple_choice
@@ -19,7 +28,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from bertserve.export.calibration import SplitTexts
+    from bertserve.export.int8_texts import SplitTexts
 
 
 class _MultipleChoice(ExportTask):
@@ -28,7 +37,7 @@ class _MultipleChoice(ExportTask):
     outputs = (OutputSpec(name="logits", kind="per_text"),)
     needs_pairs = True
     gold_keys = ("label",)
-    metrics = (ACCURACY,)
+    metric_names = (ACCURACY,)
 
     def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> multiple_choice.ChooseInput:
         return multiple_choice.ChooseInput(text, (SHORT_TEXT, text))

@@ -5,8 +5,17 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from bertserve.export.tasks.metrics import EXACT_MATCH, F1, MetricValue, answer_f1, exact_match
-from bertserve.export.tasks.spec import LONG_TEXT, NAMES_TEXT, RESERVED_TOKENS, SAMPLE_TEXTS, Document, ExportTask, TokenizerCall, halves
+from bertserve.export.tasks.evaluation import EXACT_MATCH, F1, MetricValue, answer_f1, exact_match
+from bertserve.export.tasks.export_task import (
+    LONG_TEXT,
+    NAMES_TEXT,
+    RESERVED_TOKENS,
+    SAMPLE_TEXTS,
+    Document,
+    ExportTask,
+    TokenizerCall,
+    halves,
+)
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import question_answering
@@ -16,7 +25,7 @@ from bertserve.service.text.windows import default_stride
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bertserve.export.calibration import SplitTexts
+    from bertserve.export.int8_texts import SplitTexts
 
 
 def _best(result: Any) -> dict[str, Any]:
@@ -31,7 +40,7 @@ class _QuestionAnswering(ExportTask):
     takes_pairs = True
     needs_pairs = True
     gold_keys = ("answers",)
-    metrics = (EXACT_MATCH, F1)
+    metric_names = (EXACT_MATCH, F1)
 
     def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> question_answering.AnswerInput:
         return question_answering.AnswerInput(

@@ -16,7 +16,7 @@ import sys
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from bertserve.export.tasks.metrics import (
+from bertserve.export.tasks.evaluation import (
     ACCURACY,
     F1,
     MACRO_F1,
@@ -33,7 +33,7 @@ from bertserve.export.tasks.metrics import (
     pearson,
     spearman,
 )
-from bertserve.export.tasks.spec import LONG_TEXT, SAMPLE_TEXTS, SHORT_TEXT, Document, ExportTask, TokenizerCall, window_stride
+from bertserve.export.tasks.export_task import LONG_TEXT, SAMPLE_TEXTS, SHORT_TEXT, Document, ExportTask, TokenizerCall, window_stride
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import classify
@@ -42,7 +42,7 @@ from bertserve.service.tasks.step import ModelConfig
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bertserve.export.calibration import SplitTexts
+    from bertserve.export.int8_texts import SplitTexts
 
 _SIGMOID_REMARK = (
     "the model's values go through a sigmoid and lie between 0 and 1, but the correct answers do not; if "
@@ -90,7 +90,7 @@ class _TextClassification(ExportTask):
     activation = None  # the configuration defines it
     takes_pairs = True
     gold_keys = ("label",)
-    metrics = (ACCURACY, F1, MACRO_F1, MICRO_F1, MATTHEWS, PEARSON, SPEARMAN)
+    metric_names = (ACCURACY, F1, MACRO_F1, MICRO_F1, MATTHEWS, PEARSON, SPEARMAN)
 
     def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> classify.ClassifyInput:
         return classify.ClassifyInput(text, SHORT_TEXT if tokenizer_spec.pairs_only else None)

@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from bertserve.export.tasks.metrics import ENTITY_F1, MetricValue, Span, micro_f1, result_spans, spans_of_tags, widen_to_words
-from bertserve.export.tasks.spec import (
+from bertserve.export.tasks.evaluation import ENTITY_F1, MetricValue, Span, micro_f1, result_spans, spans_of_tags, widen_to_words
+from bertserve.export.tasks.export_task import (
     NAMES_TEXT,
     SAMPLE_TEXTS,
     Document,
@@ -52,7 +52,7 @@ class _TokenClassification(ExportTask):
     outputs = (OutputSpec(name="logits", kind="per_token"),)
     labeled = True
     gold_keys = ("entities", "tags")
-    metrics = (ENTITY_F1,)
+    metric_names = (ENTITY_F1,)
 
     def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> token_classification.NerInput:
         return token_classification.NerInput(text)

@@ -18,17 +18,17 @@ import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 
-from bertserve.export import calibration
+from bertserve.export import int8_texts
 from bertserve.export.bundle import CARD_FIELDS, bundle_texts
-from bertserve.export.calibration import SplitTexts, hash_texts
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.checkpoint.module import load_module
 from bertserve.export.checkpoint.signature import read_output, returning_attention
 from bertserve.export.errors import CheckpointError, DataError, GraphError
+from bertserve.export.int8_texts import SplitTexts, hash_texts
 from bertserve.export.progress import track
 from bertserve.export.tasks.all_tasks import TASKS
-from bertserve.export.tasks.spec import LONG_TEXT, NAMES_TEXT, SAMPLE_TEXTS
+from bertserve.export.tasks.export_task import LONG_TEXT, NAMES_TEXT, SAMPLE_TEXTS
 from bertserve.export.validation.comparison import Reference, compare
 from bertserve.export.validation.served_graph import MAX_FULL_LENGTH, Prediction, open_graph, sample_requests
 from bertserve.export.workspace import ignore_signals
@@ -43,7 +43,7 @@ from bertserve.service.tasks import attention
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 if TYPE_CHECKING:
-    from bertserve.export.validation.verify import Report, VerifySpec
+    from bertserve.export.validation.verify import VerifyOptions, VerifyReport
 
 
 def sample_reference(checkpoint: Checkpoint, texts: SplitTexts | None = None) -> Reference:
@@ -133,7 +133,7 @@ def _sample_attention(checkpoint: Checkpoint) -> list[tuple[attention.AttentionI
             continue
         with torch.no_grad(), returning_attention(checkpoint.model):
             weights = checkpoint.model(**{spec.name: batch[spec.name] for spec in checkpoint.inputs if spec.name in batch})["attentions"]
-        maps = calibration.sample(all_heads, attention.MAX_VALUES // length**2)
+        maps = int8_texts.sample(all_heads, attention.MAX_VALUES // length**2)
         heads = {layer: tuple(head for map_layer, head in maps if map_layer == layer) for layer, _ in maps}
         request = attention.AttentionInput(parts[0], parts[1] if len(parts) > 1 else None, tuple(heads.items()))
         samples.append((request, np.concatenate([weights[layer][0, list(indices)].numpy() for layer, indices in heads.items()])))
@@ -182,27 +182,27 @@ def measure_latency(engine: OnnxEngine, *, max_length: int, pad_id: int) -> Spee
     return Speed(cpu=cpu_name(), instructions=cpu_instructions(), threads=1, timings=timings)
 
 
-def load_bundle_checkpoint(manifest: Manifest, spec: VerifySpec, report: Report) -> Checkpoint:
+def load_bundle_checkpoint(manifest: Manifest, options: VerifyOptions, report: VerifyReport) -> Checkpoint:
     """Loads the checkpoint or the trusted module for the task and layers of a bundle, and compares weights and settings."""
-    assert spec.checkpoint is not None, "the caller asks for it"
-    if spec.module:
-        checkpoint = load_module(spec.checkpoint)
+    assert options.checkpoint is not None, "the caller asks for it"
+    if options.module:
+        checkpoint = load_module(options.checkpoint)
         if checkpoint.task != manifest.task:
-            raise CheckpointError(f"the module of `{spec.checkpoint}` is for {checkpoint.task}, but the bundle is for {manifest.task}.")
+            raise CheckpointError(f"the module of `{options.checkpoint}` is for {checkpoint.task}, but the bundle is for {manifest.task}.")
     elif ".py:" in manifest.source.checkpoint:
         raise CheckpointError(
             f"the bundle was made from the module `{manifest.source.checkpoint}`; give --module FILE:FACTORY and --trust-module."
         )
     else:
-        options = LoadOptions(
+        load_options = LoadOptions(
             task=manifest.task,
-            revision=spec.revision,
+            revision=options.revision,
             layers="last" if manifest.embedding is None else manifest.embedding.layers,
             attentions=bool(manifest.attention_heads),
             ignored_weights=manifest.source.ignored_weights,
             token_types=manifest.source.token_types,
         )
-        checkpoint = load_checkpoint(spec.checkpoint, options)
+        checkpoint = load_checkpoint(options.checkpoint, load_options)
     expected, actual = manifest.source.weights_sha256, checkpoint.origin.weights_sha256
     detail = f"sha256 over its weights is {actual[:12]}…, the manifest says {expected[:12]}…"
     report.add("checkpoint", expected == actual, detail, {"weights_sha256": actual})
@@ -234,18 +234,18 @@ def update(bundle: Bundle, checkpoint: Checkpoint, tokenizer: Tokenizer, validat
         ExportError: A graph does not agree with the checkpoint, or the texts cannot be used.
         OSError: A file cannot be written.
     """
-    manifest, int8_texts, texts = bundle.manifest, bundle.manifest.int8_texts, SplitTexts()
+    manifest, digests, texts = bundle.manifest, bundle.manifest.int8_texts, SplitTexts()
     if any(graph.precision == "int8" for graph in manifest.graphs):
-        texts = calibration.read_validation_texts(manifest, validation)
+        texts = int8_texts.read_validation_texts(manifest, validation)
     elif validation is not None:
         raise DataError(f"`{manifest.name}` has no int8 graph, which --validation needs; remove --validation.")
-    calibration.refuse_pairs((texts,), manifest.task, manifest.tokenizer)
-    if int8_texts is not None:
-        int8_texts = int8_texts.model_copy(update={"report": hash_texts((*texts.lines, *texts.pairs))})
+    int8_texts.refuse_pairs((texts,), manifest.task, manifest.tokenizer)
+    if digests is not None:
+        digests = digests.model_copy(update={"report": hash_texts((*texts.lines, *texts.pairs))})
     reference = sample_reference(checkpoint, texts.with_passages(tokenizer))
     graphs = tuple(measure_graph(bundle.path, graph, checkpoint, tokenizer, reference) for graph in manifest.graphs)
     source = manifest.source.model_copy(update=checkpoint.origin.model_dump(include=CARD_FIELDS))
-    updates = {"graphs": graphs, "flops": checkpoint.flops, "source": source, "int8_texts": int8_texts}
+    updates = {"graphs": graphs, "flops": checkpoint.flops, "source": source, "int8_texts": digests}
     new_manifest = Manifest.model_validate(manifest.model_copy(update=updates).model_dump())
     # each file is replaced as a whole; the card comes first, because the manifest is verified
     with ignore_signals():

@@ -14,8 +14,8 @@ from typing import Any
 
 from bertserve.export.errors import DataError, ExportError, GraphError
 from bertserve.export.tasks.all_tasks import TASKS
-from bertserve.export.tasks.metrics import MetricValue
-from bertserve.export.tasks.spec import INPUT_KEYS
+from bertserve.export.tasks.evaluation import MetricValue
+from bertserve.export.tasks.export_task import INPUT_KEYS
 from bertserve.export.validation.comparison import Comparison, Reference, compare, predict_sample
 from bertserve.export.validation.labeled_data import read_data
 from bertserve.export.validation.served_graph import Prediction, ServedGraph, open_graph, sample_requests
@@ -34,7 +34,7 @@ _STATUS = {True: "ok", False: "FAILED", None: "-"}
 
 
 @dataclass(frozen=True)
-class VerifySpec:
+class VerifyOptions:
     """The flags of the command; metrics have their full names. With `module`, the checkpoint is a trusted `FILE:FACTORY`."""
 
     bundle: Path
@@ -50,7 +50,7 @@ class VerifySpec:
 
 
 @dataclass(frozen=True)
-class Report:
+class VerifyReport:
     """The checks of a bundle in their order, which are printed when they are done, unless the whole report is printed as JSON.
 
     `passed` of a check is None for a measurement without a minimum.
@@ -86,35 +86,35 @@ class Report:
         return all(check["passed"] is not False for check in self.checks)
 
 
-def verify(spec: VerifySpec, report: Report) -> None:
+def verify(options: VerifyOptions, report: VerifyReport) -> None:
     """Adds each check to the report; checks that depend on a failed one are left out.
 
     Raises:
         ExportError: The data or the checkpoint cannot be read, or the task cannot answer a line.
     """
     try:
-        bundle = load_bundle(spec.bundle.resolve())
+        bundle = load_bundle(options.bundle.resolve())
         tokenizer = Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
     except BertServeError as error:
         report.add("files", False, error.message)
         return
     graphs = bundle.manifest.graphs
     report.add("files", True, f"the digests of the tokenizer and {plural(len(graphs), 'graph')} match the manifest")
-    rows, golds = ([], []) if spec.data is None else _read_data(spec.data, spec, bundle.manifest, report)
-    if missing := {*(spec.providers or ())} - {graph.provider for graph in graphs}:
+    rows, golds = ([], []) if options.data is None else _read_data(options.data, options, bundle.manifest, report)
+    if missing := {*(options.providers or ())} - {graph.provider for graph in graphs}:
         existing = ", ".join(graph.name for graph in graphs)
         report.add("graphs", False, f"the bundle has no graph for {', '.join(sorted(missing))}; it has {existing}")
         return
-    chosen_graphs = [graph for graph in graphs if spec.providers is None or graph.provider in spec.providers]
-    usable_graphs = [served for graph in chosen_graphs if (served := _open(bundle, graph, tokenizer, spec, report)) is not None]
+    chosen_graphs = [graph for graph in graphs if options.providers is None or graph.provider in options.providers]
+    usable_graphs = [served for graph in chosen_graphs if (served := _open(bundle, graph, tokenizer, options, report)) is not None]
     if not usable_graphs:
         report.add("graphs", False, "no graph can run on this machine")
         return
     # importing torch and transformers takes seconds, and the other checks need neither
-    if spec.checkpoint is not None:
+    if options.checkpoint is not None:
         from bertserve.export.validation.reference import load_bundle_checkpoint, sample_reference, update
 
-        checkpoint = load_bundle_checkpoint(bundle.manifest, spec, report)
+        checkpoint = load_bundle_checkpoint(bundle.manifest, options, report)
         reference = sample_reference(checkpoint)
     else:
         reference = _choose_reference(bundle.manifest, usable_graphs, on_data=bool(rows))
@@ -125,14 +125,14 @@ def verify(spec: VerifySpec, report: Report) -> None:
         if comparison.expected or comparison.error is not None:
             _check_parity(comparison, report)
         if rows and comparison.error is None:
-            _check_data(comparison, golds, spec, report)
-    if spec.update and report.passed:
+            _check_data(comparison, golds, options, report)
+    if options.update and report.passed:
         with report.record_failure("update"):
-            update(bundle, checkpoint, tokenizer, spec.validation)
+            update(bundle, checkpoint, tokenizer, options.validation)
             report.add("update", True, "validation reports and flops of the manifest, and the card, are those measured now")
 
 
-def _open(bundle: Bundle, graph: GraphSpec, tokenizer: Tokenizer, spec: VerifySpec, report: Report) -> ServedGraph | None:
+def _open(bundle: Bundle, graph: GraphSpec, tokenizer: Tokenizer, options: VerifyOptions, report: VerifyReport) -> ServedGraph | None:
     """Checks a graph's validation report and stored example; returns the graph if this machine can run it.
 
     As at export, the CPU replaces a provider that is not available, unless it was requested by name.
@@ -142,13 +142,13 @@ def _open(bundle: Bundle, graph: GraphSpec, tokenizer: Tokenizer, spec: VerifySp
     if validation.quantization_error:
         detail += f", its precision changes the outputs by {validation.quantization_error:.3f} of their standard deviation"
     report.add(f"validation {name}", validation.samples > 0, detail, validation.model_dump(mode="json"))
-    missing = None if spec.providers is not None else unavailable_reason(graph.provider)
+    missing = None if options.providers is not None else unavailable_reason(graph.provider)
     try:
         served = open_graph(bundle.path, graph, manifest.tokenizer, tokenizer, manifest, graph.provider if missing is None else "cpu")
     except BertServeError as error:
         reason = error.message if missing is None else f"not checked: {missing} The CPU cannot run it either: {error.message}"
         # a comparison or a minimum that was requested needs all graphs
-        needed = missing is None or spec.checkpoint is not None or spec.min_agreement is not None or spec.min_metrics
+        needed = missing is None or options.checkpoint is not None or options.min_agreement is not None or options.min_metrics
         report.add(f"engine {name}", False if needed else None, reason)
         return None
     if missing is not None:
@@ -157,7 +157,7 @@ def _open(bundle: Bundle, graph: GraphSpec, tokenizer: Tokenizer, spec: VerifySp
     return served
 
 
-def _check_example(served: ServedGraph, manifest: Manifest, report: Report) -> None:
+def _check_example(served: ServedGraph, manifest: Manifest, report: VerifyReport) -> None:
     """Runs the stored example. Its result is from one default graph, so graphs with other precisions may differ."""
     precision, name = served.graph.precision, f"example {served.graph.name}"
     stored = min((graph for graph in manifest.graphs if graph.default), key=lambda graph: graph.provider != "cpu").precision
@@ -186,7 +186,7 @@ def _choose_reference(manifest: Manifest, graphs: Sequence[ServedGraph], *, on_d
     return Reference("the fp32 graph", samples, predictions, len(samples), predict=fp32.predict, graphs=reference_graphs)
 
 
-def _compare_samples(served: ServedGraph, reference: Reference, report: Report) -> Comparison | None:
+def _compare_samples(served: ServedGraph, reference: Reference, report: VerifyReport) -> Comparison | None:
     """Compares a graph with the reference on samples, and samples in a batch with the same samples run alone."""
     name, graph = f"batches {served.graph.name}", served.graph
     with report.record_failure(name):
@@ -218,7 +218,7 @@ def _compare_row(comparisons: Sequence[Comparison], reference: Reference, row: R
             comparison.error = f"{failing} has no answer to {where}: {error}"
 
 
-def _check_parity(comparison: Comparison, report: Report) -> None:
+def _check_parity(comparison: Comparison, report: VerifyReport) -> None:
     served, name = comparison.served, f"parity {comparison.served.graph.name}"
     with report.record_failure(name):
         comparison.check()
@@ -233,7 +233,7 @@ def _check_parity(comparison: Comparison, report: Report) -> None:
         report.add(name, True, detail, new.model_dump(mode="json", include=set(updates)))
 
 
-def _check_data(comparison: Comparison, golds: Sequence[Any], spec: VerifySpec, report: Report) -> None:
+def _check_data(comparison: Comparison, golds: Sequence[Any], options: VerifyOptions, report: VerifyReport) -> None:
     """Reports a graph's agreement with the reference on the data, and its metrics by the correct answers, None for a line without one."""
     served, reference = comparison.served, comparison.reference
     name, metrics = f"agreement {served.graph.name}", {"inputs": len(golds)}
@@ -242,10 +242,10 @@ def _check_data(comparison: Comparison, golds: Sequence[Any], spec: VerifySpec, 
         worst = "" if agreement.worst is None else f", the worst {agreement.worst:.4f}"
         detail = f"against {reference.name}: {summarize_agreement(agreement)}{worst}"
         metrics |= {"reference": reference.name, "agreement": agreement.value} | agreement.model_dump(exclude={"value"})
-        report.add_value(name, agreement.value, spec.min_agreement, detail, metrics)
+        report.add_value(name, agreement.value, options.min_agreement, detail, metrics)
     elif not reference.name or served.graph.precision != "fp32":
         detail = "not compared, because there is no other fp32 graph to compare with; give --checkpoint"
-        report.add_value(name, None, spec.min_agreement, detail, metrics)
+        report.add_value(name, None, options.min_agreement, detail, metrics)
     labeled = [i for i, gold in enumerate(golds) if gold is not None]
 
     def compute_metrics(results: Sequence[Any]) -> Mapping[str, MetricValue]:
@@ -260,13 +260,13 @@ def _check_data(comparison: Comparison, golds: Sequence[Any], spec: VerifySpec, 
         values = {"graph": value} | ({"reference": expected[metric].value} if expected else {})
         compared = f" ({reference.name} {expected[metric].value:.4f})" if expected else ""
         detail = f"{value:.4f}{compared} on {len(labeled)} labeled inputs" + (f"; {remark}" if remark else "")
-        report.add_value(f"{metric} {served.graph.name}", value, spec.min_metrics.get(metric), detail, values)
-    for metric in spec.min_metrics.keys() - metric_values.keys():
+        report.add_value(f"{metric} {served.graph.name}", value, options.min_metrics.get(metric), detail, values)
+    for metric in options.min_metrics.keys() - metric_values.keys():
         reason = f"this model has {', '.join(metric_values)}" if metric_values else "no line of the data has a correct answer"
-        report.add_value(f"{metric} {served.graph.name}", None, spec.min_metrics[metric], f"not measured: {reason}")
+        report.add_value(f"{metric} {served.graph.name}", None, options.min_metrics[metric], f"not measured: {reason}")
 
 
-def _read_data(path: Path, spec: VerifySpec, manifest: Manifest, report: Report) -> tuple[list[Row], list[Any]]:
+def _read_data(path: Path, options: VerifyOptions, manifest: Manifest, report: VerifyReport) -> tuple[list[Row], list[Any]]:
     """Reads the data, as `read_data` does, and reports its lines, those with a correct answer, and the keys without a meaning.
 
     The number of lines with a correct answer must not be 0 if only metrics are measured.
@@ -281,7 +281,7 @@ def _read_data(path: Path, spec: VerifySpec, manifest: Manifest, report: Report)
     if ignored:
         keys = [f"`{key[:SHOWN_CHARS]}` ({plural(count, 'line')})" for key, count in ignored.most_common(10)]
         detail += f"; ignored keys: {', '.join(keys)}"
-    if task.gold_keys and not labeled and spec.min_agreement is None and spec.checkpoint is None:
+    if task.gold_keys and not labeled and options.min_agreement is None and options.checkpoint is None:
         detail, passed = f"{detail}; add correct answers, or give --min-agreement to compare only the graphs", False
     report.add("data", passed, detail, {"inputs": len(rows), "labeled": labeled, "ignored_keys": dict(ignored)})
     return rows, golds

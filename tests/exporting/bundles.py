@@ -33,9 +33,9 @@ Verify = Callable[..., tuple[int, dict[str, Any]]]
 
 def exported(source: str | Path, output: Path | None = None, **options: Any) -> Bundle:
     """Exports a checkpoint with few calibration texts, by default in fp32 and to the folder `models` next to it; returns the bundle."""
-    from bertserve.export.pipeline import ExportSpec, export
+    from bertserve.export.pipeline import ExportOptions, export
 
-    spec = ExportSpec(
+    spec = ExportOptions(
         str(source), output or Path(source).parent / "models", **{"precisions": ("fp32",), "calibration": FEW_TEXTS, **options}
     )
     return load_bundle(export(spec)[0])

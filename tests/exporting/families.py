@@ -16,7 +16,7 @@ from tokenizers import normalizers, pre_tokenizers, trainers
 from transformers.models.auto import modeling_auto
 
 import tiny
-from bertserve.export.calibration import BUILT_IN_TEXTS
+from bertserve.export.int8_texts import BUILT_IN_TEXTS
 from checkpoints import SIZES, naming, save_random
 
 LENGTH = 144  # usable tokens; enough for a window with any question of the parity samples

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from bertserve.export import inference
-from bertserve.export.calibration import BUILT_IN_TEXTS
+from bertserve.export.int8_texts import BUILT_IN_TEXTS
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Outputs, Precision
 from bertserve.service.text.tokenizer import Encoding, Tokenizer

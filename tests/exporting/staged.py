@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 import tiny
-from bertserve.export import calibration, cpu, inference, onnx_trace
+from bertserve.export import cpu, inference, int8_texts, onnx_trace
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.graph import cpu_passes, rewrite
@@ -44,7 +44,7 @@ class Staged:
     nodes_restricted: int
 
     def feeds(self, texts: Sequence[str]) -> list[Feed]:
-        return calibration.make_feeds(calibration.SplitTexts(tuple(texts)), self.loaded, self.tokenizer)
+        return int8_texts.make_feeds(int8_texts.SplitTexts(tuple(texts)), self.loaded, self.tokenizer)
 
 
 def checkpoint_of(folder: Path, task: str) -> Path:

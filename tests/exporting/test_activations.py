@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from bertserve.export import inference
-from bertserve.export.calibration import BUILT_IN_TEXTS, read_texts
 from bertserve.export.graph import rewrite
 from bertserve.export.int8 import activations, graph_edits, sensitivity, smoothquant
 from bertserve.export.int8.activations import observe, observe_tensors
 from bertserve.export.int8.smoothquant import QuantParams
+from bertserve.export.int8_texts import BUILT_IN_TEXTS, read_texts
 from staged import Staged, run
 
 pytestmark = pytest.mark.torch

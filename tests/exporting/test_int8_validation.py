@@ -11,10 +11,10 @@ import onnx
 import pytest
 
 import tiny
-from bertserve.export import calibration, cli
-from bertserve.export.calibration import Int8Texts, SplitTexts, hash_texts, hashes_of, read_int8_texts
+from bertserve.export import cli, int8_texts
 from bertserve.export.errors import DataError, GraphError
 from bertserve.export.int8 import quantize
+from bertserve.export.int8_texts import Int8Texts, SplitTexts, hash_texts, hashes_of, read_int8_texts
 from bertserve.export.tasks.all_tasks import TASKS as EXPORT_TASKS
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, load_bundle
 from bertserve.service.bundle.manifest import Manifest, TokenizerSpec
@@ -155,10 +155,10 @@ def made_with(manifest: Manifest, split: Int8Texts) -> Manifest:
 def test_int8_is_validated_again_on_the_same_texts(manifest: Manifest, tmp_path: Path) -> None:
     """The texts of the export's report are used again, from a user's file or from the built-in file."""
     own = read_int8_texts(numbered_texts(tmp_path / "own.txt", range(40)))
-    built_in = read_int8_texts(calibration.BUILT_IN_TEXTS)
+    built_in = read_int8_texts(int8_texts.BUILT_IN_TEXTS)
 
-    assert own.report == calibration.read_validation_texts(made_with(manifest, own), tmp_path / "own.txt")
-    assert built_in.report == calibration.read_validation_texts(made_with(manifest, built_in), None)
+    assert own.report == int8_texts.read_validation_texts(made_with(manifest, own), tmp_path / "own.txt")
+    assert built_in.report == int8_texts.read_validation_texts(made_with(manifest, built_in), None)
 
 
 def test_int8_is_not_validated_on_texts_that_created_it(manifest: Manifest, tmp_path: Path) -> None:
@@ -167,10 +167,10 @@ def test_int8_is_not_validated_on_texts_that_created_it(manifest: Manifest, tmp_
     numbered_texts(tmp_path / "new.txt", range(40, 60))
 
     with pytest.raises(DataError, match=r" 5 of the 25 texts .*others.txt`"):
-        calibration.read_validation_texts(made_with(manifest, split), tmp_path / "others.txt")
+        int8_texts.read_validation_texts(made_with(manifest, split), tmp_path / "others.txt")
     with pytest.raises(DataError, match=r" 20 texts .* --validation"):  # not silently on the built-in texts
-        calibration.read_validation_texts(made_with(manifest, split), None)
-    other_texts = calibration.read_validation_texts(made_with(manifest, split), tmp_path / "new.txt")
+        int8_texts.read_validation_texts(made_with(manifest, split), None)
+    other_texts = int8_texts.read_validation_texts(made_with(manifest, split), tmp_path / "new.txt")
     assert tuple(f"text {i}" for i in range(40, 60)) == other_texts.lines
 
 
@@ -182,11 +182,11 @@ def test_update_refuses_the_calibration_texts(
     own = numbered_texts(tmp_path / "own.txt", range(17))
     with monkeypatch.context() as patch:
         play_back(patch, source)
-        assert 0 == run(source, "--calibration", calibration.BUILT_IN_TEXTS, "--validation", own)[0]
+        assert 0 == run(source, "--calibration", int8_texts.BUILT_IN_TEXTS, "--validation", own)[0]
     manifest = output / "tiny-bert" / MANIFEST_FILE
     before = manifest.read_bytes()
 
-    for flags, word in (((), " 17 texts "), (("--validation", calibration.BUILT_IN_TEXTS), "700 of the 700")):
+    for flags, word in (((), " 17 texts "), (("--validation", int8_texts.BUILT_IN_TEXTS), "700 of the 700")):
         code, checks = verify(output / "tiny-bert", "--checkpoint", source, "--update", *flags)
         assert (1, before) == (code, manifest.read_bytes())
         assert word in list(checks.values())[-1]["detail"]

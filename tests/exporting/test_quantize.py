@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from bertserve.export import calibration, inference
+from bertserve.export import inference, int8_texts
 from bertserve.export.errors import GraphError
 from bertserve.export.graph import rewrite
 from bertserve.export.int8.gptq import MAX_INT8, MAX_INT16
@@ -30,7 +30,7 @@ CHANNEL, UNIT = 5, 7
 # about three times the error measured on texts outside the calibration (onnxruntime 1.31)
 MAX_ERROR = {"text-classification": 0.15, "token-classification": 0.06, "question-answering": 0.15, "fill-mask": 0.09}
 SAMPLE = {"text-classification", "token-classification"}
-TEXTS = calibration.read_texts(calibration.BUILT_IN_TEXTS)
+TEXTS = int8_texts.read_texts(int8_texts.BUILT_IN_TEXTS)
 SEEN, UNSEEN = TEXTS[:40], TEXTS[40:80]
 
 Array = NDArray[Any]

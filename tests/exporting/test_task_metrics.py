@@ -7,7 +7,7 @@ import pytest
 import seqeval.metrics
 from seqeval.scheme import BILOU, IOB2, IOBES
 
-from bertserve.export.tasks import metrics
+from bertserve.export.tasks import evaluation
 from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.service.bundle.graph_spec import Agreement
 from fakes import Head
@@ -129,7 +129,7 @@ WORDS = [(0, 2), (3, 5), (6, 8), (9, 11)]
     ],
 )
 def test_answers_are_normalized_as_in_squads_script(text: str, normalized: str) -> None:
-    assert normalized == metrics.normalize_answer(text)
+    assert normalized == evaluation.normalize_answer(text)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_answers_are_normalized_as_in_squads_script(text: str, normalized: str) 
     ],
 )
 def test_answers_are_scored_by_exact_match_and_f1(answer: str, golds: list[str], exact: float, f1: float) -> None:
-    assert (exact, f1) == (metrics.exact_match(answer, golds), pytest.approx(metrics.answer_f1(answer, golds)))
+    assert (exact, f1) == (evaluation.exact_match(answer, golds), pytest.approx(evaluation.answer_f1(answer, golds)))
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def test_answers_are_scored_by_exact_match_and_f1(answer: str, golds: list[str],
         (["PER", "PER", "O", "LOC"], {(0, 5, "PER"), (9, 11, "LOC")}),
     ],
 )
-def test_tags_become_entities(tags: list[str], expected: set[metrics.Span]) -> None:
-    assert expected == metrics.spans_of_tags(tags, WORDS)
+def test_tags_become_entities(tags: list[str], expected: set[evaluation.Span]) -> None:
+    assert expected == evaluation.spans_of_tags(tags, WORDS)
 
 
 OFFSETS = [(3 * i, 3 * i + 2) for i in range(12)]
@@ -187,7 +187,7 @@ def test_entity_f1_agrees_with_seqeval(scheme: str | None, seed: int) -> None:
         right = [sentence(rng, scheme) for _ in range(20)]
         found = [tags if rng.random() < 0.6 else sentence(rng, scheme) for tags in right]
         expected = seqeval.metrics.f1_score(right, found, mode="strict", scheme=SCHEMES[scheme])
-    spans = [[metrics.spans_of_tags(tags, OFFSETS) for tags in side] for side in (right, found)]
+    spans = [[evaluation.spans_of_tags(tags, OFFSETS) for tags in side] for side in (right, found)]
 
     assert 0 < expected < 1  # some right, some wrong
-    assert expected == pytest.approx(metrics.micro_f1(*spans), abs=1e-12)
+    assert expected == pytest.approx(evaluation.micro_f1(*spans), abs=1e-12)

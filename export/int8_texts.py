@@ -1,6 +1,6 @@
 """The texts that calibrate and validate int8: reads them from a file, splits them, and converts them to a graph's inputs.
 
-The built-in texts (`calibration.txt`) were written for this project: reviews, encyclopedic sentences, passages, questions and
+The built-in texts (`int8_texts.txt`) were written for this project: reviews, encyclopedic sentences, passages, questions and
 everyday messages. Texts of the model's domain and language are better: `bert-export --calibration FILE`.
 
 There are three splits: the calibration split creates int8, the gate split decides which matrices stay in float, and the report split, on
@@ -22,7 +22,7 @@ from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.errors import CheckpointError, DataError
 from bertserve.export.inference import Feed
 from bertserve.export.tasks.all_tasks import TASKS
-from bertserve.export.tasks.spec import INPUT_KEYS, read_input
+from bertserve.export.tasks.export_task import INPUT_KEYS, read_input
 from bertserve.service.bundle.graph_spec import InputSpec
 from bertserve.service.bundle.manifest import Int8TextDigests, Manifest, TextDigests, TokenizerSpec
 from bertserve.service.engine.onnx_engine import build_feed
@@ -39,7 +39,7 @@ TextOrPair = str | tuple[str, str]
 TextToCut = tuple[Sequence[int], int]  # the token ids of a text, and the maximum number to keep
 Item = TypeVar("Item")
 
-BUILT_IN_TEXTS = Path(__file__).with_name("calibration.txt")
+BUILT_IN_TEXTS = Path(__file__).with_name("int8_texts.txt")
 MAX_LINE_TOKENS = 128  # of a text for calibration; longer ones are cut, and passages have more
 MAX_FILE_TEXTS = 1000  # a longer file is sampled
 # Most lines are short, but errors may grow with the length. So neighboring lines are joined to passages: maximum tokens -> number.

@@ -1,4 +1,4 @@
-"""Calibration: the texts that are read, and the inputs that each task's graph gets from them."""
+"""The texts for int8: how files are read, and the inputs that each task's graph gets from them."""
 
 import csv
 from pathlib import Path
@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import tiny
-from bertserve.export import calibration
-from bertserve.export.calibration import SplitTexts
+from bertserve.export import int8_texts
 from bertserve.export.errors import CheckpointError
+from bertserve.export.int8_texts import SplitTexts
 from bertserve.service.bundle.files import load_bundle
 from bundles import json_lines
 from checkpoints import numbered_texts
@@ -23,16 +23,16 @@ TEXTS = ["a good film", "the book was very dull !", EMPTY, "long " * 300]
 
 
 def test_each_nonblank_line_of_a_file_is_a_text(tmp_path: Path) -> None:
-    lines = [f"täxt {i} " for i in range(calibration.MAX_FILE_TEXTS + 5)]
+    lines = [f"täxt {i} " for i in range(int8_texts.MAX_FILE_TEXTS + 5)]
     (tmp_path / "texts.txt").write_text("\n \n".join(lines), encoding="utf-8")
 
-    assert lines == calibration.read_texts(tmp_path / "texts.txt")
+    assert lines == int8_texts.read_texts(tmp_path / "texts.txt")
 
 
 def test_each_split_of_alternating_classes_has_all_classes(tmp_path: Path) -> None:
     """In NLI data sets, each premise has one line for each label."""
     (tmp_path / "texts.txt").write_bytes(b"".join(b"class%d text %d\n" % (i % 3, i) for i in range(600)))
-    split = calibration.read_int8_texts(tmp_path / "texts.txt")
+    split = int8_texts.read_int8_texts(tmp_path / "texts.txt")
 
     for texts in (split.calibration, split.gate, split.report):
         assert {"class0", "class1", "class2"} == {line.split()[0] for line in texts.lines}
@@ -58,7 +58,7 @@ def test_json_lines_hold_pairs_and_texts(tmp_path: Path) -> None:
         "alone",
     ]
 
-    assert expected == calibration.read_texts(path)[:5]
+    assert expected == int8_texts.read_texts(path)[:5]
 
 
 @pytest.mark.parametrize(("suffix", "delimiter"), [(".csv", ","), (".TSV", "\t")])
@@ -69,14 +69,14 @@ def test_columns_of_a_table_hold_texts_and_pairs(tmp_path: Path, suffix: str, de
     with path.open("w", encoding="utf-8-sig", newline="") as file:
         csv.writer(file, delimiter=delimiter).writerows([*cells, *([str(i), f"text {i}", ""] for i in range(14))])
 
-    assert ['He said, "a\tb",\nand left.', ("A man eats.", "It rains.")] == calibration.read_texts(path)[:2]
+    assert ['He said, "a\tb",\nand left.', ("A man eats.", "It rains.")] == int8_texts.read_texts(path)[:2]
 
 
 def test_pairs_are_refused_for_a_task_of_single_texts(tmp_path: Path) -> None:
     spec = load_bundle(tiny.bundle(tmp_path)).manifest.tokenizer
     with pytest.raises(CheckpointError, match=r"2 pairs, .* fill-mask "):
-        calibration.refuse_pairs((SplitTexts(pairs=(("a", "b"), ("c", "d"))), SplitTexts(("e",))), "fill-mask", spec)
-    calibration.refuse_pairs((SplitTexts(pairs=(("a", "b"),)),), "text-classification", spec)
+        int8_texts.refuse_pairs((SplitTexts(pairs=(("a", "b"), ("c", "d"))), SplitTexts(("e",))), "fill-mask", spec)
+    int8_texts.refuse_pairs((SplitTexts(pairs=(("a", "b"),)),), "text-classification", spec)
 
 
 @pytest.mark.parametrize(
@@ -104,11 +104,11 @@ def test_a_file_that_cannot_be_used_is_an_error(tmp_path: Path, name: str, conte
         path.write_bytes(content)
 
     with pytest.raises(CheckpointError, match=reason) as caught:
-        calibration.read_texts(path)
+        int8_texts.read_texts(path)
     assert f"`{path}`" in str(caught.value)
 
 
-def sizes(split: calibration.Int8Texts) -> tuple[int, int, int]:
+def sizes(split: int8_texts.Int8Texts) -> tuple[int, int, int]:
     """Returns the number of texts for calibration, for the gate and for the report."""
     return len(split.calibration), len(split.gate), len(split.report)
 
@@ -119,13 +119,13 @@ def test_a_duplicate_text_is_in_only_one_split(tmp_path: Path, count: int, expec
     content = numbered_texts(tmp_path / "texts.txt", range(count)).read_bytes()
     (tmp_path / "texts.txt").write_bytes(content * 2 + content.replace(b" ", b"  "))
 
-    assert expected == sizes(calibration.read_int8_texts(tmp_path / "texts.txt"))
+    assert expected == sizes(int8_texts.read_int8_texts(tmp_path / "texts.txt"))
 
 
 def test_a_validation_file_gives_the_texts_of_the_report(tmp_path: Path) -> None:
     """The first file is split between calibration and the gate."""
     own = numbered_texts(tmp_path / "own.txt", range(40))
-    split = calibration.read_int8_texts(own, numbered_texts(tmp_path / "validation.txt", range(41, 60)))
+    split = int8_texts.read_int8_texts(own, numbered_texts(tmp_path / "validation.txt", range(41, 60)))
 
     assert (34, 6, 19) == sizes(split)
     assert {f"text {i}" for i in range(40)} == {*split.calibration.lines, *split.gate.lines}
@@ -136,20 +136,20 @@ def test_files_that_share_texts_are_an_error(tmp_path: Path) -> None:
     own, validation = numbered_texts(tmp_path / "own.txt", range(40)), numbered_texts(tmp_path / "validation.txt", range(37, 60))
 
     with pytest.raises(CheckpointError, match=r"own.txt` .*validation.txt` .* 3 texts"):
-        calibration.read_int8_texts(own, validation)
+        int8_texts.read_int8_texts(own, validation)
 
 
 def test_passages_join_neighboring_texts_of_one_split(all_staged: dict[str, Staged]) -> None:
     """Each passage is longer than a truncated text, fits the model, and contains no text of the other split."""
     staged = all_staged["text-classification"]
-    split = calibration.read_int8_texts(calibration.BUILT_IN_TEXTS).with_passages(staged.tokenizer)
+    split = int8_texts.read_int8_texts(int8_texts.BUILT_IN_TEXTS).with_passages(staged.tokenizer)
     room = staged.tokenizer.max_text_tokens(pair=False)
 
     for side, other in ((split.calibration, split.report), (split.report, split.calibration)):
         joined = [passage for passage in side.passages if passage not in side.lines]
         lengths = [len(entry.ids) for entry in staged.tokenizer.tokenize(joined)]
         assert 12 == len(side.passages) > len(joined) / 2 > 0
-        assert all(calibration.MAX_LINE_TOKENS < length <= room for length in lengths)
+        assert all(int8_texts.MAX_LINE_TOKENS < length <= room for length in lengths)
         assert all(passage in " ".join(side.lines) for passage in side.passages)
         assert not any(line in passage for passage in joined for line in other.lines if len(line) > 40)
 
@@ -158,7 +158,7 @@ def test_a_text_is_fed_as_the_checkpoints_tokenizer_encodes_it(all_staged: dict[
     """Each text is a batch of one without padding. A long text is truncated to `MAX_LINE_TOKENS`."""
     staged = all_staged["token-classification"]
     expected = [
-        staged.loaded.tokenizer(text, truncation=True, max_length=calibration.MAX_LINE_TOKENS + 2, return_tensors="np") for text in TEXTS
+        staged.loaded.tokenizer(text, truncation=True, max_length=int8_texts.MAX_LINE_TOKENS + 2, return_tensors="np") for text in TEXTS
     ]
     feeds = staged.feeds(TEXTS)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bertserve.export.tasks.metrics import MetricValue, cosine, micro_f1, spearman
+from bertserve.export.tasks.evaluation import MetricValue, cosine, micro_f1, spearman
 from bertserve.service.bundle.graph_spec import Agreement, Measure, OutputSpec
 from bertserve.service.bundle.manifest import Activation, SpecialPart, TokenizerSpec
 from bertserve.service.tasks.step import ModelConfig
@@ -20,7 +20,7 @@ from bertserve.service.text.windows import default_stride
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from bertserve.export.calibration import SplitTexts
+    from bertserve.export.int8_texts import SplitTexts
 
 Document = dict[str, Any]
 # the names of the two texts of a pair, in this project and in the data sets of GLUE
@@ -112,7 +112,7 @@ class ExportTask:
         takes_pairs: Whether the user's texts for int8 may be pairs.
         needs_pairs: Whether every input is a pair of texts, of which the first is short, and the second one fills the window.
         gold_keys: The keys of a line of data that `read_gold` reads; empty if the task has no correct answers.
-        metrics: The names of the metrics of `compute_metrics`, without those for which less is better.
+        metric_names: Names of the metrics of `compute_metrics`, without those for which less is better.
     """
 
     task_spec: TaskSpec
@@ -123,7 +123,7 @@ class ExportTask:
     takes_pairs = False
     needs_pairs = False
     gold_keys: tuple[str, ...] = ()
-    metrics: tuple[str, ...] = ()
+    metric_names: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
