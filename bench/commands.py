@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from bertserve.bench import BenchError
-from bertserve.bench.generator import Durations, poisson_arrivals, run_load
+from bertserve.bench.generator import Load, poisson_arrivals
 from bertserve.bench.measurement import METRICS, Run, summarize, worst_metrics
 from bertserve.bench.raw_loop import RawLoop
 from bertserve.bench.report import BenchReport, html_page, parse_objectives, require_matplotlib, summary_lines
@@ -46,9 +46,10 @@ class LoadTest:
         return self._run(f"open, {rate:.4g}/s{', confirmation' if confirmation else ''}", self.args.max_connections, arrivals)
 
     def _run(self, name: str, connections: int, arrivals: Sequence[float] | None = None) -> Run:
-        durations = Durations(self.args.seconds, self.args.warmup_s, self.args.timeout_s)
-        _log(f"{name}, {durations.seconds:g} s")
-        load = run_load(self.target, durations, connections=connections, arrivals=arrivals, stop=self.stop)
+        args = self.args
+        _log(f"{name}, {args.seconds:g} s")
+        load = Load(self.target, connections, seconds=args.seconds, warmup_s=args.warmup_s, timeout_s=args.timeout_s)
+        load.run(self.stop, arrivals)
         self.report.runs.append(summarize(name, load, open_loop=arrivals is not None))
         return self.report.runs[-1]
 

@@ -14,7 +14,6 @@ import ssl
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import uvloop
@@ -126,32 +125,6 @@ class Connection(asyncio.Protocol):
         self._outcome = None
 
 
-@dataclass(frozen=True, slots=True)
-class Durations:
-    """The measured time of a load, the time before it that is not counted, and the time after which a request is aborted, in seconds."""
-
-    seconds: float
-    warmup_s: float
-    timeout_s: float
-
-
-def run_load(
-    target: Target, durations: Durations, *, connections: int, arrivals: Sequence[float] | None = None, stop: threading.Event
-) -> Load:
-    """Loads a target in a closed loop, or with arrival times in an open loop. If `stop` is set, the load ends early.
-
-    Args:
-        target: Endpoint to load.
-        durations: The durations of the load.
-        connections: In a closed loop, each has one request in flight; in an open loop, it is their maximum number.
-        arrivals: Times when the requests of an open loop are due, in seconds from the start of the warm-up; None for a closed loop.
-        stop: Ends the load with the records so far.
-    """
-    load = Load(target, durations, connections)
-    uvloop.run(load.run(arrivals, stop))
-    return load
-
-
 def poisson_arrivals(rate: float, seconds: float, *, seed: int) -> list[float]:
     """Returns the arrival times of a Poisson process of `rate` per second, over 0: ascending, in seconds from 0 and below `seconds`.
 
@@ -173,14 +146,22 @@ class Load:
         capped: Number of requests that waited because the maximum number of connections was busy.
     """
 
-    def __init__(self, target: Target, durations: Durations, connections: int) -> None:
+    def __init__(self, target: Target, connections: int, *, seconds: float, warmup_s: float, timeout_s: float) -> None:
+        """Describes a load; `run` sends it.
+
+        Args:
+            target: Endpoint to load.
+            connections: In a closed loop, each has one request in flight; in an open loop, it is their maximum number.
+            seconds: Measured time.
+            warmup_s: Time before it that is not counted.
+            timeout_s: Time after which a request is aborted.
+        """
         self.target = target
         self.records: list[RequestRecord] = []
         self.measured = (0.0, 0.0)
         self.timer_lags_s: list[float] = []
         self.capped = 0
-        self._durations = durations
-        self._connections = connections
+        self._connections, self._seconds, self._warmup_s, self._timeout_s = connections, seconds, warmup_s, timeout_s
         self._ended = False  # no new requests become due
         self._ssl_context = ssl.create_default_context() if target.address.tls else None
         self._body_indices = itertools.cycle(range(len(target.requests)))
@@ -188,18 +169,25 @@ class Load:
         for _ in range(connections):
             self._pool.put_nowait(Connection())
 
-    async def run(self, arrivals: Sequence[float] | None, stop: threading.Event) -> None:
-        """Sends the load as in `run_load`, waits for the last responses, and closes the connections."""
+    def run(self, stop: threading.Event, arrivals: Sequence[float] | None = None) -> None:
+        """Sends the load in a closed loop, or in an open loop with arrival times, in seconds from the start of the warm-up.
+
+        If `stop` is set, the load ends early, with the records so far.
+        """
+        uvloop.run(self._run(stop, arrivals))
+
+    async def _run(self, stop: threading.Event, arrivals: Sequence[float] | None) -> None:
+        """Sends the load, waits for the last responses, and closes the connections."""
         start = time.perf_counter()
         sending = asyncio.create_task(self._send_in_loops() if arrivals is None else self._send_at(start, arrivals))
-        warm = start + self._durations.warmup_s
-        end = warm + self._durations.seconds
+        warm = start + self._warmup_s
+        end = warm + self._seconds
         await _wait_until(warm, stop)
         measured_from = min(warm, time.perf_counter())
         self.timer_lags_s = await _wait_until(end, stop)
         self.measured = measured_from, min(end, time.perf_counter())
         self._ended = True
-        await asyncio.wait([sending], timeout=_DRAIN_S if stop.is_set() else self._durations.timeout_s + _DRAIN_S)
+        await asyncio.wait([sending], timeout=_DRAIN_S if stop.is_set() else self._timeout_s + _DRAIN_S)
         if not sending.cancel():
             sending.result()  # raises its error
         await asyncio.wait([sending])  # requests that still run end here, and get a record
@@ -232,7 +220,7 @@ class Load:
         """Sends the next request over an idle or a new connection, and records its end."""
         body_index = next(self._body_indices)
         address, loop = self.target.address, asyncio.get_running_loop()
-        deadline = loop.time() + intended - time.perf_counter() + self._durations.timeout_s
+        deadline = loop.time() + intended - time.perf_counter() + self._timeout_s
         outcome: int | str = "interrupted"
         connection, sent, ended = None, None, None
         self.capped += self._pool.empty()

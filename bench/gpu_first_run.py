@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from bertserve.bench import BenchError, target, workloads
-from bertserve.bench.generator import Durations, run_load
+from bertserve.bench.generator import Load
 from bertserve.bench.measurement import summarize
 from bertserve.bench.raw_loop import encode_bodies
 from bertserve.service.bundle.files import load_bundle
@@ -221,8 +221,7 @@ class FirstRun:
 
     def _texts_per_s(self, clients: ProcessPoolExecutor, url: str, texts: int, connections: int) -> str:
         """Loads a target from all client processes; returns the sum of their answered texts per second."""
-        durations = Durations(self.args.load_s, self.args.warmup_s, timeout_s=30)
-        load = url, texts, max(connections // self.args.clients, 1), durations
+        load = url, texts, max(connections // self.args.clients, 1), self.args.load_s, self.args.warmup_s
         loads = [clients.submit(load_texts_per_s, *load) for _ in range(self.args.clients)]
         return f"{sum(each.result() for each in loads):,.0f}"
 
@@ -245,10 +244,11 @@ class FirstRun:
             process.communicate()
 
 
-def load_texts_per_s(url: str, texts: int, connections: int, durations: Durations) -> float:
+def load_texts_per_s(url: str, texts: int, connections: int, seconds: float, warmup_s: float) -> float:
     """Runs a closed loop; returns the answered texts per second."""
     probed, _ = target.probe_target(url, {}, texts=texts, seed=0)
-    load = run_load(probed, durations, connections=connections, stop=threading.Event())
+    load = Load(probed, connections, seconds=seconds, warmup_s=warmup_s, timeout_s=30)
+    load.run(threading.Event())
     return summarize("", load, open_loop=False).texts_per_s
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import onnxruntime as ort
 from numpy.typing import NDArray
@@ -33,13 +33,8 @@ from bertserve.service.text.tokenizer import Encoding, Tokenizer
 WARM_UP_SHARE = 0.1  # relative to the measured time
 # inputs of other exporters' graphs, by name -> their content
 _STOCK_INPUTS: Mapping[str, Any] = {"input_ids": "token_ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
-
-
-class RawRun(NamedTuple):
-    """The inputs of one run of the graph by name, each with one row, and its number of texts: a window is a part of a text."""
-
-    feed: dict[str, NDArray[Any]]
-    texts: float
+# the inputs of one run of the graph by name, each with one row, and its number of texts: a window is a part of a text
+RawRun = tuple[dict[str, NDArray[Any]], float]
 
 
 class RawLoop:
@@ -91,7 +86,7 @@ class RawLoop:
         runs: list[RawRun] = []
         for body, encodings in zip(bodies, encode_bodies(self.bundle, bodies), strict=True):
             share = 1 / max(len(encodings), 1)
-            runs += [RawRun(build_feed([encoding], self._inputs, (1, len(encoding))), body.texts * share) for encoding in encodings]
+            runs += [(build_feed([encoding], self._inputs, (1, len(encoding))), body.texts * share) for encoding in encodings]
         return runs
 
     def run_loop(self, runs: Sequence[RawRun], *, threads: int, seconds: float, stop: threading.Event) -> float:
@@ -105,23 +100,23 @@ class RawLoop:
         next_index = itertools.count().__next__
         start = time.perf_counter() + seconds * WARM_UP_SHARE
         end = start + seconds
-        finished: list[tuple[RawRun, float]] = []  # with the time of its end; appends of several threads are atomic
+        finished: list[tuple[float, float]] = []  # texts and the time of their end; appends of several threads are atomic
 
         def loop(_: int) -> None:
             while not stop.is_set() and time.perf_counter() < end:
-                run = runs[next_index() % len(runs)]
-                self._session.run(None, run.feed)
-                finished.append((run, time.perf_counter()))
+                feed, texts = runs[next_index() % len(runs)]
+                self._session.run(None, feed)
+                finished.append((texts, time.perf_counter()))
 
         try:
             with ThreadPoolExecutor(threads) as pool:
                 list(pool.map(loop, range(threads)))
         except Exception as error:  # onnxruntime's exceptions only share the base class Exception
             raise BenchError(f"`{self._graph}` failed on a text of the load: {error}") from error
-        texts = sum(run.texts for run, after in finished if start < after <= end)
-        if not texts and not stop.is_set():
+        total = sum(texts for texts, after in finished if start < after <= end)
+        if not total and not stop.is_set():
             raise BenchError(f"no run of `{self._graph}` ended within {seconds:g} s; raise --seconds.")
-        return texts / seconds
+        return total / seconds
 
 
 def encode_bodies(bundle: Bundle, bodies: Sequence[Body]) -> Iterator[list[Encoding]]:

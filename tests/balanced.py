@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import httpx
 
-from bertserve.bench.generator import Durations, run_load
+from bertserve.bench.generator import Load
 from bertserve.bench.target import Body, build_target, parse_url
 from conftest import metric, wait_until
 from replica import PROXIES, HAProxy, Proxy, Served, is_ready, replicas
@@ -70,9 +70,9 @@ def load(url: str, clients: int, text: str = "good", headers: Mapping[str, str] 
     stop, seen = threading.Event(), Seen()
     body = Body(b'{"inputs":"%s"}' % text.encode(), texts=1)
     target = build_target(parse_url(f"{url}/classify"), [body], headers or {})
-    durations = Durations(seconds=LIMIT_S, warmup_s=0, timeout_s=LIMIT_S)
+    result = Load(target, clients, seconds=LIMIT_S, warmup_s=0, timeout_s=LIMIT_S)
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(run_load, target, durations, connections=clients, stop=stop)
+        running = pool.submit(result.run, stop)
         try:
             time.sleep(0.5)
             yield seen
@@ -80,7 +80,7 @@ def load(url: str, clients: int, text: str = "good", headers: Mapping[str, str] 
             assert not running.done(), "the load ended before the test"
         finally:
             stop.set()
-            result = running.result(LIMIT_S)
+            running.result(LIMIT_S)
     seen.outcomes.update(record.outcome for record in result.records)
     seen.waits += [record.ended - record.sent for record in result.records]
 

@@ -24,8 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bertserve.bench import BenchError
-from bertserve.bench.generator import Durations, run_load
+from bertserve.bench import BenchError, generator
 from bertserve.bench.raw_loop import WARM_UP_SHARE, RawLoop, RawRun
 from bertserve.bench.target import OK, Body, build_bodies, build_target, parse_url
 from replica import Served, free_ports
@@ -121,7 +120,8 @@ def _measure(replica: Served, load: Load, seconds: float, bundle: Path | None) -
     bodies = build_bodies(load.workload, path="/classify")
     target = build_target(parse_url(f"{replica.url}/classify"), bodies, {})
     before = _cpu_s(replica.process.pid), _batch_rows(replica)
-    result = run_load(target, Durations(seconds, WARM_UP_S, 30), connections=load.connections, stop=threading.Event())
+    result = generator.Load(target, load.connections, seconds=seconds, warmup_s=WARM_UP_S, timeout_s=30)
+    result.run(threading.Event())
     after = _cpu_s(replica.process.pid), _batch_rows(replica)
     answered = [record for record in result.records if record.outcome == OK]
     start, end = result.measured
@@ -152,7 +152,7 @@ def _batch_rows(replica: Served) -> tuple[float, float]:
 def _graph_s(bundle: Path, bodies: Sequence[Body], rows: float, seconds: float) -> float:
     """Returns the processor seconds per text of a bundle's graph alone, on a thread per core, in batches of `rows` texts on average."""
     loop = RawLoop(bundle)
-    texts = [run.feed for run in loop.encode(bodies)]
+    texts = [feed for feed, _ in loop.encode(bodies)]
     ends = [round(i * rows) for i in range(1, int(len(texts) / rows) + 1)]
     batches = [_batch(texts[start:end]) for start, end in zip([0, *ends], ends, strict=False) if end > start]
     began = time.process_time()
@@ -166,7 +166,7 @@ def _batch(feeds: Sequence[dict[str, NDArray[Any]]]) -> RawRun:
     padded = {
         name: np.concatenate([np.pad(feed[name], ((0, 0), (0, longest - feed[name].shape[1]))) for feed in feeds]) for name in feeds[0]
     }
-    return RawRun(padded, len(feeds))
+    return padded, len(feeds)
 
 
 def table(base: str, loads: Sequence[Load], rounds: Sequence[dict[str, list[Result]]]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from bertserve.export.graph.rewrite import Floats
 
 MAX_INT8 = 127
 MAX_INT16 = 2**15 - 1
+FactoredHessian = tuple[NDArray[np.int64], torch.Tensor]  # the order in which rows are rounded, and the factor of the inverse in it
 
 
 def output_blocks(outputs: int, size: int = 4096) -> Iterator[slice]:
@@ -55,49 +56,47 @@ def round_to_nearest(weight: Floats, scales: Floats) -> NDArray[np.int8]:
     return quantized
 
 
-class Gptq:
-    """Rounds matrices that read the same activations."""
+def factor_hessian(activations: Floats) -> FactoredHessian | None:
+    """Returns the factored Hessian of a sample of a matrix's inputs, float32 [n, inputs].
 
-    def __init__(self, activations: Floats) -> None:
-        """Factors the Hessian of a sample of the activations, float32 [n, inputs]."""
-        inputs = activations.shape[1]
-        self.has_enough_rows = len(activations) >= inputs
-        if not self.has_enough_rows:
-            return
-        hessian = activations.T @ activations
-        # dampened by a hundredth of the mean, so that it can be inverted; the activations may all be zero
-        hessian[np.diag_indices(inputs)] += max(0.01 * float(hessian.diagonal().mean()), 1e-12)
-        # the most important rows first ("act order"), while many rows are left to compensate
-        self._order = np.argsort(-hessian.diagonal(), kind="stable")
-        self._factor = _inverse_factor(hessian[np.ix_(self._order, self._order)])
+    None with fewer rows than inputs, which is too little information.
+    """
+    inputs = activations.shape[1]
+    if len(activations) < inputs:
+        return None
+    hessian = activations.T @ activations
+    # dampened by a hundredth of the mean, so that it can be inverted; the activations may all be zero
+    hessian[np.diag_indices(inputs)] += max(0.01 * float(hessian.diagonal().mean()), 1e-12)
+    # the most important rows first ("act order"), while many rows are left to compensate
+    order = np.argsort(-hessian.diagonal(), kind="stable")
+    return order, _inverse_factor(hessian[np.ix_(order, order)])
 
-    def round(self, weight: Floats, scales: Floats, quantized_peak: NDArray[np.uint8]) -> NDArray[np.int8]:
-        """Returns the matrix rounded so that `activations @ weight` changes least, int8 [inputs, outputs].
 
-        It saturates no more than a matrix that is rounded to nearest. With fewer sampled rows than inputs, which is too little information,
-        it is rounded to nearest.
-        """
-        if not self.has_enough_rows:
-            return round_to_nearest(weight, scales)
-        quantized = np.empty(weight.shape, dtype=np.int8)
-        quantized[self._order] = self._rounded(torch.from_numpy(weight[self._order]), torch.from_numpy(scales))
-        return np.where(
-            _largest_pair(quantized.astype(np.float32), quantized_peak) > MAX_INT16, round_to_nearest(weight, scales), quantized
-        )
+def round_weight(weight: Floats, scales: Floats, quantized_peak: NDArray[np.uint8], hessian: FactoredHessian | None) -> NDArray[np.int8]:
+    """Returns the matrix rounded so that `activations @ weight` changes least, int8 [inputs, outputs]; to nearest without a Hessian.
 
-    def _rounded(self, updated: torch.Tensor, scales: torch.Tensor) -> NDArray[np.int8]:
-        """Returns the rows rounded in order, int8 [inputs, outputs]; changes `updated`, float32 [inputs, outputs]."""
-        rows, factor = len(updated), self._factor
-        quantized = torch.empty_like(updated)
-        for start in range(0, rows, 32):  # the effect of a block on all later rows is added in one product
-            end = min(start + 32, rows)
-            errors = torch.empty_like(updated[start:end])
-            for i in range(start, end):
-                torch.div(updated[i], scales, out=quantized[i]).round_().clamp_(-MAX_INT8, MAX_INT8)
-                torch.addcmul(updated[i], quantized[i], scales, value=-1, out=errors[i - start]).div_(factor[i, i])
-                updated[i + 1 : end].addr_(factor[i, i + 1 : end], errors[i - start], alpha=-1)
-            updated[end:].addmm_(factor[start:end, end:].T, errors, alpha=-1)
-        return quantized.to(torch.int8).numpy()
+    It saturates no more than a matrix that is rounded to nearest.
+    """
+    if hessian is None:
+        return round_to_nearest(weight, scales)
+    order, factor = hessian
+    quantized = np.empty(weight.shape, dtype=np.int8)
+    quantized[order] = _round_rows(torch.from_numpy(weight[order]), torch.from_numpy(scales), factor)
+    return np.where(_largest_pair(quantized.astype(np.float32), quantized_peak) > MAX_INT16, round_to_nearest(weight, scales), quantized)
+
+
+def _round_rows(updated: torch.Tensor, scales: torch.Tensor, factor: torch.Tensor) -> NDArray[np.int8]:
+    """Returns the rows rounded in order, int8 [inputs, outputs]; changes `updated`, float32 [inputs, outputs]."""
+    rows, quantized = len(updated), torch.empty_like(updated)
+    for start in range(0, rows, 32):  # the effect of a block on all later rows is added in one product
+        end = min(start + 32, rows)
+        errors = torch.empty_like(updated[start:end])
+        for i in range(start, end):
+            torch.div(updated[i], scales, out=quantized[i]).round_().clamp_(-MAX_INT8, MAX_INT8)
+            torch.addcmul(updated[i], quantized[i], scales, value=-1, out=errors[i - start]).div_(factor[i, i])
+            updated[i + 1 : end].addr_(factor[i, i + 1 : end], errors[i - start], alpha=-1)
+        updated[end:].addmm_(factor[start:end, end:].T, errors, alpha=-1)
+    return quantized.to(torch.int8).numpy()
 
 
 def _inverse_factor(hessian: Floats) -> torch.Tensor:

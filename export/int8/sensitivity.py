@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from bertserve.export import inference
 from bertserve.export.graph import rewrite
@@ -39,13 +38,15 @@ def measure(
     """
     layers = rewrite.linears_by_input(model.graph).values()
     texts = choose_texts(feeds, MAX_FLOPS / len(params) / (2 * sum(math.prod(layer.shape) for layer in layers)))
-    graph = _PerturbedGraph(model, path)
-    errors = _measure(graph, params, texts[:FIRST_TEXTS])
+    session = _perturbed_session(model, path)
+    errors = _measure(session, model, params, texts[:FIRST_TEXTS])
     average = max(sum(errors.values()) / len(errors), 1e-12)
     candidates = [
         tensor for tensor, error in errors.items() if any(1 / NEAR_FACTOR < error / average / limit < NEAR_FACTOR for limit in limits)
     ]
-    later_errors = _measure(graph, {tensor: params[tensor] for tensor in candidates}, texts[FIRST_TEXTS:]) if texts[FIRST_TEXTS:] else {}
+    later_errors = (
+        _measure(session, model, {tensor: params[tensor] for tensor in candidates}, texts[FIRST_TEXTS:]) if texts[FIRST_TEXTS:] else {}
+    )
     errors |= {
         tensor: (errors[tensor] * FIRST_TEXTS + error * (len(texts) - FIRST_TEXTS)) / len(texts) for tensor, error in later_errors.items()
     }
@@ -53,48 +54,33 @@ def measure(
     return {tensor: error / average for tensor, error in errors.items()}
 
 
-class _PerturbedGraph:
-    """A model with an optional addition to each linear layer's output."""
-
-    def __init__(self, model: ir.Model, path: Path) -> None:
-        self.linears = rewrite.linears_by_input(model.graph)
-        self._outputs = [str(value.name) for value in model.graph.outputs]
-        perturbed = model.clone()
-        for tensor, layer in rewrite.linears_by_input(perturbed.graph).items():
-            perturbation = ir.val(_perturbation_name(tensor), dtype=ir.DataType.FLOAT)
-            perturbed.graph.inputs.append(perturbation)
-            rewrite.add_to_output(perturbed.graph, layer.nodes[-1], ir.tape.Tape(), perturbation)
-        rewrite.save(perturbed, path, outputs=list(self.linears))
-        self._session = inference.open_session(path, threads=1)
-
-    def inputs(self, batches: Sequence[Feed]) -> list[dict[str, Floats]]:
-        """Returns the input of each linear layer in each batch, float32 [..., inputs], by its name."""
-        names = list(self.linears)
-        runs = inference.run_each(self._session, [self._with({}, batch) for batch in batches], names)
-        return [dict(zip(names, values, strict=True)) for values in runs]
-
-    def outputs(self, batches: Sequence[Feed], perturbations: Sequence[Feed]) -> list[NDArray[Any]]:
-        """Returns the model's outputs over all batches, flattened, with these additions to outputs of layers in each batch."""
-        return inference.concatenate_runs(
-            [
-                self._session.run(self._outputs, self._with(perturbation, batch))
-                for perturbation, batch in zip(perturbations, batches, strict=True)
-            ]
-        )
-
-    def _with(self, perturbation: Feed, batch: Feed) -> dict[str, NDArray[Any]]:
-        zero = np.zeros(1, dtype=np.float32)
-        return {**batch, **{_perturbation_name(tensor): zero for tensor in self.linears}, **perturbation}
+def _perturbed_session(model: ir.Model, path: Path) -> Any:
+    """Returns a session of the model that also returns the inputs of all linear layers, and adds an input to the output of each."""
+    perturbed = model.clone()
+    linears = rewrite.linears_by_input(perturbed.graph)
+    for tensor, layer in linears.items():
+        perturbation = ir.val(_perturbation_name(tensor), dtype=ir.DataType.FLOAT)
+        perturbed.graph.inputs.append(perturbation)
+        rewrite.add_to_output(perturbed.graph, layer.nodes[-1], ir.tape.Tape(), perturbation)
+    rewrite.save(perturbed, path, outputs=list(linears))
+    return inference.open_session(path, threads=1)
 
 
-def _measure(graph: _PerturbedGraph, params: Mapping[str, QuantParams], texts: Sequence[Feed]) -> dict[str, float]:
+def _measure(session: Any, model: ir.Model, params: Mapping[str, QuantParams], texts: Sequence[Feed]) -> dict[str, float]:
     """Returns the square of the outputs' relative error for each layer, with only this layer in int8."""
-    batches = inference.batch_by_length(texts)
-    expected, inputs = graph.outputs(batches, [{}] * len(batches)), graph.inputs(batches)
+    linears = rewrite.linears_by_input(model.graph)
+    zeros = {_perturbation_name(tensor): np.zeros(1, dtype=np.float32) for tensor in linears}
+    batches = [{**zeros, **batch} for batch in inference.batch_by_length(texts)]
+    output_names, names = [str(value.name) for value in model.graph.outputs], list(linears)
+    expected = inference.concatenate_runs(inference.run_each(session, batches, output_names))
+    inputs = [dict(zip(names, values, strict=True)) for values in inference.run_each(session, batches, names)]
 
     def error(tensor: str) -> float:
-        changes = _changes(graph.linears[tensor], params[tensor], [values[tensor] for values in inputs])
-        return inference.relative_error(expected, graph.outputs(batches, [{_perturbation_name(tensor): change} for change in changes])) ** 2
+        changes = _changes(linears[tensor], params[tensor], [values[tensor] for values in inputs])
+        runs = [
+            session.run(output_names, batch | {_perturbation_name(tensor): change}) for batch, change in zip(batches, changes, strict=True)
+        ]
+        return inference.relative_error(expected, inference.concatenate_runs(runs)) ** 2
 
     return dict(zip(params, parallel_map(error, params, "measure sensitivity", unit="matrices"), strict=True))
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from bertserve.export.graph.rewrite import Floats
 from bertserve.export.int8.activations import Activations
-from bertserve.export.int8.gptq import Gptq, output_blocks, output_scales, round_to_nearest
+from bertserve.export.int8.gptq import factor_hessian, output_blocks, output_scales, round_to_nearest, round_weight
 
 SAMPLE_ROWS = 512  # rows of the calibration texts on which scales are compared; fewer than twice as many are used
 
@@ -123,18 +123,15 @@ def quantize_weight(
     stored = activation_scale.dequantized(rows)
     before, after = rows.mean(axis=0), stored.mean(axis=0)
     del rows
-    gptq = Gptq(stored) if use_gptq else None
+    hessian = factor_hessian(stored) if use_gptq else None
     quantized = np.empty(weight.shape, dtype=np.int8)
     scales, corrected = np.empty_like(bias), np.empty_like(bias)
     for block in output_blocks(weight.shape[1]):
         smoothed = weight[:, block] * activation_scale.smoothing[:, None]
         scales[block] = output_scales(smoothed, activation_scale.quantized_peak)
-        if gptq is None:
-            quantized[:, block] = round_to_nearest(smoothed, scales[block])
-        else:
-            quantized[:, block] = gptq.round(smoothed, scales[block], activation_scale.quantized_peak)
+        quantized[:, block] = round_weight(smoothed, scales[block], activation_scale.quantized_peak, hessian)
         corrected[block] = bias[block] + before @ weight[:, block] - after @ (quantized[:, block] * scales[block])
-    return QuantParams(activation_scale, quantized, scales, corrected, gptq is not None and gptq.has_enough_rows)
+    return QuantParams(activation_scale, quantized, scales, corrected, hessian is not None)
 
 
 def _weight_peak(weight: Floats) -> Floats:

@@ -7,7 +7,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,13 +18,7 @@ MEAN_ABSOLUTE_ERROR = "mean absolute error"  # the only metric for which less is
 ENTITY_F1, EXACT_MATCH, TOP_1 = "entity F1", "exact match", "top-1"
 
 Span = tuple[int, int, str]  # start, end (exclusive, code points), label
-
-
-class MetricValue(NamedTuple):
-    """The value of a metric, and a remark for readers, for example that 0 replaces a missing value."""
-
-    value: float
-    remark: str = ""
+MetricValue = tuple[float, str]  # a metric, and a remark for readers, such as that 0 replaces a missing value
 
 
 def f1(right: int, predicted: int, expected: int) -> float:

@@ -81,7 +81,7 @@ class _FillMask(ExportTask):
                     f"a text has {plural(len(best_words), 'mask')} and {plural(len(gold), 'word')} as its `target`; give one for each mask."
                 )
             matches += [token.strip().casefold() == word.strip().casefold() for token, word in zip(best_words, gold, strict=True)]
-        return {TOP_1: MetricValue(fmean(matches))}
+        return {TOP_1: (fmean(matches), "")}
 
 
 EXPORT_TASK = _FillMask()

@@ -105,7 +105,7 @@ class _MultipleChoice(ExportTask):
         return label
 
     def compute_metrics(self, golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, MetricValue]:
-        return {ACCURACY: MetricValue(fmean([result[0]["index"] == gold for gold, result in zip(golds, results, strict=True)]))}
+        return {ACCURACY: (fmean([result[0]["index"] == gold for gold, result in zip(golds, results, strict=True)]), "")}
 
 
 EXPORT_TASK = _MultipleChoice()

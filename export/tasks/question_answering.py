@@ -100,8 +100,8 @@ class _QuestionAnswering(ExportTask):
     def compute_metrics(self, golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, MetricValue]:
         pairs = [(_best(result)["answer"], gold) for gold, result in zip(golds, results, strict=True)]
         return {
-            EXACT_MATCH: MetricValue(fmean([exact_match(answer, gold) for answer, gold in pairs])),
-            F1: MetricValue(fmean([answer_f1(answer, gold) for answer, gold in pairs])),
+            EXACT_MATCH: (fmean([exact_match(answer, gold) for answer, gold in pairs]), ""),
+            F1: (fmean([answer_f1(answer, gold) for answer, gold in pairs]), ""),
         }
 
 

@@ -16,23 +16,8 @@ import sys
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from bertserve.export.tasks.evaluation import (
-    ACCURACY,
-    F1,
-    MACRO_F1,
-    MATTHEWS,
-    MEAN_ABSOLUTE_ERROR,
-    MICRO_F1,
-    PEARSON,
-    SPEARMAN,
-    MetricValue,
-    f1,
-    macro_f1,
-    matthews,
-    micro_f1,
-    pearson,
-    spearman,
-)
+from bertserve.export.tasks import evaluation
+from bertserve.export.tasks.evaluation import ACCURACY, F1, MACRO_F1, MATTHEWS, MEAN_ABSOLUTE_ERROR, MICRO_F1, PEARSON, SPEARMAN
 from bertserve.export.tasks.export_task import LONG_TEXT, SAMPLE_TEXTS, SHORT_TEXT, Document, ExportTask, TokenizerCall, window_stride
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
@@ -153,31 +138,29 @@ class _TextClassification(ExportTask):
             raise ValueError(f"`label` has {len(labels)} labels, but the labels of the model exclude each other; give one.")
         return labels
 
-    def compute_metrics(self, golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, MetricValue]:
+    def compute_metrics(self, golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, evaluation.MetricValue]:
         if len(config.labels) == 1:
             values = [float(result[0]["score"]) for result in results]
             constant_remark = _constant(golds, values, "value")
             sigmoid_remark = "" if config.activation == "none" or all(0 <= gold <= 1 for gold in golds) else _SIGMOID_REMARK
             return {
-                PEARSON: MetricValue(pearson(golds, values), constant_remark or sigmoid_remark),
-                SPEARMAN: MetricValue(spearman(golds, values), constant_remark),
-                MEAN_ABSOLUTE_ERROR: MetricValue(
-                    fmean(abs(value - gold) for value, gold in zip(values, golds, strict=True)), sigmoid_remark
-                ),
+                PEARSON: (evaluation.pearson(golds, values), constant_remark or sigmoid_remark),
+                SPEARMAN: (evaluation.spearman(golds, values), constant_remark),
+                MEAN_ABSOLUTE_ERROR: (fmean(abs(value - gold) for value, gold in zip(values, golds, strict=True)), sigmoid_remark),
             }
         predictions = [_chosen_labels(result, config) for result in results]
-        accuracy = {ACCURACY: MetricValue(fmean(a == b for a, b in zip(golds, predictions, strict=True)))}
+        accuracy = {ACCURACY: (fmean(a == b for a, b in zip(golds, predictions, strict=True)), "")}
         if config.activation == "sigmoid":
             remark = "" if any((*golds, *predictions)) else "no input has a label, and none was found; 0 is shown instead"
-            return accuracy | {MICRO_F1: MetricValue(micro_f1(golds, predictions), remark)}
+            return accuracy | {MICRO_F1: (evaluation.micro_f1(golds, predictions), remark)}
         expected, predicted = ([label for (label,) in labels] for labels in (golds, predictions))
-        correlation = {MATTHEWS: MetricValue(matthews(expected, predicted), _constant(golds, predictions, "label"))}
+        correlation = {MATTHEWS: (evaluation.matthews(expected, predicted), _constant(golds, predictions, "label"))}
         if len(config.labels) > 2:
-            return accuracy | {MACRO_F1: MetricValue(macro_f1(expected, predicted))} | correlation
+            return accuracy | {MACRO_F1: (evaluation.macro_f1(expected, predicted), "")} | correlation
         label = config.labels[1]
         right = sum(a == b == label for a, b in zip(expected, predicted, strict=True))
         remark = "" if label in (*expected, *predicted) else f"no input has the label {label}, and it was never found; 0 is shown instead"
-        return accuracy | {F1: MetricValue(f1(right, predicted.count(label), expected.count(label)), remark)} | correlation
+        return accuracy | {F1: (evaluation.f1(right, predicted.count(label), expected.count(label)), remark)} | correlation
 
 
 EXPORT_TASK = _TextClassification()

@@ -111,7 +111,7 @@ class _TokenClassification(ExportTask):
         expected = [spans for spans, _ in golds]
         spans = [widen_to_words(result_spans(result), words) for (_, words), result in zip(golds, results, strict=True)]
         remark = "" if any((*expected, *spans)) else "no input has an entity, and none was found; 0 is shown instead"
-        return {ENTITY_F1: MetricValue(micro_f1(expected, spans), remark)}
+        return {ENTITY_F1: (micro_f1(expected, spans), remark)}
 
 
 EXPORT_TASK = _TokenClassification()

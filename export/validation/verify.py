@@ -257,8 +257,8 @@ def _check_data(comparison: Comparison, golds: Sequence[Any], options: VerifyOpt
 
     metric_values, expected = compute_metrics(comparison.results), compute_metrics(comparison.expected)
     for metric, (value, remark) in metric_values.items():
-        values = {"graph": value} | ({"reference": expected[metric].value} if expected else {})
-        compared = f" ({reference.name} {expected[metric].value:.4f})" if expected else ""
+        values = {"graph": value} | ({"reference": expected[metric][0]} if expected else {})
+        compared = f" ({reference.name} {expected[metric][0]:.4f})" if expected else ""
         detail = f"{value:.4f}{compared} on {len(labeled)} labeled inputs" + (f"; {remark}" if remark else "")
         report.add_value(f"{metric} {served.graph.name}", value, options.min_metrics.get(metric), detail, values)
     for metric in options.min_metrics.keys() - metric_values.keys():

@@ -11,11 +11,10 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from bertserve.bench.generator import Durations, Load, poisson_arrivals, run_load
+from bertserve.bench.generator import Load, poisson_arrivals
 from bertserve.bench.target import Body, Target, build_target, parse_url
 from listening import OK, Answer, Server, listening, never, ok
 
-UNTIL_STOPPED = Durations(seconds=60, warmup_s=0.0, timeout_s=10.0)
 BODIES = [Body(b'{"inputs":"a"}', 1), Body(b'{"inputs":["b","c"]}', 2)]
 
 
@@ -33,7 +32,9 @@ def load_until(requests: int, answer: Answer, *, connections: int = 1, arrivals:
         return await answer(i)
 
     with listening(counted) as server:
-        return run_load(target(server.port), UNTIL_STOPPED, connections=connections, arrivals=arrivals, stop=stop), server
+        load = Load(target(server.port), connections, seconds=60, warmup_s=0.0, timeout_s=10.0)
+        load.run(stop, arrivals)
+        return load, server
 
 
 def outcomes(load: Load) -> set[int | str]:
@@ -106,11 +107,12 @@ def test_a_connection_close_header_is_not_an_error() -> None:
 
 def test_a_request_without_a_response_times_out() -> None:
     """The timeout applies in closed and open loops, and also while a request waits for a connection."""
-    durations, stop = Durations(seconds=0.05, warmup_s=0.0, timeout_s=0.05), threading.Event()
     with listening(never) as server:
-        assert {"timeout"} == outcomes(run_load(target(server.port), durations, connections=2, stop=stop))
-        load = run_load(target(server.port), durations, connections=1, arrivals=[0.0, 0.0, 0.0], stop=stop)
-    assert ["timeout"] * 3 == [record.outcome for record in load.records]
+        closed, opened = (Load(target(server.port), count, seconds=0.05, warmup_s=0.0, timeout_s=0.05) for count in (2, 1))
+        closed.run(threading.Event())
+        opened.run(threading.Event(), [0.0, 0.0, 0.0])
+    assert {"timeout"} == outcomes(closed)
+    assert ["timeout"] * 3 == [record.outcome for record in opened.records]
 
 
 def test_a_response_that_is_not_http_is_malformed() -> None:

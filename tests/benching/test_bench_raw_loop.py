@@ -24,7 +24,7 @@ def sentiment_raw_loop() -> RawLoop:
     ("workload", "low", "mean", "high"), [("short", 15, 23, 30), ("long", 135, 162, 190), ("mixed", 5, 48, 320), ("uniform", 12, 260, 512)]
 )
 def test_workloads_have_the_expected_token_counts(sentiment: RawLoop, workload: str, low: int, mean: int, high: int) -> None:
-    tokens = [run.feed["input_ids"].shape[1] for run in sentiment.encode(target.build_bodies(workload))]
+    tokens = [feed["input_ids"].shape[1] for feed, _ in sentiment.encode(target.build_bodies(workload))]
 
     assert mean == pytest.approx(fmean(tokens), rel=0.05)
     assert low <= min(tokens)
@@ -39,7 +39,7 @@ def test_zero_shot_and_rerank_bodies_run_on_classifiers(tmp_path: Path) -> None:
     rerank = target.Body(b'{"query": "good", "texts": ["a film", "bad"]}', 1)
 
     assert 3 == len(RawLoop(tmp_path / "nli").encode([zero_shot]))
-    assert [6, 5] == [run.feed["input_ids"].shape[1] for run in RawLoop(tmp_path / "ranker").encode([rerank])]
+    assert [6, 5] == [feed["input_ids"].shape[1] for feed, _ in RawLoop(tmp_path / "ranker").encode([rerank])]
 
 
 def test_the_raw_loop_feeds_only_the_inputs_of_the_graph(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_the_raw_loop_feeds_only_the_inputs_of_the_graph(tmp_path: Path) -> None
     raw = RawLoop(path, file)
     runs = raw.encode([body])
 
-    assert ["attention_mask", "input_ids"] == sorted(runs[0].feed)
+    assert ["attention_mask", "input_ids"] == sorted(runs[0][0])
     assert len(runs) > 1
     assert raw.run_loop(runs, threads=2, seconds=0.1, stop=threading.Event()) > 0
 

@@ -3,7 +3,7 @@
 import pytest
 
 from bertserve.bench import BenchError
-from bertserve.bench.generator import Durations, Load, RequestRecord
+from bertserve.bench.generator import Load, RequestRecord
 from bertserve.bench.measurement import Run, latency_metrics, summarize
 from bertserve.bench.report import parse_objectives
 from bertserve.bench.target import Body, build_target, parse_url
@@ -11,7 +11,7 @@ from bertserve.bench.target import Body, build_target, parse_url
 
 def measured(records: list[RequestRecord], start: float, end: float, *, texts: int = 1) -> Run:
     target = build_target(parse_url("http://127.0.0.1:1/classify"), [Body(b"{}", texts)], {})
-    load = Load(target, Durations(end - start, 0, 1), 1)
+    load = Load(target, 1, seconds=end - start, warmup_s=0, timeout_s=1)
     load.records, load.measured = records, (start, end)
     return summarize("t", load, open_loop=True)
 

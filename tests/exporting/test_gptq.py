@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bertserve.export.int8.gptq import MAX_INT8, MAX_INT16, Gptq, output_scales, round_to_nearest
+from bertserve.export.int8.gptq import MAX_INT8, MAX_INT16, factor_hessian, output_scales, round_to_nearest, round_weight
 
 pytestmark = pytest.mark.torch
 
@@ -89,7 +89,7 @@ def test_gptq_gives_less_error_on_correlated_inputs(rows: int) -> None:
     sample, other = inputs[::2], inputs[1::2]
     peak = np.full(rows, 255, dtype=np.uint8)
     scales = output_scales(weight, peak) * 8  # coarse steps, like those of few bits, show the difference best
-    nearest, by_gptq = round_to_nearest(weight, scales), Gptq(sample).round(weight, scales, peak)
+    nearest, by_gptq = round_to_nearest(weight, scales), round_weight(weight, scales, peak, factor_hessian(sample))
 
     for x in (sample, other):
         errors = [float(np.mean((x @ (quantized * scales) - x @ weight) ** 2)) for quantized in (nearest, by_gptq)]
@@ -102,8 +102,8 @@ def test_gptq_needs_as_many_inputs_as_rows() -> None:
     scales = output_scales(weight, peak)
     nearest = round_to_nearest(weight, scales)
 
-    np.testing.assert_array_equal(nearest, Gptq(inputs[:31]).round(weight, scales, peak))
-    assert (nearest != Gptq(inputs).round(weight, scales, peak)).any()
+    np.testing.assert_array_equal(nearest, round_weight(weight, scales, peak, factor_hessian(inputs[:31])))
+    assert (nearest != round_weight(weight, scales, peak, factor_hessian(inputs))).any()
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_inputs_without_correlation_lead_to_rounding_to_nearest(inputs: Floats, 
     weight, peaks = random_weight(5, 16, 8), np.full(16, peak, dtype=np.uint8)
     scales = output_scales(weight, peaks)
 
-    np.testing.assert_array_equal(round_to_nearest(weight, scales), Gptq(inputs).round(weight, scales, peaks))
+    np.testing.assert_array_equal(round_to_nearest(weight, scales), round_weight(weight, scales, peaks, factor_hessian(inputs)))
 
 
 @pytest.mark.parametrize("rows", [32, 33])
@@ -126,7 +126,7 @@ def test_no_pair_exceeds_16_bits_after_gptq(rows: int) -> None:
     for seed in range(10):
         weight, peak = random_weight(seed, rows, 64, 0.1), random_peak(seed + 100, rows)
         scales = output_scales(weight, peak)
-        quantized = Gptq(correlated_inputs(seed, 4 * rows, rows)).round(weight, scales, peak)
+        quantized = round_weight(weight, scales, peak, factor_hessian(correlated_inputs(seed, 4 * rows, rows)))
         assert max(largest_sums(quantized, peak)) <= MAX_INT16
         changed += int((quantized != round_to_nearest(weight, scales)).any(axis=0).sum())
     assert changed > 10 * 64 / 2
@@ -138,7 +138,7 @@ def test_gptq_works_if_float32_cannot_factor_the_hessian() -> None:
     inputs = np.outer(np.random.default_rng(9).normal(size=256), np.geomspace(1, 1e6, 64)).astype(np.float32)
     peak = np.full(64, 255, dtype=np.uint8)
     scales = output_scales(weight, peak)
-    by_gptq, nearest = Gptq(inputs).round(weight, scales, peak), round_to_nearest(weight, scales)
+    by_gptq, nearest = round_weight(weight, scales, peak, factor_hessian(inputs)), round_to_nearest(weight, scales)
     errors = [np.abs(inputs @ (quantized * scales - weight)).max() for quantized in (by_gptq, nearest)]
 
     assert errors[0] <= errors[1]

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 import tiny
-from bertserve.bench.generator import Durations, Load, RequestRecord, run_load
+from bertserve.bench.generator import Load, RequestRecord
 from bertserve.bench.target import Body, Target, build_target, parse_url
 from conftest import ROOT, metric
 from replica import Served
@@ -51,8 +51,9 @@ def target(served: Served, path: str, bodies: Iterable[Any], **headers: str) -> 
 
 def load(target: Target, connections: int, duration_s: float, *, warmup_s: float = 0.0, arrivals: Sequence[float] | None = None) -> Load:
     """Runs a closed loop, or with arrival times an open loop, which sends requests at these times even if the service is slow."""
-    durations = Durations(duration_s, warmup_s, CLIENT_TIMEOUT_S)
-    return run_load(target, durations, connections=connections, arrivals=arrivals, stop=threading.Event())
+    result = Load(target, connections, seconds=duration_s, warmup_s=warmup_s, timeout_s=CLIENT_TIMEOUT_S)
+    result.run(threading.Event(), arrivals)
+    return result
 
 
 def measured(load: Load) -> list[RequestRecord]:
