@@ -4,7 +4,7 @@
 - With --teacher: compressed forms of a BERT classifier by size, speed and error. Distilled forms learn from the built-in texts.
 
 A time is the median CPU time on one thread. Compared graphs run in turn, so that other load on the machine affects all of them. Graphs are
-made as at export, int8 with --quick. Other modules must not import this one, because it needs torch.
+created as at export, int8 with --quick. Other modules must not import this one, because it needs torch.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SHAPES_PAGE, COMPRESSED_PAGE = "2026-11-23-inference-time.md", "2026-11-22-compressed-berts.md"
 SHAPES = "12,12,768 3,12,768 6,12,768 12,1,768 12,3,768 12,6,768 12,24,768 12,3,192 12,6,384"
 PRECISIONS = ("fp32", "int8")
-BATCH, MIN_RUNS = 4, 3
-STEPS, STEP_TEXTS, TEXT_TOKENS = 120, 16, 64  # of the distillation; texts of compressed models have as many tokens
+BATCH = 4  # texts
+TEXT_TOKENS = 64  # of each text of the compressed models, also in the distillation
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -105,7 +105,7 @@ def cpu_ms(runs: Sequence[Callable[[], object]], seconds: float) -> list[float]:
     """Returns the median CPU milliseconds of each run without its first time; on average, each has `seconds` in total."""
     times: list[list[float]] = [[] for _ in runs]
     end = time.monotonic() + seconds * len(runs)
-    while len(times[0]) <= MIN_RUNS or time.monotonic() < end:
+    while len(times[0]) <= 3 or time.monotonic() < end:
         for run, measured in zip(runs, times, strict=True):
             start = time.thread_time()
             run()
@@ -224,8 +224,8 @@ def distill(student: Any, teacher: Any, tokenize: Callable[..., Any], texts: Seq
     student.train().base_model.embeddings.requires_grad_(False)
     optimizer = torch.optim.AdamW([parameter for parameter in student.parameters() if parameter.requires_grad], lr=1e-4)
     torch.manual_seed(0)
-    for _ in range(STEPS):
-        chosen = [texts[i] for i in torch.randint(len(texts), (STEP_TEXTS,)).tolist()]
+    for _ in range(120):
+        chosen = [texts[i] for i in torch.randint(len(texts), (16,)).tolist()]
         batch = tokenize(chosen, padding=True, return_tensors="pt")
         with torch.no_grad():
             expected = teacher(**batch).logits

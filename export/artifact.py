@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bertserve.export.int8_texts import Int8Texts
     from bertserve.service.text.tokenizer import Tokenizer
 
-Tracer = Literal["dynamo", "torchscript"]  # PyTorch's tracers, by torch's names
+TorchTracer = Literal["dynamo", "torchscript"]  # PyTorch's tracers, by torch's names
 NO_REPORT = ValidationReport(samples=0, worst_abs_error=0.0, worst_row_error=0.0, nodes=0, fusions={}, quantized={})
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, get_args
 from pydantic import TypeAdapter
 
 from bertserve.export import flags, verify_cli
-from bertserve.export.artifact import Tracer, choose_precisions
+from bertserve.export.artifact import TorchTracer, choose_precisions
 from bertserve.export.errors import ExportError
 from bertserve.export.score_calibration import command
 from bertserve.export.tasks.all_tasks import TASKS
@@ -50,8 +50,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _export(arguments) if subcommand is None else subcommand(arguments[1:])
     except KeyboardInterrupt as error:
         number = signal.Signals(error.args[0] if error.args else signal.SIGINT)
-        print(f"bert-export: stopped by {number.name}; no partial files are left.", file=sys.stderr)
+        _log(f"stopped by {number.name}; no partial files are left.")
         return 128 + number  # the shell's convention
+
+
+def _log(message: object) -> None:
+    print(f"bert-export: {message}", file=sys.stderr, flush=True)
 
 
 def _share_cores() -> None:
@@ -84,34 +88,30 @@ def _export(argv: Sequence[str]) -> int:
     if not sys.stderr.isatty():
         logging.disable_progress_bar()  # a log has one line per stage
     if args.module is not None:
-        print(
-            f"bert-export: running the code of `{args.module}` with your permissions, as --trust-module says.", file=sys.stderr, flush=True
-        )
+        _log(f"running the code of `{args.module}` with your permissions, as --trust-module says.")
     values = {name: value for name, value in vars(args).items() if name not in ("source", "module", "trust_module") and value is not None}
     options = ExportOptions(source=args.source or args.module, module=args.module is not None, **values)
     try:
         target, manifest = export(options)
     except ExportError as error:
-        print(f"bert-export: {error}", file=sys.stderr)
+        _log(error)
         return error.exit_code
     except OSError as error:
         where = error.filename or options.output  # the error of a failed write, for example on a full disk, does not name its file
-        print(
-            f"bert-export: a file cannot be read or written: {error.strerror or error} (`{where}`); check it, and the free disk space. "
-            "No partial files are left.",
-            file=sys.stderr,
+        _log(
+            f"a file cannot be read or written: {error.strerror or error} (`{where}`); check it, and the free disk space. "
+            "No partial files are left."
         )
         return 1
     _print_agreements(target, manifest)
     for graph in filter(has_low_agreement, manifest.graphs):
-        print(
-            f"bert-export: WARNING: graph {graph.name}: {describe_agreement(graph.validation)}, but at least {LOW_AGREEMENT_THRESHOLD:.0%} is "
+        _log(
+            f"WARNING: graph {graph.name}: {describe_agreement(graph.validation)}, but at least {LOW_AGREEMENT_THRESHOLD:.0%} is "
             f"expected; it is {'the default graph, as requested' if graph.default else 'not the default graph'}. Measure it on texts of "
-            "your own (`bert-export verify --data`), and try a lower --max-int8-error or --calibration texts of your own.",
-            file=sys.stderr,
+            "your own (`bert-export verify --data`), and try a lower --max-int8-error or --calibration texts of your own."
         )
     for line in missing_graphs(manifest):
-        print(f"bert-export: {line}", file=sys.stderr)
+        _log(line)
     return 4 if manifest.omitted else 0
 
 
@@ -272,7 +272,7 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tracer",
-        choices=get_args(Tracer),
+        choices=get_args(TorchTracer),
         help="PyTorch tracer: dynamo, or the deprecated torchscript (default: dynamo, then torchscript if dynamo fails)",
     )
 

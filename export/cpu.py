@@ -72,7 +72,7 @@ def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> dict[str, int]:
     returns its attention, because fusion would remove it.
     """
     attention, mask = not checkpoint.attention_heads, AttentionMaskFormat.AttentionMask
-    fused, counts = ort_fusion.optimize(source, checkpoint.heads_and_hidden_size, attention=attention, mask=mask, embeddings=False)
+    fused, counts = ort_fusion.fuse(source, checkpoint.heads_and_hidden_size, attention=attention, mask=mask, embeddings=False)
     fused.topological_sort()
     onnx_files.save_proto(fused.model, target, folder=source.parent)
     return counts

@@ -113,15 +113,13 @@ def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> Artifact:
     Attention stays as traced, with the mask, unless it is fused in every layer and padding is on the right. A single layer that
     needs the mask requires copying it, and lengths do not describe padding on the left.
     """
-    fused, counts = ort_fusion.optimize(source, checkpoint.heads_and_hidden_size, attention=True, mask=AttentionMaskFormat.MaskIndexEnd)
+    fused, counts = ort_fusion.fuse(source, checkpoint.heads_and_hidden_size, attention=True, mask=AttentionMaskFormat.MaskIndexEnd)
     all_fused = (
         len(fused.get_nodes_by_op_type("Attention")) == checkpoint.attention_count and checkpoint.tokenizer_spec.padding_side == "right"
     )
     if not all_fused:
         # with the other form, the fused embedding would sum a mask that no longer exists
-        fused, counts = ort_fusion.optimize(
-            source, checkpoint.heads_and_hidden_size, attention=False, mask=AttentionMaskFormat.AttentionMask
-        )
+        fused, counts = ort_fusion.fuse(source, checkpoint.heads_and_hidden_size, attention=False, mask=AttentionMaskFormat.AttentionMask)
     if all_fused:
         _replace_mask_by_lengths(fused)
     fused.prune_graph()

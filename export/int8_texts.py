@@ -14,13 +14,14 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.errors import CheckpointError, DataError
 from bertserve.export.inference import Feed
+from bertserve.export.progress import Item
 from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.export.tasks.export_task import INPUT_KEYS, read_input
 from bertserve.service.bundle.graph_spec import InputSpec
@@ -32,16 +33,12 @@ from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.windows import truncate_longest_first
 
 MIN_FILE_TEXTS = 16  # distinct ones; 11 of them calibrate, 2 are for the gate, and 3 for the report
-JSON_LINES = (".jsonl", ".ndjson", ".json")
-PAIR_FIELDS = (("text", "text_pair"), ("question", "context"))
 HASH_BYTES = 4  # of a text in the manifest: 1,000 texts need 5 KB, and for 1,000 other texts the probability of any match is 0.02 %
 TextOrPair = str | tuple[str, str]
 TextToCut = tuple[Sequence[int], int]  # the token ids of a text, and the maximum number to keep
-Item = TypeVar("Item")
 
 BUILT_IN_TEXTS = Path(__file__).with_name("int8_texts.txt")
 MAX_LINE_TOKENS = 128  # of a text for calibration; longer ones are cut, and passages have more
-MAX_FILE_TEXTS = 1000  # a longer file is sampled
 # Most lines are short, but errors may grow with the length. So neighboring lines are joined to passages: maximum tokens -> number.
 PASSAGE_COUNTS = {256: 12, 512: 6}
 
@@ -58,7 +55,7 @@ def read_texts(path: Path, purpose: str = "calibration") -> list[TextOrPair]:
                     f"`{path}` has {names}, separated by {delimiter!r}, but no column `text`, or `question` and `context`."
                 )
             texts = [_read_row(path, row) for row in rows]
-        elif suffix in JSON_LINES:
+        elif suffix in (".jsonl", ".ndjson", ".json"):
             texts = [_read_row(path, row) for row in read_json_lines(path, ())]
         else:
             texts = [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
@@ -85,10 +82,10 @@ def _read_row(path: Path, row: Row) -> TextOrPair:
     except (ValueError, BertServeError) as error:
         raise CheckpointError(f"`{path}` line {row.line}: {error}") from error
     if isinstance(value, dict):
-        pair: Any = next(((value[first], value[second]) for first, second in PAIR_FIELDS if value.keys() == {first, second}), None)
-        value = value["text"] if value.keys() == {"text"} else pair
+        fields = next((fields for fields in (("text",), ("text", "text_pair"), ("question", "context")) if value.keys() == {*fields}), ())
+        value = value["text"] if fields == ("text",) else tuple(value[name] for name in fields)
     parts = value if isinstance(value, tuple) else (value,)
-    if not all(isinstance(part, str) and part.strip() for part in parts):
+    if not parts or not all(isinstance(part, str) and part.strip() for part in parts):
         raise CheckpointError(
             f"`{path}` line {row.line} has neither a text nor a pair of texts; give `text`, `text` and `text_pair`, or `question` and "
             "`context`."
@@ -108,11 +105,10 @@ def sample(items: Sequence[Item], count: int) -> list[Item]:
     return [items[position] for position in np.random.default_rng(0).integers(starts[:-1], starts[1:])]
 
 
-def shuffled(items: Sequence[Item], block: int = 12) -> list[Item]:
-    """Returns the items with each block of neighbors in a fixed random order, to break patterns such as one line per class."""
+def shuffled(items: Sequence[Item]) -> list[Item]:
+    """Returns the items with every twelve neighbors in a fixed random order, to break patterns such as one line per class."""
     rng = np.random.default_rng(0)
-    positions = [start + position for start in range(0, len(items), block) for position in rng.permutation(min(block, len(items) - start))]
-    return [items[position] for position in positions]
+    return [items[start + i] for start in range(0, len(items), 12) for i in rng.permutation(min(12, len(items) - start))]
 
 
 def hash_texts(texts: Iterable[TextOrPair]) -> TextDigests:
@@ -208,7 +204,7 @@ class Int8Texts(NamedTuple):
 def read_int8_texts(calibration: Path, validation: Path | None = None) -> Int8Texts:
     """Returns the texts of all splits, without passages. Without `validation`, the first file also gives the texts of the report."""
     texts = read_texts(calibration)
-    selection = sample(texts, MAX_FILE_TEXTS)
+    selection = sample(texts, 1000)  # each text takes time
     if calibration != BUILT_IN_TEXTS:  # its lines have no pattern
         selection = shuffled(selection)
     held_out = selection[2::3]

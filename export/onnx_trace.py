@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from bertserve.export.artifact import Tracer
+from bertserve.export.artifact import TorchTracer
 from bertserve.export.checkpoint.checkpoint import Checkpoint, GraphModel
 from bertserve.export.checkpoint.model_patches import patch_for_tracing
 from bertserve.export.checkpoint.signature import ATTENTION_INDEX, ATTENTIONS, LAYER_ATTENTION_PREFIX, returning_attention
@@ -27,8 +27,8 @@ from bertserve.export.graph import normalize, onnx_files, rewrite
 from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
 
 # each tracer has its own: dynamo's operators have opset 18, and a lower one would need a conversion
-OPSETS: dict[Tracer, int] = {"dynamo": 18, "torchscript": 17}
-TRACERS: tuple[Tracer, ...] = ("dynamo", "torchscript")  # by default, the first one that works
+OPSETS: dict[TorchTracer, int] = {"dynamo": 18, "torchscript": 17}
+TRACERS: tuple[TorchTracer, ...] = ("dynamo", "torchscript")  # by default, the first one that works
 # errors of the tracers for models that they cannot trace
 _TRACER_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError)
 _ROWS_AND_LENGTH = ("rows", "length")
@@ -44,7 +44,7 @@ _AXES = {
 }
 
 
-def trace(checkpoint: Checkpoint, path: Path, tracer: Tracer | None = None) -> tuple[tuple[InputSpec, ...], str]:
+def trace(checkpoint: Checkpoint, path: Path, tracer: TorchTracer | None = None) -> tuple[tuple[InputSpec, ...], str]:
     """Exports the float32 graph with the task's inputs and outputs, as described by their specs.
 
     Without `tracer`, it uses the first of `TRACERS` that can export the model.
@@ -65,7 +65,7 @@ def trace(checkpoint: Checkpoint, path: Path, tracer: Tracer | None = None) -> t
     raise GraphError(" ".join(dict.fromkeys(map(str, errors)))) from errors[0]
 
 
-def _trace_attention(checkpoint: Checkpoint, path: Path, tracer: Tracer) -> tuple[InputSpec, ...]:
+def _trace_attention(checkpoint: Checkpoint, path: Path, tracer: TorchTracer) -> tuple[InputSpec, ...]:
     """Exports the graph with all attention of each layer, then replaces it by the maps that a run requests; returns the inputs."""
     layers = [OutputSpec(name=f"{LAYER_ATTENTION_PREFIX}{number}", kind="per_map") for number in range(len(checkpoint.attention_heads))]
     inputs = tuple(spec for spec in checkpoint.inputs if spec != ATTENTION_INDEX)
@@ -78,7 +78,7 @@ def _trace_attention(checkpoint: Checkpoint, path: Path, tracer: Tracer) -> tupl
     return (*used_inputs, ATTENTION_INDEX)
 
 
-def _trace(checkpoint: Checkpoint, path: Path, tracer: Tracer) -> tuple[InputSpec, ...]:
+def _trace(checkpoint: Checkpoint, path: Path, tracer: TorchTracer) -> tuple[InputSpec, ...]:
     """Exports the graph with one tracer; returns the inputs of the graph."""
     inputs, outputs = checkpoint.inputs, checkpoint.outputs
     if checkpoint.mask is not None and checkpoint.model.base_model is checkpoint.model:

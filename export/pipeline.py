@@ -16,7 +16,7 @@ import onnxruntime
 
 from bertserve import service
 from bertserve.export import cpu, gpu, int8_texts, onnx_trace
-from bertserve.export.artifact import Artifact, GraphBuild, Tracer, choose_precisions
+from bertserve.export.artifact import Artifact, GraphBuild, TorchTracer, choose_precisions
 from bertserve.export.bundle import bundle_texts, package_bundle, refuse_existing
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
@@ -74,7 +74,7 @@ class ExportOptions(LoadOptions):
     validation: Path | None = None
     max_int8_error: float = 0.1
     quick: bool = False
-    tracer: Tracer | None = None
+    tracer: TorchTracer | None = None
     module: bool = False
 
 
@@ -144,9 +144,7 @@ def _build(options: ExportOptions, name: str, checkpoint: Checkpoint, texts: Int
     )
     providers = sorted(precisions, key=lambda provider: provider != "cpu")
     artifacts = {provider: BUILDERS[provider](build, precisions[provider]) for provider in providers}
-    graphs, omitted = _measure_graphs(
-        artifacts, precisions, bundle, checkpoint, tokenizer, reference, default_must_agree=options.precisions is None
-    )
+    graphs, omitted = _measure_graphs(build, artifacts, precisions, reference, default_must_agree=options.precisions is None)
     # the stored result comes from the provider on which the graph was measured
     default = next(graph for graph in graphs if graph.default)
     request = TASKS[checkpoint.task].example(tokenizer_spec)
@@ -177,11 +175,9 @@ def _build(options: ExportOptions, name: str, checkpoint: Checkpoint, texts: Int
 
 
 def _measure_graphs(
+    build: GraphBuild,
     artifacts: Mapping[Provider, Iterable[Artifact]],
     precisions: Mapping[Provider, Sequence[Precision]],
-    folder: Path,
-    checkpoint: Checkpoint,
-    tokenizer: Tokenizer,
     reference: Reference,
     *,
     default_must_agree: bool,
@@ -209,8 +205,8 @@ def _measure_graphs(
             for artifact in provider_artifacts:
                 with stage("parity", f"{artifact.provider}/{artifact.precision}"):
                     onnx_files.finalize(artifact.path)
-                    entry = _entry(artifact, checkpoint)
-                    measured[artifact.precision] = measure_graph(folder, entry, checkpoint, tokenizer, reference)
+                    entry = _entry(artifact, build.checkpoint)
+                    measured[artifact.precision] = measure_graph(build.folder, entry, build.checkpoint, build.tokenizer, reference)
         except Exception as error:  # optimizers and onnxruntime have no common base class of errors
             # all graphs are created from the trace, and the CPU's float32 graph shows whether it is right
             if isinstance(error, OSError) or (provider == "cpu" and not measured):
@@ -224,7 +220,7 @@ def _measure_graphs(
         default = "fp32" if default_must_agree and "fp32" in kept and has_low_agreement(measured[kept[-1]]) else next(reversed(kept), None)
         graphs += [measured[precision].model_copy(update={"default": precision == default}) for precision in measured if precision in kept]
         file_names = {file.file for graph in graphs for file in graph.files}
-        for path in folder.glob(f"model.{provider}.*"):
+        for path in build.folder.glob(f"model.{provider}.*"):
             if path.name not in file_names:
                 path.unlink()
     if not graphs:

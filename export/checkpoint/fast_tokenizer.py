@@ -1,4 +1,4 @@
-"""Loads a checkpoint's fast tokenizer, and reads the facts that the service needs besides `tokenizer.json`."""
+"""Loads a checkpoint's fast tokenizer, and reads the facts that `tokenizer.json` lacks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bertserve.export.checkpoint.padding import Padding
 from bertserve.export.checkpoint.source import read_with_transformers
 from bertserve.export.checkpoint.vocabulary_files import refusal, replace_backend, use_vocabulary_files
 from bertserve.export.errors import CheckpointError
-from bertserve.export.tasks.export_task import NAMES_TEXT, SAMPLE_TEXTS
+from bertserve.export.tasks.sample_texts import NAMES_TEXT, SAMPLE_TEXTS
 from bertserve.service.bundle.files import TOKENIZER_FILE
 from bertserve.service.bundle.manifest import AddedToken, MaskToken, SpecialPart, TemplatePart, TextPart, TokenizerSpec
 

@@ -44,9 +44,6 @@ from bertserve.service.bundle.graph_spec import InputSpec
 from bertserve.service.bundle.manifest import Combine, Embedding, Layers, MaskToken, Task, TemplatePart, TextPart, TokenTypes
 from bertserve.service.tasks import question_answering
 
-# tokens, for models with only relative positions whose tokenizer has no limit; nearly all of these were trained with this length
-DEFAULT_LENGTH = 512
-
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
@@ -232,8 +229,8 @@ def _usable_length(source: str, task: Task, model: PreTrainedModel, limit: int) 
     tables = [table for table in tables if hasattr(table, "padding_idx") and hasattr(table, "weight")]
     rows = [table.weight.shape[0] - (0 if table.padding_idx is None else table.padding_idx + 1) for table in tables]
     lengths = [*rows, getattr(model.config, "max_position_embeddings", None), limit]
-    # transformers stores "no limit" as -1 or as 10^30
-    max_length = int(min((length for length in lengths if length and 0 < length < 10**9), default=DEFAULT_LENGTH))
+    # transformers stores "no limit" as -1 or as 10^30; nearly all models with only relative positions were trained with 512 tokens
+    max_length = int(min((length for length in lengths if length and 0 < length < 10**9), default=512))
     if max_length < TASKS[task].min_length:
         raise CheckpointError(
             f"`{source}` has a usable length of {max_length} tokens, but {task} needs {TASKS[task].min_length}; check "

@@ -1,4 +1,4 @@
-"""Shared parts of all graph passes: loading and saving a model, its constants and its linear layers. onnx_ir tracks readers of values.
+"""Shared parts of all graph passes: loading and saving a model, its constants and its linear layers.
 
 Linear layers are products with constant matrices, which int8 replaces, with the additions of their biases.
 """
@@ -20,7 +20,7 @@ from bertserve.export.errors import GraphError
 from bertserve.export.graph import onnx_files
 
 CONTRIB = "com.microsoft"  # ONNX Runtime's own operators
-_MAP_LOCK = threading.Lock()  # onnx_ir maps a constant's file at the first access, which must not happen in two threads at once
+_MAP_LOCK = threading.Lock()  # onnx_ir maps a constant's file at the first access, which must not happen in two threads
 
 MIN_MATRIX_SIDE = 32  # smaller matrices, such as those of a classifier or the float parts of split ones, cost nothing in float
 Floats = NDArray[np.float32]
@@ -168,16 +168,14 @@ def linears_by_input(graph: ir.Graph) -> dict[str, Linear]:
     without a bias; the one with a bias is returned. Layers that depend only on constants, such as projections of a table of positions, are
     left out, because ONNX Runtime computes them once.
     """
-    dependent = _input_dependent(graph)
+    dependent: set[ir.Value | None] = set(graph.inputs)
     linears: dict[str, Linear] = {}
     for node in graph:
+        if dependent.isdisjoint(node.inputs):
+            continue
+        dependent.update(node.outputs)
         layer = as_linear(node)
-        if (
-            layer is None
-            or layer.input.name is None
-            or layer.input not in dependent
-            or min(constant_shape(layer.weight) or ()) < MIN_MATRIX_SIDE
-        ):
+        if layer is None or layer.input.name is None or min(layer.shape) < MIN_MATRIX_SIDE:
             continue
         if layer.input.name not in linears or layer.add is not None:
             linears[layer.input.name] = layer
@@ -202,11 +200,3 @@ def float_array(value: ir.Value | None) -> Floats:
     values = constant_array(value)
     assert values is not None, value
     return values
-
-
-def _input_dependent(graph: ir.Graph) -> set[ir.Value | None]:
-    dependent: set[ir.Value | None] = set(graph.inputs)
-    for node in graph:
-        if dependent.intersection(node.inputs):
-            dependent.update(node.outputs)
-    return dependent

@@ -1,12 +1,7 @@
 """The changes of a graph for int8.
 
-`split_hidden_units` and `split_input_channels` compute the few channels with very large values in float, which is exact: values ten times
-those of the others (Dettmers et al. 2022, arXiv:2208.07339) would leave the others few quantization steps.
-
-`fold_smoothing` smooths the channels of an attention's output where its values are computed, which is free at run time, because the output
-is a weighted sum of the values, channel by channel.
-
-`emit_linears` and `emit_embeddings` replace float products by integer products, and word embeddings by integer rows.
+Splits compute the few channels with very large values in float, which is exact: values ten times those of the others (Dettmers et al. 2022,
+arXiv:2208.07339) would leave the others few quantization steps.
 """
 
 from __future__ import annotations
@@ -87,7 +82,8 @@ def split_input_channels(graph: ir.Graph, layer: Linear, peak: Floats) -> None:
 def fold_smoothing(graph: ir.Graph, multipliers: Mapping[str, Floats]) -> set[str]:
     """Multiplies attention outputs by channel, float32 [channels], and divides the matrix that reads them; a factor of zero has no effect.
 
-    Returns the smoothed tensors: outputs of attention whose values come from a matrix that nothing else uses.
+    It multiplies the values, of which each output is a weighted sum by channel, so smoothing is free at run time. Returns the smoothed
+    tensors: outputs of attention whose values come from a matrix that nothing else uses.
     """
     smoothed = set()
     for attention in graph:

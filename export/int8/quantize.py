@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -28,14 +28,12 @@ from bertserve.export.inference import Feed
 from bertserve.export.int8 import graph_edits, sensitivity, smoothquant
 from bertserve.export.int8.activations import Activations, observe
 from bertserve.export.int8.smoothquant import ActivationScale, QuantParams
-from bertserve.export.progress import parallel_map
+from bertserve.export.progress import Item, parallel_map
 
 # Multiples of the average sensitivity. Above the first, outliers of a tensor are computed in float; below the second, the channels of a
 # tensor are not worth a multiplication; another value of it changed nothing (bench/results/2026-11-22-int8-speed.md).
 SPLIT_ABOVE = 1 / 2
 SMOOTH_ABOVE = 1 / 12
-
-Item = TypeVar("Item")
 
 
 @contextmanager

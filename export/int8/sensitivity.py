@@ -23,8 +23,7 @@ from bertserve.export.int8.gptq import output_blocks
 from bertserve.export.int8.smoothquant import QuantParams
 from bertserve.export.progress import parallel_map
 
-FIRST_TEXTS, NEAR_FACTOR = 8, 4  # a layer whose error after these texts is not within this factor of a limit is not measured on the others
-MAX_FLOPS = 2e12  # of all runs, multiplications plus additions
+FIRST_TEXTS = 8  # a layer whose error on these is not within a factor of four of a limit is not measured on the others
 
 
 def measure(
@@ -37,13 +36,12 @@ def measure(
     `limits` are the values to which the results will be compared.
     """
     layers = rewrite.linears_by_input(model.graph).values()
-    texts = choose_texts(feeds, MAX_FLOPS / len(params) / (2 * sum(math.prod(layer.shape) for layer in layers)))
+    flops_per_token = 2 * sum(math.prod(layer.shape) for layer in layers)
+    texts = choose_texts(feeds, 2e12 / len(params) / flops_per_token)  # about 2e12 operations in all runs
     session = _perturbed_session(model, path)
     errors = _measure(session, model, params, texts[:FIRST_TEXTS])
     average = max(sum(errors.values()) / len(errors), 1e-12)
-    candidates = [
-        tensor for tensor, error in errors.items() if any(1 / NEAR_FACTOR < error / average / limit < NEAR_FACTOR for limit in limits)
-    ]
+    candidates = [tensor for tensor, error in errors.items() if any(1 / 4 < error / average / limit < 4 for limit in limits)]
     later_errors = (
         _measure(session, model, {tensor: params[tensor] for tensor in candidates}, texts[FIRST_TEXTS:]) if texts[FIRST_TEXTS:] else {}
     )

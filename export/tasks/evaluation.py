@@ -1,4 +1,4 @@
-"""Scores predictions against correct answers: F1 of spans, answers and labels, exact match, correlations. It has no side effects."""
+"""Scores predictions against correct answers: F1 of spans, answers and labels, exact match, correlations."""
 
 from __future__ import annotations
 

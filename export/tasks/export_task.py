@@ -1,8 +1,6 @@
 """ExportTask: all the exporter's facts about a task. Loading, samples, validation, stored examples and `verify --data` are derived from it.
 
-The first part is shared by tasks: the input in a JSON object of a user's file, with the field names of the service and of GLUE; the texts
-of samples; and the arrangement of ordinary texts, as single texts or as pairs of neighbors. The same pairs calibrate int8, as token ids,
-and validate it, as texts.
+The first part reads the input in a JSON object of a user's file, with the field names of the service and of GLUE.
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bertserve.export.tasks.evaluation import MetricValue, cosine, micro_f1, spearman
+from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, SAMPLE_TEXTS
 from bertserve.service.bundle.graph_spec import Agreement, Measure, OutputSpec
 from bertserve.service.bundle.manifest import Activation, SpecialPart, TokenizerSpec
 from bertserve.service.tasks.step import ModelConfig
@@ -30,29 +29,8 @@ PAIRS = (("text", "text_pair"), ("sentence1", "sentence2"), ("premise", "hypothe
 INPUT_KEYS = frozenset({"inputs", "parameters", "question", "prompt", "context", "choices", "text", "sentence", "tokens"}.union(*PAIRS))
 
 Text = TypeVar("Text")
-Pairs = Sequence[tuple[Text, Text]]
-SinglesAndPairs = tuple[list[Text], list[tuple[Text, Text]]]  # single texts, and pairs
 # a text, a pair, or two lists of equal length for a request with several pairs; and options of the Hugging Face tokenizer
 TokenizerCall = tuple[tuple[Any, ...], dict[str, Any]]
-LONG_TEXT = (
-    "The first half hour promises a great deal, and the cast is more than willing to deliver it. "
-    "Then the script begins to repeat itself, the jokes wear thin, and nobody seems to know how to stop. "
-)
-NAMES_TEXT = "Ada Lovelace met Charles Babbage in London, and the Royal Society of Sweden invited Maria Agnesi from Milan to Uppsala. "
-RESERVED_TOKENS = 16  # of a window, for the special tokens and the words that a request adds to a text
-SHORT_TEXT = "A warm, funny and thoroughly engaging film."
-SAMPLE_TEXTS = [
-    "good",
-    SHORT_TEXT,
-    "It isn't that the acting is bad; it's that there is none.",
-    "¡Qué película más aburrida! 😴 看了两遍，还是觉得很好。",
-    "naïve café — “quotes”, tabs\tand\r\nlines\u200b with zero width",
-    "3.5/10, would not watch again @ £12.50!!!",
-    NAMES_TEXT,
-    LONG_TEXT,
-    LONG_TEXT * 2,
-    LONG_TEXT * 4,
-]
 
 
 def read_input(document: Document) -> Any:
@@ -86,12 +64,6 @@ def read_text_list(document: Document, name: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise ValueError(f"`{name}` must be a list of texts.")
     return value
-
-
-def halves(text: str) -> tuple[str, str]:
-    """Returns the first and the second half of a text's words."""
-    words = text.split()
-    return " ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])
 
 
 def window_stride(requested: int | None, tokenizer_spec: TokenizerSpec) -> int:
@@ -161,9 +133,9 @@ class ExportTask:
         return [self.text_request(text, tokenizer_spec) for text in (*texts.lines, *texts.passages)]
 
     def make_singles_and_pairs(
-        self, lines: Sequence[Text], passages: Sequence[Text], user_pairs: Pairs[Text], tokenizer_spec: TokenizerSpec
-    ) -> SinglesAndPairs[Text]:
-        """Returns the single texts and the pairs that calibrate int8, from short and long texts and the pairs of the user's file."""
+        self, lines: Sequence[Text], passages: Sequence[Text], user_pairs: Sequence[tuple[Text, Text]], tokenizer_spec: TokenizerSpec
+    ) -> tuple[list[Text], list[tuple[Text, Text]]]:
+        """Returns the single texts and the pairs that calibrate and validate int8, from lines, passages and the pairs of the user's file."""
         if not self.needs_pairs and not tokenizer_spec.pairs_only and (not self.takes_pairs or user_pairs or tokenizer_spec.pair is None):
             return [*lines, *passages], list(user_pairs)
         pairs = [(line, lines[(i + 1) % len(lines)]) for i, line in enumerate(lines)]

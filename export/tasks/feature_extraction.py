@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from bertserve.export.tasks.export_task import Document, ExportTask, TokenizerCall
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
-from bertserve.service.tasks import embed
+from bertserve.service.tasks.embed import SPEC, EmbedInput
 from bertserve.service.tasks.step import ModelConfig
 
 if TYPE_CHECKING:
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class _FeatureExtraction(ExportTask):
-    task_spec = embed.SPEC
+    task_spec = SPEC
     head = "Model"
     outputs = (OutputSpec(name="last_hidden_state", kind="per_token"),)
     activation = "none"
 
-    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> embed.EmbedInput:
-        return embed.EmbedInput(text)
+    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> EmbedInput:
+        return EmbedInput(text)
 
     def int8_requests(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
         return []
@@ -31,7 +31,7 @@ class _FeatureExtraction(ExportTask):
     def example(self, tokenizer_spec: TokenizerSpec) -> dict[str, Any]:
         return {"inputs": "The bridge was built in Porto in 1886.", "parameters": {"dimensions": 2, "normalize": True}}
 
-    def tokenizer_call(self, request: embed.EmbedInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
+    def tokenizer_call(self, request: EmbedInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
         return (request.prompt + request.text,), {}
 
     def measure(self, config: ModelConfig) -> Measure:

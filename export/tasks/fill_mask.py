@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from bertserve.export.errors import DataError
 from bertserve.export.tasks.evaluation import TOP_1, MetricValue
-from bertserve.export.tasks.export_task import RESERVED_TOKENS, SAMPLE_TEXTS, Document, ExportTask, halves
+from bertserve.export.tasks.export_task import Document, ExportTask
+from bertserve.export.tasks.sample_texts import RESERVED_TOKENS, SAMPLE_TEXTS, halves
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.errors import plural
-from bertserve.service.tasks import fill_mask
+from bertserve.service.tasks.fill_mask import SPEC, FillMaskInput
 from bertserve.service.tasks.step import ModelConfig
 
 if TYPE_CHECKING:
@@ -31,14 +32,14 @@ def _candidates(result: Any) -> list[list[dict[str, Any]]]:
 
 
 class _FillMask(ExportTask):
-    task_spec = fill_mask.SPEC
+    task_spec = SPEC
     head = "ForMaskedLM"
     outputs = (OutputSpec(name="logits", kind="per_mask"),)
     gold_keys = ("target",)
     metric_names = (TOP_1,)
 
-    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> fill_mask.FillMaskInput:
-        return fill_mask.FillMaskInput(f"{_mask(tokenizer_spec)} {text}")
+    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> FillMaskInput:
+        return FillMaskInput(f"{_mask(tokenizer_spec)} {text}")
 
     def example(self, tokenizer_spec: TokenizerSpec) -> dict[str, Any]:
         return {"inputs": f"The king of {_mask(tokenizer_spec)} died in 1066.", "parameters": {"top_k": 1}}
@@ -48,16 +49,13 @@ class _FillMask(ExportTask):
         # a token has at least one character, so these texts fit; without its mask, a text would have nothing to compare
         short_texts = [text[: tokenizer_spec.max_length - RESERVED_TOKENS] for text in SAMPLE_TEXTS]
         sides = [(text[: len(text) // 2], text[len(text) // 2 :]) for text in short_texts]
-        return [
-            *(fill_mask.FillMaskInput(f"{a} {mask} {b}") for a, b in sides),
-            fill_mask.FillMaskInput(f"A {mask} film with a {mask} cast."),
-        ]
+        return [*(FillMaskInput(f"{a} {mask} {b}") for a, b in sides), FillMaskInput(f"A {mask} film with a {mask} cast.")]
 
     def int8_requests(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
         """Returns a request for each text, with a mask instead of the word in its middle."""
         mask = _mask(tokenizer_spec)
         sides = [halves(text) for text in (*(line[: tokenizer_spec.max_length - RESERVED_TOKENS] for line in texts.lines), *texts.passages)]
-        return [fill_mask.FillMaskInput(f"{start} {mask} {end.partition(' ')[2]}") for start, end in sides]
+        return [FillMaskInput(f"{start} {mask} {end.partition(' ')[2]}") for start, end in sides]
 
     def compared_value(self, result: Any, config: ModelConfig) -> Any:
         return [candidates[0]["token"] for candidates in _candidates(result)]

@@ -6,19 +6,11 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from bertserve.export.tasks.evaluation import EXACT_MATCH, F1, MetricValue, answer_f1, exact_match
-from bertserve.export.tasks.export_task import (
-    LONG_TEXT,
-    NAMES_TEXT,
-    RESERVED_TOKENS,
-    SAMPLE_TEXTS,
-    Document,
-    ExportTask,
-    TokenizerCall,
-    halves,
-)
+from bertserve.export.tasks.export_task import Document, ExportTask, TokenizerCall
+from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, RESERVED_TOKENS, SAMPLE_TEXTS, halves
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
-from bertserve.service.tasks import question_answering
+from bertserve.service.tasks.question_answering import DEFAULT_SEQ_LEN, SPEC, AnswerInput, AnswerParameters
 from bertserve.service.tasks.step import ModelConfig
 from bertserve.service.text.windows import default_stride
 
@@ -34,7 +26,7 @@ def _best(result: Any) -> dict[str, Any]:
 
 
 class _QuestionAnswering(ExportTask):
-    task_spec = question_answering.SPEC
+    task_spec = SPEC
     head = "ForQuestionAnswering"
     outputs = (OutputSpec(name="start_logits", kind="per_token"), OutputSpec(name="end_logits", kind="per_token"))
     takes_pairs = True
@@ -42,10 +34,8 @@ class _QuestionAnswering(ExportTask):
     gold_keys = ("answers",)
     metric_names = (EXACT_MATCH, F1)
 
-    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> question_answering.AnswerInput:
-        return question_answering.AnswerInput(
-            "Who met whom?", text, question_answering.AnswerParameters(max_seq_len=tokenizer_spec.max_length)
-        )
+    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> AnswerInput:
+        return AnswerInput("Who met whom?", text, AnswerParameters(max_seq_len=tokenizer_spec.max_length))
 
     def example(self, tokenizer_spec: TokenizerSpec) -> dict[str, Any]:
         context = "The bridge was built in Porto in 1886 by Eiffel's company."
@@ -54,9 +44,9 @@ class _QuestionAnswering(ExportTask):
     def fixed_requests(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
         names = ("Who met Charles Babbage?", "Where is the Royal Society?", "Who was invited, and from where?")
         return [
-            *(question_answering.AnswerInput("What was said?", text) for text in [*SAMPLE_TEXTS, LONG_TEXT * 30]),
-            *(question_answering.AnswerInput(question, NAMES_TEXT) for question in names),
-            question_answering.AnswerInput(names[0], NAMES_TEXT * 20, question_answering.AnswerParameters(top_k=3)),
+            *(AnswerInput("What was said?", text) for text in [*SAMPLE_TEXTS, LONG_TEXT * 30]),
+            *(AnswerInput(question, NAMES_TEXT) for question in names),
+            AnswerInput(names[0], NAMES_TEXT * 20, AnswerParameters(top_k=3)),
         ]
 
     def int8_requests(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
@@ -68,10 +58,10 @@ class _QuestionAnswering(ExportTask):
         sides += [halves(passage[: min(200, max_length - RESERVED_TOKENS)]) for passage in passages]
         # a window needs space for the question and the stride; each character of the question may be a token
         questions = [f"Who or what {(end or start)[: max(1, max_length // 2 - RESERVED_TOKENS)]}?" for start, end in sides]
-        return [question_answering.AnswerInput(*pair) for pair in (*zip(questions, [*contexts, *passages], strict=True), *texts.pairs)]
+        return [AnswerInput(*pair) for pair in (*zip(questions, [*contexts, *passages], strict=True), *texts.pairs)]
 
-    def tokenizer_call(self, request: question_answering.AnswerInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
-        length = min(request.parameters.max_seq_len or question_answering.DEFAULT_SEQ_LEN, tokenizer_spec.max_length)
+    def tokenizer_call(self, request: AnswerInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
+        length = min(request.parameters.max_seq_len or DEFAULT_SEQ_LEN, tokenizer_spec.max_length)
         options = {"max_length": length, "stride": default_stride(length)}
         if tokenizer_spec.second_text_first:
             return (request.context, request.question), options | {"truncation": "only_first"}

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from bertserve.export.tasks import evaluation
 from bertserve.export.tasks.evaluation import ACCURACY, F1, MACRO_F1, MATTHEWS, MEAN_ABSOLUTE_ERROR, MICRO_F1, PEARSON, SPEARMAN
-from bertserve.export.tasks.export_task import LONG_TEXT, SAMPLE_TEXTS, SHORT_TEXT, Document, ExportTask, TokenizerCall, window_stride
+from bertserve.export.tasks.export_task import Document, ExportTask, TokenizerCall, window_stride
+from bertserve.export.tasks.sample_texts import LONG_TEXT, SAMPLE_TEXTS, SHORT_TEXT
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
-from bertserve.service.tasks import classify
+from bertserve.service.tasks.classify import SPEC, ClassifyInput, ClassifyParameters
 from bertserve.service.tasks.step import ModelConfig
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def _constant(golds: Sequence[Any], predictions: Sequence[Any], kind: str) -> st
 
 
 class _TextClassification(ExportTask):
-    task_spec = classify.SPEC
+    task_spec = SPEC
     head = "ForSequenceClassification"
     outputs = (OutputSpec(name="logits", kind="per_text"),)
     labeled = True
@@ -77,31 +78,31 @@ class _TextClassification(ExportTask):
     gold_keys = ("label",)
     metric_names = (ACCURACY, F1, MACRO_F1, MICRO_F1, MATTHEWS, PEARSON, SPEARMAN)
 
-    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> classify.ClassifyInput:
-        return classify.ClassifyInput(text, SHORT_TEXT if tokenizer_spec.pairs_only else None)
+    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> ClassifyInput:
+        return ClassifyInput(text, SHORT_TEXT if tokenizer_spec.pairs_only else None)
 
     def fixed_requests(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
         pairs = [
-            classify.ClassifyInput("A man is eating food.", "Someone eats."),
-            classify.ClassifyInput("", "only the second text"),
-            classify.ClassifyInput(LONG_TEXT * 8, LONG_TEXT * 20),
-            classify.ClassifyInput("short question?", LONG_TEXT * 30),
+            ClassifyInput("A man is eating food.", "Someone eats."),
+            ClassifyInput("", "only the second text"),
+            ClassifyInput(LONG_TEXT * 8, LONG_TEXT * 20),
+            ClassifyInput("short question?", LONG_TEXT * 30),
         ]
         if tokenizer_spec.pairs_only:
-            return [*(classify.ClassifyInput(a, b) for a, b in itertools.pairwise(SAMPLE_TEXTS)), *pairs]
+            return [*(ClassifyInput(a, b) for a, b in itertools.pairwise(SAMPLE_TEXTS)), *pairs]
         stride = min(64, tokenizer_spec.max_length // 8)
         return [
-            *(classify.ClassifyInput(text) for text in ["", *SAMPLE_TEXTS, LONG_TEXT * 30]),
-            classify.ClassifyInput(LONG_TEXT * 30, parameters=classify.ClassifyParameters(window="mean")),
-            classify.ClassifyInput(LONG_TEXT * 40, parameters=classify.ClassifyParameters(window="max", stride=stride)),
+            *(ClassifyInput(text) for text in ["", *SAMPLE_TEXTS, LONG_TEXT * 30]),
+            ClassifyInput(LONG_TEXT * 30, parameters=ClassifyParameters(window="mean")),
+            ClassifyInput(LONG_TEXT * 40, parameters=ClassifyParameters(window="max", stride=stride)),
             *([] if tokenizer_spec.pair is None else pairs),
         ]
 
     def int8_requests(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
         singles, pairs = self.make_singles_and_pairs(texts.lines, texts.passages, texts.pairs, tokenizer_spec)
-        return [*map(classify.ClassifyInput, singles), *(classify.ClassifyInput(*pair) for pair in pairs)]
+        return [*map(ClassifyInput, singles), *(ClassifyInput(*pair) for pair in pairs)]
 
-    def tokenizer_call(self, request: classify.ClassifyInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
+    def tokenizer_call(self, request: ClassifyInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
         texts = (request.text, request.text_pair) if request.text_pair else (request.text,)
         return texts, {"stride": window_stride(request.parameters.stride, tokenizer_spec)} if request.parameters.window else {}
 

@@ -7,21 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from bertserve.export.tasks.evaluation import ENTITY_F1, MetricValue, Span, micro_f1, result_spans, spans_of_tags, widen_to_words
-from bertserve.export.tasks.export_task import (
-    NAMES_TEXT,
-    SAMPLE_TEXTS,
-    Document,
-    ExportTask,
-    TokenizerCall,
-    read_input,
-    read_text_list,
-    window_stride,
-)
+from bertserve.export.tasks.export_task import Document, ExportTask, TokenizerCall, read_input, read_text_list, window_stride
+from bertserve.export.tasks.sample_texts import NAMES_TEXT, SAMPLE_TEXTS
 from bertserve.export.tasks.tags import read_tags
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
-from bertserve.service.tasks import token_classification
 from bertserve.service.tasks.step import ModelConfig
+from bertserve.service.tasks.token_classification import SPEC, NerInput, NerParameters
 
 # the correct entities of a text, and start and end of the tagged words; no words if the entities are exact to the character
 Entities = tuple[set[Span], Sequence[tuple[int, int]]]
@@ -47,20 +39,20 @@ def _read_entity(entity: dict[str, Any]) -> Span:
 
 
 class _TokenClassification(ExportTask):
-    task_spec = token_classification.SPEC
+    task_spec = SPEC
     head = "ForTokenClassification"
     outputs = (OutputSpec(name="logits", kind="per_token"),)
     labeled = True
     gold_keys = ("entities", "tags")
     metric_names = (ENTITY_F1,)
 
-    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> token_classification.NerInput:
-        return token_classification.NerInput(text)
+    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> NerInput:
+        return NerInput(text)
 
     def example(self, tokenizer_spec: TokenizerSpec) -> dict[str, Any]:
         return {"inputs": "Ada Lovelace wrote to Charles Babbage from London."}
 
-    def tokenizer_call(self, request: token_classification.NerInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
+    def tokenizer_call(self, request: NerInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
         return (request.text,), {"stride": window_stride(request.parameters.stride, tokenizer_spec)}
 
     def measure(self, config: ModelConfig) -> Measure:
@@ -72,13 +64,10 @@ class _TokenClassification(ExportTask):
     def fixed_requests(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
         stride = min(64, tokenizer_spec.max_length // 8)
         return [
-            *(token_classification.NerInput(text) for text in [*SAMPLE_TEXTS, NAMES_TEXT * 5]),
-            *(
-                token_classification.NerInput(NAMES_TEXT, token_classification.NerParameters(aggregation_strategy=s))
-                for s in ("none", "first", "max", "average")
-            ),
-            token_classification.NerInput(NAMES_TEXT * 40),
-            token_classification.NerInput(NAMES_TEXT * 40, token_classification.NerParameters(aggregation_strategy="first", stride=stride)),
+            *(NerInput(text) for text in [*SAMPLE_TEXTS, NAMES_TEXT * 5]),
+            *(NerInput(NAMES_TEXT, NerParameters(aggregation_strategy=s)) for s in ("none", "first", "max", "average")),
+            NerInput(NAMES_TEXT * 40),
+            NerInput(NAMES_TEXT * 40, NerParameters(aggregation_strategy="first", stride=stride)),
         ]
 
     def read_gold(self, document: Document, config: ModelConfig) -> Entities | None:

@@ -28,7 +28,7 @@ from bertserve.export.errors import CheckpointError, DataError, GraphError
 from bertserve.export.int8_texts import SplitTexts, hash_texts
 from bertserve.export.progress import track
 from bertserve.export.tasks.all_tasks import TASKS
-from bertserve.export.tasks.export_task import LONG_TEXT, NAMES_TEXT, SAMPLE_TEXTS
+from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, SAMPLE_TEXTS
 from bertserve.export.validation.comparison import Reference, compare
 from bertserve.export.validation.served_graph import MAX_FULL_LENGTH, Prediction, open_graph, sample_requests
 from bertserve.export.workspace import ignore_signals
@@ -129,7 +129,7 @@ def _sample_attention(checkpoint: Checkpoint) -> list[tuple[attention.AttentionI
         ordered = parts[::-1] if spec.second_text_first else parts
         batch = checkpoint.tokenizer(*ordered, return_tensors="pt", return_token_type_ids=True, return_attention_mask=True)
         length = batch["input_ids"].shape[1]
-        if not 0 < length <= min(spec.max_length, 512):  # PyTorch returns the maps of all layers and heads at once
+        if not 0 < length <= min(spec.max_length, 512):  # PyTorch returns the maps of all layers and heads
             continue
         with torch.no_grad(), returning_attention(checkpoint.model):
             weights = checkpoint.model(**{spec.name: batch[spec.name] for spec in checkpoint.inputs if spec.name in batch})["attentions"]

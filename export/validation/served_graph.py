@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertserve.export.tasks.all_tasks import TASKS
-from bertserve.export.tasks.export_task import LONG_TEXT, NAMES_TEXT, SHORT_TEXT, ExportTask
+from bertserve.export.tasks.export_task import ExportTask
+from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, SHORT_TEXT
 from bertserve.service.bundle.graph_spec import GraphSpec, Outputs
 from bertserve.service.bundle.manifest import Manifest, SpecialPart, TokenizerSpec
 from bertserve.service.engine.onnx_engine import OnnxEngine

@@ -10,7 +10,6 @@ import pytest
 import torch
 import transformers
 
-from bertserve.export.checkpoint import load
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import CheckpointError
 from bertserve.service.tasks import embed
@@ -182,7 +181,7 @@ def test_a_tokenizer_without_a_limit_gets_the_default_length(tmp_path: Path) -> 
     source = FAMILIES["XLNet"].save(tmp_path / "endless", "text-classification")
     edit_json(source / "tokenizer_config.json", model_max_length=int(1e30))
 
-    assert load.DEFAULT_LENGTH == load_checkpoint(str(source)).tokenizer_spec.max_length
+    assert 512 == load_checkpoint(str(source)).tokenizer_spec.max_length
 
 
 def test_a_fill_mask_checkpoint_without_a_mask_token_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bertserve.export import cpu, gpu, onnx_trace
-from bertserve.export.artifact import Tracer
+from bertserve.export.artifact import TorchTracer
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import GraphError
@@ -22,7 +22,7 @@ from grid import measure, most_of_int8
 
 pytestmark = pytest.mark.torch
 
-BOTH: tuple[Tracer, ...] = ("dynamo", "torchscript")
+BOTH: tuple[TorchTracer, ...] = ("dynamo", "torchscript")
 SCALAR_FIRST = {"XLNet"}  # computes `1.0 - attention_mask` with integers, see below
 
 
