@@ -46,7 +46,7 @@ from bertserve.service.text.tokenizer import Encoding
 
 SHAPES = "1x32,1x512,8x128,8x512,32x32,32x128,128x64,16x512,32x512"
 SERVICES = "1x1,1x2,1x4,4x4,8x8"
-MAX_RUNS, MAX_RUN_S = 30, 0.5  # of a time
+MAX_RUNS, MAX_RUN_S = 30, 0.5  # runs of a shape, and their seconds, after which its timing ends
 START_S = 60  # to start a service, which warms up all shapes
 LIST = 64  # texts of a long request
 # the kernel of a layer's attention, in the output of ONNX Runtime with the variable

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-COUNT = 64
+COUNT = 64  # texts of a workload, enough for all lengths of its distribution; of `qa`, half as many
 MASK = "[MASK]"  # BERT's spelling; other models have others
 
 _TEXT = json.loads(Path(__file__).with_name("sentences.json").read_text(encoding="utf-8"))

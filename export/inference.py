@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from bertserve.export.checkpoint.signature import MASK_INDEX
 from bertserve.export.progress import parallel_map
 
-BATCH_TEXTS, BATCH_TOKENS = 16, 1024  # maximum texts and tokens of a batch; a single text may have more tokens
+BATCH_TEXTS, BATCH_TOKENS = 16, 1024  # maximum texts and tokens of a batch, which bound its memory; a single text may have more tokens
 
 Feed = Mapping[str, NDArray[Any]]
 

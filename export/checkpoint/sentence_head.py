@@ -66,15 +66,15 @@ POOLINGS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.T
 
 
 class SentenceHead(torch.nn.Module):
-    """Poolings, whose vectors are put side by side, and further steps, which give vectors of `width` values."""
+    """Poolings, whose vectors are put side by side, and further steps."""
 
-    def __init__(self, poolings: Sequence[str], steps: Sequence[torch.nn.Module], width: int) -> None:
+    def __init__(self, poolings: Sequence[str], steps: Sequence[torch.nn.Module]) -> None:
         super().__init__()
-        self.poolings, self.width = tuple(poolings), width
+        self.poolings = tuple(poolings)
         self.steps = torch.nn.Sequential(*steps)
 
     def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Returns the vectors of texts, float32 [rows, width], from those of tokens and the attention mask, int64 [rows, length]."""
+        """Returns the vectors of texts, float32 [rows, values], from those of tokens and the attention mask, int64 [rows, length]."""
         positions = mask.cumsum(1)
         vectors = [POOLINGS[pooling](tokens, mask.to(tokens.dtype), positions) for pooling in self.poolings]
         result: torch.Tensor = self.steps(torch.cat(vectors, dim=-1))
@@ -131,7 +131,7 @@ def read_embedding(folder: Path, settings: SentenceSettings, dimensions: int) ->
         prompts=settings.prompts,
         default_prompt=settings.default_prompt,
     )
-    return embedding, None if in_service else SentenceHead(poolings, steps, width)
+    return embedding, None if in_service else SentenceHead(poolings, steps)
 
 
 def attach_sentence_head(model: PreTrainedModel, head: SentenceHead) -> None:

@@ -30,8 +30,8 @@ from bertserve.service.bundle.files import is_bundle, is_checkpoint
 from bertserve.service.bundle.manifest import Source, TokenTypes
 
 logger = logging.getLogger("bertserve.export")
-MAX_CARD_BYTES = 2**20
-MAX_FRONT_MATTER_CHARS, MAX_NESTING = 2**16, 32  # YAML takes a millisecond for each level of nested brackets
+MAX_CARD_BYTES = 2**20  # the card is read as a whole, and copied to the bundle
+MAX_FRONT_MATTER_CHARS, MAX_NESTING = 2**16, 32  # levels of brackets, each of which takes YAML a millisecond
 
 # no Python files and no other pickles: files that are not downloaded cannot be loaded
 _FILE_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")

@@ -19,7 +19,7 @@ from bertserve.export.graph.rewrite import Floats
 from bertserve.export.int8.activations import Activations
 from bertserve.export.int8.gptq import factor_hessian, output_blocks, output_scales, round_to_nearest, round_weight
 
-SAMPLE_ROWS = 512  # rows of the calibration texts on which scales are compared; fewer than twice as many are used
+SAMPLE_ROWS = 512  # on which scales are compared, because each candidate runs on them; fewer than twice as many are used
 
 
 @dataclass(frozen=True)
