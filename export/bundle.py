@@ -169,7 +169,7 @@ def _graph_table(manifest: Manifest, folder: Path) -> list[str]:
             f"`{graph.file}`{' (default)' if graph.default else ''}",
             graph.provider,
             graph.precision,
-            f"{graph_mib(graph, folder):.1f}",
+            f"{sum((folder / file.file).stat().st_size for file in graph.files) / 2**20:.1f}",
             "yes" if graph.batch_invariant else "no",
             f"{graph.validation.worst_abs_error:.1e}",
             summarize_agreement(graph.validation.agreement),
@@ -186,11 +186,6 @@ def _graph_table(manifest: Manifest, folder: Path) -> list[str]:
         "",
         *(f"- {_describe_graph(graph)}" for graph in manifest.graphs),
     ]
-
-
-def graph_mib(graph: GraphSpec, folder: Path) -> float:
-    """Returns the size of a graph, including weights in separate files."""
-    return sum((folder / file.file).stat().st_size for file in graph.files) / 2**20
 
 
 def _describe_graph(graph: GraphSpec) -> str:

@@ -148,15 +148,13 @@ def missing_graphs(manifest: Manifest) -> list[str]:
 
 
 def _print_agreements(target: Path, manifest: Manifest) -> None:
-    from bertserve.export.bundle import graph_mib  # imports huggingface_hub, which `verify` does not need
-
     labels, more_labels = ", ".join(manifest.labels[:10]), len(manifest.labels) - 10
     more = f" and {more_labels} more" if more_labels > 0 else ""
     print(f"{target}: {manifest.task}" + (f", labels {labels}{more}" if labels else ""))
     for graph in manifest.graphs:
-        measured_on = graph.validation.provider
+        measured_on, mib = graph.validation.provider, sum(file.size_bytes or 0 for file in graph.files) / 2**20
         print(
-            f"  {graph.file}  {graph_mib(graph, target):.1f} MiB{'  default' if graph.default else ''}  agreement with the checkpoint: "
+            f"  {graph.file}  {mib:.1f} MiB{'  default' if graph.default else ''}  agreement with the checkpoint: "
             f"{summarize_agreement(graph.validation.agreement)}; at least {LOW_AGREEMENT_THRESHOLD:.0%} is expected"
             + ("" if measured_on == graph.provider else f"; measured on {measured_on}, because {graph.provider} was not available")
         )

@@ -72,8 +72,7 @@ def _trace_attention(checkpoint: Checkpoint, path: Path, tracer: TorchTracer) ->
     outputs = (*(spec for spec in checkpoint.outputs if spec != ATTENTIONS), *layers)
     with_layers = path.with_name(f"layers_{path.name}")
     used_inputs = _trace(replace(checkpoint, inputs=inputs, outputs=outputs), with_layers, tracer)
-    names = [spec.name for spec in layers]
-    select_maps(with_layers, path, names, index_name=ATTENTION_INDEX.name, output_name=ATTENTIONS.name)
+    _select_maps(with_layers, path, [spec.name for spec in layers])
     onnx_files.remove(with_layers)
     return (*used_inputs, ATTENTION_INDEX)
 
@@ -173,8 +172,8 @@ def _silence() -> Iterator[None]:
         logging.disable(level)
 
 
-def select_maps(source: Path, target: Path, layers: Sequence[str], *, index_name: str, output_name: str) -> None:
-    """Writes the graph to a new file, with an additional input, and with one output instead of those of the layers.
+def _select_maps(source: Path, target: Path, layers: Sequence[str]) -> None:
+    """Writes the graph to a new file, with the input `ATTENTION_INDEX`, and with the output `ATTENTIONS` instead of those of the layers.
 
     The outputs `layers` are the attention of each layer, [rows, heads, length, length]. The input is int64 [maps, 3]: layer, row and head
     of each map, ascending. The output is float32 [maps, length, length].
@@ -183,7 +182,7 @@ def select_maps(source: Path, target: Path, layers: Sequence[str], *, index_name
     graph = model.graph
     weights = {value.name: value for value in graph.outputs if value.name in layers}
     graph.outputs[:] = [value for value in graph.outputs if value.name not in layers]
-    index = ir.Value(name=index_name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(["maps", 3]))
+    index = ir.Value(name=ATTENTION_INDEX.name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(["maps", 3]))
     graph.inputs.append(index)
     # the layer of each map, [maps], and its row and head, [maps, 2]
     bounds = [rewrite.add_constant(graph, f"attention/{name}", np.array([i], dtype=np.int64)) for name, i in (("one", 1), ("three", 3))]
@@ -200,7 +199,7 @@ def select_maps(source: Path, target: Path, layers: Sequence[str], *, index_name
         assert producer is not None, "weights are computed"
         # directly after the weights, so that execution in the order of nodes frees them before the next layer's weights
         graph.insert_after(producer, tape.nodes)
-    output = ir.Value(name=output_name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["maps", "length", "length"]))
+    output = ir.Value(name=ATTENTIONS.name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["maps", "length", "length"]))
     graph.append(ir.Node("", "Concat", maps, [ir.AttrInt64("axis", 0)], outputs=[output]))
     graph.outputs.append(output)
     rewrite.save(model, target)

@@ -20,8 +20,6 @@ from typing import IO, Any
 
 from bertserve.export.errors import OutputError
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
 LOCK_FILE = "export.lock"
 
 
@@ -45,7 +43,7 @@ def _handle_signals(handler: Callable[[int, FrameType | None], Any] | signal.Han
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = [(number, signal.signal(number, handler)) for number in STOP_SIGNALS]
+    previous = [(number, signal.signal(number, handler)) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
         yield
     finally:
