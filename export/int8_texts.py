@@ -239,7 +239,7 @@ def sample_report_texts(texts: Sequence[TextOrPair]) -> SplitTexts:
 
 
 def read_validation_texts(manifest: Manifest, validation: Path | None) -> SplitTexts:
-    """Returns the texts to validate int8 again, without passages: those of the export if the file has them all, otherwise others.
+    """Returns the texts to validate int8 again, without passages: those of the export if the file has them all, otherwise others from it.
 
     Raises:
         CheckpointError: The file cannot be read.

@@ -137,7 +137,7 @@ class Comparison:
         self._samples, self._texts = list[RowDifference](), list[RowDifference]()
 
     def add(self, request: Any, actual: Prediction, expected: Prediction | None) -> None:
-        """Adds the graph's answer to a request, and compares it with the reference's, whose outputs are decoded if it has no result.
+        """Adds the graph's answer to a request, and its difference from the reference's; if that has only outputs, they are decoded.
 
         Raises:
             GraphError: Their numbers or shapes differ.

@@ -144,8 +144,8 @@ def sample_requests(config: Manifest | Checkpoint, spec: TokenizerSpec, count: C
         requests = [request for request in requests if request.chars]  # an empty text has no tokens, and no answer
     if count is not None:
         length = min(spec.max_length, MAX_FULL_LENGTH)
-        # at the model's own length, more tokens than it takes, so that it cuts the text; at a shorter length, space for special tokens and
-        # the second text of a pair, because nothing is cut
+        # at the model's own length, the text is longer, so that it is cut; at a shorter length, where nothing is cut, it leaves space for
+        # special tokens and the second text of a pair
         target_length = length + length // 4 if length == spec.max_length else length - 32
         words = list(itertools.islice(itertools.cycle((NAMES_TEXT + LONG_TEXT).split()), length))
         text = " ".join(words[: length * target_length // count(" ".join(words))])
