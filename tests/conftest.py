@@ -19,7 +19,6 @@ import tiny
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.server import logs, serve
 from bertserve.service.text.tokenizer import Tokenizer
-from replica import running
 
 ROOT = Path(__file__).parent.parent
 # Other load on the machine slows the examples down. This must not fail a test. Each run of CI has other examples.
@@ -126,8 +125,3 @@ def metric(page: str, name: str, **labels: str) -> float:
     """Returns the sum of the samples of a service metric that have these labels."""
     samples = re.findall(rf"^bertserve_{name}(?:\{{(.*)\}})? (\S+)$", page, re.MULTILINE)
     return sum(float(value) for given, value in samples if all(f'{label}="{text}"' in given for label, text in labels.items()))
-
-
-@pytest.fixture(name="serve")
-def serve_fixture(tmp_path: Path) -> Callable[..., object]:
-    return lambda models, *flags: running(models, tmp_path / f"serve-{time.monotonic_ns()}.log", *flags)

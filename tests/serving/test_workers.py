@@ -6,7 +6,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -25,7 +25,6 @@ from replica import BERT_SERVE, Served, running
 
 pytestmark = pytest.mark.serial
 
-Serve = Callable[..., Any]
 TWO = ("--workers", "2", "--threads", "2")
 
 
@@ -78,8 +77,8 @@ def test_every_worker_has_a_thread(models: Path, threads: int | None) -> None:
     assert [(250, 1)] * 2 == [(service.total_threads, service.threads) for service in made]
 
 
-def test_all_workers_answer_and_each_metrics_page_counts_all_requests(models: Path, serve: Serve) -> None:
-    with serve(models, *TWO) as served, clients_of(served, 8, workers=2) as clients:
+def test_all_workers_answer_and_each_metrics_page_counts_all_requests(models: Path, tmp_path: Path) -> None:
+    with running(models, tmp_path / "log", *TWO) as served, clients_of(served, 8, workers=2) as clients:
         for client in clients:
             assert 200 == client.post("/classify", json={"inputs": ["good", "bad"]}).status_code
         wait_until(lambda: {float(len(clients))} == {answered(client) for client in clients})  # each answer is counted after it was sent
@@ -92,8 +91,8 @@ def test_all_workers_answer_and_each_metrics_page_counts_all_requests(models: Pa
     assert [] == served.lines()
 
 
-def test_a_worker_that_dies_is_replaced_and_its_counts_are_kept(models: Path, serve: Serve) -> None:
-    with serve(models, *TWO) as served:
+def test_a_worker_that_dies_is_replaced_and_its_counts_are_kept(models: Path, tmp_path: Path) -> None:
+    with running(models, tmp_path / "log", *TWO) as served:
         before = workers_of(served)
         with clients_of(served, 8) as clients:
             for client in clients:
@@ -135,10 +134,10 @@ def test_a_worker_that_hangs_is_replaced(models: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.full_grid
-def test_a_worker_whose_threads_hang_is_replaced(tmp_path: Path, serve: Serve) -> None:
+def test_a_worker_whose_threads_hang_is_replaced(tmp_path: Path) -> None:
     """A graph really hangs: the watchdog fails its request, then the worker ends. The other worker answers meanwhile."""
     models = slow.hanging_bundle(tmp_path / "models").parent
-    with serve(models, *TWO) as served, clients_of(served, 4, workers=2) as clients, ThreadPoolExecutor(1) as pool:
+    with running(models, tmp_path / "log", *TWO) as served, clients_of(served, 4, workers=2) as clients, ThreadPoolExecutor(1) as pool:
         before = workers_of(served)
         hanging = clients[0]
         working = next(client for client in clients if worker_of(client) != worker_of(hanging))
@@ -155,9 +154,9 @@ def test_a_worker_whose_threads_hang_is_replaced(tmp_path: Path, serve: Serve) -
 
 
 @pytest.mark.full_grid
-def test_a_process_whose_threads_hang_ends(tmp_path: Path, serve: Serve) -> None:
+def test_a_process_whose_threads_hang_ends(tmp_path: Path) -> None:
     """A supervisor can then start another one."""
-    with serve(slow.hanging_bundle(tmp_path / "models").parent, "--threads", "1") as served:
+    with running(slow.hanging_bundle(tmp_path / "models").parent, tmp_path / "log", "--threads", "1") as served:
         hung = httpx.post(f"{served.url}/classify", json={"inputs": "dull"}, timeout=60, trust_env=False)
         assert "hung for" in rejected(hung, 500, "engine")
         assert 1 == served.process.wait(30)
@@ -210,10 +209,14 @@ def test_the_others_serve_while_a_worker_cannot_be_replaced(models: Path, tmp_pa
 
 @pytest.mark.full_grid
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains_all_workers(tmp_path: Path, serve: Serve, number: int) -> None:
+def test_a_signal_drains_all_workers(tmp_path: Path, number: int) -> None:
     """Both workers answer the requests that they have accepted, even if they get the signal too. The exit code is 0."""
     slow.bundle(tmp_path / "slow")
-    with serve(tmp_path / "slow", *TWO) as served, clients_of(served, 4, workers=2) as clients, ThreadPoolExecutor(len(clients)) as pool:
+    with (
+        running(tmp_path / "slow", tmp_path / "log", *TWO) as served,
+        clients_of(served, 4, workers=2) as clients,
+        ThreadPoolExecutor(len(clients)) as pool,
+    ):
         workers = workers_of(served)
         accepted = [pool.submit(client.post, "/classify", json={"inputs": ["good"] * 60}) for client in clients]
         wait_until(lambda: waiting(served) > 60 * (len(clients) - 1))  # the last one is accepted too
@@ -229,8 +232,8 @@ def waiting(served: Served) -> float:
     return metric(httpx.get(f"{served.url}/metrics", trust_env=False).text, "queue_items")
 
 
-def test_no_worker_outlives_its_parent_process(models: Path, serve: Serve) -> None:
-    with serve(models, *TWO) as served:
+def test_no_worker_outlives_its_parent_process(models: Path, tmp_path: Path) -> None:
+    with running(models, tmp_path / "log", *TWO) as served:
         served.process.kill()
         reader = threading.Thread(target=served.process.stdout.read)  # ends when the last process has closed its stdout
         reader.start()
@@ -241,8 +244,8 @@ def test_no_worker_outlives_its_parent_process(models: Path, serve: Serve) -> No
 
 
 @pytest.mark.full_grid
-def test_sighup_changes_the_models_of_all_workers_under_load(models: Path, tmp_path: Path, serve: Serve) -> None:
-    with serve(models, *TWO) as served, clients_of(served, 8, workers=2) as clients:
+def test_sighup_changes_the_models_of_all_workers_under_load(models: Path, tmp_path: Path) -> None:
+    with running(models, tmp_path / "log", *TWO) as served, clients_of(served, 8, workers=2) as clients:
         done = threading.Event()
         seen: set[tuple[float, ...]] = set()
 
