@@ -23,7 +23,7 @@ class InferenceThread:
         batch: The items that run; empty while it waits.
         predicted_s: Predicted seconds of the run.
         since: Start time of the run.
-        ticks: Ticks since the run, or the decoding of one of its items, began.
+        ticks: Ticks since the run began; None while the thread waits or decodes.
         hung: Whether its run hangs: another thread has taken its place, and it ends after the run.
         setup_calls: Functions that it calls before or after its next batches, one at a time.
     """
@@ -32,7 +32,7 @@ class InferenceThread:
     batch: Sequence[Item] = ()
     predicted_s: float = 0.0
     since: float = 0.0
-    ticks: int = 0
+    ticks: int | None = None
     hung: bool = False
     setup_calls: deque[Callable[[], object]] = field(default_factory=deque)
 

@@ -232,7 +232,7 @@ class Scheduler:
         with self._lock:
             if thread.batch and not thread.hung:
                 self._ended_s += self.clock() - thread.since
-            thread.batch, thread.ticks = (), 0
+            thread.batch = ()
         if thread.setup_calls:  # after the batch has ended, so that the time of a call does not count as its time
             try:
                 thread.setup_calls.popleft()()
@@ -253,7 +253,7 @@ class Scheduler:
                 self._wakeup.wait()
             if self.queue.queue_items:
                 self._wake()  # an idle thread may now find an item that it can start
-            thread.batch, thread.since, thread.ticks = batch, now, 0
+            thread.batch, thread.since = batch, now
             running = sum(bool(each.batch) for each in self._threads)
             if running + self.queue.queue_items > self._multi_threaded_runs:
                 self._last_crowded = now
@@ -272,7 +272,12 @@ class Scheduler:
         runner = batch[0].request.runner
         thread.predicted_s = self.clock() - thread.since + runner.seconds(len(batch), max(item.length for item in batch))
         try:
-            results = runner.run([item.payload for item in batch], multi_threaded=multi_threaded)
+            thread.ticks = 0
+            try:
+                results = runner.run([item.payload for item in batch], multi_threaded=multi_threaded)
+            finally:
+                with self._lock:
+                    thread.ticks = None  # decoding is no hang: each request has a limit, and a batch can have the last items of many
             pairs = list(zip(batch, results, strict=True))
         except DeviceLostError as error:
             self._lose_device(error)
@@ -293,7 +298,6 @@ class Scheduler:
         """Records a result; after the last one, it continues the request."""
         request = item.request
         with self._lock:
-            thread.ticks = 0  # a batch can have the last items of many requests, and decoding each can take a second
             if not self.queue.finish(item, result):
                 return
             results, proceed = request.results, request.proceed
@@ -362,7 +366,7 @@ class Scheduler:
         """Adds a tick to each run, and replaces the threads whose run hangs; the scheduler calls it at each tick."""
         for thread in list(self._threads):
             with self._lock:
-                if thread.batch:
+                if thread.ticks is not None:
                     thread.ticks += 1
                     if thread.ticks >= max(HANG_TICKS, HANG_FACTOR * thread.predicted_s / self._tick_s):
                         self._replace_hung(thread, thread.ticks * self._tick_s)

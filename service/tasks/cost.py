@@ -72,7 +72,7 @@ class Cost:
         if self.decode_us > MAX_DECODE_US:
             raise TooLargeError(
                 "the response would take too long to compute from the model's outputs; send fewer or shorter texts "
-                "at once, or make `top_k` or `max_answer_len` smaller."
+                "at once, make `top_k` or `max_answer_len` smaller, or make windows longer."
             )
 
 

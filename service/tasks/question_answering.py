@@ -43,6 +43,8 @@ from bertserve.service.text.words import Word, convert_offsets, most_within, wor
 
 TASK = "question-answering"
 DEFAULT_SEQ_LEN = 384  # tokens of a window, as in transformers
+WINDOW_US = 64  # microseconds to decode a window, in addition to its spans
+SPANS_PER_US = 16  # spans that are scored and sorted per microsecond
 
 
 class AnswerParameters(DecideParameters):
@@ -193,7 +195,7 @@ def _cost(input_: AnswerInput, passage_windows: PassageWindows) -> Cost:
     """Returns the cost of a passage before its answers are known: its spans and its explanation."""
     parameters = input_.parameters
     spans = sum(len(window) * min(parameters.max_answer_len, len(window)) for window in passage_windows.token_ranges)
-    cost = Cost(decode_us=spans // 32)  # about 32 spans are scored and sorted per microsecond
+    cost = Cost(decode_us=spans // SPANS_PER_US + WINDOW_US * len(passage_windows.token_ranges))
     if not parameters.explain:
         return cost
     words = len(words_of(input_.question, passage_windows.question)) + most_within(

@@ -85,9 +85,9 @@ async def test_a_long_run_hangs_after_twenty_times_its_prediction(bench: Hanging
 
 
 @on_loop(Hanging, manual=True, min_hang_s=10.0)
-async def test_decoding_many_requests_after_one_run_is_no_hang(bench: Hanging) -> None:
+async def test_decoding_is_no_hang_however_long_it_takes(bench: Hanging) -> None:
     def decode(results: Sequence[Any]) -> list[Any]:
-        bench.look(9)
+        bench.look(100)
         return list(results)
 
     blocker = await bench.blocked()
