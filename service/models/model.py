@@ -107,7 +107,7 @@ class Model:
         metrics = self._metrics if task is None or task == self.task else self._metrics.for_task(task)
         spec = TASKS[task or self.task]
         generators = [spec.function(input_, self._task_model) for input_ in inputs]
-        progress = RequestProgress(generators, self._scheduler.queue.max_queue_tokens, trace)
+        progress = RequestProgress(generators, self._scheduler.queue.max_request_tokens, trace)
         arrived = time.perf_counter()
         try:
             await self._predict(progress, _chars(inputs), timeout_s)
@@ -147,7 +147,7 @@ class Model:
                     "the request's deadline passed while its texts waited to be tokenized; allow more time with `x-request-timeout-ms`, "
                     "or send less at once."
                 ) from error
-        payloads = progress.payloads() or progress.proceed([])
+        payloads = progress.payloads()
         if payloads:
             request = ScheduledRequest(self, progress.proceed, arrived, arrived + timeout_s)
             await scheduler.run(request, payloads, progress.held_tokens)

@@ -92,10 +92,10 @@ class RequestProgress:
     ended: float = 0.0
 
     def tokenize(self) -> None:
-        """Tokenizes all inputs.
+        """Tokenizes all inputs, and continues them if there is nothing to run yet.
 
         Raises:
-            TooLargeError: The request is larger than the queue, or its cost exceeds a limit.
+            TooLargeError: The request is larger than the queue takes, or its cost exceeds a limit.
             InvalidValueError: An input cannot be encoded; `input_index` is its index.
         """
         start = time.perf_counter()
@@ -115,8 +115,8 @@ class RequestProgress:
                 # checked after each input, because the windows of one text may have a thousand times as many tokens as the text
                 if self.held_tokens > self.max_tokens:
                     raise TooLargeError(
-                        "the request has at least {tokens} tokens, including all windows and decoding, and the queue holds "
-                        "{most}; send fewer or shorter texts at once, make `stride`, `beam` or `top_k` smaller, or remove "
+                        "the request has at least {tokens} tokens, including all windows and decoding, and the queue takes "
+                        "{most} of one request; send fewer or shorter texts at once, make `stride`, `beam` or `top_k` smaller, or remove "
                         "`explain`; the operator can raise --max-queue-tokens.",
                         tokens=self.held_tokens,
                         most=self.max_tokens,
@@ -129,6 +129,8 @@ class RequestProgress:
         prediction.tokenize_s = end - start
         if self.trace is not None:
             self.trace.add_stage("tokenize", start, end, queued_after=True)
+        if not prediction.tokens:
+            self.proceed([])
 
     def payloads(self) -> list[tuple[int, EncodedInput]]:
         """Returns the encodings of the open inputs, each with its tokens."""

@@ -29,7 +29,7 @@ LONG_S = 0.03
 # Seconds after a short request in which long ones leave a thread to the next one.
 RESERVE_S = 1.0
 
-# A request of more than this share of the queue leaves the other share to smaller ones.
+# A request of more than the first share of the queue leaves the second share to smaller ones.
 LARGE_SHARE, SHARE_FOR_SMALL = 1 / 64, 1 / 8
 
 # Minimum share of a run that a batch-mate must save. A run cannot be interrupted, so it must not become longer for a small gain.
@@ -46,6 +46,7 @@ class RequestQueue:
     Attributes:
         max_batch_tokens: Maximum tokens of a batch: rows times padded length.
         max_queue_tokens: Maximum tokens that all open requests hold together.
+        max_request_tokens: Maximum tokens that one request holds; also that all hold together if one more large one is admitted.
         requests: The open requests: admitted, and not ended.
         queue_tokens: Tokens that they hold.
         queue_items: Items that wait.
@@ -55,6 +56,7 @@ class RequestQueue:
         """Creates an empty queue; `threads` is the number of batches that run at the same time, to predict waits."""
         self.max_batch_tokens = max_batch_tokens
         self.max_queue_tokens = max_queue_tokens
+        self.max_request_tokens = max_queue_tokens - int(max_queue_tokens * SHARE_FOR_SMALL)
         self.requests: set[ScheduledRequest] = set()
         self.queue_tokens = 0
         self.queue_items = 0
@@ -89,7 +91,7 @@ class RequestQueue:
         Args:
             request: A new request.
             payloads: Tokens and payload of each of its first items, at least one.
-            held_tokens: Tokens that it holds of the queue until it ends, at most `max_queue_tokens`.
+            held_tokens: Tokens that it holds of the queue until it ends, at most `max_request_tokens`.
             time_left_s: Seconds until its deadline.
             busy_s: Seconds that the inference threads need for their current runs, in total; 0 if one is free.
 
@@ -97,10 +99,8 @@ class RequestQueue:
             InvalidValueError: An item exceeds the maximum tokens of a batch.
             RefusedError: The queue is full, or the last item would probably start after the deadline.
         """
-        limit = self.max_queue_tokens
-        if held_tokens > limit * LARGE_SHARE:
-            limit -= int(limit * SHARE_FOR_SMALL)
-        if self.queue_tokens and self.queue_tokens + held_tokens > limit:
+        limit = self.max_request_tokens if held_tokens > self.max_queue_tokens * LARGE_SHARE else self.max_queue_tokens
+        if self.queue_tokens + held_tokens > limit:
             raise self._full_error(held_tokens, limit, busy_s)
         request.priority = request.arrived
         items = self._new_items(request, payloads)

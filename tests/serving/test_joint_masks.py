@@ -211,4 +211,4 @@ def test_a_search_larger_than_the_queue_is_refused(tmp_path: Path) -> None:
     settings = {"max_queue_tokens": 600, "max_batch_tokens": 64}
     few, many = (ask(partial(call, tmp_path, settings=settings), "good " * 6 + "[MASK] [MASK] [MASK]", beam=beam) for beam in (4, 64))
     assert 5 == len(few)
-    assert (413, True) == (many[0], "holds 600" in many[1]), many
+    assert (413, True) == (many[0], "takes 525" in many[1]), many

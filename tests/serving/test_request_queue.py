@@ -157,6 +157,15 @@ def test_large_requests_leave_room_for_small_ones() -> None:
         queue.check(100.0, 0.0)
 
 
+def test_a_large_request_leaves_room_for_small_ones_in_an_empty_queue() -> None:
+    queue = new_queue(max_queue_tokens=1024, max_batch_tokens=1024)
+    with pytest.raises(RefusedError):
+        add(queue, 897)
+    add(queue, queue.max_request_tokens)
+    add(queue, 16)
+    assert 896 + 16 == queue.queue_tokens
+
+
 def test_a_request_that_would_miss_its_deadline_is_refused() -> None:
     """The wait is predicted from the work of all threads, with a margin for errors. The error says when to retry."""
     queue = new_queue(threads=2)
