@@ -292,6 +292,17 @@ def test_a_stream_answers_each_line_before_the_next_line_is_sent(service: Balanc
 
 
 @through_proxies
+def test_only_haproxy_forwards_a_stream_longer_than_a_body(service: Balanced, client: httpx.Client) -> None:
+    lines = 400 * (json.dumps(BODY | {"options": {"use_cache": 8000 * "x"}}) + "\n")
+    answer = client.post("/classify", content=lines, headers={"content-type": "application/x-ndjson"})
+
+    if isinstance(service.proxy, HAProxy):
+        assert (200, 400) == (answer.status_code, answer.text.count('"label"') // answer.text.splitlines()[0].count('"label"'))
+    else:
+        assert (413, "too_large") == (answer.status_code, answer.json()["error_type"])
+
+
+@through_proxies
 def test_a_disconnect_drops_the_queued_work(service: Balanced) -> None:
     body = json.dumps({"inputs": ["good"] * 100}).encode()
     request = b"POST /models/slow HTTP/1.1\r\nhost: test\r\nx-request-id: gone-1\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
