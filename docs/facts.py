@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,12 +107,20 @@ def limits() -> Mapping[str, int]:
     }
 
 
+def labels_of(collector: Counter | Gauge | Histogram) -> tuple[str, ...]:
+    """Returns the names of a new collector's labels. Only its samples have them, and a collector with labels gets one by their values."""
+    for count in range(1, 5):
+        with suppress(ValueError):  # another number of labels
+            collector.labels(*["any"] * count)
+    return tuple(name for name in next(iter(collector.collect())).samples[0].labels if name != "le")
+
+
 def metrics() -> list[Metric]:
     """Returns all metrics: those of processes, which are read at each scrape, and then the others in the order of their creation."""
     all_metrics = Metrics()
     of_processes = [(family, tuple(family.samples[0].labels)) for family in all_metrics.processes.collect()]
     collectors = (value for value in vars(all_metrics).values() if isinstance(value, Counter | Gauge | Histogram))
-    others = [(family, collector._labelnames) for collector in collectors for family in collector.describe()]
+    others = [(family, labels_of(collector)) for collector in collectors for family in collector.describe()]
     return [
         Metric(
             family.name.removeprefix("bertserve_") + ("_total" if family.type == "counter" else ""),
