@@ -1,7 +1,7 @@
 """JSON Lines: each line of the body is a request. The answers are sent in the order of the lines, each as soon as it is ready.
 
-The lines that are read and not yet answered are limited by number and bytes. At the limit, nothing more is read from the connection, so
-that TCP slows the sender down.
+The lines in progress, which are read and not yet answered, are limited by number and bytes. At the limit, nothing more is read from the
+connection, so that TCP slows the sender down.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MEDIA_TYPES = frozenset({MEDIA_TYPE.encode(), b"application/jsonl", b"applicatio
 # Limit of the bytes of the lines in progress, unless there is only one line; each counts as 64 KiB / `max_stream_requests` at least. More
 # lines would wait for each other in the queue, where their deadlines would pass.
 MAX_BYTES = 2**16
-READ_AHEAD_BYTES = 2**18  # more than this is read only if it is one line; only reading detects a disconnected client
+READ_AHEAD_BYTES = 2**18  # what is read while lines are in progress, because only reading detects a disconnected client
 MIN_RETRY_S = 0.1  # seconds until a refused line asks again, at least
 
 
@@ -48,7 +48,7 @@ class LineStream:
         self._route, self._request, self._timeout_s, self._error_log, self._turns = route, request, timeout_s, error_log, turns
         self._settings = request.state.settings
         self._unread, self._is_complete = bytearray(), False  # what was received of the lines that are not in progress
-        self._answers: asyncio.Queue[tuple[asyncio.Task[bytes], int] | None] = asyncio.Queue()
+        self._lines: asyncio.Queue[tuple[asyncio.Task[bytes], int] | None] = asyncio.Queue()
         self._number = self._bytes = 0  # number of the last line in progress; bytes of all lines in progress
         self._answer_sent = asyncio.Event()
 
@@ -57,20 +57,20 @@ class LineStream:
 
         Raises:
             MalformedRequestError: The client speaks HTTP/1.0, which has no chunks.
-            HttpError: The client disconnected, so the requests of its lines are cancelled (499); or it sent nothing while no line was in
-                progress (408).
+            HttpError: The client disconnected, so the requests of its lines are cancelled (499); or no line came in time while none was
+                in progress (408).
         """
         if self._request.scope.get("http_version") == "1.0":
             raise MalformedRequestError("the answer to JSON Lines needs HTTP/1.1; with nginx, set `proxy_http_version 1.1`.")
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 reader = self._tasks.create_task(self._read(receive))
-                while (item := await self._answers.get()) is not None:
-                    task, size = item
-                    await self._send(send, await task + b"\n")
+                while (line := await self._next_line()) is not None:
+                    answer, size = line
+                    await self._send(send, await answer + b"\n")
                     self._bytes -= size
-                    self._answer_sent.set()
                     self._start_lines()
+                    self._answer_sent.set()
                 await self._send(send, b"", more=False)
                 reader.cancel()
         except BaseExceptionGroup as failed:
@@ -81,36 +81,32 @@ class LineStream:
             await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": [(b"content-type", MEDIA_TYPE.encode())]})
         await send({"type": "http.response.body", "body": body, "more_body": more})
 
+    async def _next_line(self) -> tuple[asyncio.Task[bytes], int] | None:
+        """Returns the task and the size of the next line; None after the last one."""
+        timeout_s = self._settings.body_timeout_s if self._lines.empty() else None  # a timer for each line would cost time
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._lines.get()
+        except TimeoutError:
+            raise HttpError(
+                HTTPStatus.REQUEST_TIMEOUT, "no line came within {limit:g} s; end the request after the last line.", limit=timeout_s
+            ) from None
+
     async def _read(self, receive: Receive) -> None:
         """Reads ahead of the lines in progress, and until the client disconnects."""
-        while True:
-            self._answer_sent.clear()
-            try:
-                async with asyncio.timeout(self._settings.body_timeout_s):
-                    message = await receive()
-            except TimeoutError:
-                # the client can pause while lines are in progress, and after their last answer
-                if self._bytes or self._answer_sent.is_set():
-                    continue
-                raise HttpError(
-                    HTTPStatus.REQUEST_TIMEOUT,
-                    "no line came within {timeout_s:g} s; end the request after the last line.",
-                    timeout_s=self._settings.body_timeout_s,
-                ) from None
-            if message["type"] == "http.disconnect":
-                raise HttpError(CLIENT_GONE, "the client closed the connection before its stream was answered.")
-            if self._is_complete:
-                continue
+        while (message := await receive())["type"] != "http.disconnect":
             self._unread += message.get("body", b"")
             if not message.get("more_body", False):
                 self._unread += b"\n"
                 self._is_complete = True
-            while self._start_lines() and len(self._unread) > READ_AHEAD_BYTES:
+            self._start_lines()
+            while self._bytes and len(self._unread) > READ_AHEAD_BYTES:
                 self._answer_sent.clear()
                 await self._answer_sent.wait()
+        raise HttpError(CLIENT_GONE, "the client closed the connection before its stream was answered.")
 
-    def _start_lines(self) -> bool:
-        """Starts a request for each line that is not blank, while there is room for it; returns whether others wait."""
+    def _start_lines(self) -> None:
+        """Starts a request for each line that is not blank, while there is room for it."""
         while (end := self._unread.find(b"\n")) >= 0:
             line = bytes(self._unread[:end])
             if not line.strip():
@@ -118,31 +114,30 @@ class LineStream:
                 continue
             size = max(len(line), ceil(MAX_BYTES / self._settings.max_stream_requests))
             if self._bytes and self._bytes + size > MAX_BYTES:
-                return True
+                return
             del self._unread[: end + 1]
             self._bytes += size
             self._number += 1
-            self._answers.put_nowait((self._tasks.create_task(self._answer(line, self._number)), size))
+            self._lines.put_nowait((self._tasks.create_task(self._answer(line, self._number)), size))
         del self._unread[self._settings.max_body_bytes + 1 :]  # a line that is too long keeps one byte too many, and is refused
         if self._is_complete:
-            self._answers.put_nowait(None)
-        return False
+            self._lines.put_nowait(None)
 
     async def _answer(self, line: bytes, number: int) -> bytes:
         """Returns the answer to a line as JSON, or its error in the usual JSON shape; counts both."""
         start, request, metrics = time.perf_counter(), self._request, self._request.state.metrics
-        labels, status = (self._route.task or UNKNOWN, UNKNOWN), CLIENT_GONE
+        task, model, status = self._route.task or UNKNOWN, UNKNOWN, CLIENT_GONE
         try:
             request.auth.check(self._route.access, request.scope["headers"])  # again for each line, because a stream can have no end
             if len(line) > self._settings.max_body_bytes:
                 raise TooLargeError(
-                    "the line has more than {max_body_bytes} bytes; send less in one line; the operator can raise --max-body-bytes.",
-                    max_body_bytes=self._settings.max_body_bytes,
+                    "the line has more than {limit} bytes; send less in one line; the operator can raise --max-body-bytes.",
+                    limit=self._settings.max_body_bytes,
                 )
             if len(line) > LARGE_BYTES:
                 await take_turn(self._turns)
             call = self._route.read_call(line, request)  # it looks the model up for each line, because it can be reloaded during the stream
-            labels = (call.task, call.model.name)
+            task, model = call.task, call.model.name
             prediction = await self._predict(call)
             if prediction.response_bytes > LARGE_BYTES:
                 await take_turn(self._turns)
@@ -155,23 +150,20 @@ class LineStream:
             if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 self._error_log.write(error, request.log_fields())
         finally:
-            metrics.requests_of(*labels, status).inc()
-            if labels[1] != UNKNOWN:
-                metrics.model(*labels).request_seconds.observe(time.perf_counter() - start)
+            metrics.requests_of(task, model, status).inc()
+            if model != UNKNOWN:
+                metrics.model(task, model).request_seconds.observe(time.perf_counter() - start)
         return body
 
     async def _predict(self, call: Call) -> Prediction:
-        """Returns the prediction. A refused line waits and asks again, until it has waited `timeout_s` seconds.
-
-        Raises:
-            RefusedError: The line was still refused after that time.
-        """
+        """Returns the prediction. A refused line asks again until it has waited `timeout_s` seconds; only then its refusal counts."""
         end = time.monotonic() + self._timeout_s
         while True:
+            is_last = time.monotonic() >= end
             try:
-                return await call.predict(self._timeout_s, counts_refusals=False)
+                return await call.predict(self._timeout_s, counts_refusals=is_last)
             except RefusedError as error:
-                if (left_s := end - time.monotonic()) <= 0:
+                if is_last:
                     raise
                 # each attempt can tokenize the line again
-                await asyncio.sleep(max(MIN_RETRY_S, min(error.retry_after_s, left_s)))
+                await asyncio.sleep(max(MIN_RETRY_S, min(error.retry_after_s, end - time.monotonic())))
