@@ -196,7 +196,7 @@ def probe_target(text: str, headers: Mapping[str, str], *, texts: int, seed: int
         seed: Seed of a built-in workload.
 
     Raises:
-        BenchError: The address, the workload or the file is wrong, or the endpoint refused the first body.
+        BenchError: The address, the workload or the file is wrong, or the endpoint did not accept the first body.
     """
     url, equals, workload = text.rpartition("=")
     if not equals or ("?" in url and workload not in workloads.NAMES and not Path(workload).exists()):
@@ -207,7 +207,7 @@ def probe_target(text: str, headers: Mapping[str, str], *, texts: int, seed: int
     mask = str((model or {}).get("mask_token") or workloads.MASK)
     target = build_target(address, build_bodies(workload, path=address.path, texts=texts, seed=seed, mask=mask), headers)
     status, value = fetch(address, "POST", address.path, headers, target.bodies[0].content)
-    if status < 200 or (300 <= status < 500 and status != 429):
+    if not 200 <= status < 300:
         raise BenchError(f"{url} answered {status} to a first request: {value.get('error') if isinstance(value, dict) else value}")
     # `endpoint` of a model is that of its own task, and the rest is long
     shown = {key: value for key, value in (model or {}).items() if key not in ("validation", "metrics")}

@@ -27,6 +27,15 @@ def test_texts_contain_the_mask_token_of_the_target_model(model: dict[str, str] 
     assert [1, 1] == [json.loads(body)["inputs"].count(mask) for body in (server.bodies[1], target.bodies[0].content)]
 
 
+@pytest.mark.parametrize("status", [b"302 Found", b"422 Unprocessable Content", b"429 Too Many Requests", b"503 Service Unavailable"])
+def test_a_target_that_does_not_accept_a_request_is_refused(status: bytes) -> None:
+    async def refuse(_: int) -> bytes:
+        return response(b"{}", status)
+
+    with listening(refuse) as server, pytest.raises(BenchError, match=status[:3].decode()):
+        probe_target(f"http://127.0.0.1:{server.port}/classify", {}, texts=1, seed=0)
+
+
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://a/b", "http://", "http://a:b/", "http://a b/", "http://[::1/x"])
 def test_an_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(BenchError, match=r"http://127\.0\.0\.1:8000/classify"):
