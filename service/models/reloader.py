@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -136,7 +137,8 @@ class Reloader:
 
 def without_folders(message: str, folders: Sequence[Path]) -> str:
     """Returns an error's message for callers: it has names of models folders instead of their paths."""
-    paths = {str(path) for folder in folders for path in (folder, os.path.abspath(folder))}
-    for path in sorted(paths, key=len, reverse=True):
-        message = message.replace(f"{path}/", "").replace(path, Path(path).name) if path != "." else message
-    return message
+    paths = {str(path) for folder in folders for path in (folder, os.path.abspath(folder))} - {"."}
+    pattern = "|".join(map(re.escape, sorted(paths, key=len, reverse=True)))
+    # not a part of another path, such as `/data/models` or `/models-old` for the folder `/models`
+    whole = rf"(?<![\w./-])({pattern})(/|(?![\w-]|\.\w))"
+    return re.sub(whole, lambda match: "" if match[2] else Path(match[1]).name, message)

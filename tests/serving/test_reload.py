@@ -20,6 +20,7 @@ from bertserve.service.errors import InvalidValueError
 from bertserve.service.models import loading
 from bertserve.service.models.build import AppState
 from bertserve.service.models.model import Model
+from bertserve.service.models.reloader import without_folders
 from conftest import metric
 from fakes import wrap_sessions
 from served_socket import until
@@ -156,6 +157,19 @@ async def test_the_old_model_keeps_serving_if_its_new_bundle_is_broken(models: P
         assert await scores(client) != before
         assert "broken" not in (await client.get("/models/tiny")).json()
         assert 'broken_models{model="tiny"} 0.0' in (await client.get("/metrics")).text
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("`/models/tiny/manifest.json` is missing", "`tiny/manifest.json` is missing"),
+        ("no bundle in /models.", "no bundle in models."),
+        ("`/models-old/tiny`, `/data/models/tiny`", "`/models-old/tiny`, `/data/models/tiny`"),
+        ("`/models/a/tiny` in `/models/a`", "`tiny` in `a`"),
+    ],
+)
+def test_a_message_for_callers_names_folders_without_their_paths(message: str, expected: str) -> None:
+    assert expected == without_folders(message, [Path("/models"), Path("/models/a"), Path("tiny").parent])
 
 
 @pytest.mark.parametrize(("action", "status"), [("load", 404), ("unload", 200)])
