@@ -13,7 +13,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from bertserve.service.api import error_responses
 from bertserve.service.errors import BertServeError, HttpError, MalformedRequestError, UnavailableError
 
-_HEADS = tuple(b"HTTP/1.1 %d" % digit for digit in (2, 3, 4, 5))  # not 100, after which the client only sends its body
+_TOO_LARGE = "the request has more than {limit} bytes besides its body; the operator can raise --max-header-bytes."
+_TOO_SLOW = "the request line and headers were not complete within {limit:g} s."
+_CONTINUE = b"HTTP/1.1 100 "  # not an answer: the client then sends its body
 LINGER_S = 0.5  # time for a client to read its last answer, and during shutdown to send the rest of a head
 IDLE, HEAD, BODY = range(3)  # what the parser reads: nothing between two requests, a head, or a body
 
@@ -22,6 +24,9 @@ class AnswerTransport(asyncio.Transport):
     """A transport that sends the head of an answer in one packet with its body, and that closes in two steps.
 
     With two packets, a short request costs the service and its client a system call and a wake-up more each.
+
+    Attributes:
+        holds_head: Whether the next write is the head of an answer, which waits for the body.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -29,16 +34,16 @@ class AnswerTransport(asyncio.Transport):
         self._transport = transport
         self._head = b""
         self._closing = False
-        self.joins = True
+        self.holds_head = False
 
     def is_closing(self) -> bool:
         """Returns whether the connection is closed or closing."""
         return self._closing or self._transport.is_closing()
 
     def write(self, data: Any) -> None:
-        """Writes bytes, but if it joins, it keeps the head of an answer until the next write."""
-        if self.joins and not self._head and data.startswith(_HEADS):
-            self._head = data
+        """Writes bytes, or keeps the head of an answer until the next write."""
+        if self.holds_head and not data.startswith(_CONTINUE):
+            self._head, self.holds_head = data, False
         else:
             self._transport.write(self._head + data)
             self._head = b""
@@ -85,18 +90,19 @@ class LimitedProtocol(HttpToolsProtocol):
         self._room -= len(data)
         try:
             self.parser.feed_data(data)
-            if self._room < 0:
-                raise self._too_large()
-            if self._stage == HEAD and self.timeout_keep_alive_task is None:
-                self._start_timer()
         except httptools.HttpParserUpgrade as upgrade:  # the parser has not read the body: it gets the head again, without `Upgrade`
             method, version = self.parser.get_method(), self.parser.get_http_version().encode()
             headers = b"".join(b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade")
             self.parser, self._room = httptools.HttpRequestParser(self), self.max_header_bytes
             self.data_received(b"%s %s HTTP/%s\r\n%s\r\n" % (method, self.url, version, headers) + data[upgrade.args[0] :])
-        except (httptools.HttpParserError, HttpError) as error:
-            # the parser wraps the error of a callback
-            self._refuse(error if isinstance(error, HttpError) else error.__context__ or error)
+        except httptools.HttpParserError as error:
+            cause = error.__context__  # the error of a callback, which the parser wraps
+            self._refuse(cause if isinstance(cause, BertServeError) else MalformedRequestError("not a valid HTTP/1.1 request."))
+        else:
+            if self._room < 0:
+                self._refuse(HttpError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LARGE, limit=self.max_header_bytes))
+            elif self._stage == HEAD and self.timeout_keep_alive_task is None:
+                self._start_timer()
 
     def on_message_begin(self) -> None:
         """Begins a head; refuses a request that was sent before the answer to the last one."""
@@ -110,7 +116,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """Checks a complete head, and starts the application."""
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self.max_header_bytes:
-            raise self._too_large()
+            raise HttpError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LARGE, limit=self.max_header_bytes)
         # uvicorn would cut a fragment off, and a proxy might not: the two would see different paths
         if self.parser.get_http_version() not in ("1.1", "1.0") or self.parser.get_method() == b"CONNECT" or b"#" in self.url:
             raise MalformedRequestError("only HTTP/1.1 and HTTP/1.0 are supported, without CONNECT, and without `#` in the target.")
@@ -119,7 +125,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.timeout_keep_alive_task is not None:
             self._stop_timer()
         super().on_headers_complete()
-        self.transport.joins = self.parser.get_method() != b"HEAD"  # otherwise no body follows
+        self.transport.holds_head = self.parser.get_method() != b"HEAD"  # for which no body follows
         self.headers = []  # for trailers, because the application decides access by the headers
         self._stage = BODY
         self._room += size
@@ -143,9 +149,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.loop.call_later(LINGER_S, super().shutdown)
 
     def _start_timer(self) -> None:
-        error = HttpError(
-            HTTPStatus.REQUEST_TIMEOUT, "the request line and headers were not complete within {limit:g} s.", limit=self.header_timeout_s
-        )
+        error = HttpError(HTTPStatus.REQUEST_TIMEOUT, _TOO_SLOW, limit=self.header_timeout_s)
         self.timeout_keep_alive_task = self.loop.call_later(self.header_timeout_s, self._refuse, error)
 
     def _stop_timer(self) -> None:
@@ -154,14 +158,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.timeout_keep_alive_task.cancel()
             self.timeout_keep_alive_task = None
 
-    def _too_large(self) -> HttpError:
-        return HttpError(
-            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-            "the request has more than {limit} bytes besides its body; the operator can raise --max-header-bytes.",
-            limit=self.max_header_bytes,
-        )
-
-    def _refuse(self, error: BaseException) -> None:
+    def _refuse(self, error: BertServeError) -> None:
         """Sends an error unless an answer has started, and closes the connection."""
         self._stop_timer()
         if self._stage == IDLE and self.cycle is not None and not self.cycle.response_complete:  # the request is answered first
@@ -169,8 +166,7 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         if self._stage != BODY or not self.cycle.response_started:
             request_id = uuid.uuid4().hex
-            answer_error = error if isinstance(error, BertServeError) else MalformedRequestError("not a valid HTTP/1.1 request.")
-            response = error_responses.response(answer_error, request_id)
+            response = error_responses.response(error, request_id)
             response.headers.update({"x-request-id": request_id, "connection": "close"})
             head = STATUS_LINE[response.status_code] + b"".join(b"%s: %s\r\n" % header for header in response.raw_headers)
             self.transport.write(head + b"\r\n" + bytes(response.body))
