@@ -210,7 +210,7 @@ class Endpoint:
             line = "%s %s %s %s %.1f ms %s"
             access_log.info(line, fields["client"], fields["method"], fields["path"], status, seconds * 1000, request.id, extra=fields)
         if request.trace is not None:
-            _end(request.trace, end, request, status)
+            _end_trace(request.trace, end, request, status)
 
 
 def _check_headers(request: Request) -> None:
@@ -239,7 +239,7 @@ def _check_headers(request: Request) -> None:
             )
 
 
-def _end(trace: RequestSpan, end: float, request: Request, status: int) -> None:
+def _end_trace(trace: RequestSpan, end: float, request: Request, status: int) -> None:
     """Ends a request's span, with its attributes."""
     fields, method, route = request.log_fields(), request.scope["method"], request.route
     attributes = {

@@ -16,8 +16,8 @@ from starlette.types import Receive, Send
 
 from bertserve.service.api import error_responses
 from bertserve.service.api.call import Call
-from bertserve.service.api.request import LARGE_BYTES, Request, take_turn
-from bertserve.service.errors import CLIENT_GONE, BertServeError, HttpError, MalformedRequestError, RefusedError, TooLargeError
+from bertserve.service.api.request import LARGE_BYTES, Request, take_turn, too_large_error
+from bertserve.service.errors import CLIENT_GONE, BertServeError, HttpError, MalformedRequestError, RefusedError
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks.json_text import to_json
@@ -130,10 +130,7 @@ class LineStream:
         try:
             request.auth.check(self._route.access, request.scope["headers"])  # again for each line, because a stream can have no end
             if len(line) > self._settings.max_body_bytes:
-                raise TooLargeError(
-                    "the line has more than {limit} bytes; send less in one line; the operator can raise --max-body-bytes.",
-                    limit=self._settings.max_body_bytes,
-                )
+                raise too_large_error("line", len(line), self._settings.max_body_bytes)
             if len(line) > LARGE_BYTES:
                 await take_turn(self._turns)
             call = self._route.read_call(line, request)  # it looks the model up for each line, because it can be reloaded during the stream

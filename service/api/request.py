@@ -28,7 +28,7 @@ TIMEOUT_HEADER = "x-request-timeout-ms"
 _AMBIGUOUS = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]|/\.\.?(?:/|\Z)")
 _ADDRESS = re.compile("[0-9a-fA-F.:]+")
 _ENCODED_SLASH = re.compile(rb"%(?:2f|5c)", re.IGNORECASE)
-_SLOW = "the body is slow"  # why a task is cancelled
+_SLOW, _GONE = "the body is slow", "the client is gone"  # why a task is cancelled
 # Bodies and answers of more than this many bytes take turns on the event loop, because each can block it for up to 0.04 s.
 LARGE_BYTES = 2**17
 WATCH_AFTER_S = 0.1  # most requests are answered sooner, and watching each one would cost more than it saves
@@ -157,9 +157,15 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], *, limit: 
         ) from None
     finally:
         timer.cancel()
-    raise TooLargeError(
-        "the body has {body_bytes} bytes or more and {limit} are allowed; send less at once; the operator can raise --max-body-bytes.",
-        body_bytes=size,
+    raise too_large_error("body", size, limit)
+
+
+def too_large_error(part: str, size: int, limit: int) -> TooLargeError:
+    """Returns the error of a body or a line that has at least `size` bytes, more than `limit`."""
+    return TooLargeError(
+        "the {part} has {size} bytes or more and {limit} are allowed; send less at once; the operator can raise --max-body-bytes.",
+        part=part,
+        size=size,
         limit=limit,
     )
 
@@ -174,20 +180,17 @@ async def until_disconnect(work: Awaitable[T], receive: Receive) -> T:
     task = asyncio.current_task()
     assert task is not None, "called outside a task. This is a bug."
     watchers: list[asyncio.Task[None]] = []
-    gone = False
 
     async def watch() -> None:
-        nonlocal gone
         while (await receive())["type"] != "http.disconnect":
             continue
-        gone = True
-        task.cancel()
+        task.cancel(_GONE)
 
     timer = loop.call_later(WATCH_AFTER_S, lambda: watchers.append(loop.create_task(watch())))
     try:
         return await work
-    except asyncio.CancelledError:
-        if not gone:
+    except asyncio.CancelledError as error:
+        if error.args != (_GONE,):
             raise
         task.uncancel()
         raise HttpError(CLIENT_GONE, "the client closed the connection before it was answered.") from None
