@@ -24,6 +24,10 @@ async def refuse(_: Scope, __: Receive, send: Send) -> None:
     await answer(send, b"no", status=401)
 
 
+def reset_on_close(writer: asyncio.StreamWriter) -> None:
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
 async def replies(sent: bytes, app: Any = echo, **limits: float) -> bytes:
     """Returns everything that the service sends back until it closes the connection."""
     async with listening(app, **limits) as served, client(served, sent) as (reader, _):
@@ -79,12 +83,15 @@ async def test_a_head_that_is_not_complete_in_time_is_refused(sent: bytes) -> No
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 100, b"NONSENSE\r\n\r\n"])
-async def test_a_closed_connection_is_freed(sent: bytes) -> None:
+@pytest.mark.parametrize("end", ["close", "reset"])
+async def test_a_closed_connection_is_freed(sent: bytes, end: str) -> None:
     """The timer of its head would keep it in memory for seconds, and a client can open thousands of connections in that time."""
     async with listening(echo) as served:
-        async with client(served, sent):
+        async with client(served, sent) as (_, writer):
             await until(lambda: bool(served.protocols))
             await asyncio.sleep(0.01)
+            if end == "reset":
+                reset_on_close(writer)
         await until(lambda: not served.connections)
         kept = weakref.ref(served.protocols.pop())
         gc.collect()
@@ -211,7 +218,7 @@ async def test_a_lost_connection_cancels_its_request(end: str) -> None:
         if end == "half":
             writer.write_eof()
         elif end == "reset":
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            reset_on_close(writer)
         if end != "half":
             writer.close()
         await until(lambda: not served.connections and bool(ended))
