@@ -59,7 +59,7 @@ class AnswerTransport(asyncio.Transport):
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection; a subclass has the limits.
+    """One connection. A subclass sets the limits.
 
     Attributes:
         max_header_bytes: Maximum bytes of a request besides the data of its body: request line, headers, chunk extensions and trailers.
