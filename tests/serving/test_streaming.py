@@ -367,6 +367,8 @@ def test_a_slow_sender_is_cut_off(models: Path, tmp_path: Path) -> None:
                 received += more
         assert b"label" in received
         assert not received.endswith(b"0\r\n\r\n")  # without the final chunk, the client knows that the stream is incomplete
+    [line] = served.lines()
+    assert " 408 too_slow " in line
 
 
 class SlowClient(Client):
