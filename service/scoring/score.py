@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import filecmp
 import hashlib
+import json
 import os
 import shutil
 import signal
@@ -76,12 +77,16 @@ def _run(source: Path, predictor: Predictor, blocks: Iterable[rows.RowBlock], pa
             count, total = count + 1, total + len(block.rows)
             bar.update(block.size)
     seconds = time.perf_counter() - start
-    rejected = parts.finish(count)
+    reasons = parts.finish(count)
+    rejected = len(reasons)
     print(
         f"{plural(total, 'row')}: {total - rejected} answered{f', {rejected} rejected ({parts.rejected})' if rejected else ''}; "
         f"{scored} scored in {seconds:.1f} s, {scored / seconds:,.0f} rows/s, {warned} with warnings",
         file=sys.stderr,
     )
+    if reasons:
+        first = json.loads(reasons[0])
+        print(f"first rejection, row {first['row']}: {first['error']}", file=sys.stderr)
     return 3 if rejected else 0
 
 
@@ -114,8 +119,8 @@ class Parts:
             with self._complete(kind, self._path(kind, index)) as path:
                 path.write_bytes(content)
 
-    def finish(self, count: int) -> int:
-        """Joins `count` parts to the output, and to the file of rejected rows if there are any; returns the number of these rows."""
+    def finish(self, count: int) -> list[bytes]:
+        """Joins `count` parts to the output, and to the file of rejected rows if there are any; returns the lines about these rows."""
         with self._complete("output", self.output) as output:
             self._writer.join([self._path("part", index) for index in range(count)], output)
             reasons = b"".join(self._path("rejected", index).read_bytes() for index in range(count))
@@ -123,7 +128,7 @@ class Parts:
                 with self._complete("rejected", self.rejected) as rejected:
                     rejected.write_bytes(reasons)
         shutil.rmtree(self._folder)
-        return reasons.count(b"\n")
+        return reasons.splitlines()
 
     @contextmanager
     def _complete(self, kind: str, target: Path) -> Iterator[Path]:

@@ -244,7 +244,8 @@ def test_rejected_rows_are_written_to_a_separate_file(models: Path, tmp_path: Pa
     assert [(2 * i + 1, 4 * i + 1) for i in range(len(BAD))] == [(row["row"], row["line"]) for row in rejected]
     assert [] == [(words, row["error"]) for (_, words), row in zip(BAD, rejected, strict=True) if words not in row["error"]]
     assert len(BAD) == len(read_lines(tmp_path / "out.jsonl"))
-    assert f"{len(BAD)} rejected" in capsys.readouterr().err
+    assert f"{len(BAD)} rejected" in (printed := capsys.readouterr().err)
+    assert f"row 1: {rejected[0]['error']}" in printed
 
 
 @pytest.mark.parametrize(
