@@ -113,7 +113,7 @@ def classify(input_: ClassifyInput, model: TaskModel) -> TaskGenerator:
     step, read_texts = _first_step(input_, model.tokenizer)
     activation = parameters.function_to_apply or config.activation
     can_calibrate = parameters.function_to_apply is None and config.activation != "none"
-    rule = decision_rule(parameters, model, config.labels, can_calibrate=can_calibrate)
+    rule = decision_rule(parameters, model, config.labels, can_calibrate=can_calibrate, probabilities=activation != "none")
     returned = min(parameters.top_k or len(config.labels), len(config.labels))
     cost = Cost(returned * (ITEM_BYTES + longest_label(config.labels)))
     if parameters.decide:

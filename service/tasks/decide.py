@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from bertserve.service.bundle.calibration import Calibration
-from bertserve.service.errors import InvalidParameterError
+from bertserve.service.errors import CallerValue, InvalidParameterError
 from bertserve.service.tasks.body import NUMBER_TAG, OBJECT_TAG, ClosedModel, one_of
 from bertserve.service.tasks.decoding import Floats, Link, calibrate
 from bertserve.service.tasks.step import TaskModel
@@ -104,9 +104,9 @@ class DecisionRule:
         """Whether the request asks for a decision."""
         return self.thresholds is not None
 
-    def reaches(self, label: str | None, score: float, default: float = float("-inf")) -> bool:
-        """Returns whether a score reaches the threshold of its label, which is `default` if it has none."""
-        return self.thresholds is None or score >= self.thresholds.get(label, self.thresholds.get(None, default))
+    def threshold_of(self, label: str | None, default: float = float("-inf")) -> float:
+        """Returns the least score of a label that counts, which is `default` if it has no threshold."""
+        return default if self.thresholds is None else self.thresholds.get(label, self.thresholds.get(None, default))
 
     def count(self, labels: Sequence[str], score: float) -> None:
         """Counts a prediction, given its labels and best score. Raw scores do not count, because the reference has calibrated ones."""
@@ -123,9 +123,10 @@ class DecisionRule:
         if self.thresholds is None:
             return answer
         if self.for_label_sets:  # label sets have one common threshold
-            return self.as_json([item["label"] for item in scored if self.reaches(None, item["score"])] or None, answer, score)
-        chosen = [item["label"] for item in scored if item["label"] in self.thresholds and self.reaches(item["label"], item["score"])]
-        return self.as_json(chosen[0] if chosen else label if self.reaches(label, score) else None, answer, score)
+            return self.as_json([item["label"] for item in scored if item["score"] >= self.threshold_of(None)] or None, answer, score)
+        own = (item["label"] for item in scored if item["label"] in self.thresholds and item["score"] >= self.thresholds[item["label"]])
+        decision = next(own, label if score >= self.threshold_of(label) else None)
+        return self.as_json(decision, answer, score, label)
 
     def decide_any(self, scored: Sequence[Mapping[str, Any]], answer: Any) -> Any:
         """Returns the answer, or the decision for any number of independent labels; `scored` has all of them, the best first."""
@@ -133,22 +134,24 @@ class DecisionRule:
         self.count([item["label"] for item in scored if item["score"] >= DEFAULT_THRESHOLD], score)
         if self.thresholds is None:
             return answer
-        return self.as_json(
-            [item["label"] for item in scored if self.reaches(item["label"], item["score"], DEFAULT_THRESHOLD)], answer, score
-        )
+        labels = [item["label"] for item in scored if item["score"] >= self.threshold_of(item["label"], DEFAULT_THRESHOLD)]
+        return self.as_json(labels, answer, score)
 
-    def as_json(self, decision: Any, answer: Any, best: float | None, **more: Any) -> dict[str, Any]:
+    def as_json(self, decision: Any, answer: Any, best: float | None, label: str | None = None, **more: Any) -> dict[str, Any]:
         """Returns a decision as JSON, and counts an abstention.
 
         Args:
             decision: The label, labels, answer or indices; None if a threshold is not reached.
             answer: The answer without a decision.
             best: The best score; None if there is no score.
+            label: The label of the best score, if labels can have thresholds of their own.
             more: Further fields.
         """
-        reason = "no score reaches its threshold" if decision is None else None
+        reason = None
         if best is not None and self.min_confidence is not None and best < self.min_confidence:
-            decision, reason = None, f"the best score {best:.4g} is below `min_confidence` {self.min_confidence:g}"
+            decision, reason = None, f"the best score {best:g} is below `min_confidence` {self.min_confidence:g}"
+        elif decision is None:
+            reason = f"the best score {best:g} is below its threshold {self.threshold_of(label):g}"
         if decision is None and self.score_metrics is not None:
             self.score_metrics.count_abstention()
         return {"decision": decision, "abstained": decision is None, "reason": reason, "scores": answer, **more}
@@ -158,7 +161,12 @@ RAW_SCORES = DecisionRule()
 
 
 def decision_rule(
-    parameters: ThresholdParameters, model: TaskModel, labels: Sequence[str] = (), *, can_calibrate: bool = True
+    parameters: ThresholdParameters,
+    model: TaskModel,
+    labels: Sequence[str] = (),
+    *,
+    can_calibrate: bool = True,
+    probabilities: bool = True,
 ) -> DecisionRule:
     """Returns the rule for the inputs of a request; by default it calibrates the scores if the model has a calibration.
 
@@ -167,9 +175,11 @@ def decision_rule(
         model: The model with its calibration and thresholds.
         labels: Names that `threshold` may have.
         can_calibrate: Whether the scores are those that were calibrated; otherwise the request asks for others, such as logits.
+        probabilities: Whether the scores are from 0 to 1; otherwise a threshold can be any number.
 
     Raises:
-        InvalidParameterError: The model has no calibration for these scores or no thresholds, or `threshold` has an unknown label.
+        InvalidParameterError: The model has no calibration for these scores or no thresholds, `threshold` has an unknown label, or a number
+            is outside the range of the scores.
     """
     requested = parameters.calibrated if isinstance(parameters, DecideParameters) else False
     if requested and model.calibration is None:
@@ -183,20 +193,25 @@ def decision_rule(
     calibration = model.calibration if can_calibrate and requested is not False else None
     if not parameters.decide:
         return RAW_SCORES if calibration is None else DecisionRule(calibration, model.score_metrics)
-    if isinstance(parameters.threshold, dict):
-        check_names(parameters.threshold, labels, "`threshold`", InvalidParameterError)
-        thresholds = dict[str | None, float](parameters.threshold.items())
-        return DecisionRule(calibration, model.score_metrics, thresholds, parameters.min_confidence)
-    if parameters.threshold is not None:
-        return DecisionRule(calibration, model.score_metrics, {None: parameters.threshold}, parameters.min_confidence)
-    stored = () if calibration is None else calibration.thresholds
-    if not stored and parameters.min_confidence is None:
+    requested_thresholds, minimum = parameters.threshold, parameters.min_confidence
+    stored = calibration.thresholds if calibration is not None and requested_thresholds is None else ()
+    thresholds: dict[str | None, float] = {item.label: item.threshold for item in stored}
+    if isinstance(requested_thresholds, dict):
+        check_names(requested_thresholds, labels, "`threshold`", InvalidParameterError)
+        thresholds.update(requested_thresholds)
+    elif requested_thresholds is not None:
+        thresholds[None] = requested_thresholds
+    for name, value in [*(("threshold", value) for value in thresholds.values()), ("min_confidence", minimum)]:
+        if probabilities and value is not None and not 0 <= value <= 1:
+            raise InvalidParameterError(
+                "`{name}` is {value}, but these scores are from 0 to 1; give a number from 0 to 1.", name=name, value=CallerValue(value)
+            )
+    if not thresholds and minimum is None:
         own = isinstance(parameters, DecideParameters)
         raise InvalidParameterError(
             "`decide` needs thresholds, and {model}; give `threshold` or `min_confidence`{remedy}.",
             model="this model has none for these scores" if own else "this task has none of its own",
             remedy=", or the operator can calibrate the bundle with `bert-export calibrate --aim`" if own else "",
         )
-    by_label = {item.label: item.threshold for item in stored}
     for_label_sets = any(item.aim == "coverage" for item in stored)
-    return DecisionRule(calibration, model.score_metrics, by_label, parameters.min_confidence, for_label_sets)
+    return DecisionRule(calibration, model.score_metrics, thresholds, minimum, for_label_sets)

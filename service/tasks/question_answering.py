@@ -111,7 +111,8 @@ def answer_question(input_: AnswerInput, model: TaskModel) -> TaskGenerator:
             from a model without a token for it, or the explanation has too many words.
     """
     parameters = input_.parameters
-    rule = decision_rule(parameters, model, can_calibrate=parameters.duplicates == "best")
+    probabilities = parameters.duplicates == "best"
+    rule = decision_rule(parameters, model, can_calibrate=probabilities, probabilities=probabilities)
     passage_windows = windows_of(input_, model.tokenizer)
     token_ranges = passage_windows.token_ranges
     spans = window_spans(passage_windows.passage, token_ranges, "context") if len(token_ranges) > 1 else ()
@@ -156,7 +157,7 @@ def answer_question(input_: AnswerInput, model: TaskModel) -> TaskGenerator:
     convert_offsets(answers, input_.context, parameters.offset_unit)
     rule.count(["no answer" if best is no_answer else "answer"], best["score"])
     if rule.decides:
-        return rule.as_json(best["answer"] if rule.reaches(None, best["score"]) else None, answers, best["score"])
+        return rule.as_json(best["answer"] if best["score"] >= rule.threshold_of(None) else None, answers, best["score"])
     return answers if parameters.top_k > 1 else best
 
 

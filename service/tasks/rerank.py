@@ -57,7 +57,7 @@ def rerank(input_: RerankBody, model: TaskModel) -> TaskGenerator:
     label = relevant_label(config.labels)
     assert label is not None, "a derived task runs only on compatible models"
     name = config.labels[label]
-    rule = decision_rule(parameters, model, [name], can_calibrate=not input_.raw_scores)
+    rule = decision_rule(parameters, model, [name], can_calibrate=not input_.raw_scores, probabilities=not input_.raw_scores)
     encodings, truncated = encode_pairs(
         model.tokenizer,
         input_.query,
@@ -88,11 +88,8 @@ def rerank(input_: RerankBody, model: TaskModel) -> TaskGenerator:
     if not rule.decides:
         return ranked
     # the threshold of label sets does not apply to relevance
-    relevant = [
-        item["index"]
-        for item in ranked
-        if (item["score"] >= DEFAULT_THRESHOLD if rule.for_label_sets else rule.reaches(name, item["score"], DEFAULT_THRESHOLD))
-    ]
+    least = DEFAULT_THRESHOLD if rule.for_label_sets else rule.threshold_of(name, DEFAULT_THRESHOLD)
+    relevant = [item["index"] for item in ranked if item["score"] >= least]
     return rule.as_json(relevant, ranked, ranked[0]["score"])
 
 

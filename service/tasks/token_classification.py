@@ -109,7 +109,7 @@ def label_tokens(input_: NerInput, model: TaskModel) -> TaskGenerator:
         all_entities = list(_entities(input_.text, spans, scores, tags, ignored))
     for entity in all_entities:
         rule.count([label_of(entity)], entity["score"])
-    entities = [entity for entity in all_entities if rule.reaches(label_of(entity), entity["score"])]
+    entities = [entity for entity in all_entities if entity["score"] >= rule.threshold_of(label_of(entity))]
     # their number is only known from the outputs
     cost = Cost(2 + sum(ITEM_BYTES + longest_label(labels) + text_bytes(entity["word"]) for entity in entities))
     yield Step([], cost + Cost(DECISION_BYTES + len(labels) * longest_label(labels)) if input_.parameters.decide else cost)

@@ -96,6 +96,9 @@ def test_other_scores_are_not_calibrated(raw: Path, calibrated: Path) -> None:
         ({"decide": True, "threshold": {"good": 0.5}}, "positive"),
         ({"decide": True, "threshold": "high"}, "must be a number or an object"),
         ({"decide": True, "threshold": {"positive": "high"}}, "parameters.threshold.positive"),
+        ({"decide": True, "threshold": 1.5}, "`threshold` is 1.5, but these scores are from 0 to 1"),
+        ({"decide": True, "threshold": {"neutral": 0.5, "positive": -0.5}}, "`threshold` is -0.5"),
+        ({"decide": True, "min_confidence": 50, "function_to_apply": "sigmoid"}, "`min_confidence` is 50"),
     ],
 )
 def test_wrong_parameters_are_errors(raw: Path, parameters: dict[str, Any], word: str) -> None:
@@ -141,6 +144,20 @@ def test_a_threshold_without_effect_is_an_error(tmp_path: Path, raw: Path, path:
     assert classify(models, body, path=path).status_code == 422
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/models/classifier", {"inputs": "good", "parameters": {"function_to_apply": "none"}}),
+        ("/rerank", {"query": "good film", "texts": TEXTS, "raw_scores": True, "parameters": {}}),
+        ("/answer", {"inputs": {"question": "good?", "context": LONG}, "parameters": {"duplicates": "sum"}}),
+    ],
+)
+def test_logits_and_sums_can_have_any_threshold(raw: Path, path: str, body: dict[str, Any]) -> None:
+    body["parameters"] |= {"decide": True, "threshold": -50.0, "min_confidence": 50.0}
+    decided = ask(raw, path, **body)
+    assert "is below `min_confidence` 50" in (decided[0] if isinstance(decided, list) else decided)["reason"]
+
+
 def test_raw_scores_have_no_thresholds_of_the_bundle(calibrated: Path) -> None:
     for parameters in ({"calibrated": False}, {"function_to_apply": "sigmoid"}):
         body = {"inputs": "good", "parameters": parameters | {"decide": True}}
@@ -156,10 +173,16 @@ def test_the_best_label_is_the_decision_from_its_threshold_on(calibrated: Path) 
     assert {True, False} == {item["abstained"] for item in decided}
     for answer, item in zip(plain, decided, strict=True):
         assert item["decision"] == (answer[0]["label"] if answer[0]["score"] >= 0.57 else None)
-        assert item["abstained"] == (item["decision"] is None) == (item["reason"] is not None)
-    for parameters in ({"threshold": 0.99}, {"min_confidence": 0.99}):
-        item = ask(calibrated, "/models/classifier", inputs=TEXTS[:1], parameters={"decide": True} | parameters)
-        assert item[0]["abstained"]
+        assert item["abstained"] == (item["decision"] is None)
+        assert item["reason"] == (f"the best score {answer[0]['score']:g} is below its threshold 0.57" if item["abstained"] else None)
+    best = plain[0][0]
+    for parameters, least in (
+        ({"threshold": 0.99}, "its threshold 0.99"),
+        ({"threshold": {best["label"]: 0.98}}, "its threshold 0.98"),
+        ({"min_confidence": 0.97}, "`min_confidence` 0.97"),
+    ):
+        [item] = ask(calibrated, "/models/classifier", inputs=TEXTS[:1], parameters={"decide": True} | parameters)
+        assert item["reason"] == f"the best score {best['score']:g} is below {least}"
 
 
 def test_a_minimum_keeps_the_thresholds_of_the_bundle(calibrated: Path) -> None:
@@ -168,7 +191,7 @@ def test_a_minimum_keeps_the_thresholds_of_the_bundle(calibrated: Path) -> None:
     assert ask(calibrated, "/models/classifier", **plain) == ask(calibrated, "/models/classifier", **low)
     [item] = ask(calibrated, "/models/nli", inputs=["good"], parameters={"decide": True, "min_confidence": 0.0})
     assert isinstance(item["decision"], list)
-    [item] = ask(calibrated, "/models/nli", inputs=["good"], parameters={"decide": True, "min_confidence": 1.1})
+    [item] = ask(calibrated, "/models/nli", inputs=["good"], parameters={"decide": True, "min_confidence": 1.0})
     assert item["decision"] is None
 
 
@@ -214,8 +237,8 @@ def test_independent_labels_are_decided_one_by_one(tmp_path: Path) -> None:
     least = {"neutral": 0.9}
     assert item["decision"] == [label["label"] for label in answer if label["score"] >= least.get(label["label"], 0.5)]
     assert (1, False) == (len(item["scores"]), item["abstained"])
-    assert results(tmp_path, "good", decide=True, threshold=1.1)[0]["decision"] == []
-    assert results(tmp_path, "good", decide=True, min_confidence=1.1)[0]["decision"] is None
+    assert results(tmp_path, "good", decide=True, threshold=1.0)[0]["decision"] == []
+    assert results(tmp_path, "good", decide=True, min_confidence=1.0)[0]["decision"] is None
 
 
 def test_entities_below_the_threshold_are_left_out_and_counted(raw: Path, calibrated: Path) -> None:
@@ -231,14 +254,14 @@ def test_entities_below_the_threshold_are_left_out_and_counted(raw: Path, calibr
         "scores": kept,
         "left_out": len(plain) - len(kept),
     }.items() <= item.items()
-    per_label = ask(calibrated, "/ner", inputs=[text], parameters={"decide": True, "threshold": {"PER": 1.1}})
+    per_label = ask(calibrated, "/ner", inputs=[text], parameters={"decide": True, "threshold": {"PER": 1.0}})
     assert [entity for entity in plain if entity["entity_group"] != "PER"] == per_label[0]["scores"]
     nothing = ask(calibrated, "/ner", inputs="", parameters={"decide": True})
     assert {"decision": [], "abstained": False, "left_out": 0}.items() <= nothing.items()
 
 
 def test_a_minimum_counts_entities_that_are_left_out(calibrated: Path) -> None:
-    parameters = {"decide": True, "threshold": 1.1, "min_confidence": 1.05}
+    parameters = {"decide": True, "threshold": 1.0, "min_confidence": 0.99}
     item = ask(calibrated, "/ner", inputs="the film was good", parameters=parameters)
     assert ([], None, True) == (item["scores"], item["decision"], item["abstained"])
     assert item["left_out"] > 0
@@ -268,7 +291,7 @@ def test_answers_are_decided_by_the_best_one(raw: Path, calibrated: Path) -> Non
     assert {item["answer"] for item in before} == {item["answer"] for item in after}
     for old, new in ((old, new) for old in before for new in after if old["answer"] == new["answer"]):
         assert new["score"] == pytest.approx(old["score"] ** 0.5 * (1 if old["answer"] else np.exp(-1)), rel=1e-4)
-    for threshold, decision in ((0.0, after[0]["answer"]), (1.1, None)):
+    for threshold, decision in ((0.0, after[0]["answer"]), (1.0, None)):
         item = ask(calibrated, "/answer", inputs=body["inputs"], parameters=body["parameters"] | {"decide": True, "threshold": threshold})
         assert decision == item["decision"]
         assert [each["score"] for each in item["scores"]] == pytest.approx([each["score"] for each in after])
