@@ -124,11 +124,16 @@ def _examples(data: Path, judge: Path | None, manifest: Manifest) -> tuple[list[
     """Returns the examples that fit and those that judge; refuses files with too few examples, one label, or the same inputs."""
     parts = list[list[Example]]()
     for path in [data] if judge is None else [data, judge]:
-        part = [Example(row, correct) for row, correct in zip(*read_data(path, manifest), strict=True) if correct is not None]
+        rows, answers = read_data(path, manifest)
+        part = [Example(row, correct) for row, correct in zip(rows, answers, strict=True) if correct is not None]
+        if without := len(rows) - len(part):
+            print(f"bert-export: {without} of {len(rows)} lines of `{path}` are left out: they have no correct answer", file=sys.stderr)
         if (count := len({example.text for example in part})) < MIN_EXAMPLES:
             raise DataError(f"`{path}` has {count} different inputs with a correct answer; a calibration needs at least {MIN_EXAMPLES}.")
         if manifest.task == classify.TASK and len({example.kind for example in part}) == 1:
             raise DataError(f"all examples of `{path}` have the same label; give examples of each label.")
+        if contrary := len({(example.text, example.kind) for example in part}) - count:
+            print(f"bert-export: {contrary} inputs of `{path}` have another label in another line; correct the wrong one", file=sys.stderr)
         parts.append(part)
     fitting, judging = parts if len(parts) == 2 else split(parts[0])
     fitting_texts = {example.text for example in fitting}

@@ -39,6 +39,8 @@ def main(argv: Sequence[str]) -> int:
         )
         return 1
     print(f"{target}: written, with a reliability diagram in its README.md")
+    if not args.aims:
+        print("no threshold was chosen: `decide` needs --aim, such as `--aim max-error=0.02`, or a threshold in each request")
     return 0
 
 

@@ -14,6 +14,11 @@ from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import BertServeError
 from bertserve.service.scoring.rows import Row, read_json_lines
 
+_FORMAT = (
+    'The file must be JSON Lines: an object per line, such as {{"text": "a warm film", "label": "positive"}}. To convert CSV: python3 -c '
+    '\'import csv, json; [print(json.dumps(row)) for row in csv.DictReader(open("{name}", encoding="utf-8-sig", newline=""))]\' > {stem}.jsonl'
+)
+
 
 def read_data(path: Path, manifest: Manifest) -> tuple[list[Row], list[Any]]:
     """Reads JSON Lines: `{"inputs": ..., "parameters"?: ...}` as for the service, or the fields of one input, with the correct answer.
@@ -27,9 +32,9 @@ def read_data(path: Path, manifest: Manifest) -> tuple[list[Row], list[Any]]:
     task = TASKS[manifest.task]
 
     def on_line(row: Row, read: Callable[..., Any], *arguments: Any) -> Any:
+        if row.error is not None:
+            raise DataError(f"`{path}` line {row.line}: {row.error} {_FORMAT.format(name=path.name, stem=path.stem)}")
         try:
-            if row.error is not None:
-                raise row.error
             return read(*arguments)
         except (BertServeError, ValueError) as error:
             raise DataError(f"`{path}` line {row.line}: {error}") from error

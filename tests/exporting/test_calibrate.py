@@ -32,7 +32,7 @@ def run_calibrate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Calibra
     def run(path: Path, *flags: object) -> tuple[int, str]:
         code = cli.main(["calibrate", str(path), "--output", str(tmp_path / "out"), *map(str, flags)])
         printed = capsys.readouterr()
-        return code, printed.err if code else printed.out
+        return code, printed.err + printed.out
 
     return run
 
@@ -85,7 +85,7 @@ def test_the_calibrated_bundle_is_complete_and_recovers_the_temperature(tmp_path
     [threshold] = calibration.thresholds
     assert ("recall", True) == (threshold.aim, threshold.error <= 0.5)
     assert (20, 600, 600) == (len(calibration.score_counts), sum(calibration.score_counts), sum(calibration.label_counts.values()))
-    assert all(fact in printed for fact in ("temperature", "log loss", "positive:recall=0.5", str(new)))
+    assert all(fact in printed for fact in ("temperature", "log loss", "positive:recall=0.5", str(new), "1 of 1201 lines"))
     card = (new / "README.md").read_text(encoding="utf-8")
     assert all(fact in card for fact in ("## Calibration", "reliability.cpu.fp32.svg", "positive:recall=0.5"))
     assert "<svg" in (new / "reliability.cpu.fp32.svg").read_text(encoding="utf-8")
@@ -106,7 +106,8 @@ def test_the_calibrated_bundle_is_complete_and_recovers_the_temperature(tmp_path
 def test_each_graph_has_its_own_calibration(tmp_path: Path, calibrate: Calibrate) -> None:
     path = sound(tmp_path, other_seed=0)
     lines = data(tmp_path, *labeled_by(path, 1000))
-    assert 0 == calibrate(too_sure(path), "--data", lines)[0]
+    code, printed = calibrate(too_sure(path), "--data", lines)
+    assert (0, True) == (code, "needs --aim" in printed)
     new = tmp_path / "out" / path.name
 
     assert (pytest.approx(2, rel=0.2), 1.0) == (calibration_of(new).temperature, calibration_of(new, "int8").temperature)
@@ -144,6 +145,10 @@ def test_copies_of_an_input_are_in_the_same_half(tmp_path: Path, calibrate: Cali
     copies = [{"inputs": line["text"], "label": label} for line in lines for label in (line["label"], "neutral")]
     code, printed = calibrate(path, "--data", data(tmp_path, *lines[:60], *copies[:120]))
     assert (2, True) == (code, "60 different inputs" in printed)
+    assert 0 == calibrate(path, "--data", data(tmp_path, *lines))[0]
+    code, printed = calibrate(path, "--data", data(tmp_path, *lines, *copies), "--overwrite")
+    contradictions = sum(line["label"] != "neutral" for line in lines)
+    assert (0, True) == (code, f"{contradictions} inputs of" in printed)
 
     examples = [Example(Row(values=line), frozenset([line["label"]])) for line in (*lines, *copies)]
     first, second = ({example.text for example in half} for half in split(examples))
