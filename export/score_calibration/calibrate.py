@@ -14,8 +14,8 @@ import numpy as np
 from bertserve.export.bundle import package_bundle, refuse_existing
 from bertserve.export.errors import DataError, ExportError
 from bertserve.export.score_calibration.aim import Aim
-from bertserve.export.score_calibration.card import describe, diagrams, with_section
-from bertserve.export.score_calibration.outcomes import IDENTITY, Example, Outcomes, check_aims, collect, method_of
+from bertserve.export.score_calibration.card import card_texts, describe
+from bertserve.export.score_calibration.outcomes import IDENTITY, Example, Outcomes, check_aims, collect, fit, method_of
 from bertserve.export.score_calibration.predictions import SEED, measure
 from bertserve.export.score_calibration.thresholds import choose
 from bertserve.export.validation.labeled_data import read_data
@@ -68,10 +68,10 @@ def calibrate(bundle: Path, data: Path, output: Path, *, judge: Path | None, aim
         manifest = Manifest.model_validate(manifest.model_copy(update={"graphs": tuple(graphs)}).model_dump())
         _link_files(source, scratch / "bundle")
         card = source.path / CARD_FILE
-        texts = {CARD_FILE: with_section(card.read_text(encoding="utf-8") if card.exists() else f"# {manifest.name}\n", manifest.graphs)}
+        texts = card_texts(card.read_text(encoding="utf-8") if card.exists() else f"# {manifest.name}\n", manifest.graphs)
         texts[MANIFEST_FILE] = manifest.model_dump_json(indent=1) + "\n"
         refuse_existing(target, overwrite=overwrite)  # created meanwhile, on a file system without locks
-        package_bundle(scratch / "bundle", target, texts | diagrams(manifest.graphs))
+        package_bundle(scratch / "bundle", target, texts)
     return target
 
 
@@ -89,7 +89,7 @@ def fit_and_judge(fitted: Outcomes, judged: Outcomes, graph: str, aims: Sequence
                 f"{graph} predicts {'all' if correct.any() else 'none'} of the examples correctly, so its scores cannot be calibrated; give "
                 "other examples, some of which are difficult."
             )
-    parameters = fitted.fit()
+    parameters = fit(fitted)
     predictions = judged.predictions(parameters)
     before, after = measure(judged.predictions(IDENTITY)), measure(predictions)
     if after.log_loss.value > before.log_loss.value:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from bertserve.export.score_calibration.aim import Aim
 from bertserve.service.bundle.calibration import Bin, Calibration, Interval, Threshold
+from bertserve.service.bundle.files import CARD_FILE
 from bertserve.service.bundle.graph_spec import GraphSpec
 
 HEADING = "## Calibration"
@@ -52,29 +53,20 @@ def _describe_threshold(threshold: Threshold) -> str:
     )
 
 
-def with_section(card: str, graphs: Sequence[GraphSpec]) -> str:
-    """Returns a card with the section in place of its own one, or before its section "Origin"."""
+def card_texts(card: str, graphs: Sequence[GraphSpec]) -> dict[str, str]:
+    """Returns by file name the card, with the section in place of its own one or before its section "Origin", and reliability diagrams.
+
+    There is a diagram in SVG for each calibrated graph: the share of correct predictions by mean score.
+    """
     without = re.sub(rf"^{HEADING}\n.*?(?=^## |\Z)", "", card, flags=re.MULTILINE | re.DOTALL)
     before, origin, after = without.partition("## Origin\n")
-    parts = [
-        f"```\n{graph.name}: {describe(graph.decision)}\n```\n\n![Share of correct predictions by score]({_diagram_name(graph)})"
-        for graph in graphs
-        if graph.decision is not None
-    ]
-    return "\n\n".join([before.rstrip(), HEADING, *parts, f"{origin}{after}"]).rstrip() + "\n"
-
-
-def diagrams(graphs: Sequence[GraphSpec]) -> dict[str, str]:
-    """Returns the reliability diagram of each calibrated graph as SVG, by file name: the share of correct predictions by mean score."""
-    return {
-        _diagram_name(graph): DIAGRAM.format(raw=_line(graph.decision.before.bins), calibrated=_line(graph.decision.after.bins))
-        for graph in graphs
-        if graph.decision is not None
-    }
-
-
-def _diagram_name(graph: GraphSpec) -> str:
-    return f"reliability.{graph.provider}.{graph.precision}.svg"
+    parts, texts = [before.rstrip(), HEADING], dict[str, str]()
+    for graph in graphs:
+        if graph.decision is not None:
+            name = f"reliability.{graph.provider}.{graph.precision}.svg"
+            texts[name] = DIAGRAM.format(raw=_line(graph.decision.before.bins), calibrated=_line(graph.decision.after.bins))
+            parts.append(f"```\n{graph.name}: {describe(graph.decision)}\n```\n\n![Share of correct predictions by score]({name})")
+    return texts | {CARD_FILE: "\n\n".join([*parts, f"{origin}{after}"]).rstrip() + "\n"}
 
 
 def _line(bins: Sequence[Bin]) -> str:

@@ -54,56 +54,13 @@ class Example:
         return repr(sorted(correct)) if isinstance(correct, frozenset) else repr(bool(correct))
 
 
-class Outcomes:
-    """What a graph gave for examples, next to their correct answers.
-
-    Attributes:
-        method: How its scores are calibrated.
-        labels: Those that can have parameters of their own, each with a score in every example.
-    """
-
-    method: Method
-    labels: tuple[str, ...]
-
-    def predictions(self, parameters: Parameters, labels: Sequence[str] | None = None) -> Predictions:
-        """Returns predictions with calibrated scores: those of some labels; by default the best ones, or all if they are independent."""
-        raise NotImplementedError
-
-    def fit(self) -> Parameters:
-        """Returns the parameters with the lowest log loss: one scale for everything, or a scale and a bias per label with enough examples."""
-        common = self._fit(None, MAX_LOG_SCALE)
-        if self.method not in ("per-label", "answers") or self.predictions(IDENTITY).count < MIN_FOR_MORE:
-            return (common[0],), (0.0,)
-        lines = []  # logistic regressions (Platt, 1999)
-        for label in self.labels:
-            correct = self.predictions(IDENTITY, [label]).correct
-            enough = MIN_OF_A_KIND <= correct.sum() <= len(correct) - MIN_OF_A_KIND
-            lines.append(self._fit([label], MAX_LOG_SCALE, MAX_BIAS) if enough else common)
-        scale, bias = zip(*lines, strict=True)
-        return scale, bias
-
-    def _fit(self, labels: Sequence[str] | None, *limits: float) -> tuple[float, float]:
-        """Returns the scale and the bias of the least loss in nats, within limits of its logarithm and the bias, which is 0 without a limit.
-
-        They are those of raw scores if the gain can be noise, by a likelihood ratio test at 95 %.
-        """
-
-        def loss(values: Values) -> float:
-            scale, bias = math.exp(values[0]), [*values, 0.0][1]
-            return float(self.predictions(((scale,), (bias,)), labels).losses.sum())
-
-        zeros = np.zeros(len(limits))
-        best = optimize.minimize(loss, zeros, method="Powell", bounds=[(-limit, limit) for limit in limits])
-        is_noise = loss(zeros) - best.fun < stats.chi2.isf(0.05, len(limits)) / 2
-        log_scale, bias, *_ = (0.0, 0.0) if is_noise else (*best.x.tolist(), 0.0)
-        return math.exp(log_scale), bias
-
-
 @dataclass(frozen=True)
-class Scores(Outcomes):
-    """The scores of labels, or of the best answer and of "no answer".
+class Scores:
+    """The scores of labels, or of the best answer and of "no answer", next to their correct answers.
 
     Attributes:
+        method: How the scores are calibrated.
+        labels: Those that can have parameters of their own.
         scores: Scores of all windows combined, float32 [examples, labels].
         correct: Whether a label is correct, bool [examples, labels].
     """
@@ -114,7 +71,7 @@ class Scores(Outcomes):
     correct: Flags
 
     def predictions(self, parameters: Parameters, labels: Sequence[str] | None = None) -> Predictions:
-        """Returns the scores of labels, one after the other for each example."""
+        """Returns predictions with calibrated scores: those of some labels; by default the best ones, or all if they are independent."""
         scores: Values = calibrate(self.scores, LINKS[self.method], *parameters).astype(np.float64)
         if labels is None and self.method == "per-label":
             labels = self.labels
@@ -131,7 +88,7 @@ class Scores(Outcomes):
 
 
 @dataclass(frozen=True)
-class Entities(Outcomes):
+class Entities:
     """The logits of tokens, from which each scale makes other scores of entities.
 
     Attributes:
@@ -145,7 +102,7 @@ class Entities(Outcomes):
     labels: tuple[str, ...] = ()
 
     def predictions(self, parameters: Parameters, labels: Sequence[str] | None = None) -> Predictions:
-        """Returns the entities of all texts."""
+        """Returns the entities of all texts, or those with some labels."""
         [scale], _ = parameters
         found, missed = list[tuple[float, bool, int, str]](), 0
         for example, (request, rows, expected, words) in enumerate(self.texts):
@@ -161,6 +118,39 @@ class Entities(Outcomes):
         columns = list(zip(*found, strict=True)) or [()] * 4
         scores, correct, examples, names = map(np.array, columns, ("f8", "?", "i8", "U"))
         return Predictions(scores, correct, log_losses(scores, correct), examples, names, len(self.texts), missed)
+
+
+Outcomes = Scores | Entities
+
+
+def fit(outcomes: Outcomes) -> Parameters:
+    """Returns the parameters with the lowest log loss: one scale for everything, or a scale and a bias per label with enough examples."""
+    common = _fit(outcomes, None, MAX_LOG_SCALE)
+    if not isinstance(outcomes, Scores) or outcomes.method == "temperature" or len(outcomes.scores) < MIN_FOR_MORE:
+        return (common[0],), (0.0,)
+    lines = []  # logistic regressions (Platt, 1999)
+    for label, correct in zip(outcomes.labels, outcomes.correct.sum(axis=0).tolist(), strict=True):
+        enough = MIN_OF_A_KIND <= correct <= len(outcomes.correct) - MIN_OF_A_KIND
+        lines.append(_fit(outcomes, [label], MAX_LOG_SCALE, MAX_BIAS) if enough else common)
+    scale, bias = zip(*lines, strict=True)
+    return scale, bias
+
+
+def _fit(outcomes: Outcomes, labels: Sequence[str] | None, *limits: float) -> tuple[float, float]:
+    """Returns the scale and the bias of the least loss in nats, within limits of its logarithm and the bias, which is 0 without a limit.
+
+    They are those of raw scores if the gain can be noise, by a likelihood ratio test at 95 %.
+    """
+
+    def loss(values: Values) -> float:
+        scale, bias = math.exp(values[0]), [*values, 0.0][1]
+        return float(outcomes.predictions(((scale,), (bias,)), labels).losses.sum())
+
+    zeros = np.zeros(len(limits))
+    best = optimize.minimize(loss, zeros, method="Powell", bounds=[(-limit, limit) for limit in limits])
+    is_noise = loss(zeros) - best.fun < stats.chi2.isf(0.05, len(limits)) / 2
+    log_scale, bias, *_ = (0.0, 0.0) if is_noise else (*best.x.tolist(), 0.0)
+    return math.exp(log_scale), bias
 
 
 def method_of(manifest: Manifest) -> Method:

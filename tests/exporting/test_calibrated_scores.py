@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from sklearn import metrics
 
-from bertserve.export.score_calibration.outcomes import IDENTITY, Scores
+from bertserve.export.score_calibration.outcomes import IDENTITY, Scores, fit
 from bertserve.export.score_calibration.predictions import Predictions, log_losses, measure
 from bertserve.service.tasks.decoding import activate, calibrate
 
@@ -33,7 +33,7 @@ def sigmoid_labels(rng: np.random.Generator, count: int, scale: NDArray[np.float
 @pytest.mark.parametrize("temperature", [0.7, 1.5, 3.0])
 @pytest.mark.parametrize("labels", [2, 3])
 def test_a_known_temperature_is_recovered(rng: np.random.Generator, temperature: float, labels: int) -> None:
-    parameters = softmax_labels(rng, 4000, temperature, labels).fit()
+    parameters = fit(softmax_labels(rng, 4000, temperature, labels))
     judged = softmax_labels(rng, 4000, temperature, labels)
     before, after = (measure(judged.predictions(chosen)) for chosen in (IDENTITY, parameters))
 
@@ -46,12 +46,12 @@ def test_a_known_temperature_is_recovered(rng: np.random.Generator, temperature:
 
 def test_calibrated_scores_stay_unchanged(rng: np.random.Generator) -> None:
     """Otherwise noise would change them, and a half of all calibrations would be refused as worse."""
-    assert 8 <= sum(softmax_labels(rng, 300, 1.0).fit() == IDENTITY for _ in range(10))
+    assert 8 <= sum(fit(softmax_labels(rng, 300, 1.0)) == IDENTITY for _ in range(10))
 
 
 def test_each_label_has_its_own_scale_and_bias_if_there_are_enough_examples(rng: np.random.Generator) -> None:
     scale, bias = np.array([0.5, 1.5]), np.array([1.0, -2.0])
-    many, few = sigmoid_labels(rng, 6000, scale, bias).fit(), sigmoid_labels(rng, 900, scale, bias).fit()
+    many, few = (fit(sigmoid_labels(rng, count, scale, bias)) for count in (6000, 900))
 
     assert pytest.approx(scale, rel=0.15) == many[0]
     assert pytest.approx(bias, abs=0.25) == many[1]
@@ -60,7 +60,7 @@ def test_each_label_has_its_own_scale_and_bias_if_there_are_enough_examples(rng:
 
 def test_a_rare_label_has_no_parameters_of_its_own(rng: np.random.Generator) -> None:
     labels = sigmoid_labels(rng, 3000, np.array([0.5, 0.5]), np.array([1.0, -12.0]))
-    _, bias = labels.fit()
+    _, bias = fit(labels)
 
     assert labels.correct[:, 1].sum() < 20
     assert (0.0, True) == (bias[1], bias[0] != 0.0)
@@ -69,7 +69,7 @@ def test_a_rare_label_has_no_parameters_of_its_own(rng: np.random.Generator) -> 
 def test_answers_and_no_answer_are_calibrated_separately(rng: np.random.Generator) -> None:
     scores = rng.beta(2, 1, (4000, 2)).astype(np.float32)
     truth = rng.random(scores.shape) < np.minimum(scores ** [0.5, 0.5] * [1, np.exp(-1)], 1)
-    many, few = (Scores("answers", ("answer", "no answer"), scores[:count], truth[:count]).fit() for count in (4000, 900))
+    many, few = (fit(Scores("answers", ("answer", "no answer"), scores[:count], truth[:count])) for count in (4000, 900))
 
     assert ([pytest.approx(0.5, rel=0.1)] * 2, [pytest.approx(bias, abs=0.1) for bias in (0, -1)]) == tuple(map(list, many))
     assert (1, (0.0,)) == (len(few[0]), few[1])
