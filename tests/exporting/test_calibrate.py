@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -155,6 +157,16 @@ def test_copies_of_an_input_are_in_the_same_half(tmp_path: Path, calibrate: Cali
     assert (75, 75, set()) == (len(first), len(second), first & second)
 
 
+def test_both_halves_have_the_same_share_of_each_label() -> None:
+    counts = {"negative": 90, "neutral": 9, "positive": 41}
+    examples = [Example(Row(values={"text": f"{label} {i}"}), frozenset([label])) for label, count in counts.items() for i in range(count)]
+    halves = split(examples)
+
+    assert halves == split(examples)
+    for label, count in counts.items():
+        assert {count // 2, count - count // 2} == {sum(example.correct == {label} for example in half) for half in halves}
+
+
 @pytest.mark.parametrize("activation", ["sigmoid", "none"])
 def test_a_reranker_has_a_scale_and_a_bias(tmp_path: Path, calibrate: Calibrate, activation: str) -> None:
     path = sound(tmp_path, labels=("LABEL_0",), activation=activation)
@@ -273,6 +285,15 @@ def test_a_calibration_that_is_worse_is_refused(tmp_path: Path, calibrate: Calib
     code, printed = calibrate(too_sure(path, 0.25), "--data", data(tmp_path, *lines[:200]), "--judge", judge)
 
     assert (1, True, False) == (code, "log loss worse" in printed, (tmp_path / "out").exists())
+
+
+def test_calibrating_imports_no_torch(tmp_path: Path) -> None:
+    path = sound(tmp_path)
+    flags = [path, "--data", data(tmp_path, *labeled_by(path, 200)), "--output", tmp_path / "out"]
+    code = "import sys; from bertserve.export import cli; print(cli.main(['calibrate', *sys.argv[1:]]), {'torch', 'transformers'} & {*sys.modules})"
+    result = subprocess.run([sys.executable, "-c", code, *flags], capture_output=True, text=True, check=True)
+
+    assert "0 set()" == result.stdout.splitlines()[-1]
 
 
 def test_a_task_without_scores_is_refused(tmp_path: Path, calibrate: Calibrate) -> None:
