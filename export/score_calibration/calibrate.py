@@ -132,8 +132,11 @@ def _examples(data: Path, judge: Path | None, manifest: Manifest) -> tuple[list[
             raise DataError(f"`{path}` has {count} different inputs with a correct answer; a calibration needs at least {MIN_EXAMPLES}.")
         if manifest.task == classify.TASK and len({example.kind for example in part}) == 1:
             raise DataError(f"all examples of `{path}` have the same label; give examples of each label.")
-        if contrary := len({(example.text, example.kind) for example in part}) - count:
-            print(f"bert-export: {contrary} inputs of `{path}` have another label in another line; correct the wrong one", file=sys.stderr)
+        if contradictions := len({(example.text, example.kind) for example in part}) - count:
+            print(
+                f"bert-export: {contradictions} inputs of `{path}` have another label in another line; correct the wrong one",
+                file=sys.stderr,
+            )
         parts.append(part)
     fitting, judging = parts if len(parts) == 2 else split(parts[0])
     fitting_texts = {example.text for example in fitting}
