@@ -1,7 +1,7 @@
 """ModelEngines: the two engines of a model. One runs each batch on one thread, for throughput; the other uses several threads.
 
-A run is multi-threaded if no other run is active or waits. Otherwise each run has one thread, for throughput. A single caller would leave
-all inference threads but one idle, so a multi-threaded run of enough tokens uses several cores. Short runs do not gain, because waking
+The scheduler decides: a run is multi-threaded if all active, waiting and recent runs fit into the inference threads with several threads
+each. A single caller would otherwise leave all inference threads but one idle. Short runs do not gain, because waking
 threads costs more than it saves. The second session needs the memory of the matrices again, so it is created on first use.
 """
 

@@ -133,7 +133,7 @@ class Model:
         """Tokenizes the inputs, queues them, and waits for the results."""
         scheduler = self._scheduler
         arrived = scheduler.clock()
-        scheduler.check(timeout_s)
+        scheduler.check_arrival(timeout_s)
         if chars <= SHORT_CHARS:  # for a short text, a round trip to a thread takes longer than tokenizing
             progress.tokenize()
         else:
@@ -181,9 +181,10 @@ class Model:
                 error.input_index = payloads[0].index
             raise
         finally:
+            end = time.perf_counter()
             if [payload for payload in payloads if payload.progress.trace is not None]:
-                self._trace(payloads, rows * length, start, multi_threaded=engine is not single, error=error)
-        seconds = time.perf_counter() - start
+                self._trace(payloads, rows * length, start, end, multi_threaded=engine is not single, error=error)
+        seconds = end - start
         if engine is single:
             self._cost_model.observe(rows, length, seconds)
         else:
@@ -203,8 +204,10 @@ class Model:
         maps = sum(len(payload.encoding.maps) for payload in payloads)
         return maps * max(len(payload.encoding.ids) for payload in payloads) ** 2 > MAX_ATTENTION_WEIGHTS
 
-    def _trace(self, payloads: Sequence[EncodedInput], padded: int, start: float, *, multi_threaded: bool, error: Exception | None) -> None:
-        """Records a span of a run that ends now, for the traced requests in it."""
+    def _trace(
+        self, payloads: Sequence[EncodedInput], padded: int, start: float, end: float, *, multi_threaded: bool, error: Exception | None
+    ) -> None:
+        """Records a span of a run, for the traced requests in it."""
         name, version, precision, provider = self.labels
         traces = list(dict.fromkeys(payload.progress.trace for payload in payloads if payload.progress.trace is not None))
         real = sum(len(payload.encoding.ids) for payload in payloads)
@@ -213,7 +216,7 @@ class Model:
         attributes: dict[str, Any] = {f"bertserve.{key}": value for key, value in model.items()}
         attributes |= {f"bertserve.batch.{key}": value for key, value in batch.items()}
         kind = None if error is None else type(error).__name__
-        traces[0].tracer.record_batch(traces, f"batch {name}", start, time.perf_counter(), attributes=attributes, error=kind)
+        traces[0].tracer.record_batch(traces, f"batch {name}", start, end, attributes=attributes, error=kind)
 
 
 def _chars(inputs: Sequence[Any]) -> int:

@@ -35,7 +35,8 @@ LARGE_SHARE, SHARE_FOR_SMALL = 1 / 64, 1 / 8
 # Minimum share of a run that a batch-mate must save. A run cannot be interrupted, so it must not become longer for a small gain.
 MIN_GAIN = 1 / 16
 
-# A batch-mate is due at most this many seconds after the first item, or this share of the time since the first item was due. While waits are
+# A batch-mate is due at most the larger of these after the first item: this many seconds, or this share of the time that the first item is
+# overdue. While waits are
 # short, the most efficient batch matters most; with long waits, the order matters, so that waits are predictable.
 MAX_LAG_S, MAX_LAG_SHARE = 0.1, 1 / 3
 
@@ -60,8 +61,8 @@ class RequestQueue:
         self.requests: set[ScheduledRequest] = set()
         self.queue_tokens = 0
         self.queue_items = 0
-        self._threads = threads
-        self._short, self._long = WaitingItems(), WaitingItems()
+        self._thread_count = threads
+        self._short_items, self._long_items = WaitingItems(are_long=False), WaitingItems(are_long=True)
         self._owed_s = 0.0  # predicted seconds that short requests get before the next long one
         self._last_short = -inf  # arrival of the last short request
 
@@ -72,9 +73,11 @@ class RequestQueue:
             busy_s: Seconds that the inference threads need for their current runs, in total; 0 if one is free.
         """
         # while both wait, short and long requests get equal thread time
-        return (min(2 * self._short.predicted_s, self._short.predicted_s + self._long.predicted_s) + busy_s) / self._threads
+        return (
+            min(2 * self._short_items.predicted_s, self._short_items.predicted_s + self._long_items.predicted_s) + busy_s
+        ) / self._thread_count
 
-    def check(self, time_left_s: float, busy_s: float) -> None:
+    def check_arrival(self, time_left_s: float, busy_s: float) -> None:
         """Checks whether a short request that arrives now would probably start before its deadline, before its tokens are known.
 
         Raises:
@@ -104,15 +107,15 @@ class RequestQueue:
             raise self._full_error(held_tokens, limit, busy_s)
         request.priority = request.arrived
         items = self._new_items(request, payloads)
-        earlier_s = (items[-1].priority - request.arrived) / PACE  # seconds of the items before the last one
+        earlier_s = _earlier_s(request, items)
         request.is_long = earlier_s > LONG_S
         if request.is_long:
             threads = self._threads_for_long(request.arrived)
-            wait = (self._short.predicted_s + self._long.predicted_s + busy_s) / threads
+            wait = (self._short_items.predicted_s + self._long_items.predicted_s + busy_s) / threads
         else:
             self._last_short = max(self._last_short, request.arrived)
-            threads = self._threads
-            wait = self.wait_s(busy_s) if earlier_s else 0.0  # for a single item, `check` has tested this wait
+            threads = self._thread_count
+            wait = self.wait_s(busy_s) if earlier_s else 0.0  # for a single item, `check_arrival` has tested this wait
         if wait:
             self._check_wait(wait, PACE * earlier_s / threads, time_left_s)
         self.requests.add(request)
@@ -126,14 +129,16 @@ class RequestQueue:
         Raises:
             InvalidValueError: An item exceeds the maximum tokens of a batch.
         """
-        self._add(request, self._new_items(request, payloads))
+        items = self._new_items(request, payloads)
+        request.is_long |= _earlier_s(request, items) > LONG_S  # none of its items waits now
+        self._add(request, items)
 
     def take(self, now: float, *, long_runs: int = 0) -> list[Item]:
         """Takes the best batch: the first item by priority, and batch-mates of nearest lengths while each saves more time than it costs.
 
         Args:
             now: The current time.
-            long_runs: Number of current runs that began with an item of a long request. If short requests come, these leave a thread to them.
+            long_runs: Number of current runs that began with an item of a long request. After a short request, they leave one thread free.
         """
         only_short = long_runs > 0 and long_runs >= self._threads_for_long(now)
         head = self._first(only_short) if self.queue_items else None
@@ -176,16 +181,18 @@ class RequestQueue:
         return True
 
     def _threads_for_long(self, now: float) -> int:
-        return max(self._threads - (now - self._last_short < RESERVE_S), 1)
+        return max(self._thread_count - (now - self._last_short < RESERVE_S), 1)
 
     def _check_wait(self, wait: float, own: float, time_left_s: float) -> None:
         """Checks a predicted wait; `own` is the virtual time between a request's first and last item, divided by the threads."""
         # not `PREDICTION_ERROR * (wait + own)`: a full queue would then admit only short requests
         if max(PREDICTION_ERROR * wait, wait + own) > time_left_s:
             raise RefusedError(
-                "the queue is about {wait:.1f} s long, so the request would probably miss its deadline; "
-                "try again later, or allow more time.",
+                "the queue takes about {wait:.1f} s and the request itself {own:.1f} s, and its deadline is in {left:.1f} s; "
+                "try again later, send less at once, or allow more time.",
                 wait=wait,
+                own=own,
+                left=time_left_s,
                 reason="deadline",
                 retry_after_s=wait - min(time_left_s / PREDICTION_ERROR, time_left_s - own),
             )
@@ -193,13 +200,14 @@ class RequestQueue:
     def _full_error(self, tokens: int, limit: int, busy_s: float) -> RefusedError:
         excess = (self.queue_tokens + tokens - limit) / max(self.queue_tokens, 1)
         return RefusedError(
-            "the queue is full: it holds {queue_tokens} of {max_queue_tokens} tokens and the request has {tokens} or more; try again later.",
+            "the queue is full: it holds {queue_tokens} tokens, and with the request, which has {tokens} or more, it may hold {limit}; "
+            "try again later.",
             queue_tokens=self.queue_tokens,
-            max_queue_tokens=self.max_queue_tokens,
             tokens=tokens,
+            limit=limit,
             reason="queue_full",
             # requests end after the current runs
-            retry_after_s=(busy_s + (self._short.predicted_s + self._long.predicted_s) * min(excess, 1.0)) / self._threads,
+            retry_after_s=(busy_s + (self._short_items.predicted_s + self._long_items.predicted_s) * min(excess, 1.0)) / self._thread_count,
         )
 
     def _new_items(self, request: ScheduledRequest, payloads: SizedPayloads) -> list[Item]:
@@ -231,7 +239,7 @@ class RequestQueue:
         request.results = [None] * len(items)
         request.waiting.update(enumerate(items))
         self.queue_items += len(items)
-        (self._long if request.is_long else self._short).add(request, items)
+        (self._long_items if request.is_long else self._short_items).add(request, items)
 
     def _remove(self, item: Item) -> None:
         """Removes an item that has started, or whose request has ended."""
@@ -239,15 +247,15 @@ class RequestQueue:
         del request.waiting[item.index]
         item.is_waiting = False
         self.queue_items -= 1
-        (self._long if request.is_long else self._short).remove(item)
+        (self._long_items if request.is_long else self._short_items).remove(item)
 
     def _first(self, only_short: bool) -> Item | None:
         """Returns the item that starts next: the first by priority.
 
         After a batch of a long request, waiting short requests first get as much predicted time as that batch.
         """
-        short = self._short.first()
-        long = None if only_short else self._long.first()
+        short = self._short_items.first()
+        long = None if only_short else self._long_items.first()
         if short is None or long is None:
             return short or long
         return short if self._owed_s > 0 or short.priority <= long.priority else long
@@ -260,7 +268,7 @@ class RequestQueue:
         """
         request = head.request
         runner = request.runner
-        waiting_items = ((self._short,) if only_short else (self._short, self._long)) if runner.shares_batches else ()
+        waiting_items = ((self._short_items,) if only_short else (self._short_items, self._long_items)) if runner.shares_batches else ()
         for item in chain.from_iterable(waiting.nearest(runner, length, last_priority) for waiting in waiting_items):
             longer = max(length, item.length)
             shape = runner.padded_shape(rows + 1, longer)
@@ -276,6 +284,11 @@ class RequestQueue:
         return None
 
 
+def _earlier_s(request: ScheduledRequest, items: Sequence[Item]) -> float:
+    """Returns the predicted seconds of a request's items before the last one of these."""
+    return (items[-1].priority - request.arrived) / PACE
+
+
 class WaitingItems:
     """The waiting items of all short requests, or of all long ones.
 
@@ -283,8 +296,9 @@ class WaitingItems:
         predicted_s: Their predicted seconds, in total.
     """
 
-    def __init__(self) -> None:
-        """Starts with no items."""
+    def __init__(self, *, are_long: bool) -> None:
+        """Starts with no items; `are_long` says whether their requests are long."""
+        self._are_long = are_long
         self.predicted_s = 0.0
         # a heap by a lower bound of the priority of the request's next item, which `first` updates at the front
         self._requests: list[tuple[float, int, ScheduledRequest]] = []
@@ -324,7 +338,7 @@ class WaitingItems:
         while self._requests:
             priority, tie, request = self._requests[0]
             item = next(iter(request.waiting.values()), None)
-            if item is None:
+            if item is None or request.is_long != self._are_long:  # it became long after its first items
                 heapq.heappop(self._requests)
             elif item.priority > priority:
                 heapq.heapreplace(self._requests, (item.priority, tie, request))

@@ -47,7 +47,7 @@ class ScheduledRequest:
         waiting: The items that have not started, by index.
         running: Number of items that have started and have no result.
         results: One per item, in order.
-        is_long: Whether its items before the last one take long.
+        is_long: Whether its items up to now, before the last one, take long.
         future: Resolved when it ends.
     """
 

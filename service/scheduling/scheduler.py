@@ -43,7 +43,7 @@ class Scheduler:
         queue: Its queue; only the scheduler changes it.
         prepare: The threads that tokenize long texts.
         clock: Returns monotonic seconds.
-        failure: Why only another process helps: the device is lost, a thread has died, or as many runs hang as it has threads.
+        failure: Why the process must be restarted: the device is lost, a thread has died, or as many runs have hung as there are threads.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Scheduler:
             prepare_threads: Threads that tokenize long texts.
             clock: Returns monotonic seconds.
             on_hang: Called for each run that hangs.
-            min_hang_s: Minimum seconds after which a run counts as hung: it may read weights from a disk, or decode for a second.
+            min_hang_s: Minimum seconds after which a run counts as hung: it may read weights from a disk.
         """
         self.queue = queue
         self.prepare = PreparePool(prepare_threads)
@@ -77,7 +77,7 @@ class Scheduler:
         self._lock = threading.RLock()
         self._wakeup = threading.Condition(self._lock)
         self._idle_threads = 0  # threads that wait, and that nothing has woken yet
-        self._last_crowded = -inf  # last time at which more runs than these were active or waiting
+        self._last_crowded = -inf  # last time at which more than `_multi_threaded_runs` runs were active or waiting
         self._completions: list[tuple[asyncio.Future[None], Exception | None]] = []  # futures that the event loop must resolve
         self._threads: list[InferenceThread] = []  # without those that hang
         self._ended_s = 0.0  # seconds of the runs that have ended
@@ -137,7 +137,7 @@ class Scheduler:
             while thread.handle.is_alive() and not (end.wait(POLL_INTERVAL_S) or thread.hung or self._stopped):
                 pass
 
-    def check(self, timeout_s: float) -> None:
+    def check_arrival(self, timeout_s: float) -> None:
         """Checks whether a short request that arrives now would be admitted, before its texts are tokenized.
 
         Raises:
@@ -147,7 +147,7 @@ class Scheduler:
         with self._lock:
             if not self._accepts or self.failure:
                 raise self._unavailable_error()
-            self.queue.check(timeout_s, self._busy_s())
+            self.queue.check_arrival(timeout_s, self._busy_s())
 
     async def run(self, request: ScheduledRequest, payloads: SizedPayloads, held_tokens: int) -> None:
         """Runs a request until its `proceed` returns no more items. Cancelling the coroutine closes the request.
@@ -224,8 +224,8 @@ class Scheduler:
         except BaseException as error:  # noqa: BLE001 - the boundary of a thread: no request may wait for this thread forever
             # An error of the scheduler itself; `_execute` and `_deliver` handle errors of the work. The queue may be inconsistent, so no
             # thread can continue.
-            logger.critical("an inference thread died of %s; the service must be restarted", type(error).__name__)
-            self._fail_all("an inference thread died, and the service must be restarted. This is a bug")
+            logger.critical("an inference thread died of %s. This is a bug; the service must be restarted", type(error).__name__)
+            self._fail_all("an inference thread died, and the service must be restarted")
 
     def _run_next_batch(self, thread: InferenceThread) -> bool:
         """Waits for a batch and runs it; returns whether to continue. Each call drops its references to the batch."""
@@ -292,9 +292,9 @@ class Scheduler:
                     self._execute(thread, open_items)
             return
         for item, result in pairs:
-            self._deliver(thread, item, result)
+            self._deliver(item, result)
 
-    def _deliver(self, thread: InferenceThread, item: Item, result: Any) -> None:
+    def _deliver(self, item: Item, result: Any) -> None:
         """Records a result; after the last one, it continues the request."""
         request = item.request
         with self._lock:
@@ -341,9 +341,8 @@ class Scheduler:
             self._end(request, ExpiredError(_EXPIRED))
 
     def _end_all(self) -> None:
-        error = self._unavailable_error()
         for request in list(self.queue.requests):
-            self._end(request, error)
+            self._end(request, self._unavailable_error())  # an error each, because a stream adds the number of the line to its own
 
     def _fail_all(self, failure: str) -> None:
         """Fails all requests, because no later run can succeed."""

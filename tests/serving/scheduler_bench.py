@@ -105,7 +105,7 @@ class Bench:
             answers[:] = [finish(results)]
             return [(tokens, rest.pop(0))] if rest else []
 
-        self.scheduler.check(timeout_s)
+        self.scheduler.check_arrival(timeout_s)
         if tokenize is not None:
             await self.scheduler.prepare.run(tokenize, 1000)
         now = self.scheduler.clock()

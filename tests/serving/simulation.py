@@ -104,7 +104,7 @@ class Simulation:
         request = ScheduledRequest(self.runner, lambda results: (), self.now, self.now + TIMEOUT_S)
         wait = self.queue.wait_s(busy_s)
         try:
-            self.queue.check(TIMEOUT_S, busy_s)
+            self.queue.check_arrival(TIMEOUT_S, busy_s)
             self.queue.put(request, [(length, None) for length in lengths], sum(lengths), TIMEOUT_S, busy_s)
         except RefusedError as error:
             self.refusals.append(error.retry_after_s)

@@ -53,7 +53,7 @@ def add(
 ) -> ScheduledRequest:
     """Queues a request with one item per number of tokens; the payloads are their indexes."""
     request = ScheduledRequest(runner, lambda results: (), now, deadline)
-    queue.check(deadline - now, 0.0)
+    queue.check_arrival(deadline - now, 0.0)
     queue.put(request, [(n, i) for i, n in enumerate(tokens)], sum(tokens) if held is None else held, deadline - now)
     return request
 
@@ -154,7 +154,19 @@ def test_large_requests_leave_room_for_small_ones() -> None:
     with pytest.raises(RefusedError):
         add(queue, 16)
     with pytest.raises(RefusedError):
-        queue.check(100.0, 0.0)
+        queue.check_arrival(100.0, 0.0)
+
+
+def test_later_items_make_a_request_long() -> None:
+    queue, runner = new_queue(threads=2), alone(0.01)
+    explained = add(queue, 4, runner=runner)
+    [first] = queue.take(0.0)
+    assert queue.finish(first, None)
+    queue.put_next(explained, [(4, None)] * 10)
+    short = add(queue, 4, runner=runner)
+    assert [short] == [item.request for item in queue.take(0.0, long_runs=1)]
+    assert [] == queue.take(0.0, long_runs=1)
+    assert [explained] == [item.request for item in queue.take(0.0)]
 
 
 def test_a_large_request_leaves_room_for_small_ones_in_an_empty_queue() -> None:
@@ -170,11 +182,11 @@ def test_a_request_that_would_miss_its_deadline_is_refused() -> None:
     """The wait is predicted from the work of all threads, with a margin for errors. The error says when to retry."""
     queue = new_queue(threads=2)
     add(queue, 10, runner=alone(6.0))
-    for refused in (lambda: queue.check(2.0, 0.0), lambda: add(queue, 10, deadline=2.0)):
+    for refused in (lambda: queue.check_arrival(2.0, 0.0), lambda: add(queue, 10, deadline=2.0)):
         with pytest.raises(RefusedError) as error:
             refused()
         assert ("deadline", pytest.approx(3 - 2 / 1.15)) == (error.value.reason, error.value.retry_after_s)
-    queue.check(3 * 1.15 + 1e-9, 0.0)
+    queue.check_arrival(3 * 1.15 + 1e-9, 0.0)
     with pytest.raises(RefusedError) as error:  # its last item is due 1.5 times the 4 s of its first one later; a thread is left to texts
         add(queue, 10, 10, deadline=11.9, runner=alone(4.0))
     assert 6 + 1.5 * 4 - 11.9 == pytest.approx(error.value.retry_after_s)
