@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -154,9 +155,11 @@ class _Worker(Worker):  # type: ignore[misc]
         use_worker_files(arbiter.folder, self.index)
         metrics = Metrics(arbiter.folder, ProcessMetrics(arbiter.process_ids, arbiter.replaced))
         try:
-            arbiter.work(self._report.send, index=self.index, metrics=metrics, beat=self._beat)
+            code = arbiter.work(self._report.send, index=self.index, metrics=metrics, beat=self._beat)
         except StartError as error:
             self._report.send(error)
+        else:
+            sys.exit(code)
 
     def _beat(self) -> None:
         """Tells the arbiter that the event loop runs; without an arbiter, the worker stops."""

@@ -114,6 +114,18 @@ def test_a_worker_that_dies_is_replaced_and_its_counts_are_kept(models: Path, tm
             assert 'bertserve_workers_replaced_total{reason="ended"} 1.0' in clients[0].get("/metrics").text
 
 
+def test_the_log_has_the_exit_code_of_a_worker(models: Path, tmp_path: Path) -> None:
+    """Here each worker ends as if its inference threads had failed."""
+    failing = (
+        "from bertserve.service.server import serve; work = serve.serve_models; serve.serve_models = lambda *a, **b: work(*a, **b) or 1"
+    )
+    with running(models, tmp_path / "log", *TWO, program=f"{failing}; {BERT_SERVE}") as served:
+        pid = workers_of(served)[0]
+        os.kill(pid, signal.SIGTERM)
+        wait_until(lambda: f"Worker (pid:{pid}) exited with code 1" in served.log.read_text())
+        wait_until(lambda: "worker 0 restarted as process" in served.log.read_text())
+
+
 IMPATIENT = f"from bertserve.service.server import workers; workers.HUNG_S = 5; {BERT_SERVE}"
 
 
@@ -150,6 +162,7 @@ def test_a_worker_whose_threads_hang_is_replaced(tmp_path: Path) -> None:
         assert 1 == len(set(workers_of(served).values()) - set(before.values()))
         assert "hung_runs_total 1.0" in working.get("/metrics").text
     assert "hangs: a run has taken" in served.log.read_text()
+    assert "exited with code 1" in served.log.read_text()
     assert "dull" not in served.log.read_text()
 
 
