@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bertserve.service.api import error_responses
 from bertserve.service.api.app import create_fastapi
-from bertserve.service.api.call import BinaryResponse
+from bertserve.service.api.call import HEADER_LENGTH, BinaryResponse
 from bertserve.service.api.error_responses import ErrorLog
 from bertserve.service.api.jsonl import MEDIA_TYPES, LineStream
 from bertserve.service.api.request import LARGE_BYTES, REQUEST_KEY, TIMEOUT_HEADER, Request, read_body, take_turn, until_disconnect
@@ -39,12 +39,12 @@ access_log = logging.getLogger("bertserve.access")
 
 _TIMEOUT = TIMEOUT_HEADER.encode()
 _ENCODINGS = {b"content-encoding", b"transfer-encoding"}
-_SINGLE = {b"content-type", b"content-encoding", _TIMEOUT}
+_SINGLE = {b"content-type", b"content-encoding", _TIMEOUT, HEADER_LENGTH}
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _INTERNAL, _ = INTERNAL
 _UNAUTHORIZED = HTTPStatus.UNAUTHORIZED  # in Python 3.11, each look-up in an enumeration is a call
 _PROBES = ("/health", "/live", "/ready", "/ping", "/metrics")  # ends of paths that are not traced, nor logged by default
-_EXPOSED = ("x-request-id", "x-model", "server-timing", "x-truncated", "x-windows", "x-hf-warning", "retry-after")
+_EXPOSED = ("x-request-id", "x-model", "server-timing", "x-truncated", "x-windows", "x-hf-warning", "retry-after", HEADER_LENGTH.decode())
 
 
 class Endpoint:
@@ -224,7 +224,7 @@ def _check_headers(request: Request) -> None:
     scope = request.scope
     single = [name for name, _ in scope["headers"] if name in _SINGLE]
     if len(single) > len(set(single)):  # a proxy can have used the other one
-        raise MalformedRequestError("the request has a header of its type, encoding or deadline twice; send one of each.")
+        raise MalformedRequestError("the request has a header of its type, encoding, deadline or JSON length twice; send one of each.")
     if scope["query_string"]:
         raise InvalidValueError(
             "the URL has the query parameter `{name}`, but this path takes none; put it into the body.",
