@@ -7,7 +7,7 @@ import ssl
 from http import HTTPStatus
 
 from bertserve.service.errors import StartError
-from bertserve.service.settings import AddressSettings
+from bertserve.service.settings import AddressSettings, address_of
 
 
 def check_readiness(settings: AddressSettings) -> str:
@@ -17,8 +17,7 @@ def check_readiness(settings: AddressSettings) -> str:
         StartError: The service does not answer, or is not ready.
     """
     # a service that listens on all addresses is reached at 0.0.0.0 or :: too
-    host = settings.host
-    address = f"{host}:{settings.port}"
+    host, address = settings.host, address_of(settings.host, settings.port)
     connection: http.client.HTTPConnection
     if settings.tls_cert is None:
         connection = http.client.HTTPConnection(host, settings.port, timeout=2)

@@ -363,5 +363,10 @@ def check_environment() -> None:
             raise SettingsError(f"unknown environment variable {name}; {hint}")
 
 
+def address_of(host: str, port: int) -> str:
+    """Returns the address as it stands in a URL: an IPv6 address is in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")

@@ -32,7 +32,7 @@ from bertserve.service.auth import ApiKeys, Authenticator
 from bertserve.service.errors import SettingsError, StartError, plural
 from bertserve.service.metrics import Metrics
 from bertserve.service.server.logs import background_logging, configure_logging
-from bertserve.service.settings import Settings
+from bertserve.service.settings import Settings, address_of
 
 if TYPE_CHECKING:
     from bertserve.service.models.build import AppState
@@ -69,7 +69,7 @@ def serve(settings: Settings, with_sources: Callable[[Settings], Settings]) -> N
         try:
             listener.bind((settings.host, settings.port))  # before the models are loaded, so that a port in use is reported at once
         except OSError as error:
-            reason = f"cannot listen on {settings.host}:{settings.port} ({error.strerror})"
+            reason = f"cannot listen on {address_of(settings.host, settings.port)} ({error.strerror})"
             raise StartError(f"{reason}; choose another --host or --port.") from error
         settings = with_sources(settings)  # once, and before workers exist
         on_ready, run = partial(_announce, settings, listener, start), partial(serve_models, settings, listener, auth)
@@ -118,8 +118,7 @@ def check_start(settings: Settings) -> Authenticator:
 def _announce(settings: Settings, listener: socket.socket, start: float, started: tuple[list[str], int]) -> None:
     """Prints the served models and the address, and notifies systemd."""
     models, thread_count = started
-    host, port = listener.getsockname()[:2]
-    address = f"{'http' if settings.tls_cert is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
+    address = f"{'http' if settings.tls_cert is None else 'https'}://{address_of(*listener.getsockname()[:2])}"
     seconds = time.perf_counter() - start
     threads = plural(thread_count, "inference thread") + (f" in {settings.workers} workers" if settings.workers > 1 else "")
     for model in models:

@@ -84,6 +84,13 @@ def test_a_public_address_without_a_key_causes_a_warning(tmp_path: Path, host: s
     assert caplog.text == ""
 
 
+@pytest.mark.parametrize(("command", "host"), [("serve", "2001:db8::1"), ("health", "::1")])
+def test_an_error_has_an_ipv6_address_in_brackets(command: str, host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`serve` cannot bind an address of the documentation's network, and nothing listens on port 1."""
+    assert 1 == main([command, "--host", host, "--port", "1"])
+    assert f"[{host}]:1 (" in capsys.readouterr().err
+
+
 def test_check_uses_the_tolerance_of_the_graph_that_stored_the_result(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
