@@ -67,7 +67,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--clients", type=int, default=4, help="processes that send load (default: 4)")
     parser.add_argument("--limit-s", type=float, default=480, help="seconds after which nothing more is measured (default: 480)")
     args = parser.parse_args(argv)
-    run = FirstRun(args)
+    try:
+        run = FirstRun(args)
+    except (BenchError, BertServeError) as error:
+        parser.error(str(error))
     if args.kernels:
         run.engine(run.graphs[args.kernels]).run([Encoding(np.ones(64, dtype=np.int64), np.zeros(64, dtype=np.int64))] * 8)
         return

@@ -24,6 +24,7 @@ from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.reading import requested_task, validate_as
 
 OK = 200
+_MODEL_KEYS = {"name", "version", "provider", "precision"}  # of a model's information that a report has
 NO_LIMITS = Limits(max_inputs=1_000_000, max_chars=100_000_000)
 # Task -> the workload with suitable inputs. The others read short texts.
 _TASK_WORKLOADS = {fill_mask.TASK: "mask", question_answering.TASK: "qa"}
@@ -187,7 +188,7 @@ def fetch_info(address: Address, path: str, headers: Mapping[str, str]) -> dict[
 
 
 def probe_target(text: str, headers: Mapping[str, str], *, texts: int, seed: int) -> tuple[Target, Mapping[str, Any] | None]:
-    """Returns a target that has accepted one request, and its endpoint's information about the model.
+    """Returns a target that has accepted one request, and its endpoint's information about the model, None from another server.
 
     Args:
         text: `URL` or `URL=WORKLOAD`; without a workload, the default workload of the model's task is used.
@@ -202,13 +203,13 @@ def probe_target(text: str, headers: Mapping[str, str], *, texts: int, seed: int
     if not equals or ("?" in url and workload not in workloads.NAMES and not Path(workload).exists()):
         url, workload = text, ""
     address = parse_url(url)
-    model = fetch_info(address, address.path.partition("?")[0].rstrip("/") + "/info", headers)
-    workload = workload or _TASK_WORKLOADS.get((model or {}).get("task", ""), "short")
-    mask = str((model or {}).get("mask_token") or workloads.MASK)
+    model = fetch_info(address, address.path.partition("?")[0].rstrip("/") + "/info", headers) or {}
+    workload = workload or _TASK_WORKLOADS.get(str(model.get("task")), "short")
+    mask = str(model.get("mask_token") or workloads.MASK)
     target = build_target(address, build_bodies(workload, path=address.path, texts=texts, seed=seed, mask=mask), headers)
     status, value = fetch(address, "POST", address.path, headers, target.bodies[0].content)
     if not 200 <= status < 300:
         raise BenchError(f"{url} answered {status} to a first request: {value.get('error') if isinstance(value, dict) else value}")
     # `endpoint` of a model is that of its own task, and the rest is long
-    shown = {key: value for key, value in (model or {}).items() if key not in ("validation", "metrics")}
-    return target, shown | {"endpoint": f"{address.path} {workload}"} if model else None
+    shown = {key: value for key, value in model.items() if key not in ("validation", "metrics")}
+    return target, shown | {"endpoint": f"{address.path} {workload}"} if model.keys() >= _MODEL_KEYS else None

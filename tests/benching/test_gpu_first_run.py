@@ -45,3 +45,13 @@ def test_the_time_limit_ends_the_measurements(tmp_path: Path) -> None:
     text = report(tmp_path, "--limit-s", "0")
 
     assert 4 == text.count("## ") == text.count("**Missing:** the limit of 0 s")
+
+
+def test_a_bundle_without_a_graph_for_the_gpu_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu_first_run, "unavailable_reason", lambda provider: None)
+
+    with pytest.raises(SystemExit) as refused:
+        report(tmp_path)
+    assert (2, True) == (refused.value.code, "no graph for cuda" in capsys.readouterr().err)
