@@ -114,7 +114,9 @@ class Reloader:
                 logger.error("loading the model %s failed with %s: %s", name, type(error).__name__, traceback_places(error))
             self._registry.broken[name] = without_folders(message, [*self._folders, path.parent])
             self._metrics.broken_models.labels(name).set(1)
-            raise error if isinstance(error, StartError) else BundleError(message) from error
+            if isinstance(error, StartError):
+                raise
+            raise BundleError(message) from error
         self._clear_error(name)
         if model is not old:
             if old is not None:

@@ -16,7 +16,7 @@ import pytest
 import tiny
 from application import keys, play, rejected, serving, state_of
 from bertserve.service.auth import Authenticator
-from bertserve.service.errors import InvalidValueError
+from bertserve.service.errors import BundleError, InvalidValueError
 from bertserve.service.models import loading
 from bertserve.service.models.build import AppState
 from bertserve.service.models.model import Model
@@ -229,6 +229,11 @@ def test_a_refresh_makes_the_models_match_the_folders(models: Path, caplog: pyte
     assert [after[name] is before[name] for name in ("broken", "same", "tiny")] == [True, True, False]
     assert "the model broken cannot" in caplog.text
     assert list(state.registry.broken) == ["broken"]
+    with pytest.raises(InvalidValueError) as refused:
+        asyncio.run(reloader.load("broken"))
+    cause = refused.value.__cause__
+    assert isinstance(cause, BundleError)
+    assert cause.__cause__ is not cause
     shutil.rmtree(models / "broken")
     asyncio.run(reloader.refresh())
     assert (list(state.registry.broken), list(state.registry.models)) == ([], ["new", "same", "tiny"])
