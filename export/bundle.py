@@ -21,6 +21,8 @@ from bertserve.service.bundle.validation_policy import describe_agreement, has_l
 from bertserve.service.errors import plural
 
 CARD_FIELDS = {"license", "license_name", "license_link", "language", "datasets"}  # of `Source`, from the card of the checkpoint
+# the hidden ones are those of a killed `verify --update`, or of a file manager
+_BUNDLE_FILES = {MANIFEST_FILE, TOKENIZER_FILE, CARD_FILE, f".{MANIFEST_FILE}", f".{CARD_FILE}", ".DS_Store"}
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")  # start or end of a code block
 _TOKEN_TYPES = {
     "template": "- token types (segment ids): those of the tokenizer's template",
@@ -35,10 +37,8 @@ def refuse_existing(target: Path, *, overwrite: bool) -> None:
     files = sorted(target.iterdir()) if target.is_dir() and not target.is_symlink() else []
     is_bundle = any(file.name == MANIFEST_FILE for file in files)
     for file in files:
-        # hidden files are those of a killed `verify --update`, or of a file manager; `.git` is a file in a worktree or a submodule
-        is_known = file.name in (MANIFEST_FILE, TOKENIZER_FILE, CARD_FILE) or file.name.startswith(".")
-        is_known = is_known or file.name.endswith((".onnx", ".onnx.data", ".svg"))
-        if not is_bundle or not is_known or file.is_dir() or file.name == ".git":
+        is_known = file.name in _BUNDLE_FILES or file.name.endswith((".onnx", ".onnx.data", ".svg"))
+        if not is_bundle or not is_known or file.is_dir():
             raise OutputError(
                 f"`{target}` exists and has `{file.name}`, which is not part of a bundle; move it, or choose another --output."
             )

@@ -151,13 +151,13 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(
 
 def put_aside(target: Path, _: Path) -> None:
     """Writes a bundle, and another one that a killed export put aside."""
-    tiny.bundle(target.parent, target.name)
+    (tiny.bundle(target.parent, target.name) / f".{MANIFEST_FILE}").touch()  # of a killed `verify --update`
     (target.parent / ".tiny-bert.old").mkdir()
     (target.parent / ".tiny-bert.old" / MANIFEST_FILE).write_bytes((target / MANIFEST_FILE).read_bytes())
 
 
 REPLACED: dict[str, Callable[[Path, Path], object]] = {
-    "bundle": lambda target, _: tiny.bundle(target.parent, target.name),
+    "bundle": lambda target, _: (tiny.bundle(target.parent, target.name) / ".DS_Store").touch(),
     "bundle put aside": put_aside,
     "file": lambda target, _: target.write_text("plain"),
     "link to a file": lambda target, elsewhere: (elsewhere.write_text("plain"), target.symlink_to(elsewhere)),
@@ -184,13 +184,13 @@ def test_overwrite_replaces_a_bundle_file_or_link(source: Path, output: Path, tm
 
 @pytest.mark.parametrize("overwrite", [(), ("--overwrite",)])
 @pytest.mark.parametrize(
-    "kind", ["the source", "the source in a bundle", "tagger.py", ".git/config", ".git", "model.onnx without a bundle"]
+    "kind", ["the source", "the source in a bundle", "tagger.py", ".git/config", ".git", ".env", "model.onnx without a bundle"]
 )
 def test_a_folder_that_contains_foreign_files_is_never_replaced(
     source: Path, output: Path, run: Run, kind: str, overwrite: tuple[str, ...]
 ) -> None:
     target = output / "tiny-bert"
-    if kind in ("the source in a bundle", "tagger.py", ".git/config", ".git"):
+    if kind in ("the source in a bundle", "tagger.py", ".git/config", ".git", ".env"):
         tiny.bundle(output, "tiny-bert")
     if kind.startswith("the source"):
         output.mkdir(exist_ok=True)
