@@ -93,10 +93,7 @@ def model_card(manifest: Manifest, folder: Path, card: str | None) -> str:
             for graph in manifest.graphs
             if has_low_agreement(graph)
         ],
-        [
-            f"**There is no graph {graph.provider}/{graph.precision}.** The export tried to make it: {graph.reason}"
-            for graph in manifest.omitted
-        ],
+        [f"**There is no graph {graph.provider}/{graph.precision}.** Its export failed: {graph.reason}" for graph in manifest.omitted],
         _error_table(manifest.graphs, manifest.tokenizer.max_length),
         _speed_table(manifest.graphs),
         _metric_table(manifest),
@@ -211,14 +208,16 @@ def _error_table(graphs: Sequence[GraphSpec], max_length: int) -> list[str]:
         return []
     entries = {(graph.name, entry.up_to): entry for graph in with_table for entry in graph.validation.lengths}
     # int8 is compared on more texts than other precisions
-    rows_at = {up_to: ", ".join(dict.fromkeys(str(e.rows) for (_, at), e in entries.items() if at == up_to)) for _, up_to in entries}
+    counts: dict[int, dict[str, None]] = {}  # up_to -> distinct numbers of rows, in order
+    for (_, up_to), entry in entries.items():
+        counts.setdefault(up_to, {})[str(entry.rows)] = None
     names = [graph.name for graph in with_table]
     longest = max(graph.validation.longest or 0 for graph in with_table)
     sentence = f" The longest row that was compared has {longest} tokens, and the model takes {max_length}." if longest else ""
     rows = [
-        [f"up to {up_to}", rows_at[up_to]]
+        [f"up to {up_to}", ", ".join(counts[up_to])]
         + [f"{e.worst_abs_error:.1e}, {e.worst_rel_error:.1e}" if (e := entries.get((name, up_to))) else "" for name in names]
-        for up_to in sorted(rows_at)
+        for up_to in sorted(counts)
     ]
     return [
         "### Errors by length",

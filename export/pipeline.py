@@ -56,9 +56,9 @@ class ExportOptions(LoadOptions):
 
     Attributes:
         source: A local checkpoint folder, a hub id, or with `module` a trusted `FILE:FACTORY`, whose code is executed.
-        precisions: None for all; int8 or fp16 is then only the default graph if it agrees with the checkpoint. Otherwise the last one of each
-            provider is its default graph.
-        providers: The default graph of the CPU, or else of the first one, answers the stored example.
+        precisions: The precisions to keep; the last one of each provider is its default graph. None keeps all; the default is then int8 or
+            fp16 if it agrees with the checkpoint, else fp32.
+        providers: The stored example is answered by the CPU's default graph, or by the first provider's without a CPU graph.
         metrics: Measured task metrics for manifest and card.
         max_int8_error: Maximum error of int8's outputs on held-out texts, relative to their standard deviation.
     """

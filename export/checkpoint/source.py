@@ -52,9 +52,10 @@ def read_card_metadata(card: Path | None) -> dict[str, Any]:
         reason = (str(error).splitlines() or [""])[0] or type(error).__name__
         logger.warning("the front matter of `%s` is not a YAML object (%s), so its license and languages are unknown.", card, reason)
         metadata = {}
-    lists, texts = ("license", "language", "datasets"), ("license_name", "license_link")  # the hub's names
-    many, single = ({name: _texts(card, metadata, name, lists=of is lists) for name in of} for of in (lists, texts))
-    return many | {name: next(iter(values), None) for name, values in single.items()}
+    # the hub's names
+    lists: dict[str, Any] = {name: _texts(card, metadata, name, lists=True) for name in ("license", "language", "datasets")}
+    single = {name: _texts(card, metadata, name, lists=False) for name in ("license_name", "license_link")}
+    return lists | {name: next(iter(values), None) for name, values in single.items()}
 
 
 def find_card(folder: Path) -> Path | None:

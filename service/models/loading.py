@@ -157,7 +157,7 @@ def _warn(manifest: Manifest, graph: GraphSpec, *, needs_report: bool) -> None:
         )
     for omitted in manifest.omitted:
         if omitted.provider == graph.provider:
-            logger.warning("%s was also tried as %s at its export, and %s", model, omitted.precision, omitted.reason)
+            logger.warning("the model %s: its export as %s failed: %s", manifest.name, omitted.precision, omitted.reason)
 
 
 def _check_fit(manifest: Manifest, engine: OnnxEngine, tokenizer: Tokenizer, widths: Mapping[str, int]) -> None:

@@ -65,6 +65,7 @@ async def test_a_model_is_replaced_under_load(models: Path, tmp_path: Path) -> N
         done = True
         await asyncio.gather(*asking)
         loaded = [line for line in (await client.get("/metrics")).text.splitlines() if line.startswith("bertserve_model_info{")]
+        assert 4 == len(loaded)
         assert [f'version="{state.registry.get("tiny").bundle.version}"' in line for line in loaded] == [
             line.endswith(" 1.0") for line in loaded
         ]
