@@ -1,5 +1,6 @@
 """The handwritten parts of the documentation agree with the code."""
 
+import json
 import re
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from bertserve.bench import measurement, workloads
 from bertserve.service import errors
 from bertserve.service.bundle.manifest import Manifest  # its import defines all records
 from bertserve.service.bundle.record import Record
+from bertserve.service.tasks.body import Limits
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.reading import read_as
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 RECORDS = sorted(Record.__subclasses__(), key=lambda record: record.__name__)
@@ -49,6 +53,15 @@ def test_every_endpoint_is_described() -> None:
 
     assert endpoints
     assert [] == [endpoint for endpoint in endpoints if f"## {endpoint}\n" not in text and f"`{endpoint}`" not in text]
+
+
+def test_the_error_in_the_tutorial_is_that_of_its_request() -> None:
+    page = (REFERENCE.parent / "tutorial/first-bundle.md").read_text(encoding="utf-8")
+    [(body, shown)] = re.findall(r"/classify -d '(.+)'\n```\n\n```\n(\{\"error\": .+)", page)
+
+    with pytest.raises(errors.CallerError) as refused:
+        read_as(TASKS["text-classification"].body, body.encode(), Limits(max_inputs=1, max_chars=100))
+    assert {"error": refused.value.message, "error_type": refused.value.kind[1]}.items() <= json.loads(shown).items()
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/predict", "/embed_all"])
