@@ -2,8 +2,8 @@
 
 `verify_cli` has the subcommand `verify`, and `score_calibration/command.py` has `calibrate`.
 
-Exit codes: 0 success, 1 the export failed, 2 wrong usage, or an existing bundle or a running export with the same name, 3 a required
-package is not installed, 4 the bundle lacks a graph that failed, 130 and 143 stopped by SIGINT or SIGTERM.
+Exit codes: 0 success, 1 the export failed, 2 wrong usage or texts, an existing bundle or a running export with the same name, 3 a
+required package is not installed, 4 the bundle lacks a graph that failed, 130 and 143 stopped by SIGINT or SIGTERM.
 """
 
 from __future__ import annotations

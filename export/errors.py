@@ -34,6 +34,6 @@ class OutputError(ExportError):
 
 
 class DataError(ExportError):
-    """The data for a verification or a calibration cannot be used, or one of its lines is invalid."""
+    """The texts or labeled data for an export, a verification or a calibration cannot be used, or a line of them is invalid."""
 
     exit_code = 2

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertserve.export.checkpoint.checkpoint import Checkpoint
-from bertserve.export.errors import CheckpointError, DataError
+from bertserve.export.errors import DataError
 from bertserve.export.inference import Feed
 from bertserve.export.progress import Item
 from bertserve.export.tasks.all_tasks import TASKS
@@ -51,16 +51,14 @@ def read_texts(path: Path, purpose: str = "calibration") -> list[TextOrPair]:
             columns, rows = read_delimited(path, delimiter)
             if INPUT_KEYS.isdisjoint(columns):
                 names = ", ".join(f"`{column}`" for column in columns[:8])
-                raise CheckpointError(
-                    f"`{path}` has {names}, separated by {delimiter!r}, but no column `text`, or `question` and `context`."
-                )
+                raise DataError(f"`{path}` has {names}, separated by {delimiter!r}, but no column `text`, or `question` and `context`.")
             texts = [_read_row(path, row) for row in rows]
         elif suffix in (".jsonl", ".ndjson", ".json"):
             texts = [_read_row(path, row) for row in read_json_lines(path, ())]
         else:
             texts = [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
     except (OSError, UnicodeDecodeError, StartError) as error:
-        raise CheckpointError(
+        raise DataError(
             f"the {purpose} texts `{path}` cannot be read: {error}; give UTF-8 text with one text per line, JSON Lines, CSV or TSV."
         ) from error
     text_of: dict[str, TextOrPair] = {}
@@ -68,7 +66,7 @@ def read_texts(path: Path, purpose: str = "calibration") -> list[TextOrPair]:
         text_of.setdefault(_normalized(text), text)
     distinct_texts = list(text_of.values())
     if len(distinct_texts) < MIN_FILE_TEXTS:
-        raise CheckpointError(
+        raise DataError(
             f"`{path}` has {plural(len(distinct_texts), 'different text')}, but {purpose} needs {MIN_FILE_TEXTS}, or better a few hundred."
         )
     return distinct_texts
@@ -80,13 +78,13 @@ def _read_row(path: Path, row: Row) -> TextOrPair:
             raise row.error
         value: Any = read_input({name: value for name, value in row.values.items() if value != ""})
     except (ValueError, BertServeError) as error:
-        raise CheckpointError(f"`{path}` line {row.line}: {error}") from error
+        raise DataError(f"`{path}` line {row.line}: {error}") from error
     if isinstance(value, dict):
         fields = next((fields for fields in (("text",), ("text", "text_pair"), ("question", "context")) if value.keys() == {*fields}), ())
         value = value["text"] if fields == ("text",) else tuple(value[name] for name in fields)
     parts = value if isinstance(value, tuple) else (value,)
     if not parts or not all(isinstance(part, str) and part.strip() for part in parts):
-        raise CheckpointError(
+        raise DataError(
             f"`{path}` line {row.line} has neither a text nor a pair of texts; give `text`, `text` and `text_pair`, or `question` and "
             "`context`."
         )
@@ -215,7 +213,7 @@ def read_int8_texts(calibration: Path, validation: Path | None = None) -> Int8Te
     if validation is not None:
         report = read_texts(validation, "validation")
         if shared := len({*map(_normalized, texts)} & {*map(_normalized, report)}):
-            raise CheckpointError(
+            raise DataError(
                 f"`{calibration}` and `{validation}` share {shared} texts, but int8 must be validated on other texts than it is calibrated "
                 "on; remove them from one of the files, or remove --validation."
             )
@@ -228,7 +226,7 @@ def refuse_pairs(texts: Sequence[SplitTexts], task: str, spec: TokenizerSpec) ->
     """Refuses pairs for a task or a model that takes single texts."""
     count = sum(len(side.pairs) for side in texts)
     if count and (spec.pair is None or not TASKS[task].takes_pairs):
-        raise CheckpointError(
+        raise DataError(
             f"--calibration and --validation have {plural(count, 'pair')}, but this model for {task} takes single texts; give single texts."
         )
 
@@ -242,8 +240,7 @@ def read_validation_texts(manifest: Manifest, validation: Path | None) -> SplitT
     """Returns the texts to validate int8 again, without passages: those of the export if the file has them all, otherwise others from it.
 
     Raises:
-        CheckpointError: The file cannot be read.
-        DataError: Some of its texts were used to create int8; or there is no file, and the texts of the export are not built in.
+        DataError: The file cannot be read, or some of its texts were used to create int8; or there is no file, and the texts of the export are not built in.
     """
     path = validation or BUILT_IN_TEXTS
     splits = manifest.int8_texts or read_int8_texts(BUILT_IN_TEXTS).digests()

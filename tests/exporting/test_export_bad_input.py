@@ -212,6 +212,12 @@ def test_a_checkpoint_that_cannot_be_exported_is_refused_in_one_line(source: Pat
     assert not (source / "ran").exists()
 
 
+def test_calibration_texts_that_cannot_be_read_are_wrong_usage(source: Path, tmp_path: Path, run: Run) -> None:
+    code, message = run(source, "--calibration", tmp_path / "missing.txt")
+
+    assert (2, True) == (code, "missing.txt" in message)
+
+
 def test_a_padding_token_is_refused_if_it_is_in_a_pair(source: Path, tmp_path: Path, run: Run) -> None:
     pad_by("the")(source)
     lines = [json.dumps({"text": str(i), "text_pair": "the"}) for i in range(16)]
