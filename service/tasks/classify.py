@@ -32,7 +32,14 @@ from bertserve.service.tasks.body import (
     one_of,
 )
 from bertserve.service.tasks.cost import ITEM_BYTES, Cost, longest_label
-from bertserve.service.tasks.decide import DECISION_BYTES, DEFAULT_THRESHOLD, RAW_SCORES, Decided, DecideParameters, decision_rule
+from bertserve.service.tasks.decide import (
+    DECISION_BYTES,
+    DEFAULT_THRESHOLD,
+    RAW_SCORES,
+    CalibratedDecisionParameters,
+    Decided,
+    decision_rule,
+)
 from bertserve.service.tasks.decoding import Floats, activate, best_first
 from bertserve.service.tasks.occlusion import OccludedText, WordImportance
 from bertserve.service.tasks.step import (
@@ -67,7 +74,7 @@ class ClassifiedLabel(LabelScore, total=False):
     explanation: Annotated[list[WordImportance], Field(description="Importance of each word for the score, with `explain`.")]
 
 
-class ClassifyParameters(DecideParameters):
+class ClassifyParameters(CalibratedDecisionParameters):
     """Parameters of text classification."""
 
     top_k: Annotated[int | None, Field(ge=1, description="Number of labels to return; by default all.")] = None

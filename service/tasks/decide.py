@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import BaseModel, Field, Tag, model_validator
@@ -24,7 +24,7 @@ DECISION_BYTES = 256  # bytes of a decision in an answer, without its texts
 _Score = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class ThresholdParameters(ClosedModel):
+class DecisionParameters(ClosedModel):
     """Parameters that ask for a decision."""
 
     decide: Annotated[bool, Field(description="Answer with a decision, by the thresholds of the bundle or the following ones.")] = False
@@ -45,7 +45,7 @@ class ThresholdParameters(ClosedModel):
         return self
 
 
-class DecideParameters(ThresholdParameters):
+class CalibratedDecisionParameters(DecisionParameters):
     """Parameters of tasks whose scores can be calibrated."""
 
     calibrated: Annotated[bool | None, Field(description="Calibrated scores, by default if the bundle has them, or raw ones.")] = None
@@ -71,14 +71,18 @@ class DecisionRule:
     Attributes:
         calibration: None for raw scores.
         score_metrics: Counts predictions and abstentions, if the service does.
-        thresholds: Label -> the least score that counts; None -> that of all other labels. None if no decision is requested.
+        decides: Whether the request asks for a decision.
+        thresholds: Label -> the least score that counts.
+        default_threshold: The least score of all other labels; None if the task's own default applies.
         min_confidence: The best score that a decision needs.
         for_label_sets: Whether a decision is a label set: all labels that reach the threshold, although the labels exclude each other.
     """
 
     calibration: Calibration | None = None
     score_metrics: ScoreMetrics | None = None
-    thresholds: Mapping[str | None, float] | None = None
+    decides: bool = False
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    default_threshold: float | None = None
     min_confidence: float | None = None
     for_label_sets: bool = False
 
@@ -99,14 +103,9 @@ class DecisionRule:
         """Whether labels have parameters of their own. With common ones the order stays, even if rounding makes scores equal."""
         return self.calibration is not None and len(self.calibration.scale) > 1
 
-    @property
-    def decides(self) -> bool:
-        """Whether the request asks for a decision."""
-        return self.thresholds is not None
-
-    def threshold_of(self, label: str | None, default: float = float("-inf")) -> float:
-        """Returns the least score of a label that counts, which is `default` if it has no threshold."""
-        return default if self.thresholds is None else self.thresholds.get(label, self.thresholds.get(None, default))
+    def threshold_of(self, label: str, default: float = float("-inf")) -> float:
+        """Returns the least score of a label that counts, which is `default` if neither the request nor the bundle has a threshold."""
+        return self.thresholds.get(label, default if self.default_threshold is None else self.default_threshold)
 
     def count(self, labels: Sequence[str], score: float) -> None:
         """Counts a prediction, given its labels and best score. Raw scores do not count, because the reference has calibrated ones."""
@@ -120,48 +119,55 @@ class DecisionRule:
         """
         label, score = scored[0]["label"], scored[0]["score"]
         self.count([label], score)
-        if self.thresholds is None:
+        if not self.decides:
             return answer
-        if self.for_label_sets:  # label sets have one common threshold
-            return self.as_json([item["label"] for item in scored if item["score"] >= self.threshold_of(None)] or None, answer, score)
-        own = (item["label"] for item in scored if item["label"] in self.thresholds and item["score"] >= self.thresholds[item["label"]])
-        decision = next(own, label if score >= self.threshold_of(label) else None)
-        return self.as_json(decision, answer, score, label)
+        if self.for_label_sets:
+            decision = [item["label"] for item in scored if item["score"] >= self.threshold_of(label)] or None
+        else:
+            own = (item["label"] for item in scored if item["label"] in self.thresholds and item["score"] >= self.thresholds[item["label"]])
+            decision = next(own, label if score >= self.threshold_of(label) else None)
+        return self.conclude(decision, answer, score, label)
 
     def decide_any(self, scored: Sequence[Mapping[str, Any]], answer: Any) -> Any:
         """Returns the answer, or the decision for any number of independent labels; `scored` has all of them, the best first."""
         score = scored[0]["score"]
         self.count([item["label"] for item in scored if item["score"] >= DEFAULT_THRESHOLD], score)
-        if self.thresholds is None:
+        if not self.decides:
             return answer
         labels = [item["label"] for item in scored if item["score"] >= self.threshold_of(item["label"], DEFAULT_THRESHOLD)]
-        return self.as_json(labels, answer, score)
+        return self.conclude(labels, answer, score)
 
-    def as_json(self, decision: Any, answer: Any, best: float | None, label: str | None = None, **more: Any) -> dict[str, Any]:
-        """Returns a decision as JSON, and counts an abstention.
+    def conclude(self, decision: Any, answer: Any, best: float | None, label: str = "", **more: Any) -> dict[str, Any]:
+        """Returns the decision as JSON: abstains below `min_confidence`, and counts abstentions.
 
         Args:
-            decision: The label, labels, answer or indices; None if a threshold is not reached.
+            decision: The label, labels, answer or indices; None if the threshold of the best score is not reached.
             answer: The answer without a decision.
             best: The best score; None if there is no score.
-            label: The label of the best score, if labels can have thresholds of their own.
+            label: The label of the best score, if `decision` can be None.
             more: Further fields.
         """
         reason = None
         if best is not None and self.min_confidence is not None and best < self.min_confidence:
-            decision, reason = None, f"the best score {best:g} is below `min_confidence` {self.min_confidence:g}"
-        elif decision is None:
-            reason = f"the best score {best:g} is below its threshold {self.threshold_of(label):g}"
+            decision, reason = None, _reason(best, "`min_confidence`", self.min_confidence)
+        elif best is not None and decision is None:
+            reason = _reason(best, "its threshold", self.threshold_of(label))
         if decision is None and self.score_metrics is not None:
             self.score_metrics.count_abstention()
         return {"decision": decision, "abstained": decision is None, "reason": reason, "scores": answer, **more}
+
+
+def _reason(best: float, name: str, least: float) -> str:
+    """Returns why there is no decision, with as many digits as distinguish both numbers, at least 6."""
+    digits = next(count for count in range(6, 18) if f"{best:.{count}g}" != f"{least:.{count}g}")
+    return f"the best score {best:.{digits}g} is below {name} {least:.{digits}g}"
 
 
 RAW_SCORES = DecisionRule()
 
 
 def decision_rule(
-    parameters: ThresholdParameters,
+    parameters: DecisionParameters,
     model: TaskModel,
     labels: Sequence[str] = (),
     *,
@@ -181,7 +187,7 @@ def decision_rule(
         InvalidParameterError: The model has no calibration for these scores or no thresholds, `threshold` has an unknown label, or a number
             is outside the range of the scores.
     """
-    requested = parameters.calibrated if isinstance(parameters, DecideParameters) else False
+    requested = parameters.calibrated if isinstance(parameters, CalibratedDecisionParameters) else False
     if requested and model.calibration is None:
         raise InvalidParameterError(
             "this model has no calibrated scores; remove `calibrated`, or the operator can calibrate the bundle with `bert-export calibrate`."
@@ -195,23 +201,33 @@ def decision_rule(
         return RAW_SCORES if calibration is None else DecisionRule(calibration, model.score_metrics)
     requested_thresholds, minimum = parameters.threshold, parameters.min_confidence
     stored = calibration.thresholds if calibration is not None and requested_thresholds is None else ()
-    thresholds: dict[str | None, float] = {item.label: item.threshold for item in stored}
+    for_label_sets = any(item.aim == "coverage" for item in stored)
+    # label sets have one common threshold
+    thresholds = {item.label: item.threshold for item in stored if item.label is not None and not for_label_sets}
+    default_threshold = next((item.threshold for item in stored if item.label is None), None)
     if isinstance(requested_thresholds, dict):
         check_names(requested_thresholds, labels, "`threshold`", InvalidParameterError)
-        thresholds.update(requested_thresholds)
+        thresholds = requested_thresholds
     elif requested_thresholds is not None:
-        thresholds[None] = requested_thresholds
-    for name, value in [*(("threshold", value) for value in thresholds.values()), ("min_confidence", minimum)]:
+        default_threshold = requested_thresholds
+    for name, value in [*(("threshold", value) for value in (*thresholds.values(), default_threshold)), ("min_confidence", minimum)]:
         if probabilities and value is not None and not 0 <= value <= 1:
             raise InvalidParameterError(
                 "`{name}` is {value}, but these scores are from 0 to 1; give a number from 0 to 1.", name=name, value=CallerValue(value)
             )
-    if not thresholds and minimum is None:
-        own = isinstance(parameters, DecideParameters)
+    if not thresholds and default_threshold is None and minimum is None:
+        own = isinstance(parameters, CalibratedDecisionParameters)
         raise InvalidParameterError(
             "`decide` needs thresholds, and {model}; give `threshold` or `min_confidence`{remedy}.",
             model="this model has none for these scores" if own else "this task has none of its own",
             remedy=", or the operator can calibrate the bundle with `bert-export calibrate --aim`" if own else "",
         )
-    for_label_sets = any(item.aim == "coverage" for item in stored)
-    return DecisionRule(calibration, model.score_metrics, thresholds, minimum, for_label_sets)
+    return DecisionRule(
+        calibration,
+        model.score_metrics,
+        decides=True,
+        thresholds=thresholds,
+        default_threshold=default_threshold,
+        min_confidence=minimum,
+        for_label_sets=for_label_sets,
+    )

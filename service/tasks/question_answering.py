@@ -32,7 +32,7 @@ from bertserve.service.tasks.body import (
     one_of,
 )
 from bertserve.service.tasks.cost import ITEM_BYTES, Cost, text_bytes
-from bertserve.service.tasks.decide import DECISION_BYTES, Decided, DecideParameters, DecisionRule, decision_rule
+from bertserve.service.tasks.decide import DECISION_BYTES, CalibratedDecisionParameters, Decided, DecisionRule, decision_rule
 from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.tasks.occlusion import OccludedText, WordImportance
 from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, copy_outputs, window_spans
@@ -47,7 +47,7 @@ WINDOW_US = 64  # microseconds to decode a window, in addition to its spans
 SPANS_PER_US = 16  # spans that are scored and sorted per microsecond
 
 
-class AnswerParameters(DecideParameters):
+class AnswerParameters(CalibratedDecisionParameters):
     """Parameters of question answering."""
 
     top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K, description="Number of answers, at most `--max-top-k`; more than 1 gives a list.")] = 1
@@ -155,9 +155,10 @@ def answer_question(input_: AnswerInput, model: TaskModel) -> TaskGenerator:
     cost = Cost(sum(ITEM_BYTES + text_bytes(answer["answer"]) for answer in answers))
     yield Step([], cost + Cost(DECISION_BYTES + text_bytes(best["answer"])) if parameters.decide else cost)
     convert_offsets(answers, input_.context, parameters.offset_unit)
-    rule.count(["no answer" if best is no_answer else "answer"], best["score"])
+    label = "no answer" if best is no_answer else "answer"
+    rule.count([label], best["score"])
     if rule.decides:
-        return rule.as_json(best["answer"] if best["score"] >= rule.threshold_of(None) else None, answers, best["score"])
+        return rule.conclude(best["answer"] if best["score"] >= rule.threshold_of(label) else None, answers, best["score"], label)
     return answers if parameters.top_k > 1 else best
 
 

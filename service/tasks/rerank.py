@@ -19,7 +19,7 @@ from bertserve.service.bundle.manifest import Activation
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.body import LIST_LIMIT, TaskBody, Truncate, TruncationDirection, body_config, defaults
 from bertserve.service.tasks.cost import ITEM_BYTES, TEXT_CHARS, Cost, text_bytes
-from bertserve.service.tasks.decide import DECISION_BYTES, DEFAULT_THRESHOLD, Decided, DecideParameters, decision_rule
+from bertserve.service.tasks.decide import DECISION_BYTES, DEFAULT_THRESHOLD, CalibratedDecisionParameters, Decided, decision_rule
 from bertserve.service.tasks.decoding import activate, best_first
 from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, encode_pairs
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
@@ -53,7 +53,7 @@ def rerank(input_: RerankBody, model: TaskModel) -> TaskGenerator:
     Raises:
         InvalidValueError: A pair is too long and `truncate` is false.
     """
-    config, parameters = model.config, input_.parameters or defaults(DecideParameters)
+    config, parameters = model.config, input_.parameters or defaults(CalibratedDecisionParameters)
     label = relevant_label(config.labels)
     assert label is not None, "a derived task runs only on compatible models"
     name = config.labels[label]
@@ -72,7 +72,7 @@ def rerank(input_: RerankBody, model: TaskModel) -> TaskGenerator:
         returned += DECISION_BYTES + ITEM_BYTES * len(encodings)
     rows = yield Step(encodings, Cost(returned + ITEM_BYTES * len(encodings)), truncated=truncated)
     if not rows:
-        return rule.as_json([], [], None) if rule.decides else []
+        return rule.conclude([], [], None) if rule.decides else []
     logits = np.stack([row["logits"] for row in rows])
     log_odds = logits[:, label]
     if len(config.labels) == 2 and config.activation == "softmax":
@@ -90,7 +90,7 @@ def rerank(input_: RerankBody, model: TaskModel) -> TaskGenerator:
     # the threshold of label sets does not apply to relevance
     least = DEFAULT_THRESHOLD if rule.for_label_sets else rule.threshold_of(name, DEFAULT_THRESHOLD)
     relevant = [item["index"] for item in ranked if item["score"] >= least]
-    return rule.as_json(relevant, ranked, ranked[0]["score"])
+    return rule.conclude(relevant, ranked, ranked[0]["score"])
 
 
 class QueryBody(TaskBody):
@@ -128,7 +128,7 @@ class RerankBody(QueryBody):
     return_text: Annotated[bool, Field(description="Include each text in the answer.")] = False
     truncate: Truncate = None
     truncation_direction: TruncationDirection = None
-    parameters: DecideParameters | None = None
+    parameters: CalibratedDecisionParameters | None = None
 
     @property
     def chars(self) -> int:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from bertserve.service.tasks.body import OffsetUnit, Stride, TaskBody, TextOrTexts, body_config, defaults, lower
 from bertserve.service.tasks.classify import logit_widths, missing_labels
 from bertserve.service.tasks.cost import ITEM_BYTES, ITEM_US, Cost, longest_label, text_bytes
-from bertserve.service.tasks.decide import DECISION_BYTES, Decided, DecideParameters, decision_rule
+from bertserve.service.tasks.decide import DECISION_BYTES, CalibratedDecisionParameters, Decided, decision_rule
 from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, copy_outputs, window_spans
 from bertserve.service.tasks.task_spec import TaskSpec
@@ -41,7 +41,7 @@ GROUPED_TOKEN_US = 12  # microseconds to decode a token that is grouped, if each
 Strategy = Literal["none", "simple", "first", "average", "max"]
 
 
-class NerParameters(DecideParameters):
+class NerParameters(CalibratedDecisionParameters):
     """Parameters of token classification."""
 
     aggregation_strategy: Annotated[
@@ -95,7 +95,7 @@ def label_tokens(input_: NerInput, model: TaskModel) -> TaskGenerator:
         windows_read=window_spans(tokens, token_ranges) if len(token_ranges) > 1 else (),
     )
     if not rows:
-        return rule.as_json([], [], None, left_out=0) if rule.decides else []
+        return rule.conclude([], [], None, left_out=0) if rule.decides else []
     logits = merge(encodings, token_ranges, [row["logits"] for row in rows])
     scores = activate(rule.calibrated(logits, "none"), "softmax")
     spans = tokens.spans(input_.text)
@@ -117,7 +117,7 @@ def label_tokens(input_: NerInput, model: TaskModel) -> TaskGenerator:
     if not rule.decides:
         return entities
     best = max((entity["score"] for entity in all_entities), default=None)  # includes entities that are left out
-    return rule.as_json(list(dict.fromkeys(map(label_of, entities))), entities, best, left_out=len(all_entities) - len(entities))
+    return rule.conclude(list(dict.fromkeys(map(label_of, entities))), entities, best, left_out=len(all_entities) - len(entities))
 
 
 def label_of(entity: dict[str, Any]) -> str:

@@ -48,7 +48,7 @@ def check_keys(value: Mapping[str, Any], body: type[TaskBody]) -> None:
             raise InvalidValueError("`{field}` asks for a response format that this endpoint does not have; remove `{field}`.", field=name)
         if name == "options" and content is not None:
             if not isinstance(content, dict):
-                raise InvalidValueError("`options` is wrong: must be an object; fix or remove it.")
+                raise InvalidValueError("`options` must be an object; fix or remove it.")
             check_names(content, IGNORED_OPTIONS, "`options`")
 
 

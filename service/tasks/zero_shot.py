@@ -20,7 +20,7 @@ from bertserve.service.tasks import classify
 from bertserve.service.tasks.body import TaskBody, TextOrTexts, body_config
 from bertserve.service.tasks.classify import LabelScore
 from bertserve.service.tasks.cost import ITEM_BYTES, TEXT_CHARS, Cost, text_bytes
-from bertserve.service.tasks.decide import DECISION_BYTES, Decided, ThresholdParameters, decision_rule
+from bertserve.service.tasks.decide import DECISION_BYTES, Decided, DecisionParameters, decision_rule
 from bertserve.service.tasks.decoding import activate
 from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, warn_if_empty
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
@@ -57,7 +57,7 @@ def _check_template(template: str) -> str:
     return template
 
 
-class ZeroShotParameters(ThresholdParameters):
+class ZeroShotParameters(DecisionParameters):
     """Parameters of zero-shot classification."""
 
     candidate_labels: Annotated[

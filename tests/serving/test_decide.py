@@ -92,7 +92,7 @@ def test_other_scores_are_not_calibrated(raw: Path, calibrated: Path) -> None:
     [
         ({"calibrated": True}, "bert-export calibrate"),
         ({"decide": True}, "bert-export calibrate"),
-        ({"threshold": 0.5}, "decide"),
+        ({"threshold": 0.5}, "`parameters` must have `decide` set to true if it has `threshold` or `min_confidence`."),
         ({"decide": True, "threshold": {"good": 0.5}}, "positive"),
         ({"decide": True, "threshold": "high"}, "must be a number or an object"),
         ({"decide": True, "threshold": {"positive": "high"}}, "parameters.threshold.positive"),
@@ -183,6 +183,14 @@ def test_the_best_label_is_the_decision_from_its_threshold_on(calibrated: Path) 
     ):
         [item] = ask(calibrated, "/models/classifier", inputs=TEXTS[:1], parameters={"decide": True} | parameters)
         assert item["reason"] == f"the best score {best['score']:g} is below {least}"
+
+
+def test_a_reason_distinguishes_a_score_from_a_threshold_close_to_it(raw: Path) -> None:
+    [[best, *_]] = ask(raw, "/models/classifier", inputs=TEXTS[:1])
+    for name in ("threshold", "min_confidence"):
+        [item] = ask(raw, "/models/classifier", inputs=TEXTS[:1], parameters={"decide": True, name: best["score"] + 1e-9})
+        score, least = (float(word) for word in item["reason"].split() if word[0].isdigit())
+        assert score < least
 
 
 def test_a_minimum_keeps_the_thresholds_of_the_bundle(calibrated: Path) -> None:

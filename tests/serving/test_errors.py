@@ -136,4 +136,4 @@ def test_the_error_for_a_pair_in_a_list_shows_a_pair(api: Send, path: str, input
 def test_the_error_for_a_list_in_place_of_an_object_shows_an_object(api: Send, path: str, inputs: list[object]) -> None:
     message = rejected(post(api, {"inputs": inputs}, path=path), 422, "invalid_value")
     item = json.loads(re.findall(r"\{.*\}", message)[0])
-    assert "is wrong" not in post(api, {"inputs": item}, path=path).text  # the question is too long for this model
+    assert "must be" not in post(api, {"inputs": item}, path=path).text  # the question is too long for this model

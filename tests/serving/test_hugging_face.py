@@ -122,7 +122,7 @@ def test_raw_scores_are_logits(api: Send) -> None:
     more = {"truncate": True, "truncation_direction": "Right", "model": "classifier"}
 
     assert expected[0] == posted(api, "/predict", inputs="good", raw_scores=True, **more)
-    assert "`truncation_direction` is wrong" in refused(api, "/predict", inputs="good", truncation_direction="Left")
+    assert "`truncation_direction` must be" in refused(api, "/predict", inputs="good", truncation_direction="Left")
 
 
 @pytest.mark.parametrize("inputs", [["a", "b", "c"], [["a", "b", "c"]], [[]], ["a", ["b"]], [["a"], "b"]])

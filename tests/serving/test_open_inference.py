@@ -295,7 +295,7 @@ def test_instances_give_predictions(api: Send) -> None:
         ({"instances": "good"}, "`instances`"),
         ({"inputs": ["good"]}, "`instances`"),
         ({"instances": ["good"], "parameter": {}}, "did you mean `parameters`?"),
-        ({"instances": [5]}, "is wrong"),
+        ({"instances": [5]}, "must be"),
         ({"instances": ["good"], "parameters": False}, "`parameters`"),
     ],
 )
