@@ -19,7 +19,7 @@ from bertserve.service.tasks.json_text import to_json
 
 logger = logging.getLogger("bertserve.errors")
 
-INTERVAL_S = 1.0
+LOG_INTERVAL_S = 1.0
 # Log lines per kind of error within the interval; further errors are only counted, so that a caller cannot fill the log.
 MAX_LINES = 20
 _OPENAI = "/v1/"  # paths below it are OpenAI's, and their clients expect errors of that shape
@@ -73,7 +73,7 @@ class ErrorLog:
         """
         kind = status_and_type(error)
         if kind not in self._counts:
-            asyncio.get_running_loop().call_later(INTERVAL_S, self._release, kind)
+            asyncio.get_running_loop().call_later(LOG_INTERVAL_S, self._release, kind)
         self._counts[kind] += 1
         if kind == INTERNAL or self._counts[kind] <= MAX_LINES:
             self._log(error, kind, request)
@@ -81,7 +81,7 @@ class ErrorLog:
     def _release(self, kind: tuple[int, str]) -> None:
         rest = self._counts.pop(kind) - MAX_LINES
         if rest > 0 and kind != INTERNAL:
-            logger.warning("%s %s: %d more within %.0f s", *kind, rest, INTERVAL_S, extra={"status": kind[0], "error_type": kind[1]})
+            logger.warning("%s %s: %d more within %.0f s", *kind, rest, LOG_INTERVAL_S, extra={"status": kind[0], "error_type": kind[1]})
 
     def _log(self, error: Exception, kind: tuple[int, str], request: Mapping[str, Any]) -> None:
         status, error_type = kind

@@ -8,7 +8,7 @@ import time
 
 # The next runs must get the memory again, page by page. With 1 s, this took 2 to 4 % of the processor time of long texts on a busy machine
 # (bench/results/2026-11-29-freed-memory.md).
-INTERVAL_S = 10.0
+TRIM_INTERVAL_S = 10.0
 WORK_S = 0.5  # seconds of processor time after which it is worth it; an idle service needs about 0.002 s per second
 
 
@@ -16,7 +16,7 @@ def return_freed_memory(stopped: threading.Event) -> None:
     """Calls glibc's `malloc_trim` after each interval in which the process has worked, until `stopped`. Other C libraries lack it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     trimmed_at_s = time.process_time()
-    while trim is not None and not stopped.wait(INTERVAL_S):
+    while trim is not None and not stopped.wait(TRIM_INTERVAL_S):
         if time.process_time() - trimmed_at_s > WORK_S:
             trim(0)
             trimmed_at_s = time.process_time()

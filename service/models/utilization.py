@@ -8,7 +8,7 @@ import time
 from bertserve.service.metrics import Metrics
 from bertserve.service.scheduling.scheduler import Scheduler
 
-INTERVAL_S = 1.0
+MEASURE_INTERVAL_S = 1.0
 
 
 class Utilization:
@@ -46,7 +46,7 @@ class Utilization:
 
     async def _measure_regularly(self) -> None:
         while True:
-            due = time.monotonic() + INTERVAL_S
-            await asyncio.sleep(INTERVAL_S)
+            due = time.monotonic() + MEASURE_INTERVAL_S
+            await asyncio.sleep(MEASURE_INTERVAL_S)
             self._metrics.loop_lag.observe(max(time.monotonic() - due, 0.0))
             self.measure()

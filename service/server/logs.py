@@ -14,7 +14,7 @@ from logging.handlers import QueueHandler, QueueListener
 from pythonjsonlogger.json import JsonFormatter
 
 MAX_WAITING = 10_000  # lines that can wait if stderr is read too slowly
-FLUSH_S = 2.0  # maximum wait for the last lines at the end
+LAST_LINES_S = 2.0  # maximum wait for them at the end
 
 
 def configure_logging(log_format: str) -> None:
@@ -51,7 +51,7 @@ def background_logging() -> Iterator[None]:
         yield
     finally:
         root.handlers = handlers
-        end = time.monotonic() + FLUSH_S
+        end = time.monotonic() + LAST_LINES_S
         # the thread of the listener ends with the process: to stop it would wait for a reader of stderr
         while waiting.unfinished_tasks and time.monotonic() < end:
             time.sleep(0.01)

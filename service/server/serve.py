@@ -43,7 +43,7 @@ logger = logging.getLogger("bertserve")
 TICK_S = 0.5  # between two calls of `beat`
 # Open files: more than one process can serve as connections. Some systems allow a billion, and libraries may visit each possible number.
 MAX_FILES = 2**16
-FLUSH_S = 5  # for clients to read their answers, after the scheduler has stopped
+LAST_RESPONSES_S = 5  # for clients to read them, after the scheduler has stopped
 OnReady = Callable[[tuple[list[str], int]], None]  # takes a line for each model, and the inference threads of all workers
 
 
@@ -247,7 +247,7 @@ def configure(app: ASGIApp, settings: Settings) -> uvicorn.Config:
         proxy_headers=bool(settings.forwarded_allow_ips),  # which may set the client's address
         forwarded_allow_ips=list(map(str, settings.forwarded_allow_ips)),
         timeout_keep_alive=settings.keep_alive_s,
-        timeout_graceful_shutdown=FLUSH_S,
+        timeout_graceful_shutdown=LAST_RESPONSES_S,
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
     )

@@ -68,7 +68,7 @@ class _Arbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no types
         self.work, self.folder = work, folder
         self.process_ids, self.replaced = RawArray("q", settings.workers), RawArray("q", 2)
         self.failure: StartError | None = None
-        self.is_ready = False  # all workers were ready once
+        self.all_were_ready = False
         self._on_ready = on_ready
         self.cfg = Config()
         self.cfg.set("workers", settings.workers)
@@ -95,13 +95,13 @@ class _Arbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no types
         signals: list[int] = super().wait_for_signals(POLL_S)
         sd_notify("WATCHDOG=1", logger)
         for worker in self.WORKERS.values():
-            if worker.report is None and worker.reports.poll():
-                worker.report = worker.reports.recv()
+            if worker.report is None and worker.report_reader.poll():
+                worker.report = worker.report_reader.recv()
                 worker.is_ready = isinstance(worker.report, tuple)
-                if self.is_ready and worker.is_ready:
+                if self.all_were_ready and worker.is_ready:
                     logger.info("worker %d restarted as process %d", worker.index, worker.pid)
                 elif all(each.is_ready for each in self.WORKERS.values()):
-                    self.is_ready = True
+                    self.all_were_ready = True
                     self._on_ready(worker.report)
         return signals
 
@@ -139,7 +139,7 @@ class _Worker(Worker):  # type: ignore[misc]
         """Runs in the arbiter, before the fork."""
         super().__init__(*arguments)
         self.index = min({*range(self.app.num_workers)} - {worker.index for worker in self.app.WORKERS.values()})
-        self.reports, self._report = Pipe(duplex=False)
+        self.report_reader, self._report_writer = Pipe(duplex=False)
 
     def init_process(self) -> None:
         """Serves until the worker is stopped. gunicorn's method would load a WSGI application."""
@@ -155,9 +155,9 @@ class _Worker(Worker):  # type: ignore[misc]
         use_worker_files(arbiter.folder, self.index)
         metrics = Metrics(arbiter.folder, ProcessMetrics(arbiter.process_ids, arbiter.replaced))
         try:
-            code = arbiter.work(self._report.send, index=self.index, metrics=metrics, beat=self._beat)
+            code = arbiter.work(self._report_writer.send, index=self.index, metrics=metrics, beat=self._beat)
         except StartError as error:
-            self._report.send(error)
+            self._report_writer.send(error)
         else:
             sys.exit(code)
 

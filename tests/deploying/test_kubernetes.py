@@ -120,7 +120,7 @@ def test_the_paths_of_the_config_file_and_the_keys_are_mounted(settings: Setting
 
 def test_the_grace_period_covers_the_shutdown_of_the_service(settings: Settings) -> None:
     assert workers.MARGIN_S < MARGIN_S
-    assert serve.FLUSH_S < workers.MARGIN_S
+    assert serve.LAST_RESPONSES_S < workers.MARGIN_S
     for container in probed():
         assert stop_s(container, settings) + MARGIN_S == container.pod["terminationGracePeriodSeconds"]
 

@@ -165,7 +165,7 @@ async def test_a_caller_cannot_fill_the_log(
     error: Exception, kind: str, logged: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For many errors of one kind within a second, the log has the first ones and the number of the others, but all internal errors."""
-    monkeypatch.setattr("bertserve.service.api.error_responses.INTERVAL_S", 0.01)
+    monkeypatch.setattr("bertserve.service.api.error_responses.LOG_INTERVAL_S", 0.01)
     log = ErrorLog()
     for _ in range(60):
         log.write(error, {"request_id": "1", "method": "POST", "path": "/classify"})

@@ -61,7 +61,7 @@ async def test_the_busy_seconds_of_threads_match_the_scheduler(models: Path) -> 
 
 
 async def test_the_event_loop_is_measured_from_its_start(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(utilization, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(utilization, "MEASURE_INTERVAL_S", 0.01)
     service = state_of(models)
     service.utilization.start()
     sum(range(2_000_000))

@@ -64,7 +64,7 @@ def test_freed_memory_leaves_the_process_after_work(monkeypatch: pytest.MonkeyPa
     """Glibc keeps a hole below an object in use, unless it is told to return it."""
     if not hasattr(ctypes.CDLL(None), "malloc_trim"):
         pytest.skip("needs glibc")
-    monkeypatch.setattr(freed_memory, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(freed_memory, "TRIM_INTERVAL_S", 0.01)
     monkeypatch.setattr(freed_memory, "WORK_S", 0.0)
     objects = [bytes(1000) for _ in range(200_000)]
     last = bytes(1000)

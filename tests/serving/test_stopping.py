@@ -77,7 +77,7 @@ def test_readiness_fails_while_requests_are_still_answered(models: Path, tmp_pat
 
 def test_an_idle_connection_is_closed_cleanly(models: Path, tmp_path: Path) -> None:
     """Its client sees the end of the connection, not a reset, and the service does not wait until it would abort the connection."""
-    patient = f"from bertserve.service.server import serve; serve.FLUSH_S = 600; {BERT_SERVE}"
+    patient = f"from bertserve.service.server import serve; serve.LAST_RESPONSES_S = 600; {BERT_SERVE}"
     with running(models, tmp_path / "log", program=patient) as served, socket.create_connection(served.address, timeout=20) as connection:
         connection.sendall(b"GET /health/live HTTP/1.1\r\nhost: test\r\n\r\n")
         answer = connection.recv(65536)  # one packet
