@@ -35,7 +35,7 @@ def configure_logging(log_format: str) -> None:
     handler.setFormatter(formatter)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    # an answer that ends early, whose error the service has logged with its request id
+    # a response that ends early, whose error the service has logged with its request id
     logging.getLogger("uvicorn.error").addFilter(lambda record: "without completing response" not in record.getMessage())
 
 

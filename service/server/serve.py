@@ -156,7 +156,7 @@ def serve_models(
 
 
 class Server(uvicorn.Server):
-    """uvicorn with an orderly shutdown: each admitted request gets its answer or an error of this service before its connection closes."""
+    """uvicorn with an orderly shutdown: each admitted request gets its response or an error of this service before its connection closes."""
 
     def __init__(self, app: ASGIApp, state: AppState, auth: Authenticator, on_ready: OnReady, beat: Callable[[], None]) -> None:
         """Configures uvicorn; `serve_models` describes the arguments."""
@@ -184,7 +184,7 @@ class Server(uvicorn.Server):
         """Reports not ready, drains, then closes the listener and the connections.
 
         uvicorn alone would close the listener first, and cancel handlers. Here, probes see `/health/ready` fail, late requests get status 503
-        with an error of this service, and a connection closes only after an answer.
+        with an error of this service, and a connection closes only after a response.
         """
         began, delay_s, timeout_s = time.monotonic(), self._state.settings.pre_stop_delay_s, self._state.settings.shutdown_timeout_s
         sd_notify("STOPPING=1", logger)
@@ -192,7 +192,7 @@ class Server(uvicorn.Server):
         logger.info("shutdown started: not ready for %.0f s, then up to %.0f s for %s in progress", delay_s, timeout_s, count)
         self._state.scheduler.withdraw()
         await asyncio.sleep(delay_s)
-        self.server_state.default_headers.append((b"connection", b"close"))  # in all answers from now on
+        self.server_state.default_headers.append((b"connection", b"close"))  # in all responses from now on
         if aborted := await self._state.scheduler.stop(timeout_s):
             logger.warning("at the shutdown timeout, %s aborted", plural(aborted, "request"))
         assert sockets
@@ -233,7 +233,7 @@ class Server(uvicorn.Server):
 
 def configure(app: ASGIApp, settings: Settings) -> uvicorn.Config:
     """Returns uvicorn's configuration."""
-    from bertserve.service.server.limits import LimitedProtocol
+    from bertserve.service.server.protocol import LimitedProtocol
 
     limits = {"max_header_bytes": settings.max_header_bytes, "header_timeout_s": settings.header_timeout_s}
     return uvicorn.Config(

@@ -35,7 +35,7 @@ logger = logging.getLogger("bertserve.workers")
 POLL_S = 0.5  # between two readings of the reports of workers
 HUNG_S = 20  # a worker whose event loop has not run for this time is replaced
 RETRY_S = 1.0  # pause after a worker that cannot start
-MARGIN_S = 8  # after the shutdown timeout, a worker joins its inference threads and sends the last answers
+MARGIN_S = 8  # after the shutdown timeout, a worker joins its inference threads and sends the last responses
 
 
 def work_together(settings: Settings, listener: socket.socket, work: Callable[..., int], on_ready: Callable[[Any], None]) -> None:

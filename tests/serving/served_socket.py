@@ -11,7 +11,7 @@ import uvloop
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from bertserve.service.server.limits import LimitedProtocol
+from bertserve.service.server.protocol import LimitedProtocol
 from bertserve.service.server.serve import configure
 from bertserve.service.settings import Settings
 

@@ -15,18 +15,18 @@ from bertserve.service.errors import BertServeError, HttpError, MalformedRequest
 
 _TOO_LARGE = "the request has more than {limit} bytes besides its body; the operator can raise --max-header-bytes."
 _TOO_SLOW = "the request line and headers were not complete within {limit:g} s."
-_CONTINUE = b"HTTP/1.1 100 "  # not an answer: the client then sends its body
-LINGER_S = 0.5  # time for a client to read its last answer, and during shutdown to send the rest of a head
+_CONTINUE = b"HTTP/1.1 100 "  # not a response: the client then sends its body
+LINGER_S = 0.5  # time for a client to read its last response, and during shutdown to send the rest of a head
 IDLE, HEAD, BODY = range(3)  # what the parser reads: nothing between two requests, a head, or a body
 
 
-class AnswerTransport(asyncio.Transport):
-    """A transport that sends the head of an answer in one packet with its body, and that closes in two steps.
+class ResponseTransport(asyncio.Transport):
+    """A transport that sends the head of a response in one packet with its body, and that closes in two steps.
 
     With two packets, a short request costs the service and its client a system call and a wake-up more each.
 
     Attributes:
-        holds_head: Whether the next write is the head of an answer, which waits for the body.
+        holds_head: Whether the next write is the head of a response, which waits for the body.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -41,7 +41,7 @@ class AnswerTransport(asyncio.Transport):
         return self._closing or self._transport.is_closing()
 
     def write(self, data: Any) -> None:
-        """Writes bytes, or keeps the head of an answer until the next write."""
+        """Writes bytes, or keeps the head of a response until the next write."""
         if self.holds_head and not data.startswith(_CONTINUE):
             self._head, self.holds_head = data, False
         else:
@@ -49,7 +49,7 @@ class AnswerTransport(asyncio.Transport):
             self._head = b""
 
     def close(self) -> None:
-        """Closes the sending half, and soon the connection: closing it with unread bytes would discard the answer."""
+        """Closes the sending half, and soon the connection: closing it with unread bytes would discard the response."""
         if not self.is_closing():
             self.write(b"")
             self._closing = True
@@ -68,13 +68,13 @@ class LimitedProtocol(HttpToolsProtocol):
 
     max_header_bytes: int
     header_timeout_s: float
-    transport: AnswerTransport
+    transport: ResponseTransport
     _stage = IDLE
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wraps the transport, and starts the timer for the first head."""
         super().connection_made(transport)
-        self.transport = AnswerTransport(transport)
+        self.transport = ResponseTransport(transport)
         self._room = self.max_header_bytes
         self._start_timer()
 
@@ -84,7 +84,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parses bytes; answers an invalid or too large head with its error."""
+        """Parses bytes; responds to an invalid or too large head with its error."""
         if self.transport.is_closing():
             return
         self._room -= len(data)
@@ -105,7 +105,7 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._start_timer()
 
     def on_message_begin(self) -> None:
-        """Begins a head; refuses a request that was sent before the answer to the last one."""
+        """Begins a head; refuses a request that was sent before the response to the last one."""
         if self.cycle is not None and not self.cycle.response_complete:
             raise MalformedRequestError("pipelined; no client sees this error.")
         self._stop_timer()
@@ -142,7 +142,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._stage, self._room = IDLE, self.max_header_bytes
 
     def shutdown(self) -> None:
-        """Ends the connection after the current answer; a client that sends a body gets status 503."""
+        """Ends the connection after the current response; a client that sends a body gets status 503."""
         if self._stage == BODY:
             self._refuse(UnavailableError("the service is stopping; send the request to another instance, or try again later."))
         else:
@@ -159,7 +159,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.timeout_keep_alive_task = None
 
     def _refuse(self, error: BertServeError) -> None:
-        """Sends an error unless an answer has started, and closes the connection."""
+        """Sends an error unless a response has started, and closes the connection."""
         self._stop_timer()
         if self._stage == IDLE and self.cycle is not None and not self.cycle.response_complete:  # the request is answered first
             self.cycle.keep_alive = False
