@@ -17,8 +17,8 @@ from pydantic.fields import FieldInfo
 from bertserve.bench import cli as bench_cli
 from bertserve.export import cli, verify_cli
 from bertserve.export.score_calibration import command
-from bertserve.service.api.app import create_fastapi
-from bertserve.service.api.endpoint import Endpoint
+from bertserve.service.api.application import Application
+from bertserve.service.api.fastapi_app import create_fastapi
 from bertserve.service.cli import BertServe, Score
 from bertserve.service.flag_parser import FlagParser
 from bertserve.service.metrics import Metrics
@@ -150,7 +150,7 @@ def answers(requests: Sequence[tuple[str, str]]) -> list[str]:
     async def ask() -> list[str]:
         service.scheduler.start()
         try:
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(Endpoint(service)), base_url="http://docs", timeout=60) as client:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(Application(service)), base_url="http://docs", timeout=60) as client:
                 return [(await client.post(path, content=body.encode())).raise_for_status().text for path, body in requests]
         finally:
             await service.scheduler.stop(0)

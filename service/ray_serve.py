@@ -15,7 +15,7 @@ from ray import serve
 from ray.serve.config import AutoscalingContext
 from starlette.types import ASGIApp
 
-from bertserve.service.api.endpoint import Endpoint
+from bertserve.service.api.application import Application
 from bertserve.service.errors import SettingsError
 from bertserve.service.models.build import build
 from bertserve.service.server.logs import configure_logging
@@ -76,7 +76,7 @@ class Replica:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Returns the application. Ray adds the request id to answers, because it sets the id first."""
-        return Endpoint(self._state, check_start(self._settings), sends_request_id=False)
+        return Application(self._state, check_start(self._settings), sends_request_id=False)
 
     def __del__(self) -> None:
         """Exports the last traces. Ray calls this once, when it stops a drained replica."""

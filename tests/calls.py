@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from bertserve.service.api.endpoint import Endpoint
+from bertserve.service.api.application import Application
 from bertserve.service.models.build import build
 from bertserve.service.server.serve import check_start
 from bertserve.service.settings import Settings
@@ -59,7 +59,7 @@ def count_calls(models: Path) -> list[Call]:
         state = build(settings)
         threading.setprofile(calls.note)  # for threads that start from now on
         state.scheduler.start()
-        async with listening(Endpoint(state, check_start(settings))) as served, client(served) as (reader, writer):
+        async with listening(Application(state, check_start(settings))) as served, client(served) as (reader, writer):
             for i in range(WARM_UP + 1):
                 calls.counting = i == WARM_UP
                 sys.setprofile(calls.note)

@@ -33,7 +33,7 @@ def test_the_serving_install_has_no_torch_and_runs_the_included_models() -> None
     ("modules", "unwanted"),
     [
         # even if they are installed; the service imports the tracing SDK only for traces
-        ("api.endpoint, cli, server.serve", ("torch", "transformers", "bertserve.export", "opentelemetry.sdk")),
+        ("api.application, cli, server.serve", ("torch", "transformers", "bertserve.export", "opentelemetry.sdk")),
         # the parent of workers: threads of these libraries do not survive its forks
         ("cli, server.serve, server.workers", ("onnxruntime", "numpy")),
     ],

@@ -19,7 +19,7 @@ from starlette.types import Scope
 from bertserve.service import __version__
 from bertserve.service.api.formats.open_inference import metadata
 from bertserve.service.api.request import REQUEST_KEY
-from bertserve.service.api.routes import endpoints
+from bertserve.service.api.routes import guarded_router
 from bertserve.service.auth import Access
 from bertserve.service.engine import sessions
 from bertserve.service.engine.hardware import cpu_name
@@ -50,10 +50,10 @@ _LIMITS = {
 
 def routers(state: AppState) -> list[APIRouter]:
     """Returns the routes, with one router for each access."""
-    probe_routes = endpoints(Access.PROBE, tags=["health"])
-    key_routes = endpoints(Access.KEY, tags=["models"])
-    admin_routes = endpoints(Access.ADMIN, tags=["models"])
-    metrics_routes = endpoints(Access.METRICS, tags=["health"])
+    probe_routes = guarded_router(Access.PROBE, tags=["health"])
+    key_routes = guarded_router(Access.KEY, tags=["models"])
+    admin_routes = guarded_router(Access.ADMIN, tags=["models"])
+    metrics_routes = guarded_router(Access.METRICS, tags=["health"])
     for spec in TASKS.values():
         _add_task(probe_routes, key_routes, state, spec)
     _add_models(probe_routes, key_routes, state)

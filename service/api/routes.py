@@ -48,7 +48,10 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 class GuardedRoute(APIRoute):
-    """A route of FastAPI that checks its access before it runs. `endpoints` makes a subclass for each access."""
+    """A route of FastAPI that checks its access before it runs. `guarded_router` makes a subclass for each access.
+
+    `Application` makes the same check for requests that run models, because they do not pass through FastAPI.
+    """
 
     access: Access
 
@@ -62,7 +65,7 @@ class GuardedRoute(APIRoute):
 
 
 class InferenceRoute(GuardedRoute):
-    """A path that runs models, for POST requests. FastAPI describes it and answers 405 for other methods; `Endpoint` serves its requests.
+    """A path that runs models, for POST requests. FastAPI describes it and answers 405 for other methods; `Application` serves its requests.
 
     Attributes:
         read_call: Returns the call of a body and its request.
@@ -118,7 +121,7 @@ class InferenceRoute(GuardedRoute):
         )
 
 
-def endpoints(access: Access, **options: Any) -> APIRouter:
+def guarded_router(access: Access, **options: Any) -> APIRouter:
     """Returns a router for routes of one access, with further arguments of `APIRouter`."""
     route_class = type("GuardedRoute", (GuardedRoute,), {"access": access})
     return APIRouter(route_class=route_class, generate_unique_id_function=operation_id, responses=_ERRORS, **options)
@@ -211,4 +214,6 @@ def check_declared(routes: Iterable[BaseRoute]) -> None:
     """
     for route in routes:
         if not (isinstance(route, GuardedRoute) and isinstance(getattr(route, "access", None), Access)):
-            raise TypeError(f"the route {getattr(route, 'path', route)!r} declares no access; use `endpoints` of service/api/routes.py.")
+            raise TypeError(
+                f"the route {getattr(route, 'path', route)!r} declares no access; use `guarded_router` of service/api/routes.py."
+            )

@@ -142,12 +142,12 @@ def serve_models(
     SIGHUP reads the keys and the models again. One of several workers has an index, metrics and its own `beat`, which is called twice per
     second while the event loop runs; by default it resets systemd's watchdog. Returns the exit code: 1 if the inference threads have failed.
     """
-    from bertserve.service.api.endpoint import Endpoint
+    from bertserve.service.api.application import Application
     from bertserve.service.models.build import build
 
     state = build(settings, index=index, metrics=metrics)
     with background_logging():
-        Server(Endpoint(state, auth), state, auth, on_ready, beat).run([listener])
+        Server(Application(state, auth), state, auth, on_ready, beat).run([listener])
         if state.tracer is not None:
             state.tracer.close()
         if state.scheduler.failure:

@@ -14,7 +14,7 @@ from transformers import AlbertConfig, ElectraConfig
 import bertserve.export.cli
 import bertserve.service.cli
 import tiny
-from application import call_fresh, rejected
+from app_client import call_fresh, rejected
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.errors import CheckpointError
 from bertserve.service.bundle.files import Bundle

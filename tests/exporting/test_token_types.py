@@ -14,7 +14,7 @@ import torch
 import transformers
 
 import families
-from application import call_fresh, rejected
+from app_client import call_fresh, rejected
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.service.bundle.files import CARD_FILE, Bundle, load_bundle
 from bertserve.service.tasks import classify, multiple_choice, question_answering

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tiny
-from application import Send, answered, assert_same, refused, result, wrong
+from app_client import Send, answered, assert_same, refused, result, wrong
 
 EMBED, SIMILARITY, RERANK, ZERO_SHOT = "/embed", "/similarity", "/rerank", "/zero-shot"
 LABELS = {"candidate_labels": ["good", "bad", "a very dull book"]}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import tiny
-from application import LONG, Send, answered, ask, assert_same, call, refused, rejected, state_of
+from app_client import LONG, Send, answered, ask, assert_same, call, refused, rejected, state_of
 from bertserve.service.api.call import Call
 from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks.body import Limits

@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-import application
+import app_client
 import tiny
-from application import Send, call_fresh, post, posted, rejected, started, state_of
+from app_client import Send, call_fresh, post, posted, rejected, started, state_of
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.errors import BundleError, SettingsError
 from bertserve.service.tasks import attention
@@ -55,7 +55,7 @@ def result(api: Send, inputs: Any, path: str = ATTENTION, model: str | None = "c
 
 
 def wrong(api: Send, inputs: Any, **parameters: Any) -> str:
-    return application.wrong(api, ATTENTION, {"inputs": inputs, "parameters": parameters, "model": "classifier"})
+    return app_client.wrong(api, ATTENTION, {"inputs": inputs, "parameters": parameters, "model": "classifier"})
 
 
 def expected(folder: Path, model: str, ids: list[int], types: list[int]) -> list[NDArray[np.float64]]:

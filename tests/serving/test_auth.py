@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from application import faked, keys, play, posting, rejected, serving, state_of
+from app_client import faked, keys, play, posting, rejected, serving, state_of
 from bertserve.service import cli
-from bertserve.service.api.endpoint import Endpoint
+from bertserve.service.api.application import Application
 from bertserve.service.api.error_responses import MAX_LINES, ErrorLog
 from bertserve.service.auth import ApiKeys, Authenticator, new_key
 from bertserve.service.errors import INTERNAL, NotFoundError, SettingsError, UnavailableError
@@ -133,7 +133,7 @@ async def test_a_removed_key_answers_no_more_lines_of_its_stream(models: Path) -
 
     scope = posting("/classify", (b"content-type", b"application/jsonl"), (b"authorization", b"Bearer swordfish"))
     async with serving(state):
-        await Endpoint(state, auth=Authenticator(known))(scope, receive, send)
+        await Application(state, auth=Authenticator(known))(scope, receive, send)
     first, second, third = answers
     assert [list, list, "unauthorized"] == [type(first), type(second), third["error_type"]]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from application import Send, answered, ask, post, rejected
+from app_client import Send, answered, ask, post, rejected
 
 
 @pytest.fixture(name="allowed")

@@ -12,7 +12,7 @@ import tokenizers
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 import tiny
-from application import classify, rejected, serving, state_of
+from app_client import classify, rejected, serving, state_of
 from bertserve.service.bundle import files
 from bertserve.service.bundle.files import MANIFEST_FILE, TOKENIZER_FILE, digest, load_bundle
 from bertserve.service.errors import BundleError, StartError

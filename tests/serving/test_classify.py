@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import tiny
-from application import LONG, call, classify, rejected, results
+from app_client import LONG, call, classify, rejected, results
 
 HUGE_NUMBER = b"9" * 5000
 

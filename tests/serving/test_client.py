@@ -12,7 +12,7 @@ from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
 import tiny
-from application import assert_same
+from app_client import assert_same
 from conftest import ROOT
 from replica import running
 

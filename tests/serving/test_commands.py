@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import tiny
-from application import results
+from app_client import results
 from bertserve.service import __version__
 from bertserve.service.check import difference
 from bertserve.service.cli import main

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tiny
-from application import call, classify, keys, play, results
+from app_client import call, classify, keys, play, results
 from bertserve.service.auth import Authenticator
 from bertserve.service.bundle import files
 from bertserve.service.check import check

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import tiny
-from application import state_of
+from app_client import state_of
 from bertserve.service.check import check
 from bertserve.service.errors import NotFoundError, SettingsError, StartError
 from bertserve.service.models.registry import DEFAULTS_FILE

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tiny
-from application import call_fresh, model_of, state_of
+from app_client import call_fresh, model_of, state_of
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import Flops
 from bertserve.service.engine.cost_model import CostModel

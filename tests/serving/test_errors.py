@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from starlette.types import Message
 
-from application import Send, call, post, posting, rejected, state_of
-from bertserve.service.api.app import ErrorBody
-from bertserve.service.api.endpoint import Endpoint
+from app_client import Send, call, post, posting, rejected, state_of
+from bertserve.service.api.application import Application
 from bertserve.service.api.error_responses import response
+from bertserve.service.api.fastapi_app import ErrorBody
 from bertserve.service.errors import HTTP_ERRORS, INTERNAL, BertServeError, CallerError, HttpError, RefusedError, StartError
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import to_json
@@ -72,7 +72,7 @@ async def test_a_status_is_counted_only_when_it_is_sent(models: Path) -> None:
     async def receive() -> Message:
         return {"type": "http.request", "body": b'{"inputs": []}'}
 
-    await Endpoint(state)(posting(), receive, send)
+    await Application(state)(posting(), receive, send)
     assert [message.get("status") for message in sent] == [500, None]
     page = state.metrics.render().decode()
     assert 'requests_total{model="tiny",status="500",task="text-classification"} 1.0' in page

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 import tiny
-from application import Send, answered, ask, call, faked, refused, serving, started
+from app_client import Send, answered, ask, call, faked, refused, serving, started
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.decoding import activate
 from bertserve.service.tasks.occlusion import MAX_WORDS

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import embedded
-from application import assert_same
+from app_client import assert_same
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.decoding import activate

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hostile
-from application import Send
+from app_client import Send
 from bertserve.service.tasks.catalog import TASKS
 
 ALLOWED = {200, 400, 404, 413, 415, 422}

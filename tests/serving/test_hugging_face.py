@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import tiny
-from application import Send, answered, call, post, posted, rejected
+from app_client import Send, answered, call, post, posted, rejected
 
 # the base URL, and the path that SageMaker requires
 QUESTION = {"question": "good ?", "context": "a film"}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tiny
-from application import Send, call
+from app_client import Send, call
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import fill_mask
 from bertserve.service.tasks.step import Step

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import hostile
-from application import Send, call
+from app_client import Send, call
 from bertserve.service.server import logs
 from bertserve.service.server.logs import background_logging, configure_logging
 from bertserve.service.tasks.catalog import TASKS

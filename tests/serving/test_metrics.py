@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import tiny
-from application import blocked, faked, keys, serving, state_of
+from app_client import blocked, faked, keys, serving, state_of
 from bertserve.service.auth import Authenticator
 from bertserve.service.models import utilization
 from bertserve.service.models.build import build

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tiny
-from application import model_of, queued, rejected, serving, state_of
+from app_client import model_of, queued, rejected, serving, state_of
 from bertserve.service.bundle import files
 from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.model_engines import ModelEngines

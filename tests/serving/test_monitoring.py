@@ -20,7 +20,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 import tiny
-from application import play, serving, state_of
+from app_client import play, serving, state_of
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from conftest import ROOT

@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 
 import tiny
-from application import LONG, Send, answered, post, rejected
+from app_client import LONG, Send, answered, post, rejected
 from bertserve.service.tasks import multiple_choice
 from bertserve.service.text.tokenizer import Tokenizer
 from task_runs import encode

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tiny
-from application import Send, assert_same, posted, rejected
+from app_client import Send, assert_same, posted, rejected
 
 TEXTS = ["good film", "a very bad book"]
 QUESTION, CONTEXT = "good ?", "a good film , not a bad book"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tiny
-from application import Send, keys, play, post, posted, rejected, started, state_of
+from app_client import Send, keys, play, post, posted, rejected, started, state_of
 from bertserve.service.auth import Authenticator
 
 EMBEDDINGS = "/v1/embeddings"

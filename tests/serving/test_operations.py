@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import tiny
-from application import call, classify, serving, state_of
+from app_client import call, classify, serving, state_of
 from bertserve.service import __version__
 from bertserve.service.api.routes import inference_routes
 

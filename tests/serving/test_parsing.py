@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from application import Send, rejected
+from app_client import Send, rejected
 from bertserve.service.errors import TooLargeError
 from bertserve.service.tasks import json_text
 from bertserve.service.tasks.json_text import parse

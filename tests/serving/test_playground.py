@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from application import call
+from app_client import call
 from bertserve.service.api import playground
 from bertserve.service.settings import ENV_PREFIX
 from bertserve.service.tasks.catalog import TASKS

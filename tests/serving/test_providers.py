@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tiny
-from application import call_fresh, state_of
+from app_client import call_fresh, state_of
 from bertserve.service import providers
 from bertserve.service.bundle import files
 from bertserve.service.bundle.graph_spec import GraphFile, GraphSpec, ShapeBucket, ShapePlan

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from application import keys, serving, state_of
+from app_client import keys, serving, state_of
 from bertserve.service.auth import Authenticator
 from replica import running
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import tiny
-from application import Send, blocked, call, classify, faked, play, posting, queued, refused, rejected, serving
-from bertserve.service.api.endpoint import Endpoint
+from app_client import Send, blocked, call, classify, faked, play, posting, queued, refused, rejected, serving
+from bertserve.service.api.application import Application
 from bertserve.service.api.formats import hugging_face
 from conftest import metric
 from fakes import FakeEngine
@@ -121,7 +121,7 @@ async def test_a_client_that_disconnects_while_it_sends_is_counted_as_499(models
     async def send(_: Any) -> None:
         """Drops a message."""
 
-    await Endpoint(service)(posting(), receive, send)
+    await Application(service)(posting(), receive, send)
     assert 1 == metric(service.metrics.render().decode(), "requests_total", status="499")
     assert [] == [record for record in caplog.records if record.levelno >= logging.ERROR]
 
@@ -140,7 +140,7 @@ async def test_a_body_that_is_not_complete_in_time_gets_408(models: Path) -> Non
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await Endpoint(service)(posting(), receive, send)
+    await Application(service)(posting(), receive, send)
     await until(lambda: len(sent) == 2)
     assert 408 == sent[0]["status"]
     assert (b"connection", b"close") in sent[0]["headers"]

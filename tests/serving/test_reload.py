@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 import tiny
-from application import keys, play, rejected, serving, state_of
+from app_client import keys, play, rejected, serving, state_of
 from bertserve.service.auth import Authenticator
 from bertserve.service.errors import BundleError, InvalidValueError
 from bertserve.service.models import loading

@@ -10,9 +10,9 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message
 
-from application import keys, serving, state_of
-from bertserve.service.api.app import create_fastapi
-from bertserve.service.api.endpoint import Endpoint
+from app_client import keys, serving, state_of
+from bertserve.service.api.application import Application
+from bertserve.service.api.fastapi_app import create_fastapi
 from bertserve.service.api.routes import GuardedRoute, check_declared
 from bertserve.service.auth import Access, ApiKeys, Authenticator
 from bertserve.service.models.build import AppState
@@ -132,7 +132,7 @@ async def test_every_route_enforces_its_declared_access(models: Path) -> None:
     """A missing key is 401 and a key without permission is 403. Only the admin key can change models."""
     state, auth, changes = service(models)
     async with serving(state):
-        app = Endpoint(state, auth=auth)
+        app = Application(state, auth=auth)
         for route, method, path in routes(create_fastapi(state)):
             for authorization in (NO_KEY, KEY, ADMIN_KEY):
                 before = len(changes.names)
@@ -149,7 +149,7 @@ async def test_every_route_enforces_its_declared_access(models: Path) -> None:
 async def test_no_mutated_path_bypasses_the_access_of_a_route(models: Path, root_path: str, mounted: bool) -> None:
     state, auth, changes = service(models, **({} if mounted else {"root_path": root_path}))
     async with serving(state):
-        app = Endpoint(state, auth)
+        app = Application(state, auth)
         for route, method, path in routes(create_fastapi(state)):
             for name, mutate in MUTATIONS.items():
                 for authorization in (NO_KEY, KEY) if route.access is Access.ADMIN else (NO_KEY,):
@@ -170,7 +170,7 @@ async def test_no_mutated_path_bypasses_the_access_of_a_route(models: Path, root
 async def test_a_path_without_a_route_is_404_before_its_body_is_read(models: Path) -> None:
     state, auth, _ = service(models)
     for authorization in (NO_KEY, KEY):
-        asked = await Asked("POST", "/nowhere", authorization).by(Endpoint(state, auth=auth))
+        asked = await Asked("POST", "/nowhere", authorization).by(Application(state, auth=auth))
         assert (404, 1) == (asked.status, len(asked.unread))
 
 
@@ -189,6 +189,6 @@ def test_a_route_without_a_declared_access_fails_at_start(models: Path) -> None:
 async def test_probes_of_unknown_models_reveal_no_model_names(models: Path) -> None:
     state, auth, _ = service(models)
     for path in ("/models/tinny/health", "/v2/models/tinny/ready", "/ner/health"):
-        probe = await Asked("GET", path, NO_KEY).by(Endpoint(state, auth=auth))
+        probe = await Asked("GET", path, NO_KEY).by(Application(state, auth=auth))
         assert 404 == probe.status
         assert b"tiny" not in probe.body and b"sha256" not in probe.body

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tiny
-from application import assert_same, serving, state_of
+from app_client import assert_same, serving, state_of
 from bertserve.service.engine import freed_memory
 from bertserve.service.models.build import AppState
 from fakes import record_runs

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import tiny
-from application import LONG, assert_same, play, state_of
+from app_client import LONG, assert_same, play, state_of
 from bertserve.service.cli import main
 from bertserve.service.scoring import rows
 from bertserve.service.tasks.catalog import TASKS

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from pydantic import ValidationError
 
 import tiny
-from application import assert_same, play, state_of
+from app_client import assert_same, play, state_of
 from bertserve.service.bundle import files
 from bertserve.service.bundle.graph_spec import InputSpec, ShapeBucket, ShapePlan
 from bertserve.service.engine.onnx_engine import OnnxEngine

@@ -13,7 +13,7 @@ import pytest
 
 import slow
 import tiny
-from application import rejected
+from app_client import rejected
 from closed_loop import Outcome, ask_until_refused
 from conftest import metric, wait_until
 from replica import BERT_SERVE, running

@@ -15,8 +15,8 @@ import pytest
 
 import slow
 import tiny
-from application import assert_same, call, faked, play, posting, rejected, serving, state_of
-from bertserve.service.api.endpoint import Endpoint
+from app_client import assert_same, call, faked, play, posting, rejected, serving, state_of
+from bertserve.service.api.application import Application
 from bertserve.service.api.jsonl import READ_AHEAD_BYTES
 from bertserve.service.api.request import LARGE_BYTES
 from bertserve.service.errors import RefusedError
@@ -148,7 +148,7 @@ class Client:
 
 def stream(state: AppState, client: Client, path: str = "/classify", kind: bytes = b"application/x-ndjson") -> Coroutine[Any, Any, None]:
     """Sends the client's chunks to a service."""
-    return Endpoint(state)(posting(path, (b"content-type", kind)), client.receive, client.send)
+    return Application(state)(posting(path, (b"content-type", kind)), client.receive, client.send)
 
 
 async def settle() -> None:
@@ -258,10 +258,10 @@ async def answered_in(service: AppState, clients: list[Client], path: str, conte
             await asyncio.sleep(0)
 
     async def ask(client: Client) -> int:
-        await endpoint(posting(path, (b"content-type", content_type)), client.receive, client.send)
+        await application(posting(path, (b"content-type", content_type)), client.receive, client.send)
         return turn
 
-    endpoint = Endpoint(service)
+    application = Application(service)
     counting = asyncio.create_task(count())
     turns = await asyncio.gather(*map(ask, clients))
     counting.cancel()

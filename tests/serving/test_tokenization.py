@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tiny
-from application import call, rejected
+from app_client import call, rejected
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import TextPart
 from bertserve.service.errors import BundleError, EngineError

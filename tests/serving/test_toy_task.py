@@ -9,7 +9,7 @@ import pytest
 
 import tiny
 import toy_task
-from application import Send, rejected, started
+from app_client import Send, rejected, started
 from bertserve.service.cli import main
 from bertserve.service.tasks.catalog import TASKS
 

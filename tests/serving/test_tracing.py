@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 import tiny
-from application import blocked, faked, play, queued, serving, state_of
+from app_client import blocked, faked, play, queued, serving, state_of
 from bertserve.service.errors import SettingsError
 from bertserve.service.server.serve import check_start
 from bertserve.service.settings import Settings

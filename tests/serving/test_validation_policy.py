@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import tiny
-from application import state_of
+from app_client import state_of
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.bundle.graph_spec import Agreement, GraphSpec
 from bertserve.service.bundle.validation_policy import check_report, has_low_agreement, measured_on_other_int8_kernels

@@ -17,7 +17,7 @@ import pytest
 
 import slow
 import tiny
-from application import play, rejected
+from app_client import play, rejected
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from conftest import metric, wait_until

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fastapi import APIRouter
 
-from bertserve.service.api.routes import add_file, endpoints
+from bertserve.service.api.routes import add_file, guarded_router
 from bertserve.service.auth import Access
 
 _FOLDER = Path(__file__).parent
@@ -23,7 +23,7 @@ POLICY = (
 
 def router(root_path: str = "") -> APIRouter:
     """Returns the routes of the page and its files; the URLs of the page are relative to the proxy's path prefix."""
-    routes = endpoints(Access.PUBLIC, include_in_schema=False)
+    routes = guarded_router(Access.PUBLIC, include_in_schema=False)
     page = (_FOLDER / PAGE).read_bytes()
     if root_path:
         # without it, a browser at `/bert` without a final slash would resolve relative URLs against `/`

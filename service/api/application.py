@@ -1,4 +1,4 @@
-"""Endpoint: the outermost ASGI application. It runs models itself; FastAPI answers all other requests.
+"""Application: the outermost ASGI application. It runs models itself; FastAPI answers all other requests.
 
 FastAPI's telemetry, body limit, exit stacks and dependencies take two fifths of the event loop's time for a short text
 (bench/results/2026-11-21-with-memory-arena.md).
@@ -20,9 +20,9 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bertserve.service.api import error_responses
-from bertserve.service.api.app import create_fastapi
 from bertserve.service.api.call import HEADER_LENGTH, BinaryResponse
 from bertserve.service.api.error_responses import ErrorLog
+from bertserve.service.api.fastapi_app import create_fastapi
 from bertserve.service.api.jsonl import MEDIA_TYPES, LineStream
 from bertserve.service.api.request import LARGE_BYTES, REQUEST_KEY, TIMEOUT_HEADER, Request, read_body, take_turn, until_disconnect
 from bertserve.service.api.routes import InferenceRoute
@@ -47,7 +47,7 @@ _PROBES = ("/health", "/live", "/ready", "/ping", "/metrics")  # ends of paths t
 _EXPOSED = ("x-request-id", "x-model", "server-timing", "x-truncated", "x-windows", "x-hf-warning", "retry-after", HEADER_LENGTH.decode())
 
 
-class Endpoint:
+class Application:
     """Serves every request: sets its id, finds its route, turns errors into answers, counts and logs."""
 
     def __init__(self, state: AppState, auth: Authenticator | None = None, *, sends_request_id: bool = True) -> None:

@@ -24,7 +24,15 @@ from bertserve.service import __version__
 from bertserve.service.api import error_responses, playground
 from bertserve.service.api.admin import routers as admin_routers
 from bertserve.service.api.request import REQUEST_KEY
-from bertserve.service.api.routes import INFERENCE, OTHER_CLIENTS, InferenceRoute, add_file, check_declared, endpoints, inference_routes
+from bertserve.service.api.routes import (
+    INFERENCE,
+    OTHER_CLIENTS,
+    InferenceRoute,
+    add_file,
+    check_declared,
+    guarded_router,
+    inference_routes,
+)
 from bertserve.service.auth import Access
 from bertserve.service.engine.freed_memory import return_freed_memory
 from bertserve.service.errors import CallerValue, HttpError, NotFoundError
@@ -109,7 +117,7 @@ def create_fastapi(state: AppState, *, requires_key: bool = False) -> FastAPI:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    """Answers an error that left FastAPI. FastAPI raises it again afterwards, and then `Endpoint` logs it."""
+    """Answers an error that left FastAPI. FastAPI raises it again afterwards, and then `Application` logs it."""
     return error_responses.response(error, request.scope[REQUEST_KEY].id, request.scope["path"])
 
 
@@ -134,7 +142,7 @@ async def _translate(request: Request, error: Exception) -> Response:
 
 def _docs_router() -> APIRouter:
     """Returns the routes of the OpenAPI document and of the page `/docs`. The page works offline: an installed package has its files."""
-    routes = endpoints(Access.PUBLIC, include_in_schema=False)
+    routes = guarded_router(Access.PUBLIC, include_in_schema=False)
     page_html = get_swagger_ui_html(
         openapi_url="openapi.json",
         title="bertserve",

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 
-from bertserve.service.api.endpoint import Endpoint
+from bertserve.service.api.application import Application
 from bertserve.service.auth import ApiKeys, Authenticator
 from bertserve.service.bundle import files
 from bertserve.service.engine.cost_model import CostModel
@@ -49,7 +49,7 @@ async def serving(service: AppState, auth: Authenticator | None = None) -> Async
     """Starts an application, yields a client of it, and stops the application."""
     service.scheduler.start()
     try:
-        transport = httpx.ASGITransport(Endpoint(service, auth))
+        transport = httpx.ASGITransport(Application(service, auth))
         async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=20) as client:
             yield client
     finally:
@@ -109,7 +109,7 @@ def _client(wanted: _Service) -> httpx.AsyncClient:
 
     async def start() -> httpx.AsyncClient:
         service.scheduler.start()
-        return httpx.AsyncClient(transport=httpx.ASGITransport(Endpoint(service)), base_url="http://test", timeout=20)
+        return httpx.AsyncClient(transport=httpx.ASGITransport(Application(service)), base_url="http://test", timeout=20)
 
     return _loop().run(start())
 
