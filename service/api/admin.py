@@ -18,7 +18,7 @@ from starlette.types import Scope
 
 from bertserve.service import __version__
 from bertserve.service.api.formats.open_inference import metadata
-from bertserve.service.api.request import REQUEST_KEY
+from bertserve.service.api.request import REQUEST_KEY, RequestContext
 from bertserve.service.api.routes import guarded_router
 from bertserve.service.auth import Access
 from bertserve.service.engine import sessions
@@ -147,10 +147,10 @@ async def _audit(state: AppState, scope: Scope, name: str, change: Callable[[str
     finally:
         # an unknown name is text of the caller, which must not reach the log
         model = name if is_known or _is_known(state, name) else UNKNOWN
-        request = scope[REQUEST_KEY]
-        request.model = model
-        fields = {**request.log_fields(), "key": request.key, "action": action, "outcome": outcome}
-        audit_log.info("%s of the model %s by the key %s: %s", action, model, request.key, outcome, extra=fields)
+        context: RequestContext = scope[REQUEST_KEY]
+        context.model = model
+        fields = {**context.log_fields(), "key": context.key, "action": action, "outcome": outcome}
+        audit_log.info("%s of the model %s by the key %s: %s", action, model, context.key, outcome, extra=fields)
 
 
 def _is_known(state: AppState, name: str) -> bool:

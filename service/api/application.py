@@ -24,7 +24,7 @@ from bertserve.service.api.call import HEADER_LENGTH, BinaryResponse
 from bertserve.service.api.error_responses import ErrorLog
 from bertserve.service.api.fastapi_app import create_fastapi
 from bertserve.service.api.jsonl import MEDIA_TYPES, LineStream
-from bertserve.service.api.request import LARGE_BYTES, REQUEST_KEY, TIMEOUT_HEADER, Request, read_body, take_turn, until_disconnect
+from bertserve.service.api.request import LARGE_BYTES, REQUEST_KEY, TIMEOUT_HEADER, RequestContext, read_body, take_turn, until_disconnect
 from bertserve.service.api.routes import InferenceRoute
 from bertserve.service.auth import Authenticator
 from bertserve.service.errors import INTERNAL, CallerValue, HttpError, InvalidValueError, MalformedRequestError, UnavailableError
@@ -89,7 +89,7 @@ class Application:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request, in any case."""
-        request: Request = scope[REQUEST_KEY]
+        request: RequestContext = scope[REQUEST_KEY]
         try:
             request.check_path()
             if (route := self._match(scope)) is None:
@@ -101,7 +101,7 @@ class Application:
             if request.status == 0:
                 await error_responses.response(error, request.id, scope["path"])(scope, receive, send)
 
-    def _begin(self, scope: Scope, send: Send) -> Request:
+    def _begin(self, scope: Scope, send: Send) -> RequestContext:
         # the configured path, or the path at which another application mounts this one
         root_path = self._state.settings.root_path or scope.get("root_path", "")
         scope["root_path"] = ""  # the router would remove it a second time
@@ -111,7 +111,7 @@ class Application:
         client_id = headers.get(b"x-request-id", b"")
         # not uuid4: it reads the system's entropy and releases the GIL, and with busy threads it takes long to get the GIL back
         request_id = client_id if _REQUEST_ID.fullmatch(client_id) else b"%032x" % self._ids.getrandbits(128)
-        request = Request(scope, send, headers, request_id.decode(), self._state, self._auth)
+        request = RequestContext(scope, send, headers, request_id.decode(), self._state, self._auth)
         if self._sends_request_id:
             request.response_headers.append((b"x-request-id", request_id))
         tracer = self._state.tracer
@@ -135,7 +135,7 @@ class Application:
                 return route
         return None
 
-    async def _serve(self, route: InferenceRoute, request: Request, receive: Receive, send: Send) -> None:
+    async def _serve(self, route: InferenceRoute, request: RequestContext, receive: Receive, send: Send) -> None:
         """Answers a request that runs models, if there is room for it and its caller has access."""
         state, scope = self._state, request.scope
         request.key = self._auth.check(route.access, scope["headers"])
@@ -193,7 +193,7 @@ class Application:
             )
         return int(header) / 1000
 
-    def _record(self, request: Request) -> None:
+    def _record(self, request: RequestContext) -> None:
         """Counts and logs a request that has ended, and ends its trace."""
         end, status, metrics = time.perf_counter(), request.status or _INTERNAL, self._state.metrics
         seconds = end - request.start
@@ -213,7 +213,7 @@ class Application:
             _end_trace(request.trace, end, request, status)
 
 
-def _check_headers(request: Request) -> None:
+def _check_headers(request: RequestContext) -> None:
     """Checks the headers and the query of a request that runs models.
 
     Raises:
@@ -239,7 +239,7 @@ def _check_headers(request: Request) -> None:
             )
 
 
-def _end_trace(trace: RequestSpan, end: float, request: Request, status: int) -> None:
+def _end_trace(trace: RequestSpan, end: float, request: RequestContext, status: int) -> None:
     """Ends a request's span, with its attributes."""
     fields, method, route = request.log_fields(), request.scope["method"], request.route
     attributes = {
@@ -263,7 +263,7 @@ def _is_probe(scope: Scope) -> bool:
     return scope["method"] == "GET" and path.endswith(_PROBES)
 
 
-def _access_fields(request: Request, status: int, seconds: float) -> dict[str, Any]:
+def _access_fields(request: RequestContext, status: int, seconds: float) -> dict[str, Any]:
     """Returns the fields of the access log line of a request."""
     names = () if request.prediction is None else ("tokenize_s", "queue_s", "inference_s", "decode_s")
     return {

@@ -16,7 +16,7 @@ from starlette.types import Receive, Send
 
 from bertserve.service.api import error_responses
 from bertserve.service.api.call import Call
-from bertserve.service.api.request import LARGE_BYTES, Request, take_turn, too_large_error
+from bertserve.service.api.request import LARGE_BYTES, RequestContext, take_turn, too_large_error
 from bertserve.service.errors import CLIENT_GONE, BertServeError, HttpError, MalformedRequestError, RefusedError
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.models.request_progress import Prediction
@@ -38,7 +38,7 @@ class LineStream:
     """Answers the lines of one request."""
 
     def __init__(
-        self, route: InferenceRoute, request: Request, timeout_s: float, error_log: error_responses.ErrorLog, turns: asyncio.Lock
+        self, route: InferenceRoute, request: RequestContext, timeout_s: float, error_log: error_responses.ErrorLog, turns: asyncio.Lock
     ) -> None:
         """Prepares the stream of a request.
 

@@ -1,4 +1,4 @@
-"""Request: what the service knows about one HTTP request, for its answer, log lines, metrics and trace; and the reading of its body."""
+"""RequestContext: what the service knows about one HTTP request, for its answer, log lines, metrics and trace; and the reading of its body."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from bertserve.service.models.request_progress import Prediction
     from bertserve.service.tracing import RequestSpan
 
-REQUEST_KEY = "bertserve.request"  # scope key: the Request, until the answer is sent
+REQUEST_KEY = "bertserve.request"  # scope key: the RequestContext, until the answer is sent
 TIMEOUT_HEADER = "x-request-timeout-ms"
 # control characters, invalid UTF-8, and the segments `.` and `..`: a proxy can interpret such a path in another way
 _AMBIGUOUS = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]|/\.\.?(?:/|\Z)")
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class RequestContext:
     """One HTTP request.
 
     Attributes:

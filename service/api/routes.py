@@ -26,7 +26,7 @@ from bertserve.service.api.formats.open_inference import InferAnswer, InferBody,
 from bertserve.service.api.formats.openai import EmbeddingList, EmbeddingsBody, read_embeddings
 from bertserve.service.api.formats.tei import EmbedAllBody, SequencesBody
 from bertserve.service.api.jsonl import MEDIA_TYPE
-from bertserve.service.api.request import REQUEST_KEY, TIMEOUT_HEADER, Request
+from bertserve.service.api.request import REQUEST_KEY, TIMEOUT_HEADER, RequestContext
 from bertserve.service.auth import Access
 from bertserve.service.tasks import classify, embed, rerank
 from bertserve.service.tasks.catalog import TASKS
@@ -59,7 +59,7 @@ class GuardedRoute(APIRoute):
         """Serves a request that the router has matched to this route; a wrong method gets status 405."""
         assert self.methods is not None, "FastAPI gives every route methods"
         if scope["method"] in self.methods:
-            request: Request = scope[REQUEST_KEY]
+            request: RequestContext = scope[REQUEST_KEY]
             request.key = request.auth.check(self.access, scope["headers"])
         await super().handle(scope, receive, send)
 
@@ -79,7 +79,7 @@ class InferenceRoute(GuardedRoute):
     def __init__(
         self,
         path: str,
-        read_call: Callable[[bytes, Request], Call],
+        read_call: Callable[[bytes, RequestContext], Call],
         summary: str,
         bodies: tuple[type[BaseModel], ...],
         answers: tuple[Any, ...],
@@ -201,7 +201,7 @@ def _of_task(spec: TaskSpec) -> InferenceRoute:
     )
 
 
-def _of_any_task(path: str, read: Callable[[bytes, Request], Call], summary: str, tag: str = OTHER_CLIENTS) -> InferenceRoute:
+def _of_any_task(path: str, read: Callable[[bytes, RequestContext], Call], summary: str, tag: str = OTHER_CLIENTS) -> InferenceRoute:
     bodies = tuple(spec.body for spec in TASKS.values())
     return InferenceRoute(path, read, summary, bodies, tuple(spec.response_type for spec in TASKS.values()), streams=True, tag=tag)
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, Tag
 
 from bertserve.service.api.call import Call
 from bertserve.service.api.formats.openai import Usage, usage
-from bertserve.service.api.request import Request
+from bertserve.service.api.request import RequestContext
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks import rerank
@@ -71,7 +71,7 @@ class RankedList(BaseModel):
     meta: dict[str, Any]
 
 
-def read_rerank(raw: bytes, request: Request) -> Call:
+def read_rerank(raw: bytes, request: RequestContext) -> Call:
     """Reads a body of `/v1/rerank` and `/v2/rerank`."""
     body = read_as(DocumentsBody, raw, request.state.limits)
     model = request.state.registry.for_task(rerank.TASK, body.model)

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from bertserve.service.api.call import Call
-from bertserve.service.api.request import Request
+from bertserve.service.api.request import RequestContext
 from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.models.model import Model
 from bertserve.service.tasks import classify, fill_mask, question_answering, token_classification, zero_shot
@@ -26,18 +26,18 @@ _JS_USER_AGENT = b"@huggingface/inference/"
 _JS_READS_ONE = frozenset({classify.TASK, token_classification.TASK, question_answering.TASK, fill_mask.TASK, zero_shot.TASK})
 
 
-def read_for_task(task: str, body_type: type[TaskBody], raw: bytes, request: Request) -> Call:
+def read_for_task(task: str, body_type: type[TaskBody], raw: bytes, request: RequestContext) -> Call:
     """Reads a body of a class at a task's path; it may name a model."""
     body = read_as(body_type, raw, request.state.limits)
     return _call(task, request.state.registry.for_task(task, body.model), body, request)
 
 
-def read_for_model(raw: bytes, request: Request) -> Call:
+def read_for_model(raw: bytes, request: RequestContext) -> Call:
     """Reads a body for the model in the path."""
     return _read_for(request.named_model, raw, request)
 
 
-def _read_for(model: Model, raw: bytes, request: Request) -> Call:
+def _read_for(model: Model, raw: bytes, request: RequestContext) -> Call:
     """Reads a body for a model: one for the model's task, or for another task that the body's fields identify."""
     task, body = _validate(model, parse_json(raw, TASKS[model.task].body), request)
     if body.model not in (None, model.name):
@@ -47,7 +47,7 @@ def _read_for(model: Model, raw: bytes, request: Request) -> Call:
     return _call(task, model, body, request)
 
 
-def read_at_base(raw: bytes, request: Request) -> Call:
+def read_at_base(raw: bytes, request: RequestContext) -> Call:
     """Reads a body at the base URL, the only path of an Inference Endpoint, for the only loaded model."""
     models = list(request.state.registry.models.values())
     if len(models) != 1:
@@ -60,14 +60,14 @@ def read_at_base(raw: bytes, request: Request) -> Call:
     return _read_for(models[0], raw, request)
 
 
-def _validate(model: Model, value: Any, request: Request) -> tuple[str, TaskBody]:
+def _validate(model: Model, value: Any, request: RequestContext) -> tuple[str, TaskBody]:
     """Returns the task that a body's JSON value requests of a model, and the body."""
     task = requested_task(model.task, value)
     request.state.registry.for_task(task, model.name)
     return task, validate_as(TASKS[task].body, value, request.state.limits)
 
 
-def _call(task: str, model: Model, body: TaskBody, request: Request) -> Call:
+def _call(task: str, model: Model, body: TaskBody, request: RequestContext) -> Call:
     if task not in _JS_READS_ONE or not request.headers.get(b"user-agent", b"").startswith(_JS_USER_AGENT):
         return Call(task, model, body, lambda prediction: body.to_response(prediction.results))
     if body.is_list and len(body.items) != 1:
@@ -100,7 +100,7 @@ class Predictions(BaseModel):
     predictions: list[Any]
 
 
-def read_predict(raw: bytes, request: Request) -> Call:
+def read_predict(raw: bytes, request: RequestContext) -> Call:
     """Reads a body for the model in the path: for the model's task, or for the one that its fields imply.
 
     Raises:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from bertserve.service.api.call import HEADER_LENGTH, BinaryResponse, Call
-from bertserve.service.api.request import Request
+from bertserve.service.api.request import RequestContext
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import CallerValue, InvalidValueError, MalformedRequestError
 from bertserve.service.models.model import Model
@@ -99,7 +99,7 @@ class InferAnswer(BaseModel):
     outputs: list[dict[str, Any]]
 
 
-def read_infer(raw: bytes, request: Request) -> Call:
+def read_infer(raw: bytes, request: RequestContext) -> Call:
     """Reads a request.
 
     Raises:
@@ -289,7 +289,7 @@ def _task_body(task: str, texts: Mapping[str, list[str]], parameters: Mapping[st
     return {**parameters, **inputs}
 
 
-def _read_body(raw: bytes, request: Request) -> tuple[InferBody, memoryview]:
+def _read_body(raw: bytes, request: RequestContext) -> tuple[InferBody, memoryview]:
     """Returns the JSON of a request, and the bytes after it."""
     header = request.headers.get(HEADER_LENGTH)
     size = len(raw) if header is None else int(header) if header.isdigit() and len(header) < 16 else 0

@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from bertserve.service.api.call import Call
-from bertserve.service.api.request import Request
+from bertserve.service.api.request import RequestContext
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks import embed
@@ -93,7 +93,7 @@ class EmbeddingList(BaseModel):
     usage: Usage
 
 
-def read_embeddings(raw: bytes, request: Request) -> Call:
+def read_embeddings(raw: bytes, request: RequestContext) -> Call:
     """Reads a body of `/v1/embeddings`."""
     body = read_as(EmbeddingsBody, raw, request.state.limits)
     model = request.state.registry.for_task(embed.TASK, body.model)
