@@ -264,7 +264,7 @@ def _json(value: Any) -> Response:
 
 
 def _health(state: AppState, name: str | None = None) -> Response:
-    """Returns the answer to a probe, of the service or of a model.
+    """Returns the response to a probe, of the service or of a model.
 
     Raises:
         NotFoundError: The model is not loaded. Probes need no key, so the message names no models.

@@ -48,7 +48,7 @@ _EXPOSED = ("x-request-id", "x-model", "server-timing", "x-truncated", "x-window
 
 
 class Application:
-    """Serves every request: sets its id, finds its route, turns errors into answers, counts and logs."""
+    """Serves every request: sets its id, finds its route, turns errors into responses, counts and logs."""
 
     def __init__(self, state: AppState, auth: Authenticator | None = None, *, sends_request_id: bool = True) -> None:
         """Creates the application; its inference threads run from startup to shutdown.
@@ -67,12 +67,12 @@ class Application:
         self._errors = ErrorLog()
         self._turns = asyncio.Lock()
         self._ids = random.Random()  # noqa: S311 - ids only tell requests apart, they protect nothing
-        self._open = 0  # requests to models without a complete answer
-        self._app: ASGIApp = self._answer
+        self._open = 0  # requests to models without a complete response
+        self._app: ASGIApp = self._respond
         # outside of the check of keys, because a browser sends its preflight request without a key
         if origins := state.settings.cors_origin:
             self._app = CORSMiddleware(
-                self._answer, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=_EXPOSED
+                self._respond, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=_EXPOSED
             )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,8 +87,8 @@ class Application:
             self._record(request)
             del scope[REQUEST_KEY]  # it refers to the scope, which an idle connection keeps
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request, in any case."""
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Responds to a request, in any case."""
         request: RequestContext = scope[REQUEST_KEY]
         try:
             request.check_path()
@@ -156,7 +156,7 @@ class Application:
             timeout_s = state.settings.timeout_ms / 1000 if timeout_header is None else self._parse_timeout(timeout_header)
             model = request.named_model if scope["path_params"] else None
             if is_stream:
-                await LineStream(route, request, timeout_s, self._errors, self._turns).answer(receive, send)
+                await LineStream(route, request, timeout_s, self._errors, self._turns).respond(receive, send)
                 return
             if model is not None:
                 request.task, request.model = model.task, model.name

@@ -1,4 +1,4 @@
-"""Call: the request to a model and the headers of its answer, independent of its wire format."""
+"""Call: the request to a model and the headers of its response, independent of its wire format."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Call:
             raise
 
     def headers(self, prediction: Prediction, size: int, tail_size: int) -> list[tuple[bytes, bytes]]:
-        """Returns the headers of an answer of `size` bytes of JSON, followed by `tail_size` binary bytes."""
+        """Returns the headers of a response of `size` bytes of JSON, followed by `tail_size` binary bytes."""
         warnings = list(_warnings(prediction, self.body)) if prediction.warnings else []
         headers = [
             (b"content-length", b"%d" % (size + tail_size)),

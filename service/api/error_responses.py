@@ -1,4 +1,4 @@
-"""Errors as answers and as log lines, in one JSON shape.
+"""Errors as responses and as log lines, in one JSON shape.
 
 A log line never has a caller's text: it has the template of the error; for an internal error it has the places in its traceback.
 """
@@ -33,12 +33,12 @@ _OPENAI_TYPES: dict[int, str] = {
 
 
 def response(error: Exception, request_id: str, path: str = "") -> Response:
-    """Returns the answer to a request that failed.
+    """Returns the response to a request that failed.
 
     Args:
         error: The error. The text of an error that is not a BertServeError stays internal.
         request_id: The request's id.
-        path: The request's path, if known; it decides the shape of the answer.
+        path: The request's path, if known; it decides the shape of the response.
     """
     status, error_type = status_and_type(error)
     message, headers = "internal error. This is a bug; the log of the service has the details under this request id.", {}

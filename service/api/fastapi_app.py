@@ -111,13 +111,13 @@ def create_fastapi(state: AppState, *, requires_key: bool = False) -> FastAPI:
         app.router.routes.extend(router.routes)
     check_declared(app.routes)
     app.add_exception_handler(HTTPException, _translate)
-    app.add_exception_handler(Exception, _answer_error)
+    app.add_exception_handler(Exception, _respond_to_error)
     _add_description(app, requires_key=requires_key)
     return app
 
 
-async def _answer_error(request: Request, error: Exception) -> Response:
-    """Answers an error that left FastAPI. FastAPI raises it again afterwards, and then `Application` logs it."""
+async def _respond_to_error(request: Request, error: Exception) -> Response:
+    """Responds to an error that left FastAPI. FastAPI raises it again afterwards, and then `Application` logs it."""
     return error_responses.response(error, request.scope[REQUEST_KEY].id, request.scope["path"])
 
 

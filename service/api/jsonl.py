@@ -52,7 +52,7 @@ class LineStream:
         self._number = self._bytes = 0  # number of the last line in progress; bytes of all lines in progress
         self._answer_sent = asyncio.Event()
 
-    async def answer(self, receive: Receive, send: Send) -> None:
+    async def respond(self, receive: Receive, send: Send) -> None:
         """Answers all lines. The response starts with the first answer, so that an earlier failure can have its own status.
 
         Raises:

@@ -1,4 +1,4 @@
-"""RequestContext: what the service knows about one HTTP request, for its answer, log lines, metrics and trace; and the reading of its body."""
+"""RequestContext: what the service knows about an HTTP request, for its response, logs, metrics and trace; and the reading of its body."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from bertserve.service.models.request_progress import Prediction
     from bertserve.service.tracing import RequestSpan
 
-REQUEST_KEY = "bertserve.request"  # scope key: the RequestContext, until the answer is sent
+REQUEST_KEY = "bertserve.request"  # scope key: the RequestContext, until the response is sent
 TIMEOUT_HEADER = "x-request-timeout-ms"
 # control characters, invalid UTF-8, and the segments `.` and `..`: a proxy can interpret such a path in another way
 _AMBIGUOUS = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]|/\.\.?(?:/|\Z)")
 _ADDRESS = re.compile("[0-9a-fA-F.:]+")
 _ENCODED_SLASH = re.compile(rb"%(?:2f|5c)", re.IGNORECASE)
 _SLOW, _GONE = "the body is slow", "the client is gone"  # why a task is cancelled
-# Bodies and answers of more than this many bytes take turns on the event loop, because each can block it for up to 0.04 s.
+# Bodies and responses of more than this many bytes take turns on the event loop, because each can block it for up to 0.04 s.
 LARGE_BYTES = 2**17
 WATCH_AFTER_S = 0.1  # most requests are answered sooner, and watching each one would cost more than it saves
 T = TypeVar("T")
@@ -47,13 +47,13 @@ class RequestContext:
         state: The models, metrics, settings and limits.
         auth: Checks the caller.
         start: Start time in seconds of `time.perf_counter`.
-        response_headers: Headers that every answer to this request has.
+        response_headers: Headers that every response to this request has.
         key: The name of its key; None before the check, and if the route needs no key.
         task: The task as a label of metrics; None unless the route runs models.
         model: The model's name as a label of metrics; None unless the route runs models.
         prediction: The result, if a model has answered.
         trace: Its trace, if it is traced.
-        status: The status of the answer; 0 before it is sent.
+        status: The status of the response; 0 before it is sent.
     """
 
     scope: Scope
@@ -72,7 +72,7 @@ class RequestContext:
     status: int = 0
 
     async def send(self, message: Message) -> None:
-        """Sends a message of the answer, the first one with `response_headers`."""
+        """Sends a message of the response, the first one with `response_headers`."""
         if message["type"] == "http.response.start":
             message["headers"] = [*message.get("headers", ()), *self.response_headers]
             await self.sender(message)
@@ -201,6 +201,6 @@ async def until_disconnect(work: Awaitable[T], receive: Receive) -> T:
 
 
 async def take_turn(turns: asyncio.Lock) -> None:
-    """Waits for a turn of the event loop in which no other large body or answer is read or written."""
+    """Waits for a turn of the event loop in which no other large body or response is read or written."""
     async with turns:
         await asyncio.sleep(0)

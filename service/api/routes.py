@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from bertserve.service.api.call import Call
 from bertserve.service.api.formats.cohere import DocumentsBody, RankedList, read_rerank
 from bertserve.service.api.formats.hugging_face import PredictBody, Predictions, read_at_base, read_for_model, read_for_task, read_predict
-from bertserve.service.api.formats.open_inference import InferAnswer, InferBody, read_infer
+from bertserve.service.api.formats.open_inference import InferBody, InferResponse, read_infer
 from bertserve.service.api.formats.openai import EmbeddingList, EmbeddingsBody, read_embeddings
 from bertserve.service.api.formats.tei import EmbedAllBody, SequencesBody
 from bertserve.service.api.jsonl import MEDIA_TYPE
@@ -65,7 +65,7 @@ class GuardedRoute(APIRoute):
 
 
 class InferenceRoute(GuardedRoute):
-    """A path that runs models, for POST requests. FastAPI describes it and answers 405 for other methods; `Application` serves its requests.
+    """A path that runs models, for POST. FastAPI describes it and answers 405 for other methods; `Application` serves its requests.
 
     Attributes:
         read_call: Returns the call of a body and its request.
@@ -82,17 +82,17 @@ class InferenceRoute(GuardedRoute):
         read_call: Callable[[bytes, RequestContext], Call],
         summary: str,
         bodies: tuple[type[BaseModel], ...],
-        answers: tuple[Any, ...],
+        response_types: tuple[Any, ...],
         *,
         task: str | None = None,
         streams: bool = False,
         tag: str = OTHER_CLIENTS,
     ) -> None:
-        """Creates the route and its OpenAPI description; `{name}` in the path is a model's name, and `answers` has the types of answers."""
+        """Creates the route and its OpenAPI description; `{name}` in the path is a model's name."""
         self.read_call, self.bodies, self.task, self.streams = read_call, bodies, task, streams
         lines: dict[str, Any] = {MEDIA_TYPE: {"schema": {"type": "string", "description": "JSON Lines."}}} if streams else {}
         result = {
-            "model": functools.reduce(operator.or_, answers),
+            "model": functools.reduce(operator.or_, response_types),
             "description": "A result, or a list of them: one for each input.",
             "content": lines,
         }
@@ -153,7 +153,7 @@ def inference_routes() -> list[InferenceRoute]:
             tag=INFERENCE,
         ),
         _of_any_task("/", read_at_base, "Run the only loaded model"),
-        InferenceRoute("/v2/models/{name}/infer", read_infer, "Run a model on tensors of texts", (InferBody,), (InferAnswer,)),
+        InferenceRoute("/v2/models/{name}/infer", read_infer, "Run a model on tensors of texts", (InferBody,), (InferResponse,)),
         InferenceRoute("/v1/models/{name}:predict", read_predict, "Answer instances with predictions", (PredictBody,), (Predictions,)),
         InferenceRoute(
             "/v1/embeddings",

@@ -99,16 +99,16 @@ class OnnxEngine:
             outputs = self._session.run([spec.name for spec in specs], inputs)
         except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
             raise _run_error(error, rows, longest) from error
-        answers: list[Outputs] = [{} for _ in encodings]
+        results: list[Outputs] = [{} for _ in encodings]
         for spec, raw in zip(specs, outputs, strict=True):
             # converted after the copy from the GPU, which is half as large in fp16
             output = raw.astype(np.float32) if raw.dtype == np.float16 else raw
             if not np.isfinite(output).all():
                 raise EngineError("output `{name}` is not finite; this graph cannot score this text.", name=spec.name)
-            for answer, part in zip(answers, self._split(spec, output, encodings, rows), strict=True):
+            for result, part in zip(results, self._split(spec, output, encodings, rows), strict=True):
                 if part is not None:
-                    answer[spec.name] = part
-        return answers
+                    result[spec.name] = part
+        return results
 
     def _split(
         self, spec: OutputSpec, output: NDArray[np.float32], encodings: Sequence[Encoding], rows: int

@@ -1,6 +1,6 @@
 """The Open Inference Protocol, version 2: BYTES tensors of texts in; labels, scores, vectors or JSON out.
 
-A body or an answer is JSON, followed by the binary tensors that the JSON describes.
+A body or a response is JSON, followed by the binary tensors that the JSON describes.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class InferBody(ClosedModel):
     parameters: InferParameters | None = None
 
 
-class InferAnswer(BaseModel):
-    """Answer in the Open Inference Protocol; a tensor has `name`, `shape`, `datatype` and `data`."""
+class InferResponse(BaseModel):
+    """Response in the Open Inference Protocol; a tensor has `name`, `shape`, `datatype` and `data`."""
 
     model_name: str
     model_version: str
