@@ -12,6 +12,7 @@ from pathlib import Path
 from huggingface_hub import ModelCardData
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
+from bertserve.export.calibration_card import card_texts
 from bertserve.export.errors import OutputError
 from bertserve.export.workspace import ignore_signals
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE
@@ -69,9 +70,9 @@ def package_bundle(folder: Path, target: Path, texts: Mapping[str, str]) -> None
             _remove(aside)
 
 
-def bundle_texts(manifest: Manifest, folder: Path, card: str | None) -> dict[str, str]:
-    """Returns the bundle's own card, which quotes the checkpoint's, and its manifest, by file name."""
-    return {CARD_FILE: model_card(manifest, folder, card), MANIFEST_FILE: manifest.model_dump_json(indent=1) + "\n"}
+def bundle_texts(manifest: Manifest, card: str) -> dict[str, str]:
+    """Returns a card with the section about its calibration, the diagrams of this section, and the manifest, by file name."""
+    return card_texts(card, manifest.graphs) | {MANIFEST_FILE: manifest.model_dump_json(indent=1) + "\n"}
 
 
 def _remove(path: Path) -> None:

@@ -17,7 +17,7 @@ import onnxruntime
 from bertserve import service
 from bertserve.export import cpu, gpu, int8_texts, onnx_trace
 from bertserve.export.artifact import Artifact, GraphBuild, TorchTracer, choose_precisions
-from bertserve.export.bundle import bundle_texts, package_bundle, refuse_existing
+from bertserve.export.bundle import bundle_texts, model_card, package_bundle, refuse_existing
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.checkpoint.module import load_module, module_name
@@ -110,7 +110,7 @@ def export(options: ExportOptions) -> tuple[Path, Manifest]:
         manifest = _build(options, name, checkpoint, texts, bundle, work)
         refuse_existing(target, overwrite=options.overwrite)  # created meanwhile, on a file system without locks
         with stage("package", str(target)):
-            package_bundle(bundle, target, bundle_texts(manifest, bundle, checkpoint.card))
+            package_bundle(bundle, target, bundle_texts(manifest, model_card(manifest, bundle, checkpoint.card)))
     return target, manifest
 
 

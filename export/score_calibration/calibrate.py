@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from bertserve.export.bundle import package_bundle, refuse_existing
+from bertserve.export.aim import Aim
+from bertserve.export.bundle import bundle_texts, package_bundle, refuse_existing
+from bertserve.export.calibration_card import describe
 from bertserve.export.errors import DataError, ExportError
-from bertserve.export.score_calibration.aim import Aim
-from bertserve.export.score_calibration.card import card_texts, describe
 from bertserve.export.score_calibration.outcomes import IDENTITY, Example, Outcomes, check_aims, collect, fit, method_of
 from bertserve.export.score_calibration.predictions import SEED, measure
 from bertserve.export.score_calibration.thresholds import choose
@@ -22,7 +22,7 @@ from bertserve.export.validation.labeled_data import read_data
 from bertserve.export.validation.served_graph import open_graph
 from bertserve.export.workspace import workspace
 from bertserve.service.bundle.calibration import Calibration
-from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, Bundle, load_bundle
+from bertserve.service.bundle.files import CARD_FILE, TOKENIZER_FILE, Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.engine.sessions import unavailable_reason
@@ -67,11 +67,10 @@ def calibrate(bundle: Path, data: Path, output: Path, *, judge: Path | None, aim
             raise ExportError(f"this machine can run no graph of `{source.path}`; calibrate it where it is served.")
         manifest = Manifest.model_validate(manifest.model_copy(update={"graphs": tuple(graphs)}).model_dump())
         _link_files(source, scratch / "bundle")
-        card = source.path / CARD_FILE
-        texts = card_texts(card.read_text(encoding="utf-8") if card.exists() else f"# {manifest.name}\n", manifest.graphs)
-        texts[MANIFEST_FILE] = manifest.model_dump_json(indent=1) + "\n"
+        file = source.path / CARD_FILE
+        card = file.read_text(encoding="utf-8") if file.exists() else f"# {manifest.name}\n"
         refuse_existing(target, overwrite=overwrite)  # created meanwhile, on a file system without locks
-        package_bundle(scratch / "bundle", target, texts)
+        package_bundle(scratch / "bundle", target, bundle_texts(manifest, card))
     return target
 
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bertserve.export import flags
+from bertserve.export.aim import parse_aim
 from bertserve.export.errors import ExportError
-from bertserve.export.score_calibration.aim import parse_aim
 from bertserve.service.errors import BertServeError
 from bertserve.service.flag_parser import FlagParser
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from scipy import optimize, stats
 
+from bertserve.export.aim import Aim
 from bertserve.export.errors import DataError
 from bertserve.export.progress import track
-from bertserve.export.score_calibration.aim import Aim
 from bertserve.export.score_calibration.predictions import Flags, Predictions, Values, log_losses
 from bertserve.export.tasks.evaluation import exact_match, widen_to_words
 from bertserve.export.tasks.export_task import read_input

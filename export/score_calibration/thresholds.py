@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from bertserve.export.aim import Aim
 from bertserve.export.errors import DataError, ExportError
-from bertserve.export.score_calibration.aim import Aim
 from bertserve.export.score_calibration.predictions import Predictions, Values
 from bertserve.service.bundle.calibration import Threshold
 

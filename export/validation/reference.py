@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from bertserve.export import int8_texts
-from bertserve.export.bundle import CARD_FIELDS, bundle_texts
+from bertserve.export.bundle import CARD_FIELDS, bundle_texts, model_card
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.checkpoint.module import load_module
@@ -247,9 +247,10 @@ def update(bundle: Bundle, checkpoint: Checkpoint, tokenizer: Tokenizer, validat
     source = manifest.source.model_copy(update=checkpoint.origin.model_dump(include=CARD_FIELDS))
     updates = {"graphs": graphs, "flops": checkpoint.flops, "source": source, "int8_texts": digests}
     new_manifest = Manifest.model_validate(manifest.model_copy(update=updates).model_dump())
+    card = model_card(new_manifest, bundle.path, checkpoint.card)
     # each file is replaced as a whole; the card comes first, because the manifest is verified
     with ignore_signals():
-        for name, text in bundle_texts(new_manifest, bundle.path, checkpoint.card).items():
+        for name, text in bundle_texts(new_manifest, card).items():
             aside = bundle.path / f".{name}"
             aside.write_text(text, encoding="utf-8")
             os.replace(aside, bundle.path / name)

@@ -15,10 +15,11 @@ import pytest
 
 import tiny
 from bertserve.export import cli
+from bertserve.export.calibration_card import card_texts
 from bertserve.export.score_calibration.calibrate import split
 from bertserve.export.score_calibration.outcomes import Example
 from bertserve.service.bundle.calibration import Calibration
-from bertserve.service.bundle.files import load_bundle
+from bertserve.service.bundle.files import CARD_FILE, load_bundle
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import EngineError
 from bertserve.service.scoring.rows import Row
@@ -104,6 +105,16 @@ def test_the_calibrated_bundle_is_complete_and_recovers_the_temperature(tmp_path
     assert ("coverage", True) == (coverage.aim, coverage.error <= 0.1)
     assert "coverage=0.9" in (new / "README.md").read_text(encoding="utf-8")
     assert 2 == calibrate(new, "--data", lines)[0]  # it exists
+
+
+def test_a_section_of_the_checkpoints_card_is_not_replaced(tmp_path: Path) -> None:
+    graphs = load_bundle(tiny.calibrate(sound(tmp_path))).manifest.graphs
+    card = "# reviews\n\n## Origin\n\nThe checkpoint has this card:\n\n## Calibration\n\nIt was calibrated by hand.\n"
+    calibrated = card_texts(card, graphs)[CARD_FILE]
+
+    assert calibrated.endswith(card.removeprefix("# reviews\n\n"))
+    assert 2 == calibrated.count("## Calibration\n")
+    assert (calibrated, card) == (card_texts(calibrated, graphs)[CARD_FILE], card_texts(card, ())[CARD_FILE])
 
 
 def test_each_graph_has_its_own_calibration(tmp_path: Path, calibrate: Calibrate) -> None:

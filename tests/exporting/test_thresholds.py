@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from bertserve.export.aim import Aim
 from bertserve.export.errors import ExportError
-from bertserve.export.score_calibration.aim import Aim
 from bertserve.export.score_calibration.predictions import Predictions
 from bertserve.export.score_calibration.thresholds import choose
 from bertserve.service.bundle.calibration import Threshold

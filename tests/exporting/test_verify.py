@@ -284,6 +284,18 @@ def test_update_measures_everything_again(
 
 
 @pytest.mark.torch
+def test_update_keeps_the_calibration_in_the_card(exported: tuple[Path, Path], verify: Verify, tmp_path: Path) -> None:
+    source, target = exported
+    path = tiny.calibrate(Path(shutil.copytree(target, tmp_path / target.name)))
+    assert 0 == verify(path, "--checkpoint", source, "--update", "--validation", FEW_TEXTS)[0]
+
+    [calibrated] = [graph for graph in load_bundle(path).manifest.graphs if graph.decision is not None]
+    diagram = f"reliability.cpu.{calibrated.precision}.svg"
+    assert all(fact in (path / "README.md").read_text(encoding="utf-8") for fact in ("## Calibration", diagram))
+    assert (path / diagram).exists()
+
+
+@pytest.mark.torch
 @pytest.mark.full_grid
 def test_a_folder_called_verify_can_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from checkpoints import bert

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from bertserve.export.score_calibration.aim import Aim
+from bertserve.export.aim import Aim
 from bertserve.service.bundle.calibration import Bin, Calibration, Interval, Threshold
 from bertserve.service.bundle.files import CARD_FILE
 from bertserve.service.bundle.graph_spec import GraphSpec
@@ -54,19 +54,21 @@ def _describe_threshold(threshold: Threshold) -> str:
 
 
 def card_texts(card: str, graphs: Sequence[GraphSpec]) -> dict[str, str]:
-    """Returns by file name the card, with the section in place of its own one or before its section "Origin", and reliability diagrams.
+    """Returns a card and its reliability diagrams by file name.
 
-    There is a diagram in SVG for each calibrated graph: the share of correct predictions by mean score.
+    The section about calibrated graphs replaces an earlier one, or comes before the section "Origin". There is a diagram in SVG for each
+    calibrated graph: the share of correct predictions by mean score.
     """
-    without = re.sub(rf"^{HEADING}\n.*?(?=^## |\Z)", "", card, flags=re.MULTILINE | re.DOTALL)
-    before, origin, after = without.partition("## Origin\n")
-    parts, texts = [before.rstrip(), HEADING], dict[str, str]()
+    before, origin, after = card.partition("## Origin\n")  # then follows the checkpoint's card, which may have a section of this name
+    before = re.sub(rf"^{HEADING}\n.*?(?=^## |\Z)", "", before, flags=re.MULTILINE | re.DOTALL)
+    parts, texts = [HEADING], dict[str, str]()
     for graph in graphs:
         if graph.decision is not None:
             name = f"reliability.{graph.provider}.{graph.precision}.svg"
             texts[name] = DIAGRAM.format(raw=_line(graph.decision.before.bins), calibrated=_line(graph.decision.after.bins))
             parts.append(f"```\n{graph.name}: {describe(graph.decision)}\n```\n\n![Share of correct predictions by score]({name})")
-    return texts | {CARD_FILE: "\n\n".join([*parts, f"{origin}{after}"]).rstrip() + "\n"}
+    section = parts if texts else []
+    return texts | {CARD_FILE: "\n\n".join([before.rstrip(), *section, f"{origin}{after}"]).rstrip() + "\n"}
 
 
 def _line(bins: Sequence[Bin]) -> str:
