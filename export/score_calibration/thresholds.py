@@ -51,15 +51,15 @@ def choose(aim: Aim, graph: str, fitted: Predictions, judged: Predictions) -> Th
         above = np.bincount(judged.examples[above], minlength=judged.count) == 1
     decided = float(above.mean())
     if not passed:
-        needed = "at every threshold the measured share of errors is above the aim, so more examples do not help"
+        advice = "every threshold has more errors than the aim allows, so more examples do not help; choose an easier aim"
         if error < aim.error:
             # so many that the distance to the aim is as large as `_DEVIATIONS` standard errors
             total = aim.error * (1 - aim.error) * (_DEVIATIONS / (aim.error - error)) ** 2
             more = math.ceil(max(total / max(count, 1) - 1, 0.1) * judged.count)
-            needed = f"about {2 * more} more lines of --data, of which half judge, or {more} of --judge, can show it"
+            advice = f"add about {2 * more} lines to --data (half of them are for the test), or {more} to --judge, or choose an easier aim"
         raise ExportError(
             f"no threshold of {graph} reaches `{aim}`: the closest decides {decided:.1%} with {error:.2%} errors, and the aim is "
-            f"{aim.error:.2%}; {needed}. Give more examples, or an aim that is easier to reach."
+            f"{aim.error:.2%}; {advice}."
         )
     return Threshold(
         label=aim.label,
