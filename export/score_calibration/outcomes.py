@@ -29,6 +29,14 @@ from bertserve.service.tasks.decoding import Floats, Link, activate, calibrate
 Parameters = tuple[tuple[float, ...], tuple[float, ...]]  # scale and bias
 IDENTITY: Parameters = ((1.0,), (0.0,))
 LINKS: dict[Method, Link] = {"temperature": "softmax", "per-label": "sigmoid", "answers": "power"}
+_OF_LABELS: dict[str, list[Any]] = {"decide": [False], "top_k": [None], "function_to_apply": [None]}
+# parameters that may leave out or change scores, with the values that do not
+ALLOWED_VALUES: dict[Method, dict[str, list[Any]]] = {
+    "temperature": _OF_LABELS,
+    "per-label": _OF_LABELS,
+    "tags": {"decide": [False], "aggregation_strategy": ["simple", "first", "average", "max"], "ignore_labels": [["O"]]},
+    "answers": {"decide": [False], "duplicates": ["best"]},
+}
 MAX_LOG_SCALE = 3.0  # scales from 1/20 to 20 are tried
 MAX_BIAS = 10.0  # a factor of 20,000
 MIN_OF_A_KIND = 20  # examples with a label, and others, for parameters of its own
@@ -197,10 +205,9 @@ def collect(served: ServedGraph, method: Method, examples: Sequence[Example]) ->
         DataError: A row cannot be answered, or its parameters leave out or change scores.
     """
     values = list[Any]()
-    excluded = {"tags": ["decide"], "answers": ["decide", "duplicates"]}.get(method, ["decide", "top_k", "function_to_apply"])
     for example in track(examples, served.graph.name, unit="example"):
         parameters = example.row.input.parameters
-        if names := [f"`{name}`" for name in excluded if getattr(parameters, name) not in (None, False, "best")]:
+        if names := [f"`{name}`" for name, allowed in ALLOWED_VALUES[method].items() if getattr(parameters, name) not in allowed]:
             raise DataError(
                 f"line {example.row.line} of the data has {' and '.join(names)}; remove it, because all scores are needed, unchanged."
             )
@@ -225,7 +232,7 @@ def _read_labels(served: ServedGraph, example: Example) -> tuple[Any, Any]:
     if len(labels) > 1:
         return scores, [label in correct for label in labels]
     if correct not in (0, 1):
-        raise ValueError(f"its label is {correct:g}; give 1 for a relevant text and 0 for another one.")
+        raise DataError(f"line {example.row.line} of the data: `label` is {correct:g}; it must be 1 for a relevant text, otherwise 0.")
     return activate(scores, "sigmoid") if served.config.activation == "none" else scores, [correct]
 
 

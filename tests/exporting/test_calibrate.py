@@ -289,6 +289,23 @@ def test_data_and_aims_that_cannot_be_used_are_errors(
     assert 1 == printed.count("bert-export: ")
 
 
+@pytest.mark.parametrize("parameters", [{"aggregation_strategy": "none"}, {"ignore_labels": ["PER"]}, {"ignore_labels": []}], ids=str)
+def test_tags_without_groups_and_other_ignored_labels_are_refused(tmp_path: Path, calibrate: Calibrate, parameters: dict[str, Any]) -> None:
+    """They would count as wrong. The strategies that group tokens are accepted."""
+    path = sound(tmp_path, "token-classification")
+    lines = [{"text": text, "entities": [], "parameters": {"aggregation_strategy": "first"}} for text in texts(110)]
+    code, printed = calibrate(path, "--data", data(tmp_path, *lines[:100], *(line | {"parameters": parameters} for line in lines[100:])))
+    assert (2, True) == (code, f"`{next(iter(parameters))}`; remove it" in printed)
+
+
+def test_a_label_of_a_reranker_is_0_or_1(tmp_path: Path, calibrate: Calibrate) -> None:
+    path = sound(tmp_path, labels=("LABEL_0",), activation="sigmoid")
+    lines = [{"text": text, "text_pair": "a film", "label": i % 2} for i, text in enumerate(texts(200))]
+    lines[2]["label"] = 0.5
+    code, printed = calibrate(path, "--data", data(tmp_path, *lines))
+    assert (2, True) == (code, "line 3 of the data: `label` is 0.5; it must be 1" in printed)
+
+
 def test_a_calibration_that_is_worse_is_refused(tmp_path: Path, calibrate: Calibrate) -> None:
     """The model is correct for the examples that fit it, and wrong for the others."""
     path = sound(tmp_path)
