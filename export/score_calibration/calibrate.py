@@ -53,11 +53,13 @@ def calibrate(bundle: Path, data: Path, output: Path, *, judge: Path | None, aim
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in (data, judge) if path is not None)).hexdigest()
         graphs = list[GraphSpec]()
         for graph in manifest.graphs:
-            if (missing := unavailable_reason(graph.provider)) is not None:
-                print(f"bert-export: {graph.name} is not calibrated: {missing}", file=sys.stderr)
-                graphs.append(graph)
-                continue
             raw = graph.model_copy(update={"decision": None})
+            if (missing := unavailable_reason(graph.provider)) is not None:
+                # its earlier thresholds are for other aims or examples than those of the other graphs
+                removed = "" if graph.decision is None else " Its earlier calibration is removed."
+                print(f"bert-export: {graph.name} is not calibrated: {missing}{removed}", file=sys.stderr)
+                graphs.append(raw)
+                continue
             served = open_graph(source.path, raw, manifest.tokenizer, tokenizer, manifest, graph.provider)
             fitted, judged = (collect(served, method, examples) for examples in (fitting, judging))
             calibration = fit_and_judge(fitted, judged, graph.name, aims, digest)

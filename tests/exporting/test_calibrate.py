@@ -128,13 +128,19 @@ def test_each_graph_has_its_own_calibration(tmp_path: Path, calibrate: Calibrate
 
 
 def test_a_graph_that_cannot_run_here_is_not_calibrated(tmp_path: Path, calibrate: Calibrate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not keep an earlier calibration, whose thresholds are for other aims."""
     monkeypatch.setattr(
         "bertserve.export.score_calibration.calibrate.unavailable_reason", lambda provider: None if provider == "cpu" else "no driver."
     )
     path = sound(tmp_path)
     lines = data(tmp_path, *labeled_by(path, 400))
-    assert 0 == calibrate(with_gpu_graph(path), "--data", lines)[0]
+    tiny.calibrate(with_gpu_graph(path))
 
+    def calibrate_all(manifest: dict[str, Any]) -> None:
+        for graph in manifest["graphs"]:
+            graph["decision"] = manifest["graphs"][0]["decision"]
+
+    assert 0 == calibrate(tiny.edit(path, calibrate_all), "--data", lines)[0]
     assert [True, False] == [graph.decision is not None for graph in load_bundle(tmp_path / "out" / path.name).manifest.graphs]
     only = with_gpu_graph(sound(tmp_path / "only"), only=True)
     assert (1, True) == ((result := calibrate(only, "--data", lines, "--overwrite"))[0], "can run no graph" in result[1])
