@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from bertserve.service.bundle.graph_spec import Precision
+from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.errors import BertServeError
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
@@ -27,15 +28,13 @@ async def check(settings: Settings) -> int:
     failed = 0
     for model in state.registry.models.values():
         example, graphs = model.bundle.manifest.example, model.bundle.manifest.graphs
-        # the stored result is from the default graph, which may have another precision than the loaded one
-        tolerance = max(CHECK_TOLERANCE[graph.precision] for graph in graphs if graph.default or graph.precision == model.graph.precision)
         try:
             request = example.request
             if model.graph.decision is not None:  # the result is of the export, without a calibration
                 request = request | {"parameters": {**(request.get("parameters") or {}), "calibrated": False}}
             body = validate_as(TASKS[model.task].body, request, state.limits)
             prediction = await model.predict(body.task_inputs(model.bundle.manifest), timeout_s=60)
-            reason = difference(example.result, to_plain(body.to_response(prediction.results)), tolerance)
+            reason = difference(example.result, to_plain(body.to_response(prediction.results)), example_tolerance(model.graph, graphs))
         except BertServeError as error:
             reason = error.message
         failed += reason is not None
@@ -44,6 +43,16 @@ async def check(settings: Settings) -> int:
         print(f"{name}: not loaded, skipped by --skip-broken: {reason}")
     await state.scheduler.stop(0)
     return 1 if failed else 0
+
+
+def example_precision(graphs: Sequence[GraphSpec]) -> Precision:
+    """Returns the precision of the graph that gave the result of the stored example."""
+    return min((graph for graph in graphs if graph.default), key=lambda graph: graph.provider != "cpu").precision
+
+
+def example_tolerance(graph: GraphSpec, graphs: Sequence[GraphSpec]) -> float:
+    """Returns the maximum difference of a graph's score from the stored one, which a graph with another precision may have given."""
+    return max(CHECK_TOLERANCE[graph.precision], CHECK_TOLERANCE[example_precision(graphs)])
 
 
 def difference(expected: Any, actual: Any, tolerance: float) -> str | None:

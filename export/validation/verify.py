@@ -23,7 +23,7 @@ from bertserve.service.bundle.files import Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.bundle.validation_policy import describe_agreement, summarize_agreement
-from bertserve.service.check import CHECK_TOLERANCE, difference
+from bertserve.service.check import difference, example_precision, example_tolerance
 from bertserve.service.engine.sessions import unavailable_reason
 from bertserve.service.errors import SHOWN_CHARS, BertServeError, CallerError, EngineError, plural
 from bertserve.service.providers import Provider
@@ -159,14 +159,13 @@ def _open(bundle: Bundle, graph: GraphSpec, tokenizer: Tokenizer, options: Verif
 
 def _check_example(served: ServedGraph, manifest: Manifest, report: VerifyReport) -> None:
     """Runs the stored example. Its result is from one default graph, so graphs with other precisions may differ."""
-    precision, name = served.graph.precision, f"example {served.graph.name}"
-    stored = min((graph for graph in manifest.graphs if graph.default), key=lambda graph: graph.provider != "cpu").precision
-    tolerance = max(CHECK_TOLERANCE[precision], CHECK_TOLERANCE[stored])
+    name, stored = f"example {served.graph.name}", example_precision(manifest.graphs)
+    tolerance = example_tolerance(served.graph, manifest.graphs)
     with report.record_failure(name):
         reason = difference(manifest.example.result, served.predict_body(manifest.example.request), tolerance)
         if reason is None:
             report.add(name, True, f"the stored result, scores within {tolerance}")
-        elif precision != stored:
+        elif served.graph.precision != stored:
             report.add(name, None, f"differs from the stored result of the {stored} graph: {reason}")
         else:
             report.add(name, False, reason)

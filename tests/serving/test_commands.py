@@ -14,7 +14,8 @@ import pytest
 import tiny
 from app_client import results
 from bertserve.service import __version__
-from bertserve.service.check import difference
+from bertserve.service.bundle.files import load_bundle
+from bertserve.service.check import difference, example_tolerance
 from bertserve.service.cli import main
 
 pytestmark = pytest.mark.usefixtures("logging_of_pytest")
@@ -142,6 +143,15 @@ def test_check_fails_an_example_with_an_invalid_request(tmp_path: Path, example:
 )
 def test_results_are_compared_with_all_their_values(expected: Any, actual: Any, same: bool) -> None:
     assert (difference(expected, actual, 1e-3) is None) == same
+
+
+def test_the_tolerance_is_that_of_the_graph_and_of_the_one_that_gave_the_result(tmp_path: Path) -> None:
+    """Which is the default graph of the CPU; the default graph of another provider does not count."""
+    [fp32] = load_bundle(tiny.bundle(tmp_path)).manifest.graphs
+    fp16 = fp32.model_copy(update={"provider": "cuda", "precision": "fp16"})
+    int8 = fp32.model_copy(update={"precision": "int8", "default": False})
+    assert [1e-4, 1e-2, 0.05] == [example_tolerance(graph, [fp16, fp32, int8]) for graph in (fp32, fp16, int8)]
+    assert 1e-2 == example_tolerance(fp32, [fp16, fp32.model_copy(update={"provider": "tensorrt"})])
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
