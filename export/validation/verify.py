@@ -254,13 +254,14 @@ def _check_data(comparison: Comparison, golds: Sequence[Any], options: VerifyOpt
             [golds[i] for i in labeled], [results[reference.fixed_count + i] for i in labeled], served.config
         )
 
+    raw = "raw scores of " if served.graph.decision is not None else ""
     metric_values, expected = compute_metrics(comparison.results), compute_metrics(comparison.expected)
     for metric, (value, remark) in metric_values.items():
         values = {"graph": value} | ({"reference": expected[metric][0]} if expected else {})
         compared = f" ({reference.name} {expected[metric][0]:.4f})" if expected else ""
-        detail = f"{value:.4f}{compared} on {len(labeled)} labeled inputs" + (f"; {remark}" if remark else "")
+        detail = f"{value:.4f}{compared} on {raw}{len(labeled)} labeled inputs" + (f"; {remark}" if remark else "")
         report.add_value(f"{metric} {served.graph.name}", value, options.min_metrics.get(metric), detail, values)
-    for metric in options.min_metrics.keys() - metric_values.keys():
+    for metric in (metric for metric in options.min_metrics if metric not in metric_values):
         reason = f"this model has {', '.join(metric_values)}" if metric_values else "no line of the data has a correct answer"
         report.add_value(f"{metric} {served.graph.name}", None, options.min_metrics[metric], f"not measured: {reason}")
 

@@ -287,6 +287,24 @@ def test_a_minimum_for_a_metric_without_a_value_fails(tmp_path: Path, verify: Ve
         assert reason in checks["Spearman correlation cpu/fp32"]["detail"]
 
 
+def test_metrics_without_a_value_have_the_order_of_their_flags(tmp_path: Path, verify: Verify) -> None:
+    names = {"top-1": "top-1", "spearman": "Spearman correlation", "exact-match": "exact match", "entity-f1": "entity F1"}
+    flags = [word for name in names for word in ("--min-metric", f"{name}=0.5")]
+    _, checks = verify(sound(tmp_path), "--data", data(tmp_path, {"text": "good", "label": 0}), *flags)
+    assert [f"{name} cpu/fp32" for name in names.values()] == list(checks)[-4:]
+
+
+def test_metrics_of_a_calibrated_graph_are_of_raw_scores(tmp_path: Path, verify: Verify) -> None:
+    """A bias of -100 would leave no label."""
+    path, lines = sound(tmp_path, activation="sigmoid"), labeled(tmp_path, [["negative"]] * len(TEXTS))
+    _, raw = verify(path, "--data", lines)
+    _, calibrated = verify(tiny.calibrate(path, method="per-label", bias=[-100.0]), "--data", lines)
+    assert (metric(raw, "micro F1") > 0, metric(raw, "micro F1")) == (True, metric(calibrated, "micro F1"))
+    assert ("on 6 labeled", "on raw scores of 6 labeled") == tuple(
+        checks["micro F1 cpu/fp32"]["detail"].partition(" ")[2].removesuffix(" inputs") for checks in (raw, calibrated)
+    )
+
+
 def test_entity_f1_is_computed_from_entities_and_tags(tmp_path: Path, verify: Verify) -> None:
     path = sound(tmp_path, "token-classification", other_seed=0)
     text = "good film zq was bad"
