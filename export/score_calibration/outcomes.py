@@ -145,9 +145,10 @@ def fit(outcomes: Outcomes) -> Parameters:
 
 
 def _fit(outcomes: Outcomes, labels: Sequence[str] | None, *limits: float) -> tuple[float, float]:
-    """Returns the scale and the bias of the least loss in nats, within limits of its logarithm and the bias, which is 0 without a limit.
+    """Returns the scale and bias with the lowest log loss.
 
-    They are those of raw scores if the gain can be noise, by a likelihood ratio test at 95 %.
+    `limits` bounds the logarithm of the scale and, if there are two, the bias; with one limit the bias is 0. Returns (1, 0) if a likelihood
+    ratio test at 95 % finds no gain.
     """
 
     def loss(values: Values) -> float:

@@ -248,7 +248,7 @@ def update(bundle: Bundle, checkpoint: Checkpoint, tokenizer: Tokenizer, validat
     updates = {"graphs": graphs, "flops": checkpoint.flops, "source": source, "int8_texts": digests}
     new_manifest = Manifest.model_validate(manifest.model_copy(update=updates).model_dump())
     card = model_card(new_manifest, bundle.path, checkpoint.card)
-    # each file is replaced as a whole; the card comes first, because the manifest is verified
+    # each file is replaced as a whole; the manifest comes last, because it is verified
     with ignore_signals():
         for name, text in bundle_texts(new_manifest, card).items():
             aside = bundle.path / f".{name}"
