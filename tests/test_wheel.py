@@ -50,13 +50,15 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.full_grid
 def test_the_wheel_has_one_package(wheel: Path) -> None:
-    """The wheel contains `bertserve` and its data files, but no measurements and no models."""
+    """The wheel contains `bertserve` and its data files, but no measurements, no scripts for them, and no models."""
     names = zipfile.ZipFile(wheel).namelist()
 
     assert {"bertserve", "bertserve-0.1.0.dist-info"} == {name.split("/")[0] for name in names}
     data = {f"bertserve/service/api/playground/{name}" for name in (playground.PAGE, *playground.FILES)}
     data |= {"bertserve/export/int8_texts.txt", "bertserve/bench/report.html", "bertserve/bench/sentences.json"}
     assert data == {n for n in names if n.startswith("bertserve/") and not n.endswith(".py")}
+    assert set() == {"bertserve/bench/gpu_first_run.py", "bertserve/bench/inference_time.py"} & set(names)
+    assert "bertserve/bench/cli.py" in names
 
 
 @pytest.mark.full_grid
