@@ -121,12 +121,12 @@ def compare(test: LoadTest) -> None:
     raw_loop = RawLoop(args.bundle, args.raw_graph, served=report.model)
     threads = args.threads or (report.service or {}).get("limits", {}).get("threads", 2)  # other servers do not say how many they have
     report.raw_loop = raw_loop.description | {"threads": threads}
-    runs = raw_loop.encode(test.target.bodies)
+    feeds = raw_loop.encode(test.target.bodies)
     speeds = list[tuple[float, float]]()
     for i in range(1, args.rounds + 1):
         run = test.run_closed_loop(f"round {i}")
         _log(f"round {i}, raw loop, {plural(threads, 'thread')}, {args.seconds:g} s")
-        texts_per_s = raw_loop.run_loop(runs, threads=threads, seconds=args.seconds, stop=test.stop)
+        texts_per_s = raw_loop.run_loop(feeds, threads=threads, seconds=args.seconds, stop=test.stop)
         if test.stop.is_set():
             break
         speeds.append((run.texts_per_s, texts_per_s))

@@ -34,7 +34,7 @@ WARM_UP_SHARE = 0.1  # relative to the measured time
 # inputs of other exporters' graphs, by name -> their content
 _STOCK_INPUTS: Mapping[str, Any] = {"input_ids": "token_ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 # the inputs of one run of the graph by name, each with one row, and its number of texts: a window is a part of a text
-RawRun = tuple[dict[str, NDArray[Any]], float]
+RawFeed = tuple[dict[str, NDArray[Any]], float]
 
 
 class RawLoop:
@@ -77,22 +77,22 @@ class RawLoop:
             "onnxruntime": ort.__version__,
         }
 
-    def encode(self, bodies: Sequence[Body]) -> list[RawRun]:
-        """Tokenizes bodies like the service, and returns their runs.
+    def encode(self, bodies: Sequence[Body]) -> list[RawFeed]:
+        """Tokenizes bodies like the service, and returns their feeds.
 
         Raises:
             BenchError: The bundle's model does not support a body.
         """
-        runs: list[RawRun] = []
+        feeds: list[RawFeed] = []
         for body, encodings in zip(bodies, encode_bodies(self.bundle, bodies), strict=True):
             share = 1 / max(len(encodings), 1)
-            runs += [(build_feed([encoding], self._inputs, (1, len(encoding))), body.texts * share) for encoding in encodings]
-        return runs
+            feeds += [(build_feed([encoding], self._inputs, (1, len(encoding))), body.texts * share) for encoding in encodings]
+        return feeds
 
-    def run_loop(self, runs: Sequence[RawRun], *, threads: int, seconds: float, stop: threading.Event) -> float:
-        """Does the runs repeatedly in order, one row at a time per thread, and returns texts per second.
+    def run_loop(self, feeds: Sequence[RawFeed], *, threads: int, seconds: float, stop: threading.Event) -> float:
+        """Runs the feeds repeatedly in order, one row at a time per thread, and returns texts per second.
 
-        There must be at least one run. A tenth of `seconds` more is run before the measured time. `stop` ends the loop early.
+        There must be at least one feed. A tenth of `seconds` more is run before the measured time. `stop` ends the loop early.
 
         Raises:
             BenchError: A run failed, or none ended in time.
@@ -104,7 +104,7 @@ class RawLoop:
 
         def loop(_: int) -> None:
             while not stop.is_set() and time.perf_counter() < end:
-                feed, texts = runs[next_index() % len(runs)]
+                feed, texts = feeds[next_index() % len(feeds)]
                 self._session.run(None, feed)
                 finished.append((texts, time.perf_counter()))
 

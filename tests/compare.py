@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertserve.bench import BenchError, generator
-from bertserve.bench.raw_loop import WARM_UP_SHARE, RawLoop, RawRun
+from bertserve.bench.raw_loop import WARM_UP_SHARE, RawFeed, RawLoop
 from bertserve.bench.target import OK, Body, build_bodies, build_target, parse_url
 from replica import Served, free_ports
 
@@ -160,7 +160,7 @@ def _graph_s(bundle: Path, bodies: Sequence[Body], rows: float, seconds: float) 
     return (time.process_time() - began) / (texts_per_s * seconds * (1 + WARM_UP_SHARE))
 
 
-def _batch(feeds: Sequence[dict[str, NDArray[Any]]]) -> RawRun:
+def _batch(feeds: Sequence[dict[str, NDArray[Any]]]) -> RawFeed:
     """Returns one run of several texts, padded to the longest one."""
     longest = max(values.shape[1] for feed in feeds for values in feed.values())
     padded = {
