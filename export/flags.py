@@ -49,7 +49,7 @@ def parse_positive(text: str) -> float:
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"`{text}` is not a number") from error
     if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"`{text}` is not above 0 and at most 1")
+        raise argparse.ArgumentTypeError(f"`{text}` must be above 0 and at most 1")
     return value
 
 
