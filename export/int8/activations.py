@@ -98,7 +98,7 @@ def observe(model: ir.Model, linears: Mapping[str, Linear], path: Path, feeds: S
 def observe_tensors(path: Path, tensors: Sequence[str], feeds: Sequence[Feed], samples: Path) -> dict[str, Activations]:
     """Runs a graph that returns these tensors, [..., width], and returns the observations of each, with its samples in a folder."""
     batches = inference.batch_by_length(feeds)
-    texts = [len(next(iter(batch.values()))) for batch in batches]
+    text_counts = [len(next(iter(batch.values()))) for batch in batches]
     tokens = sum(map(inference.token_count, feeds))
 
     session = inference.open_session(path, threads=1)
@@ -109,7 +109,7 @@ def observe_tensors(path: Path, tensors: Sequence[str], feeds: Sequence[Feed], s
         for value in session.run(list(tensors), dict(batches[position])):
             flat = value.reshape(-1, value.shape[-1])
             share = max(6144, ROWS_PER_CHANNEL * flat.shape[1]) / tokens  # 6144: eight rows per channel of BERT base
-            observations.append((flat[_select_rows(value.shape, texts[position], share, rng)], flat.max(axis=0), flat.min(axis=0)))
+            observations.append((flat[_select_rows(value.shape, text_counts[position], share, rng)], flat.max(axis=0), flat.min(axis=0)))
         return observations
 
     bounds: dict[str, tuple[Floats, Floats]] = {}
@@ -124,13 +124,13 @@ def observe_tensors(path: Path, tensors: Sequence[str], feeds: Sequence[Feed], s
     return {name: Activations(samples / str(number), len(bounds[name][0]), *bounds[name]) for number, name in enumerate(tensors)}
 
 
-def _select_rows(shape: tuple[int, ...], texts: int, share: float, rng: np.random.Generator) -> NDArray[np.int64]:
+def _select_rows(shape: tuple[int, ...], text_count: int, share: float, rng: np.random.Generator) -> NDArray[np.int64]:
     """Returns the rows of a batch to keep, in order: all if there is one per text, a share of them if there is one per token.
 
     They include the first and the last row of each text, which are special tokens with the largest values.
     """
     count = math.prod(shape[:-1])
-    if len(shape) != 3 or shape[0] != texts:
+    if len(shape) != 3 or shape[0] != text_count:
         return np.arange(count)
     starts = np.arange(0, count, shape[1])
     ends = np.r_[starts, starts + shape[1] - 1]

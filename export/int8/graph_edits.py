@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from bertserve.export.graph import rewrite
 from bertserve.export.graph.rewrite import CONTRIB, Floats, Linear, as_linear, float_array, linear_with_bias, linears_by_input
 from bertserve.export.int8 import gptq
-from bertserve.export.int8.smoothquant import QuantParams
+from bertserve.export.int8.smoothquant import LayerParams
 
 # Number of hidden units of a feed-forward block, and of input channels of a matrix, that are computed in float. Twice as many were slower,
 # and hardly more accurate (bench/results/2026-11-21-int8-steps.md).
@@ -131,7 +131,7 @@ def _scale(graph: ir.Graph, node: ir.Node | None, value: ir.Value | None, column
     node.replace_input_with(node.inputs.index(value), rewrite.add_constant(graph, f"{value.name}/balanced", scaled))
 
 
-def emit_linears(graph: ir.Graph, params: Mapping[str, QuantParams]) -> None:
+def emit_linears(graph: ir.Graph, params: Mapping[str, LayerParams]) -> None:
     """Replaces the linear layers that read these tensors, with the additions of their biases, by integer products."""
     linears = linears_by_input(graph)
     for tensor, quant in params.items():
@@ -141,7 +141,7 @@ def emit_linears(graph: ir.Graph, params: Mapping[str, QuantParams]) -> None:
         ir.convenience.replace_nodes_and_values(graph, nodes[-1], nodes, tape.nodes, nodes[-1].outputs, [product])
 
 
-def _emit(graph: ir.Graph, tape: ir.tape.Tape, layer: Linear, quant: QuantParams) -> ir.Value:
+def _emit(graph: ir.Graph, tape: ir.tape.Tape, layer: Linear, quant: LayerParams) -> ir.Value:
     """Records the nodes of one layer: smoothing, if any, the activation as uint8, and the product with its bias."""
     x, weight, activation = layer.input, layer.weight, quant.activation
     smoothed = x

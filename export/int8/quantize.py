@@ -27,7 +27,7 @@ from bertserve.export.graph.rewrite import Linear
 from bertserve.export.inference import Feed
 from bertserve.export.int8 import graph_edits, sensitivity, smoothquant
 from bertserve.export.int8.activations import Activations, observe
-from bertserve.export.int8.smoothquant import ActivationScale, QuantParams
+from bertserve.export.int8.smoothquant import ActivationParams, LayerParams
 from bertserve.export.progress import Item, parallel_map
 
 # Multiples of the average sensitivity. Above the first, outliers of a tensor are computed in float; below the second, the channels of a
@@ -76,31 +76,32 @@ def quantize(
     if not layers:
         raise GraphError("the graph has no matrix to quantize; export it with --precision fp32.")
     activations = observe(model, layers, part, feeds, samples)
-    scales = _choose_scales(layers, activations)
+    activation_params = _choose_activation_params(layers, activations)
     shared_inputs = {tensor for group in rewrite.group_by_weight(layers) for tensor in group}
     # for attention outputs smoothing is free, and they are never split, so their sensitivity does not matter
     attention_outputs = {node.outputs[0].name for node in model.graph if node.op_type == "MultiHeadAttention"}
     changeable_layers = {tensor: layer for tensor, layer in layers.items() if tensor not in attention_outputs | shared_inputs}
     sensitivities: dict[str, float] = {}
     if changeable_layers and not quick:
-        nearest_params = _quantize_weights(changeable_layers, activations, scales, use_gptq=False)
+        nearest_params = _quantize_weights(changeable_layers, activations, activation_params, use_gptq=False)
         sensitivities = sensitivity.measure(model, nearest_params, part, feeds, limits=(SPLIT_ABOVE, SMOOTH_ABOVE))
     onnx_files.remove(part)
     sensitive_inputs = [tensor for tensor, share in sensitivities.items() if share > SPLIT_ABOVE]
     insensitive_inputs = {tensor for tensor, share in sensitivities.items() if share < SMOOTH_ABOVE}
-    multipliers = {tensor: scale.multiplier for tensor, scale in scales.items() if scale.is_smoothed and tensor not in shared_inputs}
+    smoothed = [tensor for tensor, activation in activation_params.items() if activation.is_smoothed and tensor not in shared_inputs]
+    multipliers = {tensor: activation_params[tensor].multiplier for tensor in smoothed}
     for tensor in graph_edits.fold_smoothing(model.graph, multipliers):
-        activations[tensor], scales[tensor] = activations[tensor].scaled(multipliers[tensor]), scales[tensor].folded()
+        activations[tensor], activation_params[tensor] = activations[tensor].scaled(multipliers[tensor]), activation_params[tensor].folded()
     units, inputs = _split_outliers(model.graph, sensitive_inputs, activations)
-    rescaled = {*units, *inputs, *(tensor for tensor in insensitive_inputs if scales[tensor].is_smoothed)}
+    rescaled = {*units, *inputs, *(tensor for tensor in insensitive_inputs if activation_params[tensor].is_smoothed)}
     layers = rewrite.linears_by_input(model.graph)  # a split has replaced matrices
-    scales |= _choose_scales(
-        {tensor: layers[tensor] for tensor in scales if tensor in rescaled}, activations, unsmoothed=insensitive_inputs
+    activation_params |= _choose_activation_params(
+        {tensor: layers[tensor] for tensor in activation_params if tensor in rescaled}, activations, unsmoothed=insensitive_inputs
     )
-    params = _quantize_weights(layers, activations, scales, use_gptq=True)
+    params = _quantize_weights(layers, activations, activation_params, use_gptq=True)
     shutil.rmtree(samples)
     # the most sensitive first; without a measurement a matrix counts as average, and with --quick its own output error counts
-    weights = sensitivities or {tensor: scale.error for tensor, scale in scales.items()}
+    weights = sensitivities or {tensor: activation.error for tensor, activation in activation_params.items()}
     order = sorted(params, key=lambda tensor: -weights.get(tensor, 1.0))
     probe = gate[:: max(1, len(gate) // 48)]  # fewer than 96 texts, because they run for each attempt
     float_count, tables, error = _emit_within(max_error, model, target, params, order, probe, inference.compute_outputs(source, probe))
@@ -110,25 +111,29 @@ def quantize(
     return counts | {name: count for name, count in exceptions.items() if count}, error
 
 
-def _choose_scales(
+def _choose_activation_params(
     layers: Mapping[str, Linear], activations: Mapping[str, Activations], *, unsmoothed: Collection[str] = ()
-) -> dict[str, ActivationScale]:
-    """Returns the scale of each activation; layers that share a matrix, and thus their samples, have the same."""
+) -> dict[str, ActivationParams]:
+    """Returns the quantization of each activation; layers that share a matrix, and thus their samples, have the same."""
 
-    def choose(tensor: str) -> ActivationScale:
-        return smoothquant.choose_scale(layers[tensor].arrays()[0], activations[tensor], smooth=tensor not in unsmoothed)
+    def choose(tensor: str) -> ActivationParams:
+        return smoothquant.choose_activation_params(layers[tensor].arrays()[0], activations[tensor], smooth=tensor not in unsmoothed)
 
     return _compute_once_per_key(choose, {tensor: layer.weight for tensor, layer in layers.items()}, "choose scales")
 
 
 def _quantize_weights(
-    layers: Mapping[str, Linear], activations: Mapping[str, Activations], scales: Mapping[str, ActivationScale], *, use_gptq: bool
-) -> dict[str, QuantParams]:
+    layers: Mapping[str, Linear],
+    activations: Mapping[str, Activations],
+    activation_params: Mapping[str, ActivationParams],
+    *,
+    use_gptq: bool,
+) -> dict[str, LayerParams]:
     """Returns the quantization of each layer; layers with the same matrix and bias have the same."""
     keys = {tensor: (layer.weight, layer.arrays()[1].tobytes()) for tensor, layer in layers.items()}
 
-    def quantized(tensor: str) -> QuantParams:
-        return smoothquant.quantize_weight(*layers[tensor].arrays(), activations[tensor], scales[tensor], use_gptq=use_gptq)
+    def quantized(tensor: str) -> LayerParams:
+        return smoothquant.quantize_weight(*layers[tensor].arrays(), activations[tensor], activation_params[tensor], use_gptq=use_gptq)
 
     return _compute_once_per_key(quantized, keys, "round by GPTQ" if use_gptq else "round to nearest")
 
@@ -169,7 +174,7 @@ def _emit_within(
     max_error: float,
     model: ir.Model,
     target: Path,
-    params: Mapping[str, QuantParams],
+    params: Mapping[str, LayerParams],
     order: Sequence[str],
     probe: Sequence[Feed],
     expected: Sequence[NDArray[np.float32]],

@@ -20,14 +20,14 @@ from bertserve.export.graph import rewrite
 from bertserve.export.graph.rewrite import Floats, Linear
 from bertserve.export.inference import Feed
 from bertserve.export.int8.gptq import output_blocks
-from bertserve.export.int8.smoothquant import QuantParams
+from bertserve.export.int8.smoothquant import LayerParams
 from bertserve.export.progress import parallel_map
 
 FIRST_TEXTS = 8  # a layer whose error on these is not within a factor of four of a limit is not measured on the others
 
 
 def measure(
-    model: ir.Model, params: Mapping[str, QuantParams], path: Path, feeds: Sequence[Feed], *, limits: Sequence[float]
+    model: ir.Model, params: Mapping[str, LayerParams], path: Path, feeds: Sequence[Feed], *, limits: Sequence[float]
 ) -> dict[str, float]:
     """Returns the effect of quantizing each tensor, with the matrix that reads it, on the model's outputs.
 
@@ -37,16 +37,16 @@ def measure(
     """
     layers = rewrite.linears_by_input(model.graph).values()
     flops_per_token = 2 * sum(math.prod(layer.shape) for layer in layers)
-    texts = choose_texts(feeds, 2e12 / len(params) / flops_per_token)  # about 2e12 operations in all runs
+    feeds = choose_feeds(feeds, 2e12 / len(params) / flops_per_token)  # about 2e12 operations in all runs
     session = _perturbed_session(model, path)
-    errors = _measure(session, model, params, texts[:FIRST_TEXTS])
+    errors = _measure(session, model, params, feeds[:FIRST_TEXTS])
     average = max(sum(errors.values()) / len(errors), 1e-12)
     candidates = [tensor for tensor, error in errors.items() if any(1 / 4 < error / average / limit < 4 for limit in limits)]
     later_errors = (
-        _measure(session, model, {tensor: params[tensor] for tensor in candidates}, texts[FIRST_TEXTS:]) if texts[FIRST_TEXTS:] else {}
+        _measure(session, model, {tensor: params[tensor] for tensor in candidates}, feeds[FIRST_TEXTS:]) if feeds[FIRST_TEXTS:] else {}
     )
     errors |= {
-        tensor: (errors[tensor] * FIRST_TEXTS + error * (len(texts) - FIRST_TEXTS)) / len(texts) for tensor, error in later_errors.items()
+        tensor: (errors[tensor] * FIRST_TEXTS + error * (len(feeds) - FIRST_TEXTS)) / len(feeds) for tensor, error in later_errors.items()
     }
     average = max(sum(errors.values()) / len(errors), 1e-12)
     return {tensor: error / average for tensor, error in errors.items()}
@@ -64,11 +64,11 @@ def _perturbed_session(model: ir.Model, path: Path) -> Any:
     return inference.open_session(path, threads=1)
 
 
-def _measure(session: Any, model: ir.Model, params: Mapping[str, QuantParams], texts: Sequence[Feed]) -> dict[str, float]:
+def _measure(session: Any, model: ir.Model, params: Mapping[str, LayerParams], feeds: Sequence[Feed]) -> dict[str, float]:
     """Returns the square of the outputs' relative error for each layer, with only this layer in int8."""
     linears = rewrite.linears_by_input(model.graph)
     zeros = {_perturbation_name(tensor): np.zeros(1, dtype=np.float32) for tensor in linears}
-    batches = [{**zeros, **batch} for batch in inference.batch_by_length(texts)]
+    batches = [{**zeros, **batch} for batch in inference.batch_by_length(feeds)]
     output_names, names = [str(value.name) for value in model.graph.outputs], list(linears)
     expected = inference.concatenate_runs(inference.run_each(session, batches, output_names))
     inputs = [dict(zip(names, values, strict=True)) for values in inference.run_each(session, batches, names)]
@@ -83,20 +83,20 @@ def _measure(session: Any, model: ir.Model, params: Mapping[str, QuantParams], t
     return dict(zip(params, parallel_map(error, params, "measure sensitivity", unit="matrices"), strict=True))
 
 
-def _changes(layer: Linear, quant: QuantParams, inputs: Sequence[Floats]) -> list[Floats]:
+def _changes(layer: Linear, quant: LayerParams, inputs: Sequence[Floats]) -> list[Floats]:
     """Returns a layer's output in int8 minus its output in float, for each of its inputs, float32 [..., outputs]."""
     weight, bias = layer.arrays()
     rows = np.concatenate([x.reshape(-1, x.shape[-1]) for x in inputs])
-    stored = quant.activation.dequantized(rows)
+    approximated = quant.activation.dequantized(rows)
     change = np.empty((len(rows), weight.shape[1]), dtype=np.float32)
     for block in output_blocks(weight.shape[1]):
-        int8_outputs = stored @ (quant.weight[:, block] * quant.weight_scale[block])
+        int8_outputs = approximated @ (quant.weight[:, block] * quant.weight_scale[block])
         change[:, block] = int8_outputs - rows @ weight[:, block] + (quant.bias - bias)[block]
     ends = np.cumsum([x.size // x.shape[-1] for x in inputs])
     return [part.reshape(*x.shape[:-1], -1) for x, part in zip(inputs, np.split(change, ends[:-1]), strict=True)]
 
 
-def choose_texts(feeds: Sequence[Feed], tokens: float) -> list[Feed]:
+def choose_feeds(feeds: Sequence[Feed], tokens: float) -> list[Feed]:
     """Returns 16 to 64 texts, of about `tokens` tokens in total, in random order.
 
     A model run per layer takes long. Therefore texts are short: the shortest with at least 16 tokens from each of eight groups of

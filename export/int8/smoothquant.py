@@ -23,7 +23,7 @@ SAMPLE_ROWS = 512  # on which scales are compared, because each candidate runs o
 
 
 @dataclass(frozen=True)
-class ActivationScale:
+class ActivationParams:
     """The storage of an activation, as `round(x / smoothing / scale) + zero_point`.
 
     Attributes:
@@ -51,20 +51,20 @@ class ActivationScale:
         """The inverse of the smoothing factors, float32 [channels]."""
         return (1 / self.smoothing).astype(np.float32)
 
-    def folded(self) -> ActivationScale:
+    def folded(self) -> ActivationParams:
         """Returns the same storage for an activation that is already smoothed elsewhere."""
         return replace(self, smoothing=np.ones_like(self.smoothing))
 
     def dequantized(self, rows: Floats) -> Floats:
         """Returns rows after smoothing, quantization and dequantization, float32 [n, channels]."""
-        stored = _quantize(rows * self.multiplier if self.is_smoothed else rows, self.scale, self.zero_point)
-        stored -= np.float32(self.zero_point)
-        stored *= self.scale
-        return stored
+        approximated = _quantize(rows * self.multiplier if self.is_smoothed else rows, self.scale, self.zero_point)
+        approximated -= np.float32(self.zero_point)
+        approximated *= self.scale
+        return approximated
 
 
 @dataclass(frozen=True)
-class QuantParams:
+class LayerParams:
     """The quantization of an activation and the matrix that reads it. A weight is stored as `round(weight * smoothing / weight_scale)`.
 
     Attributes:
@@ -75,14 +75,14 @@ class QuantParams:
         by_gptq: Whether the weights were rounded by GPTQ instead of to nearest.
     """
 
-    activation: ActivationScale
+    activation: ActivationParams
     weight: NDArray[np.int8]
     weight_scale: Floats
     bias: Floats
     by_gptq: bool
 
 
-def choose_scale(weight: Floats, activations: Activations, *, smooth: bool) -> ActivationScale:
+def choose_activation_params(weight: Floats, activations: Activations, *, smooth: bool) -> ActivationParams:
     """Returns the smoothing and scale with the smallest error of some of the matrix's outputs, on some rows of the calibration texts.
 
     `weight` is the matrix that reads the activation, float32 [inputs, outputs].
@@ -94,16 +94,16 @@ def choose_scale(weight: Floats, activations: Activations, *, smooth: bool) -> A
     expected = rows @ columns
     size = max(float(np.mean(expected**2)), 1e-12)
 
-    def scaled(smoothing: Floats, clip_ratio: float = 1.0, every: int = 1) -> ActivationScale:
+    def scaled(smoothing: Floats, clip_ratio: float = 1.0, every: int = 1) -> ActivationParams:
         # uint8 covers this part of the calibrated range; values beyond are clipped
         scale, zero_point = _scale_and_zero_point(clip_ratio * float((low / smoothing).min()), clip_ratio * float((high / smoothing).max()))
         # a margin of two steps, because during calibration the previous layers were not quantized
         quantized_peak = (np.minimum(_quantize(high / smoothing, scale, zero_point), 253) + 2).astype(np.uint8)
-        activation_scale = ActivationScale(smoothing, scale, zero_point, quantized_peak, 0.0)
+        activation = ActivationParams(smoothing, scale, zero_point, quantized_peak, 0.0)
         smoothed = columns * smoothing[:, None]
-        scales = output_scales(smoothed, activation_scale.quantized_peak)
-        actual = activation_scale.dequantized(rows[::every]) @ (round_to_nearest(smoothed, scales) * scales)
-        return replace(activation_scale, error=float(np.mean((actual - expected[::every]) ** 2)) / size)
+        scales = output_scales(smoothed, activation.quantized_peak)
+        actual = activation.dequantized(rows[::every]) @ (round_to_nearest(smoothed, scales) * scales)
+        return replace(activation, error=float(np.mean((actual - expected[::every]) ** 2)) / size)
 
     def screened(smoothing: Floats) -> float:
         return scaled(smoothing, every=max(1, len(rows) // 128)).error
@@ -115,23 +115,21 @@ def choose_scale(weight: Floats, activations: Activations, *, smooth: bool) -> A
     return min(best, *(scaled(best.smoothing, clip_ratio) for clip_ratio in (0.9, 0.8)), key=attrgetter("error"))
 
 
-def quantize_weight(
-    weight: Floats, bias: Floats, activations: Activations, activation_scale: ActivationScale, *, use_gptq: bool
-) -> QuantParams:
+def quantize_weight(weight: Floats, bias: Floats, activations: Activations, activation: ActivationParams, *, use_gptq: bool) -> LayerParams:
     """Returns the matrix, float32 [inputs, outputs], in int8 with a corrected bias, float32 [outputs]. GPTQ takes longest."""
     rows = activations.rows(None if use_gptq else SAMPLE_ROWS) * (_weight_peak(weight) > 0)
-    stored = activation_scale.dequantized(rows)
-    before, after = rows.mean(axis=0), stored.mean(axis=0)
+    approximated = activation.dequantized(rows)
+    before, after = rows.mean(axis=0), approximated.mean(axis=0)
     del rows
-    hessian = factor_hessian(stored) if use_gptq else None
+    hessian = factor_hessian(approximated) if use_gptq else None
     quantized = np.empty(weight.shape, dtype=np.int8)
     scales, corrected = np.empty_like(bias), np.empty_like(bias)
     for block in output_blocks(weight.shape[1]):
-        smoothed = weight[:, block] * activation_scale.smoothing[:, None]
-        scales[block] = output_scales(smoothed, activation_scale.quantized_peak)
-        quantized[:, block] = round_weight(smoothed, scales[block], activation_scale.quantized_peak, hessian)
+        smoothed = weight[:, block] * activation.smoothing[:, None]
+        scales[block] = output_scales(smoothed, activation.quantized_peak)
+        quantized[:, block] = round_weight(smoothed, scales[block], activation.quantized_peak, hessian)
         corrected[block] = bias[block] + before @ weight[:, block] - after @ (quantized[:, block] * scales[block])
-    return QuantParams(activation_scale, quantized, scales, corrected, hessian is not None)
+    return LayerParams(activation, quantized, scales, corrected, hessian is not None)
 
 
 def _weight_peak(weight: Floats) -> Floats:

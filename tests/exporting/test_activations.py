@@ -9,7 +9,7 @@ from bertserve.export import inference
 from bertserve.export.graph import rewrite
 from bertserve.export.int8 import activations, graph_edits, sensitivity, smoothquant
 from bertserve.export.int8.activations import observe, observe_tensors
-from bertserve.export.int8.smoothquant import QuantParams
+from bertserve.export.int8.smoothquant import LayerParams
 from bertserve.export.int8_texts import BUILT_IN_TEXTS, read_texts
 from staged import Staged, run
 
@@ -65,7 +65,7 @@ def test_a_batch_has_texts_of_one_length(staged: Staged) -> None:
             np.testing.assert_allclose(np.concatenate([outputs[place] for outputs in expected]), together, rtol=0, atol=1e-5)
 
 
-def quantized(staged: Staged, folder: Path) -> dict[str, QuantParams]:
+def quantized(staged: Staged, folder: Path) -> dict[str, LayerParams]:
     """Returns the quantization of a graph's layers by input tensor; writes the observed graph to the folder."""
     model = rewrite.load(staged.packed)
     layers = rewrite.linears_by_input(model.graph)
@@ -73,7 +73,7 @@ def quantized(staged: Staged, folder: Path) -> dict[str, QuantParams]:
     params = {}
     for x, layer in layers.items():
         weight, bias = layer.arrays()
-        scale = smoothquant.choose_scale(weight, seen[x], smooth=True)
+        scale = smoothquant.choose_activation_params(weight, seen[x], smooth=True)
         params[x] = smoothquant.quantize_weight(weight, bias, seen[x], scale, use_gptq=False)
     return params
 
