@@ -83,7 +83,9 @@ def test_sizes_match_the_limits_of_the_service() -> None:
     assert 2 == HAPROXY.count(f",length gt {head:.0f} }}")
     assert f"client_max_body_size {body / 2**20:.0f}m;" in NGINX
     assert f"large_client_header_buffers 2 {head / 2**10:.0f}k;" in NGINX
-    for names in re.findall(r"-m sub (.+)$", HAPROXY, re.MULTILINE) + re.findall(r'"~\*(.+)" 1;$', NGINX, re.MULTILINE):
+    rules = re.findall(r"-m sub (.+)$", HAPROXY, re.MULTILINE) + re.findall(r'"~\*(.+)" 1;$', NGINX, re.MULTILINE)
+    assert 2 == len(rules)
+    for names in rules:
         assert all(re.search(names.replace(" ", "|"), kind.decode()) for kind in jsonl.MEDIA_TYPES)
 
 

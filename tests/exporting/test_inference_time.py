@@ -1,5 +1,6 @@
 """`bench/inference_time.py` rewrites the tables of the results, for tiny models."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -36,11 +37,18 @@ def test_the_tables_of_shapes_are_rewritten(tmp_path: Path) -> None:
     assert {"lengths", "shapes"} == set(written)
     _, _, *lengths = written["lengths"]
     assert [["8", "0.0"], ["16", "0.0"]] == [row[:2] for row in lengths]
-    assert all(float(cell) >= 0 for row in lengths for cell in row)
+    assert all(re.fullmatch(r"\d+\.\d", cell) for row in lengths for cell in row[2:-1])
+    assert all(float(row[-1]) > 0 for row in lengths)  # the ratio of unrounded times
     _, _, base, half = written["shapes"]
     assert ["2", "2", "32", "1", "1", "1"] == base
     assert ["1", "2", "32", "0.50"] == half[:4]
     assert all(float(cell) > 0 for cell in half)
+
+
+def test_the_operations_of_bert_base_are_those_of_its_matrices_and_attention() -> None:
+    from bertserve.bench.inference_time import gflop
+
+    assert 22.35 == pytest.approx(gflop((12, 12, 768), 128), abs=0.01)
 
 
 @pytest.mark.full_grid

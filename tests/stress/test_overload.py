@@ -55,7 +55,7 @@ def test_each_request_ends_once_under_overload(tmp_path: Path) -> None:
         show("p50 of accepted and of refused requests", f"{median(accepted_ms):.1f} and {median(refused_ms):.2f} ms")
         assert goodput > throughput / 2
         assert median(refused_ms) < median(accepted_ms) / 4
-        assert 0 < len(load(texts, 2, 0.1).records)
+        assert 200 in {record.outcome for record in load(texts, 2, 0.1).records}
 
 
 def answered_per_s(result: Load) -> float:
