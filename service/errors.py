@@ -84,11 +84,6 @@ class BertServeError(Exception):
     headers: Mapping[str, str] = {}
     input_index: int | None = None
 
-    def __init_subclass__(cls, **attributes: Any) -> None:
-        """Sets `kind` and `headers` of a class; other classes inherit them."""
-        for name, value in attributes.items():
-            setattr(cls, name, value)
-
     def __init__(self, template: str, /, **values: Any) -> None:
         """Creates the message.
 
@@ -158,20 +153,28 @@ class CallerError(BertServeError):
     """The request cannot be answered without a change."""
 
 
-class MalformedRequestError(CallerError, kind=(400, "malformed")):
+class MalformedRequestError(CallerError):
     """The body is not valid JSON for the endpoint."""
 
+    kind = (400, "malformed")
 
-class NotFoundError(CallerError, kind=(404, "not_found")):
+
+class NotFoundError(CallerError):
     """There is no such model or path."""
 
+    kind = (404, "not_found")
 
-class TooLargeError(CallerError, kind=(413, "too_large")):
+
+class TooLargeError(CallerError):
     """The body, a list, a text or the tokens of the request exceed a limit."""
 
+    kind = (413, "too_large")
 
-class InvalidValueError(CallerError, kind=(422, "invalid_value")):
+
+class InvalidValueError(CallerError):
     """The body is well-formed, but a value in it is not allowed."""
+
+    kind = (422, "invalid_value")
 
 
 class InvalidParameterError(InvalidValueError):
@@ -211,13 +214,15 @@ class HttpError(CallerError):
         self.headers = _HTTP_HEADERS.get(status, {})
 
 
-class RefusedError(BertServeError, kind=(429, "overloaded")):
+class RefusedError(BertServeError):
     """The queue is full, or another limit is reached for now.
 
     Attributes:
         reason: `queue_full` or `deadline`, which are labels of the refusal metric.
         retry_after_s: Predicted seconds until the same request would be admitted.
     """
+
+    kind = (429, "overloaded")
 
     def __init__(self, template: str, /, *, reason: str, retry_after_s: float, **values: Any) -> None:
         super().__init__(template, **values)
@@ -226,16 +231,23 @@ class RefusedError(BertServeError, kind=(429, "overloaded")):
         self.headers = {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
 
 
-class ExpiredError(BertServeError, kind=(504, "expired")):
+class ExpiredError(BertServeError):
     """The request was admitted, but its deadline passed before its last item could start."""
 
+    kind = (504, "expired")
 
-class UnavailableError(BertServeError, kind=(503, "unavailable"), headers={"Retry-After": "1"}):
+
+class UnavailableError(BertServeError):
     """The service is stopping or cannot answer: the GPU failed, an inference thread died, or all hang. Another instance may answer."""
 
+    kind = (503, "unavailable")
+    headers: Mapping[str, str] = {"Retry-After": "1"}
 
-class EngineError(BertServeError, kind=(500, "engine")):
+
+class EngineError(BertServeError):
     """The graph failed, or returned a wrong number of rows or scores that are not finite."""
+
+    kind = (500, "engine")
 
 
 def traceback_places(error: Exception) -> str:
