@@ -241,7 +241,7 @@ class ModelMetrics:
         self.cancelled = metrics.cancelled.labels(*labels)
         self.refused = {reason: metrics.refused.labels(*labels, reason) for reason in ("queue_full", "deadline")}
 
-    def count_scores(self, counts: Sequence[int], label_counts: Mapping[str, int]) -> ScoreMetrics:
+    def score_metrics(self, counts: Sequence[int], label_counts: Mapping[str, int]) -> ScoreMetrics:
         """Returns the counts of the model's predictions, and sets their reference: equal bins of scores from 0 to 1, and labels."""
         return ScoreMetrics(self._metrics, self._model, counts, label_counts)
 

@@ -10,7 +10,7 @@ from bertserve.service.errors import BertServeError
 from bertserve.service.models.model import Model
 from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks.body import TaskBody
-from bertserve.service.tasks.step import MAX_SPANS, WindowSpan
+from bertserve.service.tasks.step import MAX_WINDOWS_SHOWN, WindowSpan
 
 HEADER_LENGTH = b"inference-header-content-length"  # bytes of JSON before binary tensors in the Open Inference Protocol
 
@@ -94,8 +94,8 @@ def _name_inputs(indices: Sequence[int], body: TaskBody) -> str:
 
 def _windows(read_spans: Sequence[WindowSpan]) -> str:
     """Returns the spans that the model read of an input, such as `0-1843, 1310-2950`; each has its text's name if there are two texts."""
-    spans = [f"{field}{'=' if field else ''}{start}-{end}" for field, start, end in read_spans[:MAX_SPANS]]
-    return ", ".join([*spans, "..."] if len(read_spans) > MAX_SPANS else spans)
+    spans = [f"{field}{'=' if field else ''}{start}-{end}" for field, start, end in read_spans[:MAX_WINDOWS_SHOWN]]
+    return ", ".join([*spans, "..."] if len(read_spans) > MAX_WINDOWS_SHOWN else spans)
 
 
 def _escape(value: str) -> bytes:

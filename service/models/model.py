@@ -13,7 +13,7 @@ from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.model_engines import ModelEngines
 from bertserve.service.errors import BertServeError, ExpiredError, RefusedError, TooLargeError
 from bertserve.service.metrics import ModelMetrics
-from bertserve.service.models.request_progress import EncodedInput, Prediction, RequestProgress
+from bertserve.service.models.request_progress import EncodingPayload, Prediction, RequestProgress
 from bertserve.service.scheduling.scheduled_request import ScheduledRequest
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.tasks.catalog import TASKS, tasks_of
@@ -67,7 +67,7 @@ class Model:
         self.labels = (self.name, bundle.version, graph.precision, graph.provider)
         calibration = graph.decision
         reference = ((), {}) if calibration is None else (calibration.score_counts, calibration.label_counts)
-        self._task_model = TaskModel(tokenizer, bundle.manifest, calibration, metrics.count_scores(*reference))
+        self._task_model = TaskModel(tokenizer, bundle.manifest, calibration, metrics.score_metrics(*reference))
         self._cost_model = cost_model
         self._scheduler = scheduler
         self._metrics = metrics
@@ -152,7 +152,7 @@ class Model:
             request = ScheduledRequest(self, progress.proceed, arrived, arrived + timeout_s)
             await scheduler.run(request, payloads, progress.held_tokens)
 
-    def run(self, payloads: Sequence[EncodedInput], *, multi_threaded: bool = False) -> Sequence[Outputs]:
+    def run(self, payloads: Sequence[EncodingPayload], *, multi_threaded: bool = False) -> Sequence[Outputs]:
         """Returns the outputs of each text that its task keeps.
 
         Raises:
@@ -195,7 +195,7 @@ class Model:
         self._metrics.tokens_padded.inc(rows * length - sum(lengths))
         return [row if payload.keep is None else payload.keep(row) for payload, row in zip(payloads, outputs, strict=True)]
 
-    def _exceeds_output_limits(self, payloads: Sequence[EncodedInput]) -> bool:
+    def _exceeds_output_limits(self, payloads: Sequence[EncodingPayload]) -> bool:
         """Returns whether a run would return too many logits over the vocabulary or attention weights at the same time."""
         if self._logits_per_mask and sum(len(payload.encoding.masks) for payload in payloads) * self._logits_per_mask > MAX_LOGITS:
             return True
@@ -205,7 +205,7 @@ class Model:
         return maps * max(len(payload.encoding.ids) for payload in payloads) ** 2 > MAX_ATTENTION_WEIGHTS
 
     def _trace(
-        self, payloads: Sequence[EncodedInput], padded: int, start: float, end: float, *, multi_threaded: bool, error: Exception | None
+        self, payloads: Sequence[EncodingPayload], padded: int, start: float, end: float, *, multi_threaded: bool, error: Exception | None
     ) -> None:
         """Records a span of a run, for the traced requests in it."""
         name, version, precision, provider = self.labels

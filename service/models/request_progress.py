@@ -49,7 +49,7 @@ class Prediction:
 
 
 @dataclass(slots=True)
-class EncodedInput:
+class EncodingPayload:
     """The payload of a scheduler's item: one encoding of one input.
 
     Attributes:
@@ -132,16 +132,16 @@ class RequestProgress:
         if not prediction.tokens:
             self.proceed([])
 
-    def payloads(self) -> list[tuple[int, EncodedInput]]:
+    def payloads(self) -> list[tuple[int, EncodingPayload]]:
         """Returns the encodings of the open inputs, each with its tokens."""
         return [
-            (encoding.cost_tokens, EncodedInput(encoding, self, index, step.keep and partial(step.keep, place)))
+            (encoding.cost_tokens, EncodingPayload(encoding, self, index, step.keep and partial(step.keep, place)))
             for index, step in enumerate(self.steps)
             if step is not None
             for place, encoding in enumerate(step.encodings)
         ]
 
-    def proceed(self, rows: Sequence[Outputs]) -> list[tuple[int, EncodedInput]]:
+    def proceed(self, rows: Sequence[Outputs]) -> list[tuple[int, EncodingPayload]]:
         """Continues the open inputs with a row for each of their encodings; returns the next encodings, or none if it is done.
 
         Raises:

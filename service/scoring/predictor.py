@@ -16,7 +16,7 @@ from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.engine.hardware import usable_cores
 from bertserve.service.errors import SHOWN_CHARS, BertServeError, CallerValue, EngineError, InvalidValueError, SettingsError, did_you_mean
 from bertserve.service.models import loading
-from bertserve.service.models.request_progress import EncodedInput, RequestProgress
+from bertserve.service.models.request_progress import EncodingPayload, RequestProgress
 from bertserve.service.scoring.rows import Row, RowBlock, rejecting
 from bertserve.service.settings import ScoreSettings
 from bertserve.service.tasks.body import Limits, types_within
@@ -151,7 +151,10 @@ class Predictor:
         self._pool.shutdown(cancel_futures=True)
 
     def answer(self, blocks: Iterable[RowBlock], written: int = 0) -> Iterator[RowBlock]:
-        """Yields blocks, after the first `written` ones with predictions or errors; the next block starts while a block's last rows run."""
+        """Yields all blocks in order; those after the first `written` have predictions or errors.
+
+        A block starts while the last rows of the block before still run.
+        """
         started = ((block, self._start(block) if index >= written else ()) for index, block in enumerate(blocks))
         for (block, running), _ in pairwise(chain(started, [(RowBlock([], 0), ())])):
             list(running)  # waits, and raises an unexpected error of a thread
@@ -173,7 +176,7 @@ class Predictor:
 
     def _answer(self, chunk: Sequence[Row]) -> None:
         """Answers a chunk. A row that cannot be encoded or decoded, or that the graph cannot score, gets an error alone."""
-        open_rows: list[tuple[Row, RequestProgress, list[EncodedInput]]] = []
+        open_rows: list[tuple[Row, RequestProgress, list[EncodingPayload]]] = []
         for row in chunk:
             progress = RequestProgress([self.reader.spec.function(row.input, self._task_model)], max_tokens=sys.maxsize)
             with rejecting(row):
@@ -186,16 +189,16 @@ class Predictor:
             outputs = iter(self._outputs([payload for _, _, payloads in open_rows for payload in payloads]))
             still_open = []
             for row, progress, payloads in open_rows:
-                rows = list(islice(outputs, len(payloads)))
+                step_outputs = list(islice(outputs, len(payloads)))
                 with rejecting(row):
-                    if errors := [output for output in rows if isinstance(output, EngineError)]:
+                    if errors := [output for output in step_outputs if isinstance(output, EngineError)]:
                         raise errors[0]
-                    if following := progress.proceed(rows):
+                    if following := progress.proceed(step_outputs):
                         still_open.append((row, progress, [payload for _, payload in following]))
                     (row.prediction,) = progress.prediction.results
             open_rows = still_open
 
-    def _outputs(self, payloads: Sequence[EncodedInput]) -> list[Any]:
+    def _outputs(self, payloads: Sequence[EncodingPayload]) -> list[Any]:
         """Returns the outputs of each encoding that its task keeps, or an error; encodings of similar length run together."""
         outputs: list[Any] = [None] * len(payloads)
         places = sorted(range(len(payloads)), key=lambda place: -len(payloads[place].encoding))

@@ -169,7 +169,7 @@ def _first_step(input_: ClassifyInput, tokenizer: Tokenizer) -> tuple[Step, list
     texts = [input_.text, input_.text_pair] if input_.text_pair else [input_.text]
     fields = ("text", "text_pair") if input_.text_pair else ("",)
     tokens, parameters = tokenizer.tokenize(texts), input_.parameters
-    whole = [range(len(text.ids)) for text in tokens]
+    whole = [range(len(text_tokens.ids)) for text_tokens in tokens]
     room, total = tokenizer.max_text_tokens(pair=len(texts) > 1), sum(map(len, whole))
     truncated = total > room and parameters.window is None
     token_ranges = [whole]  # the tokens of each text, for each encoding
@@ -180,11 +180,13 @@ def _first_step(input_: ClassifyInput, tokenizer: Tokenizer) -> tuple[Step, list
         side = input_.truncation_side or tokenizer.truncation_side
         token_ranges = [list(kept_of_pair(len(whole[0]), total - len(whole[0]), room, side))[: len(texts)]]
         spans = tuple(
-            span for text, kept, field in zip(tokens, token_ranges[0], fields, strict=True) for span in window_spans(text, [kept], field)
+            span
+            for field, text_tokens, token_range in zip(fields, tokens, token_ranges[0], strict=True)
+            for span in window_spans(text_tokens, [token_range], field)
         )
     elif total > room:  # each window of a pair has the whole first text and a part of the second
         last_text = windows(len(whole[-1]), room - total + len(whole[-1]), parameters.stride, tokenizer.truncation_side)
-        token_ranges = [[*whole[:-1], part] for part in last_text]
+        token_ranges = [[*whole[:-1], token_range] for token_range in last_text]
         spans = window_spans(tokens[-1], last_text, fields[-1])
     if parameters.explain and len(token_ranges) > 1:
         raise InvalidValueError(
@@ -192,14 +194,17 @@ def _first_step(input_: ClassifyInput, tokenizer: Tokenizer) -> tuple[Step, list
             "remove `window` to truncate it.",
             windows_count=len(token_ranges),
         )
-    ids = [[text.ids[part.start : part.stop] for text, part in zip(tokens, parts, strict=True)] for parts in token_ranges]
-    encodings = [tokenizer.assemble(*parts) for parts in ids]
+    ids = [
+        [text_tokens.ids[token_range.start : token_range.stop] for text_tokens, token_range in zip(tokens, ranges, strict=True)]
+        for ranges in token_ranges
+    ]
+    encodings = [tokenizer.assemble(*text_ids) for text_ids in ids]
     step = Step(encodings, truncated=truncated, warnings=warn_if_empty(*texts), windows_read=spans)
     if not parameters.explain:
         return step, []
     read_texts = [
-        OccludedText(field, text, part_ids, part.start, words_of(text, text_tokens, part))
-        for field, text, part_ids, text_tokens, part in zip(fields, texts, ids[0], tokens, token_ranges[0], strict=True)
+        OccludedText(field, text, text_ids, token_range.start, words_of(text, text_tokens, token_range))
+        for field, text, text_ids, text_tokens, token_range in zip(fields, texts, ids[0], tokens, token_ranges[0], strict=True)
     ]
     occlusion.check_word_count(sum(len(text.words) for text in read_texts), "the pair" if input_.text_pair else "the text", "shorten it")
     return step, read_texts

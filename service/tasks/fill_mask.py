@@ -219,12 +219,12 @@ def _token_ids(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[NDArray[np
 
 
 def _slots(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[list[Slot], tuple[str, ...]]:
-    target_tokens, first = _tokenize_targets(targets, tokenizer), dict[TokenTuple, str]()
+    target_tokens, target_by_tokens = _tokenize_targets(targets, tokenizer), dict[TokenTuple, str]()
     for target, tokens in zip(targets, target_tokens, strict=True):
         if tokens:
-            first.setdefault(tokens, target)
+            target_by_tokens.setdefault(tokens, target)
     unknown = [target for target, tokens in zip(targets, target_tokens, strict=True) if not tokens or tokenizer.unknown_id in tokens]
-    return slots_of(first), (
+    return slots_of(target_by_tokens), (
         f"targets; {len(unknown)} of {len(targets)} have no tokens, or tokens that are not in the vocabulary: {_start_of(unknown)}",
     ) if unknown else ()
 

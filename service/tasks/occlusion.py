@@ -77,15 +77,15 @@ def cost(words: int, length: int, texts: Sequence[str], *, explained: int = 1) -
     return Cost(response_bytes=explained * (words * ITEM_BYTES + sum(map(text_bytes, texts))), reserved_tokens=words * length)
 
 
-def variants(parts: Sequence[OccludedText], tokenizer: Tokenizer) -> tuple[list[tuple[OccludedText, Word]], list[Encoding]]:
+def variants(occluded_texts: Sequence[OccludedText], tokenizer: Tokenizer) -> tuple[list[tuple[OccludedText, Word]], list[Encoding]]:
     """Returns the words of an input of one or two texts, each with its text, and for each word the encoding of the rest of the input."""
     removed_words, encodings = [], []
-    for index, part in enumerate(parts):
-        for word in part.words:
-            texts = [other_part.ids if i != index else part.without(word) for i, other_part in enumerate(parts)]
-            if not any(texts) and tokenizer.max_text_tokens(pair=len(parts) > 1) == tokenizer.max_length:
+    for index, occluded in enumerate(occluded_texts):
+        for word in occluded.words:
+            texts = [other.ids if i != index else occluded.without(word) for i, other in enumerate(occluded_texts)]
+            if not any(texts) and tokenizer.max_text_tokens(pair=len(occluded_texts) > 1) == tokenizer.max_length:
                 continue  # no token is left, not even a special one
-            removed_words.append((part, word))
+            removed_words.append((occluded, word))
             encodings.append(tokenizer.assemble(*texts))
     return removed_words, encodings
 
@@ -93,9 +93,9 @@ def variants(parts: Sequence[OccludedText], tokenizer: Tokenizer) -> tuple[list[
 def describe_words(removed_words: Sequence[tuple[OccludedText, Word]], importances: Sequence[float], unit: Unit) -> list[WordImportance]:
     """Returns the words with their importance, in the order of the texts; offsets refer to the word's own text."""
     words: list[dict[str, Any]] = []
-    for (part, word), importance in zip(removed_words, importances, strict=True):
-        described = {"word": part.text[word.start : word.end], "start": word.start, "end": word.end, "importance": importance}
-        words.append(described | ({"field": part.field} if part.field else {}))
+    for (occluded, word), importance in zip(removed_words, importances, strict=True):
+        described = {"word": occluded.text[word.start : word.end], "start": word.start, "end": word.end, "importance": importance}
+        words.append(described | ({"field": occluded.field} if occluded.field else {}))
     for text, items in groupby(zip(removed_words, words, strict=True), lambda pair: pair[0][0].text):
         convert_offsets([word for _, word in items], text, unit)
     return cast("list[WordImportance]", words)

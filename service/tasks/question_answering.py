@@ -118,7 +118,9 @@ def answer_question(input_: AnswerInput, model: TaskModel) -> TaskGenerator:
     spans = window_spans(passage_windows.passage, token_ranges, "context") if len(token_ranges) > 1 else ()
     rows = yield Step(passage_windows.encodings, _cost(input_, passage_windows), copy_outputs, windows_read=spans)
     # transformers 5.2.0 omits combining marks that the tokenizer strips
-    offsets = passage_windows.passage.offsets if parameters.duplicates == "sum" else passage_windows.passage.spans(input_.context)
+    offsets = (
+        passage_windows.passage.offsets if parameters.duplicates == "sum" else passage_windows.passage.offsets_with_marks(input_.context)
+    )
     word_ids = passage_windows.passage.word_ids if parameters.align_to_words else range(len(offsets))
     answer_of = span_answers(input_.context, offsets, word_ids)
     collector: SummedAnswers | BestAnswers
@@ -243,15 +245,15 @@ def _explain(
     """
     question, passage = passage_windows.question, passage_windows.passage
     words = [word for word in words_of(input_.context, passage, window) if span is None or not _overlaps(word, best, span)]
-    parts = [
+    occluded_texts = [
         OccludedText("question", input_.question, question.ids, 0, words_of(input_.question, question)),
         OccludedText("context", input_.context, passage.ids[window.start : window.stop], window.start, words),
     ]
-    removed_words, encodings = occlusion.variants(parts, tokenizer)
+    removed_words, encodings = occlusion.variants(occluded_texts, tokenizer)
 
     def keep(index: int, row: Outputs) -> Outputs:
-        part, word = removed_words[index]
-        missing = len(word.tokens) if part is parts[1] else 0
+        occluded, word = removed_words[index]
+        missing = len(word.tokens) if occluded is occluded_texts[1] else 0
         score, start, end = _probabilities(encodings[index], len(window) - missing, row, passage_windows.cls_index)
         if span is None:
             return {"score": np.array(score)}

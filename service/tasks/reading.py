@@ -73,8 +73,8 @@ def validate_as(body_type: type[B], value: Any, limits: Limits) -> B:
         check_keys(value, body_type)
     try:
         body = body_type.model_validate(value)
-    except ValidationError as wrong:
-        raise _translate(wrong, body_type) from wrong
+    except ValidationError as validation_error:
+        raise _translate(validation_error, body_type) from validation_error
     if body.count > limits.max_inputs:
         raise TooLargeError(
             "{counted} and {max_inputs} are allowed; split the request; the operator can raise --max-inputs.",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bertserve.service.metrics import ScoreMetrics
 
 # Maximum number of windows that an answer describes.
-MAX_SPANS = 64
+MAX_WINDOWS_SHOWN = 64
 
 
 # A part of an input that the model reads in one encoding: the name of its text, empty if the input has only one, the index of its first
@@ -32,8 +32,8 @@ WindowSpan = tuple[str, int, int]
 
 
 def window_spans(tokens: Tokens, windows: Sequence[range], field: str = "") -> tuple[WindowSpan, ...]:
-    """Returns the spans of a text's windows, for at most `MAX_SPANS` + 1 windows; `windows` has the tokens of each window."""
-    return tuple((field, *tokens.span(window)) if window else (field, 0, 0) for window in windows[: MAX_SPANS + 1])
+    """Returns the spans of a text's windows, for at most `MAX_WINDOWS_SHOWN` + 1 windows; `windows` has the tokens of each window."""
+    return tuple((field, *tokens.range_offsets(window)) if window else (field, 0, 0) for window in windows[: MAX_WINDOWS_SHOWN + 1])
 
 
 def warn_if_empty(*texts: str) -> tuple[str, ...]:

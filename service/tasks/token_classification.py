@@ -96,14 +96,14 @@ def label_tokens(input_: NerInput, model: TaskModel) -> TaskGenerator:
     )
     if not rows:
         return rule.conclude([], [], None, left_out=0) if rule.decides else []
-    logits = merge(encodings, token_ranges, [row["logits"] for row in rows])
+    logits = merge_windows(encodings, token_ranges, [row["logits"] for row in rows])
     scores = activate(rule.calibrated(logits, "none"), "softmax")
-    spans = tokens.spans(input_.text)
+    spans = tokens.offsets_with_marks(input_.text)
     if strategy == "none":
         all_entities = list(_tokens(input_.text, spans, scores, labels, ignored, first=encodings[0].start))
     else:
         if strategy != "simple":  # these strategies label words instead of tokens
-            word_tokens = list(words(input_.text, tokens, tokenizer))
+            word_tokens = list(pipeline_words(input_.text, tokens, tokenizer))
             scores = np.stack([_word_scores(scores[word], strategy) for word in word_tokens])
             spans = [(spans[word[0]][0], spans[word[-1]][1]) for word in word_tokens]
         all_entities = list(_entities(input_.text, spans, scores, tags, ignored))
@@ -175,7 +175,7 @@ def _entities(
             yield {"entity_group": name, "score": float(mean), "word": text[start:end], "start": start, "end": end}
 
 
-def merge(encodings: Sequence[Encoding], token_ranges: Sequence[range], logits: Sequence[Floats]) -> Floats:
+def merge_windows(encodings: Sequence[Encoding], token_ranges: Sequence[range], logits: Sequence[Floats]) -> Floats:
     """Returns float32 [tokens, values] of a whole text: the values of each token are from the window in which it is farthest from an edge.
 
     The ends of the text do not count as edges. If a token has the same distance in two windows, the earlier window counts.
@@ -197,7 +197,7 @@ def merge(encodings: Sequence[Encoding], token_ranges: Sequence[range], logits: 
     return merged
 
 
-def words(text: str, tokens: Tokens, tokenizer: Tokenizer) -> Iterator[list[int]]:
+def pipeline_words(text: str, tokens: Tokens, tokenizer: Tokenizer) -> Iterator[list[int]]:
     """Yields the token indices of each word: its first token and the following tokens that continue it.
 
     An unknown token begins a word, as in the pipeline.

@@ -50,11 +50,11 @@ class Tokens:
         offsets: list[tuple[int, int]] = self.encoding.offsets
         return offsets
 
-    def span(self, token_range: range) -> tuple[int, int]:
+    def range_offsets(self, token_range: range) -> tuple[int, int]:
         """Returns the start of the first token in `token_range`, at least one, and the end of the last; it does not read the others."""
         return self.encoding.token_to_chars(token_range.start)[0], self.encoding.token_to_chars(token_range.stop - 1)[1]
 
-    def spans(self, text: str) -> list[tuple[int, int]]:
+    def offsets_with_marks(self, text: str) -> list[tuple[int, int]]:
         """Returns the offsets in `text`, the text of these tokens; combining marks without a token belong to the token before them."""
         offsets = self.offsets
         whole = []

@@ -44,7 +44,7 @@ def words_of(text: str, tokens: Tokens, token_range: range | None = None) -> lis
     token_range = range(len(tokens)) if token_range is None else token_range
     if not token_range:
         return []
-    spans = [trimmed(text, start, end) for start, end in tokens.spans(text)[token_range.start : token_range.stop]]
+    spans = [trimmed(text, start, end) for start, end in tokens.offsets_with_marks(text)[token_range.start : token_range.stop]]
     word_ids = tokens.word_ids[token_range.start : token_range.stop]
     words: list[Word] = []
     first = 0
