@@ -20,12 +20,12 @@ from bertserve.service.models.request_progress import EncodingPayload, RequestPr
 from bertserve.service.scoring.rows import Row, RowBlock, rejecting
 from bertserve.service.settings import ScoreSettings
 from bertserve.service.tasks.body import Limits, types_within
+from bertserve.service.tasks.body_errors import quote_names, required_fields
 from bertserve.service.tasks.catalog import TASKS, tasks_of
 from bertserve.service.tasks.cost import MAX_RESPONSE_BYTES
 from bertserve.service.tasks.reading import requested_task, validate_as
 from bertserve.service.tasks.step import TaskModel
 from bertserve.service.tasks.task_spec import UNNAMED_TEXT
-from bertserve.service.tasks.unknown_fields import quote_names, required_fields
 from bertserve.service.text.tokenizer import Encoding
 
 # Maximum rows of a block, and bytes of its answers as JSON: all answers of two blocks are in memory.

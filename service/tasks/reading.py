@@ -11,9 +11,9 @@ from pydantic_core import ErrorDetails
 
 from bertserve.service.errors import CallerValue, InvalidValueError, TooLargeError, requirement
 from bertserve.service.tasks.body import TAGS, Limits, TaskBody, field_names
+from bertserve.service.tasks.body_errors import check_keys, invalid_json_error, not_an_object_error, unknown_within_error
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import parse
-from bertserve.service.tasks.unknown_fields import check_keys, invalid_json_error, not_an_object_error, unknown_within_error
 
 _SHOWN_CHARS = 40  # characters of a wrong value that a message shows
 

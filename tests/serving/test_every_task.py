@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import tiny
 from app_client import LONG, Send, assert_same, call, classify, post, rejected, result, serving, state_of, wrong
+from bertserve.service.tasks.body_errors import IGNORED_FIELDS, IGNORED_OPTIONS
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.unknown_fields import IGNORED_FIELDS, IGNORED_OPTIONS
 from bertserve.service.text.tokenizer import SHORT_CHARS
 
 CLASSIFY, NER, ANSWER, FILL, CHOOSE = "/classify", "/ner", "/answer", "/fill-mask", "/choose"

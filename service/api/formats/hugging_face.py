@@ -18,9 +18,9 @@ from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.models.model import Model
 from bertserve.service.tasks import classify, fill_mask, question_answering, token_classification, zero_shot
 from bertserve.service.tasks.body import TaskBody
+from bertserve.service.tasks.body_errors import check_names
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.reading import parse_json, read_as, requested_task, show, validate_as
-from bertserve.service.tasks.unknown_fields import check_names
 
 _JS_USER_AGENT = b"@huggingface/inference/"
 _JS_READS_ONE = frozenset({classify.TASK, token_classification.TASK, question_answering.TASK, fill_mask.TASK, zero_shot.TASK})

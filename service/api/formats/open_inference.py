@@ -22,11 +22,11 @@ from bertserve.service.models.model import Model
 from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks import classify, embed, multiple_choice, rerank, similarity, zero_shot
 from bertserve.service.tasks.body import MAX_ITEMS, ClosedModel, TaskBody, types_within
+from bertserve.service.tasks.body_errors import check_names, unknown_name_error
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import to_json
 from bertserve.service.tasks.reading import parse_json, path_in_body, requested_task, show, validate_as, wrong_value_error
 from bertserve.service.tasks.task_spec import UNNAMED_TEXT
-from bertserve.service.tasks.unknown_fields import check_names, unknown_name_error
 
 JSON_OUTPUT = "json"  # name of the output with the JSON response of the task's endpoint
 _LENGTH_BYTES = 4  # little-endian, before each element of a binary BYTES tensor
