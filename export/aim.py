@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import NamedTuple, get_args
 
-from bertserve.export.flags import parse_positive
+from bertserve.export.flags import parse_share
 from bertserve.service.bundle.calibration import AimName
 
 
@@ -37,7 +37,7 @@ def parse_aim(text: str) -> Aim:
     aim: AimName | None = next((aim for aim in get_args(AimName) if aim == aim_name), None)
     if not equals or aim is None:
         raise argparse.ArgumentTypeError(f"`{text}` is not [LABEL:]AIM=SHARE with one of the aims {', '.join(get_args(AimName))}")
-    target = parse_positive(share)
+    target = parse_share(share)
     if target == 1:
         raise argparse.ArgumentTypeError(f"`{text}` cannot be shown by examples; give a share below 1")
     if aim == "coverage" and label:

@@ -228,7 +228,7 @@ def _add_int8_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-int8-error",
-        type=flags.parse_positive,
+        type=flags.parse_share,
         metavar="SHARE",
         help="maximum error of int8 on held-out texts, as a share of the outputs' standard deviation (default: 0.1); the most sensitive "
         "matrices stay in float until it holds, otherwise the bundle has no int8",

@@ -42,7 +42,7 @@ def module_problems(args: argparse.Namespace) -> dict[str, bool]:
     }
 
 
-def parse_positive(text: str) -> float:
+def parse_share(text: str) -> float:
     """Returns a number above 0 and at most 1."""
     try:
         value = float(text)

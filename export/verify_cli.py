@@ -80,7 +80,7 @@ def build_parser() -> FlagParser:
         help='JSON Lines of inputs such as {"text": ...}, with or without the correct answers: measures agreement with the checkpoint or '
         "the fp32 graph, and quality metrics",
     )
-    parser.add_argument("--min-agreement", type=flags.parse_positive, metavar="SHARE", help="minimum agreement of each graph on the data")
+    parser.add_argument("--min-agreement", type=flags.parse_share, metavar="SHARE", help="minimum agreement of each graph on the data")
     parser.add_argument(
         "--min-metric",
         dest="min_metrics",
@@ -124,4 +124,4 @@ def _parse_minimum(text: str) -> tuple[str, float]:
     names = _metrics()
     if not equals or name.lower() not in names:
         raise argparse.ArgumentTypeError(f"`{text}` is not METRIC=SHARE, such as accuracy=0.9, with one of the metrics {', '.join(names)}")
-    return names[name.lower()], flags.parse_positive(share)
+    return names[name.lower()], flags.parse_share(share)
