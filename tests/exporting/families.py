@@ -83,9 +83,6 @@ class Family:
         return path
 
 
-# ---- tokenizers: built once from the built-in texts, then combined with each family's special tokens
-
-
 @functools.cache
 def _texts() -> list[str]:
     return BUILT_IN_TEXTS.read_text(encoding="utf-8").splitlines()

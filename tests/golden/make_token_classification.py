@@ -41,9 +41,6 @@ Floats = NDArray[np.float32]
 Entity = dict[str, Any]
 
 
-# ---- the pipeline's rules, which turn label scores into entities, in plain loops
-
-
 @dataclass(frozen=True)
 class Token:
     """One token of a text."""
@@ -118,9 +115,6 @@ def word_scores(rows: Floats, strategy: str) -> Floats:
         return mean
     # If maxima are equal, the first token wins.
     return rows[int(rows.max(axis=1).argmax())] if strategy == "max" else rows[0]
-
-
-# ---- golden answers
 
 
 class Reference(Model):

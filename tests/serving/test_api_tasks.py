@@ -18,7 +18,6 @@ NER, ANSWER, FILL = "/ner", "/answer", "/fill-mask"
 QUESTION = {"question": "good?", "context": "a great film and a dull book"}
 INPUTS: dict[str, Any] = {"/classify": "good", NER: "a good film was bad", ANSWER: QUESTION, FILL: "a [MASK] film"}
 ROOM = 30  # maximum text tokens of a tiny bundle
-# Shapes
 
 
 @pytest.mark.parametrize("text", ["", " \r\n\t", "\u200b"])
