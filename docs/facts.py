@@ -15,8 +15,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from pydantic.fields import FieldInfo
 
 from bertserve.bench import cli as bench_cli
-from bertserve.export import cli, verify_cli
-from bertserve.export.score_calibration import command
+from bertserve.export import calibrate_cli, cli, verify_cli
 from bertserve.service.api.application import Application
 from bertserve.service.api.fastapi_app import create_fastapi
 from bertserve.service.cli import BertServe, Score
@@ -75,7 +74,7 @@ def parsers() -> dict[str, FlagParser]:
     return {
         "bert-export": cli.build_parser(),
         "bert-export verify": verify_cli.build_parser(),
-        "bert-export calibrate": command.build_parser(),
+        "bert-export calibrate": calibrate_cli.build_parser(),
         **{f"bert-bench {name}": parser for name, parser in of_bench},
     }
 

@@ -25,7 +25,7 @@ class Aim(NamedTuple):
         return self.name in ("recall", "coverage")
 
     @property
-    def error(self) -> float:
+    def max_error(self) -> float:
         """The largest share of errors."""
         return self.target if self.name == "max-error" else round(1 - self.target, 9)
 

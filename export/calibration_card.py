@@ -49,7 +49,7 @@ def _describe_threshold(threshold: Threshold) -> str:
     errors = {"recall": "correct ones are below it", "coverage": "label sets lack the correct label"}
     return (
         f"`{aim}`: scores from {threshold.threshold:.4f} on decide {threshold.decided:.1%}; {threshold.error:.2%} of {threshold.examples} "
-        f"{errors.get(threshold.aim, 'decided are wrong')}, at most {aim.error:.2%} at 95 % confidence"
+        f"{errors.get(threshold.aim, 'decided are wrong')}, at most {aim.max_error:.2%} at 95 % confidence"
     )
 
 

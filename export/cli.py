@@ -1,6 +1,6 @@
 """bert-export: turns flags into ExportOptions; prints progress and reports, returns exit codes.
 
-`verify_cli` has the subcommand `verify`, and `score_calibration/command.py` has `calibrate`.
+`verify_cli` has the subcommand `verify`, and `calibrate_cli` has `calibrate`.
 
 Exit codes: 0 success, 1 the export failed, 2 wrong usage or texts, an existing bundle or a running export with the same name, 3 a
 required package is not installed, 4 the bundle lacks a graph that failed, 130 and 143 stopped by SIGINT or SIGTERM.
@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, get_args
 
 from pydantic import TypeAdapter
 
-from bertserve.export import flags, verify_cli
+from bertserve.export import calibrate_cli, flags, verify_cli
 from bertserve.export.artifact import TorchTracer, choose_precisions
 from bertserve.export.errors import ExportError
-from bertserve.export.score_calibration import command
 from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.export.workspace import raise_on_signals
 from bertserve.service import __version__
@@ -46,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with raise_on_signals():
             # a folder named verify is exported as ./verify
-            subcommand = {"verify": verify_cli.main, "calibrate": command.main}.get(next(iter(arguments), ""))
+            subcommand = {"verify": verify_cli.main, "calibrate": calibrate_cli.main}.get(next(iter(arguments), ""))
             return _export(arguments) if subcommand is None else subcommand(arguments[1:])
     except KeyboardInterrupt as error:
         number = signal.Signals(error.args[0] if error.args else signal.SIGINT)

@@ -15,7 +15,7 @@ from bertserve.export.aim import Aim
 from bertserve.export.bundle import bundle_texts, package_bundle, refuse_existing
 from bertserve.export.calibration_card import describe
 from bertserve.export.errors import DataError, ExportError
-from bertserve.export.score_calibration.outcomes import IDENTITY, Example, Outcomes, check_aims, collect, fit, method_of
+from bertserve.export.score_calibration.outcomes import IDENTITY, LabeledRow, Outcomes, check_aims, collect, fit, method_of
 from bertserve.export.score_calibration.predictions import SEED, measure
 from bertserve.export.score_calibration.thresholds import choose
 from bertserve.export.validation.labeled_data import read_data
@@ -121,12 +121,12 @@ def fit_and_judge(fitted: Outcomes, judged: Outcomes, graph: str, aims: Sequence
     )
 
 
-def _examples(data: Path, judge: Path | None, manifest: Manifest) -> tuple[list[Example], list[Example]]:
+def _examples(data: Path, judge: Path | None, manifest: Manifest) -> tuple[list[LabeledRow], list[LabeledRow]]:
     """Returns the examples that fit and those that judge; refuses files with too few examples, one label, or the same inputs."""
-    parts = list[list[Example]]()
+    parts = list[list[LabeledRow]]()
     for path in [data] if judge is None else [data, judge]:
         rows, answers = read_data(path, manifest)
-        part = [Example(row, correct) for row, correct in zip(rows, answers, strict=True) if correct is not None]
+        part = [LabeledRow(row, correct) for row, correct in zip(rows, answers, strict=True) if correct is not None]
         if without := len(rows) - len(part):
             print(f"bert-export: {without} of {len(rows)} lines of `{path}` are left out: they have no correct answer", file=sys.stderr)
         if (count := len({example.text for example in part})) < MIN_EXAMPLES:
@@ -149,10 +149,10 @@ def _examples(data: Path, judge: Path | None, manifest: Manifest) -> tuple[list[
     return fitting, judging
 
 
-def split(examples: Sequence[Example]) -> tuple[list[Example], list[Example]]:
+def split(examples: Sequence[LabeledRow]) -> tuple[list[LabeledRow], list[LabeledRow]]:
     """Returns two random halves with equal shares of each kind. Copies of an input are in the same half."""
     order = np.random.default_rng(SEED).permutation(len(examples)).tolist()
-    halves, half_of = (list[Example](), list[Example]()), dict[str, int]()
+    halves, half_of = (list[LabeledRow](), list[LabeledRow]()), dict[str, int]()
     for example in sorted((examples[i] for i in order), key=lambda example: example.kind):
         halves[half_of.setdefault(example.text, len(half_of) % 2)].append(example)
     return halves

@@ -24,7 +24,7 @@ from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import BertServeError
 from bertserve.service.scoring.rows import Row
 from bertserve.service.tasks import classify, question_answering, token_classification
-from bertserve.service.tasks.decoding import Floats, Link, activate, calibrate
+from bertserve.service.tasks.decoding import Floats, Link, activate, apply_calibration
 
 Parameters = tuple[tuple[float, ...], tuple[float, ...]]  # scale and bias
 IDENTITY: Parameters = ((1.0,), (0.0,))
@@ -44,7 +44,7 @@ MIN_FOR_MORE = 1000  # examples from which on a calibration has more than one pa
 
 
 @dataclass(frozen=True)
-class Example:
+class LabeledRow:
     """A labeled row, with its correct answer as read by its task."""
 
     row: Row
@@ -80,7 +80,7 @@ class Scores:
 
     def predictions(self, parameters: Parameters, labels: Sequence[str] | None = None) -> Predictions:
         """Returns predictions with calibrated scores: those of some labels; by default the best ones, or all if they are independent."""
-        scores: Values = calibrate(self.scores, LINKS[self.method], *parameters).astype(np.float64)
+        scores: Values = apply_calibration(self.scores, LINKS[self.method], *parameters).astype(np.float64)
         if labels is None and self.method == "per-label":
             labels = self.labels
         if labels is None:
@@ -96,7 +96,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Entities:
+class EntityLogits:
     """The logits of tokens, from which each scale makes other scores of entities.
 
     Attributes:
@@ -128,7 +128,7 @@ class Entities:
         return Predictions(scores, correct, log_losses(scores, correct), examples, names, len(self.texts), missed)
 
 
-Outcomes = Scores | Entities
+Outcomes = Scores | EntityLogits
 
 
 def fit(outcomes: Outcomes) -> Parameters:
@@ -199,7 +199,7 @@ def check_aims(aims: Sequence[Aim], method: Method, manifest: Manifest) -> None:
         )
 
 
-def collect(served: ServedGraph, method: Method, examples: Sequence[Example]) -> Outcomes:
+def collect(served: ServedGraph, method: Method, examples: Sequence[LabeledRow]) -> Outcomes:
     """Runs a graph on labeled rows.
 
     Raises:
@@ -220,13 +220,13 @@ def collect(served: ServedGraph, method: Method, examples: Sequence[Example]) ->
         except (BertServeError, ValueError) as error:
             raise DataError(f"line {example.row.line} of the data cannot be answered: {error}") from error
     if method == "tags":
-        return Entities(served, values)
+        return EntityLogits(served, values)
     labels = ("answer", "no answer") if method == "answers" else served.config.labels
     scores, correct = (np.array(column) for column in zip(*values, strict=True))
     return Scores(method, labels, scores.astype(np.float32), correct.astype(bool))
 
 
-def _read_labels(served: ServedGraph, example: Example) -> tuple[Any, Any]:
+def _read_labels(served: ServedGraph, example: LabeledRow) -> tuple[Any, Any]:
     labels, correct = served.config.labels, example.correct
     by_label = {item["label"]: item["score"] for item in served.predict(example.row.input).result}
     scores = np.array([by_label[label] for label in labels], dtype=np.float32)
@@ -237,7 +237,7 @@ def _read_labels(served: ServedGraph, example: Example) -> tuple[Any, Any]:
     return activate(scores, "sigmoid") if served.config.activation == "none" else scores, [correct]
 
 
-def _read_answer(served: ServedGraph, example: Example) -> tuple[Any, Any]:
+def _read_answer(served: ServedGraph, example: LabeledRow) -> tuple[Any, Any]:
     request, correct = example.row.input, example.correct
     changes = {"top_k": 1, "handle_impossible_answer": False}
     answer = served.predict(replace(request, parameters=request.parameters.model_copy(update=changes)))

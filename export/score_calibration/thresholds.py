@@ -43,7 +43,7 @@ def choose(aim: Aim, graph: str, fitted: Predictions, judged: Predictions) -> Th
         candidates = candidates[::-1]  # errors become more frequent along the sequence
     start = _closest(aim, *_errors(aim, fitted, candidates))
     errors, counts = _errors(aim, judged, candidates)
-    failures = np.flatnonzero(stats.binom.cdf(errors[start:], counts[start:], aim.error) > MAX_P)
+    failures = np.flatnonzero(stats.binom.cdf(errors[start:], counts[start:], aim.max_error) > MAX_P)
     passed = int(failures[0]) if len(failures) else len(candidates) - start
     chosen = start + passed - 1 if passed else _closest(aim, errors, counts)
     error, count = float(errors[chosen] / max(counts[chosen], 1)), int(counts[chosen])
@@ -53,14 +53,14 @@ def choose(aim: Aim, graph: str, fitted: Predictions, judged: Predictions) -> Th
     decided = float(above.mean())
     if not passed:
         advice = "every threshold has more errors than the aim allows, so more examples do not help; choose an easier aim"
-        if error < aim.error:
+        if error < aim.max_error:
             # so many that the distance to the aim is as large as `_DEVIATIONS` standard errors
-            total = aim.error * (1 - aim.error) * (_DEVIATIONS / (aim.error - error)) ** 2
+            total = aim.max_error * (1 - aim.max_error) * (_DEVIATIONS / (aim.max_error - error)) ** 2
             more = math.ceil(max(total / max(count, 1) - 1, 0.1) * judged.count)
             advice = f"add about {2 * more} lines to --data (half of them are for the test), or {more} to --judge, or choose an easier aim"
         raise ExportError(
             f"no threshold of {graph} reaches `{aim}`: the closest decides {decided:.1%} with {error:.2%} errors, and the aim is "
-            f"{aim.error:.2%}; {advice}."
+            f"{aim.max_error:.2%}; {advice}."
         )
     return Threshold(
         label=aim.label,
@@ -85,5 +85,5 @@ def _errors(aim: Aim, predictions: Predictions, thresholds: Values) -> tuple[NDA
 
 def _closest(aim: Aim, errors: NDArray[np.int64], counts: NDArray[np.int64]) -> int:
     """Returns the index of the share of errors that is farthest below the aim, or the least above it, in standard errors."""
-    distances = (aim.error * counts - errors) / np.sqrt(np.maximum(counts, 1))
+    distances = (aim.max_error * counts - errors) / np.sqrt(np.maximum(counts, 1))
     return int(np.where(counts > 0, distances, -np.inf).argmax())

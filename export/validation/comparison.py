@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from bertserve.export.errors import GraphError
 from bertserve.export.progress import parallel_map
-from bertserve.export.validation.served_graph import Prediction, ServedGraph
+from bertserve.export.validation.served_graph import ModelAnswer, ServedGraph
 from bertserve.service.bundle.graph_spec import Agreement, LengthParity, Outputs, Precision
 from bertserve.service.errors import EngineError
 from bertserve.service.tasks import attention
@@ -59,9 +59,9 @@ class Reference:
 
     name: str
     requests: Sequence[Any]
-    predictions: Sequence[Prediction | None]
+    predictions: Sequence[ModelAnswer | None]
     fixed_count: int
-    predict: Callable[[Any], Prediction | None] = lambda request: None
+    predict: Callable[[Any], ModelAnswer | None] = lambda request: None
     graphs: Sequence[ServedGraph] = ()
     maps: Sequence[tuple[attention.AttentionInput, NDArray[np.float32]]] = ()
 
@@ -136,7 +136,7 @@ class Comparison:
         self.error: str | None = None
         self._samples, self._texts = list[RowDifference](), list[RowDifference]()
 
-    def add(self, request: Any, actual: Prediction, expected: Prediction | None) -> None:
+    def add(self, request: Any, actual: ModelAnswer, expected: ModelAnswer | None) -> None:
         """Adds the graph's answer to a request, and its difference from the reference's; if that has only outputs, they are decoded.
 
         Raises:
@@ -267,7 +267,7 @@ def measure_row_errors(served: ServedGraph, alone: Sequence[tuple[Encoding, Outp
     return worst, bool(largest <= bound and (precision != "int8" or share <= MAX_INT8_SHARE))
 
 
-def predict_sample(served: ServedGraph, request: Any) -> Prediction:
+def predict_sample(served: ServedGraph, request: Any) -> ModelAnswer:
     """Returns a graph's answer to a sample."""
     try:
         return served.predict(request)

@@ -30,7 +30,7 @@ from bertserve.export.progress import track
 from bertserve.export.tasks.all_tasks import TASKS
 from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, SAMPLE_TEXTS
 from bertserve.export.validation.comparison import Reference, compare
-from bertserve.export.validation.served_graph import MAX_FULL_LENGTH, Prediction, open_graph, sample_requests
+from bertserve.export.validation.served_graph import MAX_FULL_LENGTH, ModelAnswer, open_graph, sample_requests
 from bertserve.export.workspace import ignore_signals
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Outputs, Speed, Timing
@@ -58,7 +58,9 @@ def sample_reference(checkpoint: Checkpoint, texts: SplitTexts | None = None) ->
     try:
         fixed = sample_requests(checkpoint, spec, lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]))
         requests = [*fixed, *TASKS[checkpoint.task].int8_requests(texts, spec)]
-        predictions = [Prediction((), run_request(checkpoint, request), None) for request in track(requests, "run PyTorch", unit="samples")]
+        predictions = [
+            ModelAnswer((), run_request(checkpoint, request), None) for request in track(requests, "run PyTorch", unit="samples")
+        ]
         maps = _sample_attention(checkpoint) if checkpoint.attention_heads else []
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise GraphError(
@@ -66,14 +68,14 @@ def sample_reference(checkpoint: Checkpoint, texts: SplitTexts | None = None) ->
             "supported, or the lengths in its configuration are wrong or too short for its task."
         ) from error
 
-    def predict(request: Any) -> Prediction:
+    def predict(request: Any) -> ModelAnswer:
         try:
             rows = run_request(checkpoint, request)
         except ValueError as error:
             raise EngineError(str(error)) from error
         if not all(np.isfinite(values).all() for row in rows for values in row.values()):
             raise EngineError("PyTorch's outputs are not finite.")
-        return Prediction((), rows, None)
+        return ModelAnswer((), rows, None)
 
     return Reference("the checkpoint", requests, predictions, len(fixed), predict, maps=maps)
 

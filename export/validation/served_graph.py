@@ -31,7 +31,7 @@ MAX_FULL_LENGTH = 4096  # in tokens; PyTorch needs attention of length x length 
 
 
 @dataclass(frozen=True)
-class Prediction:
+class ModelAnswer:
     """The answer of a graph to a request: the encodings of its first batch, their outputs, and the result that a client gets.
 
     The answer of a checkpoint has only outputs.
@@ -60,7 +60,7 @@ class ServedGraph:
         """The exporter's record of its task."""
         return TASKS[self.config.task]
 
-    def predict(self, request: Any) -> Prediction:
+    def predict(self, request: Any) -> ModelAnswer:
         """Returns the answer.
 
         Raises:
@@ -76,7 +76,7 @@ class ServedGraph:
             return self._run_alone(encodings) if self.graph.small_outputs else batches[-1][1]
 
         result = self._run(request, execute)
-        return Prediction(*(batches[0] if batches else ((), ())), result)
+        return ModelAnswer(*(batches[0] if batches else ((), ())), result)
 
     def decode(self, request: Any, rows: Sequence[Outputs]) -> Any:
         """Returns the result for a checkpoint's outputs of the first batch.

@@ -18,7 +18,7 @@ from bertserve.export.tasks.evaluation import MetricValue
 from bertserve.export.tasks.export_task import INPUT_KEYS
 from bertserve.export.validation.comparison import Comparison, Reference, compare, predict_sample
 from bertserve.export.validation.labeled_data import read_data
-from bertserve.export.validation.served_graph import Prediction, ServedGraph, open_graph, sample_requests
+from bertserve.export.validation.served_graph import ModelAnswer, ServedGraph, open_graph, sample_requests
 from bertserve.service.bundle.files import Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest
@@ -201,7 +201,7 @@ def _compare_samples(served: ServedGraph, reference: Reference, report: VerifyRe
 def _compare_row(comparisons: Sequence[Comparison], reference: Reference, row: Row) -> None:
     """Adds a line of the data to the comparisons of all graphs, with one answer of the reference."""
     where = f"line {row.line} of the data"
-    expected: Prediction | None = None
+    expected: ModelAnswer | None = None
     for comparison in comparisons:
         if comparison.error is not None:
             continue

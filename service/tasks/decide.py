@@ -13,7 +13,7 @@ from bertserve.service.bundle.calibration import Calibration
 from bertserve.service.errors import CallerValue, InvalidParameterError
 from bertserve.service.tasks.body import NUMBER_TAG, OBJECT_TAG, ClosedModel, one_of
 from bertserve.service.tasks.body_errors import check_names
-from bertserve.service.tasks.decoding import Floats, Link, calibrate
+from bertserve.service.tasks.decoding import Floats, Link, apply_calibration
 from bertserve.service.tasks.step import TaskModel
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class DecisionRule:
         scale, bias = self.calibration.scale, self.calibration.bias
         if label is not None:
             scale, bias = (values if len(values) == 1 else (values[label],) for values in (scale, bias))
-        return calibrate(scores, link, scale, bias)
+        return apply_calibration(scores, link, scale, bias)
 
     @property
     def reorders(self) -> bool:

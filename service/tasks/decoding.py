@@ -34,7 +34,7 @@ def activate(logits: Floats, activation: Activation) -> Floats:
     return probabilities
 
 
-def calibrate(scores: Floats, link: Link, scale: Sequence[float], bias: Sequence[float]) -> Floats:
+def apply_calibration(scores: Floats, link: Link, scale: Sequence[float], bias: Sequence[float]) -> Floats:
     """Returns calibrated scores, float32 of the same shape: the function of `scale * logits + bias`.
 
     Args:

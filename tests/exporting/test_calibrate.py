@@ -17,7 +17,7 @@ import tiny
 from bertserve.export import cli
 from bertserve.export.calibration_card import card_texts
 from bertserve.export.score_calibration.calibrate import split
-from bertserve.export.score_calibration.outcomes import Example
+from bertserve.export.score_calibration.outcomes import LabeledRow
 from bertserve.service.bundle.calibration import Calibration
 from bertserve.service.bundle.files import CARD_FILE, load_bundle
 from bertserve.service.engine.onnx_engine import OnnxEngine
@@ -170,14 +170,16 @@ def test_copies_of_an_input_are_in_the_same_half(tmp_path: Path, calibrate: Cali
     contradictions = sum(line["label"] != "neutral" for line in lines)
     assert (0, True) == (code, f"{contradictions} inputs of" in printed)
 
-    examples = [Example(Row(values=line), frozenset([line["label"]])) for line in (*lines, *copies)]
+    examples = [LabeledRow(Row(values=line), frozenset([line["label"]])) for line in (*lines, *copies)]
     first, second = ({example.text for example in half} for half in split(examples))
     assert (75, 75, set()) == (len(first), len(second), first & second)
 
 
 def test_both_halves_have_the_same_share_of_each_label() -> None:
     counts = {"negative": 90, "neutral": 9, "positive": 41}
-    examples = [Example(Row(values={"text": f"{label} {i}"}), frozenset([label])) for label, count in counts.items() for i in range(count)]
+    examples = [
+        LabeledRow(Row(values={"text": f"{label} {i}"}), frozenset([label])) for label, count in counts.items() for i in range(count)
+    ]
     halves = split(examples)
 
     assert halves == split(examples)

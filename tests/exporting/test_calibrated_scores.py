@@ -9,7 +9,7 @@ from sklearn import metrics
 
 from bertserve.export.score_calibration.outcomes import IDENTITY, Scores, fit
 from bertserve.export.score_calibration.predictions import Predictions, log_losses, measure
-from bertserve.service.tasks.decoding import activate, calibrate
+from bertserve.service.tasks.decoding import activate, apply_calibration
 
 
 @pytest.fixture(name="rng")
@@ -79,12 +79,12 @@ def test_answers_and_no_answer_are_calibrated_separately(rng: np.random.Generato
 def test_calibrated_scores_keep_their_order(rng: np.random.Generator, activation: str, shape: tuple[int, ...]) -> None:
     """Scores near 0 and 1 stay finite, and a scale of 1 changes nothing."""
     scores = activate(np.concatenate([rng.normal(0, 5, shape), [[200.0] * shape[1]]]).astype(np.float32), activation)  # type: ignore[arg-type]
-    calibrated = calibrate(scores, activation, (0.4,), (0.0,))  # type: ignore[arg-type]
+    calibrated = apply_calibration(scores, activation, (0.4,), (0.0,))  # type: ignore[arg-type]
 
     assert np.isfinite(calibrated).all()
     assert (np.diff(calibrated.ravel()[scores.ravel().argsort()]) >= 0).all() or activation == "softmax"
     assert (calibrated.argmax(axis=1) == scores.argmax(axis=1)).all()
-    assert pytest.approx(scores, rel=1e-5) == calibrate(scores, activation, (1.0,), (0.0,))  # type: ignore[arg-type]
+    assert pytest.approx(scores, rel=1e-5) == apply_calibration(scores, activation, (1.0,), (0.0,))  # type: ignore[arg-type]
 
 
 def test_qualities_are_those_of_scikit_learn(rng: np.random.Generator) -> None:

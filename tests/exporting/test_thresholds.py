@@ -40,7 +40,7 @@ def exceeded(aim: Aim, draws: int, count: int, seed: int) -> tuple[int, int]:
         with suppress(ExportError):  # no threshold reaches the aim
             thresholds.append(choose(aim, "cpu/int8", draw(rng, count), draw(rng, count)))
     errors = [true_error(aim, threshold.threshold) for threshold in thresholds]
-    return sum(error > aim.error for error in errors), len(errors)
+    return sum(error > aim.max_error for error in errors), len(errors)
 
 
 @pytest.mark.parametrize("aim", AIMS, ids=str)
