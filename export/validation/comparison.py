@@ -188,8 +188,8 @@ class Comparison:
             self._check_int8(_describe(worst.request))
         elif worst is not None and worst.scaled_error > MAX_ABS_ERROR[precision]:
             raise GraphError(
-                f"{precision} logits differ by {worst.error:.2e}, over the limit of {MAX_ABS_ERROR[precision]:.0e} or "
-                f"{MAX_ABS_ERROR[precision] / TRAINED_LARGEST:.0e} of the row's largest logit, which is {worst.largest:.3g}: "
+                f"{precision} outputs differ by {worst.error:.2e}, over the limit of {MAX_ABS_ERROR[precision]:.0e} or "
+                f"{MAX_ABS_ERROR[precision] / TRAINED_LARGEST:.0e} of the row's largest output, which is {worst.largest:.3g}: "
                 f"{_describe(worst.request)}."
             )
         if precision == "fp32" and self.attention_error is not None and not self.attention_error <= MAX_ATTENTION_ERROR:
@@ -211,7 +211,7 @@ class Comparison:
         for (rms, error), max_rms in ((relative_errors(self._samples), 2 * limit), (text_errors, max_text_rms)):
             if not (rms <= max_rms and error <= largest):  # not `>`, which is false for NaN
                 raise GraphError(
-                    f"int8 logits differ by {rms:.2g} of their standard deviation, and at worst by {error:.2g}, over the limits of "
+                    f"int8 outputs differ by {rms:.2g} of their standard deviation, and at worst by {error:.2g}, over the limits of "
                     f"{max_rms:.2g} and {largest:.2g}: {worst}; export again with texts of the model's domain in --calibration, or with a "
                     "lower --max-int8-error."
                 )

@@ -138,7 +138,7 @@ def _open(bundle: Bundle, graph: GraphSpec, tokenizer: Tokenizer, options: Verif
     As at export, the CPU replaces a provider that is not available, unless it was requested by name.
     """
     name, validation, manifest = graph.name, graph.validation, bundle.manifest
-    detail = f"at export on {validation.provider}: worst logit error {validation.worst_abs_error:.1e}, {describe_agreement(validation)}"
+    detail = f"at export on {validation.provider}: worst output error {validation.worst_abs_error:.1e}, {describe_agreement(validation)}"
     if validation.quantization_error:
         detail += f", its precision changes the outputs by {validation.quantization_error:.3f} of their standard deviation"
     report.add(f"validation {name}", validation.samples > 0, detail, validation.model_dump(mode="json"))
@@ -224,7 +224,7 @@ def _check_parity(comparison: Comparison, report: VerifyReport) -> None:
         updates, old = comparison.measured(), served.graph.validation
         new = old.model_copy(update=updates)
         detail = (
-            f"worst logit error {new.worst_abs_error:.1e} against {comparison.reference.name} (at export {old.worst_abs_error:.1e}), "
+            f"worst output error {new.worst_abs_error:.1e} against {comparison.reference.name} (at export {old.worst_abs_error:.1e}), "
             f"{describe_agreement(new)}, longest row {new.longest} of {served.tokenizer.max_length} tokens"
         )
         if new.attention_error is not None:
