@@ -48,9 +48,9 @@ class Reference:
     """The expected answers that graphs are compared with.
 
     Attributes:
-        name: Its name in reports; empty if there is no reference, so that only rows in batches are compared with rows alone.
+        name: Its name in reports; empty if it has no answers.
         requests: The fixed samples for graphs of each precision, and then ordinary texts for int8.
-        predictions: Its answer to each request; None without a reference.
+        predictions: Its answer to each request, or None.
         fixed_count: Number of the fixed samples.
         predict: Returns its answer to another request. It raises EngineError if it has none.
         graphs: The graphs whose answers these are; empty for the checkpoint.
@@ -65,22 +65,45 @@ class Reference:
     graphs: Sequence[ServedGraph] = ()
     maps: Sequence[tuple[attention.AttentionInput, NDArray[np.float32]]] = ()
 
+    @property
+    def has_answers(self) -> bool:
+        """Whether there are answers to compare with; otherwise only rows in batches are compared with rows alone."""
+        return bool(self.name)
+
+
+class OutputSums(NamedTuple):
+    """Sums over the values of an output of a row. They replace the values, which would need gigabytes for fill-mask.
+
+    Attributes:
+        size: Number of the reference's values.
+        total: Their sum.
+        squares: The sum of their squares.
+        error_squares: The sum of the squared differences from them.
+        largest_error: The largest difference.
+    """
+
+    size: int
+    total: float
+    squares: float
+    error_squares: float
+    largest_error: float
+
 
 class RowDifference(NamedTuple):
-    """The difference of a row of outputs from the reference's; sums replace the outputs, which would need gigabytes for fill-mask.
+    """The difference of a row of outputs from the reference's.
 
     Attributes:
         error: The largest difference.
         largest: The reference's largest magnitude.
         tokens: Number of tokens.
-        sums: Output -> number of the reference's values, their sum, sum of squares, sum of squared differences, largest difference.
+        sums: By output.
         request: The request of the row; None for a row in a batch.
     """
 
     error: float
     largest: float
     tokens: int
-    sums: Mapping[str, NDArray[np.float64]]
+    sums: Mapping[str, OutputSums]
     request: Any = None
 
     @classmethod
@@ -90,8 +113,9 @@ class RowDifference(NamedTuple):
         for name, output in expected.items():
             values = output.astype(np.float64).ravel()
             errors = actual[name].astype(np.float64).ravel() - values
-            sums[name] = np.array([values.size, values.sum(), values @ values, errors @ errors, np.abs(errors).max(initial=0.0)])
-        error = np.max([0.0, *(values[4] for values in sums.values())])  # Python's `max` may ignore a NaN
+            largest_error = float(np.abs(errors).max(initial=0.0))
+            sums[name] = OutputSums(values.size, float(values.sum()), float(values @ values), float(errors @ errors), largest_error)
+        error = np.max([0.0, *(part.largest_error for part in sums.values())])  # Python's `max` may ignore a NaN
         largest = np.max([0.0, *(np.abs(output).max(initial=0.0) for output in expected.values())])
         return cls(float(error), float(largest), len(encoding), sums, request)
 
@@ -110,15 +134,18 @@ def relative_errors(rows: Sequence[RowDifference], baseline: Sequence[RowDiffere
     errors = [(0.0, 0.0)]
     for name in rows[0].sums if rows else ():
         deviation = max(_standard_deviation(rows, name), _standard_deviation(baseline, name), 1e-12)
-        count, squares, largest = np.array([row.sums[name][[0, 3, 4]] for row in rows]).T
-        errors.append((math.sqrt(squares.sum() / max(count.sum(), 1)) / deviation, largest.max() / deviation))
+        sums = [row.sums[name] for row in rows]
+        mean_square = sum(part.error_squares for part in sums) / max(sum(part.size for part in sums), 1)
+        errors.append((math.sqrt(mean_square) / deviation, np.max([part.largest_error for part in sums]) / deviation))
     rms, worst = np.max(errors, axis=0).tolist()
     return rms, worst
 
 
 def _standard_deviation(rows: Sequence[RowDifference], name: str) -> float:
-    count, total, squares = np.sum([row.sums[name][:3] for row in rows], axis=0).tolist() if rows else (0, 0, 0)
-    return math.sqrt(max(squares / count - (total / count) ** 2, 0.0)) if count else 0.0
+    sums = [row.sums[name] for row in rows]
+    count = sum(part.size for part in sums)
+    mean, mean_square = (sum(values) / max(count, 1) for values in ([part.total for part in sums], [part.squares for part in sums]))
+    return math.sqrt(max(mean_square - mean**2, 0.0))
 
 
 class Comparison:

@@ -172,7 +172,7 @@ def _check_example(served: ServedGraph, manifest: Manifest, report: VerifyReport
 
 
 def _choose_reference(manifest: Manifest, graphs: Sequence[ServedGraph], *, on_data: bool) -> Reference:
-    """Returns the float32 graph for data, unless it is the only graph; otherwise a reference without a name, which is none."""
+    """Returns the float32 graph for data, unless it is the only graph; otherwise a reference without answers."""
     samples = sample_requests(manifest, manifest.tokenizer)
     fp32 = next((served for served in graphs if served.graph.precision == "fp32"), None)
     if fp32 is None or len(graphs) == 1 or not on_data:
@@ -242,7 +242,7 @@ def _check_data(comparison: Comparison, golds: Sequence[Any], options: VerifyOpt
         detail = f"against {reference.name}: {summarize_agreement(agreement)}{worst}"
         metrics |= {"reference": reference.name, "agreement": agreement.value} | agreement.model_dump(exclude={"value"})
         report.add_value(name, agreement.value, options.min_agreement, detail, metrics)
-    elif not reference.name or served.graph.precision != "fp32":
+    elif not reference.has_answers or served.graph.precision != "fp32":
         detail = "not compared, because there is no other fp32 graph to compare with; give --checkpoint"
         report.add_value(name, None, options.min_agreement, detail, metrics)
     labeled = [i for i, gold in enumerate(golds) if gold is not None]
