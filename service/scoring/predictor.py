@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from itertools import chain, islice, pairwise
 from typing import Any
 
@@ -67,9 +68,8 @@ class RowReader:
         inner = {key: value for key, value in parameters.items() if key not in options}
         self._parameters = {key: parameters[key] for key in parameters if key in options} | ({"parameters": inner} if inner else {})
         example = {key: value for key, value in body.example().items() if key in self._body_keys}
-        limits = Limits(2**14, 2**20, settings.max_top_k)  # the others are for rows, not for the example
-        try:
-            input_ = validate_as(body, example | self._parameters, limits).task_inputs(manifest)[0]
+        try:  # the other limits are for rows, not for the example
+            input_ = validate_as(body, example | self._parameters, Limits(2**14, 2**20, settings.max_top_k)).task_inputs(manifest)[0]
         except BertServeError as error:
             raise SettingsError(f"--parameters does not fit /{self.spec.path}: {error.message}") from error
         response_bytes = min(MAX_RESPONSE_BYTES, self.spec.response_bytes(input_, manifest.tokenizer.max_length))
@@ -145,16 +145,10 @@ class Predictor:
         self._batch_tokens = min(batch_tokens, 256) if is_on_cpu or is_large else batch_tokens
         self._shares_batches = self.graph.batch_invariant or settings.batch_variant_graphs
         self._pool = ThreadPoolExecutor(settings.threads or (usable_cores() if is_on_cpu else 2), thread_name_prefix="scoring")
-
-    def close(self) -> None:
-        """Ends the threads after their current chunks."""
-        self._pool.shutdown(cancel_futures=True)
+        self.close = partial(self._pool.shutdown, cancel_futures=True)  # the threads end after their current chunks
 
     def answer(self, blocks: Iterable[RowBlock], written: int = 0) -> Iterator[RowBlock]:
-        """Yields all blocks in order; those after the first `written` have predictions or errors.
-
-        A block starts while the last rows of the block before still run.
-        """
+        """Yields all blocks in order, those after the first `written` with predictions or errors; each starts before the last one ends."""
         started = ((block, self._start(block) if index >= written else ()) for index, block in enumerate(blocks))
         for (block, running), _ in pairwise(chain(started, [(RowBlock([], 0), ())])):
             list(running)  # waits, and raises an unexpected error of a thread

@@ -78,16 +78,16 @@ def _run(source: Path, predictor: Predictor, blocks: Iterable[rows.RowBlock], pa
             bar.update(block.size)
     seconds = time.perf_counter() - start
     reasons = parts.finish(count)
-    rejected = len(reasons)
+    rejected = f", {len(reasons)} rejected ({parts.rejected})" if reasons else ""
     print(
-        f"{plural(total, 'row')}: {total - rejected} answered{f', {rejected} rejected ({parts.rejected})' if rejected else ''}; "
+        f"{plural(total, 'row')}: {total - len(reasons)} answered{rejected}; "
         f"{scored} scored in {seconds:.1f} s, {scored / seconds:,.0f} rows/s, {warned} with warnings",
         file=sys.stderr,
     )
     if reasons:
         first = json.loads(reasons[0])
         print(f"first rejection, row {first['row']}: {first['error']}", file=sys.stderr)
-    return 3 if rejected else 0
+    return 3 if reasons else 0
 
 
 class Parts:
@@ -102,7 +102,7 @@ class Parts:
         for path in (output, rejected):
             # the files of a run that was killed before it removed its parts are checked at the end
             if os.path.lexists(path) and not self._folder.exists():
-                raise _exists_error(path)
+                raise SettingsError(f"`{path}` exists already; remove it, or give another name.")
         self.written = next(n for n in count() if not all(self._path(kind, n).exists() for kind in ("part", "rejected")))
 
     def _path(self, kind: str, index: int) -> Path:
@@ -141,8 +141,4 @@ class Parts:
         if not os.path.lexists(target):
             os.replace(path, target)
         elif not filecmp.cmp(path, target, shallow=False):
-            raise _exists_error(target)
-
-
-def _exists_error(path: Path) -> SettingsError:
-    return SettingsError(f"`{path}` exists already; remove it, or give another name.")
+            raise SettingsError(f"`{target}` exists already; remove it, or give another name.")
