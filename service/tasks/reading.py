@@ -129,9 +129,9 @@ def wrong_value_error(error: ErrorDetails, example: Mapping[str, Any]) -> Invali
     if error["type"] == "model_type" and field_path.startswith("inputs") and "." not in field_path and isinstance(item, dict):
         message += f" such as {json.dumps(item)}"
     message = message if message.startswith("must ") else f"is wrong: {message}"
-    # a description of an object or a list, such as its length, says nothing about its contents
-    template = "`{field_path}` {message}." if isinstance(error["input"], dict | list) else "`{field_path}` {message}; it is {value}."
-    return InvalidValueError(template, field_path=field_path, message=message, value=show(error["input"]))
+    if isinstance(error["input"], dict | list):  # its description, such as its length, would say nothing about its contents
+        return InvalidValueError("`{field_path}` {message}.", field_path=field_path, message=message)
+    return InvalidValueError("`{field_path}` {message}; it is {value}.", field_path=field_path, message=message, value=show(error["input"]))
 
 
 def path_in_body(parts: Sequence[int | str]) -> str:
