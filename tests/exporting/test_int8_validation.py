@@ -134,7 +134,7 @@ def test_a_failed_int8_graph_is_replaced_by_the_verified_fp32_graph(
 
     assert (4, True) == (code, message.endswith(omitted.reason))
     assert ("cpu", "int8") == (omitted.provider, omitted.precision)
-    assert omitted.reason.startswith("int8 changes" if fault is miss_the_gate else "int8 logits")
+    assert omitted.reason.startswith("int8 changes" if fault is miss_the_gate else "int8 outputs")
     assert [("fp32", True)] == [(graph.precision, graph.default) for graph in bundle.manifest.graphs]
     assert {CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, "model.cpu.fp32.onnx"} == set(contents(bundle.path))
     assert omitted.reason in (bundle.path / CARD_FILE).read_text(encoding="utf-8")
