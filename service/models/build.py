@@ -88,12 +88,7 @@ def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None)
     multi_threads = settings.multi_threads or min(threads, 4)
     metrics.describe_build(onnxruntime=sessions.VERSION, provider=provider, workers=settings.workers, threads=threads)
     batch_tokens = settings.batch_tokens("fp32" if on_cpu or settings.precision == "fp32" else "fp16")
-    queue_tokens = _share(settings.max_queue_tokens, settings.workers, index)
-    if batch_tokens > queue_tokens:
-        raise SettingsError(
-            f"--max-queue-tokens is {settings.max_queue_tokens}, which gives this worker {queue_tokens}, less than --max-batch-tokens, "
-            f"which is {batch_tokens}; raise the first or lower the second."
-        )
+    queue = _queue(settings, index, threads, batch_tokens)
     # a GPU runs texts faster than two threads tokenize them
     prepare_threads = min(cores, 2) if on_cpu else max(cores // 2 // settings.workers, 1)
     if not on_cpu:
@@ -105,11 +100,7 @@ def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None)
             batch_tokens,
         )
     scheduler = Scheduler(
-        RequestQueue(
-            max_batch_tokens=batch_tokens,
-            max_queue_tokens=queue_tokens,
-            threads=threads,
-        ),
+        queue,
         threads=threads,
         multi_threads=multi_threads,
         prepare_threads=prepare_threads,
@@ -131,6 +122,21 @@ def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None)
         total_threads=total_threads,
         tracer=tracer,
     )
+
+
+def _queue(settings: Settings, index: int, threads: int, batch_tokens: int) -> RequestQueue:
+    """Returns the queue of the worker with this index.
+
+    Raises:
+        SettingsError: It is smaller than a batch.
+    """
+    queue_tokens = _share(settings.max_queue_tokens, settings.workers, index)
+    if batch_tokens > queue_tokens:
+        raise SettingsError(
+            f"--max-queue-tokens is {settings.max_queue_tokens}, which gives this worker {queue_tokens}, less than --max-batch-tokens, "
+            f"which is {batch_tokens}; raise the first or lower the second."
+        )
+    return RequestQueue(max_batch_tokens=batch_tokens, max_queue_tokens=queue_tokens, threads=threads)
 
 
 def _tracer(endpoint: str | None) -> Tracer | None:

@@ -166,13 +166,16 @@ def _reason(best: float, name: str, least: float) -> str:
 RAW_SCORES = DecisionRule()
 
 
+def _check_range(name: str, *values: float | None) -> None:
+    for value in values:
+        if value is not None and not 0 <= value <= 1:
+            raise InvalidParameterError(
+                "`{name}` is {value}, but these scores are from 0 to 1; give a number from 0 to 1.", name=name, value=CallerValue(value)
+            )
+
+
 def decision_rule(
-    parameters: DecisionParameters,
-    model: TaskModel,
-    labels: Sequence[str] = (),
-    *,
-    can_calibrate: bool = True,
-    probabilities: bool = True,
+    parameters: DecisionParameters, model: TaskModel, labels: Sequence[str] = (), *, can_calibrate: bool = True, probabilities: bool = True
 ) -> DecisionRule:
     """Returns the rule for the inputs of a request; by default it calibrates the scores if the model has a calibration.
 
@@ -210,11 +213,9 @@ def decision_rule(
         thresholds = requested_thresholds
     elif requested_thresholds is not None:
         default_threshold = requested_thresholds
-    for name, value in [*(("threshold", value) for value in (*thresholds.values(), default_threshold)), ("min_confidence", minimum)]:
-        if probabilities and value is not None and not 0 <= value <= 1:
-            raise InvalidParameterError(
-                "`{name}` is {value}, but these scores are from 0 to 1; give a number from 0 to 1.", name=name, value=CallerValue(value)
-            )
+    if probabilities:
+        _check_range("threshold", *thresholds.values(), default_threshold)
+        _check_range("min_confidence", minimum)
     if not thresholds and default_threshold is None and minimum is None:
         own = isinstance(parameters, CalibratedDecisionParameters)
         raise InvalidParameterError(

@@ -114,21 +114,19 @@ def answer_question(input_: AnswerInput, model: TaskModel) -> TaskGenerator:
     probabilities = parameters.duplicates == "best"
     rule = decision_rule(parameters, model, can_calibrate=probabilities, probabilities=probabilities)
     passage_windows = windows_of(input_, model.tokenizer)
-    token_ranges = passage_windows.token_ranges
-    spans = window_spans(passage_windows.passage, token_ranges, "context") if len(token_ranges) > 1 else ()
+    passage, token_ranges = passage_windows.passage, passage_windows.token_ranges
+    spans = window_spans(passage, token_ranges, "context") if len(token_ranges) > 1 else ()
     rows = yield Step(passage_windows.encodings, _cost(input_, passage_windows), copy_outputs, windows_read=spans)
     # transformers 5.2.0 omits combining marks that the tokenizer strips
-    offsets = (
-        passage_windows.passage.offsets if parameters.duplicates == "sum" else passage_windows.passage.offsets_with_marks(input_.context)
-    )
-    word_ids = passage_windows.passage.word_ids if parameters.align_to_words else range(len(offsets))
+    offsets = passage.offsets if parameters.duplicates == "sum" else passage.offsets_with_marks(input_.context)
+    word_ids = passage.word_ids if parameters.align_to_words else range(len(offsets))
     answer_of = span_answers(input_.context, offsets, word_ids)
     collector: SummedAnswers | BestAnswers
     if parameters.duplicates == "sum":
         # the number of spans per window that transformers 5.2.0 considers
         collector = SummedAnswers(answer_of, limit=2 * parameters.top_k + 10 if parameters.align_to_words else parameters.top_k)
     else:
-        collector = BestAnswers(answer_of, top_k=parameters.top_k, count=len(passage_windows.passage))
+        collector = BestAnswers(answer_of, top_k=parameters.top_k, count=len(passage))
     no_answer_scores = []
     scored_windows = list(zip(passage_windows.encodings, token_ranges, rows, strict=True))
     if parameters.duplicates == "sum" and model.tokenizer.truncation_side == "left":
