@@ -36,8 +36,9 @@ class Scorer:
         self._predictor.reader.check(table.column_names, (*self._names, "error"))
         rows = rows_of(table, self._predictor.reader.by_field.values())
         list(self._predictor.answer([RowBlock(rows, size=0)]))
+        table = with_predictions(table, rows, self._names, self._schema)
         errors = [None if row.error is None else row.error.message for row in rows]
-        table = with_predictions(table, rows, self._names).append_column("error", pa.array(errors, pa.string()))
+        table = table.append_column("error", pa.array(errors, pa.string()))
         self._schema = pa.unify_schemas([self._schema, table.schema], promote_options="permissive")
         return table.cast(self._schema)
 

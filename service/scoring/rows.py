@@ -64,13 +64,7 @@ def rejecting(row: Row) -> Iterator[None]:
 
 @dataclass(slots=True)
 class RowBlock:
-    """Rows in the order of the file.
-
-    Attributes:
-        rows: The rows.
-        size: Their bytes in the file, for the progress.
-        table: The rows of Parquet, as a table of pyarrow.
-    """
+    """Rows in the order of the file, their `size` in bytes for the progress, and the `table` of pyarrow with the rows of Parquet."""
 
     rows: Sequence[Row]
     size: int
@@ -151,17 +145,17 @@ def _error(fields: Sequence[str], columns: Sequence[str]) -> BertServeError | No
 
 
 @contextmanager
-def arrow_errors(problem: str, remedy: str = "write JSON Lines, because a Parquet column has one type") -> Iterator[None]:
+def _arrow_errors(path: Path) -> Iterator[None]:
     """Raises errors of pyarrow as `StartError`."""
     try:
         yield
     except (pa.ArrowException, ValueError) as error:
-        raise StartError(f"{problem} ({error}); {remedy}.") from error
+        raise StartError(f"the input `{path}` cannot be read as Parquet ({error}); check its format, or write it again.") from error
 
 
 def read_parquet(path: Path, inputs: Collection[str] | None, max_rows: int) -> tuple[Sequence[str], Iterator[RowBlock]]:
     """Returns the columns and the blocks of a file; rows have the `inputs` among its columns, or all columns if it is None, for text."""
-    with arrow_errors(f"the input `{path}` cannot be read as Parquet", "check its format"):
+    with _arrow_errors(path):
         # INT96 has days and nanoseconds: as 64-bit nanoseconds, times outside 1677 to 2262 would become other times
         file = pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
     column = next((column for column in file.schema_arrow if _NOT_TEXT.search(str(column.type))), None)
@@ -173,7 +167,7 @@ def read_parquet(path: Path, inputs: Collection[str] | None, max_rows: int) -> t
         decoded_size = sum(file.metadata.row_group(group).total_byte_size for group in range(file.num_row_groups))
         if not total:
             yield RowBlock([], size, file.schema_arrow.empty_table())
-        with arrow_errors("the input is broken", "write it again"):
+        with _arrow_errors(path):
             for batch in file.iter_batches(max(1, min(max_rows, BLOCK_BYTES * total // max(decoded_size, 1)))):
                 table = pa.Table.from_batches([batch])
                 yield RowBlock(rows_of(table, inputs), size * len(table) // total, table)
@@ -182,16 +176,18 @@ def read_parquet(path: Path, inputs: Collection[str] | None, max_rows: int) -> t
 
 
 def rows_of(table: Any, inputs: Collection[str] | None) -> list[Row]:
-    """Returns the rows of a table with the `inputs` among its columns, or all if it is None."""
-    columns = {}
-    for name in table.column_names:
-        if inputs is None or name in inputs:
-            column = table.column(name)
-            if pa.types.is_timestamp(column.type):  # Python has no nanoseconds
-                column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
-            with arrow_errors(f"the column `{name}` has a value that is not a text", "convert it to UTF-8"):
-                columns[name] = column.to_pylist()
-    return [Row(values=dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+    """Returns the rows of a table with the `inputs` among its columns, or all if it is None. A row with a broken value has an error."""
+    table = table.select([name for name in table.column_names if inputs is None or name in inputs])
+    for index, column in enumerate(table.schema):
+        if pa.types.is_timestamp(column.type):  # Python has no nanoseconds
+            table = table.set_column(index, column.name, table.column(index).cast(pa.timestamp("us", column.type.tz), safe=False))
+    rows = [Row() for _ in range(len(table))]
+    for index, row in enumerate(rows):
+        try:
+            (row.values,) = table.slice(index, 1).to_pylist()
+        except (ValueError, OverflowError) as error:
+            row.error = InvalidValueError("the row has a text that is not UTF-8, or an impossible time: {detail}.", detail=error)
+    return rows
 
 
 def read_blocks(
@@ -216,7 +212,7 @@ class LineWriter:
         self._names, self._delimiter = names, delimiter
         self._head = self._delimited([*columns, *names]) if delimiter else b""
 
-    def write(self, block: RowBlock) -> bytes:
+    def write(self, block: RowBlock, _: Path | None) -> bytes:
         """Returns the rows that have an answer."""
         return b"".join(self._line(row) for row in block.rows if row.error is None)
 
@@ -243,16 +239,24 @@ class LineWriter:
         return (self._delimiter.join(quoted) + "\n").encode()
 
 
-def with_predictions(table: Any, rows: Sequence[Row], names: Sequence[str]) -> Any:
-    """Returns a table with columns for predictions, nested, and for warnings."""
-    predictions = [row.prediction for row in rows]
-    if any(isinstance(prediction, np.ndarray) for prediction in predictions):  # embeddings stay numbers of four bytes
-        predictions = [list(value) if isinstance(value, np.ndarray) and value.ndim == 2 else value for value in predictions]
-    else:
-        predictions = to_plain(predictions)
-    with arrow_errors("the predictions have different types"):
-        column = pa.array(predictions)
-    return table.append_column(names[0], column).append_column(names[1], pa.array([row.warnings for row in rows], pa.list_(pa.string())))
+def with_predictions(table: Any, rows: Sequence[Row], names: Sequence[str], before: Any) -> Any:
+    """Adds nested predictions and warnings to a table; rejects rows whose prediction does not fit earlier ones or the schema `before`."""
+    predictions, name = [], names[0]
+    schema = pa.schema([before.field(name) if name in before.names else (name, pa.null())])
+    for row in rows:
+        value = row.prediction
+        if not isinstance(value, np.ndarray):  # embeddings stay numbers of four bytes
+            value = to_plain(value)
+        elif value.ndim == 2:
+            value = list(value)
+        try:
+            schema = pa.unify_schemas([schema, pa.schema([(name, pa.infer_type([value]))])], promote_options="permissive")
+            predictions.append(value)
+        except pa.ArrowException:
+            row.error = InvalidValueError("the answer has another type than earlier ones, but a Parquet column has one; write JSON Lines.")
+            predictions.append(None)
+    column = pa.array(predictions, schema.types[0])
+    return table.append_column(name, column).append_column(names[1], pa.array([row.warnings for row in rows], pa.list_(pa.string())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,18 +265,16 @@ class ParquetWriter:
 
     names: Sequence[str]
 
-    def write(self, block: RowBlock) -> bytes:
-        """Returns the rows that have an answer, as a file."""
-        rows = [row for row in block.rows if row.error is None]
-        table, data = block.table.filter(pa.array([row.error is None for row in block.rows], pa.bool_())), pa.BufferOutputStream()
-        pq.write_table(with_predictions(table, rows, self.names), data)
+    def write(self, block: RowBlock, before: Path | None) -> bytes:
+        """Returns the rows that have an answer, as a file; `before` is the part before."""
+        schema, data = pq.read_schema(before) if before else pa.schema([]), pa.BufferOutputStream()
+        table = with_predictions(block.table, block.rows, self.names, schema)
+        pq.write_table(table.filter(pa.array([row.error is None for row in block.rows], pa.bool_())), data)
         return bytes(data.getvalue())
 
     def join(self, parts: Sequence[Path], path: Path) -> None:
         """Writes all parts to a file."""
-        with arrow_errors("the predictions have different types"):
-            # a part without an entity, for example, does not show the type of entities
-            schema = pa.unify_schemas([pq.read_schema(part) for part in parts], promote_options="permissive")
-        with pq.ParquetWriter(path, schema) as writer:
+        # a part without an entity, for example, does not have the type of entities, but the last part has the types of all
+        with pq.ParquetWriter(path, pq.read_schema(parts[-1])) as writer:
             for part in parts:
-                writer.write_table(pq.ParquetFile(part).read().cast(schema))
+                writer.write_table(pq.ParquetFile(part).read().cast(writer.schema))

@@ -110,12 +110,13 @@ class Parts:
 
     def write(self, index: int, block: rows.RowBlock, before: int) -> None:
         """Writes the part of a block, which `before` rows precede: its rows that have an answer, and a line for each of the others."""
+        part = self._writer.write(block, self._path("part", index - 1) if index else None)  # it can reject rows
         reasons = [
             {"row": number, "line": row.line, "error": row.error.message, "error_type": status_and_type(row.error)[1]}
             for number, row in enumerate(block.rows, before + 1)
             if row.error is not None
         ]
-        for kind, content in (("rejected", b"".join(to_json(reason) + b"\n" for reason in reasons)), ("part", self._writer.write(block))):
+        for kind, content in (("rejected", b"".join(to_json(reason) + b"\n" for reason in reasons)), ("part", part)):
             with self._complete(kind, self._path(kind, index)) as path:
                 path.write_bytes(content)
 

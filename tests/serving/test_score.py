@@ -327,13 +327,27 @@ def test_a_field_of_csv_that_is_too_long_ends_the_run(
 
 
 @pytest.mark.parametrize("column", ["text", "name"])
-def test_a_column_of_parquet_that_is_not_utf8_ends_the_run(
-    models: Path, tmp_path: Path, column: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    columns = {"text": pa.array(["good"]), "name": pa.array(["good"])}
-    pq.write_table(pa.table(columns | {column: pa.array([b"\xff"]).view(pa.string())}), tmp_path / "in.parquet")
-    assert (1 if column == "text" else 0) == run(models, tmp_path / "in.parquet", tmp_path / "out.parquet")
-    assert column != "text" or "`text`" in capsys.readouterr().err
+def test_a_row_of_parquet_that_is_not_utf8_is_rejected(models: Path, tmp_path: Path, column: str) -> None:
+    """Parquet keeps the bytes of a column that is no input."""
+    columns = {"text": pa.array(["good", "bad"]), "name": pa.array(["good", "bad"])}
+    pq.write_table(pa.table(columns | {column: pa.array([b"\xff", b"bad"]).view(pa.string())}), tmp_path / "in.parquet")
+    assert (3 if column == "text" else 0) == run(models, tmp_path / "in.parquet", tmp_path / "out.parquet")
+    assert (1 if column == "text" else 2) == pq.read_metadata(tmp_path / "out.parquet").num_rows
+    assert 3 == run(models, tmp_path / "in.parquet", tmp_path / "out.jsonl")
+    [rejected] = read_lines(tmp_path / "out.jsonl.rejected.jsonl")
+    assert (1, True) == (rejected["row"], "UTF-8" in rejected["error"])
+    assert ["bad"] == [row["text"] for row in read_lines(tmp_path / "out.jsonl")]
+
+
+@pytest.mark.parametrize("count", [9, 40])
+def test_a_row_whose_prediction_has_another_type_is_not_written_to_parquet(tmp_path: Path, count: int) -> None:
+    """Several masks have a list each. The row can also be in a later block than the first one."""
+    tiny.bundle(tmp_path / "models", task="fill-mask")
+    pq.write_table(pa.table({"text": [*["a [MASK] film"] * (count - 1), "a [MASK] [MASK]"]}), tmp_path / "in.parquet")
+    assert 3 == run(tmp_path / "models", tmp_path / "in.parquet", tmp_path / "out.parquet")
+    [rejected] = read_lines(tmp_path / "out.parquet.rejected.jsonl")
+    assert (count, True) == (rejected["row"], "another type" in rejected["error"])
+    assert ["a [MASK] film"] * (count - 1) == pq.read_table(tmp_path / "out.parquet").column("text").to_pylist()
 
 
 @pytest.mark.parametrize("column", [pa.array([Decimal("1.5")]), pa.array([1]), pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64()))])

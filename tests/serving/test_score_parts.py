@@ -125,6 +125,28 @@ def test_the_parts_of_other_options_or_of_another_input_are_not_used(
     assert 91 == len(read_lines(output))
 
 
+@pytest.mark.parametrize("index", [1, 2])
+def test_a_resumed_run_rejects_the_same_types_of_predictions(tmp_path: Path, index: int) -> None:
+    tiny.bundle(tmp_path / "models", task="fill-mask")
+    source, output = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    pq.write_table(pa.table({"text": ["a [MASK] [MASK]" if i in (3, 15, 16, 39) else "a [MASK]" for i in range(40)]}), source)
+    assert 3 == run(tmp_path / "models", source, output)
+    files = (output, output.with_name("out.parquet.rejected.jsonl"))
+    expected = [path.read_bytes() for path in files]
+    assert [4, 16, 17, 40] == [row["row"] for row in read_lines(files[1])]
+
+    def interrupt(part: int) -> None:
+        if part == index:
+            raise KeyboardInterrupt
+
+    for path in files:
+        path.unlink()
+    with before_each_write(interrupt):
+        assert 130 == run(tmp_path / "models", source, output)
+    assert 3 == run(tmp_path / "models", source, output)
+    assert expected == [path.read_bytes() for path in files]
+
+
 @pytest.mark.parametrize("kind", ["file", "device", "folder", "input", "link to nothing"])
 def test_no_existing_file_is_replaced(models: Path, tmp_path: Path, kind: str) -> None:
     source, other = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": 1}]), tmp_path / "other.jsonl"
