@@ -84,6 +84,8 @@ class Score(ScoreSettings):
         source, output = self.input_format or _FORMATS.get(Path(self.source).suffix.lower()), _FORMATS.get(Path(self.output).suffix.lower())
         if source is None:
             raise SettingsError(f"`{self.source}` ends with none of {', '.join(_FORMATS)}; give --input-format.")
+        if self.output == "-":
+            raise SettingsError("score cannot write to stdout; give the name of a new file as the output.")
         if output is None:
             raise SettingsError(f"the output `{self.output}` ends with none of {', '.join(_FORMATS)}; rename it.")
         if source == "jsonl" != output:

@@ -24,7 +24,7 @@ from bertserve.service.tasks.body import Limits, types_within
 from bertserve.service.tasks.body_errors import quote_names, required_fields
 from bertserve.service.tasks.catalog import TASKS, tasks_of
 from bertserve.service.tasks.cost import MAX_RESPONSE_BYTES
-from bertserve.service.tasks.reading import requested_task, validate_as
+from bertserve.service.tasks.reading import requested_task, show, validate_as
 from bertserve.service.tasks.step import TaskModel
 from bertserve.service.tasks.task_spec import UNNAMED_TEXT
 from bertserve.service.text.tokenizer import Encoding
@@ -34,13 +34,7 @@ BLOCK_ROWS, BLOCK_BYTES = 4096, 2**27
 
 
 class RowReader:
-    """Makes a body of the endpoint of each row, and reads its input from it.
-
-    Attributes:
-        spec: The task.
-        by_field: Field of the task -> column.
-        block_rows: Maximum rows of a block.
-    """
+    """Makes a body of the endpoint of each row with the columns `by_field` (field of the task -> column), and reads its input from it."""
 
     def __init__(self, settings: ScoreSettings, manifest: Manifest) -> None:
         """Checks the task for a model, and its parameters with the example of the endpoint.
@@ -107,12 +101,12 @@ class RowReader:
                     value = orjson.loads(value)
             # the endpoint would read a list of texts as several inputs
             if not isinstance(value, list if name in self._lists else str):
-                raise InvalidValueError(
-                    "the column `{column}` must be {kind}; the row has {columns}.",
-                    column=column,
-                    kind='a JSON list of texts, such as ["a", "b"]' if name in self._lists else "a text",
-                    columns=CallerValue(quote_names(list(values)[:20])),
-                )
+                kind = 'a JSON list of texts, such as ["a", "b"]' if name in self._lists else "a text"
+                if column in values:
+                    shown = "a text" if isinstance(value, str) else show(value)
+                    raise InvalidValueError("the column `{column}` must be {kind}; it is {value}.", column=column, kind=kind, value=shown)
+                names = CallerValue(quote_names(list(values)[:20]))
+                raise InvalidValueError("the column `{column}` must be {kind}; the row has {names}.", column=column, kind=kind, names=names)
             inputs[name] = value
         if self._body_keys == ["inputs"]:
             inputs = {"inputs": inputs[UNNAMED_TEXT] if list(inputs) == [UNNAMED_TEXT] else inputs}

@@ -232,8 +232,8 @@ class LineWriter:
         return self._delimited([*row.values.values(), *answer, " | ".join(row.warnings)])
 
     def _delimited(self, values: Iterable[Any]) -> bytes:
-        """Returns a line of CSV or TSV; null becomes an empty cell, and values other than texts JSON."""
-        cells = [value if isinstance(value, str) else "" if value is None else to_json(value).decode().strip('"') for value in values]
+        """Returns a line of CSV or TSV; null, NaN and infinity become empty cells, and other values than texts JSON."""
+        cells = [value if isinstance(value, str) else to_json(value).decode().strip('"').removeprefix("null") for value in values]
         # the module csv would not quote a carriage return before a line feed
         quoted = ['"' + cell.replace('"', '""') + '"' if _QUOTED.search(cell) else cell for cell in cells]
         return (self._delimiter.join(quoted) + "\n").encode()

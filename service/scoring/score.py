@@ -46,16 +46,17 @@ def score(settings: ScoreSettings, source: Path, output: Path, rejected: Path, f
             reader, names, delimiter = predictor.reader, list(settings.added_columns), rows.DELIMITERS.get(formats[1], "")
             if delimiter and reader.spec.has_one_label(settings.parameters, predictor.manifest):
                 names = [f"{names[0]}_label", f"{names[0]}_score", names[1]]
+            before = source.stat()
             columns, blocks = rows.read_blocks(source, formats, reader.by_field.values(), names, reader.block_rows)
             if formats[0] != "jsonl":
                 reader.check(columns, names)
             writer = rows.ParquetWriter(names) if formats[1] == "parquet" else rows.LineWriter(columns, names, delimiter)
             facts = (
-                (source.stat().st_size, source.stat().st_mtime_ns, formats, settings.shared()),
+                (before.st_size, before.st_mtime_ns, formats, settings.shared()),
                 (predictor.version, predictor.graph.file, predictor.graph.provider),
                 (__version__, sessions.VERSION, cpu_name()),
             )
-            return _run(source, predictor, blocks, Parts(output, rejected, writer, facts))
+            return _run(source, before, predictor, blocks, Parts(output, rejected, writer, facts))
     except KeyboardInterrupt:
         print("stopped; run the same command again to continue.", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -64,11 +65,11 @@ def score(settings: ScoreSettings, source: Path, output: Path, rejected: Path, f
         raise StartError(f"{name} cannot be read or written ({error.strerror}); fix that, and run the same command again.") from error
 
 
-def _run(source: Path, predictor: Predictor, blocks: Iterable[rows.RowBlock], parts: Parts) -> int:
+def _run(source: Path, before: os.stat_result, predictor: Predictor, blocks: Iterable[rows.RowBlock], parts: Parts) -> int:
     """Scores all blocks, and returns the exit code, which is 3 if rows were rejected."""
     count = total = scored = warned = 0
     start = time.perf_counter()
-    with tqdm(total=source.stat().st_size or None, unit="B", unit_scale=True, leave=False, disable=None) as bar:
+    with tqdm(total=before.st_size or None, unit="B", unit_scale=True, leave=False, disable=None) as bar:
         for block in predictor.answer(blocks, parts.written):
             if count >= parts.written:
                 parts.write(count, block, total)
@@ -76,7 +77,9 @@ def _run(source: Path, predictor: Predictor, blocks: Iterable[rows.RowBlock], pa
                 warned += sum(bool(row.warnings) for row in block.rows if row.error is None)
             count, total = count + 1, total + len(block.rows)
             bar.update(block.size)
-    seconds = time.perf_counter() - start
+    seconds, after = time.perf_counter() - start, source.stat()
+    if source.is_file() and (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise StartError(f"the input `{source}` changed during the run; run the same command again.")
     reasons = parts.finish(count)
     rejected = f", {len(reasons)} rejected ({parts.rejected})" if reasons else ""
     print(

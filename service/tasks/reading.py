@@ -144,5 +144,5 @@ def show(value: Any) -> CallerValue | str:
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else f"a list of {len(value)}"
     # one character more than is shown, so that a longer text ends with an ellipsis
-    shown = json.dumps(value[: _SHOWN_CHARS + 1] if isinstance(value, str) else value, ensure_ascii=False)
+    shown = json.dumps(value[: _SHOWN_CHARS + 1] if isinstance(value, str) else value, ensure_ascii=False, default=str)
     return CallerValue(shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}…")

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import tempfile
 from datetime import datetime
@@ -221,8 +222,9 @@ BAD = [
     ("nope", "valid JSON"),
     ("[1]", "not an object"),
     ({"txt": "good"}, "`text` must be a text; the row has `txt`"),
-    ({"text": 5}, "must be a text"),
-    ({"text": ["good", "bad"]}, "`text` must be a text"),
+    ({"text": 5}, "`text` must be a text; it is 5."),
+    ({"text": None}, "`text` must be a text; it is null."),
+    ({"text": ["good", "bad"]}, "`text` must be a text; it is a list of 2."),
     ({"text": ["good"]}, "`text` must be a text"),
     ({"text": []}, "`text` must be a text"),
     ({"text": "good", "prediction": 1}, "`prediction`"),
@@ -339,6 +341,16 @@ def test_a_row_of_parquet_that_is_not_utf8_is_rejected(models: Path, tmp_path: P
     assert ["bad"] == [row["text"] for row in read_lines(tmp_path / "out.jsonl")]
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, None])
+def test_numbers_that_json_lacks_become_null_or_an_empty_cell(models: Path, tmp_path: Path, value: float | None) -> None:
+    pq.write_table(pa.table({"text": ["good", "null"], "x": pa.array([value, 0.5])}), tmp_path / "in.parquet")
+    assert 0 == run(models, tmp_path / "in.parquet", tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(newline="") as file:
+        assert [("good", ""), ("null", "0.5")] == [(row["text"], row["x"]) for row in csv.DictReader(file)]
+    assert 0 == run(models, tmp_path / "in.parquet", tmp_path / "out.jsonl")
+    assert [None, 0.5] == [row["x"] for row in read_lines(tmp_path / "out.jsonl")]
+
+
 @pytest.mark.parametrize("count", [9, 40])
 def test_a_row_whose_prediction_has_another_type_is_not_written_to_parquet(tmp_path: Path, count: int) -> None:
     """Several masks have a list each. The row can also be in a later block than the first one."""
@@ -390,6 +402,12 @@ def test_a_file_that_cannot_become_a_format_is_refused(models: Path, tmp_path: P
     path = tmp_path / f"in.{source}"
     path.write_text({"jsonl": '{"text": "good"}\n', "csv": "text\ngood\n"}[source])
     assert 2 == run(models, path, tmp_path / f"out.{output}")
+
+
+def test_the_output_cannot_be_stdout(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}])
+    assert 2 == run(models, source, Path("-"))
+    assert "stdout" in capsys.readouterr().err
 
 
 def test_old_timestamps_of_parquet_keep_their_year(models: Path, tmp_path: Path) -> None:

@@ -147,6 +147,22 @@ def test_a_resumed_run_rejects_the_same_types_of_predictions(tmp_path: Path, ind
     assert expected == [path.read_bytes() for path in files]
 
 
+def test_an_input_that_grows_during_the_run_stops_it(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
+
+    def grow(index: int) -> None:
+        if index == 5:
+            with source.open("a") as file:
+                file.write('{"text": "good"}\n')
+
+    with before_each_write(grow):
+        assert 1 == run(models, source, output)
+    assert "changed during the run" in capsys.readouterr().err
+    assert not output.exists()
+    assert 0 == run(models, source, output)
+    assert 91 == len(read_lines(output))
+
+
 @pytest.mark.parametrize("kind", ["file", "device", "folder", "input", "link to nothing"])
 def test_no_existing_file_is_replaced(models: Path, tmp_path: Path, kind: str) -> None:
     source, other = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": 1}]), tmp_path / "other.jsonl"
