@@ -16,7 +16,7 @@ from pathlib import Path
 from bertserve.bench import BenchError, workloads
 from bertserve.service import __version__
 from bertserve.service.errors import BertServeError
-from bertserve.service.flag_parser import FlagParser
+from bertserve.service.flag_parser import FlagParser, drop_stdout
 
 _DEFAULT_URL = "http://127.0.0.1:8000/classify"
 # subcommand -> help
@@ -81,7 +81,7 @@ def build_parser() -> FlagParser:
 def _add_load(command: argparse.ArgumentParser) -> None:
     names = ", ".join(workloads.NAMES)
     help_text = f"endpoint and workload: {names}, or a JSON Lines file of bodies (default: {_DEFAULT_URL}, with a workload for its task)"
-    command.add_argument("--target", default=_DEFAULT_URL, metavar="URL[=WORKLOAD]", help=help_text)
+    command.add_argument("--target", action="append", metavar="URL[=WORKLOAD]", help=help_text)
     command.add_argument("--texts", type=_count, default=1, help="texts per request (default: 1)")
     command.add_argument("--seconds", type=_positive, default=10.0, help="duration of each load or loop (default: 10)")
     command.add_argument("--warmup-s", type=_not_negative, default=1.0, metavar="SECONDS", help="time before a load (default: 1)")
@@ -98,7 +98,11 @@ def _add_load(command: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    args = build_parser().parse_args(argv)
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    args.target, *others = args.target or [_DEFAULT_URL]
+    if others:
+        parser.error("argument --target: there are several; give one")
     # importing tokenizers, pydantic and onnxruntime takes a second, and --help and wrong flags do not need them
     from bertserve.bench.commands import run_command
 
@@ -111,6 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     before = signal.signal(signal.SIGINT, on_sigint)
     try:
         return run_command(args, stop)
+    except BrokenPipeError:
+        return drop_stdout()
     except (BenchError, BertServeError, OSError) as error:
         print(f"bert-bench: {error}", file=sys.stderr)
         return 2

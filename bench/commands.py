@@ -99,7 +99,7 @@ def _write(report: BenchReport, json_file: Path | None, html_file: Path | None) 
     """Prints the summary, and writes the reports."""
     document = json.dumps(report.document(), indent=1)
     to_stdout = json_file == Path("-")
-    print(document if to_stdout else "\n".join(summary_lines(report)))
+    print(document if to_stdout else "\n".join(summary_lines(report)), flush=True)
     if json_file and not to_stdout:
         json_file.write_text(document, encoding="utf-8")
     if html_file:

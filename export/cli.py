@@ -28,7 +28,7 @@ from bertserve.service import __version__
 from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Metric, TokenTypes
 from bertserve.service.bundle.validation_policy import LOW_AGREEMENT_THRESHOLD, describe_agreement, has_low_agreement, summarize_agreement
 from bertserve.service.engine.hardware import usable_cores
-from bertserve.service.flag_parser import FlagParser
+from bertserve.service.flag_parser import FlagParser, drop_stdout
 from bertserve.service.providers import PROVIDERS
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             # a folder named verify is exported as ./verify
             subcommand = {"verify": verify_cli.main, "calibrate": calibrate_cli.main}.get(next(iter(arguments), ""))
             return _export(arguments) if subcommand is None else subcommand(arguments[1:])
+    except BrokenPipeError:
+        return drop_stdout()
     except KeyboardInterrupt as error:
         number = signal.Signals(error.args[0] if error.args else signal.SIGINT)
         _log(f"stopped by {number.name}; no partial files are left.")

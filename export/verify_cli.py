@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"bert-export: {error}", file=sys.stderr)
         return error.exit_code
     if args.json:
-        print(json.dumps({"bundle": str(args.bundle), "passed": report.passed, "checks": report.checks}, indent=1))
+        print(json.dumps({"bundle": str(args.bundle), "passed": report.passed, "checks": report.checks}, indent=1), flush=True)
     return 0 if report.passed else 1
 
 

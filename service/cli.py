@@ -24,6 +24,7 @@ from bertserve.service.auth import new_key
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import NAME_PATTERN
 from bertserve.service.errors import SettingsError, StartError, did_you_mean
+from bertserve.service.flag_parser import drop_stdout
 from bertserve.service.settings import CLI_CONFIG, AddressSettings, ScoreSettings, Settings, SourceSettings, parse
 from bertserve.service.sources import with_sources
 
@@ -201,9 +202,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2 if isinstance(error, SettingsError) else 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except BrokenPipeError:  # for example, `head` has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the rest of the buffer must be written somewhere
-        return 1
+    except BrokenPipeError:
+        return drop_stdout()
 
 
 if __name__ == "__main__":

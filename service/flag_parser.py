@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from itertools import takewhile
@@ -12,6 +13,12 @@ from bertserve.service.errors import SettingsError, did_you_mean
 
 _METAVARS = {"Path": "PATH", "str": "TEXT", "IPvAnyNetwork": "NETWORK", "int": "NUMBER", "float": "NUMBER"}
 _PATH_DEFAULT = re.compile(r"\(\w+Path\('(.*)'\),\)")
+
+
+def drop_stdout() -> int:
+    """Returns the exit code of a command whose stdout was closed, for example by `head`."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the rest of the buffer must be written somewhere
+    return 1
 
 
 class FlagParser(argparse.ArgumentParser):

@@ -1,6 +1,7 @@
 """The bert-bench command against a small server: exit codes, reports and flags."""
 
 import json
+import os
 import re
 import signal
 import threading
@@ -142,6 +143,21 @@ def test_a_sweep_finds_the_highest_rate_or_exits_with_1(
 
     assert loads == [made["name"] for made in document["runs"]]
     assert (found, above) == (document["results"]["max_rate"], document["results"]["lowest_rate_not_held"])
+
+
+def test_a_second_target_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        load(unused_port(), "--target", "http://127.0.0.1:1/classify")
+    assert (2, True) == (end.value.code, "--target" in capsys.readouterr().err)
+
+
+def test_a_closed_stdout_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the pipe to `head`. Closing the file writes the rest of its buffer."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as stdout, listening(ok) as server:
+        monkeypatch.setattr("sys.stdout", stdout)
+        assert 1 == load(server.port)
 
 
 def test_ctrl_c_prints_partial_results(capsys: pytest.CaptureFixture[str]) -> None:

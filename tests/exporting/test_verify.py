@@ -35,6 +35,16 @@ def test_a_sound_bundle_passes(tmp_path: Path, verify: Verify, task: str) -> Non
     assert (0, ["files", "validation cpu/fp32", "example cpu/fp32", "batches cpu/fp32"]) == (code, list(checks))
 
 
+def test_a_closed_stdout_ends_without_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the pipe to `head`. Closing the file writes the rest of its buffer."""
+    bundle = sound(tmp_path)
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        assert 1 == cli.main(["verify", str(bundle), "--json"])
+
+
 def alter(path: Path) -> None:
     (path / FP32).write_bytes(b"x")
 
