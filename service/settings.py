@@ -364,7 +364,7 @@ def check_environment() -> None:
 
 
 def address_of(host: str, port: int) -> str:
-    """Returns the address as it stands in a URL: an IPv6 address is in brackets."""
+    """Returns a host and a port as in a URL, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

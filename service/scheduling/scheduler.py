@@ -277,7 +277,7 @@ class Scheduler:
                 results = runner.run([item.payload for item in batch], multi_threaded=multi_threaded)
             finally:
                 with self._lock:
-                    thread.ticks = None  # decoding is no hang: each request has a limit, and a batch can have the last items of many
+                    thread.ticks = None  # decoding does not count: each request limits its own, and a batch can end many requests
             pairs = list(zip(batch, results, strict=True))
         except DeviceLostError as error:
             self._lose_device(error)

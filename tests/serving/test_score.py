@@ -330,7 +330,7 @@ def test_a_field_of_csv_that_is_too_long_ends_the_run(
 
 @pytest.mark.parametrize("column", ["text", "name"])
 def test_a_row_of_parquet_that_is_not_utf8_is_rejected(models: Path, tmp_path: Path, column: str) -> None:
-    """Parquet keeps the bytes of a column that is no input."""
+    """Parquet keeps the bytes of a column that the model does not read."""
     columns = {"text": pa.array(["good", "bad"]), "name": pa.array(["good", "bad"])}
     pq.write_table(pa.table(columns | {column: pa.array([b"\xff", b"bad"]).view(pa.string())}), tmp_path / "in.parquet")
     assert (3 if column == "text" else 0) == run(models, tmp_path / "in.parquet", tmp_path / "out.parquet")
