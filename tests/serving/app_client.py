@@ -4,7 +4,6 @@ import asyncio
 import atexit
 import functools
 import json
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -16,20 +15,9 @@ import pytest
 
 from bertserve.service.api.application import Application
 from bertserve.service.auth import ApiKeys, Authenticator
-from bertserve.service.bundle import files
-from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.model_engines import ModelEngines
-from bertserve.service.metrics import Metrics
 from bertserve.service.models.build import AppState, build
-from bertserve.service.models.model import Model
-from bertserve.service.models.registry import Registry
-from bertserve.service.models.reloader import Reloader
-from bertserve.service.models.utilization import Utilization
-from bertserve.service.scheduling.request_queue import RequestQueue
-from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.settings import Settings
-from bertserve.service.tasks.body import Limits
-from bertserve.service.text.tokenizer import Tokenizer
 from fakes import FakeEngine
 from served_socket import until
 
@@ -195,64 +183,14 @@ def assert_same(expected: Any, actual: Any, *, tolerance: float = 1e-5, ignored:
         assert (pytest.approx(expected, abs=tolerance) if isinstance(expected, float) else expected) == actual
 
 
-def model_of(
-    bundle: files.Bundle,
-    engines: ModelEngines,
-    *,
-    scheduler: Scheduler,
-    metrics: Metrics,
-    cost_model: CostModel | None = None,
-    batch_variant: bool = False,
-) -> Model:
-    """Returns the model of a bundle, with other engines than the bundle's own."""
-    return Model(
-        bundle,
-        bundle.manifest.graphs[0],
-        tokenizer=Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer),
-        engines=engines,
-        cost_model=cost_model or CostModel(bundle.manifest.flops),
-        scheduler=scheduler,
-        metrics=metrics.model(bundle.manifest.task, bundle.manifest.name),
-        batch_variant=batch_variant,
-    )
-
-
-def faked(
-    models: Path,
-    engine: FakeEngine,
-    *,
-    max_queue_tokens: int = 4096,
-    max_stream_requests: int = 32,
-    max_concurrent: int = 64,
-    body_timeout_s: float = 10,
-    clock: Callable[[], float] = time.monotonic,
-) -> AppState:
-    """Returns a service with one inference thread and the bundle `tiny` on a fake engine. Its scheduler uses `clock`."""
-    loaded = files.load_bundle(models / "tiny")
-    metrics = Metrics()
-    scheduler = Scheduler(RequestQueue(max_batch_tokens=64, max_queue_tokens=max_queue_tokens, threads=1), threads=1, clock=clock)
-    model = model_of(loaded, ModelEngines(engine), scheduler=scheduler, metrics=metrics)
-    registry = Registry([model], {}, {})
-    settings = Settings(
-        models=(models,),
-        max_chars=4096,
-        max_body_bytes=65536,
-        timeout_ms=10_000,
-        max_timeout_ms=20_000,
-        max_stream_requests=max_stream_requests,
-        max_concurrent=max_concurrent,
-        body_timeout_s=body_timeout_s,
-    )
-    return AppState(
-        registry=registry,
-        reloader=Reloader([models], lambda path, served: model, registry=registry, metrics=metrics),
-        scheduler=scheduler,
-        metrics=metrics,
-        utilization=Utilization(scheduler, metrics),
-        settings=settings,
-        provider="cpu",
-        limits=Limits(max_inputs=64, max_chars=4096),
-    )
+def faked(models: Path, engine: FakeEngine, **settings: Any) -> AppState:
+    """Returns a service with one inference thread and the bundle `tiny` on a fake engine. Its texts are worth a common batch."""
+    few = {"threads": 1, "max_batch_tokens": 64, "max_queue_tokens": 4096, "timeout_ms": 10_000, "max_timeout_ms": 20_000}
+    service = state_of(models, **few | settings)
+    model = service.registry.get("tiny")
+    model.engines = ModelEngines(engine)
+    model.seconds = lambda rows, length: 1e-3 + rows * length * 1e-9
+    return service
 
 
 async def queued(service: AppState, items: int) -> None:

@@ -11,19 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tiny
-from app_client import call_fresh, model_of, state_of
-from bertserve.service.bundle import files
+from app_client import call_fresh, serving, state_of
 from bertserve.service.bundle.manifest import Flops
 from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.model_engines import ModelEngines
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import ProviderError
-from bertserve.service.metrics import Metrics
 from bertserve.service.models import loading
-from bertserve.service.scheduling.request_queue import RequestQueue
-from bertserve.service.scheduling.scheduler import Scheduler
-from bertserve.service.tasks.classify import ClassifyInput
 from bertserve.service.text.tokenizer import Encoding
+from conftest import metric
 from embedded import load
 from fakes import FakeEngine
 
@@ -94,28 +90,28 @@ def test_a_changed_bundle_gets_no_second_session(
     assert f"`{bundle}/model.cpu.fp32.onnx`" in caplog.text
 
 
-async def test_a_run_is_multi_threaded_only_with_enough_tokens(tmp_path: Path) -> None:
-    loaded = files.load_bundle(tiny.bundle(tmp_path))
-    metrics, single, several = Metrics(), FakeEngine(), FakeEngine()
-    engines = ModelEngines(single, lambda: several, model="tiny", threads=2, min_tokens=10)
-    engines.for_multi_threaded_run(10)
+async def test_a_run_is_multi_threaded_only_with_enough_tokens(models: Path) -> None:
+    """The predictions for one thread learn nothing from it."""
+    single, several = FakeEngine(), FakeEngine()
+    service = state_of(models, threads=1)
+    model = service.registry.get("tiny")
+    model.engines = ModelEngines(single, lambda: several, model="tiny", threads=2, min_tokens=10)
+    model.engines.for_multi_threaded_run(10)
     wait_for_multi_threaded("tiny")
-    scheduler = Scheduler(RequestQueue(max_batch_tokens=4096, max_queue_tokens=4096), threads=1)
-    cost_model = CostModel(loaded.manifest.flops, fixed_s=1.0, rate=1e12)
-    model = model_of(loaded, engines, scheduler=scheduler, metrics=metrics, cost_model=cost_model)
+    before = model.seconds(1, 8)
 
-    scheduler.start()
-    await model.predict([ClassifyInput("good")], timeout_s=10)
-    assert ([1], []) == (single.batches, several.batches)
-    assert cost_model.slowdown < 1.0
-    slowdown = cost_model.slowdown
-    await model.predict([ClassifyInput("good " * 20)], timeout_s=10)
-    assert ([1], [1]) == (single.batches, several.batches)
-    assert slowdown == cost_model.slowdown
-    await model.predict([ClassifyInput("good bad fine")] * 4, timeout_s=10)
-    assert ([1], [1, 4]) == (single.batches, several.batches)
-    await scheduler.stop(5)
-    assert 'bertserve_multi_threaded_runs_total{model="tiny",task="text-classification"} 2.0' in metrics.render().decode()
+    async with serving(service) as client:
+        await client.post("/classify", json={"inputs": "good"})
+        assert ([1], []) == (single.batches, several.batches)
+        after_one_run = model.seconds(1, 8)
+        await client.post("/classify", json={"inputs": "good " * 20})
+        assert ([1], [1]) == (single.batches, several.batches)
+        assert before != after_one_run == model.seconds(1, 8)
+        model.seconds = lambda rows, length: 1.0  # a batch saves time
+        await client.post("/classify", json={"inputs": ["good bad fine"] * 4})
+        assert ([1], [1, 4]) == (single.batches, several.batches)
+        page = (await client.get("/metrics")).text
+    assert 2 == metric(page, "multi_threaded_runs_total", model="tiny")
 
 
 @pytest.mark.parametrize(

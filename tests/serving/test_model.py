@@ -11,35 +11,16 @@ import numpy as np
 import pytest
 
 import tiny
-from app_client import model_of, queued, rejected, serving, state_of
+from app_client import blocked, faked, queued, rejected, serving, state_of
 from bertserve.service.bundle import files
-from bertserve.service.engine.cost_model import CostModel
-from bertserve.service.engine.model_engines import ModelEngines
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.errors import DeviceLostError, EngineError, TooLargeError
-from bertserve.service.metrics import Metrics
-from bertserve.service.models.model import Model
-from bertserve.service.scheduling.request_queue import RequestQueue
-from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.classify import ClassifyInput
 from bertserve.service.tasks.cost import Cost
 from bertserve.service.tasks.step import Step, TaskGenerator, TaskModel
 from bertserve.service.text.tokenizer import SHORT_CHARS, Encoding
 from fakes import FakeEngine, FaultySession, wrap_sessions
 from served_socket import until
-
-
-def model_in(folder: Path, engine: FakeEngine, *, batch_variant: bool = False, **changes: Any) -> tuple[Model, Scheduler]:
-    """Returns a model on a fake engine with its scheduler. Its cost makes all texts worth a common batch."""
-    loaded = files.load_bundle(tiny.bundle(folder, **changes))
-    scheduler = Scheduler(RequestQueue(max_batch_tokens=4096, max_queue_tokens=4096), threads=1)
-    cost_model = CostModel(loaded.manifest.flops, fixed_s=1.0, rate=1e12)
-    model = model_of(
-        loaded, ModelEngines(engine), scheduler=scheduler, metrics=Metrics(), cost_model=cost_model, batch_variant=batch_variant
-    )
-    scheduler.start()
-    return model, scheduler
 
 
 @pytest.mark.parametrize(
@@ -54,20 +35,18 @@ async def test_texts_of_several_callers_share_a_run_of_a_batch_invariant_graph(
     Long texts are tokenized while a run is active. If inference threads tokenized them, each would run alone.
     """
     engine = FakeEngine()
-    model, scheduler = model_in(tmp_path, engine, batch_variant=batch_variant, batch_invariant=invariant)
-    engine.gate.clear()
-    first = asyncio.ensure_future(model.predict([ClassifyInput("good")], timeout_s=10))
-    await asyncio.to_thread(engine.entered.acquire, timeout=20)
-    rest = [asyncio.ensure_future(model.predict([ClassifyInput(text)], timeout_s=10)) for _ in range(4)]
-    await until(lambda: scheduler.queue.queue_items == 4)
-    engine.gate.set()
-    await asyncio.gather(first, *rest)
-    await scheduler.stop(5)
+    tiny.bundle(tmp_path, batch_invariant=invariant)
+    service = faked(tmp_path, engine, max_batch_tokens=4096, batch_variant_graphs=batch_variant)
+    async with blocked(service, engine) as client:
+        rest = [asyncio.ensure_future(client.post("/classify", json={"inputs": text})) for _ in range(4)]
+        await queued(service, 4)
+        engine.gate.set()
+        assert [200] * 4 == [answer.status_code for answer in await asyncio.gather(*rest)]
     assert batches == engine.batches
 
 
 @pytest.mark.parametrize("steps", [[], [Step([])], ["again"]], ids=["first rows", "step", "second rows"])
-async def test_an_input_that_cannot_be_decoded_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[Any]) -> None:
+async def test_an_input_that_cannot_be_decoded_is_named(models: Path, monkeypatch: pytest.MonkeyPatch, steps: list[Any]) -> None:
     def failing(request: Any, model: TaskModel) -> TaskGenerator:
         (tokens,) = model.tokenizer.tokenize([request.text])
         first = Step([model.tokenizer.assemble(tokens.ids)], Cost(response_bytes=9))
@@ -79,11 +58,11 @@ async def test_an_input_that_cannot_be_decoded_is_named(tmp_path: Path, monkeypa
         return 1
 
     monkeypatch.setitem(TASKS, "text-classification", replace(TASKS["text-classification"], function=failing))
-    model, scheduler = model_in(tmp_path, FakeEngine())
-    with pytest.raises(TooLargeError) as caught:
-        await model.predict([ClassifyInput(text) for text in ("good", "fine", "bad", "good")], timeout_s=10)
-    assert (2, 0, 0) == (caught.value.input_index, scheduler.queue.queue_items, scheduler.queue.queue_tokens)
-    await scheduler.stop(5)
+    service = faked(models, FakeEngine())
+    async with serving(service) as client:
+        answer = await client.post("/classify", json={"inputs": ["good", "fine", "bad", "good"]})
+        assert rejected(answer, 413, "too_large").startswith("inputs[2]: ")
+        assert (0, 0) == (service.scheduler.queue.queue_items, service.scheduler.queue.queue_tokens)
 
 
 GUILTY = "poor"

@@ -136,7 +136,8 @@ async def test_a_request_is_a_span_with_a_child_per_stage(models: Path, collecto
 
 async def test_a_batch_is_a_span_with_links_to_its_requests(models: Path, collector: Collector) -> None:
     engine = FakeEngine()
-    service = faked(models, engine, clock=ManualClock())
+    service = faked(models, engine)
+    service.scheduler.clock = ManualClock()
 
     with tracing(collector) as tracer:
         async with blocked(replace(service, tracer=tracer), engine) as client:
