@@ -63,10 +63,10 @@ def card_texts(card: str, graphs: Sequence[GraphSpec]) -> dict[str, str]:
     before = re.sub(rf"^{HEADING}\n.*?(?=^## |\Z)", "", before, flags=re.MULTILINE | re.DOTALL)
     parts, texts = [HEADING], dict[str, str]()
     for graph in graphs:
-        if graph.decision is not None:
+        if graph.calibration is not None:
             name = f"reliability.{graph.provider}.{graph.precision}.svg"
-            texts[name] = DIAGRAM.format(raw=_line(graph.decision.before.bins), calibrated=_line(graph.decision.after.bins))
-            parts.append(f"```\n{graph.name}: {describe(graph.decision)}\n```\n\n![Share of correct predictions by score]({name})")
+            texts[name] = DIAGRAM.format(raw=_line(graph.calibration.before.bins), calibrated=_line(graph.calibration.after.bins))
+            parts.append(f"```\n{graph.name}: {describe(graph.calibration)}\n```\n\n![Share of correct predictions by score]({name})")
     section = parts if texts else []
     return texts | {CARD_FILE: "\n\n".join([before.rstrip(), *section, f"{origin}{after}"]).rstrip() + "\n"}
 

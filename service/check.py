@@ -30,7 +30,7 @@ async def check(settings: Settings) -> int:
         example, graphs = model.bundle.manifest.example, model.bundle.manifest.graphs
         try:
             request = example.request
-            if model.graph.decision is not None:  # the result is of the export, without a calibration
+            if model.graph.calibration is not None:  # the result is of the export, without a calibration
                 request = request | {"parameters": {**(request.get("parameters") or {}), "calibrated": False}}
             body = validate_as(TASKS[model.task].body, request, state.limits)
             prediction = await model.predict(body.task_inputs(model.bundle.manifest), timeout_s=60)

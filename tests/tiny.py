@@ -242,7 +242,7 @@ def calibrate(path: Path, *thresholds: dict[str, Any], method: str = "temperatur
         "score_counts": [*[0] * 10, *[20] * 10],
         "label_counts": {"positive": 120, "negative": 80},
     }
-    return edit(path, lambda fields: fields["graphs"][0].update(decision=calibration | changes))
+    return edit(path, lambda fields: fields["graphs"][0].update(calibration=calibration | changes))
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> Path:

@@ -53,10 +53,10 @@ def calibrate(bundle: Path, data: Path, output: Path, *, judge: Path | None, aim
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in (data, judge) if path is not None)).hexdigest()
         graphs = list[GraphSpec]()
         for graph in manifest.graphs:
-            raw = graph.model_copy(update={"decision": None})
+            raw = graph.model_copy(update={"calibration": None})
             if (missing := unavailable_reason(graph.provider)) is not None:
                 # its earlier thresholds are for other aims or examples than those of the other graphs
-                removed = "" if graph.decision is None else " Its earlier calibration is removed."
+                removed = "" if graph.calibration is None else " Its earlier calibration is removed."
                 print(f"bert-export: {graph.name} is not calibrated: {missing}{removed}", file=sys.stderr)
                 graphs.append(raw)
                 continue
@@ -64,7 +64,7 @@ def calibrate(bundle: Path, data: Path, output: Path, *, judge: Path | None, aim
             fitted, judged = (collect(served, method, examples) for examples in (fitting, judging))
             calibration = fit_and_judge(fitted, judged, graph.name, aims, digest)
             print(f"{graph.name}: {describe(calibration)}")
-            graphs.append(graph.model_copy(update={"decision": calibration}))
+            graphs.append(graph.model_copy(update={"calibration": calibration}))
         if all(unavailable_reason(graph.provider) for graph in graphs):
             raise ExportError(f"this machine can run no graph of `{source.path}`; calibrate it where it is served.")
         manifest = Manifest.model_validate(manifest.model_copy(update={"graphs": tuple(graphs)}).model_dump())

@@ -254,7 +254,7 @@ def _check_data(comparison: Comparison, golds: Sequence[Any], options: VerifyOpt
             [golds[i] for i in labeled], [results[reference.fixed_count + i] for i in labeled], served.config
         )
 
-    raw = "raw scores of " if served.graph.decision is not None else ""
+    raw = "raw scores of " if served.graph.calibration is not None else ""
     metric_values, expected = compute_metrics(comparison.results), compute_metrics(comparison.expected)
     for metric, (value, remark) in metric_values.items():
         values = {"graph": value} | ({"reference": expected[metric][0]} if expected else {})

@@ -246,7 +246,7 @@ def _describe(state: AppState, model: Model) -> dict[str, Any]:
             "multi_threaded_run": {"threads": engines.threads, "min_tokens": engines.min_tokens} if engines.threads > 1 else None,
         },
         "batch_invariant": graph.batch_invariant,
-        **({} if graph.decision is None else {"decision": graph.decision.model_dump()}),
+        **({} if graph.calibration is None else {"calibration": graph.calibration.model_dump()}),
         "limits": {"max_tokens": manifest.tokenizer.max_length, **state.settings.model_dump(include=_LIMITS)},
         "metrics": [metric.model_dump() for metric in manifest.metrics],
         "validation": graph.validation.model_dump(),

@@ -63,7 +63,7 @@ class Threshold(Record):
 
 
 class Calibration(Record):
-    """The calibration and the thresholds of a graph: its field `decision` in the manifest, because they decide for requests with `decide`.
+    """The calibration of a graph, and the thresholds that decide for requests with `decide`.
 
     Calibrated logits are `scale * logits + bias`, with one value, or for `per-label` and `answers` one per label. The logits are those of the combined
     scores of all windows: the logarithm of a softmax score, the log odds of a sigmoid score. By method:

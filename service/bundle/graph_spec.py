@@ -204,7 +204,7 @@ class GraphSpec(Record):
     shapes: ShapePlan | None = None
     size_bytes: int | None = None
     data: Annotated[tuple[GraphFile, ...], Field(strict=False)] = ()
-    decision: Calibration | None = None
+    calibration: Calibration | None = None
 
     @property
     def name(self) -> str:

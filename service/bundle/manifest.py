@@ -245,12 +245,13 @@ class Manifest(Record):
     @model_validator(mode="after")
     def _calibrations_match_the_labels(self) -> Manifest:
         for graph in self.graphs:
-            if (calibration := graph.decision) is not None:
+            if (calibration := graph.calibration) is not None:
                 count = {"per-label": len(self.labels), "answers": 2}.get(calibration.method, 1)
                 if not {len(calibration.scale), len(calibration.bias)} <= {1, count}:
                     counts = "1 value" if count == 1 else f"1 or {count} values"
-                    method = calibration.method
-                    raise ValueError(f"`scale` and `bias` of the `decision` of `{graph.file}` must have {counts} for the method `{method}`")
+                    raise ValueError(
+                        f"`scale` and `bias` of the `calibration` of `{graph.file}` must have {counts} for the method `{calibration.method}`"
+                    )
         return self
 
     @model_validator(mode="after")

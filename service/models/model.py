@@ -65,7 +65,7 @@ class Model:
         self.seconds = cost_model.seconds
         self.padded_shape = graph.padded_shape
         self.labels = (self.name, bundle.version, graph.precision, graph.provider)
-        calibration = graph.decision
+        calibration = graph.calibration
         reference = ((), {}) if calibration is None else (calibration.score_counts, calibration.label_counts)
         self._task_model = TaskModel(tokenizer, bundle.manifest, calibration, metrics.score_metrics(*reference))
         self._cost_model = cost_model

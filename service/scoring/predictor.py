@@ -130,7 +130,7 @@ class Predictor:
         bundle = files.load_bundle(path)
         self.graph, tokenizer, self._engine = loading.open_bundle(bundle, loading.with_provider(settings, [path]))
         self.manifest, self.version = bundle.manifest, bundle.version
-        self._task_model = TaskModel(tokenizer, bundle.manifest, self.graph.decision)
+        self._task_model = TaskModel(tokenizer, bundle.manifest, self.graph.calibration)
         self.reader = RowReader(settings, bundle.manifest)
         is_on_cpu = self.graph.provider == "cpu"
         is_large = any(output.kind in ("per_mask", "per_map") for output in self.graph.outputs)  # far more outputs than tokens

@@ -67,7 +67,7 @@ def labeled_by(path: Path, count: int) -> list[dict[str, Any]]:
 
 
 def calibration_of(path: Path, precision: str = "fp32") -> Calibration:
-    [calibration] = [graph.decision for graph in load_bundle(path).manifest.graphs if graph.precision == precision]
+    [calibration] = [graph.calibration for graph in load_bundle(path).manifest.graphs if graph.precision == precision]
     assert calibration is not None
     return calibration
 
@@ -138,10 +138,10 @@ def test_a_graph_that_cannot_run_here_is_not_calibrated(tmp_path: Path, calibrat
 
     def calibrate_all(manifest: dict[str, Any]) -> None:
         for graph in manifest["graphs"]:
-            graph["decision"] = manifest["graphs"][0]["decision"]
+            graph["calibration"] = manifest["graphs"][0]["calibration"]
 
     assert 0 == calibrate(tiny.edit(path, calibrate_all), "--data", lines)[0]
-    assert [True, False] == [graph.decision is not None for graph in load_bundle(tmp_path / "out" / path.name).manifest.graphs]
+    assert [True, False] == [graph.calibration is not None for graph in load_bundle(tmp_path / "out" / path.name).manifest.graphs]
     only = with_gpu_graph(sound(tmp_path / "only"), only=True)
     assert (1, True) == ((result := calibrate(only, "--data", lines, "--overwrite"))[0], "can run no graph" in result[1])
 

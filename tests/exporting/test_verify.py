@@ -299,7 +299,7 @@ def test_update_keeps_the_calibration_in_the_card(exported: tuple[Path, Path], v
     path = tiny.calibrate(Path(shutil.copytree(target, tmp_path / target.name)))
     assert 0 == verify(path, "--checkpoint", source, "--update", "--validation", FEW_TEXTS)[0]
 
-    [calibrated] = [graph for graph in load_bundle(path).manifest.graphs if graph.decision is not None]
+    [calibrated] = [graph for graph in load_bundle(path).manifest.graphs if graph.calibration is not None]
     diagram = f"reliability.cpu.{calibrated.precision}.svg"
     assert all(fact in (path / "README.md").read_text(encoding="utf-8") for fact in ("## Calibration", diagram))
     assert (path / diagram).exists()

@@ -43,7 +43,7 @@ def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
         (lambda path: tiny.calibrate(path, method="per-label", scale=[1.0, 1.0]), "1 or 3 values"),
         (lambda path: tiny.calibrate(path, method="per-label", bias=[0.0] * 4), "1 or 3 values"),
         (lambda path: tiny.calibrate(path, scale=[1.0] * 3), "must have 1 value for the method `temperature`"),
-        (lambda path: tiny.calibrate(path, score_counts=[]), r"`graphs\.0\.decision\.score_counts`"),
+        (lambda path: tiny.calibrate(path, score_counts=[]), r"`graphs\.0\.calibration\.score_counts`"),
     ],
 )
 def test_a_broken_bundle_is_named_with_its_fault(models: Path, damage: Callable[[Path], Any], value: str) -> None:

@@ -401,7 +401,7 @@ def test_the_reference_is_that_of_the_loaded_version(tmp_path: Path) -> None:
         pages = []
         for change, action in (
             (lambda: tiny.calibrate(models / "tiny", score_counts=[1, 1], label_counts={"neutral": 2}), "reload"),
-            (lambda: tiny.edit(models / "tiny", lambda fields: fields["graphs"][0].update(decision=None)), "reload"),
+            (lambda: tiny.edit(models / "tiny", lambda fields: fields["graphs"][0].update(calibration=None)), "reload"),
             (lambda: tiny.calibrate(models / "tiny"), "reload"),
             (lambda: None, "unload"),
         ):
@@ -426,11 +426,11 @@ def test_the_reference_is_that_of_the_loaded_version(tmp_path: Path) -> None:
 
 
 def test_the_description_of_a_model_has_its_calibration(calibrated: Path) -> None:
-    described = call(calibrated, "GET", "/models/classifier").json()["decision"]
+    described = call(calibrated, "GET", "/models/classifier").json()["calibration"]
     manifest = files.load_bundle(calibrated / "classifier").manifest
     assert described["thresholds"][0]["threshold"] == 0.57
-    assert described["after"]["bins"] == [bin_.model_dump() for bin_ in manifest.graphs[0].decision.after.bins]  # type: ignore[union-attr]
-    assert call(calibrated, "GET", "/models/choices").json().get("decision") is None
+    assert described["after"]["bins"] == [bin_.model_dump() for bin_ in manifest.graphs[0].calibration.after.bins]  # type: ignore[union-attr]
+    assert call(calibrated, "GET", "/models/choices").json().get("calibration") is None
 
 
 def test_the_stored_example_is_compared_with_raw_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

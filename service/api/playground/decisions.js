@@ -20,9 +20,9 @@ function line(name, points) {
 }
 
 // A reliability diagram: the share of correct predictions with about the same score, before and after the calibration.
-export function reliability(decision) {
-  if (!decision) return [];
-  const { before, after } = decision;
+export function reliability(calibration) {
+  if (!calibration) return [];
+  const { before, after } = calibration;
   const points = ({ bins }) => bins.map((bin) => [bin.score, bin.correct]);
   const chart = document.createElementNS(SVG, "svg");
   chart.setAttribute("viewBox", "-2 -2 104 104");
@@ -31,7 +31,7 @@ export function reliability(decision) {
   chart.append(line("ideal", [[0, 0], [1, 1]]), line("before", points(before)), line("after", points(after)));
   return [element("details", { class: "reliability" },
     element("summary", {}, "How well the scores are calibrated"),
-    element("p", { class: "quiet" }, `Share of correct predictions (upwards) by score, on ${decision.judged} examples. On the thin line they are equal. `
+    element("p", { class: "quiet" }, `Share of correct predictions (upwards) by score, on ${calibration.judged} examples. On the thin line they are equal. `
       + `Mean distance: ${percent(before.ece.value)} before the calibration (dashed), ${percent(after.ece.value)} after it.`),
     chart)];
 }

@@ -119,7 +119,7 @@ function inputOf(field, model) {
     return element("label", {}, field.label, element("select", { name: field.name }, ...options.map(([value, name]) => element("option", { value }, name))));
   }
   if (field.kind === "slider") {
-    const value = model.decision?.thresholds.find((threshold) => threshold.label === null)?.threshold ?? 0.5;
+    const value = model.calibration?.thresholds.find((threshold) => threshold.label === null)?.threshold ?? 0.5;
     const shown = element("output", {}, value.toFixed(2));
     const slide = (event) => { shown.textContent = Number(event.target.value).toFixed(2); };
     const rerun = () => { if (!$("answer").hidden && $("form").elements[field.with].checked) $("form").requestSubmit(); };
@@ -175,7 +175,7 @@ function show(form, values, requestPath, body, done) {
   $("notes").replaceChildren(...notes.map((note) => element("li", {}, note)));
   const model = models.find((candidate) => candidate.name === values.model);
   const decided = decision ? [element("p", { class: "decision" }, decisionText(decision, body))] : [];
-  $("result").replaceChildren(...decided, ...[view.show(all, body)].flat(), ...reliability(path === "/zero-shot" ? null : model.decision));
+  $("result").replaceChildren(...decided, ...[view.show(all, body)].flat(), ...reliability(path === "/zero-shot" ? null : model.calibration));
   $("read").replaceChildren(...windowsView(received.get("x-windows"), textsOf(body), view.found?.(answer) ?? [], received.has("x-truncated")));
   $("reasons").replaceChildren(...explanationView(form, answer, body, values));
   $("timing").replaceChildren(...timingBar(received.get("server-timing") ?? "", ms));
