@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 from bertserve.export import calibrate_cli, flags, verify_cli
 from bertserve.export.artifact import TorchTracer, choose_precisions
 from bertserve.export.errors import ExportError
-from bertserve.export.tasks.all_tasks import TASKS
+from bertserve.export.tasks.all_tasks import EXPORT_TASKS
 from bertserve.export.workspace import raise_on_signals
 from bertserve.service import __version__
 from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Metric, TokenTypes
@@ -174,7 +174,9 @@ def build_parser() -> FlagParser:
         "--output", metavar="MODELS_DIR", type=Path, required=True, help="models folder; the bundle is written to MODELS_DIR/NAME/"
     )
     parser.add_argument("--name", type=_parse_name, help="name of the bundle (default: the last part of SOURCE)")
-    parser.add_argument("--task", choices=("auto", *TASKS), default="auto", help="task of the checkpoint (default: from its architecture)")
+    parser.add_argument(
+        "--task", choices=("auto", *EXPORT_TASKS), default="auto", help="task of the checkpoint (default: from its architecture)"
+    )
     parser.add_argument(
         "--precision",
         dest="precisions",

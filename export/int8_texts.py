@@ -22,7 +22,7 @@ from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.errors import DataError
 from bertserve.export.inference import Feed
 from bertserve.export.progress import Item
-from bertserve.export.tasks.all_tasks import TASKS
+from bertserve.export.tasks.all_tasks import EXPORT_TASKS
 from bertserve.export.tasks.export_task import INPUT_KEYS, read_input
 from bertserve.service.bundle.graph_spec import InputSpec
 from bertserve.service.bundle.manifest import Int8TextDigests, Manifest, TextDigests, TokenizerSpec
@@ -225,7 +225,7 @@ def read_int8_texts(calibration: Path, validation: Path | None = None) -> Int8Te
 def refuse_pairs(texts: Sequence[SplitTexts], task: str, spec: TokenizerSpec) -> None:
     """Refuses pairs for a task or a model that takes single texts."""
     count = sum(len(side.pairs) for side in texts)
-    if count and (spec.pair is None or not TASKS[task].takes_pairs):
+    if count and (spec.pair is None or not EXPORT_TASKS[task].takes_pairs):
         raise DataError(
             f"--calibration and --validation have {plural(count, 'pair')}, but this model for {task} takes single texts; give single texts."
         )
@@ -276,7 +276,7 @@ def make_feeds(texts: SplitTexts, checkpoint: Checkpoint, tokenizer: Tokenizer, 
 
     longest = max(PASSAGE_COUNTS)
     user_pairs = [(pair[0], pair[1]) for pair in (tokenize(pair, longest) for pair in texts.pairs) if len(pair) == 2]
-    singles, pairs = TASKS[checkpoint.task].make_singles_and_pairs(
+    singles, pairs = EXPORT_TASKS[checkpoint.task].make_singles_and_pairs(
         tokenize(texts.lines, MAX_LINE_TOKENS), tokenize(texts.passages, longest), user_pairs, checkpoint.tokenizer_spec
     )
 
@@ -295,7 +295,7 @@ def make_feeds(texts: SplitTexts, checkpoint: Checkpoint, tokenizer: Tokenizer, 
         (first_ids, _), (second_ids, max_tokens) = first, second
         room = min(tokenizer.max_text_tokens(pair=True), max(2 * MAX_LINE_TOKENS, max_tokens))
         a, b = truncate_longest_first(len(first_ids), len(second_ids), room)
-        if TASKS[checkpoint.task].needs_pairs:
+        if EXPORT_TASKS[checkpoint.task].needs_pairs:
             a = min(len(first_ids), min(room, 2 * MAX_LINE_TOKENS) // 4)
             b = room - a
         return tokenizer.assemble(first_ids[:a], second_ids[:b])

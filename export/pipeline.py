@@ -26,7 +26,7 @@ from bertserve.export.errors import CheckpointError, ExportError
 from bertserve.export.graph import onnx_files
 from bertserve.export.int8_texts import Int8Texts
 from bertserve.export.progress import stage
-from bertserve.export.tasks.all_tasks import TASKS
+from bertserve.export.tasks.all_tasks import EXPORT_TASKS
 from bertserve.export.tasks.tags import tag_like_labels
 from bertserve.export.validation.comparison import Reference
 from bertserve.export.validation.reference import measure_graph, sample_reference
@@ -147,7 +147,7 @@ def _build(options: ExportOptions, name: str, checkpoint: Checkpoint, texts: Int
     graphs, omitted = _measure_graphs(build, artifacts, precisions, reference, default_must_agree=options.precisions is None)
     # the stored result comes from the provider on which the graph was measured
     default = next(graph for graph in graphs if graph.default)
-    request = TASKS[checkpoint.task].example(tokenizer_spec)
+    request = EXPORT_TASKS[checkpoint.task].example(tokenizer_spec)
     answer = open_graph(bundle, default, tokenizer_spec, tokenizer, checkpoint).predict_body(request)
     versions = {"bertserve": service.__version__, "python": platform.python_version()}
     versions |= {name: version(name) for name in ("torch", "transformers", "onnx", "onnxscript")}

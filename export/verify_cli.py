@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bertserve.export import flags
 from bertserve.export.errors import ExportError
-from bertserve.export.tasks.all_tasks import TASKS
+from bertserve.export.tasks.all_tasks import EXPORT_TASKS
 from bertserve.service.flag_parser import FlagParser
 from bertserve.service.providers import PROVIDERS
 
@@ -115,7 +115,7 @@ def build_parser() -> FlagParser:
 
 def _metrics() -> dict[str, str]:
     """Returns the metrics for data with correct answers: their names in `--min-metric`, and their full names."""
-    names = [metric for task in TASKS.values() for metric in task.metric_names]
+    names = [metric for task in EXPORT_TASKS.values() for metric in task.metric_names]
     return {name.removesuffix(" correlation").lower().replace(" ", "-"): name for name in names}
 
 

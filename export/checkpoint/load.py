@@ -39,7 +39,7 @@ from bertserve.export.checkpoint.token_types import choose_token_types, type_tem
 from bertserve.export.checkpoint.weights import load_model
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks import feature_extraction
-from bertserve.export.tasks.all_tasks import TASKS
+from bertserve.export.tasks.all_tasks import EXPORT_TASKS
 from bertserve.service.bundle.graph_spec import InputSpec
 from bertserve.service.bundle.manifest import Combine, Embedding, Layers, MaskToken, Task, TemplatePart, TextPart, TokenTypes
 from bertserve.service.tasks import question_answering
@@ -83,7 +83,7 @@ def load_checkpoint(source: str, options: LoadOptions | None = None) -> Checkpoi
     settings, transformer_settings = SentenceSettings.read(files.folder / SETTINGS_FILE), read_transformer_settings(files.trained_folder)
     tokenizer = load_tokenizer(source, files.tokenizer_folder, lowercase=transformer_settings.lowercase)
     embedding = head = None
-    if TASKS[task].embeds:
+    if EXPORT_TASKS[task].embeds:
         embedding, head = _read_embedding(files, config, settings, options)
     else:
         check_cross_encoder(files.folder, settings)
@@ -102,7 +102,7 @@ def load_checkpoint(source: str, options: LoadOptions | None = None) -> Checkpoi
     # sentence-transformers replaces the tokenizer's limit by its own
     max_length = _usable_length(source, task, model, transformer_settings.max_length or tokenizer.model_max_length)
     padding = _padding(source, model, tokenizer, inputs, max_length)
-    head_labels, export_task = fixed_labels(model), TASKS[task]
+    head_labels, export_task = fixed_labels(model), EXPORT_TASKS[task]
     if export_task.fills_masks and tokenizer.mask_token is None:
         raise CheckpointError(f"the tokenizer of `{source}` has no mask token; add it to tokenizer_config.json.")
     mask = MaskToken(token=tokenizer.mask_token, id=tokenizer.mask_token_id) if export_task.fills_masks else None
@@ -131,7 +131,7 @@ def load_checkpoint(source: str, options: LoadOptions | None = None) -> Checkpoi
 def _check_layers(source: str, task: str, options: LoadOptions) -> None:
     """Refuses a choice of layers for a task without vectors, and `--combine` without several layers."""
     layers, combine = options.layers, options.combine
-    if layers != "last" and not TASKS[task].embeds:
+    if layers != "last" and not EXPORT_TASKS[task].embeds:
         raise CheckpointError(f"--layers is for {feature_extraction.EXPORT_TASK.name}, but `{source}` is for {task}; remove it.")
     if combine is not None and layers == "last":
         raise CheckpointError(f"--combine {combine} needs several layers; give them with --layers, or remove it.")
@@ -181,7 +181,7 @@ def _templates(
     files: SourceFiles, task: Task, model: PreTrainedModel, tokenizer: Any, options: LoadOptions
 ) -> tuple[tuple[TemplatePart, ...], tuple[TemplatePart, ...] | None, TokenTypes | None]:
     """Returns the templates of a text and of a pair, and the token types that the model was trained with, which these have."""
-    source, export_task = files.source, TASKS[task]
+    source, export_task = files.source, EXPORT_TASKS[task]
     # transformers' scripts and pipeline for question answering put the passage first if the tokenizer pads on the left
     second_text_first = task == question_answering.TASK and tokenizer.padding_side == "left"
     single, pair = read_templates(source, tokenizer, second_text_first=second_text_first)
@@ -231,9 +231,9 @@ def _usable_length(source: str, task: Task, model: PreTrainedModel, limit: int) 
     lengths = [*rows, getattr(model.config, "max_position_embeddings", None), limit]
     # transformers stores "no limit" as -1 or as 10^30; nearly all models with only relative positions were trained with 512 tokens
     max_length = int(min((length for length in lengths if length and 0 < length < 10**9), default=512))
-    if max_length < TASKS[task].min_length:
+    if max_length < EXPORT_TASKS[task].min_length:
         raise CheckpointError(
-            f"`{source}` has a usable length of {max_length} tokens, but {task} needs {TASKS[task].min_length}; check "
+            f"`{source}` has a usable length of {max_length} tokens, but {task} needs {EXPORT_TASKS[task].min_length}; check "
             "`max_position_embeddings`, the lengths in tokenizer_config.json and sentence_bert_config.json, and --task."
         )
     return max_length

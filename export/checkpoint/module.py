@@ -31,7 +31,7 @@ from bertserve.export.checkpoint.signature import INPUTS, graph_outputs
 from bertserve.export.checkpoint.task_head import read_activation, read_labels
 from bertserve.export.checkpoint.token_types import TYPE_IDS
 from bertserve.export.errors import CheckpointError
-from bertserve.export.tasks.all_tasks import TASKS
+from bertserve.export.tasks.all_tasks import EXPORT_TASKS
 from bertserve.service.bundle.manifest import Embedding, Pooling, Source
 from bertserve.service.errors import describe_validation_error
 
@@ -66,7 +66,7 @@ class ModuleSpec:
 
     @model_validator(mode="after")
     def _has_labels_for_the_task(self) -> Self:
-        if (labeled := TASKS[self.task].labeled) != bool(self.labels):
+        if (labeled := EXPORT_TASKS[self.task].labeled) != bool(self.labels):
             raise ValueError(f"`labels` are {list(self.labels)!r}; {self.task} needs {'labels' if labeled else 'none'}")
         return self
 
@@ -103,7 +103,7 @@ def load_module(reference: str) -> Checkpoint:
     if "input_ids" not in names:
         raise CheckpointError(f"`forward` of the module of `{reference}` has no parameter `input_ids`; supported are {', '.join(INPUTS)}.")
     tokenizer.model_input_names = names
-    task = TASKS[spec.task]
+    task = EXPORT_TASKS[spec.task]
     labels = dict(enumerate(spec.labels)) if task.labeled else {0: "", 1: ""}
     config = PreTrainedConfig(
         pad_token_id=tokenizer.pad_token_id,
@@ -206,7 +206,7 @@ def _check_outputs(reference: str, spec: ModuleSpec, model: _Module, names: list
     ids = torch.full((2, 5), last_id)
     values = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
     outputs = model(**{name: values[name] for name in names})
-    task, width = TASKS[spec.task], len(spec.labels)
+    task, width = EXPORT_TASKS[spec.task], len(spec.labels)
     for output in task.outputs:
         tensor = outputs[output.name]
         tail = (width,) if task.labeled else (tensor.shape[-1],) if task.embeds else ()

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from bertserve.export.checkpoint.token_types import TYPE_IDS
 from bertserve.export.errors import CheckpointError
-from bertserve.export.tasks.all_tasks import TASKS
+from bertserve.export.tasks.all_tasks import EXPORT_TASKS
 from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
 from bertserve.service.bundle.manifest import LAST_FOUR, VECTOR_OUTPUT, Embedding, Layers, Task, TokenTypes
 
@@ -50,7 +50,7 @@ def model_inputs(model: PreTrainedModel, tokenizer: Any, token_types: TokenTypes
 
 def graph_outputs(task: Task, embedding: Embedding | None) -> tuple[OutputSpec, ...]:
     """Returns the outputs of a task's graph; for embeddings, the layers are part of them."""
-    outputs = TASKS[task].outputs
+    outputs = EXPORT_TASKS[task].outputs
     if embedding is not None and embedding.layers != "last":
         outputs = (*outputs, OutputSpec(name=embedding.layers_output, kind="per_token"))
     if embedding is not None and embedding.pooling == "graph":

@@ -30,7 +30,7 @@ from bertserve.export.checkpoint.lora import LoraAdapter
 from bertserve.export.checkpoint.sentence_transformers import SETTINGS_FILE
 from bertserve.export.checkpoint.source import read_with_transformers
 from bertserve.export.errors import CheckpointError
-from bertserve.export.tasks.all_tasks import TASKS
+from bertserve.export.tasks.all_tasks import EXPORT_TASKS
 from bertserve.export.tasks.export_task import ExportTask
 from bertserve.service.bundle.manifest import Activation, Task
 
@@ -125,7 +125,7 @@ def read_activation(config: Any, setting: str | None = None) -> Activation:
 
 def adapt_head(model: PreTrainedModel, task: Task) -> None:
     """Adapts a loaded model to the inputs and outputs of its task's graphs; most models need no change."""
-    TASKS[task].adapt_model(model)
+    EXPORT_TASKS[task].adapt_model(model)
     if isinstance(model, AlbertForPreTraining):
         _return_sentence_order_logits(model)
     elif isinstance(model, ElectraForPreTraining):
@@ -138,15 +138,17 @@ def _task_of_model(config: Any, task: str) -> tuple[Task, Any]:
     trained_for = _heads(architectures)
     task_name = next(iter(trained_for), None) if task == "auto" else task
     if task_name is None:
-        raise CheckpointError(f"cannot tell the task of architecture {architectures or 'none'}; give --task, one of {', '.join(TASKS)}.")
-    if task_name not in TASKS:
-        raise CheckpointError(f"unknown task `{task_name}`; give --task one of {', '.join(TASKS)}.")
+        raise CheckpointError(
+            f"cannot tell the task of architecture {architectures or 'none'}; give --task, one of {', '.join(EXPORT_TASKS)}."
+        )
+    if task_name not in EXPORT_TASKS:
+        raise CheckpointError(f"unknown task `{task_name}`; give --task one of {', '.join(EXPORT_TASKS)}.")
     # every model with a head contains an encoder
-    if trained_for and task_name not in trained_for and not TASKS[task_name].embeds:
+    if trained_for and task_name not in trained_for and not EXPORT_TASKS[task_name].embeds:
         raise CheckpointError(f"it is a {architectures[0]}, made for {' and '.join(trained_for)}; --task {task_name} does not match it.")
-    auto_class = trained_for.get(task_name, _auto_class(TASKS[task_name]))
+    auto_class = trained_for.get(task_name, _auto_class(EXPORT_TASKS[task_name]))
     has_decoder = getattr(config, "is_encoder_decoder", False) or any(name.endswith("EncoderModel") for name in architectures)
-    if TASKS[task_name].embeds and has_decoder and config.model_type in class_names(AutoModelForTextEncoding):
+    if EXPORT_TASKS[task_name].embeds and has_decoder and config.model_type in class_names(AutoModelForTextEncoding):
         auto_class = AutoModelForTextEncoding  # T5's decoder has inputs that do not come from a text
     if config.model_type not in class_names(auto_class):
         raise CheckpointError(
@@ -172,7 +174,7 @@ def _heads(architectures: list[str]) -> dict[Task, Any]:
         heads = OTHER_HEADS.get(name) or OTHER_HEADS.get(name[max(name.find("For"), 0) :])
         if heads is not None:
             return heads
-        for task in TASKS.values():
+        for task in EXPORT_TASKS.values():
             # language models ("LMHeadModel") are not plain encoders; XLNet's heads, for example, have other suffixes
             is_named = name.endswith(task.head) and "HeadModel" not in name
             # BART, a text generator, was not made to fill masks, though it can

@@ -25,7 +25,7 @@ from bertserve.export.checkpoint.source import SourceFiles, read_with_transforme
 from bertserve.export.checkpoint.task_head import class_names
 from bertserve.export.checkpoint.weight_files import read_pickle
 from bertserve.export.errors import CheckpointError
-from bertserve.export.tasks.all_tasks import TASKS
+from bertserve.export.tasks.all_tasks import EXPORT_TASKS
 from bertserve.service.bundle.manifest import Task
 from bertserve.service.errors import plural
 
@@ -70,7 +70,7 @@ def load_model(files: SourceFiles, task: Task, auto_class: Any, config: Any, ign
             f"{list(configured)}; fix config.json (`vocab_size`, the labels, `hidden_size` and the like), or use its own weights."
         )
     missing = set(report["missing_keys"]) - replaced
-    if TASKS[task].embeds:
+    if EXPORT_TASKS[task].embeds:
         # embeddings do not use a layer for [CLS], which checkpoints for other heads lack; the code of some models always calls it
         missing = {name for name in missing if not name.startswith("pooler.")}
         if isinstance(getattr(model, "pooler", None), torch.nn.Module):

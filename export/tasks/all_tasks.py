@@ -13,7 +13,7 @@ from bertserve.export.tasks import (
 from bertserve.export.tasks.export_task import ExportTask
 
 # an architecture belongs to the first task with a matching suffix, so "Model" is last
-TASKS: dict[str, ExportTask] = {
+EXPORT_TASKS: dict[str, ExportTask] = {
     task.name: task
     for task in (
         text_classification.EXPORT_TASK,

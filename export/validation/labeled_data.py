@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bertserve.export.errors import DataError
-from bertserve.export.tasks.all_tasks import TASKS
+from bertserve.export.tasks.all_tasks import EXPORT_TASKS
 from bertserve.export.tasks.export_task import Document, read_input
 from bertserve.export.validation.served_graph import read_body
 from bertserve.service.bundle.manifest import Manifest
@@ -30,7 +30,7 @@ def read_data(path: Path, manifest: Manifest) -> tuple[list[Row], list[Any]]:
     Raises:
         DataError: The file cannot be read, or a line is invalid; the message has its number.
     """
-    task = TASKS[manifest.task]
+    task = EXPORT_TASKS[manifest.task]
 
     def on_line(row: Row, read: Callable[..., Any], *arguments: Any) -> Any:
         if row.error is not None:

@@ -27,7 +27,7 @@ from bertserve.export.checkpoint.signature import read_output, returning_attenti
 from bertserve.export.errors import CheckpointError, DataError, GraphError
 from bertserve.export.int8_texts import SplitTexts, hash_texts
 from bertserve.export.progress import track
-from bertserve.export.tasks.all_tasks import TASKS
+from bertserve.export.tasks.all_tasks import EXPORT_TASKS
 from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, SAMPLE_TEXTS
 from bertserve.export.validation.comparison import Reference, compare
 from bertserve.export.validation.served_graph import MAX_FULL_LENGTH, ModelAnswer, open_graph, sample_requests
@@ -57,7 +57,7 @@ def sample_reference(checkpoint: Checkpoint, texts: SplitTexts | None = None) ->
     texts = replace(texts, passages=tuple(passage for passage in texts.passages if passage not in texts.lines))
     try:
         fixed = sample_requests(checkpoint, spec, lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]))
-        requests = [*fixed, *TASKS[checkpoint.task].int8_requests(texts, spec)]
+        requests = [*fixed, *EXPORT_TASKS[checkpoint.task].int8_requests(texts, spec)]
         predictions = [
             ModelAnswer((), run_request(checkpoint, request), None) for request in track(requests, "run PyTorch", unit="samples")
         ]
@@ -82,7 +82,7 @@ def sample_reference(checkpoint: Checkpoint, texts: SplitTexts | None = None) ->
 
 def run_request(checkpoint: Checkpoint, request: Any) -> list[Outputs]:
     """Returns the outputs of each window of a request in PyTorch; windows run alone, because they change each other in some models."""
-    texts, options = TASKS[checkpoint.task].tokenizer_call(request, checkpoint.tokenizer_spec)
+    texts, options = EXPORT_TASKS[checkpoint.task].tokenizer_call(request, checkpoint.tokenizer_spec)
     return [_run_window(checkpoint, window) for window in _windows(checkpoint, texts, options)]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertserve.export.tasks.all_tasks import TASKS
+from bertserve.export.tasks.all_tasks import EXPORT_TASKS
 from bertserve.export.tasks.export_task import ExportTask
 from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, SHORT_TEXT
 from bertserve.service.bundle.graph_spec import GraphSpec, Outputs
@@ -58,7 +58,7 @@ class ServedGraph:
     @property
     def task(self) -> ExportTask:
         """The exporter's record of its task."""
-        return TASKS[self.config.task]
+        return EXPORT_TASKS[self.config.task]
 
     def predict(self, request: Any) -> ModelAnswer:
         """Returns the answer.
@@ -131,7 +131,7 @@ def sample_requests(config: Manifest | Checkpoint, spec: TokenizerSpec, count: C
 
     With `count`, which counts tokens, the last request has the model's maximum length, but at most about `MAX_FULL_LENGTH` tokens.
     """
-    task = TASKS[config.task]
+    task = EXPORT_TASKS[config.task]
     requests = task.fixed_requests(spec)
     tokens = [token.token for token in spec.added_tokens][:512]  # some tokenizers have thousands
     step = max(1, min(16, spec.max_length // 8))

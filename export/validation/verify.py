@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bertserve.export.errors import DataError, ExportError, GraphError
-from bertserve.export.tasks.all_tasks import TASKS
+from bertserve.export.tasks.all_tasks import EXPORT_TASKS
 from bertserve.export.tasks.evaluation import MetricValue
 from bertserve.export.tasks.export_task import INPUT_KEYS
 from bertserve.export.validation.comparison import Comparison, Reference, compare, predict_sample
@@ -271,7 +271,7 @@ def _read_data(path: Path, options: VerifyOptions, manifest: Manifest, report: V
 
     The number of lines with a correct answer must not be 0 if only metrics are measured.
     """
-    task = TASKS[manifest.task]
+    task = EXPORT_TASKS[manifest.task]
     rows, golds = read_data(path, manifest)
     labeled = sum(gold is not None for gold in golds)
     detail, passed = plural(len(rows), "line"), None

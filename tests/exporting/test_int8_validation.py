@@ -15,7 +15,7 @@ from bertserve.export import cli, int8_texts
 from bertserve.export.errors import DataError, GraphError
 from bertserve.export.int8 import quantize
 from bertserve.export.int8_texts import Int8Texts, SplitTexts, hash_texts, hashes_of, read_int8_texts
-from bertserve.export.tasks.all_tasks import TASKS as EXPORT_TASKS
+from bertserve.export.tasks.all_tasks import EXPORT_TASKS
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, load_bundle
 from bertserve.service.bundle.manifest import Manifest, TokenizerSpec
 from bertserve.service.check import check

@@ -8,7 +8,7 @@ import seqeval.metrics
 from seqeval.scheme import BILOU, IOB2, IOBES
 
 from bertserve.export.tasks import evaluation
-from bertserve.export.tasks.all_tasks import TASKS
+from bertserve.export.tasks.all_tasks import EXPORT_TASKS
 from bertserve.service.bundle.graph_spec import Agreement
 from fakes import Head
 
@@ -22,7 +22,7 @@ SCORE, VALUES = Head(("score",), activation="sigmoid"), Head(("a", "b", "c"), ac
 
 def measure(task: str, config: Head, *pairs: tuple[Any, Any]) -> Agreement:
     """Returns the agreement over pairs of an expected and an actual result."""
-    return TASKS[task].agreement([one for one, _ in pairs], [other for _, other in pairs], config)
+    return EXPORT_TASKS[task].agreement([one for one, _ in pairs], [other for _, other in pairs], config)
 
 
 def scored(**scores: float) -> list[dict[str, Any]]:
@@ -112,7 +112,7 @@ def test_agreement_of_several_values_is_that_of_the_worst_value() -> None:
 
     assert 0.5 == pytest.approx(measure("text-classification", VALUES, *pairs).value)
     with pytest.raises(ValueError, match="`label`"):
-        TASKS["text-classification"].read_gold({"label": "a"}, VALUES)
+        EXPORT_TASKS["text-classification"].read_gold({"label": "a"}, VALUES)
 
 
 WORDS = [(0, 2), (3, 5), (6, 8), (9, 11)]
