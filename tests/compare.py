@@ -34,7 +34,7 @@ GRAPH = "sentiment"  # the bundle that answers /classify
 WARM_UP_S = 1.5  # in which a service may also create its multi-threaded session
 
 
-class Load(NamedTuple):
+class LoadSpec(NamedTuple):
     """A closed loop: its name, its workload or a file of bodies, its number of connections, and whether the graph then runs alone."""
 
     name: str
@@ -63,9 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             empty = Path(folder) / "empty.jsonl"  # a request without texts measures only the cost of the service
             empty.write_text('{"inputs": []}\n', encoding="utf-8")
             workloads = [
-                Load("[]", str(empty), 8),
-                *(Load(name, name, 16, graph_alone=name == "short") for name in ("short", "mixed", "long")),
-                Load("short", "short", 1),
+                LoadSpec("[]", str(empty), 8),
+                *(LoadSpec(name, name, 16, graph_alone=name == "short") for name in ("short", "mixed", "long")),
+                LoadSpec("short", "short", 1),
             ]
             rounds: list[dict[str, list[Result]]] = []
             for i in range(args.rounds):
@@ -100,7 +100,7 @@ def _checkout(commit: str, folder: Path) -> Iterator[Path]:
         subprocess.run([*worktree, "remove", "--force", str(folder)], check=True)
 
 
-def _measure_all(tree: Path, log: Path, loads: Sequence[Load], seconds: float) -> list[Result]:
+def _measure_all(tree: Path, log: Path, loads: Sequence[LoadSpec], seconds: float) -> list[Result]:
     """Runs the service of a tree, and returns the result of each load.
 
     Raises:
@@ -116,7 +116,7 @@ def _measure_all(tree: Path, log: Path, loads: Sequence[Load], seconds: float) -
         replica.kill()
 
 
-def _measure(replica: Served, load: Load, seconds: float, bundle: Path | None) -> Result:
+def _measure(replica: Served, load: LoadSpec, seconds: float, bundle: Path | None) -> Result:
     bodies = build_bodies(load.workload, path="/classify")
     target = build_target(parse_url(f"{replica.url}/classify"), bodies, {})
     before = _cpu_s(replica.process.pid), _batch_rows(replica)
@@ -169,7 +169,7 @@ def _batch(feeds: Sequence[dict[str, NDArray[Any]]]) -> RawFeed:
     return padded, len(feeds)
 
 
-def table(base: str, loads: Sequence[Load], rounds: Sequence[dict[str, list[Result]]]) -> Iterator[str]:
+def table(base: str, loads: Sequence[LoadSpec], rounds: Sequence[dict[str, list[Result]]]) -> Iterator[str]:
     """Yields the lines of a Markdown table: medians over the rounds, and the lowest and highest ratio of a round."""
     yield f"| texts | connections | {base} requests/s | new requests/s | speed | lowest to highest | {base} CPU ms | new CPU ms | CPU |"
     yield "|---|---|---|---|---|---|---|---|---|"

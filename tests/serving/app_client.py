@@ -164,7 +164,7 @@ def answered(api: Send, path: str, inputs: Any, **parameters: Any) -> Any:
     return result(api, path, {"inputs": inputs, "parameters": parameters})
 
 
-def refused(api: Send, path: str, inputs: Any, **parameters: Any) -> str:
+def post_refused(api: Send, path: str, inputs: Any, **parameters: Any) -> str:
     return wrong(api, path, {"inputs": inputs, "parameters": parameters})
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tiny
-from app_client import Send, answered, assert_same, refused, result, wrong
+from app_client import Send, answered, assert_same, post_refused, result, wrong
 
 EMBED, SIMILARITY, RERANK, ZERO_SHOT = "/embed", "/similarity", "/rerank", "/zero-shot"
 LABELS = {"candidate_labels": ["good", "bad", "a very dull book"]}
@@ -83,7 +83,7 @@ def test_labels_can_be_a_text_with_commas(api: Send) -> None:
     ],
 )
 def test_wrong_labels_are_refused(api: Send, parameters: dict[str, Any], value: str) -> None:
-    assert value in refused(api, ZERO_SHOT, "a good film", **parameters)
+    assert value in post_refused(api, ZERO_SHOT, "a good film", **parameters)
 
 
 @pytest.mark.parametrize("path", ["/ner", "/answer"])

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 import tiny
-from app_client import Send, answered, ask, call, faked, refused, serving, started
+from app_client import Send, answered, ask, call, faked, post_refused, serving, started
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.decoding import activate
 from bertserve.service.tasks.occlusion import MAX_WORDS
@@ -208,15 +208,15 @@ def test_too_many_words_are_refused_with_their_number(tmp_path: Path) -> None:
     tiny.bundle(tmp_path, "passages", task="question-answering", max_length=512)
     send = partial(call, tmp_path)
     text = "good " * (MAX_WORDS + 1)
-    assert f" {MAX_WORDS + 1} words " in refused(send, CLASSIFY, text, explain=True)
-    long = refused(send, ANSWER, {"question": "good", "context": text}, explain=True, max_seq_len=512)
+    assert f" {MAX_WORDS + 1} words " in post_refused(send, CLASSIFY, text, explain=True)
+    long = post_refused(send, ANSWER, {"question": "good", "context": text}, explain=True, max_seq_len=512)
     assert f" {MAX_WORDS + 2} words " in long and "`max_seq_len`" in long
 
 
 def test_parameters_that_do_not_fit_an_explanation_are_refused(api: Send) -> None:
-    assert "needs `explain`" in refused(api, CLASSIFY, "good", offset_unit="utf8")
-    assert "`duplicates`" in refused(api, ANSWER, {"question": "good ?", "context": "a film"}, explain=True, duplicates="sum")
-    assert "needs 3" in refused(api, CLASSIFY, "good film " * 60, explain=True, window="mean")
+    assert "needs `explain`" in post_refused(api, CLASSIFY, "good", offset_unit="utf8")
+    assert "`duplicates`" in post_refused(api, ANSWER, {"question": "good ?", "context": "a film"}, explain=True, duplicates="sum")
+    assert "needs 3" in post_refused(api, CLASSIFY, "good film " * 60, explain=True, window="mean")
     assert answered(api, CLASSIFY, TEXT, explain=True) == answered(api, CLASSIFY, TEXT, explain=True, window="max")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tiny
-from app_client import Send, blocked, call, classify, faked, play, posting, queued, refused, rejected, serving
+from app_client import Send, blocked, call, classify, faked, play, post_refused, posting, queued, rejected, serving
 from bertserve.service.api.application import Application
 from bertserve.service.api.formats import hugging_face
 from conftest import metric
@@ -147,4 +147,4 @@ async def test_a_body_that_is_not_complete_in_time_gets_408(models: Path) -> Non
 
 
 def test_all_targets_together_have_a_limit_of_characters(api: Send) -> None:
-    assert "16384 characters" in refused(api, "/fill-mask", "a [MASK]", targets=["x" * 256] * 65)
+    assert "16384 characters" in post_refused(api, "/fill-mask", "a [MASK]", targets=["x" * 256] * 65)

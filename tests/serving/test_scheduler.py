@@ -14,110 +14,110 @@ from bertserve.service.errors import EngineError, ExpiredError, RefusedError, Un
 from bertserve.service.scheduling.prepare import MAX_CHARS_IN_POOL
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduled_request import Item
-from scheduler_bench import Bench, on_loop, play, takes
+from scheduler_harness import Harness, on_loop, play, takes
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def test_each_caller_gets_its_own_results_in_order(new_loop: Any) -> None:
-    async def check(bench: Bench) -> None:
+    async def check(harness: Harness) -> None:
         requests = [[(i, k) for k in range(1 + i % 5)] for i in range(300)]
-        answers = await asyncio.gather(*(bench.submit(*request, tokens=1 + i % 9) for i, request in enumerate(requests)))
+        answers = await asyncio.gather(*(harness.submit(*request, tokens=1 + i % 9) for i, request in enumerate(requests)))
         assert requests == answers
-        assert max(map(len, bench.work.batches)) > 1
+        assert max(map(len, harness.work.batches)) > 1
 
     play(check, new_loop=new_loop, threads=3, max_queue_tokens=100_000)
 
 
 @on_loop(manual=True)
-async def test_a_single_request_is_not_delayed(bench: Bench) -> None:
+async def test_a_single_request_is_not_delayed(harness: Harness) -> None:
     """A waiting thread starts it at once, without a timer: the clock of this test does not move."""
     for _ in range(20):
-        assert ["x"] == await bench.run("x")
+        assert ["x"] == await harness.run("x")
 
 
 @on_loop()
-async def test_a_request_has_further_items_after_its_results(bench: Bench) -> None:
-    assert ["c"] == await bench.run("a", then=["b", "c"])
-    assert [["a"], ["b"], ["c"]] == bench.work.batches
+async def test_a_request_has_further_items_after_its_results(harness: Harness) -> None:
+    assert ["c"] == await harness.run("a", then=["b", "c"])
+    assert [["a"], ["b"], ["c"]] == harness.work.batches
 
 
 @on_loop(manual=True)
-async def test_a_failing_batch_runs_again_in_halves(bench: Bench) -> None:
+async def test_a_failing_batch_runs_again_in_halves(harness: Harness) -> None:
     """Three halvings find the bad item among eight, and the other requests are answered."""
-    blocker = await bench.blocked()
-    bench.work.guilty = {5}
-    tasks = [bench.submit(i) for i in range(8)]
+    blocker = await harness.blocked()
+    harness.work.guilty = {5}
+    tasks = [harness.submit(i) for i in range(8)]
     await asyncio.sleep(0)
-    bench.work.gate.set()
+    harness.work.gate.set()
     ended = await asyncio.gather(*tasks, return_exceptions=True)
     assert ["guilty: [5]"] == [str(error) for error in ended if isinstance(error, Exception)]
     assert [0, 1, 2, 3, 4, 6, 7] == [result[0] for result in ended if isinstance(result, list)]
-    assert [[*range(8)], [0, 1, 2, 3], [4, 5, 6, 7], [4, 5], [4], [5], [6, 7]] == bench.work.batches[1:]
+    assert [[*range(8)], [0, 1, 2, 3], [4, 5, 6, 7], [4, 5], [4], [5], [6, 7]] == harness.work.batches[1:]
     await blocker
 
 
 @on_loop(manual=True)
-async def test_a_cancelled_request_is_not_retried(bench: Bench) -> None:
-    blocker = await bench.blocked()
-    bench.work.guilty = {"bad"}
-    stayer, leaver, bad = [bench.submit(payload) for payload in ("stayer", "leaver", "bad")]
+async def test_a_cancelled_request_is_not_retried(harness: Harness) -> None:
+    blocker = await harness.blocked()
+    harness.work.guilty = {"bad"}
+    stayer, leaver, bad = [harness.submit(payload) for payload in ("stayer", "leaver", "bad")]
     await asyncio.sleep(0)
-    await bench.work.let_one_pass()
+    await harness.work.let_one_pass()
     leaver.cancel()
     await asyncio.sleep(0)
-    bench.work.gate.set()
+    harness.work.gate.set()
     assert ["stayer"] == await stayer
     with pytest.raises(EngineError, match="guilty"):
         await bad
     await blocker
-    assert [["blocker"], ["stayer", "leaver", "bad"], ["stayer"], ["bad"]] == bench.work.batches
+    assert [["blocker"], ["stayer", "leaver", "bad"], ["stayer"], ["bad"]] == harness.work.batches
 
 
 @on_loop()
-async def test_the_first_failure_ends_the_whole_request(bench: Bench) -> None:
-    bench.work.guilty = {"bad"}
+async def test_the_first_failure_ends_the_whole_request(harness: Harness) -> None:
+    harness.work.guilty = {"bad"}
     with pytest.raises(EngineError, match="guilty"):
-        await bench.run("a", "bad", "c", tokens=60)
-    assert 0 == bench.queue.queue_items
+        await harness.run("a", "bad", "c", tokens=60)
+    assert 0 == harness.queue.queue_items
 
 
 @on_loop()
-async def test_a_wrong_number_of_results_is_an_error(bench: Bench) -> None:
+async def test_a_wrong_number_of_results_is_an_error(harness: Harness) -> None:
     """Too few results fail their batch, so results are never paired with the wrong texts."""
-    bench.work.short = True
+    harness.work.short = True
     with pytest.raises(ValueError, match="shorter"):
-        await bench.run("x")
-    bench.work.short = False
-    assert ["y"] == await bench.run("y")
+        await harness.run("x")
+    harness.work.short = False
+    assert ["y"] == await harness.run("y")
 
 
 @on_loop(manual=True)
-async def test_current_runs_count_in_the_predicted_wait(bench: Bench) -> None:
+async def test_current_runs_count_in_the_predicted_wait(harness: Harness) -> None:
     """If all threads are busy for longer than the deadline, a request is refused although the queue is empty."""
-    bench.work.gate.clear()
-    long = bench.submit("long", runner=bench.runs(seconds=takes(8.0)))
+    harness.work.gate.clear()
+    long = harness.submit("long", runner=harness.runs(seconds=takes(8.0)))
     await asyncio.sleep(0)
-    await asyncio.to_thread(bench.work.started.acquire)
-    bench.clock.now += 1.0
+    await asyncio.to_thread(harness.work.started.acquire)
+    harness.clock.now += 1.0
     with pytest.raises(RefusedError) as refused:
-        bench.scheduler.check_arrival(5.0)
+        harness.scheduler.check_arrival(5.0)
     assert ("deadline", pytest.approx(7 - 5 / 1.15)) == (refused.value.reason, refused.value.retry_after_s)
-    bench.clock.now += 2.75
-    bench.scheduler.check_arrival(5.0)
-    bench.work.gate.set()
+    harness.clock.now += 2.75
+    harness.scheduler.check_arrival(5.0)
+    harness.work.gate.set()
     await long
 
 
 @on_loop(manual=True, max_queue_tokens=100)
-async def test_a_full_queue_counts_current_runs_in_the_time_to_retry(bench: Bench) -> None:
-    bench.work.gate.clear()
-    running = bench.submit("running", runner=bench.runs(seconds=takes(8.0)), tokens=60)
+async def test_a_full_queue_counts_current_runs_in_the_time_to_retry(harness: Harness) -> None:
+    harness.work.gate.clear()
+    running = harness.submit("running", runner=harness.runs(seconds=takes(8.0)), tokens=60)
     await asyncio.sleep(0)
-    await asyncio.to_thread(bench.work.started.acquire)
+    await asyncio.to_thread(harness.work.started.acquire)
     with pytest.raises(RefusedError) as refused:
-        await bench.run("text", tokens=60, timeout_s=100.0)
+        await harness.run("text", tokens=60, timeout_s=100.0)
     assert ("queue_full", 8.0) == (refused.value.reason, refused.value.retry_after_s)
-    bench.work.gate.set()
+    harness.work.gate.set()
     await running
 
 
@@ -128,7 +128,7 @@ class Text:
 
 
 @on_loop()
-async def test_an_answered_request_keeps_no_payloads_or_results(bench: Bench) -> None:
+async def test_an_answered_request_keeps_no_payloads_or_results(harness: Harness) -> None:
     kept = weakref.WeakSet[Text]()
 
     def finish(results: Sequence[Any]) -> Text:
@@ -137,15 +137,15 @@ async def test_an_answered_request_keeps_no_payloads_or_results(bench: Bench) ->
         answer.results = results
         return answer
 
-    await bench.run(Text(), finish=finish)
-    bench.work.batches.clear()
-    await bench.run("next")  # an inference thread keeps its last batch
+    await harness.run(Text(), finish=finish)
+    harness.work.batches.clear()
+    await harness.run("next")  # an inference thread keeps its last batch
     gc.collect()
     assert len(kept) == 0
 
 
 @on_loop(threads=2, max_queue_tokens=100_000)
-async def test_a_thousand_cancelled_requests_leave_nothing_in_memory(bench: Bench) -> None:
+async def test_a_thousand_cancelled_requests_leave_nothing_in_memory(harness: Harness) -> None:
     kept = weakref.WeakSet[Text]()
 
     def texts(count: int) -> list[Text]:
@@ -153,15 +153,15 @@ async def test_a_thousand_cancelled_requests_leave_nothing_in_memory(bench: Benc
         kept.update(made)
         return made
 
-    bench.work.gate.clear()
-    alone = bench.runs(shares_batches=False)
-    running = [bench.submit(*texts(1), runner=alone) for _ in range(2)]
+    harness.work.gate.clear()
+    alone = harness.runs(shares_batches=False)
+    running = [harness.submit(*texts(1), runner=alone) for _ in range(2)]
     await asyncio.sleep(0)
     for _ in range(2):
-        await asyncio.to_thread(bench.work.started.acquire)
-    queued = [bench.submit(*texts(1 + i % 3), runner=[alone, bench.runner][i % 2], tokens=1 + i % 60) for i in range(998)]
+        await asyncio.to_thread(harness.work.started.acquire)
+    queued = [harness.submit(*texts(1 + i % 3), runner=[alone, harness.runner][i % 2], tokens=1 + i % 60) for i in range(998)]
     await asyncio.sleep(0)
-    assert 998 < bench.queue.queue_items
+    assert 998 < harness.queue.queue_items
     for task in (*running, *queued):
         task.cancel()
     ended = await asyncio.gather(*running, *queued, return_exceptions=True)
@@ -169,57 +169,57 @@ async def test_a_thousand_cancelled_requests_leave_nothing_in_memory(bench: Benc
     del running, queued, ended, task
     await asyncio.sleep(0)  # the current step of the event loop holds the tasks
     gc.collect()
-    assert (0, 0, 2) == (bench.queue.queue_items, bench.queue.queue_tokens, len(kept))  # the threads hold the two that run
-    bench.work.gate.set()
-    while len(bench.work.batches) < 2:
+    assert (0, 0, 2) == (harness.queue.queue_items, harness.queue.queue_tokens, len(kept))  # the threads hold the two that run
+    harness.work.gate.set()
+    while len(harness.work.batches) < 2:
         await asyncio.sleep(0)
-    assert [[Text], [Text]] == [[type(payload) for payload in batch] for batch in bench.work.batches]
-    bench.work.batches.clear()
-    assert [["a"], ["b"]] == await asyncio.gather(bench.submit("a"), bench.submit("b"))
-    assert bench.scheduler.ready
+    assert [[Text], [Text]] == [[type(payload) for payload in batch] for batch in harness.work.batches]
+    harness.work.batches.clear()
+    assert [["a"], ["b"]] == await asyncio.gather(harness.submit("a"), harness.submit("b"))
+    assert harness.scheduler.ready
     while kept:  # until both threads wait again
         gc.collect()
         await asyncio.sleep(0)
 
 
 @on_loop()
-async def test_a_request_expires_only_while_an_item_waits(bench: Bench) -> None:
-    blocker = await bench.blocked()
-    late = bench.submit("late", timeout_s=0.05)
+async def test_a_request_expires_only_while_an_item_waits(harness: Harness) -> None:
+    blocker = await harness.blocked()
+    late = harness.submit("late", timeout_s=0.05)
     with pytest.raises(ExpiredError):
         await late
-    running = bench.submit("running", timeout_s=0.5)
-    await bench.work.let_one_pass()
+    running = harness.submit("running", timeout_s=0.5)
+    await harness.work.let_one_pass()
     await asyncio.sleep(0.6)
-    bench.work.gate.set()
+    harness.work.gate.set()
     assert [["blocker"], ["running"]] == [await blocker, await running]
 
 
 @on_loop(manual=True)
-async def test_a_request_expires_between_two_runs(bench: Bench) -> None:
+async def test_a_request_expires_between_two_runs(harness: Harness) -> None:
     """The deadline passed during the first run, when no item waited."""
-    bench.work.gate.clear()
-    request = bench.submit("first", then=["second"], timeout_s=10.0)
+    harness.work.gate.clear()
+    request = harness.submit("first", then=["second"], timeout_s=10.0)
     await asyncio.sleep(0)
-    await asyncio.to_thread(bench.work.started.acquire)
-    bench.clock.now += 11.0
-    bench.work.gate.set()
+    await asyncio.to_thread(harness.work.started.acquire)
+    harness.clock.now += 11.0
+    harness.work.gate.set()
     with pytest.raises(ExpiredError):
         await request
-    assert [["first"]] == bench.work.batches
+    assert [["first"]] == harness.work.batches
 
 
 @on_loop()
-async def test_stop_answers_admitted_requests_and_refuses_new_ones(bench: Bench) -> None:
-    blocker = await bench.blocked()
-    waiting = bench.submit("waiting")
+async def test_stop_answers_admitted_requests_and_refuses_new_ones(harness: Harness) -> None:
+    blocker = await harness.blocked()
+    waiting = harness.submit("waiting")
     await asyncio.sleep(0)
-    stopping = asyncio.ensure_future(bench.scheduler.stop(10))
+    stopping = asyncio.ensure_future(harness.scheduler.stop(10))
     await asyncio.sleep(0)
-    assert not bench.scheduler.ready
+    assert not harness.scheduler.ready
     with pytest.raises(UnavailableError, match="stopping"):
-        await bench.run("x")
-    bench.work.gate.set()
+        await harness.run("x")
+    harness.work.gate.set()
     assert [["blocker"], ["waiting"]] == [await blocker, await waiting]
     await stopping
 
@@ -236,13 +236,13 @@ class Broken(RequestQueue):
 
 
 @on_loop(threads=2, queue=Broken)
-async def test_a_dead_thread_ends_readiness_and_fails_all_requests(bench: Bench) -> None:
-    blocker = await bench.blocked()
-    bench.queue.broken = True
-    errors = await asyncio.gather(bench.submit("x"), blocker, bench.submit("later"), return_exceptions=True)
+async def test_a_dead_thread_ends_readiness_and_fails_all_requests(harness: Harness) -> None:
+    blocker = await harness.blocked()
+    harness.queue.broken = True
+    errors = await asyncio.gather(harness.submit("x"), blocker, harness.submit("later"), return_exceptions=True)
     assert all(isinstance(error, UnavailableError) and "thread died" in error.message for error in errors)
     assert 3 == len({id(error) for error in errors})  # a stream adds the number of its line to the message
-    assert not bench.scheduler.ready
+    assert not harness.scheduler.ready
 
 
 class NativePanicError(BaseException):
@@ -262,36 +262,36 @@ FAULTS: dict[str, tuple[BaseException, type[Exception], str]] = {
 def test_an_error_of_a_request_does_not_affect_its_batch_mates(fault: str, place: str) -> None:
     raised, expected, message = FAULTS[fault]
 
-    async def check(bench: Bench) -> None:
+    async def check(harness: Harness) -> None:
         def fails(values: Sequence[Any], here: str) -> list[Any]:
             if place == here and "bad" in values:
                 raise raised
             return list(values)
 
-        runner = bench.runs(lambda payloads: fails(payloads, "run"))
-        blocker = await bench.blocked()
+        runner = harness.runs(lambda payloads: fails(payloads, "run"))
+        blocker = await harness.blocked()
         tasks = {
-            payload: bench.submit(payload, runner=runner, finish=lambda results: fails(results, "finish"))
+            payload: harness.submit(payload, runner=runner, finish=lambda results: fails(results, "finish"))
             for payload in ("good", "bad", "fine", "well")
         }
         await asyncio.sleep(0)
-        bench.work.gate.set()
+        harness.work.gate.set()
         with pytest.raises(expected, match=message):
             await tasks.pop("bad")
         assert [["good"], ["fine"], ["well"]] == [await task for task in tasks.values()]
-        assert bench.scheduler.ready
-        assert ["after"] == await bench.run("after")
+        assert harness.scheduler.ready
+        assert ["after"] == await harness.run("after")
         await blocker
 
     play(check)
 
 
 @on_loop()
-async def test_stop_waits_for_requests_that_are_tokenized(bench: Bench) -> None:
+async def test_stop_waits_for_requests_that_are_tokenized(harness: Harness) -> None:
     gate = threading.Event()
-    tokenized = bench.submit("x", tokenize=lambda: gate.wait(20))
+    tokenized = harness.submit("x", tokenize=lambda: gate.wait(20))
     await asyncio.sleep(0)
-    stopping = asyncio.ensure_future(bench.scheduler.stop(10))
+    stopping = asyncio.ensure_future(harness.scheduler.stop(10))
     await asyncio.sleep(0)
     gate.set()
     assert ["x"] == await tokenized
@@ -299,16 +299,16 @@ async def test_stop_waits_for_requests_that_are_tokenized(bench: Bench) -> None:
 
 
 @on_loop()
-async def test_requests_that_are_tokenized_during_the_stop_are_refused(bench: Bench) -> None:
+async def test_requests_that_are_tokenized_during_the_stop_are_refused(harness: Harness) -> None:
     started, gate = threading.Event(), threading.Event()
 
     def tokenize() -> None:
         started.set()
         assert gate.wait(20)
 
-    running, waiting = (bench.submit("x", tokenize=tokenize) for _ in range(2))
+    running, waiting = (harness.submit("x", tokenize=tokenize) for _ in range(2))
     await asyncio.to_thread(started.wait)
-    await bench.scheduler.stop(0.0)
+    await harness.scheduler.stop(0.0)
     gate.set()
     for task in (running, waiting):
         with pytest.raises(UnavailableError, match="stopping"):
@@ -316,8 +316,8 @@ async def test_requests_that_are_tokenized_during_the_stop_are_refused(bench: Be
 
 
 @on_loop()
-async def test_a_call_of_the_prepare_pool_counts_until_it_ends(bench: Bench) -> None:
-    started, gate, pool = threading.Event(), threading.Event(), bench.scheduler.prepare
+async def test_a_call_of_the_prepare_pool_counts_until_it_ends(harness: Harness) -> None:
+    started, gate, pool = threading.Event(), threading.Event(), harness.scheduler.prepare
 
     def tokenize() -> None:
         started.set()
@@ -335,10 +335,10 @@ async def test_a_call_of_the_prepare_pool_counts_until_it_ends(bench: Bench) -> 
 
 
 @on_loop(threads=2, max_queue_tokens=100_000)
-async def test_a_result_is_never_set_twice(bench: Bench) -> None:
+async def test_a_result_is_never_set_twice(harness: Harness) -> None:
     """Each request ends exactly once while cancellation, expiry, failure and completion race; the threads continue."""
-    bench.work.guilty = {i for i in range(400) if i % 7 == 0}
-    tasks = [bench.submit(i, i + 1000, tokens=1 + i % 60, timeout_s=0.002 if i % 5 == 0 else 20) for i in range(400)]
+    harness.work.guilty = {i for i in range(400) if i % 7 == 0}
+    tasks = [harness.submit(i, i + 1000, tokens=1 + i % 60, timeout_s=0.002 if i % 5 == 0 else 20) for i in range(400)]
 
     async def leave() -> None:
         for task in tasks[::3]:
@@ -350,11 +350,11 @@ async def test_a_result_is_never_set_twice(bench: Bench) -> None:
     assert kinds <= {list, asyncio.CancelledError, ExpiredError, EngineError, RefusedError}
     answered = [(i, result) for i, result in enumerate(results[1:]) if isinstance(result, list)]
     assert [(i, [i, i + 1000]) for i, _ in answered] == answered
-    assert bench.scheduler.ready
+    assert harness.scheduler.ready
 
 
 @on_loop(threads=2, multi_threads=2, manual=True)
-async def test_a_run_is_multi_threaded_only_without_other_work(bench: Bench) -> None:
+async def test_a_run_is_multi_threaded_only_without_other_work(harness: Harness) -> None:
     """It is if no other work runs, waits or has run recently."""
     ran: list[Any] = []
 
@@ -362,56 +362,56 @@ async def test_a_run_is_multi_threaded_only_without_other_work(bench: Bench) -> 
         ran.extend(payloads)
         return payloads
 
-    runner, alone = (bench.runs(run_multi_threaded=multi_threaded, shares_batches=shares) for shares in (True, False))
-    await bench.run("lone", runner=runner)
-    await bench.run(*range(8), runner=alone)
-    bench.clock.now += 1.0
-    await bench.run("soon after", runner=runner)
-    await asyncio.to_thread(bench.scheduler.on_each_thread, [])  # a thread can still be behind its last run
-    bench.clock.now += 0.1
-    await bench.run("later", runner=runner)
+    runner, alone = (harness.runs(run_multi_threaded=multi_threaded, shares_batches=shares) for shares in (True, False))
+    await harness.run("lone", runner=runner)
+    await harness.run(*range(8), runner=alone)
+    harness.clock.now += 1.0
+    await harness.run("soon after", runner=runner)
+    await asyncio.to_thread(harness.scheduler.on_each_thread, [])  # a thread can still be behind its last run
+    harness.clock.now += 0.1
+    await harness.run("later", runner=runner)
     assert ["lone", "later"] == ran
-    blocker = await bench.blocked()
-    beside = bench.submit("beside", runner=runner)
-    await asyncio.to_thread(bench.work.started.acquire)
-    bench.work.gate.set()
+    blocker = await harness.blocked()
+    beside = harness.submit("beside", runner=runner)
+    await asyncio.to_thread(harness.work.started.acquire)
+    harness.work.gate.set()
     await asyncio.gather(blocker, beside)
     assert ["lone", "later"] == ran
 
 
 @on_loop(threads=2)
-async def test_a_decoder_delays_neither_its_batch_mates_nor_the_next_items_of_others(bench: Bench) -> None:
+async def test_a_decoder_delays_neither_its_batch_mates_nor_the_next_items_of_others(harness: Harness) -> None:
     decoder = threading.Event()
-    blockers = [await bench.blocked(), await bench.blocked()]
-    first = bench.submit("first", then=["second"])
-    slow = bench.submit("slow", finish=lambda results: decoder.wait(20) and list(results))
+    blockers = [await harness.blocked(), await harness.blocked()]
+    first = harness.submit("first", then=["second"])
+    slow = harness.submit("slow", finish=lambda results: decoder.wait(20) and list(results))
     await asyncio.sleep(0)
-    bench.work.gate.set()
+    harness.work.gate.set()
     assert ["second"] == await first
     assert not slow.done()
     decoder.set()
     assert ["slow"] == await slow
     await asyncio.gather(*blockers)
-    assert ["first", "slow"] in bench.work.batches
+    assert ["first", "slow"] in harness.work.batches
 
 
 @on_loop(threads=2, manual=True)
-async def test_a_thread_stays_free_for_new_requests(bench: Bench) -> None:
-    blocker = await bench.blocked()
-    listed = bench.submit("a", "b", "c", runner=bench.runs(seconds=takes(1000.0), shares_batches=False))
-    await asyncio.to_thread(bench.work.started.acquire)
-    await bench.work.let_one_pass()  # both runs end, and one thread takes the second text
-    text = bench.submit("text", timeout_s=3600.0)  # the runs that cost 1,000 s may not have ended yet
-    await asyncio.to_thread(bench.work.started.acquire)
-    assert 1 == bench.queue.queue_items
-    bench.work.gate.set()
+async def test_a_thread_stays_free_for_new_requests(harness: Harness) -> None:
+    blocker = await harness.blocked()
+    listed = harness.submit("a", "b", "c", runner=harness.runs(seconds=takes(1000.0), shares_batches=False))
+    await asyncio.to_thread(harness.work.started.acquire)
+    await harness.work.let_one_pass()  # both runs end, and one thread takes the second text
+    text = harness.submit("text", timeout_s=3600.0)  # the runs that cost 1,000 s may not have ended yet
+    await asyncio.to_thread(harness.work.started.acquire)
+    assert 1 == harness.queue.queue_items
+    harness.work.gate.set()
     assert [["blocker"], ["text"], ["a", "b", "c"]] == [await blocker, await text, await listed]
 
 
 @on_loop(threads=2)
-async def test_a_list_continues_on_its_thread_if_no_other_request_arrives(bench: Bench) -> None:
+async def test_a_list_continues_on_its_thread_if_no_other_request_arrives(harness: Harness) -> None:
     """The thread that ran an item takes the next one, while the other thread stays busy."""
-    blocker = await bench.blocked()
-    assert ["a", "b", "c"] == await bench.run("a", "b", "c", runner=bench.runs(list, takes(0.05), shares_batches=False))
-    bench.work.gate.set()
+    blocker = await harness.blocked()
+    assert ["a", "b", "c"] == await harness.run("a", "b", "c", runner=harness.runs(list, takes(0.05), shares_batches=False))
+    harness.work.gate.set()
     assert ["blocker"] == await blocker

@@ -1,4 +1,4 @@
-"""Bench: a scheduler under test with real threads and a real event loop. The work is a fake that can block or fail."""
+"""A scheduler under test with real threads and a real event loop. The work is a fake that can block or fail."""
 
 import asyncio
 import functools
@@ -50,7 +50,7 @@ def takes(seconds: float) -> Callable[[int, int], float]:
     return lambda rows, length: seconds
 
 
-class Bench:
+class Harness:
     """A scheduler under test and its fake work."""
 
     def __init__(
@@ -127,31 +127,31 @@ class Bench:
 
 
 def play(
-    check: Callable[[Any], Awaitable[None]], kind: type[Bench] = Bench, *, new_loop: Any = asyncio.new_event_loop, **options: Any
+    check: Callable[[Any], Awaitable[None]], kind: type[Harness] = Harness, *, new_loop: Any = asyncio.new_event_loop, **options: Any
 ) -> None:
     """Runs a check with a started scheduler, for at most 20 s, and stops the scheduler."""
 
     async def start_and_stop() -> None:
-        bench = kind(**options)
-        bench.scheduler.start()
+        harness = kind(**options)
+        harness.scheduler.start()
         try:
-            await asyncio.wait_for(check(bench), 20)
+            await asyncio.wait_for(check(harness), 20)
         finally:
-            bench.work.gate.set()
-            await bench.scheduler.stop(5)
-        assert (0, 0) == (bench.queue.queue_items, bench.queue.queue_tokens)
+            harness.work.gate.set()
+            await harness.scheduler.stop(5)
+        assert (0, 0) == (harness.queue.queue_items, harness.queue.queue_tokens)
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(start_and_stop())
 
 
-def on_loop(kind: type[Bench] = Bench, **options: Any) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
-    """Returns a decorator that makes a test from a coroutine with a bench and, after it, fixtures."""
+def on_loop(kind: type[Harness] = Harness, **options: Any) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """Returns a decorator that makes a test from a coroutine with a harness and, after it, fixtures."""
 
     def decorate(check: Callable[..., Awaitable[None]]) -> Callable[..., None]:
         @functools.wraps(check)
         def test(**fixtures: Any) -> None:
-            play(lambda bench: check(bench, **fixtures), kind, **options)
+            play(lambda harness: check(harness, **fixtures), kind, **options)
 
         _, *rest = inspect.signature(check).parameters.values()
         test.__signature__ = inspect.Signature(rest)  # pytest reads it for fixtures
