@@ -1,8 +1,6 @@
 """A scheduler under test with real threads and a real event loop. The work is a fake that can block or fail."""
 
 import asyncio
-import functools
-import inspect
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -73,11 +71,11 @@ class Harness:
             threads=threads,
             multi_threads=multi_threads,
             clock=self.clock if manual else time.monotonic,
-            on_hang=self._count_hang,
+            on_hang=self.count_hang,
             min_hang_s=min_hang_s,
         )
 
-    def _count_hang(self) -> None:
+    def count_hang(self) -> None:
         self.hangs += 1
 
     def runs(self, run: Callable[[Sequence[Any]], Sequence[Any]] | None = None, seconds: Any = batched, **options: Any) -> FakeRunner:
@@ -145,16 +143,13 @@ def play(
         runner.run(start_and_stop())
 
 
-def on_loop(kind: type[Harness] = Harness, **options: Any) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
-    """Returns a decorator that makes a test from a coroutine with a harness and, after it, fixtures."""
+def on_loop(kind: type[Harness] = Harness, **options: Any) -> Callable[[Callable[[Any], Awaitable[None]]], Callable[[], None]]:
+    """Returns a decorator that makes a test from a coroutine with a harness."""
 
-    def decorate(check: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-        @functools.wraps(check)
-        def test(**fixtures: Any) -> None:
-            play(lambda harness: check(harness, **fixtures), kind, **options)
+    def decorate(check: Callable[[Any], Awaitable[None]]) -> Callable[[], None]:
+        def test() -> None:
+            play(check, kind, **options)
 
-        _, *rest = inspect.signature(check).parameters.values()
-        test.__signature__ = inspect.Signature(rest)  # pytest reads it for fixtures
         return test
 
     return decorate

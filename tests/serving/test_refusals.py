@@ -73,6 +73,7 @@ async def test_a_stopping_service_refuses_requests_and_is_not_ready(models: Path
     assert answers.pop("/health/live").status_code == 200
     for response in answers.values():
         rejected(response, 503, "unavailable")
+        assert "1" == response.headers["retry-after"]
 
 
 @pytest.mark.parametrize(("inputs", "name"), [("poor", "inputs"), (["good", "bad", "poor"], "inputs[2]")])

@@ -144,42 +144,25 @@ async def test_an_answered_request_keeps_no_payloads_or_results(harness: Harness
     assert len(kept) == 0
 
 
-@on_loop(threads=2, max_queue_tokens=100_000)
+@on_loop(max_queue_tokens=100_000)
 async def test_a_thousand_cancelled_requests_leave_nothing_in_memory(harness: Harness) -> None:
-    kept = weakref.WeakSet[Text]()
-
-    def texts(count: int) -> list[Text]:
-        made = [Text() for _ in range(count)]
-        kept.update(made)
-        return made
-
-    harness.work.gate.clear()
-    alone = harness.runs(shares_batches=False)
-    running = [harness.submit(*texts(1), runner=alone) for _ in range(2)]
+    kept, alone = weakref.WeakSet[Text](), harness.runs(shares_batches=False)
+    blocker = await harness.blocked()
+    texts = [[Text() for _ in range(1 + i % 3)] for i in range(1000)]
+    kept.update(text for some in texts for text in some)
+    queued = [harness.submit(*some, runner=[alone, harness.runner][i % 2], tokens=1 + i % 60) for i, some in enumerate(texts)]
     await asyncio.sleep(0)
-    for _ in range(2):
-        await asyncio.to_thread(harness.work.started.acquire)
-    queued = [harness.submit(*texts(1 + i % 3), runner=[alone, harness.runner][i % 2], tokens=1 + i % 60) for i in range(998)]
-    await asyncio.sleep(0)
-    assert 998 < harness.queue.queue_items
-    for task in (*running, *queued):
+    assert len(kept) == harness.queue.queue_items
+    for task in queued:
         task.cancel()
-    ended = await asyncio.gather(*running, *queued, return_exceptions=True)
+    ended = await asyncio.gather(*queued, return_exceptions=True)
     assert [asyncio.CancelledError] * 1000 == [type(error) for error in ended]
-    del running, queued, ended, task
+    del texts, queued, ended, task
     await asyncio.sleep(0)  # the current step of the event loop holds the tasks
     gc.collect()
-    assert (0, 0, 2) == (harness.queue.queue_items, harness.queue.queue_tokens, len(kept))  # the threads hold the two that run
+    assert (0, 0) == (harness.queue.queue_items, len(kept))
     harness.work.gate.set()
-    while len(harness.work.batches) < 2:
-        await asyncio.sleep(0)
-    assert [[Text], [Text]] == [[type(payload) for payload in batch] for batch in harness.work.batches]
-    harness.work.batches.clear()
-    assert [["a"], ["b"]] == await asyncio.gather(harness.submit("a"), harness.submit("b"))
-    assert harness.scheduler.ready
-    while kept:  # until both threads wait again
-        gc.collect()
-        await asyncio.sleep(0)
+    assert ["blocker"] == await blocker
 
 
 @on_loop()

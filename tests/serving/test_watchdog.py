@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from bertserve.service.errors import DeviceLostError, EngineError, UnavailableError
-from bertserve.service.scheduling import scheduler
-from bertserve.service.scheduling.inference_thread import InferenceThread
 from scheduler_harness import Harness, on_loop, play, takes
 
 
@@ -107,37 +105,23 @@ async def test_the_scheduler_looks_at_its_runs_by_itself(harness: Harness) -> No
     assert not harness.scheduler.ready
 
 
-class SlowlyRead(InferenceThread):
-    """A thread whose run can end while its ticks are read."""
+class EndsLate(Hanging):
+    """A harness whose runs end while their thread is replaced."""
 
-    gate: threading.Event | None = None
-
-    @property
-    def ticks(self) -> int:
-        value = self._ticks
-        if self.gate is not None:
-            self.gate.set()
-            time.sleep(0.2)
-        return value
-
-    @ticks.setter
-    def ticks(self, value: int) -> None:
-        self._ticks = value
+    def count_hang(self) -> None:
+        super().count_hang()
+        self.work.gate.set()
+        time.sleep(0.2)
 
 
-def test_a_run_that_ends_during_the_look_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop(EndsLate, manual=True, min_hang_s=10.0, threads=2)
+async def test_a_run_that_ends_while_its_thread_is_replaced_fails(harness: EndsLate) -> None:
     """It is either answered or counted."""
-
-    async def check(harness: Hanging) -> None:
-        task = await harness.blocked()
-        harness.look(9)
-        monkeypatch.setattr(SlowlyRead, "gate", harness.work.gate)
-        harness.look(1)
-        await asyncio.wait([task])
-        assert (harness.hangs == 1) is (task.exception() is not None)
-
-    monkeypatch.setattr(scheduler, "InferenceThread", SlowlyRead)
-    play(check, Hanging, manual=True, min_hang_s=10.0, threads=2)
+    task = await harness.blocked()
+    harness.look(10)
+    with pytest.raises(EngineError, match="has hung"):
+        await task
+    assert (1, ["next"]) == (harness.hangs, await harness.run("next"))
 
 
 @on_loop(Hanging, manual=True, min_hang_s=10.0)
