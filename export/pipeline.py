@@ -12,6 +12,7 @@ from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 
+import onnx_ir as ir
 import onnxruntime
 
 from bertserve import service
@@ -28,8 +29,8 @@ from bertserve.export.int8_texts import Int8Texts
 from bertserve.export.progress import stage
 from bertserve.export.tasks.all_tasks import EXPORT_TASKS
 from bertserve.export.tasks.tags import tag_like_labels
-from bertserve.export.validation.comparison import Reference
-from bertserve.export.validation.reference import measure_graph, sample_reference
+from bertserve.export.validation.comparison import Reference, measure_graph
+from bertserve.export.validation.reference import sample_reference
 from bertserve.export.validation.served_graph import open_graph
 from bertserve.export.workspace import workspace
 from bertserve.service.bundle.files import TOKENIZER_FILE, digest
@@ -231,6 +232,7 @@ def _measure_graphs(
 
 def _entry(artifact: Artifact, checkpoint: Checkpoint) -> GraphSpec:
     """Returns a graph's manifest entry, whose validation report has only the facts of the graph's creation."""
+    model = ir.load(artifact.path)
     graph_file, *data = (
         GraphFile(file=path.name, sha256=digest(path), size_bytes=path.stat().st_size) for path in onnx_files.files(artifact.path)
     )
@@ -245,6 +247,6 @@ def _entry(artifact: Artifact, checkpoint: Checkpoint) -> GraphSpec:
         inputs=artifact.inputs,
         outputs=checkpoint.outputs,
         small_outputs=artifact.small_outputs,
-        validation=artifact.report,
+        validation=artifact.report.model_copy(update={"nodes": len(model.graph), "opset": model.graph.opset_imports.get("")}),
         shapes=artifact.shapes,
     )

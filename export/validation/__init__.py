@@ -1,4 +1,4 @@
 """Compares the graphs of a bundle with its checkpoint: at export, and again by `bert-export verify`.
 
-Only `reference` needs torch.
+Only `reference` and `checkpoint_check` need torch.
 """

@@ -11,18 +11,22 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertserve.export.errors import GraphError
 from bertserve.export.progress import parallel_map
-from bertserve.export.validation.served_graph import ModelAnswer, ServedGraph
-from bertserve.service.bundle.graph_spec import Agreement, LengthParity, Outputs, Precision
-from bertserve.service.errors import EngineError
+from bertserve.export.validation.served_graph import ModelAnswer, ServedGraph, measure_latency, open_graph
+from bertserve.service.bundle.graph_spec import Agreement, GraphSpec, LengthParity, Outputs, Precision
+from bertserve.service.errors import BertServeError, EngineError
 from bertserve.service.tasks import attention
-from bertserve.service.text.tokenizer import Encoding
+from bertserve.service.text.tokenizer import Encoding, Tokenizer
+
+if TYPE_CHECKING:
+    from bertserve.export.checkpoint.checkpoint import Checkpoint
 
 # Maximum difference of a logit from the reference, by precision, for a row whose largest logit is at most TRAINED_LARGEST, a usual value of
 # trained heads. It grows with larger logits, because rounding errors do: a model without a norm before its head may have logits of hundreds.
@@ -242,6 +246,25 @@ class Comparison:
                     f"{max_rms:.2g} and {largest:.2g}: {worst}; export again with texts of the model's domain in --calibration, or with a "
                     "lower --max-int8-error."
                 )
+
+
+def measure_graph(folder: Path, graph: GraphSpec, checkpoint: Checkpoint, tokenizer: Tokenizer, reference: Reference) -> GraphSpec:
+    """Compares a graph with its checkpoint, and times it; returns its manifest entry with a new validation report.
+
+    The facts about the graph's creation in the report, on which the bounds depend, stay the same.
+    """
+    spec = checkpoint.tokenizer_spec
+    try:
+        served = open_graph(folder, graph, spec, tokenizer, checkpoint)
+        comparison = compare(served, reference)
+        comparison.check()
+    except BertServeError as error:
+        raise GraphError(
+            f"{type(checkpoint.model).__name__} is not supported: its {graph.precision} graph cannot be served. {error}"
+        ) from error
+    updates = comparison.measured() | {"speed": measure_latency(served.engine, max_length=spec.max_length, pad_id=spec.pad_id)}
+    report = graph.validation.model_copy(update=updates)
+    return graph.model_copy(update={"validation": report, "batch_invariant": comparison.batch_invariant})
 
 
 def compare(served: ServedGraph, reference: Reference) -> Comparison:

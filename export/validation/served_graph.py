@@ -1,18 +1,23 @@
-"""A graph that answers requests as the service does, with its reader, tokenizer, engine and decoder; and the samples to answer."""
+"""A graph that answers requests as the service does, with its reader, tokenizer, engine and decoder; its speed; and the samples to answer."""
 
 from __future__ import annotations
 
 import itertools
+import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from bertserve.export.tasks.all_tasks import EXPORT_TASKS
 from bertserve.export.tasks.export_task import ExportTask
 from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, SHORT_TEXT
-from bertserve.service.bundle.graph_spec import GraphSpec, Outputs
+from bertserve.service.bundle.graph_spec import GraphSpec, Outputs, Speed, Timing
 from bertserve.service.bundle.manifest import Manifest, SpecialPart, TokenizerSpec
+from bertserve.service.engine.hardware import cpu_instructions, cpu_name
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.engine.sessions import unavailable_reason
 from bertserve.service.errors import EngineError
@@ -124,6 +129,24 @@ def open_graph(
     provider = provider or (graph.provider if unavailable_reason(graph.provider) is None else "cpu")
     engine = OnnxEngine(folder / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, provider=provider)
     return ServedGraph(graph, engine, tokenizer, config, provider)
+
+
+def measure_latency(engine: OnnxEngine, *, max_length: int, pad_id: int) -> Speed:
+    """Times single texts of a few lengths up to `MAX_FULL_LENGTH` tokens on one thread, 3 to 15 runs each; the token `pad_id` fills the texts."""
+
+    def median_ms(length: int) -> float:
+        batch = [Encoding(np.full(length, pad_id, dtype=np.int64), np.zeros(length, dtype=np.int64), masks=(1,))]
+        engine.run(batch)  # the first run is slower
+        seconds: list[float] = []
+        while len(seconds) < 3 or (len(seconds) < 15 and sum(seconds) < 0.5):
+            start = time.perf_counter()
+            engine.run(batch)
+            seconds.append(time.perf_counter() - start)
+        return round(1000 * statistics.median(seconds), 3)
+
+    lengths = sorted({min(length, max_length) for length in (16, 64, 128, MAX_FULL_LENGTH)})
+    timings = tuple(Timing(length=length, median_ms=median_ms(length)) for length in lengths)
+    return Speed(cpu=cpu_name(), instructions=cpu_instructions(), threads=1, timings=timings)
 
 
 def sample_requests(config: Manifest | Checkpoint, spec: TokenizerSpec, count: Callable[[str], int] | None = None) -> list[Any]:

@@ -112,7 +112,8 @@ def verify(options: VerifyOptions, report: VerifyReport) -> None:
         return
     # importing torch and transformers takes seconds, and the other checks need neither
     if options.checkpoint is not None:
-        from bertserve.export.validation.reference import load_bundle_checkpoint, sample_reference, update
+        from bertserve.export.validation.checkpoint_check import load_bundle_checkpoint, update
+        from bertserve.export.validation.reference import sample_reference
 
         checkpoint = load_bundle_checkpoint(bundle.manifest, options, report)
         reference = sample_reference(checkpoint)

@@ -18,8 +18,7 @@ from bertserve.export import cli
 from bertserve.export.bundle import model_card
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.validation.comparison import MAX_ABS_ERROR, MAX_ROW_ERROR
-from bertserve.export.validation.reference import measure_latency
-from bertserve.export.validation.served_graph import MAX_FULL_LENGTH
+from bertserve.export.validation.served_graph import MAX_FULL_LENGTH, measure_latency
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, Bundle, digest, load_bundle
 from bertserve.service.check import check
 from bertserve.service.settings import Settings

@@ -7,7 +7,7 @@ import pytest
 
 from bertserve.export import gpu, pipeline
 from bertserve.export.errors import GraphError
-from bertserve.export.validation.reference import measure_graph
+from bertserve.export.validation.comparison import measure_graph
 from bertserve.service.bundle.files import CARD_FILE, Bundle, load_bundle
 from bertserve.service.errors import BundleError
 from bundles import FAST, Run, left_in

@@ -233,7 +233,7 @@ def test_another_checkpoint_fails_and_is_not_written_into_the_bundle(exported: t
 def test_settings_that_differ_from_the_checkpoints_are_named(tmp_path: Path) -> None:
     """The layers and their combination are chosen at the export, so they do not count as differences."""
     from bertserve.export.checkpoint.load import load_checkpoint
-    from bertserve.export.validation.reference import compare_settings
+    from bertserve.export.validation.checkpoint_check import compare_settings
     from checkpoints import encoder, sentence_transformers
 
     checkpoint = load_checkpoint(str(sentence_transformers(encoder(tmp_path), "Normalize")))
@@ -324,11 +324,11 @@ def test_a_revision_of_the_checkpoint_is_loaded(
 ) -> None:
     from bertserve.export.checkpoint.load import LoadOptions
     from bertserve.export.errors import CheckpointError
-    from bertserve.export.validation import reference
+    from bertserve.export.validation import checkpoint_check
 
     def load(source: str, options: LoadOptions) -> None:
         raise CheckpointError(f"not here: {source} {options.revision}")
 
-    monkeypatch.setattr(reference, "load_checkpoint", load)
+    monkeypatch.setattr(checkpoint_check, "load_checkpoint", load)
     assert 1 == cli.main(["verify", str(sound(tmp_path)), "--checkpoint", "org/model", "--revision", "v1"])
     assert "org/model v1" in capsys.readouterr().err
