@@ -23,7 +23,7 @@ _DEFAULT_URL = "http://127.0.0.1:8000/classify"
 COMMANDS: Mapping[str, str] = {
     "closed": "closed loop: each connection sends its next request when the last one is answered",
     "open": "open loop: Poisson arrivals at a rate; latency counts from the scheduled time",
-    "sweep": "find the highest open-loop rate that meets the objectives of --slo (default: p99_ms=50) in two runs",
+    "sweep": "find the highest open-loop rate that meets the objectives of --slo (default: p99_ms=50) in two loads",
     "compare": "service and raw ONNX Runtime loop in turn: the ratio of their throughputs, with its spread",
 }
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bertserve.bench import BenchError
 from bertserve.bench.generator import Load, poisson_arrivals
-from bertserve.bench.measurement import METRICS, Run, summarize, worst_metrics
+from bertserve.bench.measurement import METRICS, LoadMetrics, summarize, worst_metrics
 from bertserve.bench.raw_loop import RawLoop
 from bertserve.bench.report import BenchReport, html_page, parse_objectives, require_matplotlib, summary_lines
 from bertserve.bench.target import Target, fetch_info, probe_target
@@ -36,22 +36,22 @@ class LoadTest:
     report: BenchReport
     stop: threading.Event
 
-    def run_closed_loop(self, name: str = "closed") -> Run:
+    def run_closed_loop(self, name: str = "closed") -> LoadMetrics:
         """Runs a closed loop."""
         return self._run(f"{name}, {plural(self.args.connections, 'connection')}", self.args.connections)
 
-    def run_open_loop(self, rate: float, *, confirmation: bool = False) -> Run:
+    def run_open_loop(self, rate: float, *, confirmation: bool = False) -> LoadMetrics:
         """Runs an open loop with Poisson arrivals at a rate per second; a confirmation has other arrival times."""
         arrivals = poisson_arrivals(rate, self.args.warmup_s + self.args.seconds, seed=self.args.seed + confirmation)
         return self._run(f"open, {rate:.4g}/s{', confirmation' if confirmation else ''}", self.args.max_connections, arrivals)
 
-    def _run(self, name: str, connections: int, arrivals: Sequence[float] | None = None) -> Run:
+    def _run(self, name: str, connections: int, arrivals: Sequence[float] | None = None) -> LoadMetrics:
         args = self.args
         _log(f"{name}, {args.seconds:g} s")
         load = Load(self.target, connections, seconds=args.seconds, warmup_s=args.warmup_s, timeout_s=args.timeout_s)
         load.run(self.stop, arrivals)
-        self.report.runs.append(summarize(name, load, open_loop=arrivals is not None))
-        return self.report.runs[-1]
+        self.report.loads.append(summarize(name, load, open_loop=arrivals is not None))
+        return self.report.loads[-1]
 
 
 def run_command(args: argparse.Namespace, stop: threading.Event) -> int:
@@ -69,7 +69,7 @@ def run_command(args: argparse.Namespace, stop: threading.Event) -> int:
         _measure(args, report, stop)
     finally:
         report.interrupted = stop.is_set()
-        if report.runs:
+        if report.loads:
             _write(report, args.json, args.html)
     if report.interrupted:
         return 130
@@ -92,7 +92,7 @@ def _measure(args: argparse.Namespace, report: BenchReport, stop: threading.Even
         test.run_open_loop(args.rate)
     else:
         compare(test)
-    report.metrics = worst_metrics(report.runs)
+    report.metrics = worst_metrics(report.loads)
 
 
 def _write(report: BenchReport, json_file: Path | None, html_file: Path | None) -> None:
@@ -124,13 +124,13 @@ def compare(test: LoadTest) -> None:
     feeds = raw_loop.encode(test.target.bodies)
     speeds = list[tuple[float, float]]()
     for i in range(1, args.rounds + 1):
-        run = test.run_closed_loop(f"round {i}")
+        served = test.run_closed_loop(f"round {i}")
         _log(f"round {i}, raw loop, {plural(threads, 'thread')}, {args.seconds:g} s")
         texts_per_s = raw_loop.run_loop(feeds, threads=threads, seconds=args.seconds, stop=test.stop)
         if test.stop.is_set():
             break
-        speeds.append((run.texts_per_s, texts_per_s))
-        _log(f"  {run.texts_per_s:.1f} and {texts_per_s:.1f} texts/s, ratio {run.texts_per_s / texts_per_s:.3f}")
+        speeds.append((served.texts_per_s, texts_per_s))
+        _log(f"  {served.texts_per_s:.1f} and {texts_per_s:.1f} texts/s, ratio {served.texts_per_s / texts_per_s:.3f}")
     if speeds:
         ratios = [served / raw for served, raw in speeds]
         report.results |= {
@@ -158,16 +158,16 @@ def sweep(test: LoadTest) -> None:
     report.results |= {"max_rate": None, "lowest_rate_not_held": None}
     low, high = 0.0, None  # the highest rate that held, and the lowest that did not
     for _ in range(test.args.steps):
-        runs = [test.run_open_loop(rate)]
-        if not test.stop.is_set() and _holds(test, runs[0]):
-            runs.append(test.run_open_loop(rate, confirmation=True))
+        loads = [test.run_open_loop(rate)]
+        if not test.stop.is_set() and _holds(test, loads[0]):
+            loads.append(test.run_open_loop(rate, confirmation=True))
         if test.stop.is_set():
             break
-        holds = _holds(test, runs[-1])
+        holds = _holds(test, loads[-1])
         _log(f"  {rate:.4g}/s {'holds' if holds else 'does not hold'}")
         if holds:
             report.results["max_rate"] = low = rate
-            report.metrics = worst_metrics(runs)
+            report.metrics = worst_metrics(loads)
         else:
             report.results["lowest_rate_not_held"] = high = rate
         if low == max_rate:
@@ -176,7 +176,7 @@ def sweep(test: LoadTest) -> None:
         rate = 2 * low if high is None else (low + high) / 2
 
 
-def _holds(test: LoadTest, run: Run) -> bool:
+def _holds(test: LoadTest, metrics: LoadMetrics) -> bool:
     """Returns whether a load meets the objectives. If the generator was late, it differs from the intended load, and does not."""
     limits = [objective for objective in test.report.objectives if METRICS[objective.metric]]
-    return not run.was_late and all(limit.is_met(run.metrics()[limit.metric]) for limit in limits)
+    return not metrics.was_late and all(limit.is_met(metrics.objective_values()[limit.metric]) for limit in limits)

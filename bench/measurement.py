@@ -40,11 +40,11 @@ def latency_metrics(milliseconds: Sequence[float]) -> dict[str, float]:
 
 
 @dataclass(slots=True)
-class Run:
+class LoadMetrics:
     """The metrics of a load. The field names are those of the JSON report.
 
     Attributes:
-        name: Description such as `closed, 16 connections`; no two runs of a command have the same.
+        name: Description such as `closed, 16 connections`; no two loads of a command have the same.
         requests: Number of requests that were due in the measured time.
         outcomes: Number of their responses by HTTP status, and of requests without a response by kind of failure.
         error_rate: Share of the requests without status 200.
@@ -75,19 +75,19 @@ class Run:
         """The requests per second that were due in the measured time; in a closed loop, the service's speed decides them."""
         return self.requests / self.seconds
 
-    def metrics(self) -> dict[str, float | None]:
+    def objective_values(self) -> dict[str, float | None]:
         """Returns the metrics that objectives can name."""
         return {name: getattr(self, name, self.latency.get(name)) for name in METRICS}
 
 
-def worst_metrics(runs: Sequence[Run]) -> dict[str, float | None]:
-    """Returns the worst value of each metric in several runs."""
-    columns: dict[str, list[Any]] = {name: [run.metrics()[name] for run in runs] for name in METRICS}
+def worst_metrics(loads: Sequence[LoadMetrics]) -> dict[str, float | None]:
+    """Returns the worst value of each metric of several loads."""
+    columns: dict[str, list[Any]] = {name: [load.objective_values()[name] for load in loads] for name in METRICS}
     return {name: None if None in values else (max if METRICS[name] else min)(values) for name, values in columns.items()}
 
 
-def summarize(name: str, load: Load, *, open_loop: bool) -> Run:
-    """Returns the metrics of a load, whose run gets this name."""
+def summarize(name: str, load: Load, *, open_loop: bool) -> LoadMetrics:
+    """Returns the metrics of a load under this name."""
     start, end = load.measured
     seconds = max(end - start, 1e-9)
     due = [record for record in load.records if start <= record.intended < end]
@@ -106,7 +106,7 @@ def summarize(name: str, load: Load, *, open_loop: bool) -> Run:
         warnings.append(f"the generator was {lag_ms:.1f} ms late at p99, which a sweep takes for a miss; run it on another machine")
     if load.capped:
         warnings.append(f"{load.capped} requests waited for a connection, which their latencies include; raise --max-connections")
-    return Run(
+    return LoadMetrics(
         name=name,
         open_loop=open_loop,
         seconds=seconds,

@@ -19,12 +19,13 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from bertserve.bench import BenchError
-from bertserve.bench.target import NO_LIMITS, Body
+from bertserve.bench.target import Body
 from bertserve.service.bundle.files import Bundle, digest, load_bundle
 from bertserve.service.bundle.graph_spec import InputSpec
 from bertserve.service.engine.onnx_engine import build_feed
 from bertserve.service.engine.sessions import session_options
 from bertserve.service.errors import BertServeError
+from bertserve.service.tasks.body import TRUSTED_LIMITS
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.reading import parse_json, requested_task, validate_as
 from bertserve.service.tasks.step import TaskModel
@@ -131,7 +132,7 @@ def encode_bodies(bundle: Bundle, bodies: Sequence[Body]) -> Iterator[list[Encod
         try:
             value = parse_json(body.content)
             task = TASKS[requested_task(manifest.task, value)]
-            inputs = validate_as(task.body, value, NO_LIMITS).task_inputs(manifest)
+            inputs = validate_as(task.body, value, TRUSTED_LIMITS).task_inputs(manifest)
             yield [encoding for input_ in inputs for encoding in next(task.function(input_, model)).encodings]
         except BertServeError as error:
             raise BenchError(f"bundle `{manifest.name}` ({manifest.task}) cannot take a body: {error.message}") from error

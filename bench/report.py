@@ -21,7 +21,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from bertserve.bench import BenchError
-from bertserve.bench.measurement import METRICS, SHARES, Run
+from bertserve.bench.measurement import METRICS, SHARES, LoadMetrics
 from bertserve.service import __version__
 from bertserve.service.errors import install_command, plural
 
@@ -83,21 +83,21 @@ class BenchReport:
     service: Mapping[str, Any] | None = None
     model: Mapping[str, Any] | None = None
     raw_loop: Mapping[str, Any] | None = None
-    runs: list[Run] = field(default_factory=list)
+    loads: list[LoadMetrics] = field(default_factory=list)
     results: dict[str, float | None] = field(default_factory=dict)
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     interrupted: bool = False
     started: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))
 
     @property
-    def answered_runs(self) -> list[Run]:
-        """The runs in which a request had status 200."""
-        return [run for run in self.runs if run.latency]
+    def answered_loads(self) -> list[LoadMetrics]:
+        """The loads in which a request had status 200."""
+        return [load for load in self.loads if load.latency]
 
     @property
     def has_results(self) -> bool:
         """Whether a request had status 200, and a sweep found a rate."""
-        return bool(self.answered_runs) and (self.command != "sweep" or self.results.get("max_rate") is not None)
+        return bool(self.answered_loads) and (self.command != "sweep" or self.results.get("max_rate") is not None)
 
     @property
     def is_missed(self) -> bool:
@@ -105,7 +105,7 @@ class BenchReport:
         return not all(objective.is_met(self._measured(objective)) for objective in self.objectives)
 
     @property
-    def result(self) -> str:
+    def conclusion(self) -> str:
         """What the command found, as a sentence without its full stop."""
         if self.command == "compare":
             ratio, lowest, highest = (format_number(self.results.get(name)) for name in ("ratio", "ratio_lowest", "ratio_highest"))
@@ -117,7 +117,7 @@ class BenchReport:
         if rate is None:
             return f"does not hold {limits} at any rate that was tried" if above else "no rate was measured"
         limit = "; higher rates may hold too" if above is None else f", but not at {above:.4g}"
-        return f"holds {limits} up to {rate:.4g} requests/s in two runs{limit}"
+        return f"holds {limits} up to {rate:.4g} requests/s in two loads{limit}"
 
     def verdicts(self) -> Iterator[str]:
         """Yields a line for each objective."""
@@ -128,7 +128,7 @@ class BenchReport:
     def document(self) -> dict[str, Any]:
         """Returns the report as plain JSON values."""
         machine = {"cpus": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()}
-        facts = {"version": __version__, "machine": machine, "result": self.result, "verdicts": list(self.verdicts())}
+        facts = {"version": __version__, "machine": machine, "conclusion": self.conclusion, "verdicts": list(self.verdicts())}
         value: dict[str, Any] = json.loads(json.dumps(facts | asdict(self), default=str))
         return value
 
@@ -145,28 +145,28 @@ def summary_lines(report: BenchReport) -> Iterator[str]:
         yield "  {endpoint}: {name} {version}, {provider}/{precision}".format(**report.model)
     if report.raw_loop:
         yield "raw loop: {bundle} {digest}, {graph}, {threads} threads".format(**report.raw_loop)
-    for run in report.runs:
-        yield from _run_lines(run)
+    for load in report.loads:
+        yield from _load_lines(load)
     for name, value in report.results.items():
         yield f"{name}: {format_number(value)}"
-    yield f"result: {report.result}"
+    yield f"conclusion: {report.conclusion}"
     yield from report.verdicts()
     if report.interrupted:
         yield "interrupted: these are the metrics of the requests so far"
 
 
-def _run_lines(run: Run) -> Iterator[str]:
-    yield f"{run.name}:"
-    yield f"  {run.rps:.1f} requests/s, {run.texts_per_s:.1f} texts/s"
-    counts = ", ".join(f"{count} x {outcome}" for outcome, count in run.outcomes.items())
-    yield f"  {plural(run.requests, 'request')} in {run.seconds:.1f} s: {counts or 'none'}; errors {run.error_rate:.2%}"
-    if run.latency:
+def _load_lines(load: LoadMetrics) -> Iterator[str]:
+    yield f"{load.name}:"
+    yield f"  {load.rps:.1f} requests/s, {load.texts_per_s:.1f} texts/s"
+    counts = ", ".join(f"{count} x {outcome}" for outcome, count in load.outcomes.items())
+    yield f"  {plural(load.requests, 'request')} in {load.seconds:.1f} s: {counts or 'none'}; errors {load.error_rate:.2%}"
+    if load.latency:
         line = "  latency p50 {p50_ms:.2f}, p90 {p90_ms:.2f}, p99 {p99_ms:.2f}, p99.9 {p999_ms:.2f}, max {max_ms:.2f} ms"
-        yield line.format(**run.latency)
-    if run.server_p50_ms:
-        parts = ", ".join(f"{name} {value:.2f}" for name, value in run.server_p50_ms.items())
-        yield f"  of the service, p50: {parts} ms" + ("" if run.overhead_ms is None else f"; all but inference {run.overhead_ms:.2f} ms")
-    yield from (f"  warning: {warning}" for warning in run.warnings)
+        yield line.format(**load.latency)
+    if load.server_p50_ms:
+        parts = ", ".join(f"{name} {value:.2f}" for name, value in load.server_p50_ms.items())
+        yield f"  of the service, p50: {parts} ms" + ("" if load.overhead_ms is None else f"; all but inference {load.overhead_ms:.2f} ms")
+    yield from (f"  warning: {warning}" for warning in load.warnings)
 
 
 def format_number(value: float | None) -> str:
@@ -182,12 +182,12 @@ def require_matplotlib() -> None:
 
 def html_page(report: BenchReport) -> str:
     """Returns a report as an HTML page, without references to other files."""
-    plots = {"Latency against offered rate": _draw_latency, "Latency distribution": _draw_distribution} if report.answered_runs else {}
+    plots = {"Latency against offered rate": _draw_latency, "Latency distribution": _draw_distribution} if report.answered_loads else {}
     template = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"))
     return template.substitute(
         title=html.escape(f"{report.command} {report.started}"),
         style="missed" if report.is_missed else "passed",
-        result=html.escape(report.result),
+        conclusion=html.escape(report.conclusion),
         summary=html.escape("\n".join(summary_lines(report))),
         plots="".join(f"<figure><figcaption>{title}</figcaption>{_figure(draw, report)}</figure>" for title, draw in plots.items()),
         report=html.escape(json.dumps(report.document(), indent=1, ensure_ascii=False)),
@@ -221,14 +221,14 @@ def _figure(draw: Callable[[Axes, BenchReport], None], report: BenchReport) -> s
 
 
 def _draw_latency(axes: Axes, report: BenchReport) -> None:
-    """Draws the latencies of each run over its offered rate, because the answered rate falls in an overload.
+    """Draws the latencies of each load over its offered rate, because the answered rate falls in an overload.
 
-    Each point is a run: no values are averaged or joined.
+    Each point is a load: no values are averaged or joined.
     """
     for marker, kind, is_open in (("o", "open loop", True), ("s", "closed loop", False)):
-        runs = [run for run in report.answered_runs if run.open_loop == is_open]
-        for color, name in enumerate(("p50", "p90", "p99") if runs else ()):
-            rates, values = [run.offered_rate for run in runs], [run.latency[f"{name}_ms"] for run in runs]
+        loads = [load for load in report.answered_loads if load.open_loop == is_open]
+        for color, name in enumerate(("p50", "p90", "p99") if loads else ()):
+            rates, values = [load.offered_rate for load in loads], [load.latency[f"{name}_ms"] for load in loads]
             axes.plot(rates, values, marker, color=f"C{color}", label=f"{name}, {kind}", markersize=5)
     for objective in report.objectives:
         if objective.metric == "p99_ms":
@@ -238,13 +238,13 @@ def _draw_latency(axes: Axes, report: BenchReport) -> None:
 
 
 def _draw_distribution(axes: Axes, report: BenchReport) -> None:
-    """Draws the percentiles of each run, in the order of the rates: the same order of colors and labels."""
+    """Draws the percentiles of each load, in the order of the rates: the same order of colors and labels."""
     import matplotlib
 
-    runs = sorted(report.answered_runs, key=lambda run: run.offered_rate)
-    for i, run in enumerate(runs):
+    loads = sorted(report.answered_loads, key=lambda load: load.offered_rate)
+    for i, load in enumerate(loads):
         # 1 - share on a logarithmic axis shows the slowest requests
-        points = [(run.latency[name], 1 - share) for name, share in SHARES.items() if share < 1]
-        color, style = matplotlib.colormaps["viridis"](0.9 * i / max(len(runs) - 1, 1)), "o-" if i % 2 else "o--"
-        axes.plot(*zip(*points, strict=True), style, color=color, label=run.name, markersize=3)
+        points = [(load.latency[name], 1 - share) for name, share in SHARES.items() if share < 1]
+        color, style = matplotlib.colormaps["viridis"](0.9 * i / max(len(loads) - 1, 1)), "o-" if i % 2 else "o--"
+        axes.plot(*zip(*points, strict=True), style, color=color, label=load.name, markersize=3)
     axes.set(xlabel="latency, ms", ylabel="share that took longer", xscale="log", yscale="log")

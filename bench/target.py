@@ -19,13 +19,12 @@ from urllib.parse import urlsplit
 from bertserve.bench import BenchError, workloads
 from bertserve.service.errors import CallerError
 from bertserve.service.tasks import attention, fill_mask, multiple_choice, question_answering, rerank, similarity, zero_shot
-from bertserve.service.tasks.body import Limits
+from bertserve.service.tasks.body import TRUSTED_LIMITS
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.reading import requested_task, validate_as
 
 OK = 200
 _MODEL_KEYS = {"name", "version", "provider", "precision"}  # of a model's information that a report has
-NO_LIMITS = Limits(max_inputs=1_000_000, max_chars=100_000_000)
 # Task -> the workload with suitable inputs. The others read short texts.
 _TASK_WORKLOADS = {fill_mask.TASK: "mask", question_answering.TASK: "qa"}
 _CHOICES = ["It was late.", "The bridge was closed.", "Nobody had seen it before.", "They sold it for ten times the price."]
@@ -143,7 +142,7 @@ def count_texts(value: Mapping[str, Any]) -> int:
     for name in sorted(names, key=lambda name: TASKS[name].derivation is None):
         with suppress(CallerError):
             # the count of similarity is without the source sentence
-            return validate_as(TASKS[name].body, value, NO_LIMITS).count + (name == similarity.TASK)
+            return validate_as(TASKS[name].body, value, TRUSTED_LIMITS).count + (name == similarity.TASK)
     inputs = value.get("inputs")
     return len(inputs) if isinstance(inputs, list) else 1
 

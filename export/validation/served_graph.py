@@ -22,8 +22,8 @@ from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.engine.sessions import unavailable_reason
 from bertserve.service.errors import EngineError
 from bertserve.service.providers import Provider
-from bertserve.service.tasks import embed, multiple_choice
-from bertserve.service.tasks.body import Limits, TaskBody
+from bertserve.service.tasks import embed
+from bertserve.service.tasks.body import TRUSTED_LIMITS, TaskBody
 from bertserve.service.tasks.json_text import to_plain
 from bertserve.service.tasks.reading import validate_as
 from bertserve.service.tasks.step import TaskModel, run_all
@@ -113,8 +113,8 @@ class ServedGraph:
 
 
 def read_body(task: ExportTask, document: Mapping[str, Any]) -> TaskBody:
-    """Returns a request body as the service reads it, with texts of up to 100 million characters."""
-    return validate_as(task.task_spec.body, document, Limits(max_inputs=multiple_choice.MAX_CHOICES, max_chars=10**8))
+    """Returns a request body as the service reads it, with the limits of trusted files."""
+    return validate_as(task.task_spec.body, document, TRUSTED_LIMITS)
 
 
 def open_graph(

@@ -177,3 +177,6 @@ class Limits:
     max_inputs: int
     max_chars: int
     max_top_k: int = MAX_TOP_K
+
+
+TRUSTED_LIMITS = Limits(max_inputs=1_000_000, max_chars=100_000_000)  # for files of the user's own, not for requests

@@ -38,7 +38,7 @@ def test_a_load_writes_self_contained_reports_without_secrets(tmp_path: Path, ca
     out, err = capsys.readouterr()
     report, html = ((tmp_path / name).read_text(encoding="utf-8") for name in ("a.json", "a.html"))
     document = json.loads(report)
-    [made] = document["runs"]
+    [made] = document["loads"]
     ids = re.findall(r' id="([^"]+)"', html)
 
     assert ("closed", ["passed: error_rate <= 0, measured 0"]) == (document["command"], document["verdicts"])
@@ -122,7 +122,7 @@ def test_plots_need_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
 def test_an_open_loop_sends_at_its_rate(tmp_path: Path) -> None:
     with listening(ok) as server:
         assert 0 == load(server.port, "--seconds", 0.3, "--rate", 100, "--json", tmp_path / "a.json", command="open")
-    [made] = json.loads((tmp_path / "a.json").read_text())["runs"]
+    [made] = json.loads((tmp_path / "a.json").read_text())["loads"]
 
     assert (30, True) == (made["requests"], made["open_loop"])
 
@@ -141,7 +141,7 @@ def test_a_sweep_finds_the_highest_rate_or_exits_with_1(
         assert code == load(server.port, *given, command="sweep")
     document = json.loads((tmp_path / "a.json").read_text())
 
-    assert loads == [made["name"] for made in document["runs"]]
+    assert loads == [made["name"] for made in document["loads"]]
     assert (found, above) == (document["results"]["max_rate"], document["results"]["lowest_rate_not_held"])
 
 

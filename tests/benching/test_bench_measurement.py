@@ -4,12 +4,12 @@ import pytest
 
 from bertserve.bench import BenchError
 from bertserve.bench.generator import Load, RequestRecord
-from bertserve.bench.measurement import Run, latency_metrics, summarize
+from bertserve.bench.measurement import LoadMetrics, latency_metrics, summarize
 from bertserve.bench.report import parse_objectives
 from bertserve.bench.target import Body, build_target, parse_url
 
 
-def measured(records: list[RequestRecord], start: float, end: float, *, texts: int = 1) -> Run:
+def measured(records: list[RequestRecord], start: float, end: float, *, texts: int = 1) -> LoadMetrics:
     target = build_target(parse_url("http://127.0.0.1:1/classify"), [Body(b"{}", texts)], {})
     load = Load(target, 1, seconds=end - start, warmup_s=0, timeout_s=1)
     load.records, load.measured = records, (start, end)

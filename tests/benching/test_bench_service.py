@@ -52,7 +52,7 @@ def measure(folder: Path, *given: object) -> dict[str, Any]:
 
 def test_a_closed_loop_reports_the_service_and_its_model(service: Service, tmp_path: Path) -> None:
     document = measure(tmp_path, "closed", *SHORT, "--target", f"{service.url}/classify={service.texts}", "--connections", 2)
-    [made] = document["runs"]
+    [made] = document["loads"]
 
     assert "classifier" == document["model"]["name"]
     assert document["service"]["limits"]["threads"] >= 1
@@ -67,7 +67,7 @@ def test_compare_measures_service_and_raw_loop_in_each_round(service: Service, t
 
     assert document["raw_loop"]["digest"] == document["model"]["version"]
     assert document["raw_loop"]["threads"] == document["service"]["limits"]["threads"]
-    assert 2 == len(document["runs"])
+    assert 2 == len(document["loads"])
     assert 0 < results["ratio_lowest"] <= results["ratio"] <= results["ratio_highest"]
 
 
@@ -87,7 +87,7 @@ def test_each_kind_of_endpoint_can_be_loaded(service: Service, tmp_path: Path, p
     """The report counts the texts that the service ran."""
     given = ("--target", f"{service.url}/{path}=short", "--connections", 1, "--texts", texts)
     document = measure(tmp_path, "compare", *SHORT, *given, "--rounds", 1, "--bundle", service.models / name)
-    [made] = document["runs"]
+    [made] = document["loads"]
 
     assert f"/{path} short" == document["model"]["endpoint"]
     assert made["texts_per_s"] == pytest.approx(each * made["rps"])

@@ -7,16 +7,16 @@ from collections.abc import Callable
 import pytest
 
 from bertserve.bench import BenchError, commands
-from bertserve.bench.measurement import Run, latency_metrics
+from bertserve.bench.measurement import LoadMetrics, latency_metrics
 from bertserve.bench.report import BenchReport, parse_objectives
 
 CAPACITY = 1000  # requests per second
 
 
-def made_run(name: str, rate: float, p99_ms: float, *, late: bool = False) -> Run:
-    """Returns a run whose latencies are all `p99_ms`."""
+def made_load(name: str, rate: float, p99_ms: float, *, late: bool = False) -> LoadMetrics:
+    """Returns a load whose latencies are all `p99_ms`."""
     latency = latency_metrics([p99_ms] * 200)
-    return Run(name, name.startswith("open"), 1.0, int(rate), {"200": int(rate)}, 0.0, rate, rate, latency, {}, None, late, [])
+    return LoadMetrics(name, name.startswith("open"), 1.0, int(rate), {"200": int(rate)}, 0.0, rate, rate, latency, {}, None, late, [])
 
 
 class FakeLoads:
@@ -33,17 +33,17 @@ class FakeLoads:
         self.stop = threading.Event()
         self.closed, self.p99, self.late = closed, p99, late
 
-    def run_closed_loop(self) -> Run:
-        return made_run("closed", self.closed, 1.0)
+    def run_closed_loop(self) -> LoadMetrics:
+        return made_load("closed", self.closed, 1.0)
 
-    def run_open_loop(self, rate: float, *, confirmation: bool = False) -> Run:
+    def run_open_loop(self, rate: float, *, confirmation: bool = False) -> LoadMetrics:
         name = f"open, {rate:.4g}/s{', confirmation' if confirmation else ''}"
-        self.report.runs.append(made_run(name, rate, self.p99(rate, confirmation), late=self.late(name)))
-        return self.report.runs[-1]
+        self.report.loads.append(made_load(name, rate, self.p99(rate, confirmation), late=self.late(name)))
+        return self.report.loads[-1]
 
     @property
     def names(self) -> list[str]:
-        return [run.name.removeprefix("open, ") for run in self.report.runs]
+        return [load.name.removeprefix("open, ") for load in self.report.loads]
 
     def sweep(self, *, steps: int = 6, max_rate: float | None = None) -> BenchReport:
         self.args = argparse.Namespace(steps=steps, max_rate=max_rate)
@@ -68,7 +68,7 @@ def test_the_search_goes_up_or_down_from_the_closed_loop(
     assert [f"{rate}/s" for rate in rates] == [name for name in loads.names if "confirmation" not in name]
     assert [f"{rate}/s, confirmation" for rate in rates if rate <= CAPACITY] == [name for name in loads.names if "confirmation" in name]
     assert (pytest.approx(found), above and pytest.approx(above)) == (report.results["max_rate"], report.results["lowest_rate_not_held"])
-    assert (above is None, 10.0) == ("higher rates may hold" in report.result, report.metrics["p99_ms"])
+    assert (above is None, 10.0) == ("higher rates may hold" in report.conclusion, report.metrics["p99_ms"])
 
 
 @pytest.mark.parametrize(("max_rate", "rates", "found", "bound"), [(400, [400], 400, True), (1600, [1600, 800, 1200], 800, False)])
@@ -77,17 +77,17 @@ def test_no_rate_exceeds_max_rate(max_rate: float, rates: list[float], found: fl
     report = loads.sweep(steps=3, max_rate=max_rate)
 
     assert [f"{rate}/s" for rate in rates] == [name for name in loads.names if "confirmation" not in name]
-    assert (found, bound) == (report.results["max_rate"], "higher rates may hold" in report.result)
+    assert (found, bound) == (report.results["max_rate"], "higher rates may hold" in report.conclusion)
 
 
-def test_a_rate_that_only_one_run_held_is_not_the_result() -> None:
-    """The second run has other arrivals. The objectives are checked against the worse of both runs."""
+def test_a_rate_that_only_one_load_held_is_not_the_result() -> None:
+    """The second load has other arrivals. The objectives are checked against the worse of both."""
     loads = FakeLoads(p99=lambda rate, confirmation: rate / 10 + 8 * confirmation)
     report = loads.sweep(steps=3, max_rate=480)
 
     assert ["480/s", "480/s, confirmation", "240/s", "240/s, confirmation", "360/s", "360/s, confirmation"] == loads.names
     assert (360, 480, 44.0) == (report.results["max_rate"], report.results["lowest_rate_not_held"], report.metrics["p99_ms"])
-    assert "up to 360 requests/s in two runs, but not at 480" in report.result
+    assert "up to 360 requests/s in two loads, but not at 480" in report.conclusion
 
 
 @pytest.mark.parametrize("late", ["440/s", "440/s, confirmation"])
