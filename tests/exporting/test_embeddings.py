@@ -245,8 +245,9 @@ def test_layers_match_pytorchs_hidden_states(tmp_path: Path, architecture: str) 
             found = pooled(bundle, layers=layers, combine=combine, pooling="mean")
             np.testing.assert_allclose(combined(source, layers, combine), found, rtol=0, atol=1e-4)
     np.testing.assert_allclose(combined(source, [-1], "concat"), pooled(bundle, pooling="mean"), rtol=0, atol=1e-4)
-    with pytest.raises(InvalidValueError, match="layers"):
-        pooled(bundle, layers=[2])
+    for wrong in ([2], [4, -1]):  # the last layer twice
+        with pytest.raises(InvalidValueError, match="layers"):
+            pooled(bundle, layers=wrong)
 
 
 @pytest.mark.parametrize(

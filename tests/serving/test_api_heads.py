@@ -1,6 +1,7 @@
 """The wire format of /embed, /similarity, /rerank and /zero-shot on tiny bundles: results, parameters and errors of these tasks."""
 
 import base64
+import re
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,14 @@ def test_token_vectors_are_pooled_with_the_requested_method(api: Send) -> None:
     for pooling, vector in expected.items():
         np.testing.assert_allclose([vector], answered(api, EMBED, "a good film", pooling=pooling.upper()), atol=1e-5)
     np.testing.assert_allclose([expected["mean"]], answered(api, EMBED, "a good film"), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layers", "value"),
+    [([-5], "`layers` has -5, .* -4, -3, -2, -1;"), ([3], "`layers` has 3, "), ([-1, -2, -1], r"\[-1, -2, -1\]")],
+)
+def test_missing_layers_and_repeated_layers_are_refused(api: Send, layers: list[int], value: str) -> None:
+    assert re.search(value, post_refused(api, EMBED, "a good film", layers=layers))
 
 
 def test_options_can_be_top_level_keys_or_parameters(api: Send) -> None:

@@ -7,12 +7,8 @@ from typing import Any
 import pytest
 
 import tiny
-from app_client import LONG, Send, answered, ask, assert_same, call, post_refused, rejected, state_of
-from bertserve.service.api.call import Call
+from app_client import LONG, Send, answered, ask, assert_same, call, play, post_refused, rejected, state_of
 from bertserve.service.models.request_progress import Prediction
-from bertserve.service.tasks.body import Limits
-from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.reading import validate_as
 
 NER, ANSWER, FILL = "/ner", "/answer", "/fill-mask"
 QUESTION = {"question": "good?", "context": "a great film and a dull book"}
@@ -88,13 +84,14 @@ def test_the_warning_is_a_valid_header_for_any_target(api: Send) -> None:
 
 def test_headers_have_printable_ascii_only(models: Path) -> None:
     """A newline or a non-Latin letter in a vocabulary's piece is escaped, so that it cannot end or break a header line."""
-    prediction = Prediction([[]], [], [(0, "targets; the first pieces were used: \n\r\x00\x7f, é, 日, \U0001f600, a\\b")])
-    model = state_of(models).registry.models["tiny"]
-    body = validate_as(TASKS["text-classification"].body, {"inputs": "good"}, Limits(1, 9))
-    headers = Call("text-classification", model, body, lambda _: []).headers(prediction, 2, 0)
+    service, warning = state_of(models), "targets; the first pieces were used: \n\r\x00\x7f, é, 日, \U0001f600, a\\b"
 
-    assert r"targets; the first pieces were used: \n\r\x00\x7f, \xe9, \u65e5, \U0001f600, a\\b" == dict(headers)[b"x-hf-warning"].decode()
-    assert all(32 <= byte < 127 for _, value in headers for byte in value)
+    async def predict(*_: Any, **__: Any) -> Prediction:
+        return Prediction([[]], [], [(0, warning)])
+
+    service.registry.get("tiny").predict = predict
+    answer = play(service, lambda client: client.post("/classify", json={"inputs": "good"}))
+    assert r"targets; the first pieces were used: \n\r\x00\x7f, \xe9, \u65e5, \U0001f600, a\\b" == answer.headers["x-hf-warning"]
 
 
 def test_targets_without_a_token_of_their_own_get_a_warning(api: Send) -> None:

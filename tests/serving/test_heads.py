@@ -13,7 +13,6 @@ from bertserve.service.bundle.manifest import Activation, Embedding
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import classify, embed, rerank, token_classification, zero_shot
 from bertserve.service.tasks.decoding import activate
-from bertserve.service.tasks.embed import LAST_LAYER, LayerChoice, select_layers
 from bertserve.service.text.tokenizer import Tokenizer
 from fakes import Head
 from task_runs import decode, encode
@@ -38,21 +37,29 @@ def test_labels_with_equal_scores_are_in_reverse_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "place"),
+    ("task", "labels", "place"),
     [
-        (("contradiction", "neutral", "entailment"), 2),
-        (("Entails", "other"), 0),
-        (("LABEL_0", "LABEL_1"), None),
-        (("not_entailment", "entailment"), 1),
-        (("entailment",), None),
-        ((), None),
+        (zero_shot, ("contradiction", "neutral", "entailment"), 2),
+        (zero_shot, ("Entails", "other"), 0),
+        (zero_shot, ("LABEL_0", "LABEL_1"), None),
+        (zero_shot, ("not_entailment", "entailment"), 1),
+        (zero_shot, ("entailment",), None),
+        (zero_shot, (), None),
+        (rerank, ("LABEL_0",), 0),
+        (rerank, ("irrelevant", "relevant"), 1),
+        (rerank, ("RELEVANT", "other"), 0),
+        (rerank, ("no", "yes"), 1),
+        (rerank, ("yes", "perhaps"), None),
+        (rerank, ("negative", "positive"), None),
+        (rerank, ("relevant", "relevant_too"), None),
+        (rerank, ("irrelevant", "relevant", "perfect"), None),
+        (rerank, (), None),
     ],
 )
-def test_an_nli_model_is_recognized_by_its_labels(labels: tuple[str, ...], place: int | None) -> None:
-    """Such a model has at least two labels; the first that begins with "entail", in any case, is the entailment label."""
-    assert place == zero_shot.entailment(labels)
-    assert zero_shot.SPEC.derivation is not None
-    assert zero_shot.SPEC.derivation.compatible(Head(labels=labels)) is (place is not None)
+def test_models_of_a_derived_task_are_recognized_by_their_labels(task: Any, labels: tuple[str, ...], place: int | None) -> None:
+    """An NLI model has several labels, and the first that begins with "entail" counts. A cross-encoder has one, or a relevant one of two."""
+    find = {zero_shot: zero_shot.entailment, rerank: rerank.relevant_label}[task]
+    assert (place, place is not None) == (find(labels), task.SPEC.derivation.compatible(Head(labels=labels)))
 
 
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=8), st.sampled_from([0, 1]))
@@ -83,68 +90,6 @@ def test_logits_give_the_order_where_all_scores_are_1() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "place"),
-    [
-        (("LABEL_0",), 0),
-        (("irrelevant", "relevant"), 1),
-        (("RELEVANT", "other"), 0),
-        (("no", "yes"), 1),
-        (("yes", "perhaps"), None),
-        (("negative", "positive"), None),
-        (("relevant", "relevant_too"), None),
-        (("irrelevant", "relevant", "perfect"), None),
-        ((), None),
-    ],
-)
-def test_a_cross_encoder_is_recognized_by_its_labels(labels: tuple[str, ...], place: int | None) -> None:
-    """A cross-encoder has one label, or two labels of which exactly one is the relevant one."""
-    assert place == rerank.relevant_label(labels)
-    assert rerank.SPEC.derivation is not None
-    assert rerank.SPEC.derivation.compatible(Head(labels=labels)) is (place is not None)
-
-
-def spec(layers: Any, **fields: Any) -> Embedding:
-    return Embedding(pooling="mean", normalize=True, dimensions=8, layers=layers, **fields)
-
-
-@pytest.mark.parametrize(
-    ("embedding", "asked", "places"),
-    [
-        (spec("last_four"), [-4, -1], (0, 3)),
-        (spec("last_four"), "last_four", (0, 1, 2, 3)),
-        (spec((0, 3, 5, 6)), [0, 5], (0, 2)),
-        (spec((0, 3, 5, 6)), [-2, 0, 6], (2, 0, 3)),
-        (spec((3, 4, 5, 6)), "last_four", (0, 1, 2, 3)),
-        (spec((3, 4, 5, 6), default_layers=(4, 5), combine="sum"), None, (1, 2)),
-    ],
-)
-def test_layers_are_counted_from_either_end(embedding: Embedding, asked: Any, places: tuple[int, ...]) -> None:
-    """Layer numbers are those of transformers. The bundle has the default for a request without layers."""
-    combine = embedding.combine
-    assert LayerChoice(embedding.layers_output, 4, places, combine) == select_layers(asked, None, embedding)
-
-
-@pytest.mark.parametrize("embedding", [spec("last"), spec("last_four"), spec((0, 6))])
-@pytest.mark.parametrize("asked", [None, "last", [-1]])
-def test_the_last_layer_has_its_own_output(embedding: Embedding, asked: Any) -> None:
-    assert select_layers(asked, "sum", embedding) == LAST_LAYER
-
-
-@pytest.mark.parametrize(
-    ("embedding", "asked", "value"),
-    [
-        (spec("last"), [-2], "`layers` has -2, .* -1;"),
-        (spec("last_four"), [3], "`layers` has 3, .* -4, -3, -2, -1;"),
-        (spec((0, 5, 6)), [5, 4], "`layers` has 4, .* -7, -2, -1, 0, 5, 6;"),
-        (spec((0, 5, 6)), [5, -2], r"\[5, -2\]"),
-    ],
-)
-def test_missing_layers_and_repeated_layers_are_refused(embedding: Embedding, asked: Any, value: str) -> None:
-    with pytest.raises(InvalidValueError, match=value):
-        select_layers(asked, None, embedding)
-
-
-@pytest.mark.parametrize(
     ("fields", "value"),
     [
         ({"layers": (6, 5)}, r"`layers` .* not \[6, 5\]"),
@@ -155,7 +100,7 @@ def test_missing_layers_and_repeated_layers_are_refused(embedding: Embedding, as
 )
 def test_a_manifest_with_invalid_layers_is_refused(fields: dict[str, Any], value: str) -> None:
     with pytest.raises(ValueError, match=value):
-        spec(fields.pop("layers"), **fields)
+        Embedding(pooling="mean", normalize=True, dimensions=8, **fields)
 
 
 def test_a_zero_vector_stays_zero() -> None:
