@@ -14,10 +14,9 @@ from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import BertServeError
 from bertserve.service.scoring.rows import Row, read_json_lines
 
-_FORMAT = 'The file must be JSON Lines: an object per line, such as {"text": "a warm film", "label": "positive"}.'
-_CONVERSION = (
-    " To convert CSV: python3 -c 'import csv, json; "
-    '[print(json.dumps(row)) for row in csv.DictReader(open("{name}", encoding="utf-8-sig", newline=""))]\' > {stem}.jsonl'
+_FORMAT = (
+    'The file must be JSON Lines: an object per line, such as {"text": "a warm film", "label": "positive"}. Convert CSV to JSON Lines, with '
+    "numbers as JSON numbers."
 )
 
 
@@ -34,8 +33,7 @@ def read_data(path: Path, manifest: Manifest) -> tuple[list[Row], list[Any]]:
 
     def on_line(row: Row, read: Callable[..., Any], *arguments: Any) -> Any:
         if row.error is not None:
-            conversion = _CONVERSION.format(name=path.name, stem=path.stem) if path.suffix == ".csv" else ""
-            raise DataError(f"`{path}` line {row.line}: {row.error} {_FORMAT}{conversion}")
+            raise DataError(f"`{path}` line {row.line}: {row.error} {_FORMAT}")
         try:
             return read(*arguments)
         except (BertServeError, ValueError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import subprocess
 import sys
@@ -322,19 +321,6 @@ def test_a_calibration_that_is_worse_is_refused(tmp_path: Path, calibrate: Calib
     code, printed = calibrate(too_sure(path, 0.25), "--data", data(tmp_path, *lines[:200]), "--judge", judge)
 
     assert (1, True, False) == (code, "log loss worse" in printed, (tmp_path / "out").exists())
-
-
-def test_csv_is_refused_with_a_command_that_converts_it(tmp_path: Path, calibrate: Calibrate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = sound(tmp_path)
-    rows = labeled_by(path, 200)
-    with Path("reviews.csv").open("w", encoding="utf-8-sig", newline="") as file:
-        csv.writer(file).writerows([["text", "label"], *([row["text"] + ' , "dull"', row["label"]] for row in rows)])
-    code, printed = calibrate(path, "--data", "reviews.csv")
-    subprocess.run(printed.partition("To convert CSV: ")[2], shell=True, check=True)  # the command of the message
-
-    assert (2, True) == (code, "line 1: the line is not valid JSON" in printed)
-    assert 0 == calibrate(path, "--data", "reviews.jsonl")[0]
 
 
 def test_calibrating_imports_no_torch(tmp_path: Path) -> None:

@@ -375,6 +375,7 @@ def test_the_correct_choice_is_given_by_index_or_text(tmp_path: Path, verify: Ve
     [
         ("text-classification", "", "no lines"),
         ("text-classification", "{\n", "line 1: the line is not valid JSON"),
+        ("text-classification", "text,label\ngood,positive\n", "CSV"),
         ("text-classification", "[1]\n", "line 1: the line is JSON, but not an object"),
         ("text-classification", {"label": "positive"}, "no input"),
         ("text-classification", {"inputs": ["a", "b"]}, "is a list"),
