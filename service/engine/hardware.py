@@ -73,10 +73,10 @@ def find_gpu(index: int = 0, load: LoadLibrary = ctypes.CDLL) -> tuple[str, str]
     return name.value.decode(errors="replace"), ".".join(capability)
 
 
-def usable_cores() -> int:
+def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Returns the number of cores that this process may use, by CPU affinity and the cgroup's CPU quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota, period = _cgroup_quota(Path("/sys/fs/cgroup"))
+    quota, period = _cgroup_quota(cgroup)
     return max(1, min(cores, int(quota / period) if quota > 0 else cores))
 
 

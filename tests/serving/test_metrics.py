@@ -3,12 +3,9 @@
 import re
 from pathlib import Path
 
-import pytest
-
 import tiny
 from app_client import blocked, faked, keys, serving, state_of
 from bertserve.service.auth import Authenticator
-from bertserve.service.models import utilization
 from bertserve.service.models.build import build
 from bertserve.service.settings import Settings
 from conftest import metric
@@ -60,8 +57,7 @@ async def test_the_busy_seconds_of_threads_match_the_scheduler(models: Path) -> 
     assert 0 < first < second <= service.scheduler.busy_s
 
 
-async def test_the_event_loop_is_measured_from_its_start(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(utilization, "MEASURE_INTERVAL_S", 0.01)
+async def test_the_event_loop_is_measured_from_its_start(models: Path) -> None:
     service = state_of(models)
     service.utilization.start()
     sum(range(2_000_000))

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 import tiny
-from app_client import Send, blocked, call, classify, faked, play, post_refused, posting, queued, rejected, serving
+from app_client import Send, blocked, call, classify, faked, play, post_refused, posting, queued, rejected, serving, state_of
 from bertserve.service.api.application import Application
-from bertserve.service.api.formats import hugging_face
 from conftest import metric
 from fakes import FakeEngine
 from served_socket import until
@@ -83,12 +82,14 @@ def test_an_engine_failure_names_its_input(models: Path, inputs: Any, name: str)
     assert message.startswith(f"{name}: ") and message.endswith(" GuiltyToken.")
 
 
-def test_an_unexpected_error_reveals_nothing(models: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def fail(*_: object) -> None:
+def test_an_unexpected_error_reveals_nothing(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def fail(*_: object, **__: object) -> None:
         raise RuntimeError(f"while reading {SECRET}")
 
-    monkeypatch.setattr(hugging_face, "read_as", fail)
-    response = classify(models, {"inputs": SECRET}, headers={"x-request-id": "r-1"})
+    service = state_of(models)
+    service.registry.get("tiny").predict = fail
+    headers = {"x-request-id": "r-1"}
+    response = play(service, lambda client: client.post("/classify", json={"inputs": SECRET}, headers=headers))
     assert SECRET not in rejected(response, 500, "internal")
     assert SECRET not in caplog.text
     [record] = [record for record in caplog.records if record.levelno == logging.ERROR]

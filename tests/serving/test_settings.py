@@ -8,7 +8,6 @@ import pytest
 
 import tiny
 from bertserve.service.cli import main
-from bertserve.service.engine import hardware
 from bertserve.service.engine.hardware import usable_cores
 from bertserve.service.errors import SettingsError
 from bertserve.service.settings import Settings, parse
@@ -154,8 +153,7 @@ def test_usable_cores_respect_the_cgroup_quota(files: dict[str, str], cores: int
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    monkeypatch.setattr(hardware, "Path", lambda _: tmp_path)
-    assert usable_cores() == cores
+    assert usable_cores(tmp_path) == cores
 
 
 FILE = """

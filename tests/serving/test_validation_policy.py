@@ -1,5 +1,6 @@
 """Bundles that are refused because of a missing or an insufficient validation report."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,17 @@ def agreement(measure: Any, value: float | None, decisions: int, worst: float | 
     return Agreement(measure=measure, value=value, decisions=decisions, worst=worst)
 
 
-def measured(folder: Path, name: str = "measured", *, bundle: dict[str, Any] | None = None, **validation: Any) -> Path:
-    """Writes a tiny bundle whose graph has this validation report, and returns its path; `bundle` has options of `tiny.bundle`."""
-    path = tiny.bundle(folder, name, **bundle or {})
+def measured(folder: Path, **validation: Any) -> Path:
+    """Writes a tiny bundle whose graph has this validation report, and returns its path."""
+    path = tiny.bundle(folder, "measured")
     as_json = {key: value.model_dump() if isinstance(value, Agreement) else value for key, value in validation.items()}
     return tiny.edit(path, lambda fields: fields["graphs"][0]["validation"].update({"samples": 18} | as_json))
+
+
+def graph_of(folder: Path, provider: str, precision: str, /, **validation: Any) -> GraphSpec:
+    """Returns a graph of a provider with this validation report, by default one of full agreement that was measured on the CPU."""
+    [graph] = load_bundle(measured(folder, **{"agreement": agreement("label", 1.0, 18)} | validation)).manifest.graphs
+    return graph.model_copy(update={"provider": provider, "precision": precision})
 
 
 @pytest.mark.parametrize("flags", [{}, {"require_validation": True}, {"min_agreement": 0.9}, {"min_agreement": 0.95}])
@@ -120,41 +127,15 @@ def test_an_agreement_without_decisions_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_floor_applies_to_the_measure_of_the_task(tmp_path: Path, found: Agreement, floor: float, served: bool) -> None:
-    [graph] = load_bundle(measured(tmp_path)).manifest.graphs
-    graph = graph.model_copy(update={"validation": graph.validation.model_copy(update={"agreement": found})})
-    try:
+    graph = graph_of(tmp_path, "cpu", "fp32", agreement=found)
+    with nullcontext() if served else pytest.raises(BundleError, match=f" {found.value:.4f} on {found.decisions} of 18 "):
         check_report("measured", graph, min_agreement=floor)
-    except BundleError as error:
-        assert not served
-        assert f" {found.value:.4f} on {found.decisions} of 18 " in error.message
-    else:
-        assert served
 
 
 @pytest.mark.parametrize(("precision", "low"), [("fp32", False), ("fp16", False), ("int8", True)])
-def test_int8_without_decisions_has_a_low_agreement(precision: str, low: bool) -> None:
+def test_int8_without_decisions_has_a_low_agreement(tmp_path: Path, precision: str, low: bool) -> None:
     """The logits of a float graph are within a bound. For int8, only the agreement shows that the rounding does no harm."""
-    assert low is has_low_agreement(spec("cpu", precision, "cpu", agreement=agreement("span_f1", None, 0)))
-
-
-def spec(provider: str, precision: str, measured_on: str, **validation: Any) -> GraphSpec:
-    """Returns a graph with a validation report of full agreement that was measured on a provider."""
-    known = {"agreement": agreement("label", 1.0, 18), "provider": measured_on} | validation
-    return GraphSpec.model_validate(
-        {
-            "file": "model.onnx",
-            "sha256": "0" * 64,
-            "provider": provider,
-            "precision": precision,
-            "form": "tiny",
-            "default": True,
-            "batch_invariant": True,
-            "inputs": [{"name": "input_ids", "fill": "token_ids"}],
-            "outputs": [{"name": "logits", "kind": "per_text"}],
-            "validation": {"samples": 18, "worst_abs_error": 0.0, "worst_row_error": 0.0, "nodes": 1, "fusions": {}, "quantized": {}}
-            | known,
-        }
-    )
+    assert low is has_low_agreement(graph_of(tmp_path, "cpu", precision, agreement=agreement("span_f1", None, 0)))
 
 
 @pytest.mark.parametrize("policy", [{"required": True}, {"min_agreement": 0.5}])
@@ -171,9 +152,9 @@ def spec(provider: str, precision: str, measured_on: str, **validation: Any) -> 
     ],
 )
 def test_a_report_counts_only_for_the_measured_provider_and_precision(
-    policy: dict[str, Any], provider: str, precision: str, measured_on: str, named: str | None
+    tmp_path: Path, policy: dict[str, Any], provider: str, precision: str, measured_on: str, named: str | None
 ) -> None:
-    graph = spec(provider, precision, measured_on)
+    graph = graph_of(tmp_path, provider, precision, provider=measured_on)
     if named is None:
         check_report("tiny", graph, **policy)
         return
@@ -195,11 +176,13 @@ def test_a_report_counts_only_for_the_measured_provider_and_precision(
         ("fp32", ["avx2", "avx512_vnni"], ["avx2"], False),
     ],
 )
-def test_a_cpu_with_other_int8_kernels_is_detected(precision: str, measured_with: list[str] | None, own: list[str], other: bool) -> None:
+def test_a_cpu_with_other_int8_kernels_is_detected(
+    tmp_path: Path, precision: str, measured_with: list[str] | None, own: list[str], other: bool
+) -> None:
     """Without VNNI, x86 adds pairs of int8 products in 16 bits. An unknown CPU counts as one with the same kernels."""
     speed = None if measured_with is None else {"cpu": "Some", "instructions": measured_with, "threads": 1, "timings": []}
 
-    assert other is measured_on_other_int8_kernels(spec("cpu", precision, "cpu", speed=speed), own)
+    assert other is measured_on_other_int8_kernels(graph_of(tmp_path, "cpu", precision, speed=speed), own)
 
 
 @pytest.mark.parametrize(("flags", "warned"), [({}, False), ({"require_validation": True}, True)])
