@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, Tag
 from typing_extensions import TypedDict
 
 from bertserve.service.bundle.graph_spec import Outputs
-from bertserve.service.bundle.manifest import Activation, Manifest, Side
+from bertserve.service.bundle.manifest import Manifest, Side
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import occlusion
 from bertserve.service.tasks.body import (
@@ -32,24 +32,17 @@ from bertserve.service.tasks.body import (
     one_of,
 )
 from bertserve.service.tasks.cost import ITEM_BYTES, Cost, longest_label
-from bertserve.service.tasks.decide import (
-    DECISION_BYTES,
-    DEFAULT_THRESHOLD,
-    RAW_SCORES,
-    CalibratedDecisionParameters,
-    Decided,
-    decision_rule,
-)
-from bertserve.service.tasks.decoding import Floats, activate, best_first
+from bertserve.service.tasks.decide import DEFAULT_THRESHOLD, CalibratedDecisionParameters, Decided, decision_rule
+from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.tasks.occlusion import OccludedText, WordImportance
 from bertserve.service.tasks.step import (
+    EMPTY_WARNINGS,
     ModelConfig,
     Step,
     TaskGenerator,
     TaskModel,
     WindowSpan,
     too_long_error,
-    warn_if_empty,
     window_spans,
 )
 from bertserve.service.tasks.task_spec import TaskSpec
@@ -122,9 +115,7 @@ def classify(input_: ClassifyInput, model: TaskModel) -> TaskGenerator:
     can_calibrate = parameters.function_to_apply is None and config.activation != "none"
     rule = decision_rule(parameters, model, config.labels, can_calibrate=can_calibrate, probabilities=activation != "none")
     returned = min(parameters.top_k or len(config.labels), len(config.labels))
-    cost = Cost(returned * (ITEM_BYTES + longest_label(config.labels)))
-    if parameters.decide:
-        cost += Cost(DECISION_BYTES + len(config.labels) * longest_label(config.labels))
+    cost = Cost(returned * (ITEM_BYTES + longest_label(config.labels)) + rule.response_bytes)
     if parameters.explain:
         explained = min(returned, MAX_EXPLAINED) if activation == "sigmoid" else 1
         words = sum(len(text.words) for text in read_texts)
@@ -134,8 +125,7 @@ def classify(input_: ClassifyInput, model: TaskModel) -> TaskGenerator:
     scores = [activate(row["logits"], activation) for row in rows]
     combine = np.max if parameters.window == "max" else np.mean
     combined: Floats = combine(scores, axis=0) if len(scores) > 1 else scores[0]
-    calibrated = combined if rule is RAW_SCORES else rule.calibrated(combined, activation)
-    order = best_first(combined if rule is RAW_SCORES or not rule.reorders else calibrated)
+    calibrated, order = rule.ranked(combined, activation)
     scored: list[ClassifiedLabel] = [{"label": config.labels[i], "score": float(calibrated[i])} for i in order]
     if parameters.explain:
         count = 1
@@ -152,10 +142,9 @@ def classify(input_: ClassifyInput, model: TaskModel) -> TaskGenerator:
         for index, item in enumerate(scored[:count]):
             changes = [item["score"] - float(row["scores"][index]) for row in rows]
             item["explanation"] = occlusion.describe_words(removed_words, changes, parameters.offset_unit or "code_points")
-    if rule is RAW_SCORES:  # the most frequent requests skip a few calls per text
-        return scored[:returned]
-    decide = rule.decide_one if _is_one_of_many(activation, config) else rule.decide_any
-    return decide(scored, scored[:returned])
+    # regression values and independent labels do not exclude each other; logits are about the labels of the model's own scores
+    exclusive = activation == "softmax" or (activation == "none" and config.activation == "softmax")
+    return rule.decide(scored, scored[:returned], exclusive=exclusive)
 
 
 def _first_step(input_: ClassifyInput, tokenizer: Tokenizer) -> tuple[Step, list[OccludedText]]:
@@ -199,7 +188,8 @@ def _first_step(input_: ClassifyInput, tokenizer: Tokenizer) -> tuple[Step, list
         for ranges in token_ranges
     ]
     encodings = [tokenizer.assemble(*text_ids) for text_ids in ids]
-    step = Step(encodings, truncated=truncated, warnings=warn_if_empty(*texts), windows_read=spans)
+    warnings = () if any(map(str.strip, texts)) else EMPTY_WARNINGS
+    step = Step(encodings, truncated=truncated, warnings=warnings, windows_read=spans)
     if not parameters.explain:
         return step, []
     read_texts = [
@@ -257,12 +247,7 @@ def _has_one_label(parameters: Mapping[str, Any], config: ModelConfig) -> bool:
     if parameters.get("explain") or parameters.get("decide") or parameters.get("top_k") not in (None, 1):
         return False
     function = lower(parameters.get("function_to_apply")) or config.activation
-    return len(config.labels) == 1 or _is_one_of_many(function, config)
-
-
-def _is_one_of_many(function: Activation, config: ModelConfig) -> bool:
-    """Returns whether the labels exclude each other. Independent labels and regression values do not."""
-    return function == "softmax" or (function == "none" and config.activation == "softmax")
+    return len(config.labels) == 1 or function == "softmax" or (function == "none" and config.activation == "softmax")
 
 
 def _explanation_bytes(input_: ClassifyInput, length: int) -> int:

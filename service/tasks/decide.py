@@ -13,14 +13,15 @@ from bertserve.service.bundle.calibration import Calibration
 from bertserve.service.errors import CallerValue, InvalidParameterError
 from bertserve.service.tasks.body import NUMBER_TAG, OBJECT_TAG, ClosedModel, one_of
 from bertserve.service.tasks.body_errors import check_names
-from bertserve.service.tasks.decoding import Floats, Link, apply_calibration
+from bertserve.service.tasks.cost import text_bytes
+from bertserve.service.tasks.decoding import Floats, Link, apply_calibration, best_first
 from bertserve.service.tasks.step import TaskModel
 
 if TYPE_CHECKING:
     from bertserve.service.metrics import ScoreMetrics
 
 DEFAULT_THRESHOLD = 0.5  # least score of an independent label that counts if neither the request nor the bundle has a threshold
-DECISION_BYTES = 256  # bytes of a decision in an answer, without its texts
+_DECISION_BYTES = 256  # bytes of a decision in an answer, without its texts
 _Score = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -76,6 +77,7 @@ class DecisionRule:
         default_threshold: The least score of all other labels; None if the task's own default applies.
         min_confidence: The best score that a decision needs.
         for_label_sets: Whether a decision is a label set: all labels that reach the threshold, although the labels exclude each other.
+        response_bytes: Maximum bytes of a decision in an answer; 0 without one.
     """
 
     calibration: Calibration | None = None
@@ -85,6 +87,7 @@ class DecisionRule:
     default_threshold: float | None = None
     min_confidence: float | None = None
     for_label_sets: bool = False
+    response_bytes: int = 0
 
     def calibrated(self, scores: Floats, link: Link, label: int | None = None) -> Floats:
         """Returns scores, float32 of the same shape, calibrated unless raw ones are requested.
@@ -98,10 +101,13 @@ class DecisionRule:
             scale, bias = (values if len(values) == 1 else (values[label],) for values in (scale, bias))
         return apply_calibration(scores, link, scale, bias)
 
-    @property
-    def reorders(self) -> bool:
-        """Whether labels have parameters of their own. With common ones the order stays, even if rounding makes scores equal."""
-        return self.calibration is not None and len(self.calibration.scale) > 1
+    def ranked(self, scores: Floats, link: Link) -> tuple[Floats, list[int]]:
+        """Returns the calibrated scores of all labels, and their ids, the best first; equal scores keep the order of the labels."""
+        if self.calibration is None:
+            return scores, best_first(scores)
+        calibrated = self.calibrated(scores, link)
+        # common parameters keep the order of the raw scores, even if rounding makes calibrated ones equal
+        return calibrated, best_first(scores if len(self.calibration.scale) == 1 else calibrated)
 
     def threshold_of(self, label: str, default: float = float("-inf")) -> float:
         """Returns the least score of a label that counts, which is `default` if neither the request nor the bundle has a threshold."""
@@ -112,41 +118,43 @@ class DecisionRule:
         if self.score_metrics is not None and self.calibration is not None:
             self.score_metrics.count_prediction(labels, score)
 
-    def decide_one(self, scored: Sequence[Mapping[str, Any]], answer: Any) -> Any:
-        """Returns the answer, or the decision for one of the labels, which exclude each other; `scored` has all of them, the best first.
+    def decide(self, scored: Sequence[Mapping[str, Any]], answer: Any, *, exclusive: bool) -> Any:
+        """Counts a prediction of labels, and returns the answer, or the decision if the request asks for one.
 
-        A label with its own threshold is chosen from this score on, even if another label has a better one.
+        Args:
+            scored: All labels with their scores, the best first.
+            answer: The answer without a decision.
+            exclusive: Whether the labels exclude each other. The decision is then a label, or a label set. A label with its own threshold
+                is chosen from this score on, even if another label has a better one. Otherwise any number of labels is correct.
         """
+        if self is _RAW_SCORES:
+            return answer
         label, score = scored[0]["label"], scored[0]["score"]
-        self.count([label], score)
+        self.count([label] if exclusive else [item["label"] for item in scored if item["score"] >= DEFAULT_THRESHOLD], score)
         if not self.decides:
             return answer
-        if self.for_label_sets:
+        decision: Any
+        if not exclusive:
+            decision = [item["label"] for item in scored if item["score"] >= self.threshold_of(item["label"], DEFAULT_THRESHOLD)]
+        elif self.for_label_sets:
             decision = [item["label"] for item in scored if item["score"] >= self.threshold_of(label)] or None
         else:
             own = (item["label"] for item in scored if item["label"] in self.thresholds and item["score"] >= self.thresholds[item["label"]])
             decision = next(own, label if score >= self.threshold_of(label) else None)
         return self.conclude(decision, answer, score, label)
 
-    def decide_any(self, scored: Sequence[Mapping[str, Any]], answer: Any) -> Any:
-        """Returns the answer, or the decision for any number of independent labels; `scored` has all of them, the best first."""
-        score = scored[0]["score"]
-        self.count([item["label"] for item in scored if item["score"] >= DEFAULT_THRESHOLD], score)
-        if not self.decides:
-            return answer
-        labels = [item["label"] for item in scored if item["score"] >= self.threshold_of(item["label"], DEFAULT_THRESHOLD)]
-        return self.conclude(labels, answer, score)
-
-    def conclude(self, decision: Any, answer: Any, best: float | None, label: str = "", **more: Any) -> dict[str, Any]:
-        """Returns the decision as JSON: abstains below `min_confidence`, and counts abstentions.
+    def conclude(self, decision: Any, answer: Any, best: float | None, label: str = "", **more: Any) -> Any:
+        """Returns the answer, or the decision as JSON if the request asks for one; it abstains below `min_confidence`.
 
         Args:
             decision: The label, labels, answer or indices; None if the threshold of the best score is not reached.
             answer: The answer without a decision.
             best: The best score; None if there is no score.
             label: The label of the best score, if `decision` can be None.
-            more: Further fields.
+            more: Further fields of the decision.
         """
+        if not self.decides:
+            return answer
         reason = None
         if best is not None and self.min_confidence is not None and best < self.min_confidence:
             decision, reason = None, _reason(best, "`min_confidence`", self.min_confidence)
@@ -163,7 +171,7 @@ def _reason(best: float, name: str, least: float) -> str:
     return f"the best score {best:.{digits}g} is below {name} {least:.{digits}g}"
 
 
-RAW_SCORES = DecisionRule()
+_RAW_SCORES = DecisionRule()  # of most requests
 
 
 def _check_range(name: str, *values: float | None) -> None:
@@ -182,7 +190,7 @@ def decision_rule(
     Args:
         parameters: Those of the request; without `calibrated` its scores are always raw.
         model: The model with its calibration and thresholds.
-        labels: Names that `threshold` may have.
+        labels: Names that `threshold` and the decision may have.
         can_calibrate: Whether the scores are those that were calibrated; otherwise the request asks for others, such as logits.
         probabilities: Whether the scores are from 0 to 1; otherwise a threshold can be any number.
 
@@ -201,7 +209,7 @@ def decision_rule(
         )
     calibration = model.calibration if can_calibrate and requested is not False else None
     if not parameters.decide:
-        return RAW_SCORES if calibration is None else DecisionRule(calibration, model.score_metrics)
+        return _RAW_SCORES if calibration is None else DecisionRule(calibration, model.score_metrics)
     requested_thresholds, minimum = parameters.threshold, parameters.min_confidence
     stored = calibration.thresholds if calibration is not None and requested_thresholds is None else ()
     for_label_sets = any(item.aim == "coverage" for item in stored)
@@ -231,4 +239,5 @@ def decision_rule(
         default_threshold=default_threshold,
         min_confidence=minimum,
         for_label_sets=for_label_sets,
+        response_bytes=_DECISION_BYTES + sum(map(text_bytes, labels)),
     )

@@ -32,7 +32,7 @@ from bertserve.service.tasks.body import (
 )
 from bertserve.service.tasks.cost import ITEM_BYTES, NUMBER_BYTES, Cost
 from bertserve.service.tasks.decoding import Floats
-from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, too_long_error, warn_if_empty
+from bertserve.service.tasks.step import EMPTY_WARNINGS, ModelConfig, Step, TaskGenerator, TaskModel, too_long_error
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.windows import kept_tokens
@@ -226,7 +226,7 @@ def embed(input_: EmbedInput, model: TaskModel) -> TaskGenerator:
         Cost(_response_bytes(input_, len(encoding))),
         lambda _, row: pooled_row(input_, row),
         truncated=truncated,
-        warnings=warn_if_empty(input_.text),
+        warnings=() if input_.text.strip() else EMPTY_WARNINGS,
     )
     result = vector(input_, row)
     if input_.parameters.encoding_format == "base64":

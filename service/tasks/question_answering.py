@@ -32,7 +32,7 @@ from bertserve.service.tasks.body import (
     one_of,
 )
 from bertserve.service.tasks.cost import ITEM_BYTES, Cost, text_bytes
-from bertserve.service.tasks.decide import DECISION_BYTES, CalibratedDecisionParameters, Decided, DecisionRule, decision_rule
+from bertserve.service.tasks.decide import CalibratedDecisionParameters, Decided, DecisionRule, decision_rule
 from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.tasks.occlusion import OccludedText, WordImportance
 from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, copy_outputs, window_spans
@@ -152,8 +152,8 @@ def answer_question(input_: AnswerInput, model: TaskModel) -> TaskGenerator:
         span, window = (None, token_ranges[int(np.argmin(no_answer_scores))]) if best is no_answer else collector.span_and_window(best)
         yield from _explain(input_, passage_windows, best, window, span, model.tokenizer, rule)
     # their length is only known now
-    cost = Cost(sum(ITEM_BYTES + text_bytes(answer["answer"]) for answer in answers))
-    yield Step([], cost + Cost(DECISION_BYTES + text_bytes(best["answer"])) if parameters.decide else cost)
+    decision_bytes = rule.response_bytes + text_bytes(best["answer"]) if rule.decides else 0
+    yield Step([], Cost(decision_bytes + sum(ITEM_BYTES + text_bytes(answer["answer"]) for answer in answers)))
     convert_offsets(answers, input_.context, parameters.offset_unit)
     label = "no answer" if best is no_answer else "answer"
     rule.count([label], best["score"])

@@ -19,7 +19,7 @@ from bertserve.service.bundle.manifest import Activation
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.body import LIST_LIMIT, TaskBody, Truncate, TruncationDirection, body_config, defaults
 from bertserve.service.tasks.cost import ITEM_BYTES, TEXT_CHARS, Cost, text_bytes
-from bertserve.service.tasks.decide import DECISION_BYTES, DEFAULT_THRESHOLD, CalibratedDecisionParameters, Decided, decision_rule
+from bertserve.service.tasks.decide import DEFAULT_THRESHOLD, CalibratedDecisionParameters, Decided, decision_rule
 from bertserve.service.tasks.decoding import activate, best_first
 from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, encode_pairs
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
@@ -67,12 +67,11 @@ def rerank(input_: RerankBody, model: TaskModel) -> TaskGenerator:
         field="texts",
         option="truncate",
     )
-    returned = sum(map(text_bytes, input_.texts)) if input_.return_text else 0
-    if parameters.decide:
-        returned += DECISION_BYTES + ITEM_BYTES * len(encodings)
-    rows = yield Step(encodings, Cost(returned + ITEM_BYTES * len(encodings)), truncated=truncated)
+    returned_texts = input_.texts if input_.return_text else []
+    cost = Cost(ITEM_BYTES * len(encodings) + sum(map(text_bytes, returned_texts)) + rule.response_bytes)
+    rows = yield Step(encodings, cost, truncated=truncated)
     if not rows:
-        return rule.conclude([], [], None) if rule.decides else []
+        return rule.conclude([], [], None)
     logits = np.stack([row["logits"] for row in rows])
     log_odds = logits[:, label]
     if len(config.labels) == 2 and config.activation == "softmax":
@@ -85,8 +84,6 @@ def rerank(input_: RerankBody, model: TaskModel) -> TaskGenerator:
     ]
     for item in ranked:
         rule.count([name] if item["score"] >= DEFAULT_THRESHOLD else [], item["score"])
-    if not rule.decides:
-        return ranked
     # the threshold of label sets does not apply to relevance
     least = DEFAULT_THRESHOLD if rule.for_label_sets else rule.threshold_of(name, DEFAULT_THRESHOLD)
     relevant = [item["index"] for item in ranked if item["score"] >= least]

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 # Maximum number of windows that an answer describes.
 MAX_WINDOWS_SHOWN = 64
-
+# Warnings for an input whose texts are empty or only white space. Its tokens do not say this: some tokenizers make tokens of white space,
+# and others belong to a prompt.
+EMPTY_WARNINGS = ("empty; the text is empty, so its answer has no meaning",)
 
 # A part of an input that the model reads in one encoding: the name of its text, empty if the input has only one, the index of its first
 # code point, and the index after its last one.
@@ -34,12 +36,6 @@ WindowSpan = tuple[str, int, int]
 def window_spans(tokens: Tokens, windows: Sequence[range], field: str = "") -> tuple[WindowSpan, ...]:
     """Returns the spans of a text's windows, for at most `MAX_WINDOWS_SHOWN` + 1 windows; `windows` has the tokens of each window."""
     return tuple((field, *tokens.range_offsets(window)) if window else (field, 0, 0) for window in windows[: MAX_WINDOWS_SHOWN + 1])
-
-
-def warn_if_empty(*texts: str) -> tuple[str, ...]:
-    """Returns the warning for an input whose texts are empty or only white space."""
-    # not by tokens, because some tokenizers make tokens of white space, and others belong to a prompt
-    return () if any(map(str.strip, texts)) else ("empty; the text is empty, so its answer has no meaning",)
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from bertserve.service.tasks.body import OffsetUnit, Stride, TaskBody, TextOrTexts, body_config, defaults, lower
 from bertserve.service.tasks.classify import logit_widths, missing_labels
 from bertserve.service.tasks.cost import ITEM_BYTES, ITEM_US, Cost, longest_label, text_bytes
-from bertserve.service.tasks.decide import DECISION_BYTES, CalibratedDecisionParameters, Decided, decision_rule
+from bertserve.service.tasks.decide import CalibratedDecisionParameters, Decided, decision_rule
 from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, copy_outputs, window_spans
 from bertserve.service.tasks.task_spec import TaskSpec
@@ -95,7 +95,7 @@ def label_tokens(input_: NerInput, model: TaskModel) -> TaskGenerator:
         windows_read=window_spans(tokens, token_ranges) if len(token_ranges) > 1 else (),
     )
     if not rows:
-        return rule.conclude([], [], None, left_out=0) if rule.decides else []
+        return rule.conclude([], [], None, left_out=0)
     logits = merge_windows(encodings, token_ranges, [row["logits"] for row in rows])
     scores = activate(rule.calibrated(logits, "none"), "softmax")
     spans = tokens.offsets_with_marks(input_.text)
@@ -111,11 +111,9 @@ def label_tokens(input_: NerInput, model: TaskModel) -> TaskGenerator:
         rule.count([label_of(entity)], entity["score"])
     entities = [entity for entity in all_entities if entity["score"] >= rule.threshold_of(label_of(entity))]
     # their number is only known from the outputs
-    cost = Cost(2 + sum(ITEM_BYTES + longest_label(labels) + text_bytes(entity["word"]) for entity in entities))
-    yield Step([], cost + Cost(DECISION_BYTES + len(labels) * longest_label(labels)) if input_.parameters.decide else cost)
+    entity_bytes = sum(ITEM_BYTES + longest_label(labels) + text_bytes(entity["word"]) for entity in entities)
+    yield Step([], Cost(2 + entity_bytes + rule.response_bytes))
     convert_offsets(entities, input_.text, input_.parameters.offset_unit)
-    if not rule.decides:
-        return entities
     best = max((entity["score"] for entity in all_entities), default=None)  # includes entities that are left out
     return rule.conclude(list(dict.fromkeys(map(label_of, entities))), entities, best, left_out=len(all_entities) - len(entities))
 

@@ -20,9 +20,9 @@ from bertserve.service.tasks import classify
 from bertserve.service.tasks.body import TaskBody, TextOrTexts, body_config
 from bertserve.service.tasks.classify import LabelScore
 from bertserve.service.tasks.cost import ITEM_BYTES, TEXT_CHARS, Cost, text_bytes
-from bertserve.service.tasks.decide import DECISION_BYTES, Decided, DecisionParameters, decision_rule
+from bertserve.service.tasks.decide import Decided, DecisionParameters, decision_rule
 from bertserve.service.tasks.decoding import activate
-from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, warn_if_empty
+from bertserve.service.tasks.step import EMPTY_WARNINGS, ModelConfig, Step, TaskGenerator, TaskModel
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 from bertserve.service.text.windows import kept_tokens
 
@@ -126,10 +126,8 @@ def classify_zero_shot(input_: ZeroShotInput, model: TaskModel) -> TaskGenerator
         token_range = kept_tokens(len(text), text_room, tokenizer.truncation_side)
         encodings.append(tokenizer.assemble(text.ids[token_range.start : token_range.stop], hypothesis.ids))
     # some clients get the text with the labels
-    cost = Cost(text_bytes(input_.text) + sum(ITEM_BYTES + text_bytes(label) for label in labels))
-    if parameters.decide:
-        cost += Cost(DECISION_BYTES + sum(map(text_bytes, labels)))
-    rows = yield Step(encodings, cost, truncated=truncated, warnings=warn_if_empty(input_.text))
+    cost = Cost(text_bytes(input_.text) + sum(ITEM_BYTES + text_bytes(label) for label in labels) + rule.response_bytes)
+    rows = yield Step(encodings, cost, truncated=truncated, warnings=() if input_.text.strip() else EMPTY_WARNINGS)
     entails = entailment(config.labels)
     assert entails is not None, "a derived task runs only on compatible models"
     logits = np.stack([row["logits"] for row in rows])
@@ -140,8 +138,7 @@ def classify_zero_shot(input_: ZeroShotInput, model: TaskModel) -> TaskGenerator
         scores = activate(logits[:, entails], "softmax")
     order = np.argsort(scores, kind="stable")[::-1]
     scored = [{"label": labels[i], "score": float(scores[i])} for i in order.tolist()]
-    decide = rule.decide_any if parameters.multi_label else rule.decide_one
-    return decide(scored, scored)
+    return rule.decide(scored, scored, exclusive=not parameters.multi_label)
 
 
 class ZeroShotBody(TaskBody):
