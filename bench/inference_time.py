@@ -94,8 +94,8 @@ def build_graphs(source: Path, task: str, texts: Sequence[NDArray[np.int64]]) ->
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         checkpoint = load_checkpoint(str(source), LoadOptions(task=task))
-        inputs, form = onnx_trace.trace(checkpoint, folder / "raw.onnx")
-        fp32 = cpu.optimize(folder / "raw.onnx", replace(checkpoint, inputs=inputs), form)
+        inputs, description = onnx_trace.trace(checkpoint, folder / "raw.onnx")
+        fp32 = cpu.optimize(folder / "raw.onnx", replace(checkpoint, inputs=inputs), description)
         feeds = [make_feed(fp32.inputs, ids) for ids in texts]
         quantize(fp32.path, folder / "int8.onnx", folder, feeds, feeds, max_error=inf, quick=True)
         return {"fp32": Graph(fp32.path, fp32.inputs), "int8": Graph(folder / "int8.onnx", fp32.inputs)}
@@ -160,7 +160,7 @@ def compressed_rows(teacher: Path, seconds: float) -> Iterable[Sequence[str]]:
     """Yields the head, and a row for each form and precision, compared with the teacher in fp32."""
     split = int8_texts.read_int8_texts(int8_texts.BUILT_IN_TEXTS)
     tokenize = partial(transformers.AutoTokenizer.from_pretrained(teacher), truncation=True, max_length=TEXT_TOKENS)
-    seen, unseen = ([np.array([ids]) for ids in tokenize(part.lines)["input_ids"]] for part in (split.calibration, split.report))
+    seen, unseen = ([np.array([ids]) for ids in tokenize(part.lines)["input_ids"]] for part in (split.calibration, split.validation))
     load = partial(transformers.AutoModelForSequenceClassification.from_pretrained, teacher, dtype=torch.float32)
     graphs: dict[tuple[str, str], Graph] = {}
     for name, (compress, distilled) in FORMS.items():

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bertserve.service.text.tokenizer import Tokenizer
 
 TorchTracer = Literal["dynamo", "torchscript"]  # PyTorch's tracers, by torch's names
-NO_REPORT = ValidationReport(samples=0, worst_abs_error=0.0, worst_row_error=0.0, nodes=0, fusions={}, quantized={})
+NO_REPORT = ValidationReport(samples=0, worst_abs_error=0.0, worst_batch_error=0.0, nodes=0, fusions={}, quantized={})
 
 
 @dataclass(frozen=True)

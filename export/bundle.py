@@ -171,7 +171,7 @@ def _graph_table(manifest: Manifest, folder: Path) -> list[str]:
             "yes" if graph.batch_invariant else "no",
             f"{graph.validation.worst_abs_error:.1e}",
             summarize_agreement(graph.validation.agreement),
-            f"{graph.validation.worst_row_error:.1e}",
+            f"{graph.validation.worst_batch_error:.1e}",
         ]
         for graph in manifest.graphs
     ]
@@ -187,12 +187,12 @@ def _graph_table(manifest: Manifest, folder: Path) -> list[str]:
 
 
 def _describe_graph(graph: GraphSpec) -> str:
-    """Returns a graph's form, its fused and quantized operators, and the number of matrices with too few texts for GPTQ."""
+    """Returns a graph's description, its fused and quantized operators, and the number of matrices with too few texts for GPTQ."""
     validation = graph.validation
     fused, quantized = (
         ", ".join(f"{name} {count}" for name, count in counts.items()) for counts in (validation.fusions, validation.quantized)
     )
-    text = f"{graph.name}: {graph.form}; {validation.nodes} nodes; fused {fused or 'nothing'}"
+    text = f"{graph.name}: {graph.description}; {validation.nodes} nodes; fused {fused or 'nothing'}"
     text += f"; quantized {quantized}" if quantized else ""
     if quantized and validation.quantization_error:
         text += f", which changes the outputs by {validation.quantization_error:.3f} of their standard deviation"

@@ -53,7 +53,7 @@ def build_graphs(build: GraphBuild, precisions: Sequence[Precision]) -> Iterator
     if "int8" not in precisions:
         return
     texts, max_error = build.texts, build.max_int8_error
-    with stage("quantize", f"int8, calibrated on {len(texts.calibration)} texts, validated on {len(texts.gate)} others"):
+    with stage("quantize", f"int8, calibrated on {len(texts.calibration)} texts, with {len(texts.gate)} others for the gate"):
         feeds, gate = (int8_texts.make_feeds(split, build.checkpoint, build.tokenizer) for split in (texts.calibration, texts.gate))
         scratch = optimized.path.parent
         counts, error = quantize.quantize(optimized.path, int8_path, scratch, feeds, gate, max_error=max_error, quick=build.quick)

@@ -3,8 +3,8 @@
 The built-in texts (`int8_texts.txt`) were written for this project: reviews, encyclopedic sentences, passages, questions and
 everyday messages. Texts of the model's domain and language are better: `bert-export --calibration FILE`.
 
-There are three splits: the calibration split creates int8, the gate split decides which matrices stay in float, and the report split, on
-which nothing was chosen, gives the metrics of the validation report. The manifest has short digests of the texts of each split.
+There are three splits: the calibration split creates int8, the gate split decides which matrices stay in float, and the validation split,
+on which nothing was chosen, gives the metrics of the validation report. The manifest has short digests of the texts of each split.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bertserve.service.scoring.rows import DELIMITERS, Row, read_delimited, read
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.windows import truncate_longest_first
 
-MIN_FILE_TEXTS = 16  # distinct ones; 11 of them calibrate, 2 are for the gate, and 3 for the report
+MIN_FILE_TEXTS = 16  # distinct ones; 11 of them calibrate, 2 are for the gate, and 3 for validation
 HASH_BYTES = 4  # of a text in the manifest: 1,000 texts need 5 KB, and for 1,000 other texts the probability of any match is 0.02 %
 TextOrPair = str | tuple[str, str]
 TextToCut = tuple[Sequence[int], int]  # the token ids of a text, and the maximum number to keep
@@ -182,12 +182,12 @@ class Int8Texts(NamedTuple):
     Attributes:
         calibration: Texts for the choice of scales, rounding and bias.
         gate: Texts that decide which matrices stay in float, and whether int8 exists at all.
-        report: Texts of the validation report of int8.
+        validation: Texts of the validation report of int8.
     """
 
     calibration: SplitTexts
     gate: SplitTexts
-    report: SplitTexts
+    validation: SplitTexts
 
     def with_passages(self, tokenizer: Tokenizer) -> Int8Texts:
         """Returns all splits with passages, each from its own lines."""
@@ -195,31 +195,31 @@ class Int8Texts(NamedTuple):
 
     def digests(self) -> Int8TextDigests:
         """Returns the manifest's entry for the texts of each split."""
-        calibration, gate, report = (hash_texts((*texts.lines, *texts.pairs)) for texts in self)
-        return Int8TextDigests(calibration=calibration, gate=gate, report=report)
+        calibration, gate, validation = (hash_texts((*texts.lines, *texts.pairs)) for texts in self)
+        return Int8TextDigests(calibration=calibration, gate=gate, validation=validation)
 
 
 def read_int8_texts(calibration: Path, validation: Path | None = None) -> Int8Texts:
-    """Returns the texts of all splits, without passages. Without `validation`, the first file also gives the texts of the report."""
+    """Returns the texts of all splits, without passages. Without `validation`, the first file also gives the validation texts."""
     texts = read_texts(calibration)
     selection = sample(texts, 1000)  # each text takes time
     if calibration != BUILT_IN_TEXTS:  # its lines have no pattern
         selection = shuffled(selection)
     held_out = selection[2::3]
-    # a quarter is for the gate, but at least 8 texts, or half of them if there are fewer; the others are for the report
+    # a quarter is for the gate, but at least 8 texts, or half of them if there are fewer; the others are for validation
     count = max(len(held_out) // 4, min(8, len(held_out) // 2))
     positions = {i * len(held_out) // count for i in range(count)}
-    gate, report = [held_out[i] for i in sorted(positions)], [text for i, text in enumerate(held_out) if i not in positions]
+    gate, validation_texts = [held_out[i] for i in sorted(positions)], [text for i, text in enumerate(held_out) if i not in positions]
     if validation is not None:
-        report = read_texts(validation, "validation")
-        if shared := len({*map(_normalized, texts)} & {*map(_normalized, report)}):
+        validation_texts = read_texts(validation, "validation")
+        if shared := len({*map(_normalized, texts)} & {*map(_normalized, validation_texts)}):
             raise DataError(
                 f"`{calibration}` and `{validation}` share {shared} texts, but int8 must be validated on other texts than it is calibrated "
                 "on; remove them from one of the files, or remove --validation."
             )
-    held_out_texts = {*gate, *report}
+    held_out_texts = {*gate, *validation_texts}
     calibration_texts = [text for text in selection if text not in held_out_texts]
-    return Int8Texts(SplitTexts.of(calibration_texts), SplitTexts.of(gate), sample_report_texts(report))
+    return Int8Texts(SplitTexts.of(calibration_texts), SplitTexts.of(gate), sample_validation_texts(validation_texts))
 
 
 def refuse_pairs(texts: Sequence[SplitTexts], task: str, spec: TokenizerSpec) -> None:
@@ -231,7 +231,7 @@ def refuse_pairs(texts: Sequence[SplitTexts], task: str, spec: TokenizerSpec) ->
         )
 
 
-def sample_report_texts(texts: Sequence[TextOrPair]) -> SplitTexts:
+def sample_validation_texts(texts: Sequence[TextOrPair]) -> SplitTexts:
     """Returns the texts for a validation report: with passages at most 350, because more would take long and add little information."""
     return SplitTexts.of(sample(texts, 350 - sum(PASSAGE_COUNTS.values())))
 
@@ -245,20 +245,20 @@ def read_validation_texts(manifest: Manifest, validation: Path | None) -> SplitT
     path = validation or BUILT_IN_TEXTS
     splits = manifest.int8_texts or read_int8_texts(BUILT_IN_TEXTS).digests()
     texts = {hash_text(text): text for text in read_texts(path, "validation")}
-    report_hashes = hashes_of(splits.report)
-    if texts.keys() >= set(report_hashes):
-        return SplitTexts.of([texts[digest] for digest in report_hashes])
+    validation_hashes = hashes_of(splits.validation)
+    if texts.keys() >= set(validation_hashes):
+        return SplitTexts.of([texts[digest] for digest in validation_hashes])
     if validation is None:
         raise DataError(
-            f"int8 of `{manifest.name}` was validated on {len(report_hashes)} texts that are not built in; give their file with "
+            f"int8 of `{manifest.name}` was validated on {len(validation_hashes)} texts that are not built in; give their file with "
             "--validation."
         )
     if shared_hashes := texts.keys() & {*hashes_of(splits.calibration), *hashes_of(splits.gate)}:
         raise DataError(
             f"int8 of `{manifest.name}` was made with {len(shared_hashes)} of the {len(texts)} texts of `{path}`; give others with "
-            f"--validation, or the file of the {len(report_hashes)} texts on which it was validated at the export."
+            f"--validation, or the file of the {len(validation_hashes)} texts on which it was validated at the export."
         )
-    return sample_report_texts(list(texts.values()))
+    return sample_validation_texts(list(texts.values()))
 
 
 def make_feeds(texts: SplitTexts, checkpoint: Checkpoint, tokenizer: Tokenizer, inputs: Sequence[InputSpec] | None = None) -> list[Feed]:

@@ -137,7 +137,7 @@ def _build(options: ExportOptions, name: str, checkpoint: Checkpoint, texts: Int
         raise CheckpointError(f"the tokenizer of `{options.source}` is not supported: {error}") from error
     texts = texts.with_passages(tokenizer)
     with stage("reference", "PyTorch float32"):
-        reference = sample_reference(checkpoint, texts.report if "int8" in precisions.get("cpu", ()) else None)
+        reference = sample_reference(checkpoint, texts.validation if "int8" in precisions.get("cpu", ()) else None)
         flops = checkpoint.flops
     checkpoint.model.to_empty(device="meta")  # no later stage runs it, and sessions of a large model need the memory
     build = GraphBuild(
@@ -241,7 +241,7 @@ def _entry(artifact: Artifact, checkpoint: Checkpoint) -> GraphSpec:
         data=tuple(data),
         provider=artifact.provider,
         precision=artifact.precision,
-        form=artifact.description,
+        description=artifact.description,
         default=False,
         batch_invariant=False,
         inputs=artifact.inputs,

@@ -172,7 +172,7 @@ def graph_fields(file: Path, task: str, *, with_attention: bool, batch_invariant
         "sha256": digest(file),
         "provider": "cpu",
         "precision": "fp32",
-        "form": "tiny",
+        "description": "tiny",
         "default": True,
         "batch_invariant": batch_invariant,
         "inputs": [
@@ -183,7 +183,7 @@ def graph_fields(file: Path, task: str, *, with_attention: bool, batch_invariant
             *([{"name": "attention_index", "fill": "attention_index"}] if with_attention else []),
         ],
         "outputs": [*OUTPUTS[task], *([{"name": "attentions", "kind": "per_map"}] if with_attention else [])],
-        "validation": {"samples": 0, "worst_abs_error": 0.0, "worst_row_error": 0.0, "nodes": 10, "fusions": {}, "quantized": {}},
+        "validation": {"samples": 0, "worst_abs_error": 0.0, "worst_batch_error": 0.0, "nodes": 10, "fusions": {}, "quantized": {}},
     }
 
 

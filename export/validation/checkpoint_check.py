@@ -84,7 +84,7 @@ def update(bundle: Bundle, checkpoint: Checkpoint, tokenizer: Tokenizer, validat
         raise DataError(f"`{manifest.name}` has no int8 graph, which --validation needs; remove --validation.")
     int8_texts.refuse_pairs((texts,), manifest.task, manifest.tokenizer)
     if digests is not None:
-        digests = digests.model_copy(update={"report": hash_texts((*texts.lines, *texts.pairs))})
+        digests = digests.model_copy(update={"validation": hash_texts((*texts.lines, *texts.pairs))})
     reference = sample_reference(checkpoint, texts.with_passages(tokenizer))
     graphs = tuple(measure_graph(bundle.path, graph, checkpoint, tokenizer, reference) for graph in manifest.graphs)
     source = manifest.source.model_copy(update=checkpoint.origin.model_dump(include=CARD_FIELDS))

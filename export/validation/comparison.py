@@ -44,7 +44,7 @@ MAX_ATTENTION_ERROR = 1e-4  # of an attention weight, which is from 0 to 1, for 
 # at a time. fp16 has ten bits, and rounding may depend on the kernel for a batch's shape. int8 with static scales gives a row the same
 # numbers in a batch, unless a value is so close to a rounding boundary that the last bit of a float32 sum decides. This happens to few rows,
 # while dynamic scales, which depend on the batch, change nearly all.
-MAX_ROW_ERROR, MAX_ROW_ERROR_FP16, MAX_INT8_SHARE = 1e-5, 2e-2, 0.05
+MAX_BATCH_ERROR, MAX_BATCH_ERROR_FP16, MAX_INT8_SHARE = 1e-5, 2e-2, 0.05
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class Comparison:
         self.served, self.reference = served, reference
         self.is_reference = served in reference.graphs
         self.results, self.expected = list[Any](), list[Any]()
-        self.worst_row_error, self.batch_invariant = 0.0, False
+        self.worst_batch_error, self.batch_invariant = 0.0, False
         self.attention_error: float | None = None
         self.error: str | None = None
         self._samples, self._texts = list[RowDifference](), list[RowDifference]()
@@ -197,7 +197,7 @@ class Comparison:
         return {
             "samples": len(self.results),
             "worst_abs_error": max((entry.worst_abs_error for entry in lengths), default=0.0),
-            "worst_row_error": self.worst_row_error,
+            "worst_batch_error": self.worst_batch_error,
             "agreement": self.agreement(),
             "lengths": lengths,
             "longest": max((row.tokens for row in rows), default=0),
@@ -281,7 +281,7 @@ def compare(served: ServedGraph, reference: Reference) -> Comparison:
     for prediction, request, expected in zip(predictions, requests, reference.predictions, strict=False):
         comparison.add(request, prediction, expected)
         pairs += zip(prediction.encodings, prediction.rows, strict=True)
-    comparison.worst_row_error, comparison.batch_invariant = measure_row_errors(served, pairs)
+    comparison.worst_batch_error, comparison.batch_invariant = measure_batch_error(served, pairs)
     if reference.maps:
         comparison.attention_error = float(np.max([_attention_error(served, *weights) for weights in reference.maps]))
     return comparison
@@ -295,7 +295,7 @@ def _attention_error(served: ServedGraph, request: attention.AttentionInput, wei
     return float(np.abs(row[attention.OUTPUT] - weights).max())
 
 
-def measure_row_errors(served: ServedGraph, alone: Sequence[tuple[Encoding, Outputs]]) -> tuple[float, bool]:
+def measure_batch_error(served: ServedGraph, alone: Sequence[tuple[Encoding, Outputs]]) -> tuple[float, bool]:
     """Compares rows in batches of four neighbors with the same rows run alone.
 
     Returns:
@@ -309,11 +309,12 @@ def measure_row_errors(served: ServedGraph, alone: Sequence[tuple[Encoding, Outp
         together = served.engine.run([encoding for encoding, _ in neighbors])
         return [RowDifference.of(*pair, row) for pair, row in zip(neighbors, together, strict=True)]
 
-    errors = [error for batch in parallel_map(run_batch, range(0, len(rows), 4)) for error in batch]
-    worst = float(np.max([error.error for error in errors]))  # `max` may ignore a NaN
-    largest, share = max(error.scaled_error for error in errors), np.mean([error.scaled_error > MAX_ROW_ERROR for error in errors])
+    differences = [difference for batch in parallel_map(run_batch, range(0, len(rows), 4)) for difference in batch]
+    worst = float(np.max([difference.error for difference in differences]))  # `max` may ignore a NaN
+    scaled_errors = [difference.scaled_error for difference in differences]
+    largest, share = max(scaled_errors), np.mean([error > MAX_BATCH_ERROR for error in scaled_errors])
     precision = served.graph.precision
-    bound = MAX_ROW_ERROR if precision == "fp32" else MAX_ROW_ERROR_FP16
+    bound = MAX_BATCH_ERROR if precision == "fp32" else MAX_BATCH_ERROR_FP16
     return worst, bool(largest <= bound and (precision != "int8" or share <= MAX_INT8_SHARE))
 
 

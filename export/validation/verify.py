@@ -191,9 +191,9 @@ def _compare_samples(served: ServedGraph, reference: Reference, report: VerifyRe
     name, graph = f"batches {served.graph.name}", served.graph
     with report.record_failure(name):
         comparison = compare(served, reference)
-        worst, claim = comparison.worst_row_error, "batch-invariant" if graph.batch_invariant else "not batch-invariant"
+        worst, claim = comparison.worst_batch_error, "batch-invariant" if graph.batch_invariant else "not batch-invariant"
         detail = f"a row in a batch differs from the row alone by {worst:.1e} at most; the manifest says {claim}"
-        metrics = {"worst_row_error": worst, "batch_invariant": graph.batch_invariant}
+        metrics = {"worst_batch_error": worst, "batch_invariant": graph.batch_invariant}
         report.add(name, comparison.batch_invariant or not graph.batch_invariant, detail, metrics)
         return comparison
     return None

@@ -241,7 +241,7 @@ def _describe(state: AppState, model: Model) -> dict[str, Any]:
         "graph": {
             "file": graph.file,
             "sha256": graph.identity[:12],
-            "form": graph.form,
+            "description": graph.description,
             "threads": 1,
             "multi_threaded_run": {"threads": engines.threads, "min_tokens": engines.min_tokens} if engines.threads > 1 else None,
         },

@@ -154,7 +154,7 @@ class ValidationReport(Record):
 
     samples: int
     worst_abs_error: float
-    worst_row_error: float
+    worst_batch_error: float
     nodes: int
     fusions: dict[str, int]
     quantized: dict[str, int]
@@ -193,7 +193,7 @@ class GraphSpec(Record):
     sha256: str
     provider: Provider
     precision: Precision
-    form: str
+    description: str
     default: bool
     batch_invariant: bool
     inputs: Annotated[tuple[InputSpec, ...], Field(strict=False, min_length=1)]

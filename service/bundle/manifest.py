@@ -196,7 +196,7 @@ class Int8TextDigests(Record):
 
     calibration: TextDigests
     gate: TextDigests
-    report: TextDigests
+    validation: TextDigests
 
 
 class Manifest(Record):

@@ -43,7 +43,7 @@ class Measured:
 
     @property
     def attention(self) -> str:
-        return self.fp32_graph.form.split(", ")[1]
+        return self.fp32_graph.description.split(", ")[1]
 
 
 def measure(name: str, task: str, folder: Path, **fields: Any) -> Measured:

@@ -17,7 +17,7 @@ from huggingface_hub.repocard import metadata_load
 from bertserve.export import cli
 from bertserve.export.bundle import model_card
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
-from bertserve.export.validation.comparison import MAX_ABS_ERROR, MAX_ROW_ERROR
+from bertserve.export.validation.comparison import MAX_ABS_ERROR, MAX_BATCH_ERROR
 from bertserve.export.validation.served_graph import MAX_FULL_LENGTH, measure_latency
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, Bundle, digest, load_bundle
 from bertserve.service.check import check
@@ -107,7 +107,7 @@ def test_the_manifest_has_each_graph_with_its_validation(usual: Bundle, precisio
     fills = {"input_ids": "token_ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
     assert fills == {spec.name: spec.fill for spec in graph.inputs}
     assert [("logits", "per_text")] == [(spec.name, spec.kind) for spec in graph.outputs]
-    assert (True, True) == (graph.batch_invariant, validation.worst_row_error <= MAX_ROW_ERROR)
+    assert (True, True) == (graph.batch_invariant, validation.worst_batch_error <= MAX_BATCH_ERROR)
     if precision == "fp32":
         assert (1.0, 2, {}) == (validation.agreement.value, validation.fusions["Attention"], validation.quantized)
         assert validation.worst_abs_error <= MAX_ABS_ERROR["fp32"]

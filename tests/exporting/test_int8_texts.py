@@ -34,7 +34,7 @@ def test_each_split_of_alternating_classes_has_all_classes(tmp_path: Path) -> No
     (tmp_path / "texts.txt").write_bytes(b"".join(b"class%d text %d\n" % (i % 3, i) for i in range(600)))
     split = int8_texts.read_int8_texts(tmp_path / "texts.txt")
 
-    for texts in (split.calibration, split.gate, split.report):
+    for texts in (split.calibration, split.gate, split.validation):
         assert {"class0", "class1", "class2"} == {line.split()[0] for line in texts.lines}
 
 
@@ -109,8 +109,8 @@ def test_a_file_that_cannot_be_used_is_an_error(tmp_path: Path, name: str, conte
 
 
 def sizes(split: int8_texts.Int8Texts) -> tuple[int, int, int]:
-    """Returns the number of texts for calibration, for the gate and for the report."""
-    return len(split.calibration), len(split.gate), len(split.report)
+    """Returns the number of texts for calibration, for the gate and for validation."""
+    return len(split.calibration), len(split.gate), len(split.validation)
 
 
 @pytest.mark.parametrize(("count", "expected"), [(16, (11, 2, 3)), (30, (20, 5, 5))])
@@ -122,14 +122,14 @@ def test_a_duplicate_text_is_in_only_one_split(tmp_path: Path, count: int, expec
     assert expected == sizes(int8_texts.read_int8_texts(tmp_path / "texts.txt"))
 
 
-def test_a_validation_file_gives_the_texts_of_the_report(tmp_path: Path) -> None:
+def test_a_validation_file_gives_all_validation_texts(tmp_path: Path) -> None:
     """The first file is split between calibration and the gate."""
     own = numbered_texts(tmp_path / "own.txt", range(40))
     split = int8_texts.read_int8_texts(own, numbered_texts(tmp_path / "validation.txt", range(41, 60)))
 
     assert (34, 6, 19) == sizes(split)
     assert {f"text {i}" for i in range(40)} == {*split.calibration.lines, *split.gate.lines}
-    assert tuple(f"text {i}" for i in range(41, 60)) == split.report.lines
+    assert tuple(f"text {i}" for i in range(41, 60)) == split.validation.lines
 
 
 def test_files_that_share_texts_are_an_error(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_passages_join_neighboring_texts_of_one_split(all_staged: dict[str, Stag
     split = int8_texts.read_int8_texts(int8_texts.BUILT_IN_TEXTS).with_passages(staged.tokenizer)
     room = staged.tokenizer.max_text_tokens(pair=False)
 
-    for side, other in ((split.calibration, split.report), (split.report, split.calibration)):
+    for side, other in ((split.calibration, split.validation), (split.validation, split.calibration)):
         joined = [passage for passage in side.passages if passage not in side.lines]
         lengths = [len(entry.ids) for entry in staged.tokenizer.tokenize(joined)]
         assert 12 == len(side.passages) > len(joined) / 2 > 0

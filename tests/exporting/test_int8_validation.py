@@ -53,11 +53,11 @@ def test_int8_is_validated_on_the_texts_of_the_validation_flag(
     texts = load_bundle(output / "tiny-bert").manifest.int8_texts
 
     assert " 654 texts, " in capsys.readouterr().err  # 642 lines, and 12 passages
-    assert [642, 58, 17] == [getattr(texts, name).texts for name in ("calibration", "gate", "report")]
-    assert hash_texts(own.splitlines()) == texts.report
+    assert [642, 58, 17] == [getattr(texts, name).texts for name in ("calibration", "gate", "validation")]
+    assert hash_texts(own.splitlines()) == texts.validation
 
 
-def test_the_gate_does_not_run_the_texts_of_the_report(source: Path, output: Path, tmp_path: Path, run: Run, play: Played) -> None:
+def test_the_gate_does_not_run_the_validation_texts(source: Path, output: Path, tmp_path: Path, run: Run, play: Played) -> None:
     given: list[Any] = []
 
     def quantizing(played: Any, source: Path, target: Path, scratch: Path, *feeds: Any, **options: Any) -> tuple[dict[str, int], float]:
@@ -70,7 +70,7 @@ def test_the_gate_does_not_run_the_texts_of_the_report(source: Path, output: Pat
     texts.write_text("".join(f"{a} {b} good\n" for a in "abcdef" for b in "abcdef"), encoding="utf-8")
     assert 0 == run(source, "--calibration", texts)[0]
     splits = load_bundle(output / "tiny-bert").manifest.int8_texts
-    split_of = [getattr(splits, name) for name in ("calibration", "gate", "report")]
+    split_of = [getattr(splits, name) for name in ("calibration", "gate", "validation")]
 
     assert [24 + 12, 6 + 3] == [len(feeds) for feeds in given]  # every second text also runs as a pair
     assert [24, 6, 6] == [split.texts for split in split_of]
@@ -102,7 +102,7 @@ def test_the_quick_flag_is_passed_on_and_reported(source: Path, output: Path, ru
     forms = []
     for flags in ((), ("--quick", "--overwrite")):
         assert 0 == run(source, *flags)[0]
-        forms.append([graph.form for graph in load_bundle(output / "tiny-bert").manifest.graphs])
+        forms.append([graph.description for graph in load_bundle(output / "tiny-bert").manifest.graphs])
 
     assert [False, True] == asked
     assert [forms[0][0], f"{forms[0][0]}, int8 by --quick"] == forms[1]
@@ -153,12 +153,12 @@ def made_with(manifest: Manifest, split: Int8Texts) -> Manifest:
 
 
 def test_int8_is_validated_again_on_the_same_texts(manifest: Manifest, tmp_path: Path) -> None:
-    """The texts of the export's report are used again, from a user's file or from the built-in file."""
+    """The validation texts of the export are used again, from a user's file or from the built-in file."""
     own = read_int8_texts(numbered_texts(tmp_path / "own.txt", range(40)))
     built_in = read_int8_texts(int8_texts.BUILT_IN_TEXTS)
 
-    assert own.report == int8_texts.read_validation_texts(made_with(manifest, own), tmp_path / "own.txt")
-    assert built_in.report == int8_texts.read_validation_texts(made_with(manifest, built_in), None)
+    assert own.validation == int8_texts.read_validation_texts(made_with(manifest, own), tmp_path / "own.txt")
+    assert built_in.validation == int8_texts.read_validation_texts(made_with(manifest, built_in), None)
 
 
 def test_int8_is_not_validated_on_texts_that_created_it(manifest: Manifest, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_every_family_is_exported_with_the_default_tracer(family: str, task: str
     monkeypatch.setattr(onnx_trace, "TRACERS", BOTH)
     found = measure(family, task, tmp_path)
 
-    assert ("torchscript" if family in SCALAR_FIRST else "dynamo") == found.fp32_graph.form.partition(" ")[0]
+    assert ("torchscript" if family in SCALAR_FIRST else "dynamo") == found.fp32_graph.description.partition(" ")[0]
     assert found.error <= 1e-4
     agreement = found.fp32_graph.validation.agreement
     assert pytest.approx(1, abs=1e-3) == agreement.value

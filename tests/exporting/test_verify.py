@@ -100,7 +100,7 @@ def test_a_false_claim_of_batch_invariance_fails(tmp_path: Path, verify: Verify)
     code, checks = verify(path)
 
     assert (1, GRAPH_PASSED | {"batches cpu/fp32": False}) == (code, passed(checks))
-    assert checks["batches cpu/fp32"]["metrics"]["worst_row_error"] > 0.01
+    assert checks["batches cpu/fp32"]["metrics"]["worst_batch_error"] > 0.01
     assert 0 == verify(tiny.edit(path, lambda manifest: manifest["graphs"][0].update(batch_invariant=False)))[0]
 
 
