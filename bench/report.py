@@ -170,7 +170,7 @@ def _load_lines(load: LoadMetrics) -> Iterator[str]:
 
 
 def format_number(value: float | None) -> str:
-    """Returns a number with four digits, or with all digits of its integer part from 10,000 on; `nothing` for None."""
+    """Returns a number with four digits, or all digits of its integer part if it is at least 10,000; `nothing` for None."""
     return "nothing" if value is None else f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
 
 

@@ -21,7 +21,7 @@ class Aim(NamedTuple):
 
     @property
     def counts_missed(self) -> bool:
-        """Whether an error is a correct item below the threshold; otherwise it is a wrong prediction from the threshold on."""
+        """Whether an error is a correct item below the threshold; otherwise it is a wrong prediction at or above it."""
         return self.name in ("recall", "coverage")
 
     @property

@@ -57,10 +57,13 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         type=Path,
         required=True,
-        help="JSON Lines of inputs with correct answers, as for `verify --data`, at least 100: one half fits the calibration, the other judges it",
+        help="JSON Lines of inputs with correct answers, as for `verify --data`, at least 100: one half fits the calibration, the other tests it",
     )
     parser.add_argument(
-        "--judge", metavar="FILE", type=Path, help="examples to judge by, so that all of --data fit (default: a half of --data)"
+        "--test-data",
+        metavar="FILE",
+        type=Path,
+        help="at least 100 other examples for the test; all of --data then fits the calibration (default: one half of --data)",
     )
     parser.add_argument(
         "--aim",

@@ -30,7 +30,7 @@ def describe(calibration: Calibration) -> str:
     measures = {"log_loss": "log loss", "brier": "Brier score", "ece": "ECE", "auroc": "AUROC"}
     return "\n  ".join(
         [
-            f"{parameters}, fitted on {calibration.fitted} examples and judged on {calibration.judged} others",
+            f"{parameters}, fitted on {calibration.fitted} examples and tested on {calibration.tested} others",
             *(
                 f"{text:<11} {_interval(getattr(calibration.before, name))} -> {_interval(getattr(calibration.after, name))}"
                 for name, text in measures.items()
@@ -48,7 +48,7 @@ def _describe_threshold(threshold: Threshold) -> str:
     aim = Aim(threshold.aim, threshold.target, threshold.label)
     errors = {"recall": "correct ones are below it", "coverage": "label sets lack the correct label"}
     return (
-        f"`{aim}`: scores from {threshold.threshold:.4f} on decide {threshold.decided:.1%}; {threshold.error:.2%} of {threshold.examples} "
+        f"`{aim}`: scores of at least {threshold.threshold:.4f} decide {threshold.decided:.1%}; {threshold.error:.2%} of {threshold.examples} "
         f"{errors.get(threshold.aim, 'decided are wrong')}, at most {aim.max_error:.2%} at 95 % confidence"
     )
 

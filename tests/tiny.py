@@ -234,7 +234,7 @@ def calibrate(path: Path, *thresholds: dict[str, Any], method: str = "temperatur
         "scale": [0.5],
         "bias": [0.0],
         "fitted": 200,
-        "judged": 200,
+        "tested": 200,
         "data_sha256": "0" * 64,
         "before": quality,
         "after": quality,

@@ -35,8 +35,8 @@ from bertserve.export.tasks.export_task import ExportTask
 from bertserve.service.bundle.manifest import Activation, Task
 
 OTHER_HEADS: dict[str, dict[Task, Any]] = {
-    # the architecture's name, or its part from "For" on -> the tasks of its heads, the default task first, and the classes that load
-    # these heads
+    # the architecture's name, or its end that begins with "For" -> the tasks of its heads, the default task first, and the classes that
+    # load these heads
     "ForNextSentencePrediction": {"text-classification": AutoModelForNextSentencePrediction},
     "AlbertForPreTraining": {"fill-mask": AutoModelForMaskedLM, "text-classification": AutoModelForPreTraining},
     "ElectraForPreTraining": {"token-classification": AutoModelForPreTraining},

@@ -34,7 +34,7 @@ MIN_EXAMPLES = 100  # different inputs of a file; with fewer, an interval is wid
 SCORE_BINS = 20  # of equal width, for the reference of drift: a shift of 0.05 is visible, and 100 examples leave 5 per bin
 
 
-def calibrate(bundle: Path, data: Path, output: Path, *, judge: Path | None, aims: Sequence[Aim], overwrite: bool) -> Path:
+def calibrate(bundle: Path, data: Path, output: Path, *, test_data: Path | None, aims: Sequence[Aim], overwrite: bool) -> Path:
     """Calibrates all graphs that this machine can run, prints the results, and writes the bundle; returns its folder.
 
     Raises:
@@ -49,8 +49,8 @@ def calibrate(bundle: Path, data: Path, output: Path, *, judge: Path | None, aim
         refuse_existing(target, overwrite=overwrite)
         method = method_of(manifest)
         check_aims(aims, method, manifest)
-        fitting, judging = _examples(data, judge, manifest)
-        digest = hashlib.sha256(b"".join(path.read_bytes() for path in (data, judge) if path is not None)).hexdigest()
+        fit_rows, test_rows = _examples(data, test_data, manifest)
+        digest = hashlib.sha256(b"".join(path.read_bytes() for path in (data, test_data) if path is not None)).hexdigest()
         graphs = list[GraphSpec]()
         for graph in manifest.graphs:
             raw = graph.model_copy(update={"calibration": None})
@@ -61,8 +61,8 @@ def calibrate(bundle: Path, data: Path, output: Path, *, judge: Path | None, aim
                 graphs.append(raw)
                 continue
             served = open_graph(source.path, raw, manifest.tokenizer, tokenizer, manifest, graph.provider)
-            fitted, judged = (collect(served, method, examples) for examples in (fitting, judging))
-            calibration = fit_and_judge(fitted, judged, graph.name, aims, digest)
+            fitted, tested = (collect(served, method, rows) for rows in (fit_rows, test_rows))
+            calibration = fit_and_test(fitted, tested, graph.name, aims, digest)
             print(f"{graph.name}: {describe(calibration)}")
             graphs.append(graph.model_copy(update={"calibration": calibration}))
         if all(unavailable_reason(graph.provider) for graph in graphs):
@@ -76,14 +76,14 @@ def calibrate(bundle: Path, data: Path, output: Path, *, judge: Path | None, aim
     return target
 
 
-def fit_and_judge(fitted: Outcomes, judged: Outcomes, graph: str, aims: Sequence[Aim], data_sha256: str) -> Calibration:
-    """Returns the calibration of a graph with its thresholds.
+def fit_and_test(fitted: Outcomes, tested: Outcomes, graph: str, aims: Sequence[Aim], data_sha256: str) -> Calibration:
+    """Returns the calibration of a graph with its thresholds, from the outcomes of the rows that fit it and of those that test it.
 
     Raises:
         DataError: The data cannot calibrate it.
         ExportError: The calibration is worse than raw scores, or no threshold reaches an aim.
     """
-    for part in (fitted, judged):
+    for part in (fitted, tested):
         correct = part.predictions(IDENTITY).correct
         if correct.all() or not correct.any():
             raise DataError(
@@ -91,8 +91,8 @@ def fit_and_judge(fitted: Outcomes, judged: Outcomes, graph: str, aims: Sequence
                 "other examples, some of which are difficult."
             )
     parameters = fit(fitted)
-    predictions = judged.predictions(parameters)
-    before, after = measure(judged.predictions(IDENTITY)), measure(predictions)
+    predictions = tested.predictions(parameters)
+    before, after = measure(tested.predictions(IDENTITY)), measure(predictions)
     if after.log_loss.value > before.log_loss.value:
         raise ExportError(
             f"the calibration of {graph} makes the log loss worse: {before.log_loss.value:.4f} becomes {after.log_loss.value:.4f} on the "
@@ -100,18 +100,18 @@ def fit_and_judge(fitted: Outcomes, judged: Outcomes, graph: str, aims: Sequence
         )
     thresholds = []
     for aim in aims:
-        counted = judged.labels if aim.name == "coverage" else None if aim.label is None else [aim.label]
-        thresholds.append(choose(aim, graph, *(part.predictions(parameters, counted) for part in (fitted, judged))))
+        counted = tested.labels if aim.name == "coverage" else None if aim.label is None else [aim.label]
+        thresholds.append(choose(aim, graph, *(part.predictions(parameters, counted) for part in (fitted, tested))))
     scores, labels = predictions.scores, predictions.labels
-    if judged.method == "per-label":
+    if tested.method == "per-label":
         labels = labels[scores >= DEFAULT_THRESHOLD]
         scores = scores.reshape(predictions.count, -1).max(axis=1)
     return Calibration(
-        method=judged.method,
+        method=tested.method,
         scale=parameters[0],
         bias=parameters[1],
         fitted=fitted.predictions(IDENTITY).count,
-        judged=predictions.count,
+        tested=predictions.count,
         data_sha256=data_sha256,
         before=before,
         after=after,
@@ -121,10 +121,10 @@ def fit_and_judge(fitted: Outcomes, judged: Outcomes, graph: str, aims: Sequence
     )
 
 
-def _examples(data: Path, judge: Path | None, manifest: Manifest) -> tuple[list[LabeledRow], list[LabeledRow]]:
-    """Returns the examples that fit and those that judge; refuses files with too few examples, one label, or the same inputs."""
+def _examples(data: Path, test_data: Path | None, manifest: Manifest) -> tuple[list[LabeledRow], list[LabeledRow]]:
+    """Returns the rows that fit a calibration and those that test it; refuses files with too few examples, one label, or the same inputs."""
     parts = list[list[LabeledRow]]()
-    for path in [data] if judge is None else [data, judge]:
+    for path in [data] if test_data is None else [data, test_data]:
         rows, answers = read_data(path, manifest)
         part = [LabeledRow(row, correct) for row, correct in zip(rows, answers, strict=True) if correct is not None]
         if without := len(rows) - len(part):
@@ -139,14 +139,14 @@ def _examples(data: Path, judge: Path | None, manifest: Manifest) -> tuple[list[
                 file=sys.stderr,
             )
         parts.append(part)
-    fitting, judging = parts if len(parts) == 2 else split(parts[0])
-    fitting_texts = {example.text for example in fitting}
-    if shared := [example.row.line for example in judging if example.text in fitting_texts]:
+    fit_rows, test_rows = parts if len(parts) == 2 else split(parts[0])
+    fit_texts = {example.text for example in fit_rows}
+    if shared := [example.row.line for example in test_rows if example.text in fit_texts]:
         raise DataError(
-            f"{len(shared)} inputs of `{judge}` are in `{data}` too, the first one in line {shared[0]}; remove them, because examples "
-            "that judge must be new."
+            f"{len(shared)} inputs of `{test_data}` are in `{data}` too, the first one in line {shared[0]}; remove them, because test "
+            "examples must not be in --data."
         )
-    return fitting, judging
+    return fit_rows, test_rows
 
 
 def split(examples: Sequence[LabeledRow]) -> tuple[list[LabeledRow], list[LabeledRow]]:

@@ -40,7 +40,7 @@ ALLOWED_VALUES: dict[Method, dict[str, list[Any]]] = {
 MAX_LOG_SCALE = 3.0  # scales from 1/20 to 20 are tried
 MAX_BIAS = 10.0  # a factor of 20,000
 MIN_OF_A_KIND = 20  # examples with a label, and others, for parameters of its own
-MIN_FOR_MORE = 1000  # examples from which on a calibration has more than one parameter; with fewer, these are mostly noise
+MIN_FOR_MORE = 1000  # minimum examples for more than one parameter; with fewer, these are mostly noise
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def method_of(manifest: Manifest) -> Method:
 
 
 def check_aims(aims: Sequence[Aim], method: Method, manifest: Manifest) -> None:
-    """Refuses aims that a model cannot have, or of which one breaks the promise of another: each text has one decision."""
+    """Refuses aims that the model does not support, and aims that cannot hold together, because a text has one decision."""
     names = sorted({*manifest.labels, *token_classification.groups_of(manifest)}) if method == "tags" else manifest.labels
     for aim in aims:
         if method == "answers" and (aim.label is not None or aim.counts_missed):

@@ -50,7 +50,7 @@ class Threshold(Record):
     The true share of errors is at most `target` for `max-error`, otherwise 1 - `target`; `error` is the measured one.
 
     With a `label`, the score is that of the label, whether or not another label has a better one. Without one, it is the score of each
-    prediction (the best label, an entity, an answer); for `coverage`, the label set has all labels from `threshold` on.
+    prediction (the best label, an entity, an answer); for `coverage`, the label set has all labels with at least `threshold`.
     """
 
     label: str | None
@@ -81,7 +81,7 @@ class Calibration(Record):
     scale: Annotated[tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...], Field(strict=False, min_length=1)]
     bias: Annotated[tuple[Finite, ...], Field(strict=False, min_length=1)]
     fitted: Count
-    judged: Count
+    tested: Count
     data_sha256: str
     before: Quality
     after: Quality

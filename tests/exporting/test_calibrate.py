@@ -83,7 +83,7 @@ def test_the_calibrated_bundle_is_complete_and_recovers_the_temperature(tmp_path
         calibration.temperature,
         calibration.method,
         calibration.fitted,
-        calibration.judged,
+        calibration.tested,
     )
     [threshold] = calibration.thresholds
     assert ("recall", True) == (threshold.aim, threshold.error <= 0.5)
@@ -145,15 +145,15 @@ def test_a_graph_that_cannot_run_here_is_not_calibrated(tmp_path: Path, calibrat
     assert (1, True) == ((result := calibrate(only, "--data", lines, "--overwrite"))[0], "can run no graph" in result[1])
 
 
-def test_a_second_file_judges(tmp_path: Path, calibrate: Calibrate) -> None:
+def test_a_second_file_is_the_test(tmp_path: Path, calibrate: Calibrate) -> None:
     path = sound(tmp_path)
     lines = labeled_by(path, 500)
-    judge = data(tmp_path, *lines[300:]).rename(tmp_path / "judge.jsonl")
-    assert 0 == calibrate(too_sure(path), "--data", data(tmp_path, *lines[:300]), "--judge", judge)[0]
+    test = data(tmp_path, *lines[300:]).rename(tmp_path / "test.jsonl")
+    assert 0 == calibrate(too_sure(path), "--data", data(tmp_path, *lines[:300]), "--test-data", test)[0]
     calibration = calibration_of(tmp_path / "out" / path.name)
 
-    assert (300, 200) == (calibration.fitted, calibration.judged)
-    code, printed = calibrate(path, "--data", data(tmp_path, *lines[:301]), "--judge", judge, "--overwrite")
+    assert (300, 200) == (calibration.fitted, calibration.tested)
+    code, printed = calibrate(path, "--data", data(tmp_path, *lines[:301]), "--test-data", test, "--overwrite")
     assert (2, True) == (code, "1 inputs of" in printed)
 
 
@@ -201,7 +201,7 @@ def test_a_reranker_has_a_scale_and_a_bias(tmp_path: Path, calibrate: Calibrate,
     assert pytest.approx(0.5, rel=0.3) == calibration.scale[0]
 
 
-def test_entities_are_judged_as_wholes(tmp_path: Path, calibrate: Calibrate) -> None:
+def test_entities_are_tested_as_wholes(tmp_path: Path, calibrate: Calibrate) -> None:
     """Entities are correct as often as the scores of the less sure model say."""
     path = sound(tmp_path, "token-classification")
     rng, lines, served = np.random.default_rng(0), [], Served(load_bundle(path))
@@ -317,8 +317,8 @@ def test_a_calibration_that_is_worse_is_refused(tmp_path: Path, calibrate: Calib
     """The model is correct for the examples that fit it, and wrong for the others."""
     path = sound(tmp_path)
     lines = labeled_by(too_sure(path, 4.0), 400)
-    judge = data(tmp_path, *flipped(lines[200:])).rename(tmp_path / "judge.jsonl")
-    code, printed = calibrate(too_sure(path, 0.25), "--data", data(tmp_path, *lines[:200]), "--judge", judge)
+    test = data(tmp_path, *flipped(lines[200:])).rename(tmp_path / "test.jsonl")
+    code, printed = calibrate(too_sure(path, 0.25), "--data", data(tmp_path, *lines[:200]), "--test-data", test)
 
     assert (1, True, False) == (code, "log loss worse" in printed, (tmp_path / "out").exists())
 

@@ -34,8 +34,8 @@ def sigmoid_labels(rng: np.random.Generator, count: int, scale: NDArray[np.float
 @pytest.mark.parametrize("labels", [2, 3])
 def test_a_known_temperature_is_recovered(rng: np.random.Generator, temperature: float, labels: int) -> None:
     parameters = fit(softmax_labels(rng, 4000, temperature, labels))
-    judged = softmax_labels(rng, 4000, temperature, labels)
-    before, after = (measure(judged.predictions(chosen)) for chosen in (IDENTITY, parameters))
+    tested = softmax_labels(rng, 4000, temperature, labels)
+    before, after = (measure(tested.predictions(chosen)) for chosen in (IDENTITY, parameters))
 
     assert pytest.approx(temperature, rel=0.1) == 1 / parameters[0][0]
     assert after.log_loss.value < before.log_loss.value

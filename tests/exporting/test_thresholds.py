@@ -1,4 +1,4 @@
-"""Thresholds keep their promise: over many draws of examples from a known distribution, the error exceeds the aim in at most 5 %."""
+"""Thresholds keep their guarantee: over many draws of examples from a known distribution, the error exceeds the aim in at most 5 %."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def exceeded(aim: Aim, draws: int, count: int, seed: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("aim", AIMS, ids=str)
-def test_the_promised_error_is_exceeded_in_at_most_5_percent_of_1000_draws(aim: Aim) -> None:
+def test_the_guaranteed_error_is_exceeded_in_at_most_5_percent_of_1000_draws(aim: Aim) -> None:
     wrong, reached = exceeded(aim, 1000, 400, seed=1)
 
     assert stats.binom.isf(0.001, 1000, 0.05) >= wrong  # 1,000 draws of a probability of exactly 5 % give more in one of 1,000 runs
@@ -54,7 +54,7 @@ def test_the_promised_error_is_exceeded_in_at_most_5_percent_of_1000_draws(aim: 
 @pytest.mark.full_grid
 @pytest.mark.parametrize("count", [100, 300, 1000, 3000])
 @pytest.mark.parametrize("aim", [*AIMS, Aim("precision", 0.8), Aim("recall", 0.5), Aim("coverage", 0.95)], ids=str)
-def test_the_promise_holds_for_other_aims_and_numbers_of_examples(aim: Aim, count: int) -> None:
+def test_the_guarantee_holds_for_other_aims_and_numbers_of_examples(aim: Aim, count: int) -> None:
     draws = 4000
     assert stats.binom.isf(0.001, draws, 0.05) >= exceeded(aim, draws, count, seed=count)[0]
 
@@ -73,7 +73,7 @@ def test_a_missed_aim_says_how_many_examples_it_needs() -> None:
     few = Predictions(scores, scores > 0.5, np.zeros(100), np.arange(100), np.full(100, "x"), 100)
     with pytest.raises(ExportError, match=r"decides 50\.0% with 0\.00% errors.*add about \d+ lines") as missed:
         choose(Aim("precision", 0.99), "cpu/int8", few, few)
-    more = int(re.findall(r"or (\d+) to --judge", str(missed.value))[0])
+    more = int(re.findall(r"or (\d+) to --test-data", str(missed.value))[0])
 
     assert 299 < (100 + more) / 2 + 50 < 400
 

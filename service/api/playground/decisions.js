@@ -31,7 +31,7 @@ export function reliability(calibration) {
   chart.append(line("ideal", [[0, 0], [1, 1]]), line("before", points(before)), line("after", points(after)));
   return [element("details", { class: "reliability" },
     element("summary", {}, "How well the scores are calibrated"),
-    element("p", { class: "quiet" }, `Share of correct predictions (upwards) by score, on ${calibration.judged} examples. On the thin line they are equal. `
+    element("p", { class: "quiet" }, `Share of correct predictions (upwards) by score, on ${calibration.tested} examples. On the thin line they are equal. `
       + `Mean distance: ${percent(before.ece.value)} before the calibration (dashed), ${percent(after.ece.value)} after it.`),
     chart)];
 }
