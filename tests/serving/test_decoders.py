@@ -275,17 +275,14 @@ def asked(fields: dict[str, Any], room: int, stride: int, seed: int) -> tuple[An
     return request, read, rows
 
 
-def answered(request: question_answering.AnswerInput, rows: Sequence[dict[str, Floats]]) -> Any:
-    return decode(question_answering, request, rows, tokenizer=tokenizer_of(question_answering.TASK, 4096))
-
-
 @given(REQUESTS, st.integers(1, 40), st.data(), SEEDS)
 def test_the_best_answers_equal_loops_over_all_spans(fields: dict[str, Any], room: int, data: st.DataObject, seed: int) -> None:
     """This holds for any windows, `top_k`, answer length and alignment. Equal texts appear once, and every score is a probability."""
     request, read, rows = asked(fields, room, data.draw(st.integers(0, room - 1)), seed)
     expected = best_answers(request, read, rows)
     expected = sorted(expected, key=lambda item: -item["score"])[: request.parameters.top_k]
-    actual = listed(answered(request, rows), request.parameters.top_k)
+    found = decode(question_answering, request, rows, tokenizer=tokenizer_of(question_answering.TASK, 4096))
+    actual = listed(found, request.parameters.top_k)
 
     assert_same(expected, actual, tolerance=1e-6)
     assert all(0 <= item["score"] <= 1 for item in actual)

@@ -161,7 +161,11 @@ def prometheus_of_a_loaded_service(models: Path, tmp_path: Path) -> Iterator[htt
         pytest.skip("prometheus is not installed (Debian: apt-get install prometheus)")
     tiny.calibrate(models / "tiny")
     with running(models, tmp_path / "serve.log", "--workers", "2", "--threads", "2") as served:
-        (tmp_path / "prometheus.yml").write_text(_scraping(served.url.removeprefix("http://")))
+        config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
+        config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+        static = {"static_configs": [{"targets": [served.url.removeprefix("http://")]}]}
+        config["scrape_configs"] = [{"job_name": config["scrape_configs"][0]["job_name"], **static}]
+        (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
         shutil.copy(PROMETHEUS / "alerts.yml", tmp_path)
         log = tmp_path / "prometheus.log"
         with log.open("w") as written:
@@ -180,13 +184,6 @@ def prometheus_of_a_loaded_service(models: Path, tmp_path: Path) -> Iterator[htt
         finally:
             process.terminate()
             process.wait(20)
-
-
-def _scraping(target: str) -> str:
-    config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
-    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    config["scrape_configs"] = [{"job_name": config["scrape_configs"][0]["job_name"], "static_configs": [{"targets": [target]}]}]
-    return yaml.safe_dump(config)
 
 
 def _after_a_load(served: Served, log: Path) -> httpx.Client:

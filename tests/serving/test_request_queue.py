@@ -26,11 +26,6 @@ def expensive_start(rows: int, length: int) -> float:
     return 1.0 + rows * length * 1e-6
 
 
-def batches_well(rows: int, length: int) -> float:
-    """Predicts short runs, so that the priorities of a request's items are close together."""
-    return 0.01 + rows * length * 1e-6
-
-
 def no_fixed_cost(rows: int, length: int) -> float:
     """Predicts runs in which a batch saves no time, such as long texts on a CPU."""
     return rows * length * 1e-3

@@ -1,6 +1,5 @@
 """Shape plans: the scheduler makes batches for planned shapes, the engine runs only these shapes, and the answers do not change."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,20 +91,14 @@ def test_a_plan_that_does_not_fit_the_model_is_refused(tmp_path: Path, changes: 
         files.load_bundle(edited(tiny.bundle(tmp_path), **changes))
 
 
-def queue_of(lengths: Sequence[int], plan: ShapePlan, budget: int) -> RequestQueue:
-    """Returns a queue with a text of each length."""
-    queue = RequestQueue(max_batch_tokens=budget, max_queue_tokens=10_000)
-    runner = FakeRunner(lambda rows, tokens: 1.0 + rows * tokens * 1e-6, shape=plan.padded_shape)
-    for length in lengths:
-        queue.put(ScheduledRequest(runner, lambda results: (), 0.0, 1e6), [(length, None)], length, 1e6)
-    return queue
-
-
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=40), st.integers(32, 64))
 def test_each_batch_has_a_planned_shape_within_the_budget(lengths: list[int], budget: int) -> None:
     """No item is left over. Plans end at 32 tokens; an item of 40 stands for 32 tokens and 8 masks."""
     plan = PLAN.within(budget)
-    queue = queue_of(lengths, plan, budget)
+    queue = RequestQueue(max_batch_tokens=budget, max_queue_tokens=10_000)
+    runner = FakeRunner(lambda rows, tokens: 1.0 + rows * tokens * 1e-6, shape=plan.padded_shape)
+    for length in lengths:
+        queue.put(ScheduledRequest(runner, lambda results: (), 0.0, 1e6), [(length, None)], length, 1e6)
     batches = []
     while batch := queue.take(0.0):
         batches.append([item.tokens for item in batch])

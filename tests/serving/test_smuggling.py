@@ -12,7 +12,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 import tiny
 from bertserve.service.bundle import files
-from bertserve.service.bundle.manifest import MaskToken, SpecialPart, TextPart, TokenizerSpec
+from bertserve.service.bundle.manifest import MaskToken, SpecialPart
 from bertserve.service.tasks import classify, fill_mask, question_answering, zero_shot
 from bertserve.service.text.tokenizer import Tokenizer
 from embedded import ROOT
@@ -75,6 +75,7 @@ def made_kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     """Returns a function that makes a tokenizer of a kind; with `loose`, its special tokens are added as ordinary tokens."""
     kind, style = request.param
     folder = tmp_path_factory.mktemp("tokenizer")
+    spec = files.load_bundle(tiny.bundle(folder, max_length=64)).manifest.tokenizer
 
     @functools.cache
     def make(*, mask: bool = False, loose: bool = False) -> Tokenizer:
@@ -85,25 +86,10 @@ def made_kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         made.add_tokens([last]) if mask else made.add_special_tokens([last])
         path = folder / f"{mask}-{loose}.json"
         made.save(str(path))
-        return Tokenizer(path, _spec(names, mask=mask))
+        changes = {"subword_prefix": None, "mask": MaskToken(token=names[MASK], id=MASK) if mask else None}
+        return Tokenizer(path, spec.model_copy(update=changes))
 
     return make
-
-
-def _spec(names: list[str], *, mask: bool) -> TokenizerSpec:
-    cls, sep = (SpecialPart(special=names[id_], id=id_, type_id=0) for id_ in (CLS, SEP))
-    a, b = TextPart(text="a", type_id=0), TextPart(text="b", type_id=0)
-    return TokenizerSpec(
-        sha256="",
-        max_length=64,
-        pad_id=PAD,
-        padding_side="right",
-        single=(cls, a, sep),
-        pair=(cls, a, sep, b, sep),
-        cls_index=0,
-        subword_prefix=None,
-        mask=MaskToken(token=names[MASK], id=MASK) if mask else None,
-    )
 
 
 SPELLED = [name for names in SPECIALS.values() for name in names]
