@@ -25,7 +25,7 @@ logger = logging.getLogger("bertserve.keys")
 _NAME = "[A-Za-z0-9._-]{1,64}"
 _DIGEST = re.compile(f"({_NAME})[ \t]+sha256:([0-9a-f]{{64}})")
 _PLAIN = re.compile("[!-~]{1,512}")
-DEFAULT_KEY_NAME = "default"  # the name of a plain-text key that is the only one in its file
+_DEFAULT_KEY_NAME = "default"  # the name of a plain-text key that is the only one in its file
 
 
 class Access(Enum):
@@ -81,7 +81,7 @@ class ApiKeys:
             raise SettingsError(f"{self._flag} `{self._path}` is empty; put a key on each line, or what `bert-serve new-key NAME` prints.")
         digests: dict[str, bytes] = {}
         for number, line in entries:
-            name, digest = self._entry(number, line, alone=len(entries) == 1)
+            name, digest = self._entry(number, line, is_only_key=len(entries) == 1)
             if name in digests:
                 raise SettingsError(
                     f"line {number} of {self._flag} `{self._path}` has the duplicate name `{name}`; give each key its own name."
@@ -89,12 +89,12 @@ class ApiKeys:
             digests[name] = digest
         return digests
 
-    def _entry(self, number: int, line: str, *, alone: bool) -> tuple[str, bytes]:
+    def _entry(self, number: int, line: str, *, is_only_key: bool) -> tuple[str, bytes]:
         """Returns the name and digest of a line; a message never quotes the line, because it may be a key."""
         if match := _DIGEST.fullmatch(line):
             return match[1], bytes.fromhex(match[2])
         if _PLAIN.fullmatch(line) and not line.startswith("sha256:"):  # a digest without its name is not a key
-            return DEFAULT_KEY_NAME if alone else f"line-{number}", _digest(line.encode())
+            return _DEFAULT_KEY_NAME if is_only_key else f"line-{number}", _digest(line.encode())
         raise SettingsError(
             f"line {number} of {self._flag} `{self._path}` is not a key: write `NAME sha256:DIGEST`, as `bert-serve "
             "new-key NAME` prints it, or a key of at most 512 ASCII characters without spaces."

@@ -108,9 +108,12 @@ class BertServeError(Exception):
     def prefix_input(self, *, is_list: bool, input_name: str = "inputs") -> None:
         """Puts the wrong input before the message: `inputs[i]` for a list, otherwise `inputs` or the name of the field that replaces it."""
         if self.input_index is not None:
-            prefix = f"{input_name}[{self.input_index}]: " if is_list else f"{input_name}: "
-            self.message, self.template = prefix + self.message, prefix + self.template
+            self.add_prefix(f"{input_name}[{self.input_index}]: " if is_list else f"{input_name}: ")
             self.input_index = None
+
+    def add_prefix(self, prefix: str) -> None:
+        """Puts a text that has nothing of the request before the message."""
+        self.message, self.template = prefix + self.message, prefix + self.template
 
 
 class CallerValue:

@@ -241,8 +241,8 @@ class ModelMetrics:
         self.cancelled = metrics.cancelled.labels(*labels)
         self.refused = {reason: metrics.refused.labels(*labels, reason) for reason in ("queue_full", "deadline")}
 
-    def score_metrics(self, counts: Sequence[int], label_counts: Mapping[str, int]) -> ScoreMetrics:
-        """Returns the counts of the model's predictions, and sets their reference: equal bins of scores from 0 to 1, and labels."""
+    def replace_reference(self, counts: Sequence[int], label_counts: Mapping[str, int]) -> ScoreMetrics:
+        """Sets the reference of the model's predictions, equal bins of scores from 0 to 1 and labels; returns the counts to compare."""
         return ScoreMetrics(self._metrics, self._model, counts, label_counts)
 
     def for_task(self, task: str) -> ModelMetrics:

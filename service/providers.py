@@ -1,6 +1,6 @@
 """The execution providers of ONNX Runtime, one record each: the requirements of their sessions, and the graphs that are built for them.
 
-To add a provider, write a record here, a graph builder in `export/gpu.py` with its entry in `BUILDERS` of `export/pipeline.py`, and an extra with its package in `pyproject.toml`.
+docs/explanation/architecture.md says how to add one.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from bertserve.service.errors import SettingsError
 from bertserve.service.models.build import build
 from bertserve.service.server.logs import configure_logging
 from bertserve.service.server.serve import check_start, raise_file_limit
-from bertserve.service.settings import ENV_PREFIX, Settings, check_environment
+from bertserve.service.settings import ENV_PREFIX, Settings, clean_environment
 from bertserve.service.sources import with_sources
 
 logger = logging.getLogger("bertserve.ray")
@@ -49,7 +49,7 @@ def read_settings(args: dict[str, Any]) -> Settings:
     """
     for name in SET_BY_IMAGE:
         os.environ.pop(ENV_PREFIX + name, None)
-    check_environment()
+    clean_environment()
     settings = Settings(**args)
     for name, replacement in RAY_REPLACEMENTS.items():
         if name in settings.model_fields_set:
@@ -84,7 +84,7 @@ class Replica:
             state.tracer.close()
 
     def check_health(self) -> None:
-        """Ends the process if the GPU failed, an inference thread is dead or all hang: Ray replaces it sooner than a replica that only reports it."""
+        """Ends the process if the GPU failed, an inference thread is dead or all hang, because Ray then replaces it soonest."""
         if not self._state.scheduler.ready:
             logger.critical("%s; this replica ends, and Ray starts another", self._state.scheduler.failure)
             os._exit(1)

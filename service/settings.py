@@ -319,7 +319,7 @@ def parse(command: type[_Command], args: Sequence[str]) -> _Command:
             key of the file is unknown.
         SystemExit: `--help`.
     """
-    check_environment()
+    clean_environment()
     parser = SettingsParser(prog="bert-serve", description=command.__doc__, formatter_class=SettingsHelpFormatter, allow_abbrev=False)
     try:
         source = CliSettingsSource[Any](
@@ -345,8 +345,8 @@ def parse(command: type[_Command], args: Sequence[str]) -> _Command:
         raise SettingsError(f"{where} is `{first['input']}`: {message}.") from error
 
 
-def check_environment() -> None:
-    """Refuses unknown variables that look like settings, and removes the variables that Kubernetes sets for a Service named bert-serve.
+def clean_environment() -> None:
+    """Removes the variables that Kubernetes sets for a Service named bert-serve, and refuses unknown ones that look like settings.
 
     Raises:
         SettingsError: A BERT_SERVE_* variable is unknown.

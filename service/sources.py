@@ -151,7 +151,7 @@ def export_command(source: ModelSource) -> list[str]:
         is_here = Path(source.location).exists()
         raise StartError(
             ("" if is_here else f"there is no folder `{source.location}`, so it is taken as an id of the Hugging Face Hub; ")
-            + f"a checkpoint must be exported before it is served, and {', '.join(missing)} not installed; install the extra `export` "
+            + f"a checkpoint must be exported before it is served, which needs {', '.join(missing)}; install the extra `export` "
             f"(`{install_command('export', 'cpu')}`), or give an exported bundle."
         )
     return [sys.executable, "-P", "-m", MODULE]  # -P: a folder `torch` in the working directory must not be imported

@@ -110,6 +110,9 @@ class RequestSpan:
         trace_id: 32 hexadecimal digits; `span_id` has 16.
         traceparent: Both ids in the format of the header.
         is_recording: Whether it is exported; otherwise only its ids are used, and stages must not be added.
+
+    The request either waits in the queue since `_queued_at`, or runs. Several threads can run its items, and the last start ends the wait;
+    only the thread that ends a step makes it wait again, so these times need no lock.
     """
 
     def __init__(self, tracer: Tracer, context: Context, start: float) -> None:

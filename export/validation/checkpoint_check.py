@@ -18,7 +18,7 @@ from bertserve.export.validation.reference import sample_reference
 from bertserve.export.workspace import ignore_signals
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.check import difference
+from bertserve.service.bundle.stored_example import difference
 from bertserve.service.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -190,9 +190,8 @@ def _add_operations(probe_routes: APIRouter, key_routes: APIRouter, metrics_rout
                 "machine": {
                     "cpu": cpu,
                     "onnxruntime": sessions.VERSION,
-                    "provider_asked": _provider_asked(state),
+                    "requested_provider": _requested_provider(state),
                     "provider": state.provider,
-                    "threads_per_run": 1,
                     "gpu": None
                     if state.provider == "cpu"
                     else state.settings.model_dump(include={"device_id", "gpu_mem_limit_mib", "cuda_graphs"}),
@@ -237,12 +236,11 @@ def _describe(state: AppState, model: Model) -> dict[str, Any]:
         **({} if manifest.tokenizer.mask is None else {"mask_token": manifest.tokenizer.mask.token}),
         **({} if manifest.embedding is None else {"embedding": manifest.embedding.model_dump()}),
         **({"attention_heads": list(manifest.attention_heads)} if manifest.attention_heads else {}),
-        "provider_asked": _provider_asked(state),
+        "requested_provider": _requested_provider(state),
         "graph": {
             "file": graph.file,
             "sha256": graph.identity[:12],
             "description": graph.description,
-            "threads": 1,
             "multi_threaded_run": {"threads": engines.threads, "min_tokens": engines.min_tokens} if engines.threads > 1 else None,
         },
         "batch_invariant": graph.batch_invariant,
@@ -254,7 +252,7 @@ def _describe(state: AppState, model: Model) -> dict[str, Any]:
     }
 
 
-def _provider_asked(state: AppState) -> Provider:
+def _requested_provider(state: AppState) -> Provider:
     provider = state.settings.provider
     return state.provider if provider == "auto" else provider
 

@@ -149,8 +149,9 @@ class Application:
             is_stream = route.streams and content_type in MEDIA_TYPES
             if not is_stream:  # each line of a stream counts as a request
                 request.task, request.model = route.task or UNKNOWN, UNKNOWN
-            # most requests have no query, repeated header or encoding, and skip this call
-            if scope["query_string"] or len(request.headers) < len(scope["headers"]) or not _ENCODINGS.isdisjoint(request.headers):
+            repeats_headers = len(request.headers) < len(scope["headers"])
+            # most requests skip this call
+            if repeats_headers or scope["query_string"] or not _ENCODINGS.isdisjoint(request.headers):
                 _check_headers(request)
             timeout_header = request.headers.get(_TIMEOUT)
             timeout_s = state.settings.timeout_ms / 1000 if timeout_header is None else self._parse_timeout(timeout_header)
@@ -222,9 +223,12 @@ def _check_headers(request: RequestContext) -> None:
         HttpError: The body is compressed.
     """
     scope = request.scope
-    single = [name for name, _ in scope["headers"] if name in _SINGLE]
-    if len(single) > len(set(single)):  # a proxy can have used the other one
-        raise MalformedRequestError("the request has a header of its type, encoding, deadline or JSON length twice; send one of each.")
+    names = [name for name, _ in scope["headers"]]
+    for name in _SINGLE:
+        if names.count(name) > 1:  # a proxy can have used the other one
+            raise MalformedRequestError(
+                "the request has the header `{name}` {count} times; send it once.", name=name.decode(), count=names.count(name)
+            )
     if scope["query_string"]:
         raise InvalidValueError(
             "the URL has the query parameter `{name}`, but this path takes none; put it into the body.",

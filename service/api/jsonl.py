@@ -141,7 +141,7 @@ class LineStream:
             body, status = to_json(call.to_response(prediction)), HTTPStatus.OK
         except Exception as error:  # noqa: BLE001 - the process boundary of a line
             if isinstance(error, BertServeError):
-                error.message = f"line {number}: {error.message}"
+                error.add_prefix(f"line {number}: ")
             refusal = error_responses.response(error, request.id)
             body, status = bytes(refusal.body), refusal.status_code
             if status >= HTTPStatus.INTERNAL_SERVER_ERROR:

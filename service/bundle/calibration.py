@@ -65,8 +65,8 @@ class Threshold(Record):
 class Calibration(Record):
     """The calibration of a graph, and the thresholds that decide for requests with `decide`.
 
-    Calibrated logits are `scale * logits + bias`, with one value, or for `per-label` and `answers` one per label. The logits are those of the combined
-    scores of all windows: the logarithm of a softmax score, the log odds of a sigmoid score. By method:
+    Calibrated logits are `scale * logits + bias`, with one value, or for `per-label` and `answers` one per label. The logits are those of
+    the combined scores of all windows: the logarithm of a softmax score, the log odds of a sigmoid score. By method:
 
     - `temperature`: the softmax of the calibrated logits
     - `per-label`: the sigmoid of each calibrated logit

@@ -1,7 +1,7 @@
 """CudaGraphSession: a session that replays small runs as CUDA graphs.
 
-A small run takes 1.5 ms whatever its size, because its kernels start one by one. A captured run starts them together: it takes 0.5 to 0.8 ms
-with identical outputs (bench/results/2026-11-27-gpu.md). Its shapes, buffers and thread are fixed.
+A small run takes 1.5 ms whatever its size, because its kernels start one by one. A captured run starts them together: it takes 0.5 to 0.8
+ms with identical outputs (bench/results/2026-11-27-gpu.md). Its shapes, buffers and thread are fixed.
 """
 
 from __future__ import annotations

@@ -34,11 +34,11 @@ class ModelEngines:
         min_tokens: int = 0,
         model: str = "",
     ) -> None:
-        """Takes the first engine, and how to create the multi-threaded one for the same graph, if some text would be faster with it.
+        """Takes the engine of the inference threads.
 
         Args:
             single_threaded: The engine of the inference threads.
-            create: Creates the other engine; it is called at most once.
+            create: Opens the multi-threaded engine of the same graph; None if no text would be faster with it. It is called at most once.
             threads: Threads of a multi-threaded run.
             min_tokens: Minimum padded tokens of a run that is faster with several threads.
             model: Name of the model, for the log.

@@ -76,8 +76,8 @@ def _open(path: Path, graph: GraphSpec, provider: Provider, threads: int, engine
         raise ProviderError(f"`{path}` needs {ort_name}: {missing(provider)} Or choose another --provider.")
     options = session_options(threads)
     if graph.has_attentions:
-        # By default, nodes that only an output needs run last, so that the attention of all layers is in memory together: 600 MB for 4 texts
-        # of 512 tokens with 12 heads in 12 layers. In the graph's own order, each layer's attention is freed before the next one.
+        # By default, nodes that only an output needs run last, so that the attention of all layers is in memory together: 600 MB for 4
+        # texts of 512 tokens with 12 heads in 12 layers. In the graph's own order, each layer's attention is freed before the next one.
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     providers = _provider_options(provider, graph, engine_cache, gpu)
     try:

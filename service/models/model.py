@@ -11,13 +11,13 @@ from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Outputs
 from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.model_engines import ModelEngines
-from bertserve.service.errors import BertServeError, ExpiredError, RefusedError, TooLargeError
+from bertserve.service.errors import BertServeError, ExpiredError, RefusedError
 from bertserve.service.metrics import ModelMetrics
 from bertserve.service.models.request_progress import EncodingPayload, Prediction, RequestProgress
 from bertserve.service.scheduling.scheduled_request import ScheduledRequest
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.tasks.catalog import TASKS, tasks_of
-from bertserve.service.tasks.cost import MAX_CHARS, TEXT_CHARS
+from bertserve.service.tasks.cost import total_chars
 from bertserve.service.tasks.step import TaskModel
 from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
 
@@ -67,7 +67,7 @@ class Model:
         self.labels = (self.name, bundle.version, graph.precision, graph.provider)
         calibration = graph.calibration
         reference = ((), {}) if calibration is None else (calibration.score_counts, calibration.label_counts)
-        self._task_model = TaskModel(tokenizer, bundle.manifest, calibration, metrics.score_metrics(*reference))
+        self._task_model = TaskModel(tokenizer, bundle.manifest, calibration, metrics.replace_reference(*reference))
         self._cost_model = cost_model
         self._scheduler = scheduler
         self._metrics = metrics
@@ -110,7 +110,7 @@ class Model:
         progress = RequestProgress(generators, self._scheduler.queue.max_request_tokens, trace)
         arrived = time.perf_counter()
         try:
-            await self._predict(progress, _chars(inputs), timeout_s)
+            await self._predict(progress, total_chars([input_.chars for input_ in inputs]), timeout_s)
         except RefusedError as error:
             if counts_refusals:
                 metrics.refused[error.reason].inc()
@@ -217,22 +217,3 @@ class Model:
         attributes |= {f"bertserve.batch.{key}": value for key, value in batch.items()}
         kind = None if error is None else type(error).__name__
         traces[0].tracer.record_batch(traces, f"batch {name}", start, end, attributes=attributes, error=kind)
-
-
-def _chars(inputs: Sequence[Any]) -> int:
-    """Returns the characters of all inputs to tokenize.
-
-    Raises:
-        TooLargeError: An input has too many.
-    """
-    chars: list[int] = [input_.chars for input_ in inputs]
-    if (longest := max(chars)) > MAX_CHARS:
-        error = TooLargeError(
-            "the input has {chars} characters to tokenize, counted again for each label or choice, and {limit} "
-            "are allowed; send fewer or shorter texts at once.",
-            chars=longest,
-            limit=MAX_CHARS,
-        )
-        error.input_index = chars.index(longest)
-        raise error
-    return sum(chars) + TEXT_CHARS * (len(chars) - 1)

@@ -80,7 +80,7 @@ class Reloader:
             self._clear_error(name)
 
     async def refresh(self) -> None:
-        """Updates the registry to the folders: loads new and changed models, unloads removed ones, and logs folders that cannot be loaded."""
+        """Loads new and changed models, unloads removed ones, and logs the folders that cannot be loaded."""
         async with self._lock:
             try:
                 bundles = {path.name: path for path in await self._in_thread(files.find_bundles, self._folders)}

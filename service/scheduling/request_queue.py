@@ -35,9 +35,8 @@ LARGE_SHARE, SHARE_FOR_SMALL = 1 / 64, 1 / 8
 # Minimum share of a run that a batch-mate must save. A run cannot be interrupted, so it must not become longer for a small gain.
 MIN_GAIN = 1 / 16
 
-# A batch-mate is due at most the larger of these after the first item: this many seconds, or this share of the time that the first item is
-# overdue. While waits are
-# short, the most efficient batch matters most; with long waits, the order matters, so that waits are predictable.
+# The priority of a batch-mate is later than that of the first item by at most the larger of these: seconds, or a share of the time since
+# the first item's priority. While waits are short, efficiency matters most; while they are long, the order does.
 MAX_LAG_S, MAX_LAG_SHARE = 0.1, 1 / 3
 
 

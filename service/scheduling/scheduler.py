@@ -25,12 +25,11 @@ logger = logging.getLogger("bertserve.scheduler")
 
 POLL_INTERVAL_S = 0.02
 
-# Seconds in which a multi-threaded run must have had its cores for itself. The current number of runs is a poor prediction: if requests arrive
-# at random, a multi-threaded run soon shares its cores, and both runs take longer.
+# Seconds in which a multi-threaded run must have had its cores for itself. The current number of runs is a poor prediction: if requests
+# arrive at random, a multi-threaded run soon shares its cores, and both runs take longer.
 RECENT_S = 1.0
 
-# A run counts as hung after this many ticks and this many times its predicted seconds. Predictions adapt to the machine, so a slow machine does
-# not matter.
+# A run counts as hung after this many ticks and this many times its predicted seconds, which adapt to the speed of the machine.
 HANG_TICKS, HANG_FACTOR = 10, 20
 
 _EXPIRED = "the request's deadline passed while it waited; allow more time with `x-request-timeout-ms`, or send less at once."
@@ -113,8 +112,8 @@ class Scheduler:
 
     def start(self) -> None:
         """Starts the inference threads, for requests from the running event loop."""
-        # A request needs the GIL several times, and with Python's 5e-3 seconds a thread would wait that long each time. With less than 1e-4,
-        # threads take the GIL from each other so often that short texts take 4 % longer.
+        # A request needs the GIL several times, and with Python's 5e-3 seconds a thread would wait that long each time. With less than
+        # 1e-4, threads take the GIL from each other so often that short texts take 4 % longer.
         sys.setswitchinterval(1e-4)
         self._loop = asyncio.get_running_loop()
         for thread in self._threads:
@@ -155,7 +154,8 @@ class Scheduler:
         Args:
             request: A new request.
             payloads: Tokens and payload of each of its first items, at least one.
-            held_tokens: Tokens that it holds of the queue until it ends: the tokens of all its items, and a reserve for later ones and decoding.
+            held_tokens: Tokens that it holds of the queue until it ends: the tokens of all its items, and a reserve for later ones and
+                decoding.
 
         Raises:
             RefusedError: The queue is full, or the request would probably miss its deadline.
@@ -356,7 +356,8 @@ class Scheduler:
     def _tick(self) -> None:
         """Checks all runs for hangs, and schedules the next check.
 
-        It counts ticks instead of reading a clock: if the process was suspended, no ticks occurred, so no run counts as hung when it continues.
+        It counts ticks instead of reading a clock: if the process was suspended, no ticks occurred, so no run counts as hung when it
+        continues.
         """
         self._timer = self._loop.call_later(self._tick_s, self._tick)
         self.check_hung_runs()
@@ -371,7 +372,7 @@ class Scheduler:
                         self._replace_hung(thread, thread.ticks * self._tick_s)
 
     def _replace_hung(self, thread: InferenceThread, seconds: float) -> None:
-        """Fails the requests of a run that hangs, and starts another thread. With as many hangs as threads, the service must be restarted."""
+        """Fails the requests of a run that hangs, and starts another thread. After as many hangs as threads, nothing can run."""
         thread.hung = True
         self._threads.remove(thread)
         self._ended_s += self.clock() - thread.since

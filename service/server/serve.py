@@ -1,7 +1,7 @@
 """`bert-serve serve`: it binds the socket and starts one serving process, or several workers.
 
-A serving process loads the models, and answers requests until it is stopped. The parent of workers imports neither onnxruntime nor numpy, whose
-threads do not survive a fork. Therefore the modules that need them are imported only in the process that loads models.
+A serving process loads the models, and answers requests until it is stopped. The parent of workers imports neither onnxruntime nor numpy,
+whose threads do not survive a fork. Therefore the modules that need them are imported only in the process that loads models.
 """
 
 from __future__ import annotations
@@ -140,7 +140,8 @@ def serve_models(
     """Loads the models and serves them on a bound socket until it is stopped; `on_ready` is called when the server accepts connections.
 
     SIGHUP reads the keys and the models again. One of several workers has an index, metrics and its own `beat`, which is called twice per
-    second while the event loop runs; by default it resets systemd's watchdog. Returns the exit code: 1 if the inference threads have failed.
+    second while the event loop runs; by default it resets systemd's watchdog. Returns the exit code: 1 if the inference threads have
+    failed.
     """
     from bertserve.service.api.application import Application
     from bertserve.service.models.build import build
@@ -156,7 +157,7 @@ def serve_models(
 
 
 class Server(uvicorn.Server):
-    """uvicorn with an orderly shutdown: each admitted request gets its response or an error of this service before its connection closes."""
+    """uvicorn with an orderly shutdown: a connection closes after each admitted request has its response, or an error of this service."""
 
     def __init__(self, app: ASGIApp, state: AppState, auth: Authenticator, on_ready: OnReady, beat: Callable[[], None]) -> None:
         """Configures uvicorn; `serve_models` describes the arguments."""
@@ -183,8 +184,8 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Reports not ready, drains, then closes the listener and the connections.
 
-        uvicorn alone would close the listener first, and cancel handlers. Here, probes see `/health/ready` fail, late requests get status 503
-        with an error of this service, and a connection closes only after a response.
+        uvicorn alone would close the listener first, and cancel handlers. Here, probes see `/health/ready` fail, late requests get status
+        503 with an error of this service, and a connection closes only after a response.
         """
         began, delay_s, timeout_s = time.monotonic(), self._state.settings.pre_stop_delay_s, self._state.settings.shutdown_timeout_s
         sd_notify("STOPPING=1", logger)

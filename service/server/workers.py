@@ -1,7 +1,7 @@
 """Several workers on one socket: gunicorn's arbiter starts, watches and replaces them. Each runs the server of a single process.
 
-The arbiter does not import onnxruntime, whose threads do not survive a fork. On SIGHUP the workers read keys and models again. gunicorn would
-stop them before their successors are ready, and a broken bundle would then stop the service.
+The arbiter does not import onnxruntime, whose threads do not survive a fork. On SIGHUP the workers read keys and models again. gunicorn
+would stop them before their successors are ready, and a broken bundle would then stop the service.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from bertserve.service.errors import TooLargeError
 # Limits of one request. 512 vectors of 1,024 numbers are within all of them.
 # Characters of an input to tokenize; a text that is tokenized again for each label or choice counts again. The slowest text, Korean, takes
 # 14 s of a thread; other requests get turns between the texts of the input.
-MAX_CHARS = 2**20
+MAX_TOKENIZED_CHARS = 2**20
 # Tokenizing a text has a fixed cost that equals this many characters; it counts for each text of a request after the first.
 TEXT_CHARS = 32
 MAX_DECODE_US = 2**20  # about one second
@@ -77,6 +77,24 @@ class Cost:
 
 
 ZERO_COST = Cost()
+
+
+def total_chars(chars: Sequence[int]) -> int:
+    """Returns the characters to tokenize of all inputs of a request, given those of each; at least one.
+
+    Raises:
+        TooLargeError: An input has too many.
+    """
+    if (longest := max(chars)) > MAX_TOKENIZED_CHARS:
+        error = TooLargeError(
+            "the input has {chars} characters to tokenize, counted again for each label or choice, and {limit} "
+            "are allowed; send fewer or shorter texts at once.",
+            chars=longest,
+            limit=MAX_TOKENIZED_CHARS,
+        )
+        error.input_index = chars.index(longest)
+        raise error
+    return sum(chars) + TEXT_CHARS * (len(chars) - 1)
 
 
 def text_bytes(text: str) -> int:

@@ -16,7 +16,7 @@ from bertserve.export.artifact import choose_precisions
 from bertserve.export.gpu import FUSED_DESCRIPTION, PARTLY_FUSED_DESCRIPTION
 from bertserve.export.validation.comparison import MAX_ABS_ERROR
 from bertserve.service.bundle.files import Bundle
-from bertserve.service.check import difference
+from bertserve.service.bundle.stored_example import difference
 from bertserve.service.tasks.embed import EmbedBody
 from bertserve.service.tasks.fill_mask import FillMaskBody
 from bundles import Served, exported

@@ -90,7 +90,7 @@ def test_tokens_that_are_grouped_count_more_than_tokens(api: Send, monkeypatch: 
 
 
 def test_the_characters_of_a_question_count_for_each_choice(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertserve.service.models.model.MAX_CHARS", 1000)
+    monkeypatch.setattr("bertserve.service.tasks.cost.MAX_TOKENIZED_CHARS", 1000)
     few, many = ({"question": "good " * 60, "context": "film", "choices": ["a"] * count} for count in (2, 4))
     assert 2 == len(answered(api, "/choose", few))
     assert "1340 characters" in rejected(ask(api, "/choose", many), 413, "too_large")

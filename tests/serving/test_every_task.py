@@ -195,6 +195,7 @@ def test_an_invalid_value_is_named_by_its_path_in_the_body(api: Send, path: str,
         (CLASSIFY, "truncate", "did you mean `truncation` in `parameters`?"),
         (CLASSIFY, "x", "known fields are `inputs`, `parameters`, `model`."),
         (FILL, "Target", "did you mean `targets` in `parameters`?"),
+        (ANSWER, "question", "known fields are `inputs`, `parameters`, `model`."),
     ],
 )
 def test_an_unknown_key_of_a_body_is_an_error(api: Send, path: str, key: str, said: str) -> None:

@@ -255,9 +255,9 @@ def test_an_allowed_fallback_is_logged_and_reported(
     with caplog.at_level(logging.WARNING, logger="bertserve.loading"):
         page = call_fresh(models, "GET", "/info", settings=settings).json()
     assert ["SERVING ON THE CPU"] == [record.getMessage().split(":")[0] for record in caplog.records]
-    assert ["cuda", "cpu", None] == [page["machine"][name] for name in ("provider_asked", "provider", "gpu")]
+    assert ["cuda", "cpu", None] == [page["machine"][name] for name in ("requested_provider", "provider", "gpu")]
     model = call_fresh(models, "GET", "/models/tiny", settings=settings).json()
-    assert ["cuda", "cpu", "fp32"] == [model[name] for name in ("provider_asked", "provider", "precision")]
+    assert ["cuda", "cpu", "fp32"] == [model[name] for name in ("requested_provider", "provider", "precision")]
 
 
 @pytest.mark.parametrize(

@@ -284,7 +284,7 @@ def test_one_line_names_the_missing_packages(
     assert [1, 1] == [main(["serve", "--port", "0", *flags]), main(["check", *flags])]
     first, second = capsys.readouterr().err.splitlines()
     assert first == second
-    assert "torch, transformers " in first and "`export` (`pip install " in first
+    assert "torch, transformers" in first and "`export` (`pip install " in first
 
 
 @contextmanager
