@@ -40,11 +40,11 @@ def configure_logging(log_format: str) -> None:
 
 
 @contextmanager
-def background_logging() -> Iterator[None]:
+def background_logging(max_waiting: int = MAX_WAITING) -> Iterator[None]:
     """Makes a thread write the logs until the block ends, so that a slow reader of stderr never blocks the event loop."""
     root = logging.getLogger()
     handlers = root.handlers
-    waiting: queue.Queue[logging.LogRecord] = queue.Queue(MAX_WAITING)
+    waiting: queue.Queue[logging.LogRecord] = queue.Queue(max_waiting)
     QueueListener(waiting, *handlers).start()
     root.handlers = [_DroppingHandler(waiting)]
     try:

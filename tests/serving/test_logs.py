@@ -5,6 +5,7 @@ import json
 import logging
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import pytest
 
 import hostile
 from app_client import Send, call
-from bertserve.service.server import logs
 from bertserve.service.server.logs import background_logging, configure_logging
 from bertserve.service.tasks.catalog import TASKS
 
@@ -154,14 +154,12 @@ class Stderr(io.StringIO):
 
 
 @pytest.fixture(name="stderr")
-def blocked_stderr(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stderr]:
-    """Yields a stderr that nothing reads, with space for five waiting lines; restores the root logger afterwards."""
+def blocked_stderr() -> Iterator[Stderr]:
+    """Yields a stderr that nothing reads; restores the root logger afterwards."""
     root = logging.getLogger()
     before = (root.level, list(root.handlers))
-    stderr = Stderr()
-    monkeypatch.setattr("sys.stderr", stderr)
-    monkeypatch.setattr(logs, "MAX_WAITING", 5)
-    configure_logging("json")
+    with redirect_stderr(Stderr()) as stderr:
+        configure_logging("json")
     yield stderr
     stderr.gate.set()
     root.handlers = before[1]
@@ -170,7 +168,7 @@ def blocked_stderr(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stderr]:
 
 def test_an_unread_log_does_not_block_logging(stderr: Stderr) -> None:
     """Lines wait up to a limit; further lines are lost, and a later line reports how many."""
-    with background_logging():
+    with background_logging(max_waiting=5):
         for number in range(20):
             logger.info("line %d", number, extra={"number": number})
         stderr.gate.set()

@@ -285,7 +285,7 @@ def test_a_queue_that_is_smaller_than_a_batch_is_refused(
         ("fp16", {"workers": 3}, 1, 16384),
     ],
 )
-def test_defaults_on_a_gpu(
+def test_a_gpu_has_defaults_of_its_own(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

@@ -11,7 +11,7 @@ import pytest
 
 import tiny
 from app_client import assert_same, serving, state_of
-from bertserve.service.engine import freed_memory
+from bertserve.service.engine.freed_memory import return_freed_memory
 from bertserve.service.models.build import AppState
 from fakes import record_runs
 
@@ -60,17 +60,15 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * mmap.PAGESIZE
 
 
-def test_freed_memory_leaves_the_process_after_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_freed_memory_leaves_the_process_after_work() -> None:
     """Glibc keeps a hole below an object in use, unless it is told to return it."""
     if not hasattr(ctypes.CDLL(None), "malloc_trim"):
         pytest.skip("needs glibc")
-    monkeypatch.setattr(freed_memory, "TRIM_INTERVAL_S", 0.01)
-    monkeypatch.setattr(freed_memory, "WORK_S", 0.0)
     objects = [bytes(1000) for _ in range(200_000)]
     last = bytes(1000)
     objects.clear()
     before, stopped = resident_bytes(), threading.Event()
-    thread = threading.Thread(target=freed_memory.return_freed_memory, args=(stopped,))
+    thread = threading.Thread(target=return_freed_memory, args=(stopped,), kwargs={"interval_s": 0.01, "work_s": 0.0})
     thread.start()
     end = time.monotonic() + 10
     while before - resident_bytes() < 2**26 and time.monotonic() < end:
