@@ -73,8 +73,7 @@ def _export(argv: Sequence[str]) -> int:
     """Checks flags and packages before the export; returns the exit code."""
     parser = build_parser()
     args = parser.parse_args(flags.join_negative_layers(argv))
-    if problem := _problem(args):
-        parser.error(problem)
+    _check_flags(parser, args)
     try:
         choose_precisions(args.providers, args.precisions)
     except ValueError as error:
@@ -116,23 +115,22 @@ def _export(argv: Sequence[str]) -> int:
     return 4 if manifest.omitted else 0
 
 
-def _problem(args: argparse.Namespace) -> str | None:
+def _check_flags(parser: FlagParser, args: argparse.Namespace) -> None:
     is_module = args.module is not None
-    problems = {
-        "give a SOURCE, or --module FILE:FACTORY instead": (args.source is None) != is_module,
-        **flags.module_problems(args),
-        "argument --module: the factory sets the task; remove --task, --revision, --layers, --combine, --ignore-weights and "
-        "--token-types": is_module
-        and (
-            args.task != "auto"
-            or any(value is not None for value in (args.revision, args.layers, args.combine, args.token_types))
-            or args.ignored_weights
-        ),
-        "argument --attentions: it is not supported with --module; remove it": args.attentions and is_module,
-        f"argument --attentions: only graphs for the CPU return attention, but --provider is {','.join(args.providers)}; "
-        "remove one of them": args.attentions and args.providers != ("cpu",),
-    }
-    return next((problem for problem, wrong in problems.items() if wrong), None)
+    if (args.source is None) != is_module:
+        parser.error("give a SOURCE, or --module FILE:FACTORY instead")
+    flags.check_module_flags(parser, args)
+    of_a_checkpoint = (args.revision, args.layers, args.combine, args.token_types)
+    if is_module and (args.task != "auto" or args.ignored_weights or any(value is not None for value in of_a_checkpoint)):
+        parser.error(
+            "argument --module: the factory sets the task; remove --task, --revision, --layers, --combine, --ignore-weights and --token-types"
+        )
+    if args.attentions and is_module:
+        parser.error("argument --attentions: it is not supported with --module; remove it")
+    if args.attentions and args.providers != ("cpu",):
+        parser.error(
+            f"argument --attentions: only graphs for the CPU return attention, but --provider is {','.join(args.providers)}; remove one of them"
+        )
 
 
 def missing_graphs(manifest: Manifest) -> list[str]:

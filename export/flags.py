@@ -13,6 +13,7 @@ from typing import Any, get_args
 from bertserve.service.bundle.graph_spec import Precision
 from bertserve.service.bundle.manifest import Layers
 from bertserve.service.errors import install_command
+from bertserve.service.flag_parser import FlagParser
 from bertserve.service.providers import PROVIDERS, Provider
 
 
@@ -30,16 +31,15 @@ def add_module_flags(parser: argparse.ArgumentParser, description: str) -> None:
     parser.add_argument("--trust-module", action="store_true", help="run the code of --module with your permissions; read the file first")
 
 
-def module_problems(args: argparse.Namespace) -> dict[str, bool]:
-    """Returns the message of each problem of `--module` and `--trust-module`, and whether the arguments have it."""
-    is_module = args.module is not None
-    return {
-        f"argument --module: it would run the code of `{args.module}` with your permissions, which can do anything; read it, and give "
-        "--trust-module if you trust it": is_module and not args.trust_module,
-        "argument --trust-module: it is for --module; remove it, because code of a checkpoint is never run": (
-            args.trust_module and not is_module
-        ),
-    }
+def check_module_flags(parser: FlagParser, args: argparse.Namespace) -> None:
+    """Ends the command if one of `--module` and `--trust-module` lacks the other."""
+    if args.module is not None and not args.trust_module:
+        parser.error(
+            f"argument --module: it would run the code of `{args.module}` with your permissions, which can do anything; read it, and give "
+            "--trust-module if you trust it"
+        )
+    if args.trust_module and args.module is None:
+        parser.error("argument --trust-module: it is for --module; remove it, because code of a checkpoint is never run")
 
 
 def parse_share(text: str) -> float:

@@ -23,7 +23,7 @@ from bertserve.export.errors import DataError
 from bertserve.export.inference import Feed
 from bertserve.export.progress import Item
 from bertserve.export.tasks.all_tasks import EXPORT_TASKS
-from bertserve.export.tasks.export_task import INPUT_KEYS, read_input
+from bertserve.export.tasks.input_fields import INPUT_KEYS, read_input
 from bertserve.service.bundle.graph_spec import InputSpec
 from bertserve.service.bundle.manifest import Int8TextDigests, Manifest, TextDigests, TokenizerSpec
 from bertserve.service.engine.onnx_engine import build_feed

@@ -22,8 +22,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     parser = build_parser()
     args = parser.parse_args(argv)
-    if problem := _problem(args):
-        parser.error(problem)
+    _check_flags(parser, args)
     checkpoint = args.checkpoint or args.module
     packages, extras = ["onnxruntime"], ["cpu"]
     if checkpoint is not None:
@@ -46,20 +45,21 @@ def main(argv: Sequence[str]) -> int:
     return 0 if report.passed else 1
 
 
-def _problem(args: argparse.Namespace) -> str | None:
+def _check_flags(parser: FlagParser, args: argparse.Namespace) -> None:
     has_module, has_checkpoint, has_minimum = args.module is not None, args.checkpoint is not None, args.min_agreement or args.min_metrics
-    problems = {
-        "--min-agreement and --min-metric need --data; give it too": args.data is None and has_minimum,
-        "--min-metric has a duplicate metric; give each once": len(dict(args.min_metrics)) < len(args.min_metrics),
-        "--module replaces --checkpoint; remove one of them": has_module and has_checkpoint,
-        **flags.module_problems(args),
-        "--revision is for the hub id of --checkpoint; give --checkpoint too": args.revision is not None and not has_checkpoint,
-        "--update measures all graphs against the checkpoint; give --checkpoint or --module, and no --provider": (
-            args.update and (not (has_checkpoint or has_module) or args.providers is not None)
-        ),
-        "--validation needs --update; give both": args.validation is not None and not args.update,
-    }
-    return next((problem for problem, wrong in problems.items() if wrong), None)
+    if args.data is None and has_minimum:
+        parser.error("--min-agreement and --min-metric need --data; give it too")
+    if len(dict(args.min_metrics)) < len(args.min_metrics):
+        parser.error("--min-metric has a duplicate metric; give each once")
+    if has_module and has_checkpoint:
+        parser.error("--module replaces --checkpoint; remove one of them")
+    flags.check_module_flags(parser, args)
+    if args.revision is not None and not has_checkpoint:
+        parser.error("--revision is for the hub id of --checkpoint; give --checkpoint too")
+    if args.update and (not (has_checkpoint or has_module) or args.providers is not None):
+        parser.error("--update measures all graphs against the checkpoint; give --checkpoint or --module, and no --provider")
+    if args.validation is not None and not args.update:
+        parser.error("--validation needs --update; give both")
 
 
 def build_parser() -> FlagParser:

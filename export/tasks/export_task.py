@@ -1,7 +1,4 @@
-"""ExportTask: all the exporter's facts about a task. Loading, samples, validation, stored examples and `verify --data` are derived from it.
-
-The first part reads the input in a JSON object of a user's file, with the field names of the service and of GLUE.
-"""
+"""ExportTask: all the exporter's facts about a task. Loading, samples, validation, stored examples and `verify --data` are derived from it."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bertserve.export.tasks.evaluation import MetricValue, cosine, micro_f1, spearman
+from bertserve.export.tasks.input_fields import Document
 from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, SAMPLE_TEXTS
 from bertserve.service.bundle.graph_spec import Agreement, Measure, OutputSpec
 from bertserve.service.bundle.manifest import Activation, SpecialPart, TokenizerSpec
@@ -21,49 +19,9 @@ if TYPE_CHECKING:
 
     from bertserve.export.int8_texts import SplitTexts
 
-Document = dict[str, Any]
-# the names of the two texts of a pair, in this project and in the data sets of GLUE
-PAIRS = (("text", "text_pair"), ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "sentence"))
-
-# the keys of a line of data that contain its input
-INPUT_KEYS = frozenset({"inputs", "parameters", "question", "prompt", "context", "choices", "text", "sentence", "tokens"}.union(*PAIRS))
-
 Text = TypeVar("Text")
 # a text, a pair, or two lists of equal length for a request with several pairs; and options of the Hugging Face tokenizer
 TokenizerCall = tuple[tuple[Any, ...], dict[str, Any]]
-
-
-def read_input(document: Document) -> Any:
-    """Returns the input of an object, in the service's format of `inputs`.
-
-    Raises:
-        ValueError: The object has no input.
-    """
-    if "inputs" in document:
-        return document["inputs"]
-    if "choices" in document:
-        return {name: document[name] for name in ("question", "prompt", "context", "choices") if name in document}
-    for first, second in PAIRS:
-        if first in document and document.get(second) is not None:
-            return {"text": document[first], "text_pair": document[second]}
-    if "question" in document:
-        return {name: document.get(name) for name in ("question", "context")}
-    for name in ("text", "sentence"):
-        if name in document:
-            return document[name]
-    if "tokens" in document:
-        return " ".join(read_text_list(document, "tokens"))
-    raise ValueError(
-        "it has no input; give `inputs`, `text`, `text` and `text_pair`, `tokens`, `question` and `context`, or `question` and `choices`."
-    )
-
-
-def read_text_list(document: Document, name: str) -> list[str]:
-    """Returns a field that is a list of texts."""
-    value = document[name]
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise ValueError(f"`{name}` must be a list of texts.")
-    return value
 
 
 def window_stride(requested: int | None, tokenizer_spec: TokenizerSpec) -> int:
@@ -81,6 +39,7 @@ class ExportTask:
         outputs: Outputs of its graphs. A graph with outputs per mask has the positions of masks as an input.
         labeled: Whether the configuration's labels belong to the task.
         activation: The function from logits to scores; None if the configuration defines it.
+        embeds: Whether a result is vectors, from layers and a pooling that sentence-transformers' files define.
         takes_pairs: Whether the user's texts for int8 may be pairs.
         needs_pairs: Whether every input is a pair of texts, of which the first is short, and the second one fills the window.
         gold_keys: The keys of a line of data that `read_gold` reads; empty if the task has no correct answers.
@@ -92,6 +51,7 @@ class ExportTask:
     outputs: tuple[OutputSpec, ...]
     labeled = False
     activation: Activation | None = "softmax"
+    embeds = False
     takes_pairs = False
     needs_pairs = False
     gold_keys: tuple[str, ...] = ()
@@ -101,11 +61,6 @@ class ExportTask:
     def name(self) -> str:
         """Its Hugging Face name, such as `text-classification`."""
         return self.task_spec.name
-
-    @property
-    def embeds(self) -> bool:
-        """Whether a result is vectors, from layers and a pooling that sentence-transformers' files define."""
-        return self.activation == "none"
 
     @property
     def min_length(self) -> int:

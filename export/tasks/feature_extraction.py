@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bertserve.export.tasks.export_task import Document, ExportTask, TokenizerCall
+from bertserve.export.tasks.export_task import ExportTask, TokenizerCall
+from bertserve.export.tasks.input_fields import Document
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks.embed import SPEC, EmbedInput
@@ -21,6 +22,7 @@ class _FeatureExtraction(ExportTask):
     head = "Model"
     outputs = (OutputSpec(name="last_hidden_state", kind="per_token"),)
     activation = "none"
+    embeds = True
 
     def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> EmbedInput:
         return EmbedInput(text)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from bertserve.export.errors import DataError
 from bertserve.export.tasks.evaluation import TOP_1, MetricValue
-from bertserve.export.tasks.export_task import Document, ExportTask
+from bertserve.export.tasks.export_task import ExportTask
+from bertserve.export.tasks.input_fields import Document
 from bertserve.export.tasks.sample_texts import RESERVED_TOKENS, SAMPLE_TEXTS, halves
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec

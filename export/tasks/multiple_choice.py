@@ -9,7 +9,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from bertserve.export.tasks.evaluation import ACCURACY, MetricValue
-from bertserve.export.tasks.export_task import Document, ExportTask, TokenizerCall, read_input
+from bertserve.export.tasks.export_task import ExportTask, TokenizerCall
+from bertserve.export.tasks.input_fields import Document, read_input
 from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, SAMPLE_TEXTS, SHORT_TEXT
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec

@@ -6,7 +6,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from bertserve.export.tasks.evaluation import EXACT_MATCH, F1, MetricValue, answer_f1, exact_match
-from bertserve.export.tasks.export_task import Document, ExportTask, TokenizerCall
+from bertserve.export.tasks.export_task import ExportTask, TokenizerCall
+from bertserve.export.tasks.input_fields import Document
 from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, RESERVED_TOKENS, SAMPLE_TEXTS, halves
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from bertserve.export.tasks import evaluation
 from bertserve.export.tasks.evaluation import ACCURACY, F1, MACRO_F1, MATTHEWS, MEAN_ABSOLUTE_ERROR, MICRO_F1, PEARSON, SPEARMAN
-from bertserve.export.tasks.export_task import Document, ExportTask, TokenizerCall, window_stride
+from bertserve.export.tasks.export_task import ExportTask, TokenizerCall, window_stride
+from bertserve.export.tasks.input_fields import Document
 from bertserve.export.tasks.sample_texts import LONG_TEXT, SAMPLE_TEXTS, SHORT_TEXT
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
