@@ -99,7 +99,7 @@ def tasks() -> list[TaskSpec]:
 
 def limits() -> Mapping[str, int]:
     """Returns the limits of a request that are not settings, by what they limit."""
-    return {f"{what} of a body": limit for _, limit, what in json_text.LIMITS} | {
+    return {f"{what} of a body": limit for _, limit, what in json_text.JSON_LIMITS} | {
         f"characters of an input to tokenize; each of its texts after the first counts {cost.TEXT_CHARS} more": cost.MAX_TOKENIZED_CHARS,
         "predicted microseconds of decoding": cost.MAX_DECODE_US,
         "bytes of the answer as JSON": cost.MAX_RESPONSE_BYTES,

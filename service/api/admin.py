@@ -36,7 +36,7 @@ T = TypeVar("T")
 audit_log = logging.getLogger("bertserve.audit")
 _NAMED = "/models/{name}"
 # the settings that a caller must know
-_LIMITS = {
+_PUBLIC_SETTINGS = {
     "max_inputs",
     "max_chars",
     "max_top_k",
@@ -178,7 +178,7 @@ def _add_operations(probe_routes: APIRouter, key_routes: APIRouter, metrics_rout
             {
                 "name": "bertserve",
                 "version": __version__,
-                "limits": state.settings.model_dump(include=_LIMITS | {"max_queue_tokens"})
+                "limits": state.settings.model_dump(include=_PUBLIC_SETTINGS | {"max_queue_tokens"})
                 | {"max_batch_tokens": state.scheduler.queue.max_batch_tokens, "threads": state.total_threads},
                 "worker": {
                     "index": state.worker_index,
@@ -245,7 +245,7 @@ def _describe(state: AppState, model: Model) -> dict[str, Any]:
         },
         "batch_invariant": graph.batch_invariant,
         **({} if graph.calibration is None else {"calibration": graph.calibration.model_dump()}),
-        "limits": {"max_tokens": manifest.tokenizer.max_length, **state.settings.model_dump(include=_LIMITS)},
+        "limits": {"max_tokens": manifest.tokenizer.max_length, **state.settings.model_dump(include=_PUBLIC_SETTINGS)},
         "metrics": [metric.model_dump() for metric in manifest.metrics],
         "validation": graph.validation.model_dump(),
         "source": manifest.source.model_dump(),

@@ -14,7 +14,7 @@ from pydantic_core import from_json
 from bertserve.service.errors import TooLargeError
 
 # Limits of a body outside of its strings. 16,384 texts or pairs, and 256 texts of 512 token ids, are below them.
-LIMITS = ((b"[{", 2**16, "lists and objects"), (b":", 2**16, "keys"), (b",", 2**18, "values"), (b"0123456789", 5 * 2**18, "digits"))
+JSON_LIMITS = ((b"[{", 2**16, "lists and objects"), (b":", 2**16, "keys"), (b",", 2**18, "values"), (b"0123456789", 5 * 2**18, "digits"))
 
 
 def parse(raw: bytes) -> Any:
@@ -24,11 +24,13 @@ def parse(raw: bytes) -> Any:
         ValueError: The document is not JSON.
         TooLargeError: It has more lists, objects, keys, values or digits than are allowed.
     """
-    if len(raw) > 2**16 and any(_count(raw, characters) > limit for characters, limit, _ in LIMITS):  # a shorter body is below all limits
+    if len(raw) > 2**16 and any(
+        _count(raw, characters) > limit for characters, limit, _ in JSON_LIMITS
+    ):  # a shorter body is below all limits
         codes = np.frombuffer(raw.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
         quotes = np.cumsum(codes == ord('"'), dtype=np.uint8)  # modulo 256, which preserves the parity
         outside = codes[quotes & 1 == 0].tobytes()  # the text without the content of strings
-        for characters, limit, unit in LIMITS:
+        for characters, limit, unit in JSON_LIMITS:
             if (count := _count(outside, characters)) > limit:
                 raise TooLargeError(
                     "the body has {count} {what} and {most} are allowed; split the request.", count=count, what=unit, most=limit

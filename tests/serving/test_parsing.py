@@ -9,7 +9,7 @@ from bertserve.service.errors import TooLargeError
 from bertserve.service.tasks import json_text
 from bertserve.service.tasks.json_text import parse
 
-MAX_CONTAINERS, MAX_KEYS, MAX_VALUES, MAX_DIGITS = (limit for _, limit, _ in json_text.LIMITS)
+MAX_CONTAINERS, MAX_KEYS, MAX_VALUES, MAX_DIGITS = (limit for _, limit, _ in json_text.JSON_LIMITS)
 KEYS = ",".join(f'"{i}":0' for i in range(MAX_KEYS))
 
 
