@@ -185,7 +185,7 @@ def convert_to_fp16(
     converter = OnnxModel(model)
     converter.convert_float_to_float16(keep_io_types=False, node_block_list=sorted(float_nodes))
     onnx_files.save_proto(converter.model, target)
-    error = inference.relative_error(inference.compute_outputs(source, probe), inference.compute_outputs(target, probe))
+    error = inference.rms_error(inference.compute_outputs(source, probe), inference.compute_outputs(target, probe))
     return {"Float16": node_count - len(float_nodes)} | ({"KeptFloat": len(float_nodes)} if float_nodes else {}), error
 
 

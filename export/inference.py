@@ -64,7 +64,7 @@ def concatenate_runs(runs: Sequence[Sequence[NDArray[Any]]]) -> list[NDArray[Any
     return [np.concatenate([value.ravel() for value in values]) for values in zip(*runs, strict=True)]
 
 
-def relative_error(expected: Sequence[NDArray[np.float32]], actual: Sequence[NDArray[np.float32]]) -> float:
+def rms_error(expected: Sequence[NDArray[np.float32]], actual: Sequence[NDArray[np.float32]]) -> float:
     """Returns the largest root mean square difference of an output, relative to its standard deviation; empty outputs are skipped."""
     pairs = [pair for pair in zip(expected, actual, strict=True) if pair[0].size]
     return float(np.max([np.sqrt(np.mean((a - b) ** 2)) / max(float(a.std()), 1e-12) for a, b in pairs]))  # Python's max can drop NaN

@@ -24,26 +24,26 @@ HIDDEN_UNITS, INPUT_CHANNELS = 16, 4
 MIN_TABLE_ROWS = 1024  # smaller tables, such as those of types and usually of positions, are not worth the lost precision
 
 
-def feed_forward_activations(graph: ir.Graph) -> list[ir.Node]:
-    """Returns the activation in the middle of each feed-forward block: `MatMul(Gelu(MatMul(x) + bias))`."""
+def feed_forward_gelus(graph: ir.Graph) -> list[ir.Node]:
+    """Returns the Gelu in the middle of each feed-forward block: `MatMul(Gelu(MatMul(x) + bias))`."""
     return [node for node in graph if node.op_type == "Gelu" and _block(node) is not None]
 
 
-def _block(activation: ir.Node) -> tuple[Linear, Linear] | None:
-    """Returns the linear layers before and after an activation, or None if there are other operators."""
-    hidden, readers = activation.inputs[0], [use.node for use in activation.outputs[0].uses()]
+def _block(gelu: ir.Node) -> tuple[Linear, Linear] | None:
+    """Returns the linear layers before and after a Gelu, or None if there are other operators."""
+    hidden, readers = gelu.inputs[0], [use.node for use in gelu.outputs[0].uses()]
     first = None if hidden is None else linear_with_bias(hidden.producer())
     second = as_linear(readers[0]) if len(readers) == 1 else None
     return None if first is None or second is None else (first, second)
 
 
-def split_hidden_units(graph: ir.Graph, activation: ir.Node, peak: Floats) -> NDArray[np.int64]:
+def split_hidden_units(graph: ir.Graph, gelu: ir.Node, peak: Floats) -> NDArray[np.int64]:
     """Moves the hidden units with the largest values to a small separate feed-forward block in float; returns the others, int64.
 
     A feed-forward block is a sum over its hidden units, so it can be split in two. `peak` is the largest magnitude of each unit, [units].
     """
-    block = _block(activation)
-    assert block is not None, activation.name
+    block = _block(gelu)
+    assert block is not None, gelu.name
     first, second = block
     order = np.argsort(-peak, kind="stable")
     outlying_units, other_units = np.sort(order[:HIDDEN_UNITS]), np.sort(order[HIDDEN_UNITS:])
@@ -142,13 +142,13 @@ def emit_linears(graph: ir.Graph, params: Mapping[str, LayerParams]) -> None:
 
 
 def _emit(graph: ir.Graph, tape: ir.tape.Tape, layer: Linear, quant: LayerParams) -> ir.Value:
-    """Records the nodes of one layer: smoothing, if any, the activation as uint8, and the product with its bias."""
-    x, weight, activation = layer.input, layer.weight, quant.activation
+    """Records the nodes of one layer: smoothing, if any, the input as uint8, and the product with its bias."""
+    x, weight, input_params = layer.input, layer.weight, quant.input_params
     smoothed = x
-    if activation.is_smoothed:
-        smoothed = tape.op("Mul", [x, rewrite.add_constant(graph, f"{x.name}/multiplier", activation.multiplier)])
-    scale = rewrite.add_constant(graph, f"{x.name}/scale", np.array(activation.scale))
-    zero_point = rewrite.add_constant(graph, f"{x.name}/zero", np.array(activation.zero_point))
+    if input_params.is_smoothed:
+        smoothed = tape.op("Mul", [x, rewrite.add_constant(graph, f"{x.name}/multiplier", input_params.multiplier)])
+    scale = rewrite.add_constant(graph, f"{x.name}/scale", np.array(input_params.scale))
+    zero_point = rewrite.add_constant(graph, f"{x.name}/zero", np.array(input_params.zero_point))
     inputs = [
         tape.op("QuantizeLinear", [smoothed, scale, zero_point]),
         rewrite.add_constant(graph, f"{weight.name}/steps", quant.weight),

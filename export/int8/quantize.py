@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -30,8 +30,8 @@ from bertserve.export.int8.activations import Activations, observe
 from bertserve.export.int8.smoothquant import ActivationParams, LayerParams
 from bertserve.export.progress import Item, parallel_map
 
-# Multiples of the average sensitivity. Above the first, outliers of a tensor are computed in float; below the second, the channels of a
-# tensor are not worth a multiplication; another value of it changed nothing (bench/results/2026-11-22-int8-speed.md).
+# Multiples of the average sensitivity. Above the first, outliers of a tensor are computed in float. Below the second, the channels of a
+# tensor are not worth a multiplication; other values gave the same result (bench/results/2026-11-22-int8-speed.md).
 SPLIT_ABOVE = 1 / 2
 SMOOTH_ABOVE = 1 / 12
 
@@ -60,7 +60,7 @@ def quantize(
         scratch: A folder for intermediate files.
         feeds: The texts for all choices, as graph inputs.
         gate: Other texts, which decide which matrices return to float; the validation report uses a third set of texts.
-        max_error: Maximum difference of its outputs from the float graph's, by `inference.relative_error`.
+        max_error: Maximum difference of its outputs from the float graph's, by `inference.rms_error`.
         quick: Whether to skip the measurement of each matrix; then all channels are smoothed, and none is computed in float.
 
     Returns:
@@ -70,61 +70,61 @@ def quantize(
     Raises:
         GraphError: There is no matrix to quantize, or the error is too large with any matrix in int8.
     """
-    part, samples = scratch / "part.onnx", scratch / "samples"
+    instrumented, samples = scratch / "instrumented.onnx", scratch / "samples"
     model = rewrite.load(source)
     layers = rewrite.linears_by_input(model.graph)
     if not layers:
         raise GraphError("the graph has no matrix to quantize; export it with --precision fp32.")
-    activations = observe(model, layers, part, feeds, samples)
-    activation_params = _choose_activation_params(layers, activations)
+    observed = observe(model, layers, instrumented, feeds, samples)
+    activation_params = _choose_activation_params(layers, observed)
     shared_inputs = {tensor for group in rewrite.group_by_weight(layers) for tensor in group}
     # for attention outputs smoothing is free, and they are never split, so their sensitivity does not matter
     attention_outputs = {node.outputs[0].name for node in model.graph if node.op_type == "MultiHeadAttention"}
     changeable_layers = {tensor: layer for tensor, layer in layers.items() if tensor not in attention_outputs | shared_inputs}
     sensitivities: dict[str, float] = {}
     if changeable_layers and not quick:
-        nearest_params = _quantize_weights(changeable_layers, activations, activation_params, use_gptq=False)
-        sensitivities = sensitivity.measure(model, nearest_params, part, feeds, limits=(SPLIT_ABOVE, SMOOTH_ABOVE))
-    onnx_files.remove(part)
+        nearest_params = _quantize_weights(changeable_layers, observed, activation_params, use_gptq=False)
+        sensitivities = sensitivity.measure(model, nearest_params, instrumented, feeds, limits=(SPLIT_ABOVE, SMOOTH_ABOVE))
+    onnx_files.remove(instrumented)
     sensitive_inputs = [tensor for tensor, share in sensitivities.items() if share > SPLIT_ABOVE]
     insensitive_inputs = {tensor for tensor, share in sensitivities.items() if share < SMOOTH_ABOVE}
-    smoothed = [tensor for tensor, activation in activation_params.items() if activation.is_smoothed and tensor not in shared_inputs]
-    multipliers = {tensor: activation_params[tensor].multiplier for tensor in smoothed}
+    smoothed_params = {tensor: params for tensor, params in activation_params.items() if params.is_smoothed}
+    multipliers = {tensor: params.multiplier for tensor, params in smoothed_params.items() if tensor not in shared_inputs}
     for tensor in graph_edits.fold_smoothing(model.graph, multipliers):
-        activations[tensor], activation_params[tensor] = activations[tensor].scaled(multipliers[tensor]), activation_params[tensor].folded()
-    units, inputs = _split_outliers(model.graph, sensitive_inputs, activations)
+        observed[tensor], activation_params[tensor] = observed[tensor].scaled(multipliers[tensor]), activation_params[tensor].folded()
+    units, inputs = _split_outliers(model.graph, sensitive_inputs, observed)
     rescaled = {*units, *inputs, *(tensor for tensor in insensitive_inputs if activation_params[tensor].is_smoothed)}
     layers = rewrite.linears_by_input(model.graph)  # a split has replaced matrices
-    activation_params |= _choose_activation_params(
-        {tensor: layers[tensor] for tensor in activation_params if tensor in rescaled}, activations, unsmoothed=insensitive_inputs
-    )
-    params = _quantize_weights(layers, activations, activation_params, use_gptq=True)
+    rescaled_layers = {tensor: layers[tensor] for tensor in activation_params if tensor in rescaled}
+    activation_params |= _choose_activation_params(rescaled_layers, observed, unsmoothed=insensitive_inputs)
+    layer_params = _quantize_weights(layers, observed, activation_params, use_gptq=True)
     shutil.rmtree(samples)
     # the most sensitive first; without a measurement a matrix counts as average, and with --quick its own output error counts
-    weights = sensitivities or {tensor: activation.error for tensor, activation in activation_params.items()}
-    order = sorted(params, key=lambda tensor: -weights.get(tensor, 1.0))
+    priorities = sensitivities or {tensor: params.error for tensor, params in activation_params.items()}
+    order = sorted(layer_params, key=lambda tensor: -priorities.get(tensor, 1.0))
     probe = gate[:: max(1, len(gate) // 48)]  # fewer than 96 texts, because they run for each attempt
-    float_count, tables, error = _emit_within(max_error, model, target, params, order, probe, inference.compute_outputs(source, probe))
-    counts = {"MatMulIntegerToFloat": len(params) - float_count, "PerRowEmbedding": tables}
+    attempt = _emit_within(max_error, model, target, layer_params, order, probe, inference.compute_outputs(source, probe))
+    int8_inputs = order[attempt.float_count :]
+    counts = {"MatMulIntegerToFloat": len(int8_inputs), "PerRowEmbedding": attempt.table_count}
     counts |= {"FloatUnits": len(units), "FloatInputs": len(inputs)}
-    exceptions = {"KeptFloat": float_count, "RoundedToNearest": sum(not params[tensor].by_gptq for tensor in order[float_count:])}
-    return counts | {name: count for name, count in exceptions.items() if count}, error
+    exceptions = {"KeptFloat": attempt.float_count, "RoundedToNearest": sum(not layer_params[tensor].by_gptq for tensor in int8_inputs)}
+    return counts | {name: count for name, count in exceptions.items() if count}, attempt.error
 
 
 def _choose_activation_params(
-    layers: Mapping[str, Linear], activations: Mapping[str, Activations], *, unsmoothed: Collection[str] = ()
+    layers: Mapping[str, Linear], observed: Mapping[str, Activations], *, unsmoothed: Collection[str] = ()
 ) -> dict[str, ActivationParams]:
     """Returns the quantization of each activation; layers that share a matrix, and thus their samples, have the same."""
 
     def choose(tensor: str) -> ActivationParams:
-        return smoothquant.choose_activation_params(layers[tensor].arrays()[0], activations[tensor], smooth=tensor not in unsmoothed)
+        return smoothquant.choose_activation_params(layers[tensor].arrays()[0], observed[tensor], smooth=tensor not in unsmoothed)
 
     return _compute_once_per_key(choose, {tensor: layer.weight for tensor, layer in layers.items()}, "choose scales")
 
 
 def _quantize_weights(
     layers: Mapping[str, Linear],
-    activations: Mapping[str, Activations],
+    observed: Mapping[str, Activations],
     activation_params: Mapping[str, ActivationParams],
     *,
     use_gptq: bool,
@@ -133,7 +133,7 @@ def _quantize_weights(
     keys = {tensor: (layer.weight, layer.arrays()[1].tobytes()) for tensor, layer in layers.items()}
 
     def quantized(tensor: str) -> LayerParams:
-        return smoothquant.quantize_weight(*layers[tensor].arrays(), activations[tensor], activation_params[tensor], use_gptq=use_gptq)
+        return smoothquant.quantize_weight(*layers[tensor].arrays(), observed[tensor], activation_params[tensor], use_gptq=use_gptq)
 
     return _compute_once_per_key(quantized, keys, "round by GPTQ" if use_gptq else "round to nearest")
 
@@ -145,14 +145,14 @@ def _compute_once_per_key(function: Callable[[str], Item], keys: dict[str, Any],
     return {tensor: by_key[key] for tensor, key in keys.items()}
 
 
-def _split_outliers(graph: ir.Graph, sensitive_inputs: Sequence[str], activations: dict[str, Activations]) -> tuple[list[str], list[str]]:
+def _split_outliers(graph: ir.Graph, sensitive_inputs: Sequence[str], observed: dict[str, Activations]) -> tuple[list[str], list[str]]:
     """Computes outlying channels of the sensitive tensors in float, and updates the records of these tensors.
 
     Returns:
         The tensors that lost hidden units, and the tensors with some channels in float.
     """
     layers = rewrite.linears_by_input(graph)
-    blocks = {str(node.outputs[0].name): node for node in graph_edits.feed_forward_activations(graph)}
+    blocks = {str(node.outputs[0].name): node for node in graph_edits.feed_forward_gelus(graph)}
     norm_outputs = {node.outputs[0].name for node in graph if node.op_type == "LayerNormalization"}
     # a split needs the addition of the bias as its end
     sensitive_inputs = [tensor for tensor in sensitive_inputs if layers[tensor].add is not None]
@@ -162,12 +162,18 @@ def _split_outliers(graph: ir.Graph, sensitive_inputs: Sequence[str], activation
     inputs = [tensor for tensor in sensitive_inputs if tensor in norm_outputs]
     # units first, because a block with split inputs is not recognized
     for tensor in units:
-        activations[tensor] = activations[tensor].restricted(
-            graph_edits.split_hidden_units(graph, blocks[tensor], activations[tensor].peak)
-        )
+        observed[tensor] = observed[tensor].restricted(graph_edits.split_hidden_units(graph, blocks[tensor], observed[tensor].peak))
     for tensor in inputs:
-        graph_edits.split_input_channels(graph, layers[tensor], activations[tensor].peak)
+        graph_edits.split_input_channels(graph, layers[tensor], observed[tensor].peak)
     return units, inputs
+
+
+class _Attempt(NamedTuple):
+    """A written graph: its linear layers in float, its int8 tables, and the error of its outputs by `inference.rms_error`."""
+
+    float_count: int
+    table_count: int
+    error: float
 
 
 def _emit_within(
@@ -178,36 +184,32 @@ def _emit_within(
     order: Sequence[str],
     probe: Sequence[Feed],
     expected: Sequence[NDArray[np.float32]],
-) -> tuple[int, int, float]:
-    """Writes the graph with as many linear layers in int8 as the error allows; the first layers of `order` return to float first.
+) -> _Attempt:
+    """Writes the graph with as many linear layers in int8 as the error allows; the first layers of `order` return to float first."""
 
-    Returns:
-        The number of layers in float, the number of int8 tables, and the error.
-    """
-
-    def emit(float_count: int) -> tuple[int, int, float]:
+    def emit(float_count: int) -> _Attempt:
         candidate = model.clone()
         graph_edits.emit_linears(candidate.graph, {tensor: quant for tensor, quant in params.items() if tensor not in order[:float_count]})
-        tables = graph_edits.emit_embeddings(candidate.graph)
+        table_count = graph_edits.emit_embeddings(candidate.graph)
         common.DeduplicateHashedInitializersPass()(candidate)
         rewrite.save(candidate, target)
-        return float_count, tables, inference.relative_error(expected, inference.compute_outputs(target, probe))
+        return _Attempt(float_count, table_count, inference.rms_error(expected, inference.compute_outputs(target, probe)))
 
     attempt = emit(0)
-    if attempt[2] <= max_error:
+    if attempt.error <= max_error:
         return attempt
     attempt = best_attempt = emit(len(order) - 1)
-    if not best_attempt[2] <= max_error:  # NaN is over the limit too
+    if not best_attempt.error <= max_error:  # NaN is over the limit too
         raise GraphError(
-            f"int8 changes the outputs by {best_attempt[2]:.2g} of their standard deviation on unseen texts, over the limit of "
-            f"{max_error:.2g}, even with {best_attempt[0]} of {len(order)} matrices in float; give texts of the model's domain with "
+            f"int8 changes the outputs by {best_attempt.error:.2g} of their standard deviation on unseen texts, over the limit of "
+            f"{max_error:.2g}, even with {best_attempt.float_count} of {len(order)} matrices in float; give texts of the model's domain with "
             "--calibration, a higher --max-int8-error, or --precision fp32."
         )
     too_few = 0
-    while best_attempt[0] - too_few > 1:
-        attempt = emit((too_few + best_attempt[0]) // 2)
-        if attempt[2] <= max_error:
+    while best_attempt.float_count - too_few > 1:
+        attempt = emit((too_few + best_attempt.float_count) // 2)
+        if attempt.error <= max_error:
             best_attempt = attempt
         else:
-            too_few = attempt[0]
-    return best_attempt if attempt is best_attempt else emit(best_attempt[0])
+            too_few = attempt.float_count
+    return best_attempt if attempt is best_attempt else emit(best_attempt.float_count)

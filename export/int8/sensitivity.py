@@ -78,7 +78,7 @@ def _measure(session: Any, model: ir.Model, params: Mapping[str, LayerParams], f
         runs = [
             session.run(output_names, batch | {_perturbation_name(tensor): change}) for batch, change in zip(batches, changes, strict=True)
         ]
-        return inference.relative_error(expected, inference.concatenate_runs(runs)) ** 2
+        return inference.rms_error(expected, inference.concatenate_runs(runs)) ** 2
 
     return dict(zip(params, parallel_map(error, params, "measure sensitivity", unit="matrices"), strict=True))
 
@@ -87,7 +87,7 @@ def _changes(layer: Linear, quant: LayerParams, inputs: Sequence[Floats]) -> lis
     """Returns a layer's output in int8 minus its output in float, for each of its inputs, float32 [..., outputs]."""
     weight, bias = layer.arrays()
     rows = np.concatenate([x.reshape(-1, x.shape[-1]) for x in inputs])
-    approximated = quant.activation.dequantized(rows)
+    approximated = quant.input_params.dequantized(rows)
     change = np.empty((len(rows), weight.shape[1]), dtype=np.float32)
     for block in output_blocks(weight.shape[1]):
         int8_outputs = approximated @ (quant.weight[:, block] * quant.weight_scale[block])

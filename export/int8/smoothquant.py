@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 
 import numpy as np
@@ -68,68 +69,80 @@ class LayerParams:
     """The quantization of an activation and the matrix that reads it. A weight is stored as `round(weight * smoothing / weight_scale)`.
 
     Attributes:
-        activation: The storage of the activation.
+        input_params: The storage of the activation.
         weight: The weights, int8 [inputs, outputs].
         weight_scale: Scales of the columns, float32 [outputs].
         bias: The bias, corrected by the mean error of quantization, float32 [outputs].
         by_gptq: Whether the weights were rounded by GPTQ instead of to nearest.
     """
 
-    activation: ActivationParams
+    input_params: ActivationParams
     weight: NDArray[np.int8]
     weight_scale: Floats
     bias: Floats
     by_gptq: bool
 
 
-def choose_activation_params(weight: Floats, activations: Activations, *, smooth: bool) -> ActivationParams:
+def choose_activation_params(weight: Floats, observed: Activations, *, smooth: bool) -> ActivationParams:
     """Returns the smoothing and scale with the smallest error of some of the matrix's outputs, on some rows of the calibration texts.
 
     `weight` is the matrix that reads the activation, float32 [inputs, outputs].
     """
     weight_peak = _weight_peak(weight)
     used_channels = weight_peak > 0  # rows of zeros are computed elsewhere, in float
-    rows, high, low = activations.rows(SAMPLE_ROWS) * used_channels, activations.high * used_channels, activations.low * used_channels
+    rows, high, low = observed.rows(SAMPLE_ROWS) * used_channels, observed.high * used_channels, observed.low * used_channels
     columns = weight[:, :: max(1, weight.shape[1] // 128)].copy()  # a sample of at least 128
     expected = rows @ columns
-    size = max(float(np.mean(expected**2)), 1e-12)
-
-    def scaled(smoothing: Floats, clip_ratio: float = 1.0, every: int = 1) -> ActivationParams:
-        # uint8 covers this part of the calibrated range; values beyond are clipped
-        scale, zero_point = _scale_and_zero_point(clip_ratio * float((low / smoothing).min()), clip_ratio * float((high / smoothing).max()))
-        # a margin of two steps, because during calibration the previous layers were not quantized
-        quantized_peak = (np.minimum(_quantize(high / smoothing, scale, zero_point), 253) + 2).astype(np.uint8)
-        activation = ActivationParams(smoothing, scale, zero_point, quantized_peak, 0.0)
-        smoothed = columns * smoothing[:, None]
-        scales = output_scales(smoothed, activation.quantized_peak)
-        actual = activation.dequantized(rows[::every]) @ (round_to_nearest(smoothed, scales) * scales)
-        return replace(activation, error=float(np.mean((actual - expected[::every]) ** 2)) / size)
-
-    def screened(smoothing: Floats) -> float:
-        return scaled(smoothing, every=max(1, len(rows) // 128)).error
-
-    candidates = (
-        sorted(_smoothing_candidates(rows, np.maximum(high, -low), weight_peak), key=screened) if smooth else [np.ones_like(weight_peak)]
-    )
-    best = min((scaled(smoothing) for smoothing in candidates[:3]), key=attrgetter("error"))  # the best on few rows run on all
-    return min(best, *(scaled(best.smoothing, clip_ratio) for clip_ratio in (0.9, 0.8)), key=attrgetter("error"))
+    evaluate = partial(_evaluate_candidate, high=high, low=low, rows=rows, columns=columns, expected=expected)
+    candidates = [np.ones_like(weight_peak)]
+    if smooth:
+        step = max(1, len(rows) // 128)
+        screen = partial(evaluate, rows=rows[::step], expected=expected[::step])
+        candidates = sorted(_smoothing_candidates(rows, np.maximum(high, -low), weight_peak), key=lambda smoothing: screen(smoothing).error)
+    best = min(map(evaluate, candidates[:3]), key=attrgetter("error"))  # the best on few rows run on all
+    return min(best, *(evaluate(best.smoothing, clip_ratio) for clip_ratio in (0.9, 0.8)), key=attrgetter("error"))
 
 
-def quantize_weight(weight: Floats, bias: Floats, activations: Activations, activation: ActivationParams, *, use_gptq: bool) -> LayerParams:
+def _evaluate_candidate(
+    smoothing: Floats, clip_ratio: float = 1.0, *, high: Floats, low: Floats, rows: Floats, columns: Floats, expected: Floats
+) -> ActivationParams:
+    """Returns the storage of an activation with these smoothing factors, whose scale covers a part of the range on the calibration texts.
+
+    Args:
+        smoothing: Factors of the channels, float32 [channels].
+        clip_ratio: The part of the range that uint8 covers; values beyond are clipped.
+        high: Largest value of each channel, float32 [channels].
+        low: Smallest value of each channel, float32 [channels].
+        rows: Values of the activation to measure the error on, float32 [n, channels].
+        columns: Some columns of the matrix that reads it, float32 [channels, outputs].
+        expected: `rows @ columns`.
+    """
+    scale, zero_point = _scale_and_zero_point(clip_ratio * float((low / smoothing).min()), clip_ratio * float((high / smoothing).max()))
+    # a margin of two steps, because during calibration the previous layers were not quantized
+    quantized_peak = (np.minimum(_quantize(high / smoothing, scale, zero_point), 253) + 2).astype(np.uint8)
+    params = ActivationParams(smoothing, scale, zero_point, quantized_peak, 0.0)
+    smoothed = columns * smoothing[:, None]
+    scales = output_scales(smoothed, quantized_peak)
+    actual = params.dequantized(rows) @ (round_to_nearest(smoothed, scales) * scales)
+    error = float(np.mean((actual - expected) ** 2)) / max(float(np.mean(expected**2)), 1e-12)
+    return replace(params, error=error)
+
+
+def quantize_weight(weight: Floats, bias: Floats, observed: Activations, input_params: ActivationParams, *, use_gptq: bool) -> LayerParams:
     """Returns the matrix, float32 [inputs, outputs], in int8 with a corrected bias, float32 [outputs]. GPTQ takes longest."""
-    rows = activations.rows(None if use_gptq else SAMPLE_ROWS) * (_weight_peak(weight) > 0)
-    approximated = activation.dequantized(rows)
+    rows = observed.rows(None if use_gptq else SAMPLE_ROWS) * (_weight_peak(weight) > 0)
+    approximated = input_params.dequantized(rows)
     before, after = rows.mean(axis=0), approximated.mean(axis=0)
     del rows
     hessian = factor_hessian(approximated) if use_gptq else None
     quantized = np.empty(weight.shape, dtype=np.int8)
     scales, corrected = np.empty_like(bias), np.empty_like(bias)
     for block in output_blocks(weight.shape[1]):
-        smoothed = weight[:, block] * activation.smoothing[:, None]
-        scales[block] = output_scales(smoothed, activation.quantized_peak)
-        quantized[:, block] = round_weight(smoothed, scales[block], activation.quantized_peak, hessian)
+        smoothed = weight[:, block] * input_params.smoothing[:, None]
+        scales[block] = output_scales(smoothed, input_params.quantized_peak)
+        quantized[:, block] = round_weight(smoothed, scales[block], input_params.quantized_peak, hessian)
         corrected[block] = bias[block] + before @ weight[:, block] - after @ (quantized[:, block] * scales[block])
-    return LayerParams(activation, quantized, scales, corrected, hessian is not None)
+    return LayerParams(input_params, quantized, scales, corrected, hessian is not None)
 
 
 def _weight_peak(weight: Floats) -> Floats:

@@ -130,7 +130,7 @@ class RowDifference(NamedTuple):
         return scaled if math.isfinite(scaled) else math.inf
 
 
-def relative_errors(rows: Sequence[RowDifference], baseline: Sequence[RowDifference] = ()) -> tuple[float, float]:
+def rms_and_worst_error(rows: Sequence[RowDifference], baseline: Sequence[RowDifference] = ()) -> tuple[float, float]:
     """Returns the root mean square and the largest error of the worst output; 0 without values, and NaN if an error is NaN.
 
     They are relative to the standard deviation of the reference's outputs for `rows`, or for `baseline` if it is larger.
@@ -237,9 +237,9 @@ class Comparison:
         # a root mean square of few texts is not reliable
         max_text_rms = limit if len(self._texts) >= len(self._samples) else math.inf
         # texts may all have the same label, so their outputs may all be equal
-        text_errors = relative_errors(self._texts, self._samples)
+        text_errors = rms_and_worst_error(self._texts, self._samples)
         # twice the limit for the fixed samples, which are more unusual than ordinary texts
-        for (rms, error), max_rms in ((relative_errors(self._samples), 2 * limit), (text_errors, max_text_rms)):
+        for (rms, error), max_rms in ((rms_and_worst_error(self._samples), 2 * limit), (text_errors, max_text_rms)):
             if not (rms <= max_rms and error <= largest):  # not `>`, which is false for NaN
                 raise GraphError(
                     f"int8 outputs differ by {rms:.2g} of their standard deviation, and at worst by {error:.2g}, over the limits of "

@@ -52,7 +52,7 @@ def measure(name: str, task: str, folder: Path, **fields: Any) -> Measured:
     encodings, expected = compared(source, bundle, task)
     int8 = rows(bundle, "int8", encodings)[0]
     flat = [[np.concatenate([row[key].ravel() for row in side]) for key in side[0]] for side in (expected, int8)]
-    return Measured(bundle, worst_error(expected, rows(bundle, "fp32", encodings)), inference.relative_error(*flat))
+    return Measured(bundle, worst_error(expected, rows(bundle, "fp32", encodings)), inference.rms_error(*flat))
 
 
 def most_of_int8(task: str) -> float:

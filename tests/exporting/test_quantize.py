@@ -95,7 +95,7 @@ def quantized_graph(request: pytest.FixtureRequest, quantized_of: QuantizedOf) -
 
 def test_outputs_are_close_to_the_float_graphs(quantized: Quantized) -> None:
     feeds = quantized.staged.feeds(UNSEEN)
-    error = inference.relative_error(
+    error = inference.rms_error(
         inference.compute_outputs(quantized.staged.packed, feeds), inference.compute_outputs(quantized.target, feeds)
     )
 
@@ -146,7 +146,7 @@ def test_a_layer_whose_attention_is_zero_is_quantized(tmp_path: Path) -> None:
 
     assert 10 == counts["MatMulIntegerToFloat"]
     assert (
-        inference.relative_error(inference.compute_outputs(staged.packed, feeds), inference.compute_outputs(tmp_path / "int8.onnx", feeds))
+        inference.rms_error(inference.compute_outputs(staged.packed, feeds), inference.compute_outputs(tmp_path / "int8.onnx", feeds))
         < 0.15
     )
 
@@ -154,16 +154,16 @@ def test_a_layer_whose_attention_is_zero_is_quantized(tmp_path: Path) -> None:
 def test_no_output_hides_one_that_is_not_a_number() -> None:
     sound, broken = np.array([1, 2], np.float32), np.array([1, np.nan], np.float32)
 
-    assert np.isnan(inference.relative_error([sound, sound], [sound, broken]))
+    assert np.isnan(inference.rms_error([sound, sound], [sound, broken]))
 
 
 def test_the_most_sensitive_matrices_stay_in_float_to_meet_the_limit(quantized_of: QuantizedOf, tmp_path: Path) -> None:
     quantized = quantized_of("token-classification")
     feeds = quantized.staged.feeds(UNSEEN)
     expected = inference.compute_outputs(quantized.staged.packed, feeds)
-    limit = 0.6 * inference.relative_error(expected, inference.compute_outputs(quantized.target, feeds))
+    limit = 0.6 * inference.rms_error(expected, inference.compute_outputs(quantized.target, feeds))
     counts, error = int8(quantized.staged, tmp_path / "int8.onnx", max_error=limit)
-    left = inference.relative_error(expected, inference.compute_outputs(tmp_path / "int8.onnx", feeds))
+    left = inference.rms_error(expected, inference.compute_outputs(tmp_path / "int8.onnx", feeds))
 
     assert left == error <= limit
     assert counts["KeptFloat"] + counts["MatMulIntegerToFloat"] == quantized.counts["MatMulIntegerToFloat"]
