@@ -13,6 +13,7 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +24,7 @@ from bertserve.service import __version__, listing
 from bertserve.service.auth import new_key
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import NAME_PATTERN
-from bertserve.service.errors import SettingsError, StartError, did_you_mean
+from bertserve.service.errors import SettingsError, StartError, did_you_mean, install_command
 from bertserve.service.flag_parser import drop_stdout
 from bertserve.service.settings import CLI_CONFIG, AddressSettings, ScoreSettings, Settings, SourceSettings, parse
 from bertserve.service.sources import with_sources
@@ -91,8 +92,8 @@ class Score(ScoreSettings):
             raise SettingsError(f"the output `{self.output}` ends with none of {', '.join(_FORMATS)}; rename it.")
         if source == "jsonl" != output:
             raise SettingsError(f"JSON Lines cannot become {output}, because their rows can have different fields; write JSON Lines.")
-        if source != "parquet" == output:
-            raise SettingsError(f"{source} cannot become parquet, because its columns have no types; write {source} or JSON Lines.")
+        if "parquet" in (source, output) and find_spec("pyarrow") is None:
+            raise SettingsError(f"Parquet needs pyarrow, which is not installed; `{install_command('parquet')}` adds it.")
         return source, output
 
 

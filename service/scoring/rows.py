@@ -8,14 +8,13 @@ from codecs import BOM_UTF8
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 
-from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, StartError, install_command
+from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, StartError
 from bertserve.service.tasks.json_text import to_json, to_plain
 
 with suppress(ImportError):  # the extra `parquet`
@@ -66,22 +65,21 @@ def rejecting(row: Row) -> Iterator[None]:
 class RowBlock:
     """Rows in the order of the file, their `size` in bytes for the progress, and the `table` of pyarrow with the rows of Parquet."""
 
-    rows: Sequence[Row]
+    rows: list[Row]
     size: int
     table: Any = None
 
 
 def blocks_of(rows: Iterable[Row], max_rows: int) -> Iterator[RowBlock]:
-    """Yields blocks of at most `max_rows` rows of a text file."""
-    block, size = list[Row](), 0
+    """Yields blocks of at most `max_rows` rows of a text file, and at least one block, which can be empty."""
+    block = RowBlock([], 0)
     for row in rows:
-        block.append(row)
-        size += len(row.raw) or sum(map(len, row.values.values()))
-        if len(block) == max_rows or size >= BLOCK_BYTES:
-            yield RowBlock(block, size)
-            block, size = [], 0
-    if block:
-        yield RowBlock(block, size)
+        block.rows.append(row)
+        block.size += len(row.raw) or sum(map(len, row.values.values()))
+        if len(block.rows) == max_rows or block.size >= BLOCK_BYTES:
+            yield block
+            block = RowBlock([], 0)
+    yield block
 
 
 def read_json_lines(path: Path, added: Sequence[str]) -> Iterator[Row]:
@@ -194,14 +192,12 @@ def read_blocks(
     path: Path, formats: tuple[str, str], inputs: Collection[str], added: Sequence[str], max_rows: int
 ) -> tuple[Sequence[str], Iterator[RowBlock]]:
     """Returns the columns of a file, none for JSON Lines, and its blocks; the output has the columns `added`."""
+    if formats[0] == "parquet":
+        return read_parquet(path, inputs if formats[1] == "parquet" else None, max_rows)
     if formats[0] == "jsonl":
         return (), blocks_of(read_json_lines(path, added), max_rows)
-    if formats[0] != "parquet":
-        columns, rows = read_delimited(path, DELIMITERS[formats[0]])
-        return columns, blocks_of(rows, max_rows)
-    if find_spec("pyarrow") is None:
-        raise SettingsError(f"Parquet needs pyarrow, which is not installed; `{install_command('parquet')}` adds it.")
-    return read_parquet(path, inputs if formats[1] == "parquet" else None, max_rows)
+    columns, rows = read_delimited(path, DELIMITERS[formats[0]])
+    return columns, blocks_of(rows, max_rows)
 
 
 class LineWriter:
@@ -261,14 +257,19 @@ def with_predictions(table: Any, rows: Sequence[Row], names: Sequence[str], befo
 
 @dataclass(frozen=True, slots=True)
 class ParquetWriter:
-    """Writes Parquet, with the columns `names` for predictions and warnings."""
+    """Writes Parquet, with `columns` and the columns `names` for predictions and warnings."""
 
+    columns: Sequence[str]
     names: Sequence[str]
 
     def write(self, block: RowBlock, before: Path | None) -> bytes:
         """Returns the rows that have an answer, as a file; `before` is the part before."""
         schema, data = pq.read_schema(before) if before else pa.schema([]), pa.BufferOutputStream()
-        table = with_predictions(block.table, block.rows, self.names, schema)
+        table = block.table
+        if table is None:  # the columns of CSV and TSV are texts
+            values = [row.values if row.error is None else {} for row in block.rows]
+            table = pa.Table.from_pylist(values, pa.schema([(column, pa.string()) for column in self.columns]))
+        table = with_predictions(table, block.rows, self.names, schema)
         pq.write_table(table.filter(pa.array([row.error is None for row in block.rows], pa.bool_())), data)
         return bytes(data.getvalue())
 

@@ -50,7 +50,7 @@ def score(settings: ScoreSettings, source: Path, output: Path, rejected: Path, f
             columns, blocks = rows.read_blocks(source, formats, reader.by_field.values(), names, reader.block_rows)
             if formats[0] != "jsonl":
                 reader.check(columns, names)
-            writer = rows.ParquetWriter(names) if formats[1] == "parquet" else rows.LineWriter(columns, names, delimiter)
+            writer = rows.ParquetWriter(columns, names) if formats[1] == "parquet" else rows.LineWriter(columns, names, delimiter)
             facts = (
                 (before.st_size, before.st_mtime_ns, formats, settings.shared()),
                 (predictor.version, predictor.graph.file, predictor.graph.provider),

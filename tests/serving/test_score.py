@@ -276,13 +276,19 @@ def test_an_invalid_file_or_flag_is_refused(
     assert ["in.csv", "models"] == sorted(os.listdir(tmp_path))
 
 
-def test_csv_rows_with_too_many_fields_or_invalid_bytes_are_rejected(models: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_csv_rows_with_too_many_fields_or_invalid_bytes_are_rejected(models: Path, tmp_path: Path, suffix: str) -> None:
     """A row with too many fields, or that is not UTF-8, is rejected. Delimiters, quotes and line ends in fields are allowed."""
     (tmp_path / "in.csv").write_bytes(b'\xef\xbb\xbfid,text\r\n1,"good,\n""film"""\r\n2,bad,x\r\n3,\xff\r\n\r\n4,bad\r\n')
-    assert run(models, tmp_path / "in.csv", tmp_path / "out.csv") == 3
-    with (tmp_path / "out.csv").open(newline="") as file:
-        assert [("1", 'good,\n"film"'), ("4", "bad")] == [(row["id"], row["text"]) for row in csv.DictReader(file)]
-    rejected = [(row["row"], row["line"]) for row in read_lines(tmp_path / "out.csv.rejected.jsonl")]
+    output = tmp_path / f"out.{suffix}"
+    assert run(models, tmp_path / "in.csv", output) == 3
+    if suffix == "parquet":
+        found = pq.read_table(output).to_pylist()
+    else:
+        with output.open(newline="") as file:
+            found = list(csv.DictReader(file))
+    assert [("1", 'good,\n"film"'), ("4", "bad")] == [(row["id"], row["text"]) for row in found]
+    rejected = [(row["row"], row["line"]) for row in read_lines(tmp_path / f"out.{suffix}.rejected.jsonl")]
     assert [(2, 4), (3, 5)] == rejected
 
 
@@ -396,9 +402,29 @@ def test_a_table_becomes_another_format(models: Path, tmp_path: Path, source: st
     assert {"prediction", "prediction_label"} & row.keys()
 
 
-@pytest.mark.parametrize(("source", "output"), [("jsonl", "csv"), ("jsonl", "parquet"), ("csv", "parquet"), ("csv", "txt")])
+@pytest.mark.parametrize("count", [0, 20, 32])
+def test_the_columns_of_a_csv_are_texts_in_parquet(models: Path, tmp_path: Path, count: int) -> None:
+    """Also without rows, and if the last block is full."""
+    texts, output = TEXTS[:count], tmp_path / "out.parquet"
+    (tmp_path / "in.csv").write_text("".join(["id,text,more\n", *(f"{index},{text},\n" for index, text in enumerate(texts))]))
+    assert 0 == run(models, tmp_path / "in.csv", output)
+    table = pq.read_table(output)
+    assert ["id", "text", "more", "prediction", "warnings"] == table.column_names
+    expected = {"id": [str(index) for index in range(count)], "text": texts, "more": [""] * count}
+    assert pa.table(expected, pa.schema([(name, pa.string()) for name in expected])).equals(table.select(list(expected)))
+    assert [True] * count == [isinstance(prediction[0]["score"], float) for prediction in table.column("prediction").to_pylist()]
+
+
+def test_parquet_needs_pyarrow(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bertserve.service.cli.find_spec", lambda name: None)
+    (tmp_path / "in.csv").write_text("text\ngood\n")
+    assert 2 == run(models, tmp_path / "in.csv", tmp_path / "out.parquet")
+    assert 0 == run(models, tmp_path / "in.csv", tmp_path / "out.csv")
+
+
+@pytest.mark.parametrize(("source", "output"), [("jsonl", "csv"), ("jsonl", "parquet"), ("csv", "txt")])
 def test_a_file_that_cannot_become_a_format_is_refused(models: Path, tmp_path: Path, source: str, output: str) -> None:
-    """Rows of JSON Lines can have different fields, and the columns of text have no types."""
+    """Rows of JSON Lines can have different fields."""
     path = tmp_path / f"in.{source}"
     path.write_text({"jsonl": '{"text": "good"}\n', "csv": "text\ngood\n"}[source])
     assert 2 == run(models, path, tmp_path / f"out.{output}")
