@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from itertools import chain, islice, pairwise
+from itertools import islice
 from typing import Any
 
 import orjson
@@ -18,7 +18,7 @@ from bertserve.service.engine.hardware import usable_cores
 from bertserve.service.errors import SHOWN_CHARS, BertServeError, CallerValue, EngineError, InvalidValueError, SettingsError, did_you_mean
 from bertserve.service.models import loading
 from bertserve.service.models.request_progress import EncodingPayload, RequestProgress
-from bertserve.service.scoring.rows import Row, RowBlock, rejecting
+from bertserve.service.scoring.rows import Row, rejecting
 from bertserve.service.settings import ScoreSettings
 from bertserve.service.tasks.body import Limits, types_within
 from bertserve.service.tasks.body_errors import quote_names, required_fields
@@ -27,7 +27,6 @@ from bertserve.service.tasks.cost import MAX_RESPONSE_BYTES
 from bertserve.service.tasks.reading import requested_task, show, validate_as
 from bertserve.service.tasks.step import TaskModel
 from bertserve.service.tasks.task_spec import UNNAMED_TEXT
-from bertserve.service.text.tokenizer import Encoding
 
 # Maximum rows of a block, and bytes of its answers as JSON: all answers of two blocks are in memory.
 BLOCK_ROWS, BLOCK_BYTES = 4096, 2**27
@@ -141,20 +140,13 @@ class Predictor:
         self._pool = ThreadPoolExecutor(settings.threads or (usable_cores() if is_on_cpu else 2), thread_name_prefix="scoring")
         self.close = partial(self._pool.shutdown, cancel_futures=True)  # the threads end after their current chunks
 
-    def answer(self, blocks: Iterable[RowBlock], written: int = 0) -> Iterator[RowBlock]:
-        """Yields all blocks in order, those after the first `written` with predictions or errors; each starts before the last one ends."""
-        started = ((block, self._start(block) if index >= written else ()) for index, block in enumerate(blocks))
-        for (block, running), _ in pairwise(chain(started, [(RowBlock([], 0), ())])):
-            list(running)  # waits, and raises an unexpected error of a thread
-            yield block
-
-    def _start(self, block: RowBlock) -> Iterable[None]:
-        """Starts to answer the rows of a block, by length in chunks; the result ends when all are answered."""
-        for row in block.rows:
+    def start(self, rows: Sequence[Row]) -> Iterator[None]:
+        """Starts to answer rows, by length in chunks. The result ends when all are answered, and raises an unexpected error of a thread."""
+        for row in rows:
             if row.error is None:
                 with rejecting(row):
                     row.input = self.reader.task_input(row.values)
-        remaining, chunks = sorted((row for row in block.rows if row.error is None), key=lambda row: -row.input.chars), []
+        remaining, chunks = sorted((row for row in rows if row.error is None), key=lambda row: -row.input.chars), []
         while remaining:
             # rows and characters that are enough for the batches of a GPU; on a CPU a chunk takes one or two seconds
             count = max(1, min(256, 2**15 // max(1, remaining[0].input.chars)))
@@ -198,15 +190,14 @@ class Predictor:
                     break
                 count += 1
             batch, places = places[:count], places[count:]
-            for place, row in zip(batch, self._run([payloads[place].encoding for place in batch]), strict=True):
-                keep = None if isinstance(row, EngineError) else payloads[place].keep
-                # before the next run, because the outputs of a run can be far larger than what their task keeps
-                outputs[place] = row if keep is None else keep(row)
+            for place, row in zip(batch, self._run([payloads[place] for place in batch]), strict=True):
+                outputs[place] = row
         return outputs
 
-    def _run(self, encodings: Sequence[Encoding]) -> Sequence[Any]:
-        """Returns the outputs of each encoding; after an error each one runs alone."""
+    def _run(self, payloads: Sequence[EncodingPayload]) -> list[Any]:
+        """Returns what the task keeps of each encoding's outputs, which can be far larger, or an error; after an error each runs alone."""
         try:
-            return self._engine.run(encodings)
+            rows = self._engine.run([payload.encoding for payload in payloads])
         except EngineError as error:
-            return [error] if len(encodings) == 1 else [self._run([encoding])[0] for encoding in encodings]
+            return [error] if len(payloads) == 1 else [self._run([payload])[0] for payload in payloads]
+        return [row if payload.keep is None else payload.keep(row) for payload, row in zip(payloads, rows, strict=True)]

@@ -11,7 +11,7 @@ import pyarrow as pa
 from bertserve.service.bundle import files
 from bertserve.service.errors import SettingsError, StartError, install_command
 from bertserve.service.scoring.predictor import Predictor
-from bertserve.service.scoring.rows import RowBlock, rows_of, with_predictions
+from bertserve.service.scoring.rows import rows_of, with_predictions
 from bertserve.service.settings import ScoreSettings
 
 try:
@@ -35,7 +35,7 @@ class Scorer:
         table = batch if isinstance(batch, pa.Table) else pa.table(dict(batch))
         self._predictor.reader.check(table.column_names, (*self._names, "error"))
         rows = rows_of(table, self._predictor.reader.by_field.values())
-        list(self._predictor.answer([RowBlock(rows, size=0)]))
+        list(self._predictor.start(rows))
         table = with_predictions(table, rows, self._names, self._schema)
         errors = [None if row.error is None else row.error.message for row in rows]
         table = table.append_column("error", pa.array(errors, pa.string()))

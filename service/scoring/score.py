@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from itertools import count
+from itertools import chain, count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,20 +67,29 @@ def score(settings: ScoreSettings, source: Path, output: Path, rejected: Path, f
 
 def _run(source: Path, before: os.stat_result, predictor: Predictor, blocks: Iterable[rows.RowBlock], parts: Parts) -> int:
     """Scores all blocks, and returns the exit code, which is 3 if rows were rejected."""
-    count = total = scored = warned = 0
+    total = scored = warned = 0
     start = time.perf_counter()
+    started = ((block, predictor.start(block.rows) if index >= parts.written else ()) for index, block in enumerate(blocks))
+    end = (rows.RowBlock([], 0), ())
     with tqdm(total=before.st_size or None, unit="B", unit_scale=True, leave=False, disable=None) as bar:
-        for block in predictor.answer(blocks, parts.written):
-            if count >= parts.written:
-                parts.write(count, block, total)
+        for index, ((block, running), (following, _)) in enumerate(pairwise(chain(started, [end]))):
+            list(running)  # waits; the threads continue with the following block
+            # a block with fewer rows can be a single one that is too long
+            if index == 0 and len(block.rows) >= 16 and following.rows and all(row.error for row in block.rows):
+                raise SettingsError(
+                    f"all of the first {len(block.rows)} rows were rejected, the first one because: {block.rows[0].error} "
+                    "Fix --columns, --parameters or the rows, or remove these rows."
+                )
+            if index >= parts.written:
+                parts.write(index, block, total)
                 scored += len(block.rows)
                 warned += sum(bool(row.warnings) for row in block.rows if row.error is None)
-            count, total = count + 1, total + len(block.rows)
+            total += len(block.rows)
             bar.update(block.size)
     seconds, after = time.perf_counter() - start, source.stat()
     if source.is_file() and (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         raise StartError(f"the input `{source}` changed during the run; run the same command again.")
-    reasons = parts.finish(count)
+    reasons = parts.finish(index + 1)
     rejected = f", {len(reasons)} rejected ({parts.rejected})" if reasons else ""
     print(
         f"{plural(total, 'row')}: {total - len(reasons)} answered{rejected}; "
