@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from bertserve.service.errors import SHOWN_CHARS, did_you_mean
+
 Document = dict[str, Any]
 # the names of the two texts of a pair, in this project and in the data sets of GLUE
 PAIRS = (("text", "text_pair"), ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "sentence"))
@@ -32,6 +34,9 @@ def read_input(document: Document) -> Any:
             return document[name]
     if "tokens" in document:
         return " ".join(read_text_list(document, "tokens"))
+    for key in document:
+        if key not in INPUT_KEYS and (hint := did_you_mean(key, ("inputs", "text", "tokens", "question"))):
+            raise ValueError(f"it has no input, but `{key[:SHOWN_CHARS]}`; {hint}")
     raise ValueError(
         "it has no input; give `inputs`, `text`, `text` and `text_pair`, `tokens`, `question` and `context`, or `question` and `choices`."
     )

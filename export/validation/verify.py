@@ -25,7 +25,7 @@ from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.bundle.stored_example import difference, example_precision, example_tolerance
 from bertserve.service.bundle.validation_policy import describe_agreement, summarize_agreement
 from bertserve.service.engine.sessions import unavailable_reason
-from bertserve.service.errors import SHOWN_CHARS, BertServeError, CallerError, EngineError, plural
+from bertserve.service.errors import SHOWN_CHARS, BertServeError, CallerError, EngineError, did_you_mean, plural
 from bertserve.service.providers import Provider
 from bertserve.service.scoring.rows import Row
 from bertserve.service.text.tokenizer import Tokenizer
@@ -280,7 +280,8 @@ def _read_data(path: Path, options: VerifyOptions, manifest: Manifest, report: V
         detail += f", {labeled} with a correct answer ({' or '.join(f'`{key}`' for key in task.gold_keys)})"
     ignored = Counter(key for row in rows for key in row.values if key not in {*INPUT_KEYS, *task.gold_keys})
     if ignored:
-        keys = [f"`{key[:SHOWN_CHARS]}` ({plural(count, 'line')})" for key, count in ignored.most_common(10)]
+        hints = {key: f", {hint}" for key in ignored if labeled < len(rows) and (hint := did_you_mean(key, task.gold_keys))}
+        keys = [f"`{key[:SHOWN_CHARS]}` ({plural(count, 'line')}{hints.get(key, '')})" for key, count in ignored.most_common(10)]
         detail += f"; ignored keys: {', '.join(keys)}"
     if task.gold_keys and not labeled and options.min_agreement is None and options.checkpoint is None:
         detail, passed = f"{detail}; add correct answers, or give --min-agreement to compare only the graphs", False

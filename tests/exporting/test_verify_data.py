@@ -377,7 +377,9 @@ def test_the_correct_choice_is_given_by_index_or_text(tmp_path: Path, verify: Ve
         ("text-classification", "{\n", "line 1: the line is not valid JSON"),
         ("text-classification", "text,label\ngood,positive\n", "CSV"),
         ("text-classification", "[1]\n", "line 1: the line is JSON, but not an object"),
-        ("text-classification", {"label": "positive"}, "no input"),
+        ("text-classification", {"label": "positive"}, "no input; give `inputs`"),
+        ("text-classification", {"label": "positive", "txt": "a"}, "`txt`; did you mean `text`?"),
+        ("question-answering", {"context": "a", "quesion": "b"}, "`quesion`; did you mean `question`?"),
         ("text-classification", {"inputs": ["a", "b"]}, "is a list"),
         ("text-classification", {"inputs": 5}, "`inputs`"),
         ("text-classification", {"text": "a", "label": "great"}, "negative, positive, neutral"),
@@ -416,7 +418,11 @@ def test_invalid_data_is_a_usage_error_with_its_reason(
 
 @pytest.mark.parametrize(
     ("line", "ignored"),
-    [({"text": "good", "lable": 1}, "`lable` (1 line)"), ({"tokens": ["good"], "tags": ["O"]}, "`tags` (1 line)"), ({"text": "good"}, "")],
+    [
+        ({"text": "good", "lable": 1}, "`lable` (1 line, did you mean `label`?)"),
+        ({"tokens": ["good"], "tags": ["O"]}, "`tags` (1 line)"),
+        ({"text": "good"}, ""),
+    ],
 )
 def test_data_without_labels_fails(tmp_path: Path, verify: Verify, line: dict[str, Any], ignored: str) -> None:
     """A key has a typo, the data are for another task, or answers are missing. Ignored keys are named; `--min-agreement` works."""
@@ -435,7 +441,7 @@ def test_labeled_lines_are_counted_and_ignored_keys_named(tmp_path: Path, verify
 
     assert (0, None) == (code, checks["data"]["passed"])
     assert {"inputs": 2, "labeled": 1, "ignored_keys": {"idx": 2, "lable": 1}} == checks["data"]["metrics"]
-    assert "`idx` (2 lines), `lable` (1 line" in checks["data"]["detail"]
+    assert "`idx` (2 lines), `lable` (1 line, did you mean `label`?)" in checks["data"]["detail"]
 
 
 @pytest.mark.parametrize(
