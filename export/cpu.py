@@ -8,7 +8,7 @@ from pathlib import Path
 
 from onnxruntime.transformers.fusion_options import AttentionMaskFormat
 
-from bertserve.export import int8_texts
+from bertserve.export import inference
 from bertserve.export.artifact import Artifact, GraphBuild
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.graph import cpu_passes, onnx_files, ort_fusion, rewrite
@@ -54,7 +54,7 @@ def build_graphs(build: GraphBuild, precisions: Sequence[Precision]) -> Iterator
         return
     texts, max_error = build.texts, build.max_int8_error
     with stage("quantize", f"int8, calibrated on {len(texts.calibration)} texts, with {len(texts.gate)} others for the gate"):
-        feeds, gate = (int8_texts.make_feeds(split, build.checkpoint, build.tokenizer) for split in (texts.calibration, texts.gate))
+        feeds, gate = (inference.make_feeds(split, build.checkpoint, build.tokenizer) for split in (texts.calibration, texts.gate))
         scratch = optimized.path.parent
         counts, error = quantize.quantize(optimized.path, int8_path, scratch, feeds, gate, max_error=max_error, quick=build.quick)
     description = f"{optimized.description}, int8 by --quick" if build.quick else optimized.description

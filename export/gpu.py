@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.transformers.fusion_options import AttentionMaskFormat
 from onnxruntime.transformers.onnx_model import OnnxModel
 
-from bertserve.export import inference, int8_texts
+from bertserve.export import inference
 from bertserve.export.artifact import Artifact, GraphBuild
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.graph import onnx_files, ort_fusion, rewrite
@@ -59,14 +59,25 @@ def build_for_cuda(build: GraphBuild, precisions: Sequence[Precision]) -> Iterat
     yield graph
     if "fp16" in precisions:
         with stage("optimize", "cuda, fp16"):
-            feeds = int8_texts.make_feeds(build.texts.calibration, checkpoint, build.tokenizer, fused.inputs)
+            feeds = inference.make_feeds(build.texts.calibration, checkpoint, build.tokenizer, fused.inputs)
             spec, padding = checkpoint.tokenizer_spec, 3
             short_feeds = [feed for feed in feeds if inference.token_count(feed) + padding <= spec.max_length]
-            padded_feeds = [int8_texts.pad(feed, fused.inputs, pad_id=spec.pad_id, tokens=padding) for feed in short_feeds[:8]]
+            padded_feeds = [_pad_right(feed, fused.inputs, pad_id=spec.pad_id, tokens=padding) for feed in short_feeds[:8]]
             counts, error = convert_to_fp16(fused.path, work / fp16.name, work, feeds, padded_feeds)
             half = replace(fused, path=work / fp16.name, precision="fp16").with_facts(quantized=counts, quantization_error=error)
             graph = add_small_outputs(half, fp16, checkpoint)
         yield graph
+
+
+def _pad_right(feed: Feed, inputs: Sequence[InputSpec], *, pad_id: int, tokens: int) -> Feed:
+    """Returns the inputs of a text with padding tokens after it, so that a mask has different values."""
+    fills = {"token_ids": pad_id, "attention_mask": 0, "type_ids": 0}
+    return {
+        spec.name: np.pad(feed[spec.name], ((0, 0), (0, tokens)), constant_values=fills[spec.fill])
+        if spec.fill in fills
+        else feed[spec.name]
+        for spec in inputs
+    }
 
 
 def build_for_tensorrt(build: GraphBuild, precisions: Sequence[Precision]) -> Iterator[Artifact]:

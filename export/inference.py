@@ -1,4 +1,4 @@
-"""Runs graphs unchanged with ONNX Runtime on the CPU: single texts or batches without padding, and comparisons of their outputs."""
+"""Converts texts to a graph's inputs, runs graphs unchanged with ONNX Runtime on the CPU, and compares their outputs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,63 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.signature import MASK_INDEX
+from bertserve.export.int8_texts import MAX_LINE_TOKENS, PASSAGE_COUNTS, SplitTexts
 from bertserve.export.progress import parallel_map
+from bertserve.export.tasks.all_tasks import EXPORT_TASKS
+from bertserve.service.bundle.graph_spec import InputSpec
+from bertserve.service.engine.onnx_engine import build_feed
+from bertserve.service.text.tokenizer import Encoding, Tokenizer
+from bertserve.service.text.windows import truncate_longest_first
 
 BATCH_TEXTS, BATCH_TOKENS = 16, 1024  # maximum texts and tokens of a batch, which bound its memory; a single text may have more tokens
 
 Feed = Mapping[str, NDArray[Any]]
+TextToCut = tuple[Sequence[int], int]  # the token ids of a text, and the maximum number to keep
+
+
+def make_feeds(texts: SplitTexts, checkpoint: Checkpoint, tokenizer: Tokenizer, inputs: Sequence[InputSpec] | None = None) -> list[Feed]:
+    """Returns the graph's inputs for each text, then for each pair, as the task uses them; each is a batch of one without padding.
+
+    Lines are cut to `MAX_LINE_TOKENS`, and pairs of lines to twice as many. Passages, and pairs of the user's file, are cut to the longest
+    length in `PASSAGE_COUNTS` or to the model's length, whichever is shorter. For fill-mask, one token in eight is masked. By default,
+    `inputs` are those of the traced graph.
+    """
+    # a text with only control characters has no tokens, and without special tokens there is nothing to run
+    without_specials = tokenizer.max_text_tokens(pair=False) == tokenizer.max_length
+
+    def tokenize(side: Sequence[str], max_tokens: int) -> list[TextToCut]:
+        return [(entry.ids, max_tokens) for entry in tokenizer.tokenize(side) if not without_specials or len(entry)]
+
+    longest = max(PASSAGE_COUNTS)
+    user_pairs = [(pair[0], pair[1]) for pair in (tokenize(pair, longest) for pair in texts.pairs) if len(pair) == 2]
+    singles, pairs = EXPORT_TASKS[checkpoint.task].make_singles_and_pairs(
+        tokenize(texts.lines, MAX_LINE_TOKENS), tokenize(texts.passages, longest), user_pairs, checkpoint.tokenizer_spec
+    )
+
+    def assemble_single(text: TextToCut, i: int) -> Encoding:
+        all_ids, max_tokens = text
+        ids = list(all_ids[: min(tokenizer.max_text_tokens(pair=False), max_tokens)])
+        if checkpoint.mask is None:
+            return tokenizer.assemble(ids)
+        ids = ids or [checkpoint.mask.id]
+        masks = list(range(i % min(8, len(ids)), len(ids), 8))
+        for mask in masks:
+            ids[mask] = checkpoint.mask.id
+        return tokenizer.assemble(ids, masks=masks)
+
+    def assemble_pair(first: TextToCut, second: TextToCut) -> Encoding:
+        (first_ids, _), (second_ids, max_tokens) = first, second
+        room = min(tokenizer.max_text_tokens(pair=True), max(2 * MAX_LINE_TOKENS, max_tokens))
+        a, b = truncate_longest_first(len(first_ids), len(second_ids), room)
+        if EXPORT_TASKS[checkpoint.task].needs_pairs:
+            a = min(len(first_ids), min(room, 2 * MAX_LINE_TOKENS) // 4)
+            b = room - a
+        return tokenizer.assemble(first_ids[:a], second_ids[:b])
+
+    encodings = [assemble_single(text, i) for i, text in enumerate(singles)] + [assemble_pair(*pair) for pair in pairs]
+    return [build_feed([encoding], checkpoint.inputs if inputs is None else inputs, (1, len(encoding))) for encoding in encodings]
 
 
 def run_each(session: Any, feeds: Sequence[Feed], names: Sequence[str] | None = None) -> list[list[NDArray[Any]]]:

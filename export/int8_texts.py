@@ -1,4 +1,4 @@
-"""The texts that calibrate and validate int8: reads them from a file, splits them, and converts them to a graph's inputs.
+"""The texts that calibrate and validate int8: reads them from a file, and splits them.
 
 The built-in texts (`int8_texts.txt`) were written for this project: reviews, encyclopedic sentences, passages, questions and
 everyday messages. Texts of the model's domain and language are better: `bert-export --calibration FILE`.
@@ -18,24 +18,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.errors import DataError
-from bertserve.export.inference import Feed
 from bertserve.export.progress import Item
 from bertserve.export.tasks.all_tasks import EXPORT_TASKS
 from bertserve.export.tasks.input_fields import INPUT_KEYS, read_input
-from bertserve.service.bundle.graph_spec import InputSpec
 from bertserve.service.bundle.manifest import Int8TextDigests, Manifest, TextDigests, TokenizerSpec
-from bertserve.service.engine.onnx_engine import build_feed
 from bertserve.service.errors import BertServeError, StartError, plural
 from bertserve.service.scoring.rows import DELIMITERS, Row, read_delimited, read_json_lines
-from bertserve.service.text.tokenizer import Encoding, Tokenizer
-from bertserve.service.text.windows import truncate_longest_first
+from bertserve.service.text.tokenizer import Tokenizer
 
 MIN_FILE_TEXTS = 16  # distinct ones; 11 of them calibrate, 2 are for the gate, and 3 for validation
 HASH_BYTES = 4  # of a text in the manifest: 1,000 texts need 5 KB, and for 1,000 other texts the probability of any match is 0.02 %
 TextOrPair = str | tuple[str, str]
-TextToCut = tuple[Sequence[int], int]  # the token ids of a text, and the maximum number to keep
 
 BUILT_IN_TEXTS = Path(__file__).with_name("int8_texts.txt")
 MAX_LINE_TOKENS = 128  # of a text for calibration; longer ones are cut, and passages have more
@@ -259,57 +253,3 @@ def read_validation_texts(manifest: Manifest, validation: Path | None) -> SplitT
             f"--validation, or the file of the {len(validation_hashes)} texts on which it was validated at the export."
         )
     return sample_validation_texts(list(texts.values()))
-
-
-def make_feeds(texts: SplitTexts, checkpoint: Checkpoint, tokenizer: Tokenizer, inputs: Sequence[InputSpec] | None = None) -> list[Feed]:
-    """Returns the graph's inputs for each text, then for each pair, as the task uses them; each is a batch of one without padding.
-
-    Lines are cut to `MAX_LINE_TOKENS`, and pairs of lines to twice as many. Passages, and pairs of the user's file, are cut to the longest
-    length in `PASSAGE_COUNTS` or to the model's length, whichever is shorter. For fill-mask, one token in eight is masked. By default,
-    `inputs` are those of the traced graph.
-    """
-    # a text with only control characters has no tokens, and without special tokens there is nothing to run
-    without_specials = tokenizer.max_text_tokens(pair=False) == tokenizer.max_length
-
-    def tokenize(side: Sequence[str], max_tokens: int) -> list[TextToCut]:
-        return [(entry.ids, max_tokens) for entry in tokenizer.tokenize(side) if not without_specials or len(entry)]
-
-    longest = max(PASSAGE_COUNTS)
-    user_pairs = [(pair[0], pair[1]) for pair in (tokenize(pair, longest) for pair in texts.pairs) if len(pair) == 2]
-    singles, pairs = EXPORT_TASKS[checkpoint.task].make_singles_and_pairs(
-        tokenize(texts.lines, MAX_LINE_TOKENS), tokenize(texts.passages, longest), user_pairs, checkpoint.tokenizer_spec
-    )
-
-    def assemble_single(text: TextToCut, i: int) -> Encoding:
-        all_ids, max_tokens = text
-        ids = list(all_ids[: min(tokenizer.max_text_tokens(pair=False), max_tokens)])
-        if checkpoint.mask is None:
-            return tokenizer.assemble(ids)
-        ids = ids or [checkpoint.mask.id]
-        masks = list(range(i % min(8, len(ids)), len(ids), 8))
-        for mask in masks:
-            ids[mask] = checkpoint.mask.id
-        return tokenizer.assemble(ids, masks=masks)
-
-    def assemble_pair(first: TextToCut, second: TextToCut) -> Encoding:
-        (first_ids, _), (second_ids, max_tokens) = first, second
-        room = min(tokenizer.max_text_tokens(pair=True), max(2 * MAX_LINE_TOKENS, max_tokens))
-        a, b = truncate_longest_first(len(first_ids), len(second_ids), room)
-        if EXPORT_TASKS[checkpoint.task].needs_pairs:
-            a = min(len(first_ids), min(room, 2 * MAX_LINE_TOKENS) // 4)
-            b = room - a
-        return tokenizer.assemble(first_ids[:a], second_ids[:b])
-
-    encodings = [assemble_single(text, i) for i, text in enumerate(singles)] + [assemble_pair(*pair) for pair in pairs]
-    return [build_feed([encoding], checkpoint.inputs if inputs is None else inputs, (1, len(encoding))) for encoding in encodings]
-
-
-def pad(feed: Feed, inputs: Sequence[InputSpec], *, pad_id: int, tokens: int) -> Feed:
-    """Returns the inputs of a text with padding tokens after it, so that a mask has different values."""
-    fills = {"token_ids": pad_id, "attention_mask": 0, "type_ids": 0}
-    return {
-        spec.name: np.pad(feed[spec.name], ((0, 0), (0, tokens)), constant_values=fills[spec.fill])
-        if spec.fill in fills
-        else feed[spec.name]
-        for spec in inputs
-    }

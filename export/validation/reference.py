@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bertserve.export import int8_texts
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.signature import read_output, returning_attention
 from bertserve.export.errors import GraphError
@@ -117,7 +116,8 @@ def _sample_attention(checkpoint: Checkpoint) -> list[tuple[attention.AttentionI
             continue
         with torch.no_grad(), returning_attention(checkpoint.model):
             weights = checkpoint.model(**{spec.name: batch[spec.name] for spec in checkpoint.inputs if spec.name in batch})["attentions"]
-        maps = int8_texts.sample(all_heads, attention.MAX_VALUES // length**2)
+        order = np.random.default_rng(0).permutation(len(all_heads))[: attention.MAX_VALUES // length**2]
+        maps = [all_heads[i] for i in sorted(order)]
         heads = {layer: tuple(head for map_layer, head in maps if map_layer == layer) for layer, _ in maps}
         request = attention.AttentionInput(parts[0], parts[1] if len(parts) > 1 else None, tuple(heads.items()))
         samples.append((request, np.concatenate([weights[layer][0, list(indices)].numpy() for layer, indices in heads.items()])))

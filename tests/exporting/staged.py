@@ -44,7 +44,7 @@ class Staged:
     nodes_restricted: int
 
     def feeds(self, texts: Sequence[str]) -> list[Feed]:
-        return int8_texts.make_feeds(int8_texts.SplitTexts(tuple(texts)), self.loaded, self.tokenizer)
+        return inference.make_feeds(int8_texts.SplitTexts(tuple(texts)), self.loaded, self.tokenizer)
 
 
 def checkpoint_of(folder: Path, task: str) -> Path:
