@@ -72,10 +72,3 @@ def all_staged_graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any
 @pytest.fixture(name="staged", params=STAGED)
 def staged_graphs(request: pytest.FixtureRequest, all_staged: dict[str, Any]) -> Any:
     return all_staged[request.param]
-
-
-@pytest.fixture(name="no_gpu")
-def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "bertserve.export.validation.verify.unavailable_reason", lambda provider: None if provider == "cpu" else "no driver."
-    )

@@ -29,11 +29,7 @@ def fields(**values: Any) -> dict[str, Any]:
     ("content", "expected"),
     [
         ("---\r\nlicense: mit\r\n---\r\n".encode("utf-8-sig"), fields(license=("mit",))),  # with a byte order mark
-        (front("license: [mit, apache-2.0]\nlanguage: en"), fields(license=("mit", "apache-2.0"), language=("en",))),
-        (
-            front("license: other\nlicense_name: our-terms\nlicense_link: LICENSE.md"),
-            fields(license=("other",), license_name="our-terms", license_link="LICENSE.md"),
-        ),
+        (front("license: [mit, apache-2.0]\nlicense_name: terms"), fields(license=("mit", "apache-2.0"), license_name="terms")),
         (front("language:\n- 'no'\n- zh\ndatasets:\n- stanfordnlp/sst2"), fields(language=("no", "zh"), datasets=("stanfordnlp/sst2",))),
         # unknown fields, fields without a value, and no front matter at the beginning
         (front("license:\nlanguage: []\ntags: {a: 1}\n5: x"), fields()),
@@ -68,9 +64,8 @@ def test_a_value_that_is_not_a_string_is_ignored_with_a_warning(
     assert [key, tmp_path / "README.md", shown] == list(record.args or ())[:3]
 
 
-# Both expand to gigabytes: nine levels of ten aliases are 10^9 values, and merged keys multiply while YAML is parsed.
-LISTS = ["a0: &a0 [x, x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)), "license: *a9"]
-MERGED = ["a0: &a0 {x: 1}", *(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}" for i in range(1, 10))]
+# It expands to gigabytes: nine levels of ten aliases are 10^9 values.
+ALIASES = ["a0: &a0 [x, x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)), "license: *a9"]
 
 
 @pytest.mark.parametrize(
@@ -80,16 +75,13 @@ MERGED = ["a0: &a0 {x: 1}", *(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 1
         front("license: [mit"),
         front("a: !!python/object:os.system x"),
         front("date: 2024-99-99"),
-        front("[" * 999),
-        front("a: &a [mit]\nlicense: *a"),
         "---\nlicense: mit\n---\n".encode("utf-16"),
-        front("\n".join(LISTS)),
-        front("\n".join(MERGED)),
+        front("\n".join(ALIASES)),
         front("license: mit") + "a" * MAX_CARD_BYTES,
         front("license: mit\n" + "# comment\n" * (MAX_FRONT_MATTER_CHARS // 10)),
         front("license: mit\na: " + "[" * 33 + "]" * 33),
     ],
-    ids=range(12),
+    ids=range(9),
 )
 def test_broken_front_matter_and_a_large_card_cause_a_warning(
     tmp_path: Path, content: str | bytes, caplog: pytest.LogCaptureFixture
@@ -107,7 +99,6 @@ def test_broken_front_matter_and_a_large_card_cause_a_warning(
         ("a/b", "../../blobs/45", False),
         ("models--a--b/snapshots/0123", "../../../blobs/45", False),
         ("a", "docs/card.md", True),
-        ("a", "../card.md", False),
     ],
 )
 def test_a_link_out_of_the_checkpoint_is_ignored(

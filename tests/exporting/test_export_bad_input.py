@@ -23,7 +23,6 @@ from bertserve.export.workspace import LOCK_FILE
 from bertserve.service.bundle.files import load_bundle
 from bundles import FAST, Run, contents, largest_file, left_in
 from checkpoints import bert, edit_json, edit_weights, pickle_weights, rename_weights
-from playback import play_back
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("export_fixtures",)
@@ -115,21 +114,11 @@ def change_model(edit: Callable[[dict[str, Any]], dict[str, Any]]) -> Change:
     return change
 
 
-def gap_in_the_vocabulary(path: Path) -> None:
-    """Gives the last token an id beyond the embedding, although the number of tokens fits."""
-    document = json.loads((path / "tokenizer.json").read_text(encoding="utf-8"))
-    vocabulary = document["model"]["vocab"]
-    vocabulary[max(vocabulary, key=vocabulary.get)] = 5000
-    (path / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
-
-
 DENSE = "bert.encoder.layer.1.output.dense.weight"
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 1234\n"
 BAD: dict[str, tuple[Change, list[str]]] = {
     "no configuration": (remove("config.json"), ["`config.json`"]),
     "broken configuration": (write("config.json", b"{"), ["config", "JSON"]),
-    "configuration is a list": (write("config.json", b"[]"), ["configuration"]),
-    "configuration of a wrong type": (configure(hidden_size="large"), ["cannot be read"]),
     "unknown model type": (configure(model_type="zorp"), ["`zorp`"]),
     "code of its own": (declare_code, ["`auto_map`"]),
     "code of its own for a known architecture": (declare_head, ["`auto_map`", "AutoModelForSequenceClassification"]),
@@ -139,7 +128,6 @@ BAD: dict[str, tuple[Change, list[str]]] = {
         configure(architectures=["BertForNextSentencePrediction"]),
         ["BertForNextSentencePrediction", "--task"],
     ),
-    "no weights": (remove("model.safetensors"), ["weights", "model.safetensors"]),
     "pickled module": (
         lambda path: pickle_weights(path, lambda tensors: torch.nn.Linear(2, 2)),
         ["pytorch_model.bin", "torch.nn.modules.linear.Linear"],
@@ -156,7 +144,6 @@ BAD: dict[str, tuple[Change, list[str]]] = {
     "TensorFlow weights": (lambda path: (path / "model.safetensors").rename(path / "tf_model.h5"), ["model.safetensors", "from_tf"]),
     "index of pickles": (lambda path: rename_weights(path, "pytorch_model.bin"), ["pytorch_model.bin", ".safetensors"]),
     "index is a list": (lambda path: (remove("model.safetensors")(path), write("model.safetensors.index.json", b"[]")(path)), ["index"]),
-    "broken weights": (write("model.safetensors", b"garbage"), ["weights"]),
     "weights cut off": (lambda path: truncate(path / "model.safetensors"), ["weights", "download"]),
     "weights of another file": (configure(transformers_weights="other.safetensors"), ["transformers_weights"]),
     "no tokenizer": (remove("tokenizer.json", "tokenizer_config.json"), ["tokenizer"]),
@@ -186,16 +173,15 @@ BAD: dict[str, tuple[Change, list[str]]] = {
     "NaN weights": (weigh(lambda tensors: tensors[DENSE][:1, :1].fill_(float("nan"))), [f"`{DENSE}`", "NaN"]),
     "weights that overflow": (weigh(lambda tensors: tensors[DENSE].fill_(3e38)), ["finite"]),
     "tokenizer larger than the embedding": (replace(rows=40), [f"{len(tiny.VOCABULARY)} tokens", "40 rows"]),
-    "token id beyond the embedding": (gap_in_the_vocabulary, ["5001 tokens", "1100 rows"]),
+    "token id beyond the embedding": (
+        change_model(lambda model: model | {"vocab": model["vocab"] | {"film": 5000}}),
+        ["5001 tokens", "1100 rows"],
+    ),
     "another vocabulary than the weights": (configure(vocab_size=500), ["[1100, 32]", "[500, 32]", "vocab_size"]),
-    "duplicate labels": (configure(id2label={"0": "a", "1": "a", "2": "b"}), ["labels", "distinct"]),
-    "empty label": (configure(id2label={"0": "a", "1": "", "2": "b"}), ["labels", "distinct"]),
     "label that is a list": (configure(id2label={"0": "a", "1": ["b"], "2": "c"}), ["labels", "distinct"]),
     "label that is a number and a text": (configure(id2label={"0": 1, "1": "1", "2": "b"}), ["labels", "distinct"]),
     "gap in the labels": (configure(id2label={"0": "a", "1": "b", "7": "c"}), ["labels", "ids 0 to 2"]),
-    "fewer labels than the head has": (configure(id2label={"0": "a", "1": "b"}), ["weights"]),
     "encoder without a head": (replace(architecture="BertModel"), ["lacks weights", "classifier"]),
-    "fewer layers than configured": (configure(num_hidden_layers=3), ["lacks weights", "layer.2"]),
     "more layers than configured": (configure(num_hidden_layers=1), ["more layers", "layer.1", "num_hidden_layers"]),
 }
 
@@ -311,16 +297,9 @@ def test_an_output_that_is_a_file_is_refused(source: Path, output: Path, run: Ru
     assert (1, True) == (code, str(output) in message)
 
 
-SIZES = [1_000, 100_000, 180_000]
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_an_export_that_cannot_write_a_file_fails_with_one_line(
-    source: Path, output: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
+@pytest.mark.parametrize("size", [1_000, 180_000])
+def test_an_export_that_cannot_write_a_file_fails_with_one_line(source: Path, output: Path, run: Run, size: int) -> None:
     existing = contents(tiny.bundle(output, "tiny-bert"))
-    if size != SIZES[-1]:
-        play_back(monkeypatch, source)
     with largest_file(size):
         code, message = run(source, "--overwrite")
 

@@ -16,14 +16,14 @@ from huggingface_hub.repocard import metadata_load
 
 from bertserve.export import cli
 from bertserve.export.bundle import model_card
-from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
+from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.validation.comparison import MAX_ABS_ERROR, MAX_BATCH_ERROR
 from bertserve.export.validation.served_graph import MAX_FULL_LENGTH, measure_latency
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, Bundle, digest, load_bundle
 from bertserve.service.check import check
 from bertserve.service.settings import Settings
 from bundles import FEW_TEXTS, Served, exported, refused
-from checkpoints import CLASSIFICATION, POSITIONS, bert, edit_json, pickle_weights, rename_weights, shard
+from checkpoints import POSITIONS, bert, edit_json, pickle_weights, rename_weights, shard
 from playback import play_back
 
 pytestmark = pytest.mark.torch
@@ -198,13 +198,6 @@ def test_pickled_weights_are_read_like_safetensors(tmp_path: Path, change: Calla
     assert [] == [name for name in tensors if not torch.equal(tensors[name], found[name])]
     assert ("safetensors", "pickle") == (expected.origin.weights_format, actual.origin.weights_format)
     assert expected.origin.weights_sha256 != actual.origin.weights_sha256
-
-
-def test_a_given_task_replaces_missing_architectures(tmp_path: Path) -> None:
-    source = bert(tmp_path)
-    edit_json(source / "config.json", architectures=None)
-
-    assert CLASSIFICATION == type(load_checkpoint(str(source), LoadOptions(task="text-classification")).model).__name__
 
 
 @pytest.mark.parametrize(

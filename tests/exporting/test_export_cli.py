@@ -40,26 +40,24 @@ def test_progress_goes_to_stderr_and_the_validation_to_stdout(source: Path, outp
 
 @pytest.mark.usefixtures("played_back")
 @pytest.mark.parametrize(
-    ("given", "flags", "name"), [("{}/", (), "tiny-bert"), (".", (), "tiny-bert"), ("{}", ("--name", "sentiment"), "sentiment")]
+    ("given", "flags", "name", "checkpoint"),
+    [
+        ("{}/", (), "tiny-bert", "tiny-bert"),
+        (".", (), "tiny-bert", "tiny-bert"),
+        ("../link", (), "link", "link"),
+        ("{}", ("--name", "sentiment"), "sentiment", "tiny-bert"),
+    ],
 )
 def test_the_bundle_is_named_after_its_source_or_by_the_name_flag(
-    source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch, given: str, flags: tuple[str, ...], name: str
+    source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch, given: str, flags: tuple[str, ...], name: str, checkpoint: str
 ) -> None:
+    source.with_name("link").symlink_to(source)
     monkeypatch.chdir(source)
 
     assert 0 == run(given.format(source), *FAST, *flags)[0]
     assert [name] == left_in(output)
     manifest = load_bundle(output / name).manifest
-    assert (name, "tiny-bert") == (manifest.name, manifest.source.checkpoint)
-
-
-@pytest.mark.usefixtures("played_back")
-def test_a_linked_folder_has_the_name_of_its_link(source: Path, output: Path, run: Run, tmp_path: Path) -> None:
-    (tmp_path / "linked").symlink_to(source)
-
-    assert 0 == run(tmp_path / "linked", *FAST)[0]
-    manifest = load_bundle(output / "linked").manifest
-    assert ("linked", "linked") == (manifest.name, manifest.source.checkpoint)
+    assert (name, checkpoint) == (manifest.name, manifest.source.checkpoint)
 
 
 def test_an_unreadable_checkpoint_is_named(source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,17 +120,9 @@ def test_a_wrong_flag_is_a_usage_error(output: Path, capsys: pytest.CaptureFixtu
     assert not output.exists()
 
 
-@pytest.mark.parametrize(
-    "document",
-    [
-        "not json",
-        '[{"name": "f1", "checkpoint": 1.0, "graphs": {}, "extra": 1}]',
-        # an empty object is not a list either; a manifest with NaN could be written but not read
-        "{}",
-        '[{"name": "f1", "checkpoint": NaN, "graphs": {}}]',
-    ],
-)
+@pytest.mark.parametrize("document", ["not json", '[{"name": "f1", "checkpoint": NaN, "graphs": {}}]'])
 def test_malformed_metrics_are_a_usage_error(output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str) -> None:
+    """A manifest with NaN could be written but not read."""
     (tmp_path / "metrics.json").write_text(document)
 
     assert "metrics" in usage_error(capsys, "checkpoint", "--output", output, "--metrics-file", tmp_path / "metrics.json")
@@ -182,28 +172,31 @@ def test_overwrite_replaces_a_bundle_file_or_link(source: Path, output: Path, tm
     assert others == (sorted(elsewhere.rglob("*")), elsewhere.exists())
 
 
-@pytest.mark.parametrize("overwrite", [(), ("--overwrite",)])
-@pytest.mark.parametrize(
-    "kind", ["the source", "the source in a bundle", "tagger.py", ".git/config", ".git", ".env", "model.onnx without a bundle"]
-)
-def test_a_folder_that_contains_foreign_files_is_never_replaced(
-    source: Path, output: Path, run: Run, kind: str, overwrite: tuple[str, ...]
-) -> None:
-    target = output / "tiny-bert"
-    if kind in ("the source in a bundle", "tagger.py", ".git/config", ".git", ".env"):
-        tiny.bundle(output, "tiny-bert")
-    if kind.startswith("the source"):
-        output.mkdir(exist_ok=True)
-        source = source.rename(target / "tiny-bert" if "bundle" in kind else target)
-    else:
-        file = target / kind.partition(" ")[0]
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
+def touch(file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+
+
+KEPT: dict[str, Callable[[Path, Path], Path | None]] = {
+    "the source": lambda target, source: source.rename(target),
+    "a model without a manifest": lambda target, _: touch(target / "model.onnx"),
+    "a bundle with the source": lambda target, source: source.rename(tiny.bundle(target.parent, target.name) / source.name),
+    "a bundle with a file": lambda target, _: touch(tiny.bundle(target.parent, target.name) / "tagger.py"),
+    "a bundle with a hidden file": lambda target, _: touch(tiny.bundle(target.parent, target.name) / ".env"),
+    "a bundle with a hidden folder": lambda target, _: touch(tiny.bundle(target.parent, target.name) / ".git/config"),
+}
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_a_folder_that_contains_foreign_files_is_never_replaced(source: Path, output: Path, run: Run, kind: str) -> None:
+    output.mkdir()
+    moved = KEPT[kind](output / "tiny-bert", source)
     files = sorted(output.rglob("*"))
 
-    code, message = run(source, *FAST, *overwrite)
-    assert (2, False) == (code, "--overwrite" in message)
-    assert files == sorted(output.rglob("*"))
+    for flags in ((), ("--overwrite",)):
+        code, message = run(moved or source, *FAST, *flags)
+        assert (2, False) == (code, "--overwrite" in message)
+        assert files == sorted(output.rglob("*"))
 
 
 @pytest.mark.usefixtures("played_back")

@@ -17,7 +17,7 @@ import tiny
 from bertserve.export import cli
 from bertserve.export.tasks import text_classification
 from bundles import Array, Verify, edit_constant
-from sound_bundles import FP32, TEXTS, answer, data, regression, sound, store_digests, store_example, with_gpu_graph
+from sound_bundles import FP32, TEXTS, answer, data, regression, sound, store_digests, store_example, with_gpu_graph, without_gpu
 
 pytest_plugins = ("export_fixtures",)
 
@@ -78,7 +78,7 @@ def test_texts_of_one_kind_do_not_fail_the_bounds(tmp_path: Path, verify: Verify
     assert (0, 100) == (code, checks["agreement cpu/int8"]["metrics"]["decisions"])
 
 
-@pytest.mark.usefixtures("no_gpu")
+@without_gpu
 @pytest.mark.parametrize(("shift", "code"), [(1e-3, 0), (10, 1)])
 def test_a_float_graph_has_the_bounds_of_the_export_on_data(tmp_path: Path, verify: Verify, shift: float, code: int) -> None:
     """The graphs differ in a word that the samples lack, but the data has."""
@@ -104,7 +104,7 @@ def test_a_minimum_agreement_needs_a_baseline(tmp_path: Path, verify: Verify) ->
     assert "--checkpoint" in checks["agreement cpu/fp32"]["detail"]
 
 
-@pytest.mark.usefixtures("no_gpu")
+@without_gpu
 def test_a_graph_that_does_not_run_fails_only_requested_checks(tmp_path: Path, verify: Verify) -> None:
     """If neither its provider nor the CPU can run a graph, the bundle fails only if no graph runs, or a comparison or a minimum was requested."""
     lines, floor = data(tmp_path, {"text": "good", "label": 0}, {"text": "bad", "label": 1}), ("--min-metric", "accuracy=0.01")
@@ -132,7 +132,7 @@ def test_equal_but_empty_results_reach_no_minimum(tmp_path: Path, verify: Verify
     assert "instead" in f1["detail"]
 
 
-@pytest.mark.usefixtures("no_gpu")
+@without_gpu
 def test_two_graphs_in_one_file_are_not_compared_on_a_cpu(tmp_path: Path, verify: Verify) -> None:
     """TensorRT's fp16 and fp32 graphs share one file, which the CPU always runs in float32, so that they cannot differ."""
 
