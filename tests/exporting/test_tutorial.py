@@ -1,4 +1,4 @@
-"""Runs all commands of the page in examples/ and of the tutorial, from training to the load test."""
+"""Runs all commands of the tutorial, from training to the load test."""
 
 from __future__ import annotations
 
@@ -24,25 +24,16 @@ TOLERANCE = 0.3  # trained weights differ between machines
 
 
 @dataclass(frozen=True)
-class Page:
-    """A page whose commands run in an empty folder, with another port than 8000."""
+class Tutorial:
+    """The page, whose commands run in an empty folder, with another port than 8000."""
 
-    text: str
     folder: Path
     port: str
 
-    @classmethod
-    def read(cls, name: str, folder: Path) -> Page:
-        return cls((ROOT / name).read_text(encoding="utf-8"), folder, str(free_ports(1)[0]))
-
-    @property
-    def commands(self) -> list[str]:
-        blocks = re.findall(r"```bash\n(.+?)\n```", self.text, re.S)
+    def blocks(self, language: str) -> list[str]:
+        page = (ROOT / "docs/tutorial/first-bundle.md").read_text(encoding="utf-8")
+        blocks = re.findall(rf"```{language}\n(.+?)\n```", page, re.S)
         return [block.replace("examples/", f"{ROOT}/examples/").replace("8000", self.port) for block in blocks]
-
-    @property
-    def answers(self) -> list[str]:
-        return re.findall(r"```json\n(.+?)\n```", self.text, re.S)
 
     def run(self, command: str) -> str:
         """Runs a command that must end with exit code 0; returns its stdout."""
@@ -83,30 +74,19 @@ def assert_accuracy(trained: str, verified: str) -> None:
     assert float(fp32) == pytest.approx(float(int8), abs=0.01)
 
 
-def test_the_commands_of_the_example_work(tmp_path: Path) -> None:
-    page = Page.read("examples/README.md", tmp_path)
-    train, export, verify, serve, ask, load = page.commands
-
-    trained = page.run(train)
-    page.run(export)
-    assert (tmp_path / "my-models/support/README.md").is_file()
-    assert_accuracy(trained, page.run(verify))
-    with page.serving(serve):
-        page.assert_answer(*page.answers, ask)
-        assert "passed: error_rate <= 0" in page.run(load.replace("--seconds 5", "--seconds 1"))
-    assert (tmp_path / "load.html").is_file()
-
-
 def test_the_commands_of_the_tutorial_work(tmp_path: Path) -> None:
-    page = Page.read("docs/tutorial/first-bundle.md", tmp_path)
-    _, train, export, check, serve, ask, ask_two, ask_wrong, export_again, verify = page.commands
+    page = Tutorial(tmp_path, str(free_ports(1)[0]))
+    _, train, export, check, serve, ask, ask_two, ask_wrong, export_again, verify, load = page.blocks("bash")
 
     trained = page.run(train)
     page.run(export)
     assert "support: text-classification, cpu/fp32: ok" in page.run(check)
     with page.serving(serve):
-        for shown, command in zip(page.answers, [ask, ask_two], strict=True):
+        for shown, command in zip(page.blocks("json"), [ask, ask_two], strict=True):
             page.assert_answer(shown, command)
         assert "did you mean `top_k`?" in page.run(ask_wrong)
     page.run(export_again)
     assert_accuracy(trained, page.run(verify))
+    with page.serving(serve):
+        assert "passed: error_rate <= 0" in page.run(load.replace("--seconds 5", "--seconds 1"))
+    assert (tmp_path / "load.html").is_file()
