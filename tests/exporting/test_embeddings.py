@@ -180,12 +180,6 @@ def test_layers_of_a_classifier_are_refused(tmp_path: Path) -> None:
     assert "is for text-classification" in refused(bert(tmp_path), layers="last_four")
 
 
-def test_a_language_model_is_not_exported_as_an_encoder(tmp_path: Path) -> None:
-    """Its class name ends in `Model`, like the name of an encoder, but has a head."""
-    source = encoder(tmp_path, layers=1, architecture="BertLMHeadModel", is_decoder=True)
-    assert "['BertLMHeadModel']; give --task" in refused(source)
-
-
 @pytest.fixture(name="inference", scope="module")
 def exported_inference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Served]:
     source = bert(tmp_path_factory.mktemp("nli"), "nli", labels=NLI_LABELS, model_max_length=POSITIONS)

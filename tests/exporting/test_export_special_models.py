@@ -110,19 +110,13 @@ def saved(path: Path, architecture: str, config: Any, tokenizer: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("architecture", "config", "task"),
-    [
-        ("GPT2LMHeadModel", transformers.GPT2Config(vocab_size=2000, n_embd=32, n_layer=2, n_head=4, n_positions=LENGTH), "fill-mask"),
-        ("ViTForImageClassification", transformers.ViTConfig(image_size=16, patch_size=8, **SIZES), "text-classification"),
-    ],
-)
-def test_a_model_without_a_supported_task_is_refused(tmp_path: Path, architecture: str, config: Any, task: str) -> None:
-    tokenizer = roberta_tokenizer() if task == "fill-mask" else bert_tokenizer()
-    source = saved(tmp_path / "other", architecture, config, tokenizer)
+def test_a_model_without_a_supported_task_is_refused(tmp_path: Path) -> None:
+    """The name of a language model ends in `Model`, like that of an encoder."""
+    config = transformers.GPT2Config(vocab_size=2000, n_embd=32, n_layer=2, n_head=4, n_positions=LENGTH)
+    source = saved(tmp_path / "other", "GPT2LMHeadModel", config, roberta_tokenizer())
 
-    assert f"['{architecture}']; give --task" in refused(source)
-    assert f" {task} on a {type(config).__name__} " in refused(source, task=task)
+    assert "['GPT2LMHeadModel']; give --task" in refused(source)
+    assert " fill-mask on a GPT2Config " in refused(source, task="fill-mask")
 
 
 def test_another_head_for_the_same_task_is_refused(tmp_path: Path) -> None:

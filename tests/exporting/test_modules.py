@@ -134,13 +134,11 @@ def test_the_command_announces_that_it_runs_code(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (('"task": "token-classification"', '"task": "poetry"'), "`task`: .*text-classification.* 'poetry'"),
         (('"labels": LABELS', '"labels": ["A", "A", "B", "C", "D"]'), "0: 'A', 1: 'A'"),
         (('"labels": LABELS', '"labels": ["A", "B"]'), r"`logits` .* \[2, 5, 5\] .* \[2, 5, 2\]"),
         (('"pad_token": "[PAD]"', '"pad_token": "<none>"'), "`pad_token` .* `<none>`"),
         (('"tokenizer": "tokenizer.json"', '"tokenizer": "none.json"'), "none.json` "),
         (('"max_length": 128', '"max_length": 2'), "`max_length`: .* 3 .* 2"),
-        (("tokens=200", "tokens=60"), "`make` .*: RuntimeError: "),
         (("words = self.embedding(input_ids)", "words = self.embedding(input_ids + 120)"), r" at most \d+, .*: IndexError: "),
         (("words = self.embedding(input_ids)", "words = self.embedding(input_ids[:, :9] + 0 * input_ids)"), " 128 tokens: RuntimeError: "),
         (("input_ids, attention_mask):", "ids, attention_mask):\n        input_ids = ids"), "`forward` .* `input_ids`"),
