@@ -1,4 +1,4 @@
-"""Attacks through HAProxy and nginx on one replica: SECURITY.md promises what happens then.
+"""Attacks through HAProxy and nginx on one replica: SECURITY.md says what happens then.
 
 During each attack, a probe asks the replica itself, its memory is measured, and an ordinary caller sends requests through the proxy.
 `pytest -s` prints a table of all attacks. `make test` runs the attacks of EVERY_RUN for a part of a second, each through one proxy.
