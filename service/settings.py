@@ -201,8 +201,8 @@ class ScoreSettings(ModelSettings):
         """The columns that the output has in addition to those of the input."""
         return self.prediction_column, self.warnings_column
 
-    def shared(self) -> dict[str, Any]:
-        """Returns the settings that are set and affect answers, without those that differ between machines."""
+    def affecting_answers(self) -> dict[str, Any]:
+        """Returns the settings that are set and affect answers, without those that are only about a machine."""
         local = {"config", "models", "model", "cache_dir", "threads", "log_format"}
         return self.model_dump(include=ScoreSettings.model_fields.keys() - local, exclude_unset=True)
 

@@ -33,7 +33,7 @@ BLOCK_ROWS, BLOCK_BYTES = 4096, 2**27
 
 
 class RowReader:
-    """Makes a body of the endpoint of each row with the columns `by_field` (field of the task -> column), and reads its input from it."""
+    """Reads the input of the task from a row: a body of the endpoint with the columns `column_by_input` (input -> column)."""
 
     def __init__(self, settings: ScoreSettings, manifest: Manifest) -> None:
         """Checks the task for a model, and its parameters with the example of the endpoint.
@@ -51,10 +51,11 @@ class RowReader:
         fields, body = self.spec.input_fields, self.spec.body
         if unknown := [name for name in columns if name not in fields]:
             raise SettingsError(f"--columns has `{unknown[0]}`, but {name} has the inputs {quote_names(list(fields))}.")
-        self._needed = {name for name, info in fields.items() if info.is_required()}
+        self._required_inputs = {name for name, info in fields.items() if info.is_required()}
         self._lists = {name for name, info in fields.items() if list in types_within(info.annotation)}
-        self.by_field = {name: columns.get(name, name) for name in fields if not columns or name in self._needed | columns.keys()}
-        self._required = [column for name, column in self.by_field.items() if columns or name in self._needed]
+        inputs = self._required_inputs | columns.keys() if columns else fields
+        self.column_by_input = {name: columns.get(name, name) for name in fields if name in inputs}
+        self._required_columns = [column for name, column in self.column_by_input.items() if columns or name in self._required_inputs]
         self._body_keys = required_fields(body)
         # options of /rerank are fields of the body, except those of decisions
         options = body.model_fields.keys() - body.parameters_type.model_fields.keys() - {"model", *self._body_keys}
@@ -74,7 +75,7 @@ class RowReader:
         Raises:
             SettingsError: The file lacks a required column, or the output would have a column twice.
         """
-        for column in self._required:
+        for column in self._required_columns:
             if column not in columns:
                 hint = did_you_mean(column, columns, "choose others with --columns.")
                 shown = quote_names([name[:SHOWN_CHARS] for name in columns[:20]])
@@ -91,9 +92,9 @@ class RowReader:
             TooLargeError: A text is too long, or a list has too many items.
         """
         inputs: dict[str, Any] = {}
-        for name, column in self.by_field.items():
+        for name, column in self.column_by_input.items():
             value = values.get(column)
-            if value in (None, "") and name not in self._needed and (column in values or column not in self._required):
+            if value in (None, "") and name not in self._required_inputs and (column in values or column not in self._required_columns):
                 continue
             if name in self._lists and isinstance(value, str):
                 with suppress(orjson.JSONDecodeError):

@@ -34,7 +34,7 @@ class Scorer:
         """Returns the rows of a batch, which is a table or has an array for each column, as a table with three more columns."""
         table = batch if isinstance(batch, pa.Table) else pa.table(dict(batch))
         self._predictor.reader.check(table.column_names, (*self._names, "error"))
-        rows = rows_of(table, self._predictor.reader.by_field.values())
+        rows = rows_of(table, self._predictor.reader.column_by_input.values())
         list(self._predictor.start(rows))
         table = with_predictions(table, rows, self._names, self._schema)
         errors = [None if row.error is None else row.error.message for row in rows]
@@ -46,7 +46,7 @@ class Scorer:
 def score_on_ray(settings: ScoreSettings, source: str, output: str, address: str) -> int:
     """Scores Parquet files to a new folder with as many actors as the cluster has CPUs; returns the exit code."""
     (bundle,) = files.find_bundles(settings.models)
-    arguments = {"model": str(bundle.resolve())} | settings.shared()
+    arguments = {"model": str(bundle.resolve())} | settings.affecting_answers()
     try:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports about the use of Ray
         ray.init(address=address, logging_level="WARNING", ignore_reinit_error=True)

@@ -1,8 +1,7 @@
 """The command `bert-serve score`: reads a file in blocks, and writes a file with a prediction for each row.
 
 Each block becomes a part: `part-00042` has the rows of block 42 that have an answer, and `rejected-00042` a line about each of the others.
-At the end, the parts become one file. A file appears under its name when it is complete. A run that was killed therefore
-continues with the missing parts, and its output has the same bytes.
+At the end, the parts become one file, and each file is complete when it appears. So a run that was killed continues with the same bytes.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ def score(settings: ScoreSettings, source: Path, output: Path, rejected: Path, f
             if delimiter and reader.spec.has_one_label(settings.parameters, predictor.manifest):
                 names = [f"{names[0]}_label", f"{names[0]}_score", names[1]]
             before = source.stat()
-            columns, blocks = rows.read_blocks(source, formats, reader.by_field.values(), names, reader.block_rows)
+            columns, blocks = rows.read_blocks(source, formats, reader.column_by_input.values(), names, reader.block_rows)
             if formats[0] != "jsonl":
                 reader.check(columns, names)
             writer = rows.ParquetWriter(columns, names) if formats[1] == "parquet" else rows.LineWriter(columns, names, delimiter)
             facts = (
-                (before.st_size, before.st_mtime_ns, formats, settings.shared()),
+                (before.st_size, before.st_mtime_ns, formats, settings.affecting_answers()),
                 (predictor.version, predictor.graph.file, predictor.graph.provider),
                 (__version__, sessions.VERSION, cpu_name()),
             )
@@ -132,11 +131,11 @@ class Parts:
             with self._complete(kind, self._path(kind, index)) as path:
                 path.write_bytes(content)
 
-    def finish(self, count: int) -> list[bytes]:
-        """Joins `count` parts to the output, and to the file of rejected rows if there are any; returns the lines about these rows."""
+    def finish(self, part_count: int) -> list[bytes]:
+        """Joins `part_count` parts to the output, and to the file of rejected rows if there are any; returns the lines about these rows."""
         with self._complete("output", self.output) as output:
-            self._writer.join([self._path("part", index) for index in range(count)], output)
-            reasons = b"".join(self._path("rejected", index).read_bytes() for index in range(count))
+            self._writer.join([self._path("part", index) for index in range(part_count)], output)
+            reasons = b"".join(self._path("rejected", index).read_bytes() for index in range(part_count))
             if reasons:
                 with self._complete("rejected", self.rejected) as rejected:
                     rejected.write_bytes(reasons)
