@@ -6,7 +6,7 @@ error, or scored window by window on request.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -46,7 +46,7 @@ from bertserve.service.tasks.step import (
     window_spans,
 )
 from bertserve.service.tasks.task_spec import TaskSpec
-from bertserve.service.text.tokenizer import Tokenizer
+from bertserve.service.text.tokenizer import Tokenizer, Tokens
 from bertserve.service.text.windows import kept_of_pair, windows
 from bertserve.service.text.words import Unit, words_of
 
@@ -115,12 +115,12 @@ def classify(input_: ClassifyInput, model: TaskModel) -> TaskGenerator:
     can_calibrate = parameters.function_to_apply is None and config.activation != "none"
     rule = decision_rule(parameters, model, config.labels, can_calibrate=can_calibrate, probabilities=activation != "none")
     returned = min(parameters.top_k or len(config.labels), len(config.labels))
-    cost = Cost(returned * (ITEM_BYTES + longest_label(config.labels)) + rule.response_bytes)
+    max_explained = min(returned, MAX_EXPLAINED) if activation == "sigmoid" else 1
+    step.cost = Cost(returned * (ITEM_BYTES + longest_label(config.labels)) + rule.response_bytes)
     if parameters.explain:
-        explained = min(returned, MAX_EXPLAINED) if activation == "sigmoid" else 1
         words = sum(len(text.words) for text in read_texts)
-        cost += occlusion.cost(words, len(step.encodings[0]), [text.text for text in read_texts], explained=explained)
-    step.cost = cost
+        texts = [text.tokens.text for text in read_texts]
+        step.cost += occlusion.cost(words, len(step.encodings[0]), texts, explained=max_explained)
     rows = yield step
     scores = [activate(row["logits"], activation) for row in rows]
     combine = np.max if parameters.window == "max" else np.mean
@@ -128,20 +128,15 @@ def classify(input_: ClassifyInput, model: TaskModel) -> TaskGenerator:
     calibrated, order = rule.ranked(combined, activation)
     scored: list[ClassifiedLabel] = [{"label": config.labels[i], "score": float(calibrated[i])} for i in order]
     if parameters.explain:
-        count = 1
-        # independent labels that are more likely than not are all explained
-        while activation == "sigmoid" and count < min(returned, MAX_EXPLAINED) and scored[count]["score"] >= DEFAULT_THRESHOLD:
-            count += 1
-        chosen = list(order[:count])
+        # the best label, and all independent labels that are more likely than not
+        explained = order[: max(1, sum(item["score"] >= DEFAULT_THRESHOLD for item in scored[:max_explained]))]
 
-        def keep(_: int, row: Outputs) -> Outputs:
-            return {"scores": rule.calibrated(activate(row["logits"], activation), activation)[chosen]}
+        def scores_of(row: Outputs, *_: Any) -> Floats:
+            return rule.calibrated(activate(row["logits"], activation), activation)[explained]
 
-        removed_words, encodings = occlusion.variants(read_texts, model.tokenizer)
-        rows = yield Step(encodings, keep=keep)
-        for index, item in enumerate(scored[:count]):
-            changes = [item["score"] - float(row["scores"][index]) for row in rows]
-            item["explanation"] = occlusion.describe_words(removed_words, changes, parameters.offset_unit or "code_points")
+        yield from occlusion.explain(
+            scored[: len(explained)], read_texts, model.tokenizer, scores_of, parameters.offset_unit or "code_points"
+        )
     # regression values and independent labels do not exclude each other; logits are about the labels of the model's own scores
     exclusive = activation == "softmax" or (activation == "none" and config.activation == "softmax")
     return rule.decide(scored, scored[:returned], exclusive=exclusive)
@@ -156,48 +151,54 @@ def _first_step(input_: ClassifyInput, tokenizer: Tokenizer) -> tuple[Step, list
         )
     # an empty second text counts as missing, as in the pipeline
     texts = [input_.text, input_.text_pair] if input_.text_pair else [input_.text]
-    fields = ("text", "text_pair") if input_.text_pair else ("",)
-    tokens, parameters = tokenizer.tokenize(texts), input_.parameters
-    whole = [range(len(text_tokens.ids)) for text_tokens in tokens]
-    room, total = tokenizer.max_text_tokens(pair=len(texts) > 1), sum(map(len, whole))
-    truncated = total > room and parameters.window is None
-    token_ranges = [whole]  # the tokens of each text, for each encoding
+    tokens = dict(zip(("text", "text_pair") if input_.text_pair else ("",), tokenizer.tokenize(texts), strict=True))
+    room = tokenizer.max_text_tokens(pair=len(texts) > 1)
+    token_ranges = [[range(len(text_tokens.ids)) for text_tokens in tokens.values()]]  # of each text, for each encoding
     spans: tuple[WindowSpan, ...] = ()
-    if truncated and not parameters.truncation:
-        raise too_long_error(total, room, "or set `truncation` to true or `window` to `mean` or `max`")
-    if truncated:
-        side = input_.truncation_side or tokenizer.truncation_side
-        token_ranges = [list(kept_of_pair(len(whole[0]), total - len(whole[0]), room, side))[: len(texts)]]
-        spans = tuple(
-            span
-            for field, text_tokens, token_range in zip(fields, tokens, token_ranges[0], strict=True)
-            for span in window_spans(text_tokens, [token_range], field)
-        )
-    elif total > room:  # each window of a pair has the whole first text and a part of the second
-        last_text = windows(len(whole[-1]), room - total + len(whole[-1]), parameters.stride, tokenizer.truncation_side)
-        token_ranges = [[*whole[:-1], token_range] for token_range in last_text]
-        spans = window_spans(tokens[-1], last_text, fields[-1])
-    if parameters.explain and len(token_ranges) > 1:
+    is_long = sum(map(len, token_ranges[0])) > room
+    if is_long:
+        token_ranges, spans = _cut(input_, tokens, room, tokenizer.truncation_side)
+    encodings = [
+        tokenizer.assemble(*(text_tokens.ids[kept.start : kept.stop] for text_tokens, kept in zip(tokens.values(), ranges, strict=True)))
+        for ranges in token_ranges
+    ]
+    step = Step(
+        encodings,
+        truncated=is_long and input_.parameters.window is None,
+        warnings=() if any(map(str.strip, texts)) else EMPTY_WARNINGS,
+        windows_read=spans,
+    )
+    return step, _occluded_texts(tokens, token_ranges) if input_.parameters.explain else []
+
+
+def _cut(input_: ClassifyInput, tokens: Mapping[str, Tokens], room: int, side: Side) -> tuple[list[list[range]], tuple[WindowSpan, ...]]:
+    """Returns the tokens of each text for each encoding of an input over the model's length, and the spans that the model reads."""
+    parameters, lengths = input_.parameters, [len(text_tokens) for text_tokens in tokens.values()]
+    if parameters.window is not None:  # each window of a pair has the whole first text and a part of the second
+        [*_, (field, text_tokens)] = tokens.items()
+        ranges = windows(lengths[-1], room - sum(lengths[:-1]), parameters.stride, side)
+        return [[*map(range, lengths[:-1]), token_range] for token_range in ranges], window_spans(text_tokens, ranges, field)
+    if not parameters.truncation:
+        raise too_long_error(sum(lengths), room, "or set `truncation` to true or `window` to `mean` or `max`")
+    kept = kept_of_pair(lengths[0], sum(lengths[1:]), room, input_.truncation_side or side)[: len(lengths)]
+    spans = [window_spans(text_tokens, [part], field)[0] for (field, text_tokens), part in zip(tokens.items(), kept, strict=True)]
+    return [list(kept)], tuple(spans)
+
+
+def _occluded_texts(tokens: Mapping[str, Tokens], token_ranges: Sequence[Sequence[range]]) -> list[OccludedText]:
+    """Returns the texts of an input as the model reads them; a text in several windows is refused."""
+    if len(token_ranges) > 1:
         raise InvalidValueError(
             "`explain` needs a text that fits into one window, and this one needs {windows_count}; shorten it, or "
             "remove `window` to truncate it.",
             windows_count=len(token_ranges),
         )
-    ids = [
-        [text_tokens.ids[token_range.start : token_range.stop] for text_tokens, token_range in zip(tokens, ranges, strict=True)]
-        for ranges in token_ranges
+    texts = [
+        OccludedText(field, text_tokens, token_range, words_of(text_tokens, token_range))
+        for (field, text_tokens), token_range in zip(tokens.items(), token_ranges[0], strict=True)
     ]
-    encodings = [tokenizer.assemble(*text_ids) for text_ids in ids]
-    warnings = () if any(map(str.strip, texts)) else EMPTY_WARNINGS
-    step = Step(encodings, truncated=truncated, warnings=warnings, windows_read=spans)
-    if not parameters.explain:
-        return step, []
-    read_texts = [
-        OccludedText(field, text, text_ids, token_range.start, words_of(text, text_tokens, token_range))
-        for field, text, text_ids, text_tokens, token_range in zip(fields, texts, ids[0], tokens, token_ranges[0], strict=True)
-    ]
-    occlusion.check_word_count(sum(len(text.words) for text in read_texts), "the pair" if input_.text_pair else "the text", "shorten it")
-    return step, read_texts
+    occlusion.check_word_count(sum(len(text.words) for text in texts), "the pair" if len(texts) > 1 else "the text", "shorten it")
+    return texts
 
 
 class TextPair(ClosedModel):

@@ -6,17 +6,19 @@ A mask token instead of the word was not better on the included classifier (benc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Annotated, Any, NotRequired, cast
+from typing import Annotated, Any, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.cost import ITEM_BYTES, Cost, text_bytes
-from bertserve.service.text.tokenizer import Encoding, TokenIds, Tokenizer
+from bertserve.service.tasks.decoding import Floats
+from bertserve.service.tasks.step import Step, TaskGenerator
+from bertserve.service.text.tokenizer import Encoding, TokenIds, Tokenizer, Tokens
 from bertserve.service.text.words import Unit, Word, convert_offsets
 
 # A text of n words needs n texts. A window of /answer, 384 tokens by default, has at most as many words.
@@ -39,21 +41,20 @@ class OccludedText:
 
     Attributes:
         field: Name of the text; empty if the input has one text.
-        text: The whole text.
-        ids: The token ids of the part that is read.
-        first_token: Index of the first of these tokens in the text.
-        words: The words to leave out, all within the part that is read.
+        tokens: All tokens of the text.
+        token_range: The tokens that are read.
+        words: The words to leave out, all within `token_range`.
     """
 
     field: str
-    text: str
-    ids: TokenIds
-    first_token: int
+    tokens: Tokens
+    token_range: range
     words: Sequence[Word]
 
-    def without(self, word: Word) -> TokenIds:
-        """Returns the token ids without the tokens of a word."""
-        return [*self.ids[: word.tokens.start - self.first_token], *self.ids[word.tokens.stop - self.first_token :]]
+    def ids(self, *, without: range) -> TokenIds:
+        """Returns the ids of the tokens that are read, without a range of them, which can be empty."""
+        ids, read = self.tokens.ids, self.token_range
+        return [*ids[read.start : without.start], *ids[without.stop : read.stop]] if without else ids[read.start : read.stop]
 
 
 def check_word_count(count: int, subject: str, remedy: str) -> None:
@@ -77,25 +78,34 @@ def cost(words: int, length: int, texts: Sequence[str], *, explained: int = 1) -
     return Cost(response_bytes=explained * (words * ITEM_BYTES + sum(map(text_bytes, texts))), reserved_tokens=words * length)
 
 
-def variants(occluded_texts: Sequence[OccludedText], tokenizer: Tokenizer) -> tuple[list[tuple[OccludedText, Word]], list[Encoding]]:
-    """Returns the words of an input of one or two texts, each with its text, and for each word the encoding of the rest of the input."""
-    removed_words, encodings = [], []
-    for index, occluded in enumerate(occluded_texts):
-        for word in occluded.words:
-            texts = [other.ids if i != index else occluded.without(word) for i, other in enumerate(occluded_texts)]
-            if not any(texts) and tokenizer.max_text_tokens(pair=len(occluded_texts) > 1) == tokenizer.max_length:
-                continue  # no token is left, not even a special one
-            removed_words.append((occluded, word))
-            encodings.append(tokenizer.assemble(*texts))
-    return removed_words, encodings
+def explain(
+    items: Sequence[Any],
+    texts: Sequence[OccludedText],
+    tokenizer: Tokenizer,
+    scores_of: Callable[[Outputs, Encoding, OccludedText, Word], Floats],
+    unit: Unit = "code_points",
+) -> TaskGenerator:
+    """Adds `explanation` to items of an answer: the importance of each word for their `score`, in the order of the texts.
 
-
-def describe_words(removed_words: Sequence[tuple[OccludedText, Word]], importances: Sequence[float], unit: Unit) -> list[WordImportance]:
-    """Returns the words with their importance, in the order of the texts; offsets refer to the word's own text."""
-    words: list[dict[str, Any]] = []
-    for (occluded, word), importance in zip(removed_words, importances, strict=True):
-        described = {"word": occluded.text[word.start : word.end], "start": word.start, "end": word.end, "importance": importance}
-        words.append(described | ({"field": occluded.field} if occluded.field else {}))
-    for text, items in groupby(zip(removed_words, words, strict=True), lambda pair: pair[0][0].text):
-        convert_offsets([word for _, word in items], text, unit)
-    return cast("list[WordImportance]", words)
+    It runs the input without each word. `scores_of` returns the scores of the items, float32 [items], from the outputs of such a run, its
+    encoding, and the word that is left out of a text.
+    """
+    removed, encodings = [], []
+    for text in texts:
+        for word in text.words:
+            ids = [other.ids(without=word.tokens if other is text else range(0)) for other in texts]
+            # a template without special tokens cannot encode an input without tokens
+            if any(ids) or tokenizer.max_text_tokens(pair=len(texts) > 1) < tokenizer.max_length:
+                removed.append((text, word))
+                encodings.append(tokenizer.assemble(*ids))
+    rows = yield Step(encodings, keep=lambda index, row: {"scores": scores_of(row, encodings[index], *removed[index])})
+    for index, item in enumerate(items):
+        words = [
+            {"word": text.tokens.text[word.start : word.end], "start": word.start, "end": word.end}
+            | {"importance": item["score"] - float(row["scores"][index])}
+            | ({"field": text.field} if text.field else {})
+            for (text, word), row in zip(removed, rows, strict=True)
+        ]
+        for text in texts:
+            convert_offsets([word for word, (other, _) in zip(words, removed, strict=True) if other is text], text.tokens.text, unit)
+        item["explanation"] = words

@@ -118,7 +118,7 @@ def answer_question(input_: AnswerInput, model: TaskModel) -> TaskGenerator:
     spans = window_spans(passage, token_ranges, "context") if len(token_ranges) > 1 else ()
     rows = yield Step(passage_windows.encodings, _cost(input_, passage_windows), copy_outputs, windows_read=spans)
     # transformers 5.2.0 omits combining marks that the tokenizer strips
-    offsets = passage.offsets if parameters.duplicates == "sum" else passage.offsets_with_marks(input_.context)
+    offsets = passage.offsets if parameters.duplicates == "sum" else passage.offsets_with_marks
     word_ids = passage.word_ids if parameters.align_to_words else range(len(offsets))
     answer_of = span_answers(input_.context, offsets, word_ids)
     collector: SummedAnswers | BestAnswers
@@ -175,8 +175,8 @@ def windows_of(input_: AnswerInput, tokenizer: Tokenizer) -> PassageWindows:
             "this model has no [CLS] token, which `handle_impossible_answer` needs; remove `handle_impossible_answer`."
         )
     question, passage = tokenizer.tokenize([input_.question, input_.context])
-    for name, text, tokens in (("question", input_.question, question), ("context", input_.context, passage)):
-        if not len(tokens) or not text.strip():
+    for name, tokens in (("question", question), ("context", passage)):
+        if not len(tokens) or not tokens.text.strip():
             raise InvalidValueError("`{field}` is empty; give a text.", field=name)
     length = parameters.max_seq_len or min(DEFAULT_SEQ_LEN, tokenizer.max_length)
     if length > tokenizer.max_length:
@@ -200,9 +200,7 @@ def _cost(input_: AnswerInput, passage_windows: PassageWindows) -> Cost:
     cost = Cost(decode_us=spans // SPANS_PER_US + WINDOW_US * len(passage_windows.token_ranges))
     if not parameters.explain:
         return cost
-    words = len(words_of(input_.question, passage_windows.question)) + most_within(
-        words_of(input_.context, passage_windows.passage), passage_windows.token_ranges
-    )
+    words = len(words_of(passage_windows.question)) + most_within(words_of(passage_windows.passage), passage_windows.token_ranges)
     occlusion.check_word_count(words, "the question with a window of the passage", "make `max_seq_len` smaller")
     return cost + occlusion.cost(words, max(map(len, passage_windows.encodings)), [input_.question, input_.context])
 
@@ -242,25 +240,21 @@ def _explain(
     `best` gets the explanation; `window` has the tokens of its window, and `span` its own tokens, None for "no answer".
     """
     question, passage = passage_windows.question, passage_windows.passage
-    words = [word for word in words_of(input_.context, passage, window) if span is None or not _overlaps(word, best, span)]
-    occluded_texts = [
-        OccludedText("question", input_.question, question.ids, 0, words_of(input_.question, question)),
-        OccludedText("context", input_.context, passage.ids[window.start : window.stop], window.start, words),
+    words = [word for word in words_of(passage, window) if span is None or not _overlaps(word, best, span)]
+    texts = [
+        OccludedText("question", question, range(len(question)), words_of(question)),
+        OccludedText("context", passage, window, words),
     ]
-    removed_words, encodings = occlusion.variants(occluded_texts, tokenizer)
 
-    def keep(index: int, row: Outputs) -> Outputs:
-        occluded, word = removed_words[index]
-        missing = len(word.tokens) if occluded is occluded_texts[1] else 0
-        score, start, end = _probabilities(encodings[index], len(window) - missing, row, passage_windows.cls_index)
-        if span is None:
-            return {"score": np.array(score)}
-        first = span.start - window.start - (missing if word.tokens.start < span.start else 0)
-        return {"score": start[first] * end[first + len(span) - 1]}
+    def scores_of(row: Outputs, encoding: Encoding, text: OccludedText, word: Word) -> Floats:
+        removed = len(word.tokens) if text is texts[1] else 0
+        score, start, end = _probabilities(encoding, len(window) - removed, row, passage_windows.cls_index)
+        if span is not None:
+            first = span.start - window.start - (removed if word.tokens.start < span.start else 0)
+            score = start[first] * end[first + len(span) - 1]
+        return rule.calibrated(np.array([score], np.float32), "power", 1 if span is None else 0)
 
-    rows = yield Step(encodings, keep=keep)
-    changes = [best["score"] - _calibrated(float(row["score"]), rule, is_answer=span is not None) for row in rows]
-    best["explanation"] = occlusion.describe_words(removed_words, changes, input_.parameters.offset_unit)
+    yield from occlusion.explain([best], texts, tokenizer, scores_of, input_.parameters.offset_unit)
 
 
 def _overlaps(word: Word, answer: dict[str, Any], span: range) -> bool:

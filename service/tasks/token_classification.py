@@ -98,12 +98,12 @@ def label_tokens(input_: NerInput, model: TaskModel) -> TaskGenerator:
         return rule.conclude([], [], None, left_out=0)
     logits = merge_windows(encodings, token_ranges, [row["logits"] for row in rows])
     scores = activate(rule.calibrated(logits, "none"), "softmax")
-    spans = tokens.offsets_with_marks(input_.text)
+    spans = tokens.offsets_with_marks
     if strategy == "none":
         all_entities = list(_tokens(input_.text, spans, scores, labels, ignored, first=encodings[0].start))
     else:
         if strategy != "simple":  # these strategies label words instead of tokens
-            word_tokens = list(pipeline_words(input_.text, tokens, tokenizer))
+            word_tokens = list(pipeline_words(tokens, tokenizer))
             scores = np.stack([_word_scores(scores[word], strategy) for word in word_tokens])
             spans = [(spans[word[0]][0], spans[word[-1]][1]) for word in word_tokens]
         all_entities = list(_entities(input_.text, spans, scores, tags, ignored))
@@ -195,7 +195,7 @@ def merge_windows(encodings: Sequence[Encoding], token_ranges: Sequence[range], 
     return merged
 
 
-def pipeline_words(text: str, tokens: Tokens, tokenizer: Tokenizer) -> Iterator[list[int]]:
+def pipeline_words(tokens: Tokens, tokenizer: Tokenizer) -> Iterator[list[int]]:
     """Yields the token indices of each word: its first token and the following tokens that continue it.
 
     An unknown token begins a word, as in the pipeline.
@@ -207,7 +207,7 @@ def pipeline_words(text: str, tokens: Tokens, tokenizer: Tokenizer) -> Iterator[
         if subword_prefix is not None:
             continues = spellings[i].startswith(subword_prefix)
         else:
-            around = text[max(offsets[i][0] - 1, 0) : offsets[i][0] + 1]
+            around = tokens.text[max(offsets[i][0] - 1, 0) : offsets[i][0] + 1]
             continues = ids[i] != unknown_id and not any(map(str.isspace, around))
         if word and not continues:
             yield word

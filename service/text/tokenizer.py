@@ -34,10 +34,12 @@ class Tokens:
     """The tokens of a whole text, without special tokens. Offsets and spellings are only read on demand.
 
     Attributes:
-        encoding: The text's encoding by `tokenizers`.
+        text: The text.
+        encoding: Its encoding by `tokenizers`.
         ids: The id of each token.
     """
 
+    text: str
     encoding: Any
     ids: list[int]
 
@@ -54,9 +56,10 @@ class Tokens:
         """Returns the start of the first token in `token_range`, at least one, and the end of the last; it does not read the others."""
         return self.encoding.token_to_chars(token_range.start)[0], self.encoding.token_to_chars(token_range.stop - 1)[1]
 
-    def offsets_with_marks(self, text: str) -> list[tuple[int, int]]:
-        """Returns the offsets in `text`, the text of these tokens; combining marks without a token belong to the token before them."""
-        offsets = self.offsets
+    @property
+    def offsets_with_marks(self) -> list[tuple[int, int]]:
+        """The offsets; combining marks without a token belong to the token before them."""
+        text, offsets = self.text, self.offsets
         whole = []
         for (start, end), (following, _) in zip(offsets, [*offsets[1:], (len(text), 0)], strict=True):
             marks = 0
@@ -159,11 +162,11 @@ class Tokenizer:
                 raise EngineError("the tokenizer failed with {name}. This is a bug.", name=type(error).__name__) from error
             raise
         texts_tokens = []
-        for encoding in encodings:
+        for text, encoding in zip(texts, encodings, strict=True):
             ids: list[int] = encoding.ids
             if not self._reserved.isdisjoint(ids):
                 ids = [self._replacement_id if id_ in self._reserved else id_ for id_ in ids]
-            texts_tokens.append(Tokens(encoding, ids))
+            texts_tokens.append(Tokens(text, encoding, ids))
         return texts_tokens
 
     def tokenize_lazily(self, texts: Iterable[str]) -> Iterator[Tokens]:

@@ -33,18 +33,16 @@ class Word:
     tokens: range
 
 
-def words_of(text: str, tokens: Tokens, token_range: range | None = None) -> list[Word]:
+def words_of(tokens: Tokens, token_range: range | None = None) -> list[Word]:
     """Returns the words of a text in order; each token belongs to at most one word.
 
-    Args:
-        text: The text of the tokens.
-        tokens: All of its tokens.
-        token_range: The tokens to use, which can split words at the edges; None for all.
+    `token_range` has the tokens to use, which can split words at the edges; None for all.
     """
+    text = tokens.text
     token_range = range(len(tokens)) if token_range is None else token_range
     if not token_range:
         return []
-    spans = [trimmed(text, start, end) for start, end in tokens.offsets_with_marks(text)[token_range.start : token_range.stop]]
+    spans = [trimmed(text, start, end) for start, end in tokens.offsets_with_marks[token_range.start : token_range.stop]]
     word_ids = tokens.word_ids[token_range.start : token_range.stop]
     words: list[Word] = []
     first = 0

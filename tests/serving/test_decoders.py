@@ -74,7 +74,7 @@ def test_an_unknown_token_begins_a_word(tmp_path: Path) -> None:
     """Otherwise a symbol behind a name would be averaged with it, and be part of the entity."""
     tokenizer, text = sentencepiece(tmp_path), "in London\U0001f389"
     (tokens,) = tokenizer.tokenize([text])
-    assert [[0], [1], [2]] == list(token_classification.pipeline_words(text, tokens, tokenizer))
+    assert [[0], [1], [2]] == list(token_classification.pipeline_words(tokens, tokenizer))
 
 
 def test_the_word_of_an_unknown_token_is_the_text(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def tokenizer() -> Tokenizer:
 def words(text: str, cut: range | None = None) -> list[str]:
     """Returns the words of a text, with the tokenizer of the included sentiment model."""
     (tokens,) = tokenizer().tokenize([text])
-    return [text[word.start : word.end] for word in words_of(text, tokens, cut)]
+    return [text[word.start : word.end] for word in words_of(tokens, cut)]
 
 
 def test_tokens_are_joined_to_words() -> None:
