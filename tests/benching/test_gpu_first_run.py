@@ -8,13 +8,10 @@ import pytest
 
 import tiny
 from bertserve.bench import gpu_first_run
+from bertserve.service.engine.sessions import unavailable_reason
 
+pytestmark = pytest.mark.skipif(unavailable_reason("cuda") is None, reason="this machine has a GPU")
 SMALL = ("--texts", "4", "--shapes", "1x8,2x32", "--load-s", "0.2", "--warmup-s", "0", "--clients", "1")
-
-
-@pytest.fixture(autouse=True)
-def machine_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_first_run, "unavailable_reason", lambda provider: "no driver; install it.")
 
 
 def report(folder: Path, *flags: str) -> str:
@@ -47,11 +44,9 @@ def test_the_time_limit_ends_the_measurements(tmp_path: Path) -> None:
     assert 4 == text.count("## ") == text.count("**Missing:** the limit of 0 s")
 
 
-def test_a_bundle_without_a_graph_for_the_gpu_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(gpu_first_run, "unavailable_reason", lambda provider: None)
+def test_a_bundle_without_a_graph_for_this_machine_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = tiny.edit(tiny.bundle(tmp_path), lambda manifest: manifest["graphs"][0].update(provider="cuda"))
 
     with pytest.raises(SystemExit) as refused:
-        report(tmp_path)
-    assert (2, True) == (refused.value.code, "no graph for cuda" in capsys.readouterr().err)
+        gpu_first_run.main(["--bundle", str(bundle), "--output", str(tmp_path / "report.md")])
+    assert (2, True) == (refused.value.code, "no graph for cpu" in capsys.readouterr().err)

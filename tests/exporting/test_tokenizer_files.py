@@ -46,9 +46,8 @@ def rewrite(source: Path, **parts: Any) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-@pytest.mark.parametrize("text", ["ﬁne GOOD ﬁlm", "the (film)...", "ÀÉ"])
-def test_the_normalizer_and_pre_tokenizer_of_the_file_are_used(tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str) -> None:
-    source = bert(tmp_path)
+def test_the_normalizer_and_pre_tokenizer_of_the_file_are_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source, text = bert(tmp_path), "ﬁne GOOD ﬁlm ÀÉ (film)..."
     written = rewrite(
         source, normalizer=normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()]), pre_tokenizer=pre_tokenizers.Whitespace()
     )
@@ -105,7 +104,7 @@ def test_the_model_of_the_file_is_used(tmp_path: Path) -> None:
     assert 1 in load_checkpoint(str(source)).tokenizer("film")["input_ids"]
 
 
-@pytest.mark.parametrize("name", ["Albert", "BigBird", "Camembert", "DebertaV2", "RemBert", "XLMRoberta", "XLNet"])
+@pytest.mark.parametrize("name", ["Albert", "Camembert", "DebertaV2", "XLNet"])
 def test_a_class_can_have_a_file_with_another_type_of_model(tmp_path: Path, name: str) -> None:
     """Transformers 5 cannot read such a file, but transformers 4 uses it as it is, whatever its class is."""
     source = bert(tmp_path)
@@ -129,7 +128,7 @@ def test_a_class_that_splits_texts_with_code_is_refused(tmp_path: Path, monkeypa
     assert "install" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["Bert", "ConvBert", "Electra", "Splinter", "MPNet"])
+@pytest.mark.parametrize("name", ["Bert", "MPNet"])
 def test_the_case_in_the_configuration_overrides_the_file(tmp_path: Path, name: str) -> None:
     source = bert(tmp_path)
     edit_json(source / "tokenizer_config.json", tokenizer_class=f"{name}Tokenizer", do_lower_case=False)

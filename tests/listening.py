@@ -1,4 +1,4 @@
-"""A small HTTP server for load tests, in its own thread. The test passes the function that answers each request."""
+"""A small HTTP server for tests of clients, in its own thread. The test passes the function that answers each request."""
 
 import asyncio
 import contextlib
@@ -19,6 +19,7 @@ class Server:
         port: TCP port.
         connections: Connections accepted so far.
         requests: Requests received so far.
+        heads: Request lines and headers of these requests, in lower case.
         bodies: Bodies of these requests.
         over: Event that closes the server and all its connections; set it on the server's event loop.
     """
@@ -27,6 +28,7 @@ class Server:
         self.port = 0
         self.connections = 0
         self.requests = 0
+        self.heads: list[bytes] = []
         self.bodies: list[bytes] = []
         self.over = asyncio.Event()
         self._answer = answer
@@ -38,6 +40,7 @@ class Server:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
                 length = int(head.split(b"content-length:")[1].split(b"\r\n")[0]) if b"content-length:" in head else 0
+                self.heads.append(head)
                 self.bodies.append(await reader.readexactly(length))
                 self.requests += 1
                 answer = await self._answer(self.requests - 1)
