@@ -42,8 +42,6 @@ _PLANNED_LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 20
 _PLANNED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 ROW_LENGTHS = InputSpec(name="lengths", fill="lengths", dtype="int32")
-FUSED_DESCRIPTION = "fused for CUDA, attention with the length of each row"
-PARTLY_FUSED_DESCRIPTION = "fused for CUDA, attention in standard operators"
 
 MAX_FP16_MAGNITUDE = float(np.finfo(np.float16).max) / 4  # other texts may have values four times as large as the measured ones
 
@@ -142,7 +140,7 @@ def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> Artifact:
     inputs = [
         spec.model_copy(update={"dtype": "int32"}) if spec.name in as_int32 else spec for spec in checkpoint.inputs if spec.name in names
     ]
-    description = FUSED_DESCRIPTION if all_fused else PARTLY_FUSED_DESCRIPTION
+    description = f"fused for CUDA, attention {'with the length of each row' if all_fused else 'in standard operators'}"
     return Artifact(target, "cuda", "fp32", description, (*inputs, *([ROW_LENGTHS] if all_fused else []))).with_facts(fusions=counts)
 
 

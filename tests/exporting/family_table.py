@@ -12,7 +12,7 @@ from grid import Measured, measure
 DOCUMENT = Path(__file__).parents[2] / "bench" / "results" / "model-families.md"
 BEGIN, END = "<!-- families: written by `make families` -->", "<!-- end of families -->"
 HEADER = (
-    "| family | head | fp32: worst logit error | int8: error / standard deviation, validation texts | int8: the same, other texts | attention |",
+    "| family | head | fp32: worst logit error | int8: error / standard deviation, validation texts | int8: the same, other texts | layers with fused attention |",
     "|---|---|---|---|---|---|",
 )
 # a smaller error is rounding and differs between machines
@@ -27,7 +27,7 @@ def rounded_up(error: float) -> float:
 
 def line(family: str, task: str, measured: Measured) -> str:
     errors = " | ".join(f"{rounded_up(error):.0e}" for error in measured.errors)
-    return f"| {family} | {task} | {errors} | {measured.attention} |"
+    return f"| {family} | {task} | {errors} | {measured.fused_attentions} |"
 
 
 def write(document: str, rows: Sequence[str]) -> str:

@@ -42,8 +42,9 @@ class Measured:
         return self.error, self.int8_graph.validation.quantization_error, self.int8
 
     @property
-    def attention(self) -> str:
-        return self.fp32_graph.description.split(", ")[1]
+    def fused_attentions(self) -> int:
+        """Number of layers with fused attention."""
+        return sum(self.fp32_graph.validation.fusions.get(name, 0) for name in ("Attention", "MultiHeadAttention"))
 
 
 def measure(name: str, task: str, folder: Path, **fields: Any) -> Measured:

@@ -117,8 +117,10 @@ def test_a_duplicate_text_is_in_only_one_split(tmp_path: Path) -> None:
     """A copy with other white space is also a duplicate. Sixteen texts are enough for all splits."""
     content = numbered_texts(tmp_path / "texts.txt", range(16)).read_bytes()
     (tmp_path / "texts.txt").write_bytes(content * 2 + content.replace(b" ", b"  "))
+    split = int8_texts.read_int8_texts(tmp_path / "texts.txt")
 
-    assert (11, 2, 3) == sizes(int8_texts.read_int8_texts(tmp_path / "texts.txt"))
+    assert (11, 2, 3) == sizes(split)
+    assert 16 == len({line for texts in split for line in texts.lines})
 
 
 def test_a_validation_file_gives_all_validation_texts(tmp_path: Path) -> None:
@@ -167,6 +169,12 @@ def test_a_text_is_fed_as_the_checkpoints_tokenizer_encodes_it(all_staged: dict[
     for encoded, feed in zip(expected, feeds, strict=True):
         for name in feed:
             np.testing.assert_array_equal(encoded[name], feed[name])
+
+
+def test_every_second_text_of_a_classifier_is_also_fed_as_a_pair(all_staged: dict[str, Staged]) -> None:
+    feeds = all_staged["text-classification"].feeds(TEXTS)
+
+    assert [False] * 4 + [True] * 2 == [feed["token_type_ids"].any() for feed in feeds]
 
 
 def test_the_context_of_a_question_is_the_next_text(all_staged: dict[str, Staged]) -> None:

@@ -14,7 +14,7 @@ import tiny
 from bertserve.export import cli, int8_texts
 from bertserve.export.errors import DataError, GraphError
 from bertserve.export.int8 import quantize
-from bertserve.export.int8_texts import Int8Texts, SplitTexts, hash_texts, hashes_of, read_int8_texts
+from bertserve.export.int8_texts import Int8Texts, SplitTexts, hash_texts, read_int8_texts
 from bertserve.export.tasks.all_tasks import EXPORT_TASKS
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, load_bundle
 from bertserve.service.bundle.manifest import Manifest, TokenizerSpec
@@ -57,24 +57,17 @@ def test_int8_is_validated_on_the_texts_of_the_validation_flag(
     assert hash_texts(own.splitlines()) == texts.validation
 
 
-def test_the_gate_does_not_run_the_validation_texts(source: Path, output: Path, tmp_path: Path, run: Run, play: Played) -> None:
-    given: list[Any] = []
+def test_validation_texts_change_neither_the_int8_graph_nor_its_gate(source: Path, output: Path, tmp_path: Path, run: Run) -> None:
+    built_in = int8_texts.BUILT_IN_TEXTS.read_text(encoding="utf-8").splitlines()
+    graphs = []
+    for start in (100, 200):
+        (tmp_path / "validation.txt").write_text("\n".join(built_in[start : start + 30]), encoding="utf-8")
+        assert 0 == run(source, "--validation", tmp_path / "validation.txt", "--max-int8-error", 1, "--overwrite")[0]
+        graphs.append(load_bundle(output / "tiny-bert").graph("cpu", "int8"))
 
-    def quantizing(played: Any, source: Path, target: Path, scratch: Path, *feeds: Any, **options: Any) -> tuple[dict[str, int], float]:
-        given.extend(feeds)
-        result: tuple[dict[str, int], float] = played(source, target, scratch, *feeds, **options)
-        return result
-
-    play(quantizing)
-    texts = tmp_path / "texts.txt"
-    texts.write_text("".join(f"{a} {b} good\n" for a in "abcdef" for b in "abcdef"), encoding="utf-8")
-    assert 0 == run(source, "--calibration", texts)[0]
-    splits = load_bundle(output / "tiny-bert").manifest.int8_texts
-    split_of = [getattr(splits, name) for name in ("calibration", "gate", "validation")]
-
-    assert [24 + 12, 6 + 3] == [len(feeds) for feeds in given]  # every second text also runs as a pair
-    assert [24, 6, 6] == [split.texts for split in split_of]
-    assert 36 == len({digest for split in split_of for digest in hashes_of(split)})
+    assert graphs[0].sha256 == graphs[1].sha256
+    assert graphs[0].validation.quantization_error == graphs[1].validation.quantization_error
+    assert graphs[0].validation.lengths != graphs[1].validation.lengths
 
 
 def spec(folder: Path, max_length: int = 512) -> TokenizerSpec:
@@ -96,17 +89,13 @@ def test_a_classifier_is_also_validated_on_pairs(tmp_path: Path) -> None:
     assert [question_answering.AnswerInput("Who?", "He.")] == questions
 
 
-def test_the_quick_flag_is_passed_on_and_reported(source: Path, output: Path, run: Run, play: Played) -> None:
-    asked: list[bool] = []
-    play(lambda played, *args, quick, **options: asked.append(quick) or played(*args, quick=quick, **options))
-    forms = []
-    for flags in ((), ("--quick", "--overwrite")):
-        assert 0 == run(source, *flags)[0]
-        forms.append([graph.description for graph in load_bundle(output / "tiny-bert").manifest.graphs])
+@pytest.mark.parametrize(("flags", "quick"), [((), False), (("--quick",), True)])
+def test_quick_int8_has_no_channels_in_float_and_says_so(source: Path, output: Path, run: Run, flags: tuple[str, ...], quick: bool) -> None:
+    assert 0 == run(source, "--max-int8-error", 1, *flags)[0]
+    graph = load_bundle(output / "tiny-bert").graph("cpu", "int8")
 
-    assert [False, True] == asked
-    assert [forms[0][0], f"{forms[0][0]}, int8 by --quick"] == forms[1]
-    assert forms[0][0] == forms[0][1]
+    assert quick is (graph.validation.quantized["FloatInputs"] == 0)
+    assert quick is ("--quick" in graph.description)
 
 
 def miss_the_gate(_: Callable[..., Any], source: Path, target: Path, *__: Any, **___: Any) -> Any:
