@@ -277,7 +277,8 @@ def _origin(manifest: Manifest) -> list[str]:
         *(f"- `{file.file}` sha256 `{file.sha256}`" for graph in manifest.graphs for file in graph.files),
         "",
         f"`bert-export verify path/to/{manifest.name}` compares the files with their digests, and the graphs with the stored example. "
-        "With `--checkpoint CHECKPOINT` it compares them with PyTorch again, and with `--data FILE` it measures them on your labeled texts.",
+        "With `--checkpoint CHECKPOINT` it compares them with PyTorch again, and with `--data FILE` it measures them on your labeled "
+        "texts.",
     ]
 
 

@@ -1,7 +1,7 @@
 """bert-export calibrate: reads flags and returns exit codes.
 
-Exit codes: 0 the bundle is written, 1 it is not, because a calibration is worse or an aim is not reached, 2 wrong usage or data, 3 a required
-package is not installed.
+Exit codes: 0 the bundle is written, 1 it is not, because a calibration is worse or an aim is not reached, 2 wrong usage or data, 3 a
+required package is not installed.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def main(argv: Sequence[str]) -> int:
         return error.exit_code if isinstance(error, ExportError) else 1
     except OSError as error:
         print(
-            f"bert-export: cannot write the bundle: {error.strerror or error} (`{error.filename or args.output}`); free disk space, or give "
-            "another --output. No partial files are left.",
+            f"bert-export: cannot write the bundle: {error.strerror or error} (`{error.filename or args.output}`); free disk space, or "
+            "give another --output. No partial files are left.",
             file=sys.stderr,
         )
         return 1
@@ -57,7 +57,8 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         type=Path,
         required=True,
-        help="JSON Lines of inputs with correct answers, as for `verify --data`, at least 100: one half fits the calibration, the other tests it",
+        help="JSON Lines of inputs with correct answers, as for `verify --data`, at least 100: one half fits the calibration, the other "
+        "tests it",
     )
     parser.add_argument(
         "--test-data",

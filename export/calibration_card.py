@@ -12,7 +12,8 @@ from bertserve.service.bundle.graph_spec import GraphSpec
 
 HEADING = "## Calibration"
 # scores and shares go from 0 to 100, at 3 pixels each; y grows downwards
-DIAGRAM = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="-12 -12 124 128" width="372" height="384" font-family="sans-serif" font-size="5">
+DIAGRAM = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="-12 -12 124 128" width="372" height="384" \
+font-family="sans-serif" font-size="5">
 <rect x="-12" y="-12" width="124" height="128" fill="#fff"/>
 <path d="M0 0H100V100H0ZM0 100L100 0" fill="none" stroke="#888" stroke-width="0.4"/>
 <g fill="none" stroke-linecap="round"><path d="M{raw}" stroke="#c50"/><path d="M{calibrated}" stroke="#06c"/></g>
@@ -48,8 +49,8 @@ def _describe_threshold(threshold: Threshold) -> str:
     aim = Aim(threshold.aim, threshold.target, threshold.label)
     errors = {"recall": "correct ones are below it", "coverage": "label sets lack the correct label"}
     return (
-        f"`{aim}`: scores of at least {threshold.threshold:.4f} decide {threshold.decided:.1%}; {threshold.error:.2%} of {threshold.examples} "
-        f"{errors.get(threshold.aim, 'decided are wrong')}, at most {aim.max_error:.2%} at 95 % confidence"
+        f"`{aim}`: scores of at least {threshold.threshold:.4f} decide {threshold.decided:.1%}; {threshold.error:.2%} of "
+        f"{threshold.examples} {errors.get(threshold.aim, 'decided are wrong')}, at most {aim.max_error:.2%} at 95 % confidence"
     )
 
 

@@ -123,13 +123,15 @@ def _check_flags(parser: FlagParser, args: argparse.Namespace) -> None:
     of_a_checkpoint = (args.revision, args.layers, args.combine, args.token_types)
     if is_module and (args.task != "auto" or args.ignored_weights or any(value is not None for value in of_a_checkpoint)):
         parser.error(
-            "argument --module: the factory sets the task; remove --task, --revision, --layers, --combine, --ignore-weights and --token-types"
+            "argument --module: the factory sets the task; remove --task, --revision, --layers, --combine, --ignore-weights and "
+            "--token-types"
         )
     if args.attentions and is_module:
         parser.error("argument --attentions: it is not supported with --module; remove it")
     if args.attentions and args.providers != ("cpu",):
         parser.error(
-            f"argument --attentions: only graphs for the CPU return attention, but --provider is {','.join(args.providers)}; remove one of them"
+            f"argument --attentions: only graphs for the CPU return attention, but --provider is {','.join(args.providers)}; remove "
+            "one of them"
         )
 
 
@@ -164,7 +166,8 @@ def build_parser() -> FlagParser:
     parser = FlagParser(
         prog="bert-export",
         description="Export a fine-tuned checkpoint to a bundle that bert-serve serves.",
-        epilog="`bert-export verify BUNDLE` checks a bundle again, and `bert-export calibrate BUNDLE` calibrates its scores; they have their own --help.",
+        epilog="`bert-export verify BUNDLE` checks a bundle again, and `bert-export calibrate BUNDLE` calibrates its scores; they have "
+        "their own --help.",
     )
     parser.add_argument("--version", action="version", version=f"bert-export {__version__}")
     parser.add_argument("source", metavar="SOURCE", nargs="?", help="checkpoint folder, or hub id such as org/model")
@@ -266,8 +269,8 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--token-types",
         choices=get_args(TokenTypes),
-        help="token types (segment ids) that the model was trained with: those of its tokenizer's template, or zero (default: those that the "
-        "tokenizer gave in the version of transformers in config.json)",
+        help="token types (segment ids) that the model was trained with: those of its tokenizer's template, or zero (default: those that "
+        "the tokenizer gave in the version of transformers in config.json)",
     )
     parser.add_argument(
         "--tracer",

@@ -234,7 +234,8 @@ def read_validation_texts(manifest: Manifest, validation: Path | None) -> SplitT
     """Returns the texts to validate int8 again, without passages: those of the export if the file has them all, otherwise others from it.
 
     Raises:
-        DataError: The file cannot be read, or some of its texts were used to create int8; or there is no file, and the texts of the export are not built in.
+        DataError: The file cannot be read, or some of its texts were used to create int8; or there is no file, and the texts of the
+            export are not built in.
     """
     path = validation or BUILT_IN_TEXTS
     splits = manifest.int8_texts or read_int8_texts(BUILT_IN_TEXTS).digests()

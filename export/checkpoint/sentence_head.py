@@ -53,8 +53,8 @@ def _mean(tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return _sum(tokens, weights) / weights.sum(1, keepdim=True)
 
 
-# in the order in which sentence-transformers puts several side by side; each gets the vectors of the tokens, float32 [rows, length, values],
-# the mask, float32 [rows, length], and the position of each token in its text from 1, int64 [rows, length]
+# in the order in which sentence-transformers puts several side by side; each gets the vectors of the tokens, float32 [rows, length,
+# values], the mask, float32 [rows, length], and the position of each token in its text from 1, int64 [rows, length]
 POOLINGS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "cls": _first,
     "max": _max,

@@ -44,7 +44,7 @@ def model_inputs(model: PreTrainedModel, tokenizer: Any, token_types: TokenTypes
     unknown_inputs = [name for name in tokenizer.model_input_names if name not in INPUTS]
     if unknown_inputs:
         raise CheckpointError(f"the tokenizer gives inputs that are not supported: {', '.join(unknown_inputs)}.")
-    provided = {*tokenizer.model_input_names} - {TYPE_IDS} | ({TYPE_IDS} if token_types == "template" else set())  # noqa: S105 - no password
+    provided = {*tokenizer.model_input_names} - {TYPE_IDS} | ({TYPE_IDS} if token_types == "template" else set())  # noqa: S105
     return tuple(INPUTS[name] for name in parameters if name in INPUTS and name in provided)  # the tracer passes inputs by position
 
 

@@ -87,8 +87,8 @@ def fit_and_test(fitted: Outcomes, tested: Outcomes, graph: str, aims: Sequence[
         correct = part.predictions(IDENTITY).correct
         if correct.all() or not correct.any():
             raise DataError(
-                f"{graph} predicts {'all' if correct.any() else 'none'} of the examples correctly, so its scores cannot be calibrated; give "
-                "other examples, some of which are difficult."
+                f"{graph} predicts {'all' if correct.any() else 'none'} of the examples correctly, so its scores cannot be calibrated; "
+                "give other examples, some of which are difficult."
             )
     parameters = fit(fitted)
     predictions = tested.predictions(parameters)
@@ -122,7 +122,7 @@ def fit_and_test(fitted: Outcomes, tested: Outcomes, graph: str, aims: Sequence[
 
 
 def _examples(data: Path, test_data: Path | None, manifest: Manifest) -> tuple[list[LabeledRow], list[LabeledRow]]:
-    """Returns the rows that fit a calibration and those that test it; refuses files with too few examples, one label, or the same inputs."""
+    """Returns the rows that fit a calibration and those that test it; refuses too few examples, one label, or shared inputs."""
     parts = list[list[LabeledRow]]()
     for path in [data] if test_data is None else [data, test_data]:
         rows, answers = read_data(path, manifest)

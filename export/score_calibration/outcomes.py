@@ -194,8 +194,8 @@ def check_aims(aims: Sequence[Aim], method: Method, manifest: Manifest) -> None:
     labels = {aim.label for aim in aims}
     if len(aims) > 1 and (method == "temperature" or None in labels or len(labels) < len(aims)):
         raise DataError(
-            f"{' and '.join(f'`{aim}`' for aim in aims)} cannot hold together, because one of them would decide texts of the other; give one "
-            "aim, or one for each label if labels do not exclude each other."
+            f"{' and '.join(f'`{aim}`' for aim in aims)} cannot hold together, because one of them would decide texts of the other; give "
+            "one aim, or one for each label if labels do not exclude each other."
         )
 
 

@@ -1,11 +1,11 @@
 """Chooses thresholds whose error is at most a target, with 95 % confidence.
 
-The method is fixed sequence testing (Angelopoulos and others, "Learn then Test", 2021, section 2.3). The examples that fitted the calibration
-also fix a sequence of thresholds. Each threshold is then tested on the other examples, in this order. Its p-value is the binomial
-probability of at most this many errors if the true share equaled the target. The sequence ends at the first p-value above 5 %, and the
-threshold before is chosen. A wrong threshold is chosen only if the first test of a too weak threshold errs, so all tests together have the
-error probability of one. Recall and coverage count correct items below the threshold: the training-conditional guarantee of split conformal
-prediction (Vovk, 2012).
+The method is fixed sequence testing (Angelopoulos and others, "Learn then Test", 2021, section 2.3). The examples that fitted the
+calibration also fix a sequence of thresholds. Each threshold is then tested on the other examples, in this order. Its p-value is the
+binomial probability of at most this many errors if the true share equaled the target. The sequence ends at the first p-value above 5 %, and
+the threshold before is chosen. A wrong threshold is chosen only if the first test of a too weak threshold errs, so all tests together have
+the error probability of one. Recall and coverage count correct items below the threshold: the training-conditional guarantee of split
+conformal prediction (Vovk, 2012).
 """
 
 from __future__ import annotations

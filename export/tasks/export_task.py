@@ -1,4 +1,4 @@
-"""ExportTask: all the exporter's facts about a task. Loading, samples, validation, stored examples and `verify --data` are derived from it."""
+"""ExportTask: all the exporter's facts about a task. Loading, samples, validation, stored examples and `verify --data` depend on it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class ExportTask:
     def make_singles_and_pairs(
         self, lines: Sequence[Text], passages: Sequence[Text], user_pairs: Sequence[tuple[Text, Text]], tokenizer_spec: TokenizerSpec
     ) -> tuple[list[Text], list[tuple[Text, Text]]]:
-        """Returns the single texts and the pairs that calibrate and validate int8, from lines, passages and the pairs of the user's file."""
+        """Returns the single texts and the pairs that calibrate and validate int8, from lines, passages and the user's pairs."""
         if not self.needs_pairs and not tokenizer_spec.pairs_only and (not self.takes_pairs or user_pairs or tokenizer_spec.pair is None):
             return [*lines, *passages], list(user_pairs)
         pairs = [(line, lines[(i + 1) % len(lines)]) for i, line in enumerate(lines)]

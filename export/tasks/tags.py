@@ -75,6 +75,6 @@ def _tag(label: str, letters: Mapping[str, tuple[str, str]]) -> str:
         return "-".join(letters[label])
     if letters and label.upper() == _OUTSIDE:
         return _OUTSIDE
-    # as the type of a tag, a name keeps its hyphen; in a model with tags, the pipeline drops what is before the first hyphen of other labels
+    # as the type of a tag, a name keeps its hyphen; in a model with tags, the pipeline drops other labels' part before the first hyphen
     is_name = "-" in label if not letters else re.fullmatch("[BIESLU]-.+", label)
     return f"I-{label}" if is_name else label

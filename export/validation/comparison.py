@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from bertserve.export.checkpoint.checkpoint import Checkpoint
 
 # Maximum difference of a logit from the reference, by precision, for a row whose largest logit is at most TRAINED_LARGEST, a usual value of
-# trained heads. It grows with larger logits, because rounding errors do: a model without a norm before its head may have logits of hundreds.
+# trained heads. It grows with larger logits, as rounding errors do: a model without a norm before its head may have logits of hundreds.
 # For float32, the difference was at most 3e-6 of the largest logit on five trained checkpoints, and 1e-5 on random ones with logits from 1
 # to 1e12 (bench/results/2026-11-21-int8-steps.md).
 MAX_ABS_ERROR: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-1}
@@ -42,8 +42,8 @@ INT8_SLACK = 2  # factor for the gate's error, if that allows more
 MAX_ATTENTION_ERROR = 1e-4  # of an attention weight, which is from 0 to 1, for float32
 # A graph with a larger difference between a row in a batch and the same row alone is not batch-invariant, and the service runs it one text
 # at a time. fp16 has ten bits, and rounding may depend on the kernel for a batch's shape. int8 with static scales gives a row the same
-# numbers in a batch, unless a value is so close to a rounding boundary that the last bit of a float32 sum decides. This happens to few rows,
-# while dynamic scales, which depend on the batch, change nearly all.
+# numbers in a batch, unless a value is so close to a rounding boundary that the last bit of a float32 sum decides. This happens to few
+# rows, while dynamic scales, which depend on the batch, change nearly all.
 MAX_BATCH_ERROR, MAX_BATCH_ERROR_FP16, MAX_INT8_SHARE = 1e-5, 2e-2, 0.05
 
 

@@ -15,8 +15,8 @@ from bertserve.service.errors import BertServeError
 from bertserve.service.scoring.rows import Row, read_json_lines
 
 _FORMAT = (
-    'The file must be JSON Lines: an object per line, such as {"text": "a warm film", "label": "positive"}. Convert CSV to JSON Lines, with '
-    "numbers as JSON numbers."
+    'The file must be JSON Lines: an object per line, such as {"text": "a warm film", "label": "positive"}. Convert CSV to JSON Lines, '
+    "with numbers as JSON numbers."
 )
 
 

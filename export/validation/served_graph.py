@@ -1,4 +1,4 @@
-"""A graph that answers requests as the service does, with its reader, tokenizer, engine and decoder; its speed; and the samples to answer."""
+"""A graph that answers requests as the service does, with its reader, tokenizer, engine and decoder; its speed; the samples to answer."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def open_graph(
 
 
 def measure_latency(engine: OnnxEngine, *, max_length: int, pad_id: int) -> Speed:
-    """Times single texts of a few lengths up to `MAX_FULL_LENGTH` tokens on one thread, 3 to 15 runs each; the token `pad_id` fills the texts."""
+    """Times single texts of up to `MAX_FULL_LENGTH` tokens on one thread, 3 to 15 runs each; the token `pad_id` fills the texts."""
 
     def median_ms(length: int) -> float:
         batch = [Encoding(np.full(length, pad_id, dtype=np.int64), np.zeros(length, dtype=np.int64), masks=(1,))]
