@@ -4,7 +4,7 @@
 - With --teacher: compressed forms of a BERT classifier by size, speed and error. Distilled forms learn from the built-in texts.
 
 A time is the median CPU time on one thread. Compared graphs run in turn, so that other load on the machine affects all of them. Graphs are
-created as at export, int8 with --quick. Other modules must not import this one, because it needs torch.
+created as at export. Other modules must not import this one, because it needs torch.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def build_graphs(source: Path, task: str, texts: Sequence[NDArray[np.int64]]) ->
         inputs, description = onnx_trace.trace(checkpoint, folder / "raw.onnx")
         fp32 = cpu.optimize(folder / "raw.onnx", replace(checkpoint, inputs=inputs), description)
         feeds = [make_feed(fp32.inputs, ids) for ids in texts]
-        quantize(fp32.path, folder / "int8.onnx", folder, feeds, feeds, max_error=inf, quick=True)
+        quantize(fp32.path, folder / "int8.onnx", folder, feeds, feeds, max_error=inf)
         return {"fp32": Graph(fp32.path, fp32.inputs), "int8": Graph(folder / "int8.onnx", fp32.inputs)}
 
 

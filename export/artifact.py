@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec, Precision, ShapePlan, ValidationReport
 from bertserve.service.providers import PROVIDERS, Provider
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from bertserve.export.int8_texts import Int8Texts
     from bertserve.service.text.tokenizer import Tokenizer
 
-TorchTracer = Literal["dynamo", "torchscript"]  # PyTorch's tracers, by torch's names
 NO_REPORT = ValidationReport(samples=0, worst_abs_error=0.0, worst_batch_error=0.0, nodes=0, fusions={}, quantized={})
 
 
@@ -57,7 +56,6 @@ class GraphBuild:
         folder: The folder of the graphs `model.<provider>.<precision>.onnx`.
         texts: The calibration texts create int8 and measure half precision; the gate's texts decide which matrices stay in float.
         max_int8_error: Maximum error of int8's outputs on the gate's texts, relative to their standard deviation.
-        quick: Whether to skip the measurement of which matrices matter most for int8.
     """
 
     traced: Path
@@ -67,7 +65,6 @@ class GraphBuild:
     tokenizer: Tokenizer
     texts: Int8Texts
     max_int8_error: float
-    quick: bool
 
 
 def choose_precisions(providers: Sequence[Provider], requested: Sequence[Precision] | None) -> dict[Provider, tuple[Precision, ...]]:

@@ -56,9 +56,8 @@ def build_graphs(build: GraphBuild, precisions: Sequence[Precision]) -> Iterator
     with stage("quantize", f"int8, calibrated on {len(texts.calibration)} texts, with {len(texts.gate)} others for the gate"):
         feeds, gate = (inference.make_feeds(split, build.checkpoint, build.tokenizer) for split in (texts.calibration, texts.gate))
         scratch = optimized.path.parent
-        counts, error = quantize.quantize(optimized.path, int8_path, scratch, feeds, gate, max_error=max_error, quick=build.quick)
-    description = f"{optimized.description}, int8 by --quick" if build.quick else optimized.description
-    int8 = replace(optimized, path=int8_path, precision="int8", description=description)
+        counts, error = quantize.quantize(optimized.path, int8_path, scratch, feeds, gate, max_error=max_error)
+    int8 = replace(optimized, path=int8_path, precision="int8")
     yield int8.with_facts(quantized=counts, quantization_error=error, quantization_limit=max_error)
 
 

@@ -18,7 +18,6 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from bertserve.export.artifact import TorchTracer
 from bertserve.export.checkpoint.checkpoint import Checkpoint, GraphModel
 from bertserve.export.checkpoint.model_patches import patch_for_tracing
 from bertserve.export.checkpoint.signature import ATTENTION_INDEX, ATTENTIONS, LAYER_ATTENTION_PREFIX, returning_attention
@@ -26,9 +25,9 @@ from bertserve.export.errors import GraphError
 from bertserve.export.graph import normalize, onnx_files, rewrite
 from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
 
-# each tracer has its own: dynamo's operators have opset 18, and a lower one would need a conversion
-OPSETS: dict[TorchTracer, int] = {"dynamo": 18, "torchscript": 17}
-TRACERS: tuple[TorchTracer, ...] = ("dynamo", "torchscript")  # by default, the first one that works
+# tracer -> its opset: dynamo's operators have opset 18, and a lower one would need a conversion
+OPSETS = {"dynamo": 18, "torchscript": 17}
+TRACERS = tuple(OPSETS)  # the first one that works is used
 # errors of the tracers for models that they cannot trace
 _TRACER_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError)
 _ROWS_AND_LENGTH = ("rows", "length")
@@ -44,10 +43,8 @@ _AXES = {
 }
 
 
-def trace(checkpoint: Checkpoint, path: Path, tracer: TorchTracer | None = None) -> tuple[tuple[InputSpec, ...], str]:
-    """Exports the float32 graph with the task's inputs and outputs, as described by their specs.
-
-    Without `tracer`, it uses the first of `TRACERS` that can export the model.
+def trace(checkpoint: Checkpoint, path: Path) -> tuple[tuple[InputSpec, ...], str]:
+    """Exports the float32 graph with the task's inputs and outputs, as described by their specs, by the first tracer that can.
 
     Returns:
         The graph's inputs, without token types if the model ignores them, and its description in the manifest.
@@ -56,16 +53,16 @@ def trace(checkpoint: Checkpoint, path: Path, tracer: TorchTracer | None = None)
         GraphError: The model cannot be traced, or the traced graph has different inputs or outputs than expected.
     """
     errors: list[GraphError] = []
-    for candidate in TRACERS if tracer is None else (tracer,):
+    for tracer in TRACERS:
         try:
-            inputs = (_trace_attention if checkpoint.attention_heads else _trace)(checkpoint, path, candidate)
-            return inputs, f"{candidate} opset {OPSETS[candidate]}"
+            inputs = (_trace_attention if checkpoint.attention_heads else _trace)(checkpoint, path, tracer)
+            return inputs, f"{tracer} opset {OPSETS[tracer]}"
         except GraphError as error:
             errors.append(error)
     raise GraphError(" ".join(dict.fromkeys(map(str, errors)))) from errors[0]
 
 
-def _trace_attention(checkpoint: Checkpoint, path: Path, tracer: TorchTracer) -> tuple[InputSpec, ...]:
+def _trace_attention(checkpoint: Checkpoint, path: Path, tracer: str) -> tuple[InputSpec, ...]:
     """Exports the graph with all attention of each layer, then replaces it by the maps that a run requests; returns the inputs."""
     layers = [OutputSpec(name=f"{LAYER_ATTENTION_PREFIX}{number}", kind="per_map") for number in range(len(checkpoint.attention_heads))]
     inputs = tuple(spec for spec in checkpoint.inputs if spec != ATTENTION_INDEX)
@@ -77,7 +74,7 @@ def _trace_attention(checkpoint: Checkpoint, path: Path, tracer: TorchTracer) ->
     return (*used_inputs, ATTENTION_INDEX)
 
 
-def _trace(checkpoint: Checkpoint, path: Path, tracer: TorchTracer) -> tuple[InputSpec, ...]:
+def _trace(checkpoint: Checkpoint, path: Path, tracer: str) -> tuple[InputSpec, ...]:
     """Exports the graph with one tracer; returns the inputs of the graph."""
     inputs, outputs = checkpoint.inputs, checkpoint.outputs
     if checkpoint.mask is not None and checkpoint.model.base_model is checkpoint.model:

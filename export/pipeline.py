@@ -17,7 +17,7 @@ import onnxruntime
 
 from bertserve import service
 from bertserve.export import cpu, gpu, int8_texts, onnx_trace
-from bertserve.export.artifact import Artifact, GraphBuild, TorchTracer, choose_precisions
+from bertserve.export.artifact import Artifact, GraphBuild, choose_precisions
 from bertserve.export.bundle import bundle_texts, model_card, package_bundle, refuse_existing
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
@@ -74,8 +74,6 @@ class ExportOptions(LoadOptions):
     calibration: Path = int8_texts.BUILT_IN_TEXTS
     validation: Path | None = None
     max_int8_error: float = 0.1
-    quick: bool = False
-    tracer: TorchTracer | None = None
     module: bool = False
 
 
@@ -125,8 +123,8 @@ def _build(options: ExportOptions, name: str, checkpoint: Checkpoint, texts: Int
         [text for split in texts for text in (*split.lines, *chain(*split.pairs))],
     )
     traced = work / "raw.onnx"
-    with stage("trace", f"to ONNX by {options.tracer}" if options.tracer else "to ONNX"):
-        inputs, description = onnx_trace.trace(checkpoint, traced, options.tracer)
+    with stage("trace", "to ONNX"):
+        inputs, description = onnx_trace.trace(checkpoint, traced)
     checkpoint = replace(checkpoint, inputs=inputs)
     tokenizer_path = bundle / TOKENIZER_FILE
     tokenizer_path.write_text(checkpoint.tokenizer_json, encoding="utf-8")
@@ -140,9 +138,7 @@ def _build(options: ExportOptions, name: str, checkpoint: Checkpoint, texts: Int
         reference = sample_reference(checkpoint, texts.validation if "int8" in precisions.get("cpu", ()) else None)
         flops = checkpoint.flops
     checkpoint.model.to_empty(device="meta")  # no later stage runs it, and sessions of a large model need the memory
-    build = GraphBuild(
-        traced, description, bundle, checkpoint, tokenizer, texts, max_int8_error=options.max_int8_error, quick=options.quick
-    )
+    build = GraphBuild(traced, description, bundle, checkpoint, tokenizer, texts, options.max_int8_error)
     providers = sorted(precisions, key=lambda provider: provider != "cpu")
     artifacts = {provider: BUILDERS[provider](build, precisions[provider]) for provider in providers}
     graphs, omitted = _measure_graphs(build, artifacts, precisions, reference, default_must_agree=options.precisions is None)

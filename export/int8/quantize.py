@@ -50,7 +50,7 @@ def _one_thread_per_product() -> Iterator[None]:
 
 @_one_thread_per_product()
 def quantize(
-    source: Path, target: Path, scratch: Path, feeds: Sequence[Feed], gate: Sequence[Feed], *, max_error: float, quick: bool
+    source: Path, target: Path, scratch: Path, feeds: Sequence[Feed], gate: Sequence[Feed], *, max_error: float
 ) -> tuple[dict[str, int], float]:
     """Writes the int8 graph of a float32 graph from `bertserve.export.graph.cpu_passes` to a new file.
 
@@ -61,7 +61,6 @@ def quantize(
         feeds: The texts for all choices, as graph inputs.
         gate: Other texts, which decide which matrices return to float; the validation report uses a third set of texts.
         max_error: Maximum difference of its outputs from the float graph's, by `inference.rms_error`.
-        quick: Whether to skip the measurement of each matrix; then all channels are smoothed, and none is computed in float.
 
     Returns:
         Quantized operators, and operators that stay in float or were rounded to nearest because of too few texts -> count; and the
@@ -82,7 +81,7 @@ def quantize(
     attention_outputs = {node.outputs[0].name for node in model.graph if node.op_type == "MultiHeadAttention"}
     changeable_layers = {tensor: layer for tensor, layer in layers.items() if tensor not in attention_outputs | shared_inputs}
     sensitivities: dict[str, float] = {}
-    if changeable_layers and not quick:
+    if changeable_layers:
         nearest_params = _quantize_weights(changeable_layers, observed, activation_params, use_gptq=False)
         sensitivities = sensitivity.measure(model, nearest_params, instrumented, feeds, limits=(SPLIT_ABOVE, SMOOTH_ABOVE))
     onnx_files.remove(instrumented)
@@ -99,7 +98,7 @@ def quantize(
     activation_params |= _choose_activation_params(rescaled_layers, observed, unsmoothed=insensitive_inputs)
     layer_params = _quantize_weights(layers, observed, activation_params, use_gptq=True)
     shutil.rmtree(samples)
-    # the most sensitive first; without a measurement a matrix counts as average, and with --quick its own output error counts
+    # the most sensitive first; without a measurement a matrix counts as average, or if none was measured, its own output error counts
     priorities = sensitivities or {tensor: params.error for tensor, params in activation_params.items()}
     order = sorted(layer_params, key=lambda tensor: -priorities.get(tensor, 1.0))
     probe = gate[:: max(1, len(gate) // 48)]  # fewer than 96 texts, because they run for each attempt

@@ -89,15 +89,6 @@ def test_a_classifier_is_also_validated_on_pairs(tmp_path: Path) -> None:
     assert [question_answering.AnswerInput("Who?", "He.")] == questions
 
 
-@pytest.mark.parametrize(("flags", "quick"), [((), False), (("--quick",), True)])
-def test_quick_int8_has_no_channels_in_float_and_says_so(source: Path, output: Path, run: Run, flags: tuple[str, ...], quick: bool) -> None:
-    assert 0 == run(source, "--max-int8-error", 1, *flags)[0]
-    graph = load_bundle(output / "tiny-bert").graph("cpu", "int8")
-
-    assert quick is (graph.validation.quantized["FloatInputs"] == 0)
-    assert quick is ("--quick" in graph.description)
-
-
 def miss_the_gate(_: Callable[..., Any], source: Path, target: Path, *__: Any, **___: Any) -> Any:
     """Simulates a quantization that finds no graph within the gate, and leaves its last attempt."""
     target.write_bytes(source.read_bytes())
