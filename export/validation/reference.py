@@ -118,7 +118,6 @@ def _sample_attention(checkpoint: Checkpoint) -> list[tuple[attention.AttentionI
             weights = checkpoint.model(**{spec.name: batch[spec.name] for spec in checkpoint.inputs if spec.name in batch})["attentions"]
         order = np.random.default_rng(0).permutation(len(all_heads))[: attention.MAX_VALUES // length**2]
         maps = [all_heads[i] for i in sorted(order)]
-        heads = {layer: tuple(head for map_layer, head in maps if map_layer == layer) for layer, _ in maps}
-        request = attention.AttentionInput(parts[0], parts[1] if len(parts) > 1 else None, tuple(heads.items()))
-        samples.append((request, np.concatenate([weights[layer][0, list(indices)].numpy() for layer, indices in heads.items()])))
+        request = attention.AttentionInput(parts[0], parts[1] if len(parts) > 1 else None, maps)
+        samples.append((request, np.stack([weights[layer][0, head].numpy() for layer, head in maps])))
     return samples

@@ -9,15 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, Field
 
 from bertserve.service.errors import CallerValue, InvalidValueError, TooLargeError
 from bertserve.service.tasks.body import ClosedModel, Indices, TaskBody, body_config
 from bertserve.service.tasks.classify import TextsOrPairs
 from bertserve.service.tasks.cost import ITEM_BYTES, MAX_RESPONSE_BYTES, NUMBER_BYTES, Cost, text_bytes
-from bertserve.service.tasks.decoding import Floats
 from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, copy_outputs, too_long_error
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
@@ -40,34 +42,31 @@ class AttentionParameters(ClosedModel):
 
 @dataclass(slots=True)
 class AttentionInput:
-    """One text or pair of texts; `layers` has each requested layer with its requested heads, counted from 0, in the order of the answer."""
+    """One text or pair of texts; `maps` has layer and head of each requested map, counted from 0, in the order of the answer."""
 
     text: str
     text_pair: str | None = None
-    layers: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    maps: Sequence[tuple[int, int]] = ()
 
     @property
     def chars(self) -> int:
         """Characters to tokenize."""
         return len(self.text) + len(self.text_pair or "")
 
-    @property
-    def maps(self) -> list[tuple[int, int]]:
-        """Layer and head of each map, in the order of the engine's output."""
-        return sorted((layer, head) for layer, heads in self.layers for head in heads)
 
-
-def select_heads(parameters: AttentionParameters, counts: Sequence[int]) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Returns the requested layers, each with its heads; `counts` has the number of heads of each layer.
+def select_maps(parameters: AttentionParameters, counts: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns layer and head of each requested map; `counts` has the number of heads of each layer.
 
     Raises:
         InvalidValueError: The model lacks a layer or head, or one is named twice.
     """
     layers = _indices("layers", parameters.layers, len(counts), "this model")
-    return tuple((layer, _indices("heads", parameters.heads, counts[layer], f"layer {layer} of this model")) for layer in layers)
+    return [
+        (layer, head) for layer in layers for head in _indices("heads", parameters.heads, counts[layer], f"layer {layer} of this model")
+    ]
 
 
-def _indices(name: str, choice: Sequence[int] | None, count: int, owner: str) -> tuple[int, ...]:
+def _indices(name: str, choice: Sequence[int] | None, count: int, owner: str) -> list[int]:
     """Returns the requested indices, counted from 0."""
     requested = range(count) if choice is None else choice
     if (invalid := next((index for index in requested if not -count <= index < count), None)) is not None:
@@ -80,7 +79,7 @@ def _indices(name: str, choice: Sequence[int] | None, count: int, owner: str) ->
             last=count - 1,
             least=-count,
         )
-    indices = tuple(index % count for index in requested)
+    indices = [index % count for index in requested]
     if len(set(indices)) < len(indices):
         raise InvalidValueError("`{field}` has a duplicate: {given}; name each once.", field=name, given=CallerValue(list(requested)))
     return indices
@@ -95,26 +94,23 @@ def show_attention(input_: AttentionInput, model: TaskModel) -> TaskGenerator:
         InvalidValueError: The text exceeds the model's length.
         TooLargeError: It has more weights than an answer can have.
     """
-    tokenizer, maps = model.tokenizer, input_.maps
-    encoding, parts = encode(input_, tokenizer)
+    encoding, parts = encode(input_, model.tokenizer)
     length = len(encoding)
-    tokens = [tokenizer.token(id_) or "" for id_ in encoding.ids.tolist()]
+    tokens = [model.tokenizer.token(id_) or "" for id_ in encoding.ids.tolist()]
     offsets: list[tuple[int, int] | None] = [None] * length  # start and end in code points of the token's text; None for special tokens
     for start, part in zip(encoding.starts, parts, strict=True):
         offsets[start : start + len(part)] = part.offsets
     cost = Cost(
         _weight_bytes(input_, length) + sum(ITEM_BYTES + text_bytes(token) for token in tokens),
-        reserved_tokens=len(maps) * length**2 // 1024,  # the vector of a token has about as many values
+        reserved_tokens=len(input_.maps) * length**2 // 1024,  # the vector of a token has about as many values
     )
     [row] = yield Step([encoding], cost, copy_outputs)
-    map_index = {key: i for i, key in enumerate(maps)}
-    weights = row[OUTPUT]
-    layers: list[Floats] = [weights[[map_index[layer, head] for head in heads]] for layer, heads in input_.layers]
+    weights = dict(zip(encoding.maps, row[OUTPUT], strict=True))
     return {
         "tokens": tokens,
         "offsets": offsets,
         "sentence_b_start": max(encoding.starts) if len(parts) > 1 else None,
-        "attentions": layers,
+        "attentions": [np.stack([weights[key] for key in keys]) for _, keys in groupby(input_.maps, itemgetter(0))],
     }
 
 
@@ -131,7 +127,7 @@ def encode(input_: AttentionInput, tokenizer: Tokenizer) -> tuple[Encoding, list
     if total > room:
         raise too_long_error(total, room, "because attention needs the whole text")
     whole = tokenizer.assemble(*(tokens.ids for tokens in parts))
-    maps, length = input_.maps, len(whole)
+    maps, length = sorted(input_.maps), len(whole)
     if (values := len(maps) * length**2) > MAX_VALUES:
         raise TooLargeError(
             "the attention of {length} tokens in {maps_count} heads of {layers_count} layers has {values} numbers "
@@ -139,7 +135,7 @@ def encode(input_: AttentionInput, tokenizer: Tokenizer) -> tuple[Encoding, list
             "of this text; name fewer `layers` or `heads`, or shorten the text.",
             length=length,
             maps_count=len(maps),
-            layers_count=len(input_.layers),
+            layers_count=len({layer for layer, _ in maps}),
             values=values,
             limit=MAX_VALUES,
             most_tokens=math.isqrt(MAX_VALUES // len(maps)),
@@ -162,9 +158,9 @@ class AttentionBody(TaskBody):
         Raises:
             InvalidValueError: The model lacks a layer or head, or one is named twice.
         """
-        layers = select_heads(self.parameters or AttentionParameters(), config.attention_heads)
+        maps = select_maps(self.parameters or AttentionParameters(), config.attention_heads)
         return [
-            AttentionInput(item, None, layers) if isinstance(item, str) else AttentionInput(item.text, item.text_pair, layers)
+            AttentionInput(item, None, maps) if isinstance(item, str) else AttentionInput(item.text, item.text_pair, maps)
             for item in self.items
         ]
 
