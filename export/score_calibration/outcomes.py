@@ -117,7 +117,7 @@ class EntityLogits:
             scaled = [{name: values * np.float32(scale) for name, values in row.items()} for row in rows]
             spans = set()
             for entity in self.served.decode(request, scaled):
-                label = token_classification.label_of(entity)
+                label = entity["entity_group"]
                 [span] = widen_to_words([(entity["start"], entity["end"], label)], words)
                 if labels is None or label in labels:
                     found.append((entity["score"], span in expected and span not in spans, example, label))
@@ -241,7 +241,9 @@ def _read_answer(served: ServedGraph, example: LabeledRow) -> tuple[Any, Any]:
     request, correct = example.row.input, example.correct
     changes = {"top_k": 1, "handle_impossible_answer": False}
     answer = served.predict(replace(request, parameters=request.parameters.model_copy(update=changes)))
-    allowed = request.parameters.handle_impossible_answer
-    nothing = question_answering.no_answer_score(request, answer.rows, served.tokenizer) if allowed else 0.0
-    best = answer.result
+    nothing, best = 0.0, answer.result
+    if request.parameters.handle_impossible_answer:
+        read = question_answering.windows_of(request, served.tokenizer)
+        windows = zip(read.encodings, read.token_ranges, answer.rows, strict=True)
+        nothing = min(read.probabilities(encoding, len(window), row)[0] for encoding, window, row in windows)
     return (best["score"], nothing), (exact_match(best["answer"], correct) == 1, not correct)

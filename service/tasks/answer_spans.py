@@ -14,6 +14,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from bertserve.service.tasks.cost import ITEM_US
 from bertserve.service.tasks.decoding import Floats
+from bertserve.service.text.tokenizer import Tokens
 from bertserve.service.text.words import trimmed
 
 
@@ -53,40 +54,31 @@ def best_spans(start: Floats, end: Floats, window: range, *, longest: int, expec
 SpanAnswer = Callable[[int, int, float, range], dict[str, Any]]
 
 
-def span_answers(passage: str, offsets: Sequence[tuple[int, int]], word_ids: Sequence[int]) -> SpanAnswer:
-    """Returns a function that turns spans of tokens into answers of whole words. White space has the answer "".
+def _span_answers(passage: Tokens, offsets: Sequence[tuple[int, int]], *, align_to_words: bool) -> SpanAnswer:
+    """Returns a function that turns spans of tokens into answers, on request of whole words. White space has the answer "".
 
-    Args:
-        passage: The text.
-        offsets: Start and end of each token in the passage.
-        word_ids: The word of each token.
+    `offsets` has start and end of each token in the passage.
     """
-    firsts, lasts = _word_bounds(word_ids)
+    word_ids = passage.word_ids if align_to_words else range(len(passage))
+    firsts: list[int] = []  # the first and the last token of each token's word
+    lasts: list[int] = []
+    for _, group in groupby(range(len(word_ids)), word_ids.__getitem__):
+        tokens = list(group)
+        firsts += tokens[:1] * len(tokens)
+        lasts += tokens[-1:] * len(tokens)
 
     def answer(first: int, last: int, score: float, token_range: range) -> dict[str, Any]:
         start = offsets[max(firsts[first], token_range.start)][0]
         end = offsets[min(lasts[last], token_range.stop - 1)][1]
-        start, end = trimmed(passage, start, end)
-        return {"answer": passage[start:end], "score": score, "start": start, "end": end}
+        start, end = trimmed(passage.text, start, end)
+        return {"answer": passage.text[start:end], "score": score, "start": start, "end": end}
 
     return answer
 
 
 def _answer_us(answer: dict[str, Any]) -> int:
     """Returns the microseconds to create an answer and to compare its text: one more per 256 characters."""
-    chars: int = answer["end"] - answer["start"]
-    return ITEM_US + chars // 256
-
-
-def _word_bounds(word_ids: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Returns for each token the first and the last token of its word."""
-    firsts: list[int] = []
-    lasts: list[int] = []
-    for _, group in groupby(range(len(word_ids)), word_ids.__getitem__):
-        tokens = list(group)
-        firsts += tokens[:1] * len(tokens)
-        lasts += tokens[-1:] * len(tokens)
-    return firsts, lasts
+    return ITEM_US + len(answer["answer"]) // 256
 
 
 class BestAnswers:
@@ -96,11 +88,11 @@ class BestAnswers:
     cannot be among the best.
     """
 
-    def __init__(self, answer_of: SpanAnswer, *, top_k: int, count: int) -> None:
-        """Starts with no answers; `count` is the number of tokens of the passage."""
+    def __init__(self, passage: Tokens, *, top_k: int, align_to_words: bool) -> None:
+        """Starts with no answers."""
         self._top_k = top_k
-        self._answer_of = answer_of
-        self._whole = range(count)
+        self._answer_of = _span_answers(passage, passage.offsets_with_marks, align_to_words=align_to_words)
+        self._whole = range(len(passage))
         # text in lower case -> ((-score, first token, last token), which orders answers; the answer; its window)
         self._by_text: dict[str, tuple[tuple[float, int, int], dict[str, Any], range]] = {}
         self._floor = -1.0
@@ -139,10 +131,11 @@ class BestAnswers:
 class SummedAnswers:
     """The answers of transformers 5.2.0: a few best spans of each window, with the scores of equal texts added up."""
 
-    def __init__(self, answer_of: SpanAnswer, *, limit: int) -> None:
-        """Starts with no answers; `limit` is the number of spans per window."""
-        self._limit = limit
-        self._answer_of = answer_of
+    def __init__(self, passage: Tokens, *, top_k: int, align_to_words: bool) -> None:
+        """Starts with no answers."""
+        self._limit = 2 * top_k + 10 if align_to_words else top_k  # spans of a window
+        # without the combining marks that the tokenizer strips
+        self._answer_of = _span_answers(passage, passage.offsets, align_to_words=align_to_words)
         self._by_text: dict[str, dict[str, Any]] = {}
 
     def add(self, start: Floats, end: Floats, window: range, longest: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, Field, Tag
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import CallerValue, InvalidParameterError, InvalidValueError
 from bertserve.service.tasks import occlusion
-from bertserve.service.tasks.answer_spans import BestAnswers, SummedAnswers, span_answers
+from bertserve.service.tasks.answer_spans import BestAnswers, SummedAnswers
 from bertserve.service.tasks.body import (
     LIST_LIMIT,
     LIST_TAG,
@@ -39,7 +40,7 @@ from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskM
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 from bertserve.service.text.windows import default_stride, windows
-from bertserve.service.text.words import Word, convert_offsets, most_within, words_of
+from bertserve.service.text.words import Unit, Word, convert_offsets, most_within, words_of
 
 TASK = "question-answering"
 DEFAULT_SEQ_LEN = 384  # tokens of a window, as in transformers
@@ -88,6 +89,8 @@ class PassageWindows:
     """The tokens of a question and of its passage, and the windows of the passage.
 
     Attributes:
+        question: The tokens of the question.
+        passage: The tokens of the passage.
         token_ranges: The tokens of the passage in each window.
         encodings: One per window: the question, and the window's part of the passage.
         cls_index: Index of [CLS] in an encoding, -1 for the last position; None if the model has no token for "no answer".
@@ -98,6 +101,16 @@ class PassageWindows:
     token_ranges: Sequence[range]
     encodings: Sequence[Encoding]
     cls_index: int | None
+
+    def probabilities(self, encoding: Encoding, count: int, row: Outputs) -> tuple[float, Floats, Floats]:
+        """Returns the probability of "no answer", and of each of an encoding's `count` tokens of the passage to be the first and the last.
+
+        The probability of "no answer" has no meaning if there is no [CLS].
+        """
+        none = [] if self.cls_index is None else [self.cls_index]
+        place = np.array([*none, *range(encoding.start, encoding.start + count)])
+        start, end = activate(row["start_logits"][place], "softmax"), activate(row["end_logits"][place], "softmax")
+        return float(start[0] * end[0]), start[len(none) :], end[len(none) :]
 
 
 def answer_question(input_: AnswerInput, model: TaskModel) -> TaskGenerator:
@@ -111,29 +124,21 @@ def answer_question(input_: AnswerInput, model: TaskModel) -> TaskGenerator:
             from a model without a token for it, or the explanation has too many words.
     """
     parameters = input_.parameters
-    probabilities = parameters.duplicates == "best"
-    rule = decision_rule(parameters, model, can_calibrate=probabilities, probabilities=probabilities)
-    passage_windows = windows_of(input_, model.tokenizer)
-    passage, token_ranges = passage_windows.passage, passage_windows.token_ranges
-    spans = window_spans(passage, token_ranges, "context") if len(token_ranges) > 1 else ()
-    rows = yield Step(passage_windows.encodings, _cost(input_, passage_windows), copy_outputs, windows_read=spans)
-    # transformers 5.2.0 omits combining marks that the tokenizer strips
-    offsets = passage.offsets if parameters.duplicates == "sum" else passage.offsets_with_marks
-    word_ids = passage.word_ids if parameters.align_to_words else range(len(offsets))
-    answer_of = span_answers(input_.context, offsets, word_ids)
-    collector: SummedAnswers | BestAnswers
-    if parameters.duplicates == "sum":
-        # the number of spans per window that transformers 5.2.0 considers
-        collector = SummedAnswers(answer_of, limit=2 * parameters.top_k + 10 if parameters.align_to_words else parameters.top_k)
-    else:
-        collector = BestAnswers(answer_of, top_k=parameters.top_k, count=len(passage))
-    no_answer_scores = []
-    scored_windows = list(zip(passage_windows.encodings, token_ranges, rows, strict=True))
-    if parameters.duplicates == "sum" and model.tokenizer.truncation_side == "left":
+    is_summed = parameters.duplicates == "sum"
+    rule = decision_rule(parameters, model, can_calibrate=not is_summed, probabilities=not is_summed)
+    read = windows_of(input_, model.tokenizer)
+    spans = window_spans(read.passage, read.token_ranges, "context") if len(read.token_ranges) > 1 else ()
+    rows = yield Step(read.encodings, _cost(read, parameters), copy_outputs, windows_read=spans)
+    collector: SummedAnswers | BestAnswers = (SummedAnswers if is_summed else BestAnswers)(
+        read.passage, top_k=parameters.top_k, align_to_words=parameters.align_to_words
+    )
+    scored_windows = list(zip(read.encodings, read.token_ranges, rows, strict=True))
+    if is_summed and model.tokenizer.truncation_side == "left":
         # transformers 5.2.0 keeps the first of equal answers, and its order has the last window first
         scored_windows.reverse()
+    no_answer_scores = []
     for encoding, window, row in scored_windows:
-        score, start, end = _probabilities(encoding, len(window), row, passage_windows.cls_index)
+        score, start, end = read.probabilities(encoding, len(window), row)
         no_answer_scores.append(score)
         # the thousands of spans of a window are freed before those of the next one are created
         yield Step([], Cost(decode_us=collector.add(start, end, window, parameters.max_answer_len)))
@@ -142,15 +147,16 @@ def answer_question(input_: AnswerInput, model: TaskModel) -> TaskGenerator:
     if parameters.handle_impossible_answer or not answers:  # without answers, every span is white space
         answers.append(no_answer)
     if rule.calibration is not None:
-        answers.sort(key=lambda answer: -answer["score"])  # they keep this order, even if rounding makes calibrated scores equal
+        answers.sort(key=itemgetter("score"), reverse=True)  # they keep this order, even if rounding makes calibrated scores equal
         for answer in answers:
-            answer["score"] = _calibrated(answer["score"], rule, is_answer=answer is not no_answer)
-    answers = sorted(answers, key=lambda answer: -answer["score"])[: parameters.top_k]
+            answer["score"] = float(_calibrated(answer["score"], rule, is_answer=answer is not no_answer)[0])
+    answers = sorted(answers, key=itemgetter("score"), reverse=True)[: parameters.top_k]
     best = answers[0]
     if parameters.explain:
         assert isinstance(collector, BestAnswers), "summed scores are not explained"
-        span, window = (None, token_ranges[int(np.argmin(no_answer_scores))]) if best is no_answer else collector.span_and_window(best)
-        yield from _explain(input_, passage_windows, best, window, span, model.tokenizer, rule)
+        window = read.token_ranges[int(np.argmin(no_answer_scores))]
+        span, window = (None, window) if best is no_answer else collector.span_and_window(best)
+        yield from _explain(read, best, window, span, model.tokenizer, rule, parameters.offset_unit)
     # their length is only known now
     decision_bytes = rule.response_bytes + text_bytes(best["answer"]) if rule.decides else 0
     yield Step([], Cost(decision_bytes + sum(ITEM_BYTES + text_bytes(answer["answer"]) for answer in answers)))
@@ -160,6 +166,11 @@ def answer_question(input_: AnswerInput, model: TaskModel) -> TaskGenerator:
     if rule.decides:
         return rule.conclude(best["answer"] if best["score"] >= rule.threshold_of(label) else None, answers, best["score"], label)
     return answers if parameters.top_k > 1 else best
+
+
+def _calibrated(score: float, rule: DecisionRule, *, is_answer: bool) -> Floats:
+    """Returns the calibrated score of an answer or of "no answer", float32 [1]."""
+    return rule.calibrated(np.array([score], np.float32), "power", 0 if is_answer else 1)
 
 
 def windows_of(input_: AnswerInput, tokenizer: Tokenizer) -> PassageWindows:
@@ -193,68 +204,36 @@ def windows_of(input_: AnswerInput, tokenizer: Tokenizer) -> PassageWindows:
     return PassageWindows(question, passage, token_ranges, encodings, tokenizer.cls_index)
 
 
-def _cost(input_: AnswerInput, passage_windows: PassageWindows) -> Cost:
+def _cost(read: PassageWindows, parameters: AnswerParameters) -> Cost:
     """Returns the cost of a passage before its answers are known: its spans and its explanation."""
-    parameters = input_.parameters
-    spans = sum(len(window) * min(parameters.max_answer_len, len(window)) for window in passage_windows.token_ranges)
-    cost = Cost(decode_us=spans // SPANS_PER_US + WINDOW_US * len(passage_windows.token_ranges))
+    spans = sum(len(window) * min(parameters.max_answer_len, len(window)) for window in read.token_ranges)
+    cost = Cost(decode_us=spans // SPANS_PER_US + WINDOW_US * len(read.token_ranges))
     if not parameters.explain:
         return cost
-    words = len(words_of(passage_windows.question)) + most_within(words_of(passage_windows.passage), passage_windows.token_ranges)
+    words = len(words_of(read.question)) + most_within(words_of(read.passage), read.token_ranges)
     occlusion.check_word_count(words, "the question with a window of the passage", "make `max_seq_len` smaller")
-    return cost + occlusion.cost(words, max(map(len, passage_windows.encodings)), [input_.question, input_.context])
-
-
-def _probabilities(encoding: Encoding, count: int, row: Outputs, cls_index: int | None) -> tuple[float, Floats, Floats]:
-    """Returns the probability of "no answer", and the start and end probabilities of each of the window's `count` tokens of the passage."""
-    none = [] if cls_index is None else [cls_index]
-    place = np.array([*none, *range(encoding.start, encoding.start + count)])
-    start, end = activate(row["start_logits"][place], "softmax"), activate(row["end_logits"][place], "softmax")
-    return float(start[0] * end[0]), start[len(none) :], end[len(none) :]  # the score of "no answer" is not used if there is no [CLS]
-
-
-def _calibrated(score: float, rule: DecisionRule, *, is_answer: bool) -> float:
-    return float(rule.calibrated(np.array([score], np.float32), "power", 0 if is_answer else 1)[0]) if rule.calibration else score
-
-
-def no_answer_score(input_: AnswerInput, rows: Sequence[Outputs], tokenizer: Tokenizer) -> float:
-    """Returns the score of "no answer", the lowest probability in a window, from the rows of the windows."""
-    read = windows_of(input_, tokenizer)
-    return min(
-        _probabilities(encoding, len(window), row, read.cls_index)[0]
-        for encoding, window, row in zip(read.encodings, read.token_ranges, rows, strict=True)
-    )
+    return cost + occlusion.cost(words, max(map(len, read.encodings)), [read.question.text, read.passage.text])
 
 
 def _explain(
-    input_: AnswerInput,
-    passage_windows: PassageWindows,
-    best: dict[str, Any],
-    window: range,
-    span: range | None,
-    tokenizer: Tokenizer,
-    rule: DecisionRule,
+    read: PassageWindows, best: dict[str, Any], window: range, span: range | None, tokenizer: Tokenizer, rule: DecisionRule, unit: Unit
 ) -> TaskGenerator:
     """Runs the variants of a window, and explains the best answer by the score of its span in each variant.
 
     `best` gets the explanation; `window` has the tokens of its window, and `span` its own tokens, None for "no answer".
     """
-    question, passage = passage_windows.question, passage_windows.passage
-    words = [word for word in words_of(passage, window) if span is None or not _overlaps(word, best, span)]
-    texts = [
-        OccludedText("question", question, range(len(question)), words_of(question)),
-        OccludedText("context", passage, window, words),
-    ]
+    words = [word for word in words_of(read.passage, window) if span is None or not _overlaps(word, best, span)]
+    question = OccludedText("question", read.question, range(len(read.question)), words_of(read.question))
 
     def scores_of(row: Outputs, encoding: Encoding, text: OccludedText, word: Word) -> Floats:
-        removed = len(word.tokens) if text is texts[1] else 0
-        score, start, end = _probabilities(encoding, len(window) - removed, row, passage_windows.cls_index)
+        removed = 0 if text is question else len(word.tokens)
+        score, start, end = read.probabilities(encoding, len(window) - removed, row)
         if span is not None:
             first = span.start - window.start - (removed if word.tokens.start < span.start else 0)
             score = start[first] * end[first + len(span) - 1]
-        return rule.calibrated(np.array([score], np.float32), "power", 1 if span is None else 0)
+        return _calibrated(score, rule, is_answer=span is not None)
 
-    yield from occlusion.explain([best], texts, tokenizer, scores_of, input_.parameters.offset_unit)
+    yield from occlusion.explain([best], [question, OccludedText("context", read.passage, window, words)], tokenizer, scores_of, unit)
 
 
 def _overlaps(word: Word, answer: dict[str, Any], span: range) -> bool:

@@ -99,6 +99,7 @@ def label_tokens(input_: NerInput, model: TaskModel) -> TaskGenerator:
     logits = merge_windows(encodings, token_ranges, [row["logits"] for row in rows])
     scores = activate(rule.calibrated(logits, "none"), "softmax")
     spans = tokens.offsets_with_marks
+    key = "entity" if strategy == "none" else "entity_group"
     if strategy == "none":
         all_entities = list(_tokens(input_.text, spans, scores, labels, ignored, first=encodings[0].start))
     else:
@@ -108,20 +109,15 @@ def label_tokens(input_: NerInput, model: TaskModel) -> TaskGenerator:
             spans = [(spans[word[0]][0], spans[word[-1]][1]) for word in word_tokens]
         all_entities = list(_entities(input_.text, spans, scores, tags, ignored))
     for entity in all_entities:
-        rule.count([label_of(entity)], entity["score"])
-    entities = [entity for entity in all_entities if entity["score"] >= rule.threshold_of(label_of(entity))]
+        rule.count([entity[key]], entity["score"])
+    entities = [entity for entity in all_entities if entity["score"] >= rule.threshold_of(entity[key])]
     # their number is only known from the outputs
     entity_bytes = sum(ITEM_BYTES + longest_label(labels) + text_bytes(entity["word"]) for entity in entities)
     yield Step([], Cost(2 + entity_bytes + rule.response_bytes))
     convert_offsets(entities, input_.text, input_.parameters.offset_unit)
     best = max((entity["score"] for entity in all_entities), default=None)  # includes entities that are left out
-    return rule.conclude(list(dict.fromkeys(map(label_of, entities))), entities, best, left_out=len(all_entities) - len(entities))
-
-
-def label_of(entity: dict[str, Any]) -> str:
-    """Returns the label of an entity or a token."""
-    label: str = entity["entity_group"] if "entity_group" in entity else entity["entity"]
-    return label
+    found = list(dict.fromkeys(entity[key] for entity in entities))
+    return rule.conclude(found, entities, best, left_out=len(all_entities) - len(entities))
 
 
 def groups_of(config: ModelConfig) -> list[str]:
