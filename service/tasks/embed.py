@@ -80,7 +80,9 @@ def select_layers(layers: Layers | list[int] | None, combine: Combine | None, em
     Raises:
         InvalidValueError: The bundle lacks a layer, or a layer is named twice.
     """
-    indices, position_by_layer = _indices(layers or embedding.default_layers), embedding.positions
+    named = {"last": (-1,), "last_four": tuple(range(-LAST_FOUR, 0))}
+    indices = named[layers] if isinstance(layers, str) else tuple(layers or embedding.default_layers or named["last"])
+    position_by_layer = embedding.positions
     if missing := [layer for layer in indices if layer not in position_by_layer]:
         raise InvalidValueError(
             "`layers` has {missing}, but this model has only the layers {known}; the operator can export it with other `--layers`.",
@@ -93,12 +95,6 @@ def select_layers(layers: Layers | list[int] | None, combine: Combine | None, em
     if positions == (position_by_layer[-1],):
         return LAST_LAYER
     return LayerChoice(embedding.layers_output, embedding.layer_count, positions, combine or embedding.combine)
-
-
-def _indices(layers: Layers | list[int] | None) -> tuple[int, ...]:
-    if layers == "last_four":
-        return tuple(range(-LAST_FOUR, 0))
-    return (-1,) if layers is None or isinstance(layers, str) else tuple(layers)
 
 
 TASK = "feature-extraction"
@@ -224,14 +220,14 @@ def embed(input_: EmbedInput, model: TaskModel) -> TaskGenerator:
     [row] = yield Step(
         [encoding],
         Cost(_response_bytes(input_, len(encoding))),
-        lambda _, row: pooled_row(input_, row),
+        lambda _, row: vector_of(input_, row),
         truncated=truncated,
         warnings=() if input_.text.strip() else EMPTY_WARNINGS,
     )
-    result = vector(input_, row)
+    vector: Floats = row["vector"]
     if input_.parameters.encoding_format == "base64":
-        return to_base64(result) if result.ndim == 1 else [to_base64(token_vector) for token_vector in result]
-    return result
+        return _to_base64(vector) if vector.ndim == 1 else [_to_base64(token_vector) for token_vector in vector]
+    return vector
 
 
 def encode(input_: EmbedInput, tokenizer: Tokenizer) -> tuple[Encoding, bool]:
@@ -250,21 +246,17 @@ def encode(input_: EmbedInput, tokenizer: Tokenizer) -> tuple[Encoding, bool]:
     return encoding, len(tokens) > room
 
 
-def to_base64(values: Floats) -> str:
+def _to_base64(values: Floats) -> str:
     """Returns a vector, float32 [values], as base64: four bytes per value, little-endian, as clients of the OpenAI API read it."""
     return base64.b64encode(values.astype("<f4").tobytes()).decode("ascii")
 
 
-def pooled_row(input_: EmbedInput, row: Outputs) -> Outputs:
-    """Returns a copy of a row with its pooled `vector`, float32 [values], or for the pooling `none` tokens', float32 [length, values]."""
+def vector_of(input_: EmbedInput, row: Outputs) -> Outputs:
+    """Returns a row's `vector`, a copy, float32 [values]; for the pooling `none` those of all tokens, float32 [length, values]."""
     is_pooled = input_.own_pooling and VECTOR_OUTPUT in row
     values = row[VECTOR_OUTPUT] if is_pooled else _POOLINGS[input_.parameters.pooling](input_.layers.of(row))
-    return {"vector": np.array(values[..., : input_.parameters.dimensions])}
-
-
-def vector(input_: EmbedInput, row: Outputs) -> Floats:
-    """Returns the final vector, float32 [values], or for the pooling `none` float32 [length, values], from a row of `pooled_row`."""
-    return normalized(row["vector"]) if input_.parameters.normalize else row["vector"]
+    vector = np.array(values[..., : input_.parameters.dimensions])
+    return {"vector": normalized(vector) if input_.parameters.normalize else vector}
 
 
 # each returns one vector from the vectors of all tokens, float32 [length, values], or these vectors

@@ -7,7 +7,7 @@ the mask is the only special token that a text can contain, because other spelli
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Annotated, Any, ClassVar
@@ -55,42 +55,30 @@ class FillMaskParameters(ClosedModel):
     beam: Annotated[int | None, Field(ge=1, le=64, description=f"With `joint`, the beam width; by default {DEFAULT_BEAM}.")] = None
 
 
-class Targets:
-    """The targets of a request body, tokenized once for all of its texts.
-
-    Attributes:
-        tokenized: The model's tokenizer -> the token ids of the targets, ascending, and warnings about targets that are cut or left out.
-        slots: The model's tokenizer -> the slots of a mask that the targets fill, and a warning about targets outside of the vocabulary.
-        chars_each: Each text's part of the characters to tokenize.
-    """
-
-    def __init__(self, words: Sequence[str], *, texts: int = 1) -> None:
-        """Takes the words; `texts` is the number of texts that share them."""
-        self.tokenized = cache(partial(_token_ids, words))
-        self.slots = cache(partial(_slots, words))
-        self.chars_each = sum(len(word) + TEXT_CHARS for word in words) // texts
+# A model's tokenizer -> the token ids of the targets, ascending, or with `joint` the slots of a mask; and warnings about targets.
+Targets = Callable[[Tokenizer], tuple[Any, tuple[str, ...]]]
 
 
 @dataclass(slots=True)
 class FillMaskInput:
-    """One text with masks; `targets` are the only words to consider, which all texts of a body share, or None for any token."""
+    """One text with masks.
+
+    Attributes:
+        text: The text.
+        parameters: Its parameters.
+        targets: The only words to consider; None for any token. All texts of a body share the function, which tokenizes them once.
+        target_chars: This text's part of the characters of the targets to tokenize.
+    """
 
     text: str
     parameters: FillMaskParameters = field(default_factory=FillMaskParameters)
     targets: Targets | None = None
-
-    @property
-    def beam(self) -> int:
-        """Beam width for masks that are filled together."""
-        return self.parameters.beam or DEFAULT_BEAM
+    target_chars: int = 0
 
     @property
     def chars(self) -> int:
-        """Characters to tokenize, including this text's part of the targets; each target counts `TEXT_CHARS` more."""
-        if self.targets is None:
-            return len(self.text)
-        # targets of different lengths make a joint search of many texts, whose number is known only after tokenizing
-        return len(self.text) + self.targets.chars_each + (MAX_PATTERNS * TEXT_CHARS if self.parameters.joint else 0)
+        """Characters to tokenize."""
+        return len(self.text) + self.target_chars
 
 
 def _cost(text: str, tokens: int, candidates: int, *, masks: int = 1) -> Cost:
@@ -115,7 +103,7 @@ def fill_masks(input_: FillMaskInput, model: TaskModel) -> TaskGenerator:
     _check_masks(input_.text, len(masks), mask.token)
     if input_.parameters.joint:
         return (yield from _fill_jointly(input_, ids, masks, tokenizer))
-    allowed_ids, warnings = (None, ()) if input_.targets is None else input_.targets.tokenized(tokenizer)
+    allowed_ids, warnings = (None, ()) if input_.targets is None else input_.targets(tokenizer)
 
     def keep(_: int, row: Outputs) -> Outputs:
         if TOP_TOKENS_OUTPUT in row:
@@ -158,9 +146,9 @@ def _windows(ids: list[int], masks: Sequence[int], tokenizer: Tokenizer) -> list
 
 def _fill_jointly(input_: FillMaskInput, ids: list[int], masks: list[int], tokenizer: Tokenizer) -> TaskGenerator:
     """Returns the best fillings of all masks of a text together."""
-    beam, top_k, vocabulary = input_.beam, input_.parameters.top_k, tokenizer.vocabulary_size
+    beam, top_k, vocabulary = input_.parameters.beam or DEFAULT_BEAM, input_.parameters.top_k, tokenizer.vocabulary_size
     # without targets, any token of the vocabulary fills a mask
-    slots, warnings = ([Slot((1, vocabulary))], ()) if input_.targets is None else input_.targets.slots(tokenizer)
+    slots, warnings = ([Slot((1, vocabulary))], ()) if input_.targets is None else input_.targets(tokenizer)
     patterns, reserved_tokens, was_truncated = prepare(ids, masks, slots, beam=beam, tokenizer=tokenizer)
     count = min(top_k, sum(pattern.runs[-1] for pattern in patterns) * sum(slot.ways[-1] for slot in slots))
     longest, mask_count = max(len(pattern.ids) for pattern in patterns), max(len(pattern.masks) for pattern in patterns)
@@ -204,7 +192,8 @@ def _tokenize_targets(targets: Sequence[str], tokenizer: Tokenizer) -> list[Toke
     return target_tokens
 
 
-def _token_ids(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def target_ids(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Returns the token ids of targets, ascending, and warnings about targets that are cut or left out."""
     target_tokens = _tokenize_targets(targets, tokenizer)
     first_tokens = [
         tokens[:1] for target, tokens in zip(targets, target_tokens, strict=True) if tokens and tokenizer.token_id(target) is None
@@ -218,7 +207,8 @@ def _token_ids(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[NDArray[np
     return np.array(sorted({tokens[0] for tokens in target_tokens if tokens})), tuple(warnings)
 
 
-def _slots(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[list[Slot], tuple[str, ...]]:
+def target_slots(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[list[Slot], tuple[str, ...]]:
+    """Returns the slots of a mask that targets fill, and a warning about targets outside of the vocabulary."""
     target_tokens, target_by_tokens = _tokenize_targets(targets, tokenizer), dict[TokenTuple, str]()
     for target, tokens in zip(targets, target_tokens, strict=True):
         if tokens:
@@ -252,8 +242,13 @@ class FillMaskBody(TaskBody):
         parameters = self.parameters or FillMaskParameters()
         if parameters.beam is not None and not parameters.joint:
             raise InvalidValueError("`beam` needs `joint`; set `joint` to true, or remove `beam`.")
-        targets = Targets(parameters.targets, texts=len(self.items)) if parameters.targets and self.items else None
-        return [FillMaskInput(text, parameters, targets) for text in self.items]
+        if not parameters.targets or not self.items:
+            return [FillMaskInput(text, parameters) for text in self.items]
+        targets = cache(partial(target_slots if parameters.joint else target_ids, parameters.targets))
+        chars = sum(len(target) + TEXT_CHARS for target in parameters.targets) // len(self.items)
+        if parameters.joint:  # targets of different lengths need several texts, whose number is known only after tokenizing
+            chars += MAX_PATTERNS * TEXT_CHARS
+        return [FillMaskInput(text, parameters, targets, chars) for text in self.items]
 
 
 class MaskCandidate(BaseModel):

@@ -11,7 +11,6 @@ separately. Scores are not divided by the number of tokens.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -126,12 +125,11 @@ def slots_of(targets: Mapping[TokenTuple, str]) -> list[Slot]:
     slots = []
     for size in sorted({len(tokens) for tokens in targets}):
         of_size = {tokens: target for tokens, target in targets.items() if len(tokens) == size}
+        ways = [len({tokens[:count] for tokens in of_size}) for count in range(size + 1)]
         next_tokens: dict[TokenTuple, set[int]] = {}
         for target_tokens in of_size:
             for index, token in enumerate(target_tokens):
                 next_tokens.setdefault(target_tokens[:index], set()).add(token)
-        counts = Counter(map(len, next_tokens))
-        ways = [*(counts[length] for length in range(size)), len(of_size)]
         slots.append(Slot(ways, {prefix: np.array(sorted(tokens)) for prefix, tokens in next_tokens.items()}, of_size))
     return slots
 

@@ -48,11 +48,11 @@ def compare(input_: SimilarityInput, model: TaskModel) -> TaskGenerator:
     rows = yield Step(
         [encoding for encoding, _ in encoded],
         Cost(NUMBER_BYTES * len(encoded)),
-        lambda _, row: embed.pooled_row(input_.template, row),
+        lambda _, row: embed.vector_of(input_.template, row),
         truncated=any(truncated for _, truncated in encoded),
     )
     assert model.config.embedding is not None, "every manifest of an embedding model has it"
-    vectors = np.stack([embed.vector(input_.template, row) for row in rows])
+    vectors = np.stack([row["vector"] for row in rows])
     return _SIMILARITIES[model.config.embedding.similarity](vectors[0], vectors[1:]).tolist()
 
 

@@ -78,7 +78,7 @@ def text_of(runs: Runs, text: str, *, beam: int, top_k: int, targets: Sequence[s
     parameters = fill_mask.FillMaskParameters.model_construct(
         joint=True, beam=beam, top_k=top_k, targets=None if targets is None else list(targets)
     )
-    shared = None if targets is None else fill_mask.Targets(targets)
+    shared = None if targets is None else partial(fill_mask.target_slots, targets)
     begun = begin(fill_mask, fill_mask.FillMaskInput(text, parameters, shared), runs.tokenizer)
     assert [] == begun.step.encodings
     return begun
