@@ -19,14 +19,6 @@ def source_checkpoint(tmp_path: Path) -> Path:
     return bert(tmp_path)
 
 
-@pytest.fixture(name="played_back")
-def slow_stages_played_back(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaces the slow stages in exports of the unchanged default checkpoint with recordings."""
-    from playback import play_back
-
-    play_back(monkeypatch, source)
-
-
 @pytest.fixture(name="output")
 def output_folder(tmp_path: Path) -> Path:
     return tmp_path / "models"

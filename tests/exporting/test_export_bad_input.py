@@ -213,7 +213,6 @@ def test_a_padding_token_is_refused_if_it_is_in_a_pair(source: Path, tmp_path: P
     assert (1, True) == (code, "such as `the`" in message), message
 
 
-@pytest.mark.usefixtures("played_back")
 @pytest.mark.parametrize("place", ["with the weights", "without weights", "named by an index"])
 def test_code_of_a_pickle_is_never_run(source: Path, output: Path, tmp_path: Path, run: Run, place: str) -> None:
     if place == "without weights":
@@ -228,7 +227,6 @@ def test_code_of_a_pickle_is_never_run(source: Path, output: Path, tmp_path: Pat
     assert not (tmp_path / "sprung").exists()
 
 
-@pytest.mark.usefixtures("played_back")
 def test_code_that_is_not_needed_is_not_run(source: Path, run: Run) -> None:
     """A known architecture is exported with the classes of transformers if the configuration has code only for other classes."""
     declare_code(source)
@@ -310,7 +308,6 @@ def test_an_export_that_cannot_write_a_file_fails_with_one_line(source: Path, ou
     assert ["tiny-bert"] == left_in(output)
 
 
-@pytest.mark.usefixtures("played_back")
 @pytest.mark.parametrize(("number", "stage"), [(signal.SIGINT, "onnx_trace.trace"), (signal.SIGTERM, "pipeline.model_card")])
 def test_an_export_that_a_signal_stops_leaves_no_files(
     source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, stage: str
@@ -325,7 +322,6 @@ def test_an_export_that_a_signal_stops_leaves_no_files(
         assert not flags or existing == contents(output / "tiny-bert")
 
 
-@pytest.mark.usefixtures("played_back")
 def test_a_second_export_of_a_name_fails_at_once(
     source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -358,7 +354,6 @@ def test_a_second_export_of_a_name_fails_at_once(
     assert sorted([*others, "other", "tiny-bert"]) == left_in(output)
 
 
-@pytest.mark.usefixtures("played_back")
 def test_without_locks_the_folder_of_another_export_is_kept(source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: Any) -> None:
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
@@ -383,7 +378,6 @@ def test_a_link_in_place_of_the_hidden_folder_is_refused(source: Path, output: P
     assert [".tiny-bert.export"] == left_in(output)
 
 
-@pytest.mark.usefixtures("played_back")
 def test_signals_are_deferred_while_the_new_bundle_replaces_the_old_one(
     source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,6 @@ from bertserve.service.check import check
 from bertserve.service.settings import Settings
 from bundles import FEW_TEXTS, Served, exported, refused
 from checkpoints import POSITIONS, bert, edit_json, pickle_weights, rename_weights, shard
-from playback import play_back
 
 pytestmark = pytest.mark.torch
 
@@ -73,7 +72,6 @@ def test_the_manifest_says_where_the_bundle_came_from(usual: Bundle) -> None:
 def test_int8_with_low_agreement_is_not_the_default(
     source: Path, usual: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    play_back(monkeypatch, source)
     monkeypatch.setattr("bertserve.service.bundle.validation_policy.LOW_AGREEMENT_THRESHOLD", 1.01)
     models = tmp_path / "models"
     assert 0 == cli.main([str(source), "--output", str(models), "--calibration", str(FEW_TEXTS)])
@@ -87,10 +85,7 @@ def test_int8_with_low_agreement_is_not_the_default(
 
 
 @pytest.mark.parametrize("precisions", [("int8", "fp32"), ("int8",)])
-def test_the_last_precision_is_the_default_graph(
-    source: Path, usual: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precisions: tuple[str, ...]
-) -> None:
-    play_back(monkeypatch, source)
+def test_the_last_precision_is_the_default_graph(source: Path, usual: Bundle, tmp_path: Path, precisions: tuple[str, ...]) -> None:
     bundle = exported(source, tmp_path, precisions=precisions)
 
     assert {name: name == precisions[-1] for name in precisions} == {graph.precision: graph.default for graph in bundle.manifest.graphs}
@@ -242,8 +237,8 @@ tags: [films]
 """
 
 
-def test_the_checkpoints_own_card_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    play_back(monkeypatch, source := bert(tmp_path))
+def test_the_checkpoints_own_card_is_kept(tmp_path: Path) -> None:
+    source = bert(tmp_path)
     (source / "README.md").write_text(OWN_CARD, encoding="utf-8")
     target = exported(source).path
     card = (target / CARD_FILE).read_text(encoding="utf-8")

@@ -47,7 +47,7 @@ class Fault:
 
 
 @pytest.fixture(name="fault")
-def a_fault(monkeypatch: pytest.MonkeyPatch, played_back: None) -> Fault:
+def a_fault(monkeypatch: pytest.MonkeyPatch) -> Fault:
     return Fault(monkeypatch)
 
 
