@@ -7,13 +7,12 @@ required package is not installed.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from bertserve.export import flags
 from bertserve.export.aim import parse_aim
-from bertserve.export.errors import ExportError
+from bertserve.export.errors import ExportError, report_error
 from bertserve.service.errors import BertServeError
 from bertserve.service.flag_parser import FlagParser
 
@@ -28,16 +27,8 @@ def main(argv: Sequence[str]) -> int:
 
     try:
         target = calibrate(**vars(args))
-    except (ExportError, BertServeError) as error:
-        print(f"bert-export: {error}", file=sys.stderr)
-        return error.exit_code if isinstance(error, ExportError) else 1
-    except OSError as error:
-        print(
-            f"bert-export: cannot write the bundle: {error.strerror or error} (`{error.filename or args.output}`); free disk space, or "
-            "give another --output. No partial files are left.",
-            file=sys.stderr,
-        )
-        return 1
+    except (ExportError, BertServeError, OSError) as error:
+        return report_error(error, args.output)
     print(f"{target}: written, with a reliability diagram in its README.md")
     if not args.aims:
         print("no threshold was chosen: `decide` needs --aim, such as `--aim max-error=0.02`, or a threshold in each request")

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 
 from bertserve.export import calibrate_cli, flags, verify_cli
 from bertserve.export.artifact import choose_precisions
-from bertserve.export.errors import ExportError
+from bertserve.export.errors import ExportError, report_error
 from bertserve.export.tasks.all_tasks import EXPORT_TASKS
 from bertserve.export.workspace import raise_on_signals
 from bertserve.service import __version__
@@ -93,16 +93,8 @@ def _export(argv: Sequence[str]) -> int:
     options = ExportOptions(source=args.source or args.module, module=args.module is not None, **values)
     try:
         target, manifest = export(options)
-    except ExportError as error:
-        _log(error)
-        return error.exit_code
-    except OSError as error:
-        where = error.filename or options.output  # the error of a failed write, for example on a full disk, does not name its file
-        _log(
-            f"a file cannot be read or written: {error.strerror or error} (`{where}`); check it, and the free disk space. "
-            "No partial files are left."
-        )
-        return 1
+    except (ExportError, OSError) as error:
+        return report_error(error, options.output)
     _print_agreements(target, manifest)
     for graph in filter(has_low_agreement, manifest.graphs):
         _log(

@@ -1,5 +1,7 @@
-"""Errors that stop an export or a verification. Each message says what is wrong and what to do; each class has an exit code."""
+"""Errors that stop a command. Each message says what is wrong and what to do; each class has an exit code."""
 
+import sys
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -37,3 +39,16 @@ class DataError(ExportError):
     """The texts or labeled data for an export, a verification or a calibration cannot be used, or a line of them is invalid."""
 
     exit_code = 2
+
+
+def report_error(error: Exception, folder: Path) -> int:
+    """Prints the error that stopped a command, which uses files of a folder; returns the exit code."""
+    message = str(error)
+    if isinstance(error, OSError):
+        where = error.filename or folder  # the error of a failed write, for example on a full disk, does not name its file
+        message = (
+            f"a file cannot be read or written: {error.strerror or error} (`{where}`); check it, and the free disk space. No partial "
+            "files are left."
+        )
+    print(f"bert-export: {message}", file=sys.stderr, flush=True)
+    return error.exit_code if isinstance(error, ExportError) else 1

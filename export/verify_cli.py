@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from bertserve.export import flags
-from bertserve.export.errors import ExportError
+from bertserve.export.errors import ExportError, report_error
 from bertserve.export.tasks.all_tasks import EXPORT_TASKS
 from bertserve.service.flag_parser import FlagParser
 from bertserve.service.providers import PROVIDERS
@@ -38,8 +37,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         verify(options, report)
     except ExportError as error:
-        print(f"bert-export: {error}", file=sys.stderr)
-        return error.exit_code
+        return report_error(error, args.bundle)
     if args.json:
         print(json.dumps({"bundle": str(args.bundle), "passed": report.passed, "checks": report.checks}, indent=1), flush=True)
     return 0 if report.passed else 1
