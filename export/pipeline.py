@@ -18,7 +18,6 @@ import onnxruntime
 from bertserve import service
 from bertserve.export import cpu, gpu, int8_texts, onnx_trace
 from bertserve.export.artifact import Artifact, GraphBuild, choose_precisions
-from bertserve.export.bundle import bundle_texts, model_card, package_bundle, refuse_existing
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.checkpoint.module import load_module, module_name
@@ -26,13 +25,14 @@ from bertserve.export.checkpoint.padding import refuse_pad_token_in_texts
 from bertserve.export.errors import CheckpointError, ExportError
 from bertserve.export.graph import onnx_files
 from bertserve.export.int8_texts import Int8Texts
+from bertserve.export.model_card import bundle_texts, model_card
 from bertserve.export.progress import stage
 from bertserve.export.tasks.all_tasks import EXPORT_TASKS
 from bertserve.export.tasks.tags import tag_like_labels
 from bertserve.export.validation.comparison import Reference, measure_graph
 from bertserve.export.validation.reference import sample_reference
 from bertserve.export.validation.served_graph import open_graph
-from bertserve.export.workspace import workspace
+from bertserve.export.workspace import package_bundle, workspace
 from bertserve.service.bundle.files import TOKENIZER_FILE, digest
 from bertserve.service.bundle.graph_spec import GraphFile, GraphSpec, Precision
 from bertserve.service.bundle.manifest import NAME_PATTERN, Example, Manifest, Metric, OmittedGraph
@@ -90,8 +90,7 @@ def export(options: ExportOptions) -> tuple[Path, Manifest]:
     if not re.fullmatch(NAME_PATTERN, name):
         raise CheckpointError(f"`{name}` is not a valid bundle name, which must match {NAME_PATTERN}; give another with --name.")
     target = options.output / name
-    with workspace(name, options.output) as scratch:
-        refuse_existing(target, overwrite=options.overwrite)
+    with workspace(name, options.output, overwrite=options.overwrite) as scratch:
         # before the checkpoint is loaded, because the texts may be wrong
         texts = int8_texts.read_int8_texts(options.calibration, options.validation)
         with stage("load", options.source):
@@ -107,9 +106,9 @@ def export(options: ExportOptions) -> tuple[Path, Manifest]:
         bundle.mkdir()
         work.mkdir()
         manifest = _build(options, name, checkpoint, texts, bundle, work)
-        refuse_existing(target, overwrite=options.overwrite)  # created meanwhile, on a file system without locks
         with stage("package", str(target)):
-            package_bundle(bundle, target, bundle_texts(manifest, model_card(manifest, bundle, checkpoint.card)))
+            card = model_card(manifest, bundle, checkpoint.card)
+            package_bundle(bundle, target, bundle_texts(manifest, card), overwrite=options.overwrite)
     return target, manifest
 
 

@@ -1,4 +1,6 @@
-"""The hidden folder in which an export works, next to its output, and the signals that can stop it. A lock allows one export per name.
+"""The hidden folder in which an export works, the bundle's move from it to its place, and the signals that can stop an export.
+
+A bundle exists either completely or not at all. The hidden folder is next to the bundle, and its lock allows one export per name.
 
 The lock ends with the process, even if it is killed. The next export with this name then reuses the folder and empties it. SIGINT and
 SIGTERM raise an exception, so that clean-up runs; the few lines that must not be interrupted ignore them.
@@ -12,15 +14,18 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
 from bertserve.export.errors import OutputError
+from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE
 
 LOCK_FILE = "export.lock"
+# the hidden ones are those of a killed `verify --update`, or of a file manager
+_BUNDLE_FILES = {MANIFEST_FILE, TOKENIZER_FILE, CARD_FILE, f".{MANIFEST_FILE}", f".{CARD_FILE}", ".DS_Store"}
 
 
 def raise_on_signals() -> AbstractContextManager[None]:
@@ -52,12 +57,12 @@ def _handle_signals(handler: Callable[[int, FrameType | None], Any] | signal.Han
 
 
 @contextmanager
-def workspace(name: str, output: Path) -> Iterator[Path]:
+def workspace(name: str, output: Path, *, overwrite: bool) -> Iterator[Path]:
     """Creates a hidden folder in the models folder, which is created if it does not exist, and removes the hidden folder at the end.
 
     Raises:
-        OutputError: Another process exports a bundle with this name into this folder, or the hidden folder is a link, whose target is not
-            the exporter's to empty.
+        OutputError: The bundle exists and may not be replaced, another process exports one with this name into this folder, or the hidden
+            folder is a link, whose target is not the exporter's to empty.
     """
     is_new = not output.exists()
     output.mkdir(parents=True, exist_ok=True)
@@ -70,6 +75,7 @@ def workspace(name: str, output: Path) -> Iterator[Path]:
     try:
         with ignore_signals():
             _empty(folder)  # removes files of a killed export
+        _refuse_existing(output / name, overwrite=overwrite)
         yield folder
     finally:
         with ignore_signals():
@@ -123,3 +129,53 @@ def _unlock(folder: Path, lock: IO[str] | None) -> None:
 def _empty(folder: Path) -> None:
     for path in folder.glob("*/"):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _refuse_existing(target: Path, *, overwrite: bool) -> None:
+    """Refuses an existing target, before minutes of work. A folder with other files than those of a bundle is never replaced."""
+    if not os.path.lexists(target):
+        return
+    files = sorted(target.iterdir()) if target.is_dir() and not target.is_symlink() else []
+    is_bundle = any(file.name == MANIFEST_FILE for file in files)
+    for file in files:
+        is_known = file.name in _BUNDLE_FILES or file.name.endswith((".onnx", ".onnx.data", ".svg"))
+        if not is_bundle or not is_known or file.is_dir():
+            raise OutputError(
+                f"`{target}` exists and has `{file.name}`, which is not part of a bundle; move it, or choose another --output."
+            )
+    if not overwrite:
+        raise OutputError(f"`{target}` exists; choose another --output, or give --overwrite to replace it.")
+
+
+def package_bundle(folder: Path, target: Path, texts: Mapping[str, str], *, overwrite: bool) -> None:
+    """Adds manifest and card to the bundle in `folder`, which is on the target's file system, and renames it to `target`.
+
+    An existing bundle, file or link at the target is renamed first and deleted last.
+
+    Raises:
+        OutputError: Without file locks, another export has created the target.
+    """
+    _refuse_existing(target, overwrite=overwrite)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    folder.chmod(0o755)  # tempfile creates it as private, but another user may run the service
+    aside = target.with_name(f".{target.name}.old")
+    with ignore_signals():
+        try:
+            if os.path.lexists(target):
+                _remove(aside)
+                target.rename(aside)
+            folder.rename(target)
+        except BaseException:  # after any failure, the old bundle is restored
+            if os.path.lexists(aside) and not os.path.lexists(target):
+                aside.rename(target)
+            raise
+        with suppress(OSError):  # the new bundle is in place; remains of the old one are hidden, and the next export removes them
+            _remove(aside)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

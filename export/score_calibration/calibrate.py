@@ -12,15 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from bertserve.export.aim import Aim
-from bertserve.export.bundle import bundle_texts, package_bundle, refuse_existing
-from bertserve.export.calibration_card import describe
 from bertserve.export.errors import DataError, ExportError
+from bertserve.export.model_card import bundle_texts, describe_calibration
 from bertserve.export.score_calibration.outcomes import IDENTITY, LabeledRow, Outcomes, check_aims, collect, fit, method_of
 from bertserve.export.score_calibration.predictions import SEED, measure
 from bertserve.export.score_calibration.thresholds import choose
 from bertserve.export.validation.labeled_data import read_data
 from bertserve.export.validation.served_graph import open_graph
-from bertserve.export.workspace import workspace
+from bertserve.export.workspace import package_bundle, workspace
 from bertserve.service.bundle.calibration import Calibration
 from bertserve.service.bundle.files import CARD_FILE, TOKENIZER_FILE, Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
@@ -45,8 +44,7 @@ def calibrate(bundle: Path, data: Path, output: Path, *, test_data: Path | None,
     manifest = source.manifest
     tokenizer = Tokenizer(source.tokenizer_path, manifest.tokenizer)
     target = output / manifest.name
-    with workspace(manifest.name, output) as scratch:
-        refuse_existing(target, overwrite=overwrite)
+    with workspace(manifest.name, output, overwrite=overwrite) as scratch:
         method = method_of(manifest)
         check_aims(aims, method, manifest)
         fit_rows, test_rows = _examples(data, test_data, manifest)
@@ -63,7 +61,7 @@ def calibrate(bundle: Path, data: Path, output: Path, *, test_data: Path | None,
             served = open_graph(source.path, raw, manifest.tokenizer, tokenizer, manifest, graph.provider)
             fitted, tested = (collect(served, method, rows) for rows in (fit_rows, test_rows))
             calibration = fit_and_test(fitted, tested, graph.name, aims, digest)
-            print(f"{graph.name}: {describe(calibration)}")
+            print(f"{graph.name}: {describe_calibration(calibration)}")
             graphs.append(graph.model_copy(update={"calibration": calibration}))
         if all(unavailable_reason(graph.provider) for graph in graphs):
             raise ExportError(f"this machine can run no graph of `{source.path}`; calibrate it where it is served.")
@@ -71,8 +69,7 @@ def calibrate(bundle: Path, data: Path, output: Path, *, test_data: Path | None,
         _link_files(source, scratch / "bundle")
         file = source.path / CARD_FILE
         card = file.read_text(encoding="utf-8") if file.exists() else f"# {manifest.name}\n"
-        refuse_existing(target, overwrite=overwrite)  # created meanwhile, on a file system without locks
-        package_bundle(scratch / "bundle", target, bundle_texts(manifest, card))
+        package_bundle(scratch / "bundle", target, bundle_texts(manifest, card), overwrite=overwrite)
     return target
 
 

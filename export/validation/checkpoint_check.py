@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bertserve.export import int8_texts
-from bertserve.export.bundle import CARD_FIELDS, bundle_texts, model_card
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.checkpoint.module import load_module
 from bertserve.export.errors import CheckpointError, DataError
 from bertserve.export.int8_texts import SplitTexts, hash_texts
+from bertserve.export.model_card import CARD_FIELDS, bundle_texts, model_card
 from bertserve.export.validation.comparison import measure_graph
 from bertserve.export.validation.reference import sample_reference
 from bertserve.export.workspace import ignore_signals

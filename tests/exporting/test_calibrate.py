@@ -14,7 +14,7 @@ import pytest
 
 import tiny
 from bertserve.export import cli
-from bertserve.export.calibration_card import card_texts
+from bertserve.export.model_card import bundle_texts
 from bertserve.export.score_calibration.calibrate import split
 from bertserve.export.score_calibration.outcomes import LabeledRow
 from bertserve.service.bundle.calibration import Calibration
@@ -107,13 +107,14 @@ def test_the_calibrated_bundle_is_complete_and_recovers_the_temperature(tmp_path
 
 
 def test_a_section_of_the_checkpoints_card_is_not_replaced(tmp_path: Path) -> None:
-    graphs = load_bundle(tiny.calibrate(sound(tmp_path))).manifest.graphs
+    manifest = load_bundle(tiny.calibrate(sound(tmp_path))).manifest
     card = "# reviews\n\n## Origin\n\nThe checkpoint has this card:\n\n## Calibration\n\nIt was calibrated by hand.\n"
-    calibrated = card_texts(card, graphs)[CARD_FILE]
+    calibrated = bundle_texts(manifest, card)[CARD_FILE]
+    without_graphs = manifest.model_copy(update={"graphs": ()})
 
     assert calibrated.endswith(card.removeprefix("# reviews\n\n"))
     assert 2 == calibrated.count("## Calibration\n")
-    assert (calibrated, card) == (card_texts(calibrated, graphs)[CARD_FILE], card_texts(card, ())[CARD_FILE])
+    assert (calibrated, card) == (bundle_texts(manifest, calibrated)[CARD_FILE], bundle_texts(without_graphs, card)[CARD_FILE])
 
 
 def test_each_graph_has_its_own_calibration(tmp_path: Path, calibrate: Calibrate) -> None:

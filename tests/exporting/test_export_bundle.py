@@ -15,8 +15,8 @@ import transformers
 from huggingface_hub.repocard import metadata_load
 
 from bertserve.export import cli
-from bertserve.export.bundle import model_card
 from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.model_card import model_card
 from bertserve.export.validation.comparison import MAX_ABS_ERROR, MAX_BATCH_ERROR
 from bertserve.export.validation.served_graph import MAX_FULL_LENGTH, measure_latency
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, Bundle, digest, load_bundle

@@ -1,85 +1,40 @@
-"""Writes a bundle: manifest, model card, and the rename to its final place. A bundle exists either completely or not at all."""
+"""Writes a bundle's model card, with the text about its calibration, which the terminal shows too, and its reliability diagrams."""
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from huggingface_hub import ModelCardData
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
-from bertserve.export.calibration_card import card_texts
-from bertserve.export.errors import OutputError
-from bertserve.export.workspace import ignore_signals
-from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE
+from bertserve.export.aim import Aim
+from bertserve.service.bundle.calibration import Bin, Calibration, Interval, Threshold
+from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest, Source
 from bertserve.service.bundle.validation_policy import describe_agreement, has_low_agreement, summarize_agreement
 from bertserve.service.errors import plural
 
 CARD_FIELDS = {"license", "license_name", "license_link", "language", "datasets"}  # of `Source`, from the card of the checkpoint
-# the hidden ones are those of a killed `verify --update`, or of a file manager
-_BUNDLE_FILES = {MANIFEST_FILE, TOKENIZER_FILE, CARD_FILE, f".{MANIFEST_FILE}", f".{CARD_FILE}", ".DS_Store"}
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")  # start or end of a code block
 _TOKEN_TYPES = {
     "template": "- token types (segment ids): those of the tokenizer's template",
     "zero": "- token types (segment ids): none, so the second text of a pair has the type of the first one",
 }
-
-
-def refuse_existing(target: Path, *, overwrite: bool) -> None:
-    """Refuses an existing target, before minutes of work. A folder with other files than those of a bundle is never replaced."""
-    if not os.path.lexists(target):
-        return
-    files = sorted(target.iterdir()) if target.is_dir() and not target.is_symlink() else []
-    is_bundle = any(file.name == MANIFEST_FILE for file in files)
-    for file in files:
-        is_known = file.name in _BUNDLE_FILES or file.name.endswith((".onnx", ".onnx.data", ".svg"))
-        if not is_bundle or not is_known or file.is_dir():
-            raise OutputError(
-                f"`{target}` exists and has `{file.name}`, which is not part of a bundle; move it, or choose another --output."
-            )
-    if not overwrite:
-        raise OutputError(f"`{target}` exists; choose another --output, or give --overwrite to replace it.")
-
-
-def package_bundle(folder: Path, target: Path, texts: Mapping[str, str]) -> None:
-    """Adds manifest and card to the bundle in `folder`, which is on the target's file system, and renames it to `target`.
-
-    An existing bundle, file or link at the target is renamed first and deleted last.
-    """
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    folder.chmod(0o755)  # tempfile creates it as private, but another user may run the service
-    aside = target.with_name(f".{target.name}.old")
-    with ignore_signals():
-        try:
-            if os.path.lexists(target):
-                _remove(aside)
-                target.rename(aside)
-            folder.rename(target)
-        except BaseException:  # after any failure, the old bundle is restored
-            if os.path.lexists(aside) and not os.path.lexists(target):
-                aside.rename(target)
-            raise
-        with suppress(OSError):  # the new bundle is in place; remains of the old one are hidden, and the next export removes them
-            _remove(aside)
-
-
-def bundle_texts(manifest: Manifest, card: str) -> dict[str, str]:
-    """Returns a card with the section about its calibration, the diagrams of this section, and the manifest, by file name."""
-    return card_texts(card, manifest.graphs) | {MANIFEST_FILE: manifest.model_dump_json(indent=1) + "\n"}
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+HEADING = "## Calibration"
+# scores and shares go from 0 to 100, at 3 pixels each; y grows downwards
+DIAGRAM = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="-12 -12 124 128" width="372" height="384" \
+font-family="sans-serif" font-size="5">
+<rect x="-12" y="-12" width="124" height="128" fill="#fff"/>
+<path d="M0 0H100V100H0ZM0 100L100 0" fill="none" stroke="#888" stroke-width="0.4"/>
+<g fill="none" stroke-linecap="round"><path d="M{raw}" stroke="#c50"/><path d="M{calibrated}" stroke="#06c"/></g>
+<text x="0" y="-4">share of correct predictions: <tspan fill="#c50">raw</tspan>, <tspan fill="#06c">calibrated</tspan></text>
+<text x="-2" y="2" text-anchor="end">1</text><text x="-2" y="106" text-anchor="end">0</text>
+<text x="50" y="107" text-anchor="middle">score</text><text x="100" y="107" text-anchor="middle">1</text>
+</svg>
+"""
 
 
 def model_card(manifest: Manifest, folder: Path, card: str | None) -> str:
@@ -303,3 +258,59 @@ def _lower_headings(lines: Iterable[str]) -> Iterator[str]:
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
+
+
+def bundle_texts(manifest: Manifest, card: str) -> dict[str, str]:
+    """Returns a card, its reliability diagrams, and the manifest, by file name.
+
+    The section about calibrated graphs replaces an earlier one, or comes before the section "Origin". There is a diagram in SVG for each
+    calibrated graph: the share of correct predictions by mean score.
+    """
+    before, origin, after = card.partition("## Origin\n")  # then follows the checkpoint's card, which may have a section of this name
+    before = re.sub(rf"^{HEADING}\n.*?(?=^## |\Z)", "", before, flags=re.MULTILINE | re.DOTALL)
+    parts, texts = [HEADING], dict[str, str]()
+    for graph in manifest.graphs:
+        if graph.calibration is not None:
+            name = f"reliability.{graph.provider}.{graph.precision}.svg"
+            texts[name] = DIAGRAM.format(raw=_line(graph.calibration.before.bins), calibrated=_line(graph.calibration.after.bins))
+            parts.append(
+                f"```\n{graph.name}: {describe_calibration(graph.calibration)}\n```\n\n![Share of correct predictions by score]({name})"
+            )
+    section = parts if texts else []
+    texts[CARD_FILE] = "\n\n".join([before.rstrip(), *section, f"{origin}{after}"]).rstrip() + "\n"
+    return texts | {MANIFEST_FILE: manifest.model_dump_json(indent=1) + "\n"}
+
+
+def describe_calibration(calibration: Calibration) -> str:
+    """Returns parameters, numbers of examples, measures with 95 % intervals for raw and for calibrated scores, and thresholds."""
+    has_lines = len(calibration.scale) > 1 or any(calibration.bias)
+    parameters = "scale and bias of each label" if has_lines else f"temperature {calibration.temperature:.3g}"
+    measures = {"log_loss": "log loss", "brier": "Brier score", "ece": "ECE", "auroc": "AUROC"}
+    return "\n  ".join(
+        [
+            f"{parameters}, fitted on {calibration.fitted} examples and tested on {calibration.tested} others",
+            *(
+                f"{text:<11} {_interval(getattr(calibration.before, name))} -> {_interval(getattr(calibration.after, name))}"
+                for name, text in measures.items()
+            ),
+            *map(_describe_threshold, calibration.thresholds),
+        ]
+    )
+
+
+def _interval(interval: Interval | None) -> str:
+    return "-" if interval is None else f"{interval.value:.4f} [{interval.low:.4f}, {interval.high:.4f}]"
+
+
+def _describe_threshold(threshold: Threshold) -> str:
+    aim = Aim(threshold.aim, threshold.target, threshold.label)
+    errors = {"recall": "correct ones are below it", "coverage": "label sets lack the correct label"}
+    return (
+        f"`{aim}`: scores of at least {threshold.threshold:.4f} decide {threshold.decided:.1%}; {threshold.error:.2%} of "
+        f"{threshold.examples} {errors.get(threshold.aim, 'decided are wrong')}, at most {aim.max_error:.2%} at 95 % confidence"
+    )
+
+
+def _line(bins: Sequence[Bin]) -> str:
+    """Returns the commands of a path; the last one makes a dot of a single bin."""
+    return "L".join(f"{100 * bin_.score:.1f} {100 * (1 - bin_.correct):.1f}" for bin_ in bins) + "h0"
