@@ -32,16 +32,6 @@ def test_workloads_have_the_expected_token_counts(sentiment: RawLoop, workload: 
     assert workload != "mixed" or median(tokens) < 40
 
 
-def test_zero_shot_and_rerank_bodies_run_on_classifiers(tmp_path: Path) -> None:
-    tiny.bundle(tmp_path, "nli", labels=("contradiction", "entailment"))
-    tiny.bundle(tmp_path, "ranker", labels=("LABEL_0",))
-    zero_shot = target.Body(b'{"inputs": "good", "parameters": {"candidate_labels": ["a", "b", "c"]}}', 1)
-    rerank = target.Body(b'{"query": "good", "texts": ["a film", "bad"]}', 1)
-
-    assert 3 == len(RawLoop(tmp_path / "nli").encode([zero_shot]))
-    assert [6, 5] == [feed["input_ids"].shape[1] for feed, _ in RawLoop(tmp_path / "ranker").encode([rerank])]
-
-
 def test_the_raw_loop_feeds_only_the_inputs_of_the_graph(tmp_path: Path) -> None:
     """Each window of a passage is one run. A graph without `token_type_ids` does not get them."""
     path = tiny.bundle(tmp_path, "qa", task="question-answering", max_length=32)

@@ -40,10 +40,9 @@ def test_progress_goes_to_stderr_and_the_validation_to_stdout(source: Path, outp
 @pytest.mark.parametrize(
     ("given", "flags", "name", "checkpoint"),
     [
-        ("{}/", (), "tiny-bert", "tiny-bert"),
         (".", (), "tiny-bert", "tiny-bert"),
         ("../link", (), "link", "link"),
-        ("{}", ("--name", "sentiment"), "sentiment", "tiny-bert"),
+        ("{}/", ("--name", "sentiment"), "sentiment", "tiny-bert"),
     ],
 )
 def test_the_bundle_is_named_after_its_source_or_by_the_name_flag(

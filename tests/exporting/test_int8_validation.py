@@ -16,7 +16,7 @@ from bertserve.export.int8.quantize import quantize
 from bertserve.export.int8_texts import Int8Texts, SplitTexts, hash_texts, read_int8_texts
 from bertserve.export.tasks.all_tasks import EXPORT_TASKS
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, load_bundle
-from bertserve.service.bundle.manifest import Manifest, TokenizerSpec
+from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.check import check
 from bertserve.service.settings import Settings
 from bertserve.service.tasks import classify, question_answering
@@ -48,21 +48,14 @@ def test_validation_texts_change_neither_the_int8_graph_nor_its_gate(source: Pat
     assert graphs[0].validation.lengths != graphs[1].validation.lengths
 
 
-def spec(folder: Path, max_length: int = 512) -> TokenizerSpec:
-    return load_bundle(tiny.bundle(folder, task="fill-mask", max_length=max_length)).manifest.tokenizer
-
-
-LINES = ("a good film", "Who wrote the book?", "The bridge was built in Porto in 1886 and opened by the queen.")
-
-
-def test_a_classifier_is_also_validated_on_pairs(tmp_path: Path) -> None:
+def test_a_classifier_is_also_validated_on_pairs(manifest: Manifest) -> None:
     """Every second text is also sent as a pair with another text. If there are pairs, no others are formed."""
-    bert = spec(tmp_path)
-    mixed = EXPORT_TASKS["text-classification"].int8_requests(SplitTexts(LINES[:2]), bert)
-    own = EXPORT_TASKS["text-classification"].int8_requests(SplitTexts(("alone",), pairs=(("a", "b"),)), bert)
-    questions = EXPORT_TASKS["question-answering"].int8_requests(SplitTexts(pairs=(("Who?", "He."),)), bert)
+    task, tokenizer = EXPORT_TASKS["text-classification"], manifest.tokenizer
+    mixed = task.int8_requests(SplitTexts(("one", "two")), tokenizer)
+    own = task.int8_requests(SplitTexts(("alone",), pairs=(("a", "b"),)), tokenizer)
+    questions = EXPORT_TASKS["question-answering"].int8_requests(SplitTexts(pairs=(("Who?", "He."),)), tokenizer)
 
-    assert [classify.ClassifyInput(LINES[0]), classify.ClassifyInput(LINES[1]), classify.ClassifyInput(LINES[1], LINES[0])] == mixed
+    assert [classify.ClassifyInput("one"), classify.ClassifyInput("two"), classify.ClassifyInput("two", "one")] == mixed
     assert [classify.ClassifyInput("alone"), classify.ClassifyInput("a", "b")] == own
     assert [question_answering.AnswerInput("Who?", "He.")] == questions
 
