@@ -23,6 +23,7 @@ from bertserve.export.validation.served_graph import ModelAnswer, ServedGraph, m
 from bertserve.service.bundle.graph_spec import Agreement, GraphSpec, LengthParity, Outputs, Precision
 from bertserve.service.errors import BertServeError, EngineError
 from bertserve.service.tasks import attention
+from bertserve.service.tasks.step import TaskModel
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 if TYPE_CHECKING:
@@ -288,7 +289,7 @@ def compare(served: ServedGraph, reference: Reference) -> Comparison:
 
 
 def _attention_error(served: ServedGraph, request: attention.AttentionInput, weights: NDArray[np.float32]) -> float:
-    encoding, _ = attention.encode(request, served.tokenizer)
+    [encoding] = next(attention.show_attention(request, TaskModel(served.tokenizer, served.config))).encodings
     if weights.shape[-1] != len(encoding):
         raise GraphError(f"a text has {len(encoding)} tokens, but {weights.shape[-1]} with the checkpoint's tokenizer.")
     [row] = served.engine.run([encoding])

@@ -22,7 +22,6 @@ from bertserve.service.tasks.classify import TextsOrPairs
 from bertserve.service.tasks.cost import ITEM_BYTES, MAX_RESPONSE_BYTES, NUMBER_BYTES, Cost, text_bytes
 from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, copy_outputs, too_long_error
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
-from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 
 TASK = "attention"
 NEEDS = "attention in its graphs; export it with `--attentions`"
@@ -94,40 +93,34 @@ def show_attention(input_: AttentionInput, model: TaskModel) -> TaskGenerator:
         InvalidValueError: The text exceeds the model's length.
         TooLargeError: It has more weights than an answer can have.
     """
-    encoding, parts = encode(input_, model.tokenizer)
+    tokenizer = model.tokenizer
+    # an empty second text counts as missing, as in the pipelines
+    texts = tokenizer.tokenize([input_.text, input_.text_pair] if input_.text_pair else [input_.text])
+    room, total = tokenizer.max_text_tokens(pair=len(texts) > 1), sum(map(len, texts))
+    if total > room:
+        raise too_long_error(total, room, "because attention needs the whole text")
+    encoding = replace(tokenizer.assemble(*(text.ids for text in texts)), maps=tuple(sorted(input_.maps)))
     length = len(encoding)
-    tokens = [model.tokenizer.token(id_) or "" for id_ in encoding.ids.tolist()]
+    _check_values(length, encoding.maps)
+    tokens = [tokenizer.token(id_) or "" for id_ in encoding.ids.tolist()]
     offsets: list[tuple[int, int] | None] = [None] * length  # start and end in code points of the token's text; None for special tokens
-    for start, part in zip(encoding.starts, parts, strict=True):
-        offsets[start : start + len(part)] = part.offsets
+    for start, text in zip(encoding.starts, texts, strict=True):
+        offsets[start : start + len(text)] = text.offsets
     cost = Cost(
         _weight_bytes(input_, length) + sum(ITEM_BYTES + text_bytes(token) for token in tokens),
-        reserved_tokens=len(input_.maps) * length**2 // 1024,  # the vector of a token has about as many values
+        reserved_tokens=len(encoding.maps) * length**2 // 1024,  # the vector of a token has about as many values
     )
     [row] = yield Step([encoding], cost, copy_outputs)
     weights = dict(zip(encoding.maps, row[OUTPUT], strict=True))
     return {
         "tokens": tokens,
         "offsets": offsets,
-        "sentence_b_start": max(encoding.starts) if len(parts) > 1 else None,
+        "sentence_b_start": max(encoding.starts) if len(texts) > 1 else None,
         "attentions": [np.stack([weights[key] for key in keys]) for _, keys in groupby(input_.maps, itemgetter(0))],
     }
 
 
-def encode(input_: AttentionInput, tokenizer: Tokenizer) -> tuple[Encoding, list[Tokens]]:
-    """Returns the encoding of the text or pair, with the requested maps, and the tokens of each text.
-
-    Raises:
-        InvalidValueError: The text exceeds the model's length.
-        TooLargeError: It has more weights than an answer can have.
-    """
-    # an empty second text counts as missing, as in the pipelines
-    parts = tokenizer.tokenize([input_.text, input_.text_pair] if input_.text_pair else [input_.text])
-    room, total = tokenizer.max_text_tokens(pair=len(parts) > 1), sum(map(len, parts))
-    if total > room:
-        raise too_long_error(total, room, "because attention needs the whole text")
-    whole = tokenizer.assemble(*(tokens.ids for tokens in parts))
-    maps, length = sorted(input_.maps), len(whole)
+def _check_values(length: int, maps: Sequence[tuple[int, int]]) -> None:
     if (values := len(maps) * length**2) > MAX_VALUES:
         raise TooLargeError(
             "the attention of {length} tokens in {maps_count} heads of {layers_count} layers has {values} numbers "
@@ -141,7 +134,6 @@ def encode(input_: AttentionInput, tokenizer: Tokenizer) -> tuple[Encoding, list
             most_tokens=math.isqrt(MAX_VALUES // len(maps)),
             most_heads=MAX_VALUES // length**2,
         )
-    return replace(whole, maps=tuple(maps)), parts
 
 
 class AttentionBody(TaskBody):
