@@ -8,7 +8,7 @@ and entities of only white space are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -99,15 +99,14 @@ def label_tokens(input_: NerInput, model: TaskModel) -> TaskGenerator:
     logits = merge_windows(encodings, token_ranges, [row["logits"] for row in rows])
     scores = activate(rule.calibrated(logits, "none"), "softmax")
     spans = tokens.offsets_with_marks
-    key = "entity" if strategy == "none" else "entity_group"
+    if strategy in _WORD_SCORES:  # these strategies label words instead of tokens
+        word_tokens = list(pipeline_words(tokens, tokenizer))
+        scores = np.stack([_WORD_SCORES[strategy](scores[word]) for word in word_tokens])
+        spans = [(spans[word[0]][0], spans[word[-1]][1]) for word in word_tokens]
     if strategy == "none":
-        all_entities = list(_tokens(input_.text, spans, scores, labels, ignored, first=encodings[0].start))
+        key, all_entities = "entity", list(_tokens(input_.text, spans, scores, labels, ignored, first=encodings[0].start))
     else:
-        if strategy != "simple":  # these strategies label words instead of tokens
-            word_tokens = list(pipeline_words(tokens, tokenizer))
-            scores = np.stack([_word_scores(scores[word], strategy) for word in word_tokens])
-            spans = [(spans[word[0]][0], spans[word[-1]][1]) for word in word_tokens]
-        all_entities = list(_entities(input_.text, spans, scores, tags, ignored))
+        key, all_entities = "entity_group", list(_entities(input_.text, spans, scores, tags, ignored))
     for entity in all_entities:
         rule.count([entity[key]], entity["score"])
     entities = [entity for entity in all_entities if entity["score"] >= rule.threshold_of(entity[key])]
@@ -174,21 +173,15 @@ def merge_windows(encodings: Sequence[Encoding], token_ranges: Sequence[range], 
 
     The ends of the text do not count as edges. If a token has the same distance in two windows, the earlier window counts.
     """
-    if len(token_ranges) == 1:
-        start = encodings[0].start
-        return logits[0][start : start + len(token_ranges[0])]
-    count = token_ranges[-1].stop
-    merged = np.empty((count, *logits[0].shape[1:]), dtype=np.float32)
-    farthest = np.full(count, -1, dtype=np.int64)
-    for encoding, window, values in zip(encodings, token_ranges, logits, strict=True):
-        position = np.arange(len(window))
-        before = position + (count if window.start == 0 else 0)
-        after = position[::-1] + (count if window.stop == count else 0)
-        distance = np.minimum(before, after)
-        better = np.flatnonzero(distance > farthest[window.start : window.stop])
-        merged[window.start + better] = values[encoding.start + better]
-        farthest[window.start + better] = distance[better]
-    return merged
+    parts, start = [], 0
+    for index, (encoding, window, values) in enumerate(zip(encodings, token_ranges, logits, strict=True)):
+        stop = window.stop
+        if index + 1 < len(token_ranges):  # the middle of the tokens that are also in the next window
+            stop = (token_ranges[index + 1].start + window.stop + 1) // 2
+        first = encoding.start - window.start
+        parts.append(values[first + start : first + stop])
+        start = stop
+    return np.concatenate(parts)
 
 
 def pipeline_words(tokens: Tokens, tokenizer: Tokenizer) -> Iterator[list[int]]:
@@ -213,13 +206,12 @@ def pipeline_words(tokens: Tokens, tokenizer: Tokenizer) -> Iterator[list[int]]:
         yield word
 
 
-def _word_scores(scores: Floats, strategy: Strategy) -> Floats:
-    """Returns a word's scores, float32 [labels], by the strategy; `scores` is float32 [tokens of the word, labels]."""
-    if strategy == "average":
-        mean: Floats = scores.mean(axis=0)
-        return mean
-    token: Floats = scores[scores.max(axis=1).argmax() if strategy == "max" else 0]
-    return token
+# each returns the scores of a word, float32 [labels], from those of its tokens, float32 [tokens, labels]
+_WORD_SCORES: dict[Strategy, Callable[[Floats], Floats]] = {
+    "first": lambda scores: scores[0],
+    "average": lambda scores: scores.mean(axis=0),
+    "max": lambda scores: scores[scores.max(axis=1).argmax()],
+}
 
 
 def _groups(tags: Sequence[str]) -> Iterator[range]:
