@@ -61,13 +61,9 @@ Targets = Callable[[Tokenizer], tuple[Any, tuple[str, ...]]]
 
 @dataclass(slots=True)
 class FillMaskInput:
-    """One text with masks.
+    """One text with masks; `targets` has the only words to consider, or is None for any token.
 
-    Attributes:
-        text: The text.
-        parameters: Its parameters.
-        targets: The only words to consider; None for any token. All texts of a body share the function, which tokenizes them once.
-        target_chars: This text's part of the characters of the targets to tokenize.
+    All texts of a body share the targets, which are tokenized once; `target_chars` is this text's part of their characters.
     """
 
     text: str
