@@ -262,10 +262,6 @@ def test_a_graph_that_fails_is_an_error_with_the_line(tmp_path: Path, calibrate:
     assert (1, 1) == (code, printed.count("bert-export: "))
 
 
-def flipped(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [line | {"label": next(label for label in tiny.LABELS if label != line["label"])} for line in lines]
-
-
 @pytest.mark.parametrize(
     ("count", "change", "flags", "code", "fact"),
     [
@@ -311,7 +307,8 @@ def test_a_calibration_that_is_worse_is_refused(tmp_path: Path, calibrate: Calib
     """The model is correct for the examples that fit it, and wrong for the others."""
     path = sound(tmp_path)
     lines = labeled_by(too_sure(path, 4.0), 400)
-    test = data(tmp_path, *flipped(lines[200:])).rename(tmp_path / "test.jsonl")
+    wrong = [line | {"label": next(label for label in tiny.LABELS if label != line["label"])} for line in lines[200:]]
+    test = data(tmp_path, *wrong).rename(tmp_path / "test.jsonl")
     code, printed = calibrate(too_sure(path, 0.25), "--data", data(tmp_path, *lines[:200]), "--test-data", test)
 
     assert (1, True, False) == (code, "log loss worse" in printed, (tmp_path / "out").exists())

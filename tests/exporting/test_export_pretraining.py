@@ -53,11 +53,6 @@ def refuse(bundle: Bundle, path: str, **body: Any) -> str:
     return message
 
 
-def in_order(result: list[dict[str, Any]], labels: tuple[str, ...]) -> list[float]:
-    """Returns the scores of a result in the order of the labels."""
-    return [{item["label"]: item["score"] for item in result}[label] for label in labels]
-
-
 @pytest.fixture(name="following", scope="module")
 def next_sentence_bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Bundle]:
     """Returns a next-sentence BERT, whose config.json has other labels, and its bundle."""
@@ -143,7 +138,8 @@ def test_a_pretraining_model_classifies_pairs(
 
     assert (labels, "softmax", True) == (manifest.labels, manifest.activation, manifest.tokenizer.pairs_only)
     for found, pair in zip(answer, PAIRS, strict=True):
-        np.testing.assert_allclose(in_order(found, labels), outputs(source, architecture, *pair)[output][0], rtol=0, atol=1e-4)
+        scores = {item["label"]: item["score"] for item in found}
+        np.testing.assert_allclose([scores[x] for x in labels], outputs(source, architecture, *pair)[output][0], rtol=0, atol=1e-4)
     refuse(bundle, "/classify", inputs="good")
     assert ["logits"] == [value.name for value in graph.output]
     assert load_checkpoint(str(source)).flops.linear == load_checkpoint(str(source), LoadOptions(task="text-classification")).flops.linear
