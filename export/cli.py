@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from pydantic import TypeAdapter
 
@@ -25,15 +25,11 @@ from bertserve.export.errors import ExportError, report_error
 from bertserve.export.tasks.all_tasks import EXPORT_TASKS
 from bertserve.export.workspace import raise_on_signals
 from bertserve.service import __version__
-from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Metric, TokenTypes
+from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Manifest, Metric, TokenTypes
 from bertserve.service.bundle.validation_policy import LOW_AGREEMENT_THRESHOLD, describe_agreement, has_low_agreement, summarize_agreement
 from bertserve.service.engine.hardware import usable_cores
 from bertserve.service.flag_parser import FlagParser, drop_stdout
-from bertserve.service.providers import PROVIDERS
-
-if TYPE_CHECKING:
-    from bertserve.service.bundle.manifest import Manifest
-    from bertserve.service.providers import Provider
+from bertserve.service.providers import PROVIDERS, Provider
 
 PACKAGES = ("torch", "transformers", "sentencepiece", "onnx", "onnxscript", "onnxruntime")
 

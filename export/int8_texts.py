@@ -2,9 +2,6 @@
 
 The built-in texts (`int8_texts.txt`) were written for this project: reviews, encyclopedic sentences, passages, questions and
 everyday messages. Texts of the model's domain and language are better: `bert-export --calibration FILE`.
-
-There are three splits: the calibration split creates int8, the gate split decides which matrices stay in float, and the validation split,
-on which nothing was chosen, gives the metrics of the validation report. The manifest has short digests of the texts of each split.
 """
 
 from __future__ import annotations
@@ -19,10 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertserve.export.errors import DataError
+from bertserve.export.input_fields import INPUT_KEYS, read_input
 from bertserve.export.progress import Item
-from bertserve.export.tasks.all_tasks import EXPORT_TASKS
-from bertserve.export.tasks.input_fields import INPUT_KEYS, read_input
-from bertserve.service.bundle.manifest import Int8TextDigests, Manifest, TextDigests, TokenizerSpec
+from bertserve.service.bundle.manifest import Int8TextDigests, Manifest, TextDigests
 from bertserve.service.errors import BertServeError, StartError, plural
 from bertserve.service.scoring.rows import DELIMITERS, Row, read_delimited, read_json_lines
 from bertserve.service.text.tokenizer import Tokenizer
@@ -214,15 +210,6 @@ def read_int8_texts(calibration: Path, validation: Path | None = None) -> Int8Te
     held_out_texts = {*gate, *validation_texts}
     calibration_texts = [text for text in selection if text not in held_out_texts]
     return Int8Texts(SplitTexts.of(calibration_texts), SplitTexts.of(gate), sample_validation_texts(validation_texts))
-
-
-def refuse_pairs(texts: Sequence[SplitTexts], task: str, spec: TokenizerSpec) -> None:
-    """Refuses pairs for a task or a model that takes single texts."""
-    count = sum(len(side.pairs) for side in texts)
-    if count and (spec.pair is None or not EXPORT_TASKS[task].takes_pairs):
-        raise DataError(
-            f"--calibration and --validation have {plural(count, 'pair')}, but this model for {task} takes single texts; give single texts."
-        )
 
 
 def sample_validation_texts(texts: Sequence[TextOrPair]) -> SplitTexts:

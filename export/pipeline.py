@@ -101,7 +101,7 @@ def export(options: ExportOptions) -> tuple[Path, Manifest]:
                 ", ".join(f"`{label}`" for label in names[:8]),
                 checkpoint.origin.checkpoint,
             )
-        int8_texts.refuse_pairs(texts, checkpoint.task, checkpoint.tokenizer_spec)
+        EXPORT_TASKS[checkpoint.task].refuse_pairs(texts, checkpoint.tokenizer_spec)
         bundle, work = scratch / "bundle", scratch / "work"
         bundle.mkdir()
         work.mkdir()

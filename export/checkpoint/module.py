@@ -1,7 +1,7 @@
 """Loads the user's own module: runs the code of a trusted file, and converts its result to a checkpoint.
 
-The function of the file (docs/how-to/serve-a-checkpoint.md) returns a `ModuleSpec`. It can also return a
-dictionary of its fields, so that the file imports nothing of bertserve.
+The function of the file (docs/how-to/serve-a-checkpoint.md) returns a dictionary of the fields of `ModuleSpec`, so that the file imports
+nothing of bertserve.
 
 This is the only place that runs code other than that of the exporter and its packages. It requires two flags of
 `bert-export`, and neither a checkpoint nor a bundle can enable it.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -95,7 +95,7 @@ class _Module(PreTrainedModel):  # type: ignore[misc]  # untyped in transformers
 
 
 def load_module(reference: str) -> Checkpoint:
-    """Runs `FILE:FACTORY`, a Python file and its function that returns a ModuleSpec; returns its module as a checkpoint."""
+    """Runs `FILE:FACTORY`, a Python file and its function that returns the fields of a ModuleSpec; returns its module as a checkpoint."""
     path, factory = _split(reference)
     spec = _call(path, factory)
     tokenizer = _load_tokenizer(path, spec)
@@ -170,8 +170,7 @@ def _call(path: Path, factory: str) -> ModuleSpec:
     sys.modules[name] = module  # dataclasses and tracers look up modules by name
     try:
         SourceFileLoader(name, str(path)).exec_module(module)
-        result = getattr(module, factory)()
-        spec = ModuleSpec(**result) if isinstance(result, Mapping) else result
+        return ModuleSpec(**getattr(module, factory)())
     except ValidationError as error:
         first = error.errors()[0]
         value = f" (it is {first['input']!r})" if isinstance(first["input"], str | int) else ""
@@ -180,9 +179,6 @@ def _call(path: Path, factory: str) -> ModuleSpec:
         ) from error
     except Exception as error:  # the user's code can raise any error
         raise CheckpointError(f"`{factory}` of `{path}` failed: {type(error).__name__}: {error}") from error
-    if not isinstance(spec, ModuleSpec):
-        raise CheckpointError(f"`{factory}` of `{path}` returned a {type(spec).__name__} instead of a ModuleSpec.")
-    return spec
 
 
 def _load_tokenizer(path: Path, spec: ModuleSpec) -> Any:

@@ -13,10 +13,10 @@ from scipy import optimize, stats
 
 from bertserve.export.aim import Aim
 from bertserve.export.errors import DataError
+from bertserve.export.input_fields import read_input
 from bertserve.export.progress import track
 from bertserve.export.score_calibration.predictions import Flags, Predictions, Values, log_losses
 from bertserve.export.tasks.evaluation import exact_match, widen_to_words
-from bertserve.export.tasks.input_fields import read_input
 from bertserve.export.validation.served_graph import ServedGraph
 from bertserve.service.bundle.calibration import Method
 from bertserve.service.bundle.graph_spec import Outputs

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from bertserve.export.errors import DataError
+from bertserve.export.input_fields import Document
+from bertserve.export.int8_texts import SplitTexts
 from bertserve.export.tasks.evaluation import MetricValue, cosine, micro_f1, spearman
-from bertserve.export.tasks.input_fields import Document
 from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, SAMPLE_TEXTS
 from bertserve.service.bundle.graph_spec import Agreement, Measure, OutputSpec
 from bertserve.service.bundle.manifest import Activation, SpecialPart, TokenizerSpec
+from bertserve.service.errors import plural
 from bertserve.service.tasks.step import ModelConfig
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.windows import default_stride
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from bertserve.export.int8_texts import SplitTexts
 
 Text = TypeVar("Text")
 # a text, a pair, or two lists of equal length for a request with several pairs; and options of the Hugging Face tokenizer
@@ -99,6 +100,15 @@ class ExportTask:
             return [], [*pairs, *long_pairs, *user_pairs]
         # it is unknown whether the model is used with pairs, so every second text also forms a pair
         return [*lines, *passages], [*pairs[1::2], *long_pairs[1::2]]
+
+    def refuse_pairs(self, texts: Sequence[SplitTexts], tokenizer_spec: TokenizerSpec) -> None:
+        """Refuses pairs in the user's texts for int8 if the task or the model takes single texts."""
+        count = sum(len(split.pairs) for split in texts)
+        if count and (tokenizer_spec.pair is None or not self.takes_pairs):
+            raise DataError(
+                f"--calibration and --validation have {plural(count, 'pair')}, but this model for {self.name} takes single texts; give "
+                "single texts."
+            )
 
     def example(self, tokenizer_spec: TokenizerSpec) -> dict[str, Any]:
         """Returns the body of the stored example. Its result must not depend on rounding, because other CPUs check it."""

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
+from bertserve.export.input_fields import Document
+from bertserve.export.int8_texts import SplitTexts
 from bertserve.export.tasks.export_task import ExportTask, TokenizerCall
-from bertserve.export.tasks.input_fields import Document
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks.embed import SPEC, EmbedInput
 from bertserve.service.tasks.step import ModelConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from bertserve.export.int8_texts import SplitTexts
 
 
 class _FeatureExtraction(ExportTask):

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bertserve.export.errors import DataError
+from bertserve.export.input_fields import Document
+from bertserve.export.int8_texts import SplitTexts
 from bertserve.export.tasks.evaluation import TOP_1, MetricValue
 from bertserve.export.tasks.export_task import ExportTask
-from bertserve.export.tasks.input_fields import Document
 from bertserve.export.tasks.sample_texts import RESERVED_TOKENS, SAMPLE_TEXTS, halves
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.errors import plural
 from bertserve.service.tasks.fill_mask import SPEC, FillMaskInput
 from bertserve.service.tasks.step import ModelConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from bertserve.export.int8_texts import SplitTexts
 
 
 def _mask(tokenizer_spec: TokenizerSpec) -> str:

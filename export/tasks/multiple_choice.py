@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from bertserve.export.input_fields import Document, read_input
+from bertserve.export.int8_texts import SplitTexts
 from bertserve.export.tasks.evaluation import ACCURACY, MetricValue
 from bertserve.export.tasks.export_task import ExportTask, TokenizerCall
-from bertserve.export.tasks.input_fields import Document, read_input
 from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, SAMPLE_TEXTS, SHORT_TEXT
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
@@ -20,8 +21,6 @@ from bertserve.service.tasks.step import ModelConfig
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
-
-    from bertserve.export.int8_texts import SplitTexts
 
 
 class _MultipleChoice(ExportTask):

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bertserve.export.input_fields import Document
+from bertserve.export.int8_texts import SplitTexts
 from bertserve.export.tasks.evaluation import EXACT_MATCH, F1, MetricValue, answer_f1, exact_match
 from bertserve.export.tasks.export_task import ExportTask, TokenizerCall
-from bertserve.export.tasks.input_fields import Document
 from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, RESERVED_TOKENS, SAMPLE_TEXTS, halves
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks.question_answering import DEFAULT_SEQ_LEN, SPEC, AnswerInput, AnswerParameters
 from bertserve.service.tasks.step import ModelConfig
 from bertserve.service.text.windows import default_stride
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from bertserve.export.int8_texts import SplitTexts
 
 
 def _best(result: Any) -> dict[str, Any]:

@@ -1,35 +1,24 @@
-"""Text classification: the labels or the value of a text or a pair.
-
-The metrics depend only on the head, so that a script finds the same ones for any data:
-
-- one label, a regression: Pearson and Spearman correlation, mean absolute error; a regression of several values has no metrics
-- two labels, one of which is correct: accuracy, F1 of the second label, Matthews correlation
-- more labels, one of which is correct: accuracy, macro F1, Matthews correlation
-- independent labels: accuracy of the whole set, micro F1
-"""
+"""Text classification: the labels or the value of a text or a pair. The metrics depend only on the head, not on the data."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import sys
+from collections.abc import Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bertserve.export.input_fields import Document
+from bertserve.export.int8_texts import SplitTexts
 from bertserve.export.tasks import evaluation
 from bertserve.export.tasks.evaluation import ACCURACY, F1, MACRO_F1, MATTHEWS, MEAN_ABSOLUTE_ERROR, MICRO_F1, PEARSON, SPEARMAN
 from bertserve.export.tasks.export_task import ExportTask, TokenizerCall, window_stride
-from bertserve.export.tasks.input_fields import Document
 from bertserve.export.tasks.sample_texts import LONG_TEXT, SAMPLE_TEXTS, SHORT_TEXT
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks.classify import SPEC, ClassifyInput, ClassifyParameters
 from bertserve.service.tasks.step import ModelConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from bertserve.export.int8_texts import SplitTexts
 
 _SIGMOID_REMARK = (
     "the model's values go through a sigmoid and lie between 0 and 1, but the correct answers do not; if "

@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from bertserve.export.input_fields import Document, read_input, read_text_list
 from bertserve.export.tasks.evaluation import ENTITY_F1, MetricValue, Span, micro_f1, result_spans, spans_of_tags, widen_to_words
 from bertserve.export.tasks.export_task import ExportTask, TokenizerCall, window_stride
-from bertserve.export.tasks.input_fields import Document, read_input, read_text_list
 from bertserve.export.tasks.sample_texts import NAMES_TEXT, SAMPLE_TEXTS
 from bertserve.export.tasks.tags import read_tags
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec

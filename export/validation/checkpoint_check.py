@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bertserve.export import int8_texts
 from bertserve.export.checkpoint.checkpoint import Checkpoint
@@ -13,16 +12,15 @@ from bertserve.export.checkpoint.module import load_module
 from bertserve.export.errors import CheckpointError, DataError
 from bertserve.export.int8_texts import SplitTexts, hash_texts
 from bertserve.export.model_card import CARD_FIELDS, bundle_texts, model_card
+from bertserve.export.tasks.all_tasks import EXPORT_TASKS
 from bertserve.export.validation.comparison import measure_graph
 from bertserve.export.validation.reference import sample_reference
+from bertserve.export.validation.verify import VerifyOptions, VerifyReport
 from bertserve.export.workspace import ignore_signals
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.bundle.stored_example import difference
 from bertserve.service.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from bertserve.export.validation.verify import VerifyOptions, VerifyReport
 
 
 def load_bundle_checkpoint(manifest: Manifest, options: VerifyOptions, report: VerifyReport) -> Checkpoint:
@@ -82,7 +80,7 @@ def update(bundle: Bundle, checkpoint: Checkpoint, tokenizer: Tokenizer, validat
         texts = int8_texts.read_validation_texts(manifest, validation)
     elif validation is not None:
         raise DataError(f"`{manifest.name}` has no int8 graph, which --validation needs; remove --validation.")
-    int8_texts.refuse_pairs((texts,), manifest.task, manifest.tokenizer)
+    EXPORT_TASKS[manifest.task].refuse_pairs((texts,), manifest.tokenizer)
     if digests is not None:
         digests = digests.model_copy(update={"validation": hash_texts((*texts.lines, *texts.pairs))})
     reference = sample_reference(checkpoint, texts.with_passages(tokenizer))

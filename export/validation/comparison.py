@@ -53,7 +53,7 @@ class Reference:
     """The expected answers that graphs are compared with.
 
     Attributes:
-        name: Its name in reports; empty if it has no answers.
+        name: Its name in reports; empty if it has no answers, so that only rows in batches are compared with rows alone.
         requests: The fixed samples for graphs of each precision, and then ordinary texts for int8.
         predictions: Its answer to each request, or None.
         fixed_count: Number of the fixed samples.
@@ -69,11 +69,6 @@ class Reference:
     predict: Callable[[Any], ModelAnswer | None] = lambda request: None
     graphs: Sequence[ServedGraph] = ()
     maps: Sequence[tuple[attention.AttentionInput, NDArray[np.float32]]] = ()
-
-    @property
-    def has_answers(self) -> bool:
-        """Whether there are answers to compare with; otherwise only rows in batches are compared with rows alone."""
-        return bool(self.name)
 
 
 class OutputSums(NamedTuple):

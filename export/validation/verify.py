@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from bertserve.export.errors import DataError, ExportError, GraphError
+from bertserve.export.input_fields import INPUT_KEYS
 from bertserve.export.tasks.all_tasks import EXPORT_TASKS
 from bertserve.export.tasks.evaluation import MetricValue
-from bertserve.export.tasks.input_fields import INPUT_KEYS
 from bertserve.export.validation.comparison import Comparison, Reference, compare, predict_sample
 from bertserve.export.validation.labeled_data import read_data
 from bertserve.export.validation.served_graph import ModelAnswer, ServedGraph, open_graph, sample_requests
@@ -243,7 +243,7 @@ def _check_data(comparison: Comparison, golds: Sequence[Any], options: VerifyOpt
         detail = f"against {reference.name}: {summarize_agreement(agreement)}{worst}"
         metrics |= {"reference": reference.name, "agreement": agreement.value} | agreement.model_dump(exclude={"value"})
         report.add_value(name, agreement.value, options.min_agreement, detail, metrics)
-    elif not reference.has_answers or served.graph.precision != "fp32":
+    elif not reference.name or served.graph.precision != "fp32":
         detail = "not compared, because there is no other fp32 graph to compare with; give --checkpoint"
         report.add_value(name, None, options.min_agreement, detail, metrics)
     labeled = [i for i, gold in enumerate(golds) if gold is not None]

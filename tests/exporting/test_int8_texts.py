@@ -10,6 +10,7 @@ import tiny
 from bertserve.export import int8_texts
 from bertserve.export.errors import DataError
 from bertserve.export.int8_texts import SplitTexts
+from bertserve.export.tasks.all_tasks import EXPORT_TASKS
 from bertserve.service.bundle.files import load_bundle
 from bundles import json_lines
 from checkpoints import numbered_texts
@@ -75,8 +76,8 @@ def test_columns_of_a_table_hold_texts_and_pairs(tmp_path: Path, suffix: str, de
 def test_pairs_are_refused_for_a_task_of_single_texts(tmp_path: Path) -> None:
     spec = load_bundle(tiny.bundle(tmp_path)).manifest.tokenizer
     with pytest.raises(DataError, match=r"2 pairs, .* fill-mask "):
-        int8_texts.refuse_pairs((SplitTexts(pairs=(("a", "b"), ("c", "d"))), SplitTexts(("e",))), "fill-mask", spec)
-    int8_texts.refuse_pairs((SplitTexts(pairs=(("a", "b"),)),), "text-classification", spec)
+        EXPORT_TASKS["fill-mask"].refuse_pairs((SplitTexts(pairs=(("a", "b"), ("c", "d"))), SplitTexts(("e",))), spec)
+    EXPORT_TASKS["text-classification"].refuse_pairs((SplitTexts(pairs=(("a", "b"),)),), spec)
 
 
 @pytest.mark.parametrize(
