@@ -15,8 +15,7 @@ from bertserve.export.aim import Aim
 from bertserve.export.errors import DataError, ExportError
 from bertserve.export.model_card import bundle_texts, describe_calibration
 from bertserve.export.score_calibration.outcomes import IDENTITY, LabeledRow, Outcomes, check_aims, collect, fit, method_of
-from bertserve.export.score_calibration.predictions import SEED, measure
-from bertserve.export.score_calibration.thresholds import choose
+from bertserve.export.score_calibration.predictions import SEED, choose_threshold, measure
 from bertserve.export.validation.labeled_data import read_data
 from bertserve.export.validation.served_graph import open_graph
 from bertserve.export.workspace import package_bundle, workspace
@@ -98,7 +97,7 @@ def fit_and_test(fitted: Outcomes, tested: Outcomes, graph: str, aims: Sequence[
     thresholds = []
     for aim in aims:
         counted = tested.labels if aim.name == "coverage" else None if aim.label is None else [aim.label]
-        thresholds.append(choose(aim, graph, *(part.predictions(parameters, counted) for part in (fitted, tested))))
+        thresholds.append(choose_threshold(aim, graph, *(part.predictions(parameters, counted) for part in (fitted, tested))))
     scores, labels = predictions.scores, predictions.labels
     if tested.method == "per-label":
         labels = labels[scores >= DEFAULT_THRESHOLD]

@@ -11,8 +11,7 @@ from scipy import stats
 
 from bertserve.export.aim import Aim
 from bertserve.export.errors import ExportError
-from bertserve.export.score_calibration.predictions import Predictions
-from bertserve.export.score_calibration.thresholds import choose
+from bertserve.export.score_calibration.predictions import Predictions, choose_threshold
 from bertserve.service.bundle.calibration import Threshold
 
 AIMS = [Aim("precision", 0.9), Aim("max-error", 0.3), Aim("recall", 0.9)]
@@ -38,7 +37,7 @@ def exceeded(aim: Aim, draws: int, count: int, seed: int) -> tuple[int, int]:
     thresholds = list[Threshold]()
     for _ in range(draws):
         with suppress(ExportError):  # no threshold reaches the aim
-            thresholds.append(choose(aim, "cpu/int8", draw(rng, count), draw(rng, count)))
+            thresholds.append(choose_threshold(aim, "cpu/int8", draw(rng, count), draw(rng, count)))
     errors = [true_error(aim, threshold.threshold) for threshold in thresholds]
     return sum(error > aim.max_error for error in errors), len(errors)
 
@@ -62,7 +61,7 @@ def test_the_guarantee_holds_for_other_aims_and_numbers_of_examples(aim: Aim, co
 def test_a_perfect_model_decides_everything() -> None:
     scores = np.linspace(0.5, 1, 300)
     perfect = Predictions(scores, np.ones(300, dtype=bool), np.zeros(300), np.arange(300), np.full(300, "x"), 300)
-    threshold = choose(Aim("precision", 0.98), "cpu/int8", perfect, perfect)
+    threshold = choose_threshold(Aim("precision", 0.98), "cpu/int8", perfect, perfect)
 
     assert (0.0, 1.0, 0.0, 300) == (threshold.threshold, threshold.decided, threshold.error, threshold.examples)
 
@@ -72,7 +71,7 @@ def test_a_missed_aim_says_how_many_examples_it_needs() -> None:
     scores = np.repeat([0.9, 0.2], 50)
     few = Predictions(scores, scores > 0.5, np.zeros(100), np.arange(100), np.full(100, "x"), 100)
     with pytest.raises(ExportError, match=r"decides 50\.0% with 0\.00% errors.*add about \d+ lines") as missed:
-        choose(Aim("precision", 0.99), "cpu/int8", few, few)
+        choose_threshold(Aim("precision", 0.99), "cpu/int8", few, few)
     more = int(re.findall(r"or (\d+) to --test-data", str(missed.value))[0])
 
     assert 299 < (100 + more) / 2 + 50 < 400
@@ -82,5 +81,5 @@ def test_more_examples_do_not_help_a_model_with_errors_at_every_score() -> None:
     scores = np.tile(np.linspace(0.1, 0.9, 10), 40)
     guesses = Predictions(scores, np.arange(400) % 20 < 10, np.zeros(400), np.arange(400), np.full(400, "x"), 400)
     with pytest.raises(ExportError, match=r"with 50\.00% errors.*more examples do not help") as missed:
-        choose(Aim("precision", 0.95), "cpu/int8", guesses, guesses)
+        choose_threshold(Aim("precision", 0.95), "cpu/int8", guesses, guesses)
     assert not re.search("(add|give) .*examples", str(missed.value), re.IGNORECASE)
