@@ -106,3 +106,9 @@ def text_bytes(text: str) -> int:
 def longest_label(labels: Sequence[str]) -> int:
     """Returns the bytes of a model's longest label in an answer; it is cached by the tuple of labels."""
     return max(map(text_bytes, labels), default=2)
+
+
+def candidates_cost(text: str, tokens: int, candidates: int, *, masks: int = 1) -> Cost:
+    """Returns the cost of candidates for one or several masks, each with the whole text of at most `tokens` tokens."""
+    # some decoders put a space before each token
+    return Cost(candidates * (ITEM_BYTES * (1 + masks) + text_bytes(text) + tokens), decode_us=candidates * (ITEM_US + tokens))

@@ -20,9 +20,9 @@ from pydantic_core import PydanticCustomError
 from bertserve.service.bundle.graph_spec import TOP_LOG_PROBS_OUTPUT, TOP_TOKENS, TOP_TOKENS_OUTPUT, Outputs
 from bertserve.service.errors import CallerValue, InvalidParameterError, InvalidValueError
 from bertserve.service.tasks.body import MAX_TOP_K, ClosedModel, TaskBody, TextOrTexts, body_config
-from bertserve.service.tasks.cost import ITEM_BYTES, ITEM_US, TEXT_CHARS, Cost, text_bytes
+from bertserve.service.tasks.cost import TEXT_CHARS, candidates_cost
 from bertserve.service.tasks.decoding import activate, best_tokens
-from bertserve.service.tasks.joint_masks import DEFAULT_BEAM, MAX_PATTERNS, Slot, TokenTuple, prepare, search, slots_of
+from bertserve.service.tasks.joint_masks import DEFAULT_BEAM, MAX_PATTERNS, Slot, TokenTuple, fill_jointly, slots_of
 from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
@@ -77,12 +77,6 @@ class FillMaskInput:
         return len(self.text) + self.target_chars
 
 
-def _cost(text: str, tokens: int, candidates: int, *, masks: int = 1) -> Cost:
-    """Returns the cost of candidates for one or several masks, each with the whole text of at most `tokens` tokens."""
-    # some decoders put a space before each token
-    return Cost(candidates * (ITEM_BYTES * (1 + masks) + text_bytes(text) + tokens), decode_us=candidates * (ITEM_US + tokens))
-
-
 def fill_masks(input_: FillMaskInput, model: TaskModel) -> TaskGenerator:
     """Returns the best tokens for the mask, or a list of them per mask if there are several; with `joint` the best fillings of all masks.
 
@@ -98,7 +92,7 @@ def fill_masks(input_: FillMaskInput, model: TaskModel) -> TaskGenerator:
     masks = [i for i, id_ in enumerate(ids) if id_ == mask.id]
     _check_masks(input_.text, len(masks), mask.token)
     if input_.parameters.joint:
-        return (yield from _fill_jointly(input_, ids, masks, tokenizer))
+        return (yield from fill_jointly(input_, ids, masks, tokenizer))
     allowed_ids, warnings = (None, ()) if input_.targets is None else input_.targets(tokenizer)
 
     def keep(_: int, row: Outputs) -> Outputs:
@@ -107,15 +101,15 @@ def fill_masks(input_: FillMaskInput, model: TaskModel) -> TaskGenerator:
             best_first = np.lexsort((tokens, -log_probs))[:, : input_.parameters.top_k]  # a GPU's order of equal scores is undefined
             tokens, log_probs = (np.take_along_axis(values, best_first, axis=1) for values in (tokens, log_probs))
             return {"tokens": tokens, "scores": np.exp(log_probs)}
-        best = []
+        best, scores = [], []
         for logits in row["logits"]:  # one by one, because the scores of a whole vocabulary are large
-            scores = activate(logits, "softmax")
-            tokens = best_tokens(scores, input_.parameters.top_k, allowed_ids)
-            best.append((tokens, scores[tokens]))
-        return {"tokens": np.stack([tokens for tokens, _ in best]), "scores": np.stack([scores for _, scores in best])}
+            all_scores = activate(logits, "softmax")
+            best.append(best_tokens(all_scores, input_.parameters.top_k, allowed_ids))
+            scores.append(all_scores[best[-1]])
+        return {"tokens": np.stack(best), "scores": np.stack(scores)}
 
     candidates = len(masks) * min(input_.parameters.top_k, tokenizer.vocabulary_size if allowed_ids is None else len(allowed_ids))
-    cost = _cost(input_.text, len(ids), candidates)
+    cost = candidates_cost(input_.text, len(ids), candidates)
     encodings = _windows(ids, masks, tokenizer)
     for encoding in encodings:
         encoding.small_outputs = allowed_ids is None and input_.parameters.top_k <= TOP_TOKENS
@@ -138,19 +132,6 @@ def _windows(ids: list[int], masks: Sequence[int], tokenizer: Tokenizer) -> list
         return [tokenizer.assemble(ids, masks=masks)]
     starts = [min(max(i - room // 2, 0), len(ids) - room) for i in masks]
     return [tokenizer.assemble(ids[start : start + room], masks=[i - start]) for i, start in zip(masks, starts, strict=True)]
-
-
-def _fill_jointly(input_: FillMaskInput, ids: list[int], masks: list[int], tokenizer: Tokenizer) -> TaskGenerator:
-    """Returns the best fillings of all masks of a text together."""
-    beam, top_k, vocabulary = input_.parameters.beam or DEFAULT_BEAM, input_.parameters.top_k, tokenizer.vocabulary_size
-    # without targets, any token of the vocabulary fills a mask
-    slots, warnings = ([Slot((1, vocabulary))], ()) if input_.targets is None else input_.targets(tokenizer)
-    patterns, reserved_tokens, was_truncated = prepare(ids, masks, slots, beam=beam, tokenizer=tokenizer)
-    count = min(top_k, sum(pattern.runs[-1] for pattern in patterns) * sum(slot.ways[-1] for slot in slots))
-    longest, mask_count = max(len(pattern.ids) for pattern in patterns), max(len(pattern.masks) for pattern in patterns)
-    cost = _cost(input_.text, longest, count, masks=mask_count) + Cost(reserved_tokens=reserved_tokens)
-    yield Step([], cost, truncated=was_truncated, warnings=warnings)  # the search starts after its total cost has been checked
-    return (yield from search(patterns, beam=beam, top_k=top_k, tokenizer=tokenizer))
 
 
 def _candidates(

@@ -15,15 +15,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import InvalidValueError
+from bertserve.service.tasks.cost import Cost, candidates_cost
 from bertserve.service.tasks.decoding import best_tokens
 from bertserve.service.tasks.step import Step, TaskGenerator
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
+
+if TYPE_CHECKING:
+    from bertserve.service.tasks.fill_mask import FillMaskInput
 
 DEFAULT_BEAM = 8  # fillings that are kept after each mask; each one is a run for the next mask
 # Maximum masks of a text, including those for targets of several tokens: the run for each mask follows the run for the one before.
@@ -95,16 +100,15 @@ class Pattern:
         return None if slot.next_tokens is None else slot.next_tokens[part]
 
 
-def prepare(
-    ids: list[int], masks: Sequence[int], slots: Sequence[Slot], *, beam: int, tokenizer: Tokenizer
-) -> tuple[list[Pattern], int, bool]:
-    """Returns the texts to search, the maximum number of tokens of the search, and whether text is left out.
-
-    `ids` are those of the text, with the positions of its masks, at least one, and the slots to choose from for each of them.
+def fill_jointly(input_: FillMaskInput, ids: list[int], masks: list[int], tokenizer: Tokenizer) -> TaskGenerator:
+    """Returns the best fillings of all masks of a text together, by falling score; `masks` has their positions in `ids`, at least one.
 
     Raises:
         InvalidValueError: There are too many masks or texts, or the masks of a text do not fit the model's length.
     """
+    beam, top_k = input_.parameters.beam or DEFAULT_BEAM, input_.parameters.top_k
+    # without targets, any token of the vocabulary fills a mask
+    slots, warnings = ([Slot((1, tokenizer.vocabulary_size))], ()) if input_.targets is None else input_.targets(tokenizer)
     if len(slots) ** len(masks) > MAX_PATTERNS:
         raise InvalidValueError(
             "{masks_count} masks with targets of {slots_count} different numbers of tokens need {texts} texts "
@@ -115,9 +119,14 @@ def prepare(
             limit=MAX_PATTERNS,
         )
     patterns = [_pattern(ids, masks, chosen, beam, tokenizer) for chosen in product(slots, repeat=len(masks))]
-    room, specials = tokenizer.max_text_tokens(pair=False), tokenizer.max_length - tokenizer.max_text_tokens(pair=False)
+    longest, mask_count = max(len(pattern.ids) for pattern in patterns), max(len(pattern.masks) for pattern in patterns)
+    count = min(top_k, sum(pattern.runs[-1] for pattern in patterns) * sum(slot.ways[-1] for slot in slots))
+    room = tokenizer.max_text_tokens(pair=False)
+    specials = tokenizer.max_length - room
     tokens = sum(sum(pattern.runs) * (min(len(pattern.ids), room) + specials + 1) for pattern in patterns)
-    return patterns, tokens, any(len(pattern.ids) > room for pattern in patterns)
+    cost = candidates_cost(input_.text, longest, count, masks=mask_count) + Cost(reserved_tokens=tokens)
+    yield Step([], cost, truncated=longest > room, warnings=warnings)  # the search starts after its total cost has been checked
+    return (yield from _search(patterns, beam=beam, top_k=top_k, tokenizer=tokenizer))
 
 
 def slots_of(targets: Mapping[TokenTuple, str]) -> list[Slot]:
@@ -175,7 +184,7 @@ def _runs(slots: Sequence[Slot], beam: int) -> list[int]:
     return counts
 
 
-def search(patterns: Sequence[Pattern], *, beam: int, top_k: int, tokenizer: Tokenizer) -> TaskGenerator:
+def _search(patterns: Sequence[Pattern], *, beam: int, top_k: int, tokenizer: Tokenizer) -> TaskGenerator:
     """Returns the `top_k` best fillings of all patterns, by falling score. Each step runs the next mask of all patterns.
 
     `beam` is the number of fillings that each pattern keeps.
