@@ -5,7 +5,7 @@ Spans are scored window by window, so memory holds the spans of one window.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import Any
 
@@ -50,15 +50,13 @@ def best_spans(start: Floats, end: Floats, window: range, *, longest: int, expec
         done, count = len(order), 8 * count  # grows fast, so that a window whose spans are nearly all equal is sorted only a few times
 
 
-# The first token of a span, its last token, its score, and the tokens that it can be extended to -> its answer
-SpanAnswer = Callable[[int, int, float, range], dict[str, Any]]
+def _span_answers(passage: Tokens, *, with_marks: bool, align_to_words: bool) -> Callable[[int, int, float, range], dict[str, Any]]:
+    """Returns a function that turns spans of tokens into answers, on request with combining marks and of whole words.
 
-
-def _span_answers(passage: Tokens, offsets: Sequence[tuple[int, int]], *, align_to_words: bool) -> SpanAnswer:
-    """Returns a function that turns spans of tokens into answers, on request of whole words. White space has the answer "".
-
-    `offsets` has start and end of each token in the passage.
+    It takes the first token of a span, the last one, the score, and the tokens to which the span can be extended. White space has the
+    answer "".
     """
+    offsets = passage.offsets_with_marks if with_marks else passage.offsets
     word_ids = passage.word_ids if align_to_words else range(len(passage))
     firsts: list[int] = []  # the first and the last token of each token's word
     lasts: list[int] = []
@@ -91,7 +89,7 @@ class BestAnswers:
     def __init__(self, passage: Tokens, *, top_k: int, align_to_words: bool) -> None:
         """Starts with no answers."""
         self._top_k = top_k
-        self._answer_of = _span_answers(passage, passage.offsets_with_marks, align_to_words=align_to_words)
+        self._answer_of = _span_answers(passage, with_marks=True, align_to_words=align_to_words)
         self._whole = range(len(passage))
         # text in lower case -> ((-score, first token, last token), which orders answers; the answer; its window)
         self._by_text: dict[str, tuple[tuple[float, int, int], dict[str, Any], range]] = {}
@@ -134,8 +132,7 @@ class SummedAnswers:
     def __init__(self, passage: Tokens, *, top_k: int, align_to_words: bool) -> None:
         """Starts with no answers."""
         self._limit = 2 * top_k + 10 if align_to_words else top_k  # spans of a window
-        # without the combining marks that the tokenizer strips
-        self._answer_of = _span_answers(passage, passage.offsets, align_to_words=align_to_words)
+        self._answer_of = _span_answers(passage, with_marks=False, align_to_words=align_to_words)
         self._by_text: dict[str, dict[str, Any]] = {}
 
     def add(self, start: Floats, end: Floats, window: range, longest: int) -> int:

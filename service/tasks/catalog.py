@@ -59,6 +59,6 @@ def tasks_of(manifest: Manifest) -> tuple[str, ...]:
     derived = (
         spec.name
         for spec in TASKS.values()
-        if spec.derivation is not None and spec.derivation.accepts(manifest.task) and spec.derivation.compatible(manifest)
+        if spec.derivation is not None and spec.derivation.base in (None, manifest.task) and spec.derivation.compatible(manifest)
     )
     return (manifest.task, *derived)

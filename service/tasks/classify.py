@@ -153,11 +153,10 @@ def _first_step(input_: ClassifyInput, tokenizer: Tokenizer) -> tuple[Step, list
     texts = [input_.text, input_.text_pair] if input_.text_pair else [input_.text]
     tokens = dict(zip(("text", "text_pair") if input_.text_pair else ("",), tokenizer.tokenize(texts), strict=True))
     room = tokenizer.max_text_tokens(pair=len(texts) > 1)
-    token_ranges = [[range(len(text_tokens.ids)) for text_tokens in tokens.values()]]  # of each text, for each encoding
-    spans: tuple[WindowSpan, ...] = ()
-    is_long = sum(map(len, token_ranges[0])) > room
-    if is_long:
-        token_ranges, spans = _cut(input_, tokens, room, tokenizer.truncation_side)
+    whole = [range(len(text_tokens.ids)) for text_tokens in tokens.values()]
+    is_long = sum(map(len, whole)) > room
+    # the tokens of each text, for each encoding
+    token_ranges, spans = _cut(input_, tokens, room, tokenizer.truncation_side) if is_long else ([whole], ())
     encodings = [
         tokenizer.assemble(*(text_tokens.ids[kept.start : kept.stop] for text_tokens, kept in zip(tokens.values(), ranges, strict=True)))
         for ranges in token_ranges

@@ -225,9 +225,11 @@ def embed(input_: EmbedInput, model: TaskModel) -> TaskGenerator:
         warnings=() if input_.text.strip() else EMPTY_WARNINGS,
     )
     vector: Floats = row["vector"]
-    if input_.parameters.encoding_format == "base64":
-        return _to_base64(vector) if vector.ndim == 1 else [_to_base64(token_vector) for token_vector in vector]
-    return vector
+    if input_.parameters.encoding_format != "base64":
+        return vector
+    # four bytes per value, little-endian, as clients of the OpenAI API read it
+    encoded = [base64.b64encode(values.astype("<f4").tobytes()).decode("ascii") for values in np.atleast_2d(vector)]
+    return encoded[0] if vector.ndim == 1 else encoded
 
 
 def encode(input_: EmbedInput, tokenizer: Tokenizer) -> tuple[Encoding, bool]:
@@ -244,11 +246,6 @@ def encode(input_: EmbedInput, tokenizer: Tokenizer) -> tuple[Encoding, bool]:
     encoding = tokenizer.assemble(tokens.ids[token_range.start : token_range.stop])
     encoding.small_outputs = input_.own_pooling
     return encoding, len(tokens) > room
-
-
-def _to_base64(values: Floats) -> str:
-    """Returns a vector, float32 [values], as base64: four bytes per value, little-endian, as clients of the OpenAI API read it."""
-    return base64.b64encode(values.astype("<f4").tobytes()).decode("ascii")
 
 
 def vector_of(input_: EmbedInput, row: Outputs) -> Outputs:

@@ -89,8 +89,6 @@ class PassageWindows:
     """The tokens of a question and of its passage, and the windows of the passage.
 
     Attributes:
-        question: The tokens of the question.
-        passage: The tokens of the passage.
         token_ranges: The tokens of the passage in each window.
         encodings: One per window: the question, and the window's part of the passage.
         cls_index: Index of [CLS] in an encoding, -1 for the last position; None if the model has no token for "no answer".

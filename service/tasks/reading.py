@@ -48,7 +48,7 @@ def parse_json(raw: bytes, body: type[TaskBody] | None = None) -> Any:
 def requested_task(task: str, value: Any) -> str:
     """Returns the task that a body requests, by default the model's own. `validate_as` reports a body that is not an object."""
     derived = ((spec.name, spec.derivation) for spec in TASKS.values() if spec.derivation is not None)
-    return next((name for name, derivation in derived if derivation.accepts(task) and _has(value, derivation.discriminator)), task)
+    return next((name for name, derivation in derived if derivation.base in (None, task) and _has(value, derivation.discriminator)), task)
 
 
 def _has(value: Any, keys: tuple[str, ...]) -> bool:

@@ -36,10 +36,6 @@ class Derivation:
     needs: str
     discriminator: tuple[str, ...]
 
-    def accepts(self, task: str) -> bool:
-        """Returns whether bundles of a task can answer."""
-        return self.base in (None, task)
-
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:

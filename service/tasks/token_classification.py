@@ -80,8 +80,10 @@ def label_tokens(input_: NerInput, model: TaskModel) -> TaskGenerator:
     """
     tokenizer, labels = model.tokenizer, model.config.labels
     tags = model.config.tags or labels
-    strategy = input_.parameters.aggregation_strategy
-    ignored = _ignored(input_, labels, tags)
+    strategy, ignored = input_.parameters.aggregation_strategy, set(input_.parameters.ignore_labels)
+    outside = {OUTSIDE, *(label for label, tag in zip(labels, tags, strict=True) if tag == OUTSIDE)}
+    if not ignored.isdisjoint(outside):  # `O` and the model's own spelling of it are the same
+        ignored |= outside
     names = (labels if strategy == "none" else groups_of(model.config)) if input_.parameters.decide else ()
     rule = decision_rule(input_.parameters, model, [name for name in names if name not in ignored])
     (tokens,) = tokenizer.tokenize([input_.text])
@@ -127,13 +129,6 @@ def groups_of(config: ModelConfig) -> list[str]:
 def _group_name(tag: str) -> str:
     """Returns the name of the group of a tag, also after another prefix than a letter, as in the pipeline."""
     return tag.split("-", 1)[-1]
-
-
-def _ignored(input_: NerInput, labels: Sequence[str], tags: Sequence[str]) -> set[str]:
-    """Returns the labels and groups to leave out; `O` and the model's own spelling of it are the same."""
-    ignored = set(input_.parameters.ignore_labels)
-    outside = {OUTSIDE, *(label for label, tag in zip(labels, tags, strict=True) if tag == OUTSIDE)}
-    return ignored if ignored.isdisjoint(outside) else ignored | outside
 
 
 def _tokens(
