@@ -37,6 +37,7 @@ async def test_texts_of_several_callers_share_a_run_of_a_batch_invariant_graph(
     engine = FakeEngine()
     tiny.bundle(tmp_path, batch_invariant=invariant)
     service = faked(tmp_path, engine, max_batch_tokens=4096, batch_variant_graphs=batch_variant)
+    service.scheduler.clock = lambda: 0.0  # all arrive together, also on a machine that stalls
     async with blocked(service, engine) as client:
         rest = [asyncio.ensure_future(client.post("/classify", json={"inputs": text})) for _ in range(4)]
         await queued(service, 4)
