@@ -151,14 +151,15 @@ def _first_step(input_: ClassifyInput, tokenizer: Tokenizer) -> tuple[Step, list
         )
     # an empty second text counts as missing, as in the pipeline
     texts = [input_.text, input_.text_pair] if input_.text_pair else [input_.text]
-    tokens = dict(zip(("text", "text_pair") if input_.text_pair else ("",), tokenizer.tokenize(texts), strict=True))
+    fields = ("text", "text_pair") if input_.text_pair else ("",)
+    tokens = tokenizer.tokenize(texts)
     room = tokenizer.max_text_tokens(pair=len(texts) > 1)
-    whole = [range(len(text_tokens.ids)) for text_tokens in tokens.values()]
+    whole = [range(len(text_tokens.ids)) for text_tokens in tokens]
     is_long = sum(map(len, whole)) > room
     # the tokens of each text, for each encoding
-    token_ranges, spans = _cut(input_, tokens, room, tokenizer.truncation_side) if is_long else ([whole], ())
+    token_ranges, spans = _cut(input_, fields, tokens, room, tokenizer.truncation_side) if is_long else ([whole], ())
     encodings = [
-        tokenizer.assemble(*(text_tokens.ids[kept.start : kept.stop] for text_tokens, kept in zip(tokens.values(), ranges, strict=True)))
+        tokenizer.assemble(*[text_tokens.ids[kept.start : kept.stop] for text_tokens, kept in zip(tokens, ranges, strict=True)])
         for ranges in token_ranges
     ]
     step = Step(
@@ -167,24 +168,25 @@ def _first_step(input_: ClassifyInput, tokenizer: Tokenizer) -> tuple[Step, list
         warnings=() if any(map(str.strip, texts)) else EMPTY_WARNINGS,
         windows_read=spans,
     )
-    return step, _occluded_texts(tokens, token_ranges) if input_.parameters.explain else []
+    return step, _occluded_texts(fields, tokens, token_ranges) if input_.parameters.explain else []
 
 
-def _cut(input_: ClassifyInput, tokens: Mapping[str, Tokens], room: int, side: Side) -> tuple[list[list[range]], tuple[WindowSpan, ...]]:
+def _cut(
+    input_: ClassifyInput, fields: Sequence[str], tokens: Sequence[Tokens], room: int, side: Side
+) -> tuple[list[list[range]], tuple[WindowSpan, ...]]:
     """Returns the tokens of each text for each encoding of an input over the model's length, and the spans that the model reads."""
-    parameters, lengths = input_.parameters, [len(text_tokens) for text_tokens in tokens.values()]
+    parameters, lengths = input_.parameters, list(map(len, tokens))
     if parameters.window is not None:  # each window of a pair has the whole first text and a part of the second
-        [*_, (field, text_tokens)] = tokens.items()
         ranges = windows(lengths[-1], room - sum(lengths[:-1]), parameters.stride, side)
-        return [[*map(range, lengths[:-1]), token_range] for token_range in ranges], window_spans(text_tokens, ranges, field)
+        return [[*map(range, lengths[:-1]), token_range] for token_range in ranges], window_spans(tokens[-1], ranges, fields[-1])
     if not parameters.truncation:
         raise too_long_error(sum(lengths), room, "or set `truncation` to true or `window` to `mean` or `max`")
     kept = kept_of_pair(lengths[0], sum(lengths[1:]), room, input_.truncation_side or side)[: len(lengths)]
-    spans = [window_spans(text_tokens, [part], field)[0] for (field, text_tokens), part in zip(tokens.items(), kept, strict=True)]
+    spans = [window_spans(text_tokens, [part], field)[0] for field, text_tokens, part in zip(fields, tokens, kept, strict=True)]
     return [list(kept)], tuple(spans)
 
 
-def _occluded_texts(tokens: Mapping[str, Tokens], token_ranges: Sequence[Sequence[range]]) -> list[OccludedText]:
+def _occluded_texts(fields: Sequence[str], tokens: Sequence[Tokens], token_ranges: Sequence[Sequence[range]]) -> list[OccludedText]:
     """Returns the texts of an input as the model reads them; a text in several windows is refused."""
     if len(token_ranges) > 1:
         raise InvalidValueError(
@@ -194,7 +196,7 @@ def _occluded_texts(tokens: Mapping[str, Tokens], token_ranges: Sequence[Sequenc
         )
     texts = [
         OccludedText(field, text_tokens, token_range, words_of(text_tokens, token_range))
-        for (field, text_tokens), token_range in zip(tokens.items(), token_ranges[0], strict=True)
+        for field, text_tokens, token_range in zip(fields, tokens, token_ranges[0], strict=True)
     ]
     occlusion.check_word_count(sum(len(text.words) for text in texts), "the pair" if len(texts) > 1 else "the text", "shorten it")
     return texts

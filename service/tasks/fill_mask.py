@@ -55,20 +55,16 @@ class FillMaskParameters(ClosedModel):
     beam: Annotated[int | None, Field(ge=1, le=64, description=f"With `joint`, the beam width; by default {DEFAULT_BEAM}.")] = None
 
 
-# A model's tokenizer -> the token ids of the targets, ascending, or with `joint` the slots of a mask; and warnings about targets.
-Targets = Callable[[Tokenizer], tuple[Any, tuple[str, ...]]]
-
-
 @dataclass(slots=True)
 class FillMaskInput:
-    """One text with masks; `targets` has the only words to consider, or is None for any token.
+    """One text with masks; `targets` has the only words to consider, as `target_ids` or with `joint` as `target_slots`; None for any token.
 
     All texts of a body share the targets, which are tokenized once; `target_chars` is this text's part of their characters.
     """
 
     text: str
     parameters: FillMaskParameters = field(default_factory=FillMaskParameters)
-    targets: Targets | None = None
+    targets: Callable[[Tokenizer], tuple[Any, tuple[str, ...]]] | None = None
     target_chars: int = 0
 
     @property
