@@ -91,21 +91,21 @@ class PassageWindows:
     Attributes:
         token_ranges: The tokens of the passage in each window.
         encodings: One per window: the question, and the window's part of the passage.
-        cls_index: Index of [CLS] in an encoding, -1 for the last position; None if the model has no token for "no answer".
+        tokenizer: The tokenizer of both.
     """
 
     question: Tokens
     passage: Tokens
     token_ranges: Sequence[range]
     encodings: Sequence[Encoding]
-    cls_index: int | None
+    tokenizer: Tokenizer
 
     def probabilities(self, encoding: Encoding, count: int, row: Outputs) -> tuple[float, Floats, Floats]:
         """Returns the probability of "no answer", and of each of an encoding's `count` tokens of the passage to be the first and the last.
 
         The probability of "no answer" has no meaning if there is no [CLS].
         """
-        none = [] if self.cls_index is None else [self.cls_index]
+        none = [] if self.tokenizer.cls_index is None else [self.tokenizer.cls_index]
         place = np.array([*none, *range(encoding.start, encoding.start + count)])
         start, end = activate(row["start_logits"][place], "softmax"), activate(row["end_logits"][place], "softmax")
         return float(start[0] * end[0]), start[len(none) :], end[len(none) :]
@@ -154,7 +154,7 @@ def answer_question(input_: AnswerInput, model: TaskModel) -> TaskGenerator:
         assert isinstance(collector, BestAnswers), "summed scores are not explained"
         window = read.token_ranges[int(np.argmin(no_answer_scores))]
         span, window = (None, window) if best is no_answer else collector.span_and_window(best)
-        yield from _explain(read, best, window, span, model.tokenizer, rule, parameters.offset_unit)
+        yield from _explain(read, best, window, span, rule, parameters.offset_unit)
     # their length is only known now
     decision_bytes = rule.response_bytes + text_bytes(best["answer"]) if rule.decides else 0
     yield Step([], Cost(decision_bytes + sum(ITEM_BYTES + text_bytes(answer["answer"]) for answer in answers)))
@@ -199,7 +199,7 @@ def windows_of(input_: AnswerInput, tokenizer: Tokenizer) -> PassageWindows:
     remedy = "make `max_seq_len` greater or the question shorter"
     token_ranges = windows(len(passage), room, stride, tokenizer.truncation_side, field="doc_stride", remedy=remedy)
     encodings = [tokenizer.assemble(question.ids, passage.ids[window.start : window.stop]) for window in token_ranges]
-    return PassageWindows(question, passage, token_ranges, encodings, tokenizer.cls_index)
+    return PassageWindows(question, passage, token_ranges, encodings, tokenizer)
 
 
 def _cost(read: PassageWindows, parameters: AnswerParameters) -> Cost:
@@ -214,7 +214,7 @@ def _cost(read: PassageWindows, parameters: AnswerParameters) -> Cost:
 
 
 def _explain(
-    read: PassageWindows, best: dict[str, Any], window: range, span: range | None, tokenizer: Tokenizer, rule: DecisionRule, unit: Unit
+    read: PassageWindows, best: dict[str, Any], window: range, span: range | None, rule: DecisionRule, unit: Unit
 ) -> TaskGenerator:
     """Runs the variants of a window, and explains the best answer by the score of its span in each variant.
 
@@ -231,7 +231,8 @@ def _explain(
             score = start[first] * end[first + len(span) - 1]
         return _calibrated(score, rule, is_answer=span is not None)
 
-    yield from occlusion.explain([best], [question, OccludedText("context", read.passage, window, words)], tokenizer, scores_of, unit)
+    texts = [question, OccludedText("context", read.passage, window, words)]
+    yield from occlusion.explain([best], texts, read.tokenizer, scores_of, unit)
 
 
 def _overlaps(word: Word, answer: dict[str, Any], span: range) -> bool:

@@ -197,7 +197,7 @@ def probabilities(read: question_answering.PassageWindows, rows: Sequence[dict[s
     """Returns start and end probabilities of each window over [CLS], at index 0, and the window's part of the passage."""
     found = []
     for encoding, cut, row in zip(read.encodings, read.token_ranges, rows, strict=True):
-        allowed = [read.cls_index, *(encoding.start + i for i in range(len(cut)))]
+        allowed = [read.tokenizer.cls_index, *(encoding.start + i for i in range(len(cut)))]
         start, end = (activate(np.array([row[name][i] for i in allowed]), "softmax") for name in ("start_logits", "end_logits"))
         found.append((start, end))
     return found
