@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -79,28 +80,8 @@ def _summary(manifest: Manifest) -> str:
 def _embedding(manifest: Manifest) -> list[str]:
     if manifest.embedding is None:
         return []
-    embedding = manifest.embedding
-    layers = ""
-    if embedding.layers == "last_four":
-        layers = f" On request, a vector has the last four layers side by side: {4 * embedding.dimensions} values."
-    elif embedding.layers != "last":
-        layers = f" On request, a vector has the layers {', '.join(map(str, embedding.layers))} side by side, or their sum or mean."
-    if embedding.default_layers is not None:
-        layers += f" The default layers are {', '.join(map(str, embedding.default_layers))} ({embedding.combine})."
-    prompts = "".join(
-        f" The{' default' if name == embedding.default_prompt else ''} prompt `{name}` is `{text}`."
-        for name, text in embedding.prompts.items()
-    )
-    normalized = "normalized to length 1" if embedding.normalize else "not normalized"
-    values = embedding.vector_dimensions or embedding.dimensions
-    truncation = (
-        f", of which the first {embedding.truncate_dim} are kept" if embedding.truncate_dim and embedding.truncate_dim < values else ""
-    )
-    similarity = "" if embedding.similarity == "cosine" else f" Their similarity is `{embedding.similarity}`."
-    return [
-        f"Vectors have {values} values{truncation}, with the pooling `{embedding.pooling}`, and are {normalized}."
-        f"{similarity}{layers}{prompts}"
-    ]
+    settings = manifest.embedding.model_dump(mode="json", exclude_defaults=True)
+    return ["How vectors are made, by the names of the manifest:", "", *(f"- `{name}`: {json.dumps(settings[name])}" for name in settings)]
 
 
 def _attention(manifest: Manifest) -> list[str]:
@@ -142,7 +123,7 @@ def _graph_table(manifest: Manifest, folder: Path) -> list[str]:
 
 
 def _describe_graph(graph: GraphSpec) -> str:
-    """Returns a graph's description, its fused and quantized operators, and the number of matrices with too few texts for GPTQ."""
+    """Returns a graph's description, and its fused and quantized operators."""
     validation = graph.validation
     fused, quantized = (
         ", ".join(f"{name} {count}" for name, count in counts.items()) for counts in (validation.fusions, validation.quantized)
@@ -151,9 +132,6 @@ def _describe_graph(graph: GraphSpec) -> str:
     text += f"; quantized {quantized}" if quantized else ""
     if quantized and validation.quantization_error:
         text += f", which changes the outputs by {validation.quantization_error:.3f} of their standard deviation"
-    if nearest_count := validation.quantized.get("RoundedToNearest", 0):
-        verb = "is" if nearest_count == 1 else "are"
-        text += f"; {nearest_count} of these matrices {verb} rounded without GPTQ, because of too few calibration texts"
     return f"{text}."
 
 

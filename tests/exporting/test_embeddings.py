@@ -35,7 +35,8 @@ def test_the_bundle_passes_the_check_and_its_card_describes_the_vectors(tmp_path
     assert 0 == bertserve.service.cli.main(["check", "--models", str(bundle.path.parent)])
     assert "vectors: feature-extraction, cpu/int8: ok" in capsys.readouterr().out
     card = (bundle.path / "README.md").read_text(encoding="utf-8")
-    assert all(fact in card for fact in ("pooling `mean`", "length 1.", "128 values", "`query` is `the book was `"))
+    settings = ('`pooling`: "mean"', "`normalize`: true", '`layers`: "last_four"', '`prompts`: {"query": "the book was ')
+    assert all(setting in card for setting in settings)
 
 
 @pytest.mark.parametrize(
@@ -253,5 +254,5 @@ def test_a_bundle_has_default_layers_that_requests_can_override(tmp_path: Path, 
     np.testing.assert_allclose(combined(source, numbers, "mean"), pooled(bundle, pooling="mean"), rtol=0, atol=1e-4)
     np.testing.assert_allclose(combined(source, [-1], "mean"), pooled(bundle, pooling="mean", layers="last"), rtol=0, atol=1e-4)
     np.testing.assert_allclose(combined(source, numbers, "sum"), pooled(bundle, pooling="mean", combine="sum"), rtol=0, atol=1e-4)
-    default = ", ".join(map(str, bundle.manifest.embedding.default_layers or ()))
-    assert f" {default} (mean)" in (bundle.path / "README.md").read_text(encoding="utf-8")
+    card = (bundle.path / "README.md").read_text(encoding="utf-8")
+    assert f'`default_layers`: {list(bundle.manifest.embedding.default_layers or ())}\n- `combine`: "mean"' in card
