@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 from bertserve.export import calibrate_cli, flags, verify_cli
 from bertserve.export.artifact import choose_precisions
 from bertserve.export.errors import ExportError, report_error
-from bertserve.export.tasks.all_tasks import EXPORT_TASKS
+from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.workspace import raise_on_signals
 from bertserve.service import __version__
 from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Manifest, Metric, TokenTypes

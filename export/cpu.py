@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import onnx_ir as ir
 from onnxruntime.transformers.fusion_options import AttentionMaskFormat
 
 from bertserve.export import inference
@@ -48,7 +49,7 @@ def build_graphs(build: GraphBuild, precisions: Sequence[Precision]) -> Iterator
     fp32, int8_path = (build.folder / f"model.cpu.{precision}.onnx" for precision in ("fp32", "int8"))
     with stage("optimize", f"cpu, from {build.description}"):
         optimized = optimize(build.traced, build.checkpoint, build.description)
-        onnx_files.copy(optimized.path, fp32)
+        onnx_files.save(ir.load(optimized.path), fp32)
     yield replace(optimized, path=fp32)
     if "int8" not in precisions:
         return

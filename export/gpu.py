@@ -211,7 +211,7 @@ def add_small_outputs(artifact: Artifact, target: Path, checkpoint: Checkpoint) 
     elif embedding is not None and (vectors := _pool(graph, tape, artifact, checkpoint)) is not None:
         specs = (OutputSpec(name=VECTOR_OUTPUT, kind="per_text"),)
         _add_output(graph, vectors, VECTOR_OUTPUT, ir.DataType.FLOAT, ["rows", embedding.dimensions])
-    elif checkpoint.mask is not None:
+    elif checkpoint.tokenizer_spec.mask is not None:
         specs = tuple(OutputSpec(name=name, kind="per_mask") for name in (TOP_LOG_PROBS_OUTPUT, TOP_TOKENS_OUTPUT))
         count = min(TOP_TOKENS, checkpoint.model.config.vocab_size)
         # in float32, because the sum of a whole vocabulary needs it

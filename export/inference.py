@@ -14,9 +14,10 @@ from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.signature import MASK_INDEX
 from bertserve.export.int8_texts import MAX_LINE_TOKENS, PASSAGE_COUNTS, SplitTexts
 from bertserve.export.progress import parallel_map
-from bertserve.export.tasks.all_tasks import EXPORT_TASKS
+from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.service.bundle.graph_spec import InputSpec
 from bertserve.service.engine.onnx_engine import build_feed
+from bertserve.service.engine.sessions import session_options
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.windows import truncate_longest_first
 
@@ -48,12 +49,12 @@ def make_feeds(texts: SplitTexts, checkpoint: Checkpoint, tokenizer: Tokenizer, 
     def assemble_single(text: TextToCut, i: int) -> Encoding:
         all_ids, max_tokens = text
         ids = list(all_ids[: min(tokenizer.max_text_tokens(pair=False), max_tokens)])
-        if checkpoint.mask is None:
+        if checkpoint.tokenizer_spec.mask is None:
             return tokenizer.assemble(ids)
-        ids = ids or [checkpoint.mask.id]
+        ids = ids or [checkpoint.tokenizer_spec.mask.id]
         masks = list(range(i % min(8, len(ids)), len(ids), 8))
         for mask in masks:
-            ids[mask] = checkpoint.mask.id
+            ids[mask] = checkpoint.tokenizer_spec.mask.id
         return tokenizer.assemble(ids, masks=masks)
 
     def assemble_pair(first: TextToCut, second: TextToCut) -> Encoding:
@@ -123,8 +124,4 @@ def rms_error(expected: Sequence[NDArray[np.float32]], actual: Sequence[NDArray[
 
 def open_session(path: Path, *, threads: int = 0) -> Any:
     """Returns a CPU session that runs the graph unchanged, with a number of threads per run; 0 for one per core."""
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(str(path), session_options(threads), providers=["CPUExecutionProvider"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,12 +99,6 @@ def shuffled(items: Sequence[Item]) -> list[Item]:
     return [items[start + i] for start in range(0, len(items), 12) for i in rng.permutation(min(12, len(items) - start))]
 
 
-def hash_texts(texts: Iterable[TextOrPair]) -> TextDigests:
-    """Returns the manifest's entry for these texts."""
-    hashes = list(map(hash_text, texts))
-    return TextDigests(texts=len(hashes), hashes=base64.b64encode(b"".join(hashes)).decode())
-
-
 def hashes_of(split: TextDigests) -> list[bytes]:
     """Returns the hashes in a manifest's entry, `HASH_BYTES` each, in the order of the texts."""
     digests = base64.b64decode(split.hashes)
@@ -142,6 +136,11 @@ class SplitTexts:
     def of(cls, texts: Sequence[TextOrPair]) -> SplitTexts:
         """Returns the texts of a file, without passages."""
         return cls(tuple(text for text in texts if isinstance(text, str)), pairs=tuple(text for text in texts if isinstance(text, tuple)))
+
+    def digests(self) -> TextDigests:
+        """Returns the manifest's entry for the texts of the file."""
+        hashes = [*map(hash_text, self.lines), *map(hash_text, self.pairs)]
+        return TextDigests(texts=len(hashes), hashes=base64.b64encode(b"".join(hashes)).decode())
 
     def with_passages(self, tokenizer: Tokenizer) -> SplitTexts:
         """Returns the same texts with passages of the lengths in `PASSAGE_COUNTS`, as far as the lines and the model's length allow."""
@@ -185,8 +184,7 @@ class Int8Texts(NamedTuple):
 
     def digests(self) -> Int8TextDigests:
         """Returns the manifest's entry for the texts of each split."""
-        calibration, gate, validation = (hash_texts((*texts.lines, *texts.pairs)) for texts in self)
-        return Int8TextDigests(calibration=calibration, gate=gate, validation=validation)
+        return Int8TextDigests(calibration=self.calibration.digests(), gate=self.gate.digests(), validation=self.validation.digests())
 
 
 def read_int8_texts(calibration: Path, validation: Path | None = None) -> Int8Texts:

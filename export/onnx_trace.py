@@ -77,7 +77,7 @@ def _trace_attention(checkpoint: Checkpoint, path: Path, tracer: str) -> tuple[I
 def _trace(checkpoint: Checkpoint, path: Path, tracer: str) -> tuple[InputSpec, ...]:
     """Exports the graph with one tracer; returns the inputs of the graph."""
     inputs, outputs = checkpoint.inputs, checkpoint.outputs
-    if checkpoint.mask is not None and checkpoint.model.base_model is checkpoint.model:
+    if checkpoint.tokenizer_spec.mask is not None and checkpoint.model.base_model is checkpoint.model:
         prefix = checkpoint.model.base_model_prefix
         raise GraphError(f"{type(checkpoint.model).__name__} has no module `{prefix}`, so its encoder is unknown.")
     module = GraphModel(checkpoint.model, [spec.name for spec in inputs], [spec.name for spec in outputs])
@@ -140,7 +140,7 @@ def _export_script(module: torch.nn.Module, checkpoint: Checkpoint, path: Path) 
             opset_version=OPSETS["torchscript"],
             dynamo=False,
         )
-        onnx_files.copy(Path(folder) / path.name, path)
+        onnx_files.save(ir.load(Path(folder) / path.name), path)
 
 
 def _examples(checkpoint: Checkpoint) -> tuple[torch.Tensor, ...]:

@@ -19,6 +19,7 @@ from bertserve import service
 from bertserve.export import cpu, gpu, int8_texts, onnx_trace
 from bertserve.export.artifact import Artifact, GraphBuild, choose_precisions
 from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.checkpoint.fast_tokenizer import tokenizer_json
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.checkpoint.module import load_module, module_name
 from bertserve.export.checkpoint.padding import refuse_pad_token_in_texts
@@ -27,7 +28,7 @@ from bertserve.export.graph import onnx_files
 from bertserve.export.int8_texts import Int8Texts
 from bertserve.export.model_card import bundle_texts, model_card
 from bertserve.export.progress import stage
-from bertserve.export.tasks.all_tasks import EXPORT_TASKS
+from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.tasks.tags import tag_like_labels
 from bertserve.export.validation.comparison import Reference, measure_graph
 from bertserve.export.validation.reference import sample_reference
@@ -126,7 +127,7 @@ def _build(options: ExportOptions, name: str, checkpoint: Checkpoint, texts: Int
         inputs, description = onnx_trace.trace(checkpoint, traced)
     checkpoint = replace(checkpoint, inputs=inputs)
     tokenizer_path = bundle / TOKENIZER_FILE
-    tokenizer_path.write_text(checkpoint.tokenizer_json, encoding="utf-8")
+    tokenizer_path.write_text(tokenizer_json(checkpoint.tokenizer, checkpoint.tokenizer_spec), encoding="utf-8")
     tokenizer_spec = checkpoint.tokenizer_spec.model_copy(update={"sha256": digest(tokenizer_path)})
     try:
         tokenizer = Tokenizer(tokenizer_path, tokenizer_spec)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bertserve.export import flags
 from bertserve.export.errors import ExportError, report_error
-from bertserve.export.tasks.all_tasks import EXPORT_TASKS
+from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.service.flag_parser import FlagParser
 from bertserve.service.providers import PROVIDERS
 

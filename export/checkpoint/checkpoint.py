@@ -1,4 +1,4 @@
-"""A loaded checkpoint as a plain record: a PyTorch model, a clean `tokenizer.json`, and the facts that later stages need.
+"""A loaded checkpoint as a plain record: a PyTorch model, its tokenizer, and the facts that later stages need.
 
 Its floating-point operations are counted while the model runs, because layers can be shared, and any kind of product can use weights.
 Matrix products and convolutions count, with two operations per multiplication and addition, at three lengths. Constant costs
@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from bertserve.export.checkpoint.signature import MASK_INDEX, read_output
 from bertserve.export.tasks.tags import read_tags
 from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
-from bertserve.service.bundle.manifest import Activation, Embedding, Flops, MaskToken, Source, SpecialPart, Task, TokenizerSpec
+from bertserve.service.bundle.manifest import Activation, Embedding, Flops, Source, SpecialPart, Task, TokenizerSpec
 from bertserve.service.tasks import token_classification
 
 
@@ -36,7 +36,6 @@ class Checkpoint:
         labels: Label names by id.
         activation: The function from logits to scores.
         tokenizer: The Hugging Face tokenizer, for the reference of parity.
-        tokenizer_json: The fast tokenizer without truncation and padding.
         tokenizer_spec: Its entry in the manifest, without the digest of its file.
         card: The checkpoint's README.md, if any.
         embedding: The settings of a text's vector, for feature extraction.
@@ -51,7 +50,6 @@ class Checkpoint:
     labels: tuple[str, ...]
     activation: Activation
     tokenizer: Any
-    tokenizer_json: str
     tokenizer_spec: TokenizerSpec
     card: str | None = None
     embedding: Embedding | None = None
@@ -61,11 +59,6 @@ class Checkpoint:
     def tags(self) -> tuple[str, ...]:
         """The tag of each label, for token classification; empty if the labels are the tags."""
         return read_tags(self.labels) if self.task == token_classification.TASK else ()
-
-    @property
-    def mask(self) -> MaskToken | None:
-        """The mask token, for fill-mask."""
-        return self.tokenizer_spec.mask
 
     @property
     def heads_and_hidden_size(self) -> tuple[int, int]:

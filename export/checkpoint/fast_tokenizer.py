@@ -18,11 +18,12 @@ from transformers import AutoTokenizer
 
 from bertserve.export.checkpoint.padding import Padding
 from bertserve.export.checkpoint.source import read_with_transformers
+from bertserve.export.checkpoint.token_types import Template
 from bertserve.export.checkpoint.vocabulary_files import refusal, replace_backend, use_vocabulary_files
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks.sample_texts import NAMES_TEXT, SAMPLE_TEXTS
 from bertserve.service.bundle.files import TOKENIZER_FILE
-from bertserve.service.bundle.manifest import AddedToken, MaskToken, SpecialPart, TemplatePart, TextPart, TokenizerSpec
+from bertserve.service.bundle.manifest import AddedToken, SpecialPart, TemplatePart, TextPart, TokenizerSpec
 
 logger = logging.getLogger("bertserve.export")
 
@@ -121,21 +122,11 @@ def _use_file(source: str, tokenizer: Any, folder: Path) -> None:
     replace_backend(tokenizer, file_backend)
 
 
-def describe_tokenizer(
-    tokenizer: Any,
-    single: tuple[TemplatePart, ...],
-    pair: tuple[TemplatePart, ...] | None,
-    padding: Padding,
-    *,
-    max_length: int,
-    mask: MaskToken | None = None,
-    pairs_only: bool = False,
-) -> TokenizerSpec:
-    """Returns the manifest's entry for a tokenizer, without the digest of its file; the options are fields of `TokenizerSpec`."""
+def describe_tokenizer(tokenizer: Any, single: Template, pair: Template | None, padding: Padding, **fields: Any) -> TokenizerSpec:
+    """Returns the manifest's entry for a tokenizer, without the digest of its file; `fields` has others of its fields."""
     (pad_id, padding_side), templates = padding, (single, pair or single)
     return TokenizerSpec(
         sha256="",
-        max_length=max_length,
         pad_id=pad_id,
         padding_side=padding_side,
         single=single,
@@ -143,10 +134,9 @@ def describe_tokenizer(
         cls_index=next((i for i in (0, -1) if all(getattr(parts[i], "id", None) == tokenizer.cls_token_id for parts in templates)), None),
         # of a token that continues a word; None if words begin after white space instead
         subword_prefix=json.loads(tokenizer.backend_tokenizer.to_str())["model"].get("continuing_subword_prefix") or None,
-        mask=mask,
-        pairs_only=pairs_only,
         added_tokens=_read_added_tokens(tokenizer, (*single, *(pair or ())), pad_id),
         truncation_side=tokenizer.truncation_side,
+        **fields,
     )
 
 
@@ -183,9 +173,7 @@ def vocabulary_size(tokenizer: Any) -> int:
     return max(len(tokenizer), *(id_ + 1 for id_ in ids.values()))
 
 
-def read_templates(
-    source: str, tokenizer: Any, *, second_text_first: bool = False
-) -> tuple[tuple[TemplatePart, ...], tuple[TemplatePart, ...]]:
+def read_templates(source: str, tokenizer: Any, *, second_text_first: bool = False) -> tuple[Template, Template]:
     """Reads the special-token templates of one text and of a pair from encodings of short texts, for any post-processor."""
     single, pair = (_encode(source, tokenizer, *texts, return_special_tokens_mask=True)[0] for texts in ("a", "ab"))
     _encode(source, tokenizer, _COMPARED_TEXTS[-1])  # without a token for unknown words, a vocabulary fails on it
@@ -200,7 +188,7 @@ def _encode(source: str, encode: Callable[..., Any], *texts: Any, **options: Any
         raise CheckpointError(f"the tokenizer of `{source}` cannot encode texts: {error}; save a complete one and export again.") from error
 
 
-def _read_template(encoding: Any, texts: str) -> tuple[TemplatePart, ...]:
+def _read_template(encoding: Any, texts: str) -> Template:
     """Returns the template of an encoding; `texts` has the name of each of its texts."""
     parts: list[TemplatePart] = []
     for token, id_, type_id, sequence, special in zip(

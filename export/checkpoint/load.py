@@ -12,8 +12,9 @@ from typing import Any
 import transformers
 from transformers import AutoConfig, PreTrainedModel
 
+from bertserve.export.checkpoint import signature
 from bertserve.export.checkpoint.checkpoint import Checkpoint
-from bertserve.export.checkpoint.fast_tokenizer import describe_tokenizer, load_tokenizer, read_templates, tokenizer_json, vocabulary_size
+from bertserve.export.checkpoint.fast_tokenizer import describe_tokenizer, load_tokenizer, read_templates, vocabulary_size
 from bertserve.export.checkpoint.padding import Padding, find_padding, set_pad_token
 from bertserve.export.checkpoint.sentence_head import SentenceHead, attach_sentence_head, read_embedding
 from bertserve.export.checkpoint.sentence_transformers import (
@@ -24,25 +25,15 @@ from bertserve.export.checkpoint.sentence_transformers import (
     read_modules,
     read_transformer_settings,
 )
-from bertserve.export.checkpoint.signature import (
-    ATTENTION_INDEX,
-    ATTENTIONS,
-    MASK_INDEX,
-    choose_layers,
-    count_heads,
-    graph_outputs,
-    model_inputs,
-)
 from bertserve.export.checkpoint.source import SourceFiles, find_card, find_source, read_with_transformers
 from bertserve.export.checkpoint.task_head import adapt_head, choose_task, fixed_labels, needs_pairs, read_activation, read_labels
-from bertserve.export.checkpoint.token_types import choose_token_types, type_templates
+from bertserve.export.checkpoint.token_types import Template, choose_token_types, type_templates
 from bertserve.export.checkpoint.weights import load_model
 from bertserve.export.errors import CheckpointError
-from bertserve.export.tasks import feature_extraction
-from bertserve.export.tasks.all_tasks import EXPORT_TASKS
+from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.service.bundle.graph_spec import InputSpec
-from bertserve.service.bundle.manifest import Combine, Embedding, Layers, MaskToken, Task, TemplatePart, TextPart, TokenTypes
-from bertserve.service.tasks import question_answering
+from bertserve.service.bundle.manifest import Combine, Embedding, Layers, MaskToken, Task, TextPart, TokenTypes
+from bertserve.service.tasks import embed, question_answering
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,12 +83,12 @@ def load_checkpoint(source: str, options: LoadOptions | None = None) -> Checkpoi
     if head is not None:
         attach_sentence_head(model, head)
     if embedding is not None:
-        graph_layers, numbers = choose_layers(model, tokenizer, options.layers)
+        graph_layers, numbers = signature.choose_layers(model, tokenizer, options.layers)
         defaults = {} if options.combine is None else {"default_layers": numbers, "combine": options.combine}
         embedding = embedding.model_copy(update={"layers": graph_layers} | defaults)
     _check_vocabulary(source, model, vocabulary_size(tokenizer))
     single, pair, token_types = _templates(files, task, model, tokenizer, options)
-    inputs = model_inputs(model, tokenizer, token_types)
+    inputs = signature.model_inputs(model, tokenizer, token_types)
     set_pad_token(source, model, tokenizer, (*single, *(pair or ())))
     # sentence-transformers replaces the tokenizer's limit by its own
     max_length = _usable_length(source, task, model, transformer_settings.max_length or tokenizer.model_max_length)
@@ -112,27 +103,26 @@ def load_checkpoint(source: str, options: LoadOptions | None = None) -> Checkpoi
         origin=files.origin(card, options.ignored_weights, token_types),
         model=model,
         task=task,
-        inputs=(*inputs, MASK_INDEX) if export_task.fills_masks else inputs,
-        outputs=graph_outputs(task, embedding),
+        inputs=(*inputs, signature.MASK_INDEX) if export_task.fills_masks else inputs,
+        outputs=signature.graph_outputs(task, embedding),
         labels=head_labels or (read_labels(source, model.config) if export_task.labeled else ()),
         activation="softmax" if head_labels else export_task.activation or read_activation(model.config, settings.activation_fn),
         tokenizer=tokenizer,
-        tokenizer_json=tokenizer_json(tokenizer, spec),
         tokenizer_spec=spec,
         card=None if card is None else card.read_text(encoding="utf-8-sig", errors="replace"),
         embedding=embedding,
     )
     if not options.attentions:
         return checkpoint
-    inputs, outputs = (*checkpoint.inputs, ATTENTION_INDEX), (*checkpoint.outputs, ATTENTIONS)
-    return replace(checkpoint, inputs=inputs, outputs=outputs, attention_heads=count_heads(model, tokenizer))
+    inputs, outputs = (*checkpoint.inputs, signature.ATTENTION_INDEX), (*checkpoint.outputs, signature.ATTENTIONS)
+    return replace(checkpoint, inputs=inputs, outputs=outputs, attention_heads=signature.count_heads(model, tokenizer))
 
 
 def _check_layers(source: str, task: str, options: LoadOptions) -> None:
     """Refuses a choice of layers for a task without vectors, and `--combine` without several layers."""
     layers, combine = options.layers, options.combine
     if layers != "last" and not EXPORT_TASKS[task].embeds:
-        raise CheckpointError(f"--layers is for {feature_extraction.EXPORT_TASK.name}, but `{source}` is for {task}; remove it.")
+        raise CheckpointError(f"--layers is for {embed.TASK}, but `{source}` is for {task}; remove it.")
     if combine is not None and layers == "last":
         raise CheckpointError(f"--combine {combine} needs several layers; give them with --layers, or remove it.")
 
@@ -167,7 +157,7 @@ def _find_task(files: SourceFiles, config: Any, task: str) -> tuple[Task, Any]:
     """Returns the task and the auto class that loads it."""
     if task == "auto" and POOLING in [kind for kind, _ in read_modules(files.folder)]:
         # modules.json decides; all-mpnet-base-v2, for example, names the class in which its base was trained
-        task = feature_extraction.EXPORT_TASK.name
+        task = embed.TASK
     chosen_task, auto_class = choose_task(config, task, files.adapter)
     if auto_class.__name__ in (getattr(config, "auto_map", None) or {}):
         raise CheckpointError(
@@ -179,7 +169,7 @@ def _find_task(files: SourceFiles, config: Any, task: str) -> tuple[Task, Any]:
 
 def _templates(
     files: SourceFiles, task: Task, model: PreTrainedModel, tokenizer: Any, options: LoadOptions
-) -> tuple[tuple[TemplatePart, ...], tuple[TemplatePart, ...] | None, TokenTypes | None]:
+) -> tuple[Template, Template | None, TokenTypes | None]:
     """Returns the templates of a text and of a pair, and the token types that the model was trained with, which these have."""
     source, export_task = files.source, EXPORT_TASKS[task]
     # transformers' scripts and pipeline for question answering put the passage first if the tokenizer pads on the left

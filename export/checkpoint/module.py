@@ -25,13 +25,13 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 from transformers.modeling_outputs import ModelOutput
 
 from bertserve.export.checkpoint.checkpoint import Checkpoint
-from bertserve.export.checkpoint.fast_tokenizer import describe_tokenizer, read_templates, tokenizer_json, vocabulary_size
+from bertserve.export.checkpoint.fast_tokenizer import describe_tokenizer, read_templates, vocabulary_size
 from bertserve.export.checkpoint.padding import find_padding
 from bertserve.export.checkpoint.signature import INPUTS, graph_outputs
 from bertserve.export.checkpoint.task_head import read_activation, read_labels
 from bertserve.export.checkpoint.token_types import TYPE_IDS
 from bertserve.export.errors import CheckpointError
-from bertserve.export.tasks.all_tasks import EXPORT_TASKS
+from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.service.bundle.manifest import Embedding, Pooling, Source
 from bertserve.service.errors import describe_validation_error
 
@@ -128,7 +128,7 @@ def load_module(reference: str) -> Checkpoint:
             f"the module of `{reference}` fails on ids of at most {last_id}, or on a text of up to {spec.max_length} tokens: "
             f"{type(error).__name__}: {error}."
         ) from error
-    tokenizer_spec = describe_tokenizer(tokenizer, single, pair, padding, max_length=spec.max_length)
+    tokenizer_spec = describe_tokenizer(tokenizer, single, pair, padding, max_length=spec.max_length, mask=None)
     embedding = Embedding(pooling=spec.pooling, normalize=False, dimensions=width) if task.embeds else None
     return Checkpoint(
         origin=Source(
@@ -145,7 +145,6 @@ def load_module(reference: str) -> Checkpoint:
         labels=read_labels(reference, config) if task.labeled else (),
         activation=task.activation or read_activation(config),
         tokenizer=tokenizer,
-        tokenizer_json=tokenizer_json(tokenizer, tokenizer_spec),
         tokenizer_spec=tokenizer_spec,
         embedding=embedding,
     )

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from bertserve.export.checkpoint.token_types import TYPE_IDS
 from bertserve.export.errors import CheckpointError
-from bertserve.export.tasks.all_tasks import EXPORT_TASKS
+from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
 from bertserve.service.bundle.manifest import LAST_FOUR, VECTOR_OUTPUT, Embedding, Layers, Task, TokenTypes
 

@@ -30,7 +30,7 @@ from bertserve.export.checkpoint.lora import LoraAdapter
 from bertserve.export.checkpoint.sentence_transformers import SETTINGS_FILE
 from bertserve.export.checkpoint.source import read_with_transformers
 from bertserve.export.errors import CheckpointError
-from bertserve.export.tasks.all_tasks import EXPORT_TASKS
+from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.tasks.export_task import ExportTask
 from bertserve.service.bundle.manifest import Activation, Task
 
@@ -146,7 +146,7 @@ def _task_of_model(config: Any, task: str) -> tuple[Task, Any]:
     # every model with a head contains an encoder
     if trained_for and task_name not in trained_for and not EXPORT_TASKS[task_name].embeds:
         raise CheckpointError(f"it is a {architectures[0]}, made for {' and '.join(trained_for)}; --task {task_name} does not match it.")
-    auto_class = trained_for.get(task_name, _auto_class(EXPORT_TASKS[task_name]))
+    auto_class = trained_for.get(task_name, auto_class_of(EXPORT_TASKS[task_name]))
     has_decoder = getattr(config, "is_encoder_decoder", False) or any(name.endswith("EncoderModel") for name in architectures)
     if EXPORT_TASKS[task_name].embeds and has_decoder and config.model_type in class_names(AutoModelForTextEncoding):
         auto_class = AutoModelForTextEncoding  # T5's decoder has inputs that do not come from a text
@@ -164,7 +164,8 @@ def class_names(auto_class: Any) -> Mapping[str, Any]:
     return names
 
 
-def _auto_class(task: ExportTask) -> Any:
+def auto_class_of(task: ExportTask) -> Any:
+    """Returns the auto class that loads models with a task's head."""
     return getattr(transformers, f"AutoModel{task.head.removeprefix('Model')}")
 
 
@@ -178,9 +179,9 @@ def _heads(architectures: list[str]) -> dict[Task, Any]:
             # language models ("LMHeadModel") are not plain encoders; XLNet's heads, for example, have other suffixes
             is_named = name.endswith(task.head) and "HeadModel" not in name
             # BART, a text generator, was not made to fill masks, though it can
-            is_mapped = name in class_names(_auto_class(task)).values() and "ForConditionalGeneration" not in name
+            is_mapped = name in class_names(auto_class_of(task)).values() and "ForConditionalGeneration" not in name
             if is_named or is_mapped:
-                return {task.name: _auto_class(task)}
+                return {task.name: auto_class_of(task)}
     return {}
 
 

@@ -19,6 +19,7 @@ from bertserve.service.bundle.manifest import TemplatePart, TokenTypes
 
 logger = logging.getLogger("bertserve.export")
 
+Template = tuple[TemplatePart, ...]  # the special tokens and the texts of an encoding, in order
 TYPE_IDS = "token_type_ids"
 # Classes with their own list of inputs, from which transformers 5 dropped token types. Other such lists are the same in both versions;
 # classes with the default list, such as XLNet's and the generic one, lost token types too.
@@ -63,14 +64,8 @@ def choose_token_types(
 
 
 def type_templates(
-    source: str,
-    model: PreTrainedModel,
-    single: tuple[TemplatePart, ...],
-    pair: tuple[TemplatePart, ...],
-    token_types: TokenTypes | None,
-    *,
-    needs_pairs: bool,
-) -> tuple[tuple[TemplatePart, ...], tuple[TemplatePart, ...] | None]:
+    source: str, model: PreTrainedModel, single: Template, pair: Template, token_types: TokenTypes | None, *, needs_pairs: bool
+) -> tuple[Template, Template | None]:
     """Returns the tokenizer's templates with the chosen token types; no template of a pair if the model lacks one of its types."""
     if token_types == "zero":  # noqa: S105 - no password
         single, pair = (tuple(part.model_copy(update={"type_id": 0}) for part in parts) for parts in (single, pair))

@@ -18,21 +18,15 @@ from typing import Any
 from unittest import mock
 
 import torch
-import transformers
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoModel, AutoModelForNextSentencePrediction, AutoModelForPreTraining, PreTrainedModel
 
 from bertserve.export.checkpoint.source import SourceFiles, read_with_transformers
-from bertserve.export.checkpoint.task_head import class_names
+from bertserve.export.checkpoint.task_head import auto_class_of, class_names
 from bertserve.export.checkpoint.weight_files import read_pickle
 from bertserve.export.errors import CheckpointError
-from bertserve.export.tasks.all_tasks import EXPORT_TASKS
+from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.service.bundle.manifest import Task
 from bertserve.service.errors import plural
-
-_HEADS = (
-    *("MaskedLM", "MultipleChoice", "NextSentencePrediction", "PreTraining"),
-    *("QuestionAnswering", "SequenceClassification", "TokenClassification"),
-)
 
 # names of the modules of BERT, RoBERTa, ELECTRA and DistilBERT; the last one of each reads the heads
 _ATTENTION_PART = re.compile(r"(?:^|\.)layer\.(\d+)\.attention\.(?:(?P<head>self\.(?:query|key|value)|[qkv]_lin)|output\.dense|out_lin)$")
@@ -123,7 +117,7 @@ def _names_with_other_heads(model: PreTrainedModel) -> set[str]:
     """Returns the names of the weights of all transformers models for a configuration, with and without the encoder's prefix."""
     names: set[str] = set()
     config: Any = model.config
-    for auto_class in (AutoModel, *(getattr(transformers, f"AutoModelFor{head}") for head in _HEADS)):
+    for auto_class in (*map(auto_class_of, EXPORT_TASKS.values()), AutoModelForNextSentencePrediction, AutoModelForPreTraining):
         if config.model_type not in class_names(auto_class):
             continue
         try:

@@ -71,11 +71,6 @@ def save(model: ir.Model, path: Path, *, max_bytes: int | None = None) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
 
 
-def copy(source: Path, target: Path) -> None:
-    """Copies a model with its constants to a new file, or to two."""
-    save(ir.load(source), target)
-
-
 def finalize(path: Path) -> None:
     """Converts a finished model to the form of a bundle: one file, or two if it has more than `MAX_BYTES` of constants."""
     model = ir.load(path)

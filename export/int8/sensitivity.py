@@ -23,6 +23,7 @@ from bertserve.export.int8.gptq import output_blocks
 from bertserve.export.int8.smoothquant import LayerParams
 from bertserve.export.progress import parallel_map
 
+_PERTURBATION = "/shift"  # end of the name of an input that is added to a layer's output
 FIRST_TEXTS = 8  # a layer whose error on these is not within a factor of four of a limit is not measured on the others
 
 
@@ -57,7 +58,7 @@ def _perturbed_session(model: ir.Model, path: Path) -> Any:
     perturbed = model.clone()
     linears = rewrite.linears_by_input(perturbed.graph)
     for tensor, layer in linears.items():
-        perturbation = ir.val(_perturbation_name(tensor), dtype=ir.DataType.FLOAT)
+        perturbation = ir.val(f"{tensor}{_PERTURBATION}", dtype=ir.DataType.FLOAT)
         perturbed.graph.inputs.append(perturbation)
         rewrite.add_to_output(perturbed.graph, layer.nodes[-1], ir.tape.Tape(), perturbation)
     rewrite.save(perturbed, path, outputs=list(linears))
@@ -67,7 +68,7 @@ def _perturbed_session(model: ir.Model, path: Path) -> Any:
 def _measure(session: Any, model: ir.Model, params: Mapping[str, LayerParams], feeds: Sequence[Feed]) -> dict[str, float]:
     """Returns the square of the outputs' relative error for each layer, with only this layer in int8."""
     linears = rewrite.linears_by_input(model.graph)
-    zeros = {_perturbation_name(tensor): np.zeros(1, dtype=np.float32) for tensor in linears}
+    zeros = {f"{tensor}{_PERTURBATION}": np.zeros(1, dtype=np.float32) for tensor in linears}
     batches = [{**zeros, **batch} for batch in inference.batch_by_length(feeds)]
     output_names, names = [str(value.name) for value in model.graph.outputs], list(linears)
     expected = inference.concatenate_runs(inference.run_each(session, batches, output_names))
@@ -76,7 +77,7 @@ def _measure(session: Any, model: ir.Model, params: Mapping[str, LayerParams], f
     def error(tensor: str) -> float:
         changes = _changes(linears[tensor], params[tensor], [values[tensor] for values in inputs])
         runs = [
-            session.run(output_names, batch | {_perturbation_name(tensor): change}) for batch, change in zip(batches, changes, strict=True)
+            session.run(output_names, batch | {f"{tensor}{_PERTURBATION}": change}) for batch, change in zip(batches, changes, strict=True)
         ]
         return inference.rms_error(expected, inference.concatenate_runs(runs)) ** 2
 
@@ -109,7 +110,3 @@ def choose_feeds(feeds: Sequence[Feed], tokens: float) -> list[Feed]:
     mean_tokens = np.mean([inference.token_count(feed) for feed in shortest[:8]])
     count = int(np.clip(tokens / mean_tokens, 16, 64))
     return [shortest[:count][i] for i in np.random.default_rng(0).permutation(min(count, len(shortest)))]
-
-
-def _perturbation_name(tensor: str) -> str:
-    return f"{tensor}/shift"

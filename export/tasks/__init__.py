@@ -1,5 +1,30 @@
-"""One module per task that a bundle can have; its `EXPORT_TASK` has all the exporter's facts about the task. `all_tasks` lists them.
+"""The tasks that a bundle can have: a module for each, whose `EXPORT_TASK` has all the exporter's facts about it.
 
 These modules do not import torch, because `bert-export verify` runs in the service's environment. Functions on a PyTorch model get it as an
 argument.
 """
+
+from __future__ import annotations
+
+from bertserve.export.tasks import (
+    feature_extraction,
+    fill_mask,
+    multiple_choice,
+    question_answering,
+    text_classification,
+    token_classification,
+)
+from bertserve.export.tasks.export_task import ExportTask
+
+# an architecture belongs to the first task with a matching suffix, so "Model" is last
+EXPORT_TASKS: dict[str, ExportTask] = {
+    task.name: task
+    for task in (
+        text_classification.EXPORT_TASK,
+        token_classification.EXPORT_TASK,
+        question_answering.EXPORT_TASK,
+        fill_mask.EXPORT_TASK,
+        multiple_choice.EXPORT_TASK,
+        feature_extraction.EXPORT_TASK,
+    )
+}

@@ -10,9 +10,9 @@ from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.checkpoint.module import load_module
 from bertserve.export.errors import CheckpointError, DataError
-from bertserve.export.int8_texts import SplitTexts, hash_texts
+from bertserve.export.int8_texts import SplitTexts
 from bertserve.export.model_card import CARD_FIELDS, bundle_texts, model_card
-from bertserve.export.tasks.all_tasks import EXPORT_TASKS
+from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.validation.comparison import measure_graph
 from bertserve.export.validation.reference import sample_reference
 from bertserve.export.validation.verify import VerifyOptions, VerifyReport
@@ -82,7 +82,7 @@ def update(bundle: Bundle, checkpoint: Checkpoint, tokenizer: Tokenizer, validat
         raise DataError(f"`{manifest.name}` has no int8 graph, which --validation needs; remove --validation.")
     EXPORT_TASKS[manifest.task].refuse_pairs((texts,), manifest.tokenizer)
     if digests is not None:
-        digests = digests.model_copy(update={"validation": hash_texts((*texts.lines, *texts.pairs))})
+        digests = digests.model_copy(update={"validation": texts.digests()})
     reference = sample_reference(checkpoint, texts.with_passages(tokenizer))
     graphs = tuple(measure_graph(bundle.path, graph, checkpoint, tokenizer, reference) for graph in manifest.graphs)
     source = manifest.source.model_copy(update=checkpoint.origin.model_dump(include=CARD_FIELDS))

@@ -8,7 +8,7 @@ from typing import Any
 
 from bertserve.export.errors import DataError
 from bertserve.export.input_fields import Document, read_input
-from bertserve.export.tasks.all_tasks import EXPORT_TASKS
+from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.validation.served_graph import read_body
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import BertServeError

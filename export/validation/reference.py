@@ -18,7 +18,7 @@ from bertserve.export.checkpoint.signature import read_output, returning_attenti
 from bertserve.export.errors import GraphError
 from bertserve.export.int8_texts import SplitTexts
 from bertserve.export.progress import track
-from bertserve.export.tasks.all_tasks import EXPORT_TASKS
+from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, SAMPLE_TEXTS
 from bertserve.export.validation.comparison import Reference
 from bertserve.export.validation.served_graph import ModelAnswer, sample_requests
@@ -96,8 +96,8 @@ def _run_window(checkpoint: Checkpoint, window: dict[str, list[int]]) -> Outputs
     with torch.no_grad():
         outputs = checkpoint.model(**{name: torch.tensor([values]) for name, values in window.items()})
     row = {spec.name: read_output(outputs, spec.name)[0].numpy() for spec in checkpoint.outputs if spec.kind != "per_map"}
-    if checkpoint.mask is not None:
-        masks = [i for i, id_ in enumerate(window["input_ids"]) if id_ == checkpoint.mask.id]
+    if checkpoint.tokenizer_spec.mask is not None:
+        masks = [i for i, id_ in enumerate(window["input_ids"]) if id_ == checkpoint.tokenizer_spec.mask.id]
         row = {name: values[masks] for name, values in row.items()}
     return row
 

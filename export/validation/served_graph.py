@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertserve.export.tasks.all_tasks import EXPORT_TASKS
+from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.tasks.export_task import ExportTask
 from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, SHORT_TEXT
 from bertserve.service.bundle.graph_spec import GraphSpec, Outputs, Speed, Timing

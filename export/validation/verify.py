@@ -14,7 +14,7 @@ from typing import Any
 
 from bertserve.export.errors import DataError, ExportError, GraphError
 from bertserve.export.input_fields import INPUT_KEYS
-from bertserve.export.tasks.all_tasks import EXPORT_TASKS
+from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.tasks.evaluation import MetricValue
 from bertserve.export.validation.comparison import Comparison, Reference, compare, predict_sample
 from bertserve.export.validation.labeled_data import read_data

@@ -12,6 +12,7 @@ from transformers import BertConfig, PreTrainedTokenizerFast
 
 import tiny
 from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.checkpoint.fast_tokenizer import tokenizer_json
 from bertserve.service.bundle.files import TOKENIZER_FILE
 from bertserve.service.text.tokenizer import Tokenizer
 
@@ -117,7 +118,7 @@ def save_adapter(model: Any, folder: Path, **config: Any) -> Any:
 
 def service_tokenizer(checkpoint: Checkpoint, folder: Path) -> Tokenizer:
     """Returns the service's tokenizer of a loaded checkpoint; writes its file to the folder."""
-    (folder / TOKENIZER_FILE).write_text(checkpoint.tokenizer_json, encoding="utf-8")
+    (folder / TOKENIZER_FILE).write_text(tokenizer_json(checkpoint.tokenizer, checkpoint.tokenizer_spec), encoding="utf-8")
     return Tokenizer(folder / TOKENIZER_FILE, checkpoint.tokenizer_spec)
 
 

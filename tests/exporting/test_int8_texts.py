@@ -10,7 +10,7 @@ import tiny
 from bertserve.export import int8_texts
 from bertserve.export.errors import DataError
 from bertserve.export.int8_texts import SplitTexts
-from bertserve.export.tasks.all_tasks import EXPORT_TASKS
+from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.service.bundle.files import load_bundle
 from bundles import json_lines
 from checkpoints import numbered_texts

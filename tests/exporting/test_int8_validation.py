@@ -13,8 +13,8 @@ import tiny
 from bertserve.export import int8_texts
 from bertserve.export.errors import DataError
 from bertserve.export.int8.quantize import quantize
-from bertserve.export.int8_texts import Int8Texts, SplitTexts, hash_texts, read_int8_texts
-from bertserve.export.tasks.all_tasks import EXPORT_TASKS
+from bertserve.export.int8_texts import Int8Texts, SplitTexts, read_int8_texts
+from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, load_bundle
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.check import check
@@ -32,7 +32,7 @@ def test_int8_is_validated_on_the_texts_of_the_validation_flag(source: Path, out
     assert 0 == run(source, "--validation", own)[0]
     texts = load_bundle(output / "tiny-bert").manifest.int8_texts
 
-    assert hash_texts(own.read_text(encoding="utf-8").splitlines()) == texts.validation
+    assert SplitTexts.of(own.read_text(encoding="utf-8").splitlines()).digests() == texts.validation
 
 
 def test_validation_texts_change_neither_the_int8_graph_nor_its_gate(source: Path, output: Path, tmp_path: Path, run: Run) -> None:

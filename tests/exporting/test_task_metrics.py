@@ -7,8 +7,7 @@ import pytest
 import seqeval.metrics
 from seqeval.scheme import BILOU, IOB2, IOBES
 
-from bertserve.export.tasks import evaluation
-from bertserve.export.tasks.all_tasks import EXPORT_TASKS
+from bertserve.export.tasks import EXPORT_TASKS, evaluation
 from bertserve.service.bundle.graph_spec import Agreement
 from fakes import Head
 

@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 import transformers
 
-from bertserve.export.checkpoint.fast_tokenizer import load_tokenizer
+from bertserve.export.checkpoint.fast_tokenizer import load_tokenizer, tokenizer_json
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import CheckpointError
 from golden.make_tokenizers import GOLDEN, write_folder
@@ -60,7 +60,8 @@ def test_a_bundle_has_no_token_for_the_space_before_a_mask(tmp_path: Path) -> No
     (tmp_path / "vocab.json").write_text(GOLDEN["files"]["roberta.json"], encoding="utf-8")
     (tmp_path / "merges.txt").write_text(GOLDEN["files"]["roberta.merges"], encoding="utf-8")
 
-    steps = tokenizers.Tokenizer.from_str(load_checkpoint(str(tmp_path)).tokenizer_json)
+    checkpoint = load_checkpoint(str(tmp_path))
+    steps = tokenizers.Tokenizer.from_str(tokenizer_json(checkpoint.tokenizer, checkpoint.tokenizer_spec))
     [case] = [case for case in GOLDEN["cases"] if case["model_type"] == "roberta" and list(case["files"]) == ["vocab.json", "merges.txt"]]
     assert case["ids"][6] == steps.encode(GOLDEN["texts"][6].format(mask="<mask>")).ids
 
