@@ -1,4 +1,4 @@
-"""Errors of a whole body: it is not JSON, is not an object, or has a key that would have no effect. It does not depend on HTTP."""
+"""Errors of a whole body: it is not JSON, is not an object, or has a field that would have no effect. It does not depend on HTTP."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from bertserve.service.errors import CallerValue, InvalidValueError, MalformedRequestError, did_you_mean
 from bertserve.service.tasks.body import TaskBody, field_names
 
-# Keys that clients of other services send next to `inputs`, with the values that change nothing here. None means any value.
+# Fields that clients of other services send next to `inputs`, with the values that change nothing here. None means any value.
 IGNORED_FIELDS: Mapping[str, Sequence[Any] | None] = {
     "options": None,  # the Inference API sends it; `IGNORED_OPTIONS` are its names
     "use_cache": None,
@@ -31,13 +31,13 @@ IGNORED_OPTIONS = (
 )
 
 
-def check_keys(value: Mapping[str, Any], body: type[TaskBody]) -> None:
-    """Checks that all keys of a body are known or harmless.
+def check_fields(value: Mapping[str, Any], body: type[TaskBody]) -> None:
+    """Checks that all fields of a body are known or harmless.
 
     Raises:
-        InvalidValueError: A key is unknown or not supported. The message says where it belongs, or has the most similar name.
+        InvalidValueError: A field is unknown or not supported. The message says where it belongs, or has the most similar name.
     """
-    # the check stops at the first wrong key, so a million keys cost no more
+    # the check stops at the first wrong field, so a million fields cost no more
     for name, content in value.items():
         if name in field_names(body) or (content is None and body.ignores_null_fields):
             continue
@@ -70,9 +70,13 @@ def unknown_name_error(
     name: str, holder: str, known: Sequence[str], error_class: type[InvalidValueError] = InvalidValueError
 ) -> InvalidValueError:
     """Returns the error of an unknown name; `holder` is the object that does not have it, for the message."""
-    hint = did_you_mean(name.lower(), known)
-    remedy = f"{hint + ' Known' if hint else 'known'} names are {quote_names(known)}" if known else "leave it out"
+    remedy = _known_names(did_you_mean(name.lower(), known), known) if known else "leave it out"
     return error_class("{holder} has no `{name}`; {remedy}.", holder=holder, name=CallerValue(name), remedy=remedy)
+
+
+def _known_names(hint: str, known: Sequence[str], kind: str = "names") -> str:
+    """Returns the end of an error of an unknown name: the question with the most similar one, if there is any, and the known ones."""
+    return f"{hint + ' Known' if hint else 'known'} {kind} are {quote_names(known)}"
 
 
 def check_names(names: Iterable[str], known: Sequence[str], holder: str, error_class: type[InvalidValueError] = InvalidValueError) -> None:
@@ -87,7 +91,7 @@ def check_names(names: Iterable[str], known: Sequence[str], holder: str, error_c
 
 
 def required_fields(body: type[TaskBody]) -> list[str]:
-    """Returns the required keys of a body: `inputs`, or the fields that replace it."""
+    """Returns the required fields of a body: `inputs`, or the fields that replace it."""
     return [name for name, field in body.model_fields.items() if field.is_required() and name != "parameters"]
 
 
@@ -99,7 +103,7 @@ def _unknown_field_error(name: str, body: type[TaskBody]) -> InvalidValueError:
     if name in parameters:
         return InvalidValueError("unknown field `{field}` next to {known}; put it into `parameters`.", field=name, known=texts)
     hint = did_you_mean(name.lower(), known) or did_you_mean(name.lower(), parameters, name_format="`{}` in `parameters`")
-    remedy = f"{hint + ' Known' if hint else 'known'} fields are {quote_names(known)}"
+    remedy = _known_names(hint, known, kind="fields")
     return InvalidValueError("unknown field `{name}`; {remedy}.", name=CallerValue(name), remedy=remedy)
 
 

@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from bertserve.service.errors import CallerValue, InvalidValueError, TooLargeError, requirement
 from bertserve.service.tasks.body import TAGS, Limits, TaskBody, field_names
-from bertserve.service.tasks.body_errors import check_keys, invalid_json_error, not_an_object_error, unknown_within_error
+from bertserve.service.tasks.body_errors import check_fields, invalid_json_error, not_an_object_error, unknown_within_error
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import parse
 
@@ -70,7 +70,7 @@ def validate_as(body_type: type[B], value: Any, limits: Limits) -> B:
     if not isinstance(value, dict):
         raise not_an_object_error(value, body_type)
     if not value.keys() <= field_names(body_type):
-        check_keys(value, body_type)
+        check_fields(value, body_type)
     try:
         body = body_type.model_validate(value)
     except ValidationError as validation_error:
