@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -20,6 +21,7 @@ from bertserve.service.errors import (
 )
 from bertserve.service.models.model import Model
 from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.reading import requested_task
 
 logger = logging.getLogger("bertserve.loading")
 
@@ -216,6 +218,16 @@ class Registry:
                 able=_quoted(self._candidates(task)),
             )
         return model
+
+    def task_of_body(self, model: Model, value: Any) -> str:
+        """Returns the task that the JSON value of a body requests of a model.
+
+        Raises:
+            InvalidValueError: The model cannot answer it.
+        """
+        task = requested_task(model.task, value)
+        self.for_task(task, model.name)
+        return task
 
 
 def _requirement(task: str) -> str:

@@ -20,7 +20,7 @@ from bertserve.service.tasks import classify, fill_mask, question_answering, tok
 from bertserve.service.tasks.body import TaskBody
 from bertserve.service.tasks.body_errors import check_names
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.reading import parse_json, read_as, requested_task, show, validate_as
+from bertserve.service.tasks.reading import parse_json, read_as, show, validate_as
 
 _JS_USER_AGENT = b"@huggingface/inference/"
 _JS_READS_ONE = frozenset({classify.TASK, token_classification.TASK, question_answering.TASK, fill_mask.TASK, zero_shot.TASK})
@@ -62,8 +62,7 @@ def read_at_base(raw: bytes, request: RequestContext) -> Call:
 
 def _validate(model: Model, value: Any, request: RequestContext) -> tuple[str, TaskBody]:
     """Returns the task that a body's JSON value requests of a model, and the body."""
-    task = requested_task(model.task, value)
-    request.state.registry.for_task(task, model.name)
+    task = request.state.registry.task_of_body(model, value)
     return task, validate_as(TASKS[task].body, value, request.state.limits)
 
 

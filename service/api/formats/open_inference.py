@@ -25,7 +25,7 @@ from bertserve.service.tasks.body import MAX_ITEMS, ClosedModel, TaskBody, types
 from bertserve.service.tasks.body_errors import check_names, unknown_name_error
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import to_json
-from bertserve.service.tasks.reading import parse_json, path_in_body, requested_task, show, validate_as, wrong_value_error
+from bertserve.service.tasks.reading import parse_json, path_in_body, show, validate_as, wrong_value_error
 from bertserve.service.tasks.task_spec import UNNAMED_TEXT
 
 JSON_OUTPUT = "json"  # name of the output with the JSON response of the task's endpoint
@@ -112,8 +112,7 @@ def read_infer(raw: bytes, request: RequestContext) -> Call:
     options = infer.parameters or InferParameters()
     parameters = options.model_extra or {}
     names = dict.fromkeys(tensor.name for tensor in infer.inputs)
-    task = requested_task(model.task, {**names, "inputs": names, "parameters": parameters})
-    request.state.registry.for_task(task, model.name)
+    task = request.state.registry.task_of_body(model, {**names, "inputs": names, "parameters": parameters})
     texts = _read_texts(infer.inputs, binary_data, task)
     body = validate_as(TASKS[task].body, _task_body(task, texts, parameters), request.state.limits)
     outputs = _output_names(task, model.bundle.manifest, body)
