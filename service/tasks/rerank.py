@@ -10,12 +10,13 @@ would reverse the order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import BaseModel, Field
 
-from bertserve.service.bundle.manifest import Activation
+from bertserve.service.bundle.manifest import Activation, Side
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.body import LIST_LIMIT, TaskBody, Truncate, TruncationDirection, body_config, defaults
 from bertserve.service.tasks.cost import ITEM_BYTES, TEXT_CHARS, Cost, text_bytes
@@ -44,26 +45,44 @@ def relevant_label(labels: Sequence[str]) -> int | None:
     return ids[0] if len(ids) == 1 and len(labels) <= 2 else None
 
 
-def rerank(input_: RerankBody, model: TaskModel) -> TaskGenerator:
+@dataclass(slots=True)
+class RerankInput:
+    """A query and the texts to rank; `truncation_side` is None for the model's own. `parameters` are those of decisions."""
+
+    query: str
+    texts: Sequence[str]
+    raw_scores: bool = False
+    return_text: bool = False
+    truncation: bool = True
+    truncation_side: Side | None = None
+    parameters: CalibratedDecisionParameters = field(default_factory=CalibratedDecisionParameters)
+
+    @property
+    def chars(self) -> int:
+        """Characters to tokenize; each text counts `TEXT_CHARS` more."""
+        return len(self.query) + sum(map(len, self.texts)) + len(self.texts) * TEXT_CHARS
+
+
+def rerank(input_: RerankInput, model: TaskModel) -> TaskGenerator:
     """Returns `{index, score}` of each text, and `text` on request, best first by their logits; equal ones keep the order of the texts.
 
     Each text forms a pair with the query; if a pair is too long, the longer text is truncated first. The rows have the output `logits`,
     float32 [1], or [2] for a model with two labels.
 
     Raises:
-        InvalidValueError: A pair is too long and `truncate` is false.
+        InvalidValueError: A pair is too long and `truncation` is false.
     """
-    config, parameters = model.config, input_.parameters or defaults(CalibratedDecisionParameters)
+    config = model.config
     label = relevant_label(config.labels)
     assert label is not None, "a derived task runs only on compatible models"
     name = config.labels[label]
-    rule = decision_rule(parameters, model, [name], can_calibrate=not input_.raw_scores, probabilities=not input_.raw_scores)
+    rule = decision_rule(input_.parameters, model, [name], can_calibrate=not input_.raw_scores, probabilities=not input_.raw_scores)
     encodings, truncated = encode_pairs(
         model.tokenizer,
         input_.query,
         input_.texts,
-        side=input_.truncation_direction,
-        must_fit=input_.truncate is False,
+        side=input_.truncation_side,
+        must_fit=not input_.truncation,
         field="texts",
         option="truncate",
     )
@@ -127,14 +146,19 @@ class RerankBody(QueryBody):
     truncation_direction: TruncationDirection = None
     parameters: CalibratedDecisionParameters | None = None
 
-    @property
-    def chars(self) -> int:
-        """Characters to tokenize; each text counts `TEXT_CHARS` more."""
-        return len(self.query) + sum(map(len, self.texts)) + len(self.texts) * TEXT_CHARS
-
     def task_inputs(self, config: ModelConfig) -> list[Any]:
-        """Returns the body, which is the only input."""
-        return [self]
+        """Returns the only input."""
+        return [
+            RerankInput(
+                self.query,
+                self.texts,
+                self.raw_scores,
+                self.return_text,
+                truncation=self.truncate is not False,
+                truncation_side=self.truncation_direction,
+                parameters=self.parameters or defaults(CalibratedDecisionParameters),
+            )
+        ]
 
 
 class RankedText(BaseModel):

@@ -53,7 +53,7 @@ def test_a_request_overrides_the_truncation_side(left: Tokenizer, tokenizer: Tok
     direction: Any = {"truncation_direction": "right"}
     for task, overriding, plain in (
         (embed, embed.EmbedInput(TEXT, embed.EmbedParameters(**direction)), embed.EmbedInput(TEXT)),
-        (rerank, rerank.RerankBody(query="a", texts=[TEXT], **direction), rerank.RerankBody(query="a", texts=[TEXT])),
+        (rerank, rerank.RerankInput("a", [TEXT], truncation_side="right"), rerank.RerankInput("a", [TEXT])),
         (classify, classify.ClassifyInput(TEXT, truncation_side="right"), classify.ClassifyInput(TEXT)),
     ):
         cut_right, overridden, cut_left = (

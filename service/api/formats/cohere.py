@@ -50,7 +50,7 @@ class DocumentsBody(rerank.QueryBody):
 
     def task_inputs(self, config: ModelConfig) -> list[Any]:
         """Returns the only input."""
-        return [rerank.RerankBody.model_validate({"query": self.query, "texts": self.texts})]
+        return [rerank.RerankInput(self.query, self.texts)]
 
 
 class RankedDocument(BaseModel):
