@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bertserve.service.bundle.graph_spec import Outputs
-from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, apply_keep
+from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel
 from bertserve.service.text.tokenizer import Encoding
 from fakes import Head
 
@@ -60,7 +60,7 @@ class Begun:
 def send(run: TaskGenerator, step: Step, rows: Sequence[Outputs]) -> Any:
     """Sends the outputs of a step to a task. Returns the task's next step or its result, and skips steps without encodings."""
     try:
-        following = run.send(apply_keep(step, rows))
+        following = run.send(rows if step.keep is None else [step.keep(index, row) for index, row in enumerate(rows)])
         while not following.encodings:
             following = run.send([])
         return following

@@ -153,16 +153,12 @@ def copy_outputs(_: int, row: Outputs) -> Outputs:
     return {name: values.copy() for name, values in row.items()}
 
 
-def apply_keep(step: Step, rows: Sequence[Outputs]) -> list[Outputs]:
-    """Returns the outputs of a step that its task needs, from one row of outputs per encoding."""
-    return list(rows) if step.keep is None else [step.keep(index, row) for index, row in enumerate(rows)]
-
-
 def run_all(generator: TaskGenerator, execute: Callable[[Sequence[Encoding]], Sequence[Outputs]]) -> Any:
     """Runs a task from start to end without a scheduler, and returns its result; `execute` returns one row of outputs per encoding."""
     try:
         step = next(generator)
         while True:
-            step = generator.send(apply_keep(step, execute(step.encodings) if step.encodings else []))
+            rows = execute(step.encodings) if step.encodings else []
+            step = generator.send(rows if step.keep is None else [step.keep(index, row) for index, row in enumerate(rows)])
     except StopIteration as end:
         return end.value
