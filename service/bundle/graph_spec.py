@@ -16,11 +16,11 @@ from bertserve.service.providers import Provider
 if TYPE_CHECKING:
     from numpy.typing import NDArray  # the parent of workers must not import numpy
 
-Item = TypeVar("Item")
+T = TypeVar("T")
 Outputs: TypeAlias = "dict[str, NDArray[Any]]"  # a graph's outputs for one encoding by name, float32, or the parts that a task keeps
 
 
-def in_ranges(items: Sequence[Item], parts: int) -> list[Sequence[Item]]:
+def in_ranges(items: Sequence[T], parts: int) -> list[Sequence[T]]:
     """Returns at most `parts` consecutive ranges with the same number of items, except the last one, which can have fewer."""
     size = -(-len(items) // parts)
     return [items[start : start + size] for start in range(0, len(items), size)]
