@@ -51,10 +51,10 @@ class TaskSpec:
         derivation: Set if bundles of other tasks answer the task.
         missing_field: Returns an error if a manifest lacks a field that the task needs, otherwise None.
         widths: Returns the number of values of the graph's outputs per text, token or mask, by name; models are checked against it.
-        has_one_label: Returns whether the best label with its score is a sufficient answer for most readers, given `parameters` as JSON.
-            If so, a result is a list of objects with `label` and `score`, the best first.
-        response_bytes: Returns the bytes of the answer's numbers and explanations, given the input and the tokens that the model reads;
-            0 if an answer is about as small as its text.
+        has_one_label: For CSV of `bert-serve score`: returns whether the best label with its score is a sufficient answer for most readers,
+            given `parameters` as JSON. If so, a result is a list of objects with `label` and `score`, the best first.
+        response_bytes: For block sizes of `bert-serve score`: returns the bytes of the answer's numbers and explanations, given the input
+            and the tokens that the model reads; 0 if an answer is about as small as its text.
     """
 
     name: str
