@@ -23,7 +23,7 @@ from bertserve.export import calibrate_cli, flags, verify_cli
 from bertserve.export.artifact import choose_precisions
 from bertserve.export.errors import ExportError, report_error
 from bertserve.export.tasks import EXPORT_TASKS
-from bertserve.export.workspace import raise_on_signals
+from bertserve.export.workspace import handle_signals, raise_interrupt
 from bertserve.service import __version__
 from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Manifest, Metric, TokenTypes
 from bertserve.service.bundle.validation_policy import LOW_AGREEMENT_THRESHOLD, describe_agreement, has_low_agreement, summarize_agreement
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     _share_cores()
     try:
-        with raise_on_signals():
+        with handle_signals(raise_interrupt):
             # a folder named verify is exported as ./verify
             subcommand = {"verify": verify_cli.main, "calibrate": calibrate_cli.main}.get(next(iter(arguments), ""))
             return _export(arguments) if subcommand is None else subcommand(arguments[1:])

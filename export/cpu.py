@@ -29,13 +29,8 @@ def optimize(traced: Path, checkpoint: Checkpoint, trace_description: str) -> Ar
     rewrite.save(model, packed)
     del model  # maps the file that is removed, which is as large as the model
     onnx_files.remove(fused)
-    layers, count = checkpoint.attention_count, fusions.get("Attention", 0) + fusions.get("MultiHeadAttention", 0)
-    if checkpoint.attention_heads:
-        attention = "attention as traced and returned"
-    elif count and count < layers:
-        attention = f"attention fused in {count} of {layers} layers"
-    else:
-        attention = "packed MultiHeadAttention with key padding" if count else "attention as traced"
+    is_fused = not fusions.keys().isdisjoint({"Attention", "MultiHeadAttention"})
+    attention = "packed MultiHeadAttention with key padding" if is_fused else "attention as traced"
     description = f"{trace_description}, {attention}" + (", last layer for the first token only" if restricted else "")
     return Artifact(packed, "cpu", "fp32", description, checkpoint.inputs).with_facts(fusions=fusions)
 

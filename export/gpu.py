@@ -58,7 +58,7 @@ def build_for_cuda(build: GraphBuild, precisions: Sequence[Precision]) -> Iterat
     if "fp16" in precisions:
         with stage("optimize", "cuda, fp16"):
             feeds = inference.make_feeds(build.texts.calibration, checkpoint, build.tokenizer, fused.inputs)
-            spec, padding = checkpoint.tokenizer_spec, 3
+            spec, padding = checkpoint.tokenizer, 3
             short_feeds = [feed for feed in feeds if inference.token_count(feed) + padding <= spec.max_length]
             padded_feeds = [_pad_right(feed, fused.inputs, pad_id=spec.pad_id, tokens=padding) for feed in short_feeds[:8]]
             counts, error = convert_to_fp16(fused.path, work / fp16.name, work, feeds, padded_feeds)
@@ -92,7 +92,7 @@ def build_for_tensorrt(build: GraphBuild, precisions: Sequence[Precision]) -> It
 
 def _plan_for(provider: Provider, checkpoint: Checkpoint) -> ShapePlan:
     has_masks = any(spec.fill == "mask_index" for spec in checkpoint.inputs)
-    return plan_shapes(checkpoint.tokenizer_spec.max_length, masks=has_masks, ranges=PROVIDERS[provider].ranges)
+    return plan_shapes(checkpoint.tokenizer.max_length, masks=has_masks, ranges=PROVIDERS[provider].ranges)
 
 
 def plan_shapes(max_length: int, *, masks: bool, ranges: int) -> ShapePlan:
@@ -123,9 +123,7 @@ def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> Artifact:
     needs the mask requires copying it, and lengths do not describe padding on the left.
     """
     fused, counts = ort_fusion.fuse(source, checkpoint.heads_and_hidden_size, attention=True, mask=AttentionMaskFormat.MaskIndexEnd)
-    all_fused = (
-        len(fused.get_nodes_by_op_type("Attention")) == checkpoint.attention_count and checkpoint.tokenizer_spec.padding_side == "right"
-    )
+    all_fused = len(fused.get_nodes_by_op_type("Attention")) == checkpoint.attention_count and checkpoint.tokenizer.padding_side == "right"
     if not all_fused:
         # with the other form, the fused embedding would sum a mask that no longer exists
         fused, counts = ort_fusion.fuse(source, checkpoint.heads_and_hidden_size, attention=False, mask=AttentionMaskFormat.AttentionMask)
@@ -211,7 +209,7 @@ def add_small_outputs(artifact: Artifact, target: Path, checkpoint: Checkpoint) 
     elif embedding is not None and (vectors := _pool(graph, tape, artifact, checkpoint)) is not None:
         specs = (OutputSpec(name=VECTOR_OUTPUT, kind="per_text"),)
         _add_output(graph, vectors, VECTOR_OUTPUT, ir.DataType.FLOAT, ["rows", embedding.dimensions])
-    elif checkpoint.tokenizer_spec.mask is not None:
+    elif checkpoint.tokenizer.mask is not None:
         specs = tuple(OutputSpec(name=name, kind="per_mask") for name in (TOP_LOG_PROBS_OUTPUT, TOP_TOKENS_OUTPUT))
         count = min(TOP_TOKENS, checkpoint.model.config.vocab_size)
         # in float32, because the sum of a whole vocabulary needs it
@@ -229,7 +227,7 @@ def _pool(graph: ir.Graph, tape: ir.tape.Tape, artifact: Artifact, checkpoint: C
     assert checkpoint.embedding is not None
     pooling, spec_by_fill = checkpoint.embedding.pooling, {spec.fill: spec for spec in artifact.inputs}
     one = rewrite.add_constant(graph, "small/one", np.array([1]))
-    if pooling == "cls" and checkpoint.tokenizer_spec.padding_side == "right":
+    if pooling == "cls" and checkpoint.tokenizer.padding_side == "right":
         first = rewrite.add_constant(graph, "small/first", np.array(0))
         return tape.op("Gather", [_as_float(graph, tape, "last_hidden_state"), first], {"axis": 1})
     if pooling != "mean" or not {"attention_mask", "lengths"} & spec_by_fill.keys():

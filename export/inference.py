@@ -43,18 +43,18 @@ def make_feeds(texts: SplitTexts, checkpoint: Checkpoint, tokenizer: Tokenizer, 
     longest = max(PASSAGE_COUNTS)
     user_pairs = [(pair[0], pair[1]) for pair in (tokenize(pair, longest) for pair in texts.pairs) if len(pair) == 2]
     singles, pairs = EXPORT_TASKS[checkpoint.task].make_singles_and_pairs(
-        tokenize(texts.lines, MAX_LINE_TOKENS), tokenize(texts.passages, longest), user_pairs, checkpoint.tokenizer_spec
+        tokenize(texts.lines, MAX_LINE_TOKENS), tokenize(texts.passages, longest), user_pairs, checkpoint.tokenizer
     )
 
     def assemble_single(text: TextToCut, i: int) -> Encoding:
         all_ids, max_tokens = text
         ids = list(all_ids[: min(tokenizer.max_text_tokens(pair=False), max_tokens)])
-        if checkpoint.tokenizer_spec.mask is None:
+        if checkpoint.tokenizer.mask is None:
             return tokenizer.assemble(ids)
-        ids = ids or [checkpoint.tokenizer_spec.mask.id]
+        ids = ids or [checkpoint.tokenizer.mask.id]
         masks = list(range(i % min(8, len(ids)), len(ids), 8))
         for mask in masks:
-            ids[mask] = checkpoint.tokenizer_spec.mask.id
+            ids[mask] = checkpoint.tokenizer.mask.id
         return tokenizer.assemble(ids, masks=masks)
 
     def assemble_pair(first: TextToCut, second: TextToCut) -> Encoding:

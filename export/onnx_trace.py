@@ -77,12 +77,12 @@ def _trace_attention(checkpoint: Checkpoint, path: Path, tracer: str) -> tuple[I
 def _trace(checkpoint: Checkpoint, path: Path, tracer: str) -> tuple[InputSpec, ...]:
     """Exports the graph with one tracer; returns the inputs of the graph."""
     inputs, outputs = checkpoint.inputs, checkpoint.outputs
-    if checkpoint.tokenizer_spec.mask is not None and checkpoint.model.base_model is checkpoint.model:
+    if checkpoint.tokenizer.mask is not None and checkpoint.model.base_model is checkpoint.model:
         prefix = checkpoint.model.base_model_prefix
         raise GraphError(f"{type(checkpoint.model).__name__} has no module `{prefix}`, so its encoder is unknown.")
     module = GraphModel(checkpoint.model, [spec.name for spec in inputs], [spec.name for spec in outputs])
     attention = returning_attention(checkpoint.model) if checkpoint.attention_heads else nullcontext()
-    with torch.no_grad(), _silence(), attention, patch_for_tracing(checkpoint.model, checkpoint.tokenizer_spec.max_length):
+    with torch.no_grad(), _silence(), attention, patch_for_tracing(checkpoint.model, checkpoint.tokenizer.max_length):
         try:
             # the tracer restores the previous mode of the wrapper, and thereby of the model
             module.eval()(*_examples(checkpoint))  # fills the tables of the patches
@@ -104,7 +104,7 @@ def _trace(checkpoint: Checkpoint, path: Path, tracer: str) -> tuple[InputSpec, 
 
 def _export_program(module: torch.nn.Module, checkpoint: Checkpoint, path: Path) -> None:
     axes = {name: torch.export.Dim(name) for name in ("rows", "masks")}
-    axes["length"] = torch.export.Dim("length", max=checkpoint.tokenizer_spec.max_length)
+    axes["length"] = torch.export.Dim("length", max=checkpoint.tokenizer.max_length)
     program = torch.onnx.export(
         module,
         _examples(checkpoint),
@@ -146,8 +146,8 @@ def _export_script(module: torch.nn.Module, checkpoint: Checkpoint, path: Path) 
 def _examples(checkpoint: Checkpoint) -> tuple[torch.Tensor, ...]:
     """Returns inputs of two rows of different length, so that no axis is traced as the constant 1, and the graph contains masking."""
     length, short = 7, 5
-    padding = slice(short, None) if checkpoint.tokenizer_spec.padding_side == "right" else slice(0, length - short)
-    ids = torch.full((2, length), checkpoint.tokenizer_spec.pad_id)
+    padding = slice(short, None) if checkpoint.tokenizer.padding_side == "right" else slice(0, length - short)
+    ids = torch.full((2, length), checkpoint.tokenizer.pad_id)
     mask = torch.ones(2, length, dtype=torch.int64)
     mask[1, padding] = 0
     for row in (0, 1):

@@ -102,7 +102,7 @@ def export(options: ExportOptions) -> tuple[Path, Manifest]:
                 ", ".join(f"`{label}`" for label in names[:8]),
                 checkpoint.origin.checkpoint,
             )
-        EXPORT_TASKS[checkpoint.task].refuse_pairs(texts, checkpoint.tokenizer_spec)
+        EXPORT_TASKS[checkpoint.task].refuse_pairs(texts, checkpoint.tokenizer)
         bundle, work = scratch / "bundle", scratch / "work"
         bundle.mkdir()
         work.mkdir()
@@ -118,8 +118,8 @@ def _build(options: ExportOptions, name: str, checkpoint: Checkpoint, texts: Int
     precisions = choose_precisions(options.providers, options.precisions)
     refuse_pad_token_in_texts(
         options.source,
-        checkpoint.tokenizer,
-        checkpoint.tokenizer_spec.pad_id,
+        checkpoint.hf_tokenizer,
+        checkpoint.tokenizer.pad_id,
         [text for split in texts for text in (*split.lines, *chain(*split.pairs))],
     )
     traced = work / "raw.onnx"
@@ -127,8 +127,8 @@ def _build(options: ExportOptions, name: str, checkpoint: Checkpoint, texts: Int
         inputs, description = onnx_trace.trace(checkpoint, traced)
     checkpoint = replace(checkpoint, inputs=inputs)
     tokenizer_path = bundle / TOKENIZER_FILE
-    tokenizer_path.write_text(tokenizer_json(checkpoint.tokenizer, checkpoint.tokenizer_spec), encoding="utf-8")
-    tokenizer_spec = checkpoint.tokenizer_spec.model_copy(update={"sha256": digest(tokenizer_path)})
+    tokenizer_path.write_text(tokenizer_json(checkpoint.hf_tokenizer, checkpoint.tokenizer), encoding="utf-8")
+    tokenizer_spec = checkpoint.tokenizer.model_copy(update={"sha256": digest(tokenizer_path)})
     try:
         tokenizer = Tokenizer(tokenizer_path, tokenizer_spec)
     except BundleError as error:
@@ -145,7 +145,7 @@ def _build(options: ExportOptions, name: str, checkpoint: Checkpoint, texts: Int
     # the stored result comes from the provider on which the graph was measured
     default = next(graph for graph in graphs if graph.default)
     request = EXPORT_TASKS[checkpoint.task].example(tokenizer_spec)
-    answer = open_graph(bundle, default, tokenizer_spec, tokenizer, checkpoint).predict_body(request)
+    answer = open_graph(bundle, default, tokenizer, checkpoint).predict_body(request)
     versions = {"bertserve": service.__version__, "python": platform.python_version()}
     versions |= {name: version(name) for name in ("torch", "transformers", "onnx", "onnxscript")}
     versions |= {"onnxruntime": onnxruntime.__version__, "tokenizers": version("tokenizers")}  # its package may be onnxruntime-gpu

@@ -28,23 +28,19 @@ LOCK_FILE = "export.lock"
 _BUNDLE_FILES = {MANIFEST_FILE, TOKENIZER_FILE, CARD_FILE, f".{MANIFEST_FILE}", f".{CARD_FILE}", ".DS_Store"}
 
 
-def raise_on_signals() -> AbstractContextManager[None]:
-    """Raises KeyboardInterrupt in the block on SIGINT and SIGTERM, with the signal's number."""
-    return _handle_signals(_interrupt)
+def raise_interrupt(number: int, _: FrameType | None) -> None:
+    """Handles a signal by KeyboardInterrupt with the signal's number."""
+    raise KeyboardInterrupt(number)
 
 
 def ignore_signals() -> AbstractContextManager[None]:
     """Ignores SIGINT and SIGTERM in the block, for short work that must be completed."""
-    return _handle_signals(signal.SIG_IGN)
-
-
-def _interrupt(number: int, _: FrameType | None) -> None:
-    raise KeyboardInterrupt(number)
+    return handle_signals(signal.SIG_IGN)
 
 
 @contextmanager
-def _handle_signals(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> Iterator[None]:
-    """Sets a handler for both signals in the block. Outside the main thread, where Python handles no signals, it does nothing."""
+def handle_signals(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> Iterator[None]:
+    """Sets a handler of SIGINT and SIGTERM in the block. Outside the main thread, where Python handles no signals, it does nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -35,8 +35,8 @@ class Checkpoint:
         outputs: The graph's outputs.
         labels: Label names by id.
         activation: The function from logits to scores.
-        tokenizer: The Hugging Face tokenizer, for the reference of parity.
-        tokenizer_spec: Its entry in the manifest, without the digest of its file.
+        hf_tokenizer: The Hugging Face tokenizer, for the reference of parity.
+        tokenizer: Its entry in the manifest, without the digest of its file.
         card: The checkpoint's README.md, if any.
         embedding: The settings of a text's vector, for feature extraction.
         attention_heads: Number of heads of each layer if the graph returns attention maps, otherwise empty.
@@ -49,8 +49,8 @@ class Checkpoint:
     outputs: tuple[OutputSpec, ...]
     labels: tuple[str, ...]
     activation: Activation
-    tokenizer: Any
-    tokenizer_spec: TokenizerSpec
+    hf_tokenizer: Any
+    tokenizer: TokenizerSpec
     card: str | None = None
     embedding: Embedding | None = None
     attention_heads: tuple[int, ...] = ()
@@ -79,7 +79,7 @@ class Checkpoint:
 
     def example_ids(self, length: int) -> list[int]:
         """Returns ids of a text of `length` tokens with special tokens, because the heads of some models look for the last of them."""
-        word, single = 0 if self.tokenizer_spec.pad_id else 1, self.tokenizer_spec.single
+        word, single = 0 if self.tokenizer.pad_id else 1, self.tokenizer.single
         position = next((i for i, part in enumerate(single) if not isinstance(part, SpecialPart)), 0)
         before, after = ([part.id for part in side if isinstance(part, SpecialPart)] for side in (single[:position], single[position:]))
         return [*before, *[word] * (length - len(before) - len(after)), *after][-length:]
@@ -92,7 +92,7 @@ class Checkpoint:
         a text has one mask.
         """
         self.model.requires_grad_(False)  # FlopCounterMode fails on a view of a trainable parameter that a module gets as its input
-        longest = min(self.tokenizer_spec.max_length, 32)  # counts are exact at any length, and short texts are fast for large models
+        longest = min(self.tokenizer.max_length, 32)  # counts are exact at any length, and short texts are fast for large models
         lengths = s, t, u = max(longest // 4, 1), max(longest // 2, 2), max(longest, 3)
         x, y, z = (self.count_operations(length) for length in lengths)
         # constant + linear * S + quadratic * S**2 through three points

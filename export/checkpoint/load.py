@@ -107,8 +107,8 @@ def load_checkpoint(source: str, options: LoadOptions | None = None) -> Checkpoi
         outputs=signature.graph_outputs(task, embedding),
         labels=head_labels or (read_labels(source, model.config) if export_task.labeled else ()),
         activation="softmax" if head_labels else export_task.activation or read_activation(model.config, settings.activation_fn),
-        tokenizer=tokenizer,
-        tokenizer_spec=spec,
+        hf_tokenizer=tokenizer,
+        tokenizer=spec,
         card=None if card is None else card.read_text(encoding="utf-8-sig", errors="replace"),
         embedding=embedding,
     )

@@ -144,8 +144,8 @@ def load_module(reference: str) -> Checkpoint:
         outputs=graph_outputs(spec.task, embedding),
         labels=read_labels(reference, config) if task.labeled else (),
         activation=task.activation or read_activation(config),
-        tokenizer=tokenizer,
-        tokenizer_spec=tokenizer_spec,
+        hf_tokenizer=tokenizer,
+        tokenizer=tokenizer_spec,
         embedding=embedding,
     )
 

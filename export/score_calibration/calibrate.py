@@ -57,7 +57,7 @@ def calibrate(bundle: Path, data: Path, output: Path, *, test_data: Path | None,
                 print(f"bert-export: {graph.name} is not calibrated: {missing}{removed}", file=sys.stderr)
                 graphs.append(raw)
                 continue
-            served = open_graph(source.path, raw, manifest.tokenizer, tokenizer, manifest, graph.provider)
+            served = open_graph(source.path, raw, tokenizer, manifest, graph.provider)
             fitted, tested = (collect(served, method, rows) for rows in (fit_rows, test_rows))
             calibration = fit_and_test(fitted, tested, graph.name, aims, digest)
             print(f"{graph.name}: {describe_calibration(calibration)}")

@@ -59,7 +59,7 @@ def compare_settings(manifest: Manifest, checkpoint: Checkpoint) -> str | None:
     The comparison of outputs cannot find it, because it decodes both outputs with the same settings.
     """
     user_choices = {"embedding": {"layers", "default_layers", "combine"}, "tokenizer": {"sha256"}}
-    updates = {name: getattr(checkpoint, name) for name in ("labels", "activation", "embedding")} | {"tokenizer": checkpoint.tokenizer_spec}
+    updates = {name: getattr(checkpoint, name) for name in ("labels", "activation", "embedding", "tokenizer")}
     manifest_settings, checkpoint_settings = (
         side.model_dump(mode="json", include={*updates}, exclude=user_choices) for side in (manifest, manifest.model_copy(update=updates))
     )

@@ -249,9 +249,9 @@ def measure_graph(folder: Path, graph: GraphSpec, checkpoint: Checkpoint, tokeni
 
     The facts about the graph's creation in the report, on which the bounds depend, stay the same.
     """
-    spec = checkpoint.tokenizer_spec
+    spec = checkpoint.tokenizer
     try:
-        served = open_graph(folder, graph, spec, tokenizer, checkpoint)
+        served = open_graph(folder, graph, tokenizer, checkpoint)
         comparison = compare(served, reference)
         comparison.check()
     except BertServeError as error:

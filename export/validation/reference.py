@@ -33,11 +33,11 @@ def sample_reference(checkpoint: Checkpoint, texts: SplitTexts | None = None) ->
     Raises:
         GraphError: PyTorch or the tokenizer cannot run some of them.
     """
-    spec, tokenizer = checkpoint.tokenizer_spec, checkpoint.tokenizer
+    spec, tokenizer = checkpoint.tokenizer, checkpoint.hf_tokenizer
     texts = texts or SplitTexts()
     texts = replace(texts, passages=tuple(passage for passage in texts.passages if passage not in texts.lines))
     try:
-        fixed = sample_requests(checkpoint, spec, lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]))
+        fixed = sample_requests(checkpoint, lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]))
         requests = [*fixed, *EXPORT_TASKS[checkpoint.task].int8_requests(texts, spec)]
         predictions = [
             ModelAnswer((), run_request(checkpoint, request), None) for request in track(requests, "run PyTorch", unit="samples")
@@ -63,15 +63,15 @@ def sample_reference(checkpoint: Checkpoint, texts: SplitTexts | None = None) ->
 
 def run_request(checkpoint: Checkpoint, request: Any) -> list[Outputs]:
     """Returns the outputs of each window of a request in PyTorch; windows run alone, because they change each other in some models."""
-    texts, options = EXPORT_TASKS[checkpoint.task].tokenizer_call(request, checkpoint.tokenizer_spec)
+    texts, options = EXPORT_TASKS[checkpoint.task].tokenizer_call(request, checkpoint.tokenizer)
     return [_run_window(checkpoint, window) for window in _windows(checkpoint, texts, options)]
 
 
 def _windows(checkpoint: Checkpoint, texts: Sequence[Any], options: Mapping[str, Any]) -> list[dict[str, list[int]]]:
     """Returns the inputs of each window or choice, with the Hugging Face tokenizer's own truncation."""
-    options = {"truncation": "longest_first", "max_length": checkpoint.tokenizer_spec.max_length, **options}
+    options = {"truncation": "longest_first", "max_length": checkpoint.tokenizer.max_length, **options}
     try:
-        batch = checkpoint.tokenizer(
+        batch = checkpoint.hf_tokenizer(
             *(text if isinstance(text, list) else [text] for text in texts),
             **options,
             return_overflowing_tokens="stride" in options,
@@ -82,13 +82,13 @@ def _windows(checkpoint: Checkpoint, texts: Sequence[Any], options: Mapping[str,
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise ValueError(f"a window of {options['max_length']} tokens has no room for the text and its overlap: {error}") from error
-    if not any(part.type_id for part in checkpoint.tokenizer_spec.parts):
+    if not any(part.type_id for part in checkpoint.tokenizer.parts):
         # the library gives other types than the template's from the second window on
         batch["token_type_ids"] = [[0] * len(ids) for ids in batch["input_ids"]]
     names = [spec.name for spec in checkpoint.inputs if spec.name in batch]
     windows = [{name: batch[name][i] for name in names} for i in range(len(batch["input_ids"]))]
     # if the beginning of a text is cut, transformers returns the last window first
-    return windows[::-1] if "stride" in options and checkpoint.tokenizer_spec.truncation_side == "left" else windows
+    return windows[::-1] if "stride" in options and checkpoint.tokenizer.truncation_side == "left" else windows
 
 
 def _run_window(checkpoint: Checkpoint, window: dict[str, list[int]]) -> Outputs:
@@ -96,21 +96,21 @@ def _run_window(checkpoint: Checkpoint, window: dict[str, list[int]]) -> Outputs
     with torch.no_grad():
         outputs = checkpoint.model(**{name: torch.tensor([values]) for name, values in window.items()})
     row = {spec.name: read_output(outputs, spec.name)[0].numpy() for spec in checkpoint.outputs if spec.kind != "per_map"}
-    if checkpoint.tokenizer_spec.mask is not None:
-        masks = [i for i, id_ in enumerate(window["input_ids"]) if id_ == checkpoint.tokenizer_spec.mask.id]
+    if checkpoint.tokenizer.mask is not None:
+        masks = [i for i, id_ in enumerate(window["input_ids"]) if id_ == checkpoint.tokenizer.mask.id]
         row = {name: values[masks] for name, values in row.items()}
     return row
 
 
 def _sample_attention(checkpoint: Checkpoint) -> list[tuple[attention.AttentionInput, NDArray[np.float32]]]:
     """Returns the checkpoint's attention for short and long texts, for as many heads as an answer may have."""
-    spec, all_heads = checkpoint.tokenizer_spec, [(i, head) for i, count in enumerate(checkpoint.attention_heads) for head in range(count)]
+    spec, all_heads = checkpoint.tokenizer, [(i, head) for i, count in enumerate(checkpoint.attention_heads) for head in range(count)]
     texts = [(text,) for text in (*SAMPLE_TEXTS[:7], LONG_TEXT, LONG_TEXT * 9)]
     pairs = [] if spec.pair is None else [("A man is eating food.", "Someone eats."), (LONG_TEXT * 2, NAMES_TEXT)]
     samples = []
     for parts in (*texts, *pairs):
         ordered = parts[::-1] if spec.second_text_first else parts
-        batch = checkpoint.tokenizer(*ordered, return_tensors="pt", return_token_type_ids=True, return_attention_mask=True)
+        batch = checkpoint.hf_tokenizer(*ordered, return_tensors="pt", return_token_type_ids=True, return_attention_mask=True)
         length = batch["input_ids"].shape[1]
         if not 0 < length <= min(spec.max_length, 512):  # PyTorch returns the maps of all layers and heads
             continue

@@ -16,7 +16,7 @@ from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.tasks.export_task import ExportTask
 from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, SHORT_TEXT
 from bertserve.service.bundle.graph_spec import GraphSpec, Outputs, Speed, Timing
-from bertserve.service.bundle.manifest import Manifest, SpecialPart, TokenizerSpec
+from bertserve.service.bundle.manifest import Manifest, SpecialPart
 from bertserve.service.engine.hardware import cpu_instructions, cpu_name
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.engine.sessions import unavailable_reason
@@ -118,15 +118,11 @@ def read_body(task: ExportTask, document: Mapping[str, Any]) -> TaskBody:
 
 
 def open_graph(
-    folder: Path,
-    graph: GraphSpec,
-    spec: TokenizerSpec,
-    tokenizer: Tokenizer,
-    config: Manifest | Checkpoint,
-    provider: Provider | None = None,
+    folder: Path, graph: GraphSpec, tokenizer: Tokenizer, config: Manifest | Checkpoint, provider: Provider | None = None
 ) -> ServedGraph:
     """Opens a graph on a provider, by default its own, or the CPU if this machine lacks it."""
     provider = provider or (graph.provider if unavailable_reason(graph.provider) is None else "cpu")
+    spec = config.tokenizer
     engine = OnnxEngine(folder / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, provider=provider)
     return ServedGraph(graph, engine, tokenizer, config, provider)
 
@@ -149,12 +145,12 @@ def measure_latency(engine: OnnxEngine, *, max_length: int, pad_id: int) -> Spee
     return Speed(cpu=cpu_name(), instructions=cpu_instructions(), threads=1, timings=timings)
 
 
-def sample_requests(config: Manifest | Checkpoint, spec: TokenizerSpec, count: Callable[[str], int] | None = None) -> list[Any]:
+def sample_requests(config: Manifest | Checkpoint, count: Callable[[str], int] | None = None) -> list[Any]:
     """Returns the fixed requests of a model's task, and requests for its own added tokens and prompts.
 
     With `count`, which counts tokens, the last request has the model's maximum length, but at most about `MAX_FULL_LENGTH` tokens.
     """
-    task = EXPORT_TASKS[config.task]
+    task, spec = EXPORT_TASKS[config.task], config.tokenizer
     requests = task.fixed_requests(spec)
     tokens = [token.token for token in spec.added_tokens][:512]  # some tokenizers have thousands
     step = max(1, min(16, spec.max_length // 8))

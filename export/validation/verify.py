@@ -145,7 +145,7 @@ def _open(bundle: Bundle, graph: GraphSpec, tokenizer: Tokenizer, options: Verif
     report.add(f"validation {name}", validation.samples > 0, detail, validation.model_dump(mode="json"))
     missing = None if options.providers is not None else unavailable_reason(graph.provider)
     try:
-        served = open_graph(bundle.path, graph, manifest.tokenizer, tokenizer, manifest, graph.provider if missing is None else "cpu")
+        served = open_graph(bundle.path, graph, tokenizer, manifest, graph.provider if missing is None else "cpu")
     except BertServeError as error:
         reason = error.message if missing is None else f"not checked: {missing} The CPU cannot run it either: {error.message}"
         # a comparison or a minimum that was requested needs all graphs
@@ -174,7 +174,7 @@ def _check_example(served: ServedGraph, manifest: Manifest, report: VerifyReport
 
 def _choose_reference(manifest: Manifest, graphs: Sequence[ServedGraph], *, on_data: bool) -> Reference:
     """Returns the float32 graph for data, unless it is the only graph; otherwise a reference without answers."""
-    samples = sample_requests(manifest, manifest.tokenizer)
+    samples = sample_requests(manifest)
     fp32 = next((served for served in graphs if served.graph.precision == "fp32"), None)
     if fp32 is None or len(graphs) == 1 or not on_data:
         return Reference("", samples, [None] * len(samples), len(samples))

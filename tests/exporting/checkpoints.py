@@ -118,8 +118,8 @@ def save_adapter(model: Any, folder: Path, **config: Any) -> Any:
 
 def service_tokenizer(checkpoint: Checkpoint, folder: Path) -> Tokenizer:
     """Returns the service's tokenizer of a loaded checkpoint; writes its file to the folder."""
-    (folder / TOKENIZER_FILE).write_text(tokenizer_json(checkpoint.tokenizer, checkpoint.tokenizer_spec), encoding="utf-8")
-    return Tokenizer(folder / TOKENIZER_FILE, checkpoint.tokenizer_spec)
+    (folder / TOKENIZER_FILE).write_text(tokenizer_json(checkpoint.hf_tokenizer, checkpoint.tokenizer), encoding="utf-8")
+    return Tokenizer(folder / TOKENIZER_FILE, checkpoint.tokenizer)
 
 
 def encoder(folder: Path, *, layers: int = 4, architecture: str = "BertModel", **labels: Any) -> Path:

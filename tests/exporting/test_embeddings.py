@@ -87,13 +87,13 @@ def test_the_maximum_length_of_sentence_transformers_replaces_the_tokenizers(tmp
     """It does not replace the number of positions, which no text can exceed."""
     source = sentence_transformers(encoder(tmp_path), max_length=120)
     edit_json(source / "tokenizer_config.json", model_max_length=48)
-    assert 120 == load_checkpoint(str(source)).tokenizer_spec.max_length
+    assert 120 == load_checkpoint(str(source)).tokenizer.max_length
 
     edit_json(source / "sentence_bert_config.json", max_seq_length=POSITIONS + 1)
-    assert POSITIONS == load_checkpoint(str(source)).tokenizer_spec.max_length
+    assert POSITIONS == load_checkpoint(str(source)).tokenizer.max_length
 
     edit_json(source / "sentence_bert_config.json", max_seq_length=None)
-    assert 48 == load_checkpoint(str(source)).tokenizer_spec.max_length
+    assert 48 == load_checkpoint(str(source)).tokenizer.max_length
 
 
 def moved(source: Path, folder: str = "0_Transformer", length_file: str = "sentence_bert_config.json") -> Path:
@@ -121,7 +121,7 @@ def test_a_model_in_a_subfolder_is_found(tmp_path: Path, length_file: str) -> No
     source = moved(flat, length_file=length_file)
     found = load_checkpoint(str(source))
 
-    assert (digest, 48) == (found.origin.weights_sha256, found.tokenizer_spec.max_length)
+    assert (digest, 48) == (found.origin.weights_sha256, found.tokenizer.max_length)
     assert ("mean", True, PROMPTS) == (found.embedding.pooling, found.embedding.normalize, found.embedding.prompts)
     assert "What it was trained on." in found.card
 

@@ -59,7 +59,7 @@ def test_a_padding_token_is_found_if_none_is_declared(tmp_path: Path, configured
     tokenizer = gpt2_tokenizer(pad=None if declared is None else "<|endoftext|>")
     tokenizer.save_pretrained(source)
     edit_json(source / "config.json", pad_token_id=configured, eos_token_id=None, bos_token_id=None)
-    spec = load_checkpoint(str(source)).tokenizer_spec
+    spec = load_checkpoint(str(source)).tokenizer
 
     assert (EOS if configured is None else configured, "right") == (spec.pad_id, spec.padding_side)
 
@@ -87,7 +87,7 @@ def test_a_padding_id_outside_the_embedding_is_ignored(tmp_path: Path) -> None:
     edit_json(source / "config.json", pad_token_id=-1)
     loaded = load_checkpoint(str(source))
 
-    assert ("left", llama_tokenizer().pad_token_id) == (loaded.tokenizer_spec.padding_side, loaded.tokenizer_spec.pad_id)
+    assert ("left", llama_tokenizer().pad_token_id) == (loaded.tokenizer.padding_side, loaded.tokenizer.pad_id)
 
 
 def test_a_text_generation_model_needs_an_explicit_task(tmp_path: Path) -> None:

@@ -166,8 +166,8 @@ def test_padding_is_on_the_side_that_the_model_supports(tmp_path: Path) -> None:
     other = FAMILIES["XLNet"].save(tmp_path / "right", "text-classification")
     edit_json(other / "tokenizer_config.json", padding_side="right")
 
-    assert "right" == load_checkpoint(str(source)).tokenizer_spec.padding_side
-    assert "left" == load_checkpoint(str(other)).tokenizer_spec.padding_side
+    assert "right" == load_checkpoint(str(source)).tokenizer.padding_side
+    assert "left" == load_checkpoint(str(other)).tokenizer.padding_side
 
 
 def test_a_tokenizer_without_a_limit_gets_the_default_length(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_tokenizer_without_a_limit_gets_the_default_length(tmp_path: Path) -> 
     source = FAMILIES["XLNet"].save(tmp_path / "endless", "text-classification")
     edit_json(source / "tokenizer_config.json", model_max_length=int(1e30))
 
-    assert 512 == load_checkpoint(str(source)).tokenizer_spec.max_length
+    assert 512 == load_checkpoint(str(source)).tokenizer.max_length
 
 
 def test_a_fill_mask_checkpoint_without_a_mask_token_is_refused(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_question_answering_checkpoint_without_cls_has_no_null_answer(tmp_path
         del pieces[0]
     edit_json(source / "tokenizer.json", post_processor=template)
 
-    assert load_checkpoint(str(source)).tokenizer_spec.cls_index is None
+    assert load_checkpoint(str(source)).tokenizer.cls_index is None
 
 
 @pytest.mark.full_grid

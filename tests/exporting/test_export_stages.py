@@ -106,9 +106,9 @@ def test_one_sample_has_the_models_maximum_length(tmp_path: Path, task: str, pos
     checkpoint = load_checkpoint(str(source))
 
     def count(text: str) -> int:
-        return len(checkpoint.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return len(checkpoint.hf_tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    longest = sample_requests(checkpoint, checkpoint.tokenizer_spec, count)[-1]
+    longest = sample_requests(checkpoint, count)[-1]
     tokens = count(getattr(longest, "context", None) or longest.text)
     if positions <= MAX_FULL_LENGTH:
         encodings = encode(TASKS[task], longest, service_tokenizer(checkpoint, tmp_path), checkpoint).encodings

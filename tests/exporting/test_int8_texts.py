@@ -160,7 +160,7 @@ def test_a_text_is_fed_as_the_checkpoints_tokenizer_encodes_it(all_staged: dict[
     """Each text is a batch of one without padding. A long text is truncated to `MAX_LINE_TOKENS`."""
     staged = all_staged["token-classification"]
     expected = [
-        staged.loaded.tokenizer(text, truncation=True, max_length=int8_texts.MAX_LINE_TOKENS + 2, return_tensors="np") for text in TEXTS
+        staged.loaded.hf_tokenizer(text, truncation=True, max_length=int8_texts.MAX_LINE_TOKENS + 2, return_tensors="np") for text in TEXTS
     ]
     feeds = staged.feeds(TEXTS)
 
@@ -183,15 +183,15 @@ def test_the_context_of_a_question_is_the_next_text(all_staged: dict[str, Staged
     staged = all_staged["question-answering"]
     texts = [TEXTS[0], TEXTS[1], TEXTS[3]]
     feeds = staged.feeds(texts)
-    pair = staged.loaded.tokenizer(texts[0], texts[1], return_tensors="np")
-    room = staged.loaded.tokenizer_spec.max_length - 3
-    long, first = [staged.loaded.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (texts[2], texts[0])]
+    pair = staged.loaded.hf_tokenizer(texts[0], texts[1], return_tensors="np")
+    room = staged.loaded.tokenizer.max_length - 3
+    long, first = [staged.loaded.hf_tokenizer(text, add_special_tokens=False)["input_ids"] for text in (texts[2], texts[0])]
 
     for name in ("input_ids", "token_type_ids", "attention_mask"):
         np.testing.assert_array_equal(pair[name], feeds[0][name])
     assert [0] * 5 + [1] * 7 == feeds[0]["token_type_ids"][0].tolist()
     assert [2, *long[: room // 4], 3, *first, 3] == feeds[2]["input_ids"][0].tolist()
-    assert staged.loaded.tokenizer_spec.max_length == feeds[1]["input_ids"].shape[1]
+    assert staged.loaded.tokenizer.max_length == feeds[1]["input_ids"].shape[1]
 
 
 def test_a_short_text_also_has_a_mask(all_staged: dict[str, Staged]) -> None:

@@ -77,7 +77,7 @@ def test_an_adapters_own_tokenizer_is_used(tmp_path: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "base", model_max_length=50)
     tokenizer.save_pretrained(source)
 
-    assert 50 == load_checkpoint(str(source)).tokenizer_spec.max_length
+    assert 50 == load_checkpoint(str(source)).tokenizer.max_length
 
 
 @pytest.mark.parametrize(

@@ -213,5 +213,5 @@ def test_vectors_can_have_few_values(tmp_path: Path) -> None:
     path = written(tmp_path, "6.2.0/dense")
     write_files(path, {"2_Dense/config.json": {"in_features": 12, "out_features": 2, "bias": True}})
     checkpoint = load_checkpoint(str(path))
-    [vector] = in_pytorch(checkpoint, tmp_path, feature_extraction.EXPORT_TASK.example(checkpoint.tokenizer_spec), embed.TASK)
+    [vector] = in_pytorch(checkpoint, tmp_path, feature_extraction.EXPORT_TASK.example(checkpoint.tokenizer), embed.TASK)
     assert 2 == len(vector)

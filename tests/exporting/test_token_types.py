@@ -69,7 +69,7 @@ def saved_by(version: str | None, path: Path, **settings: Any) -> Path:
 def types_of(source: Path, **options: Any) -> list[int] | None:
     """Returns the token types of a pair that the graph gets, or None if it gets none."""
     loaded = load_checkpoint(str(source), LoadOptions(**options))
-    spec = loaded.tokenizer_spec
+    spec = loaded.tokenizer
     return [piece.type_id for piece in spec.pair or ()] if any(given.fill == "type_ids" for given in loaded.inputs) else None
 
 

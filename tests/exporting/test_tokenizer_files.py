@@ -55,7 +55,7 @@ def test_the_normalizer_and_pre_tokenizer_of_the_file_are_used(tmp_path: Path, c
     expected = written.encode(text, add_special_tokens=False).ids
 
     assert expected != transformers.AutoTokenizer.from_pretrained(source)(text, add_special_tokens=False)["input_ids"]
-    assert expected == checkpoint.tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert expected == checkpoint.hf_tokenizer(text, add_special_tokens=False)["input_ids"]
     assert expected == service_tokenizer(checkpoint, tmp_path).tokenize([text])[0].ids
     assert ["WARNING"] == [record.levelname for record in caplog.records]
 
@@ -101,7 +101,7 @@ def test_the_model_of_the_file_is_used(tmp_path: Path) -> None:
     edit_json(
         source / "tokenizer.json", model=json.loads((source / "tokenizer.json").read_text())["model"] | {"max_input_chars_per_word": 3}
     )
-    assert 1 in load_checkpoint(str(source)).tokenizer("film")["input_ids"]
+    assert 1 in load_checkpoint(str(source)).hf_tokenizer("film")["input_ids"]
 
 
 @pytest.mark.parametrize("name", ["Albert", "Camembert", "DebertaV2", "XLNet"])

@@ -227,7 +227,7 @@ def test_settings_that_differ_from_the_checkpoints_are_named(tmp_path: Path) -> 
     from checkpoints import encoder, sentence_transformers
 
     checkpoint = load_checkpoint(str(sentence_transformers(encoder(tmp_path), "Normalize")))
-    settings = {"labels": (), "activation": checkpoint.activation, "tokenizer": checkpoint.tokenizer_spec}
+    settings = {"labels": (), "activation": checkpoint.activation, "tokenizer": checkpoint.tokenizer}
     settings["embedding"] = checkpoint.embedding.model_copy(update={"layers": (0, 3, 4), "default_layers": (-2, -1), "combine": "mean"})
     manifest = load_bundle(tiny.bundle(tmp_path, task="feature-extraction")).manifest.model_copy(update=settings)
     assert compare_settings(manifest, checkpoint) is None

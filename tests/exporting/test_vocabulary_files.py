@@ -61,7 +61,7 @@ def test_a_bundle_has_no_token_for_the_space_before_a_mask(tmp_path: Path) -> No
     (tmp_path / "merges.txt").write_text(GOLDEN["files"]["roberta.merges"], encoding="utf-8")
 
     checkpoint = load_checkpoint(str(tmp_path))
-    steps = tokenizers.Tokenizer.from_str(tokenizer_json(checkpoint.tokenizer, checkpoint.tokenizer_spec))
+    steps = tokenizers.Tokenizer.from_str(tokenizer_json(checkpoint.hf_tokenizer, checkpoint.tokenizer))
     [case] = [case for case in GOLDEN["cases"] if case["model_type"] == "roberta" and list(case["files"]) == ["vocab.json", "merges.txt"]]
     assert case["ids"][6] == steps.encode(GOLDEN["texts"][6].format(mask="<mask>")).ids
 
