@@ -191,14 +191,14 @@ class Predictor:
                     break
                 count += 1
             batch, places = places[:count], places[count:]
-            for place, row in zip(batch, self._run([payloads[place] for place in batch]), strict=True):
-                outputs[place] = row
+            for place, kept in zip(batch, self._run([payloads[place] for place in batch]), strict=True):
+                outputs[place] = kept
         return outputs
 
     def _run(self, payloads: Sequence[EncodingPayload]) -> list[Any]:
         """Returns what the task keeps of each encoding's outputs, which can be far larger, or an error; after an error each runs alone."""
         try:
-            rows = self._engine.run([payload.encoding for payload in payloads])
+            outputs = self._engine.run([payload.encoding for payload in payloads])
         except EngineError as error:
             return [error] if len(payloads) == 1 else [self._run([payload])[0] for payload in payloads]
-        return [row if payload.keep is None else payload.keep(row) for payload, row in zip(payloads, rows, strict=True)]
+        return [output if payload.keep is None else payload.keep(output) for payload, output in zip(payloads, outputs, strict=True)]

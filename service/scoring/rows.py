@@ -235,10 +235,10 @@ class LineWriter:
         return (self._delimiter.join(quoted) + "\n").encode()
 
 
-def with_predictions(table: Any, rows: Sequence[Row], names: Sequence[str], before: Any) -> Any:
-    """Adds nested predictions and warnings to a table; rejects rows whose prediction does not fit earlier ones or the schema `before`."""
+def with_predictions(table: Any, rows: Sequence[Row], names: Sequence[str], earlier_schema: Any) -> Any:
+    """Adds nested predictions and warnings to a table; rejects rows whose prediction does not fit earlier ones, of `earlier_schema`."""
     predictions, name = [], names[0]
-    schema = pa.schema([before.field(name) if name in before.names else (name, pa.null())])
+    schema = pa.schema([earlier_schema.field(name) if name in earlier_schema.names else (name, pa.null())])
     for row in rows:
         value = row.prediction
         if not isinstance(value, np.ndarray):  # embeddings stay numbers of four bytes
@@ -262,9 +262,9 @@ class ParquetWriter:
     columns: Sequence[str]
     names: Sequence[str]
 
-    def write(self, block: RowBlock, before: Path | None) -> bytes:
-        """Returns the rows that have an answer, as a file; `before` is the part before."""
-        schema, data = pq.read_schema(before) if before else pa.schema([]), pa.BufferOutputStream()
+    def write(self, block: RowBlock, previous_part: Path | None) -> bytes:
+        """Returns the rows that have an answer, as a file; the types are those of `previous_part`."""
+        schema, data = pq.read_schema(previous_part) if previous_part else pa.schema([]), pa.BufferOutputStream()
         table = block.table
         if table is None:  # the columns of CSV and TSV are texts
             values = [row.values if row.error is None else {} for row in block.rows]

@@ -45,17 +45,17 @@ def score(settings: ScoreSettings, source: Path, output: Path, rejected: Path, f
             reader, names, delimiter = predictor.reader, list(settings.added_columns), rows.DELIMITERS.get(formats[1], "")
             if delimiter and reader.spec.has_one_label(settings.parameters, predictor.manifest):
                 names = [f"{names[0]}_label", f"{names[0]}_score", names[1]]
-            before = source.stat()
+            source_stat = source.stat()
             columns, blocks = rows.read_blocks(source, formats, reader.column_by_input.values(), names, reader.block_rows)
             if formats[0] != "jsonl":
                 reader.check(columns, names)
             writer = rows.ParquetWriter(columns, names) if formats[1] == "parquet" else rows.LineWriter(columns, names, delimiter)
             facts = (
-                (before.st_size, before.st_mtime_ns, formats, settings.affecting_answers()),
+                (source_stat.st_size, source_stat.st_mtime_ns, formats, settings.affecting_answers()),
                 (predictor.version, predictor.graph.file, predictor.graph.provider),
                 (__version__, sessions.VERSION, cpu_name()),
             )
-            return _run(source, before, predictor, blocks, Parts(output, rejected, writer, facts))
+            return _run(source, source_stat, predictor, blocks, Parts(output, rejected, writer, facts))
     except KeyboardInterrupt:
         print("stopped; run the same command again to continue.", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -64,14 +64,14 @@ def score(settings: ScoreSettings, source: Path, output: Path, rejected: Path, f
         raise StartError(f"{name} cannot be read or written ({error.strerror}); fix that, and run the same command again.") from error
 
 
-def _run(source: Path, before: os.stat_result, predictor: Predictor, blocks: Iterable[rows.RowBlock], parts: Parts) -> int:
+def _run(source: Path, source_stat: os.stat_result, predictor: Predictor, blocks: Iterable[rows.RowBlock], parts: Parts) -> int:
     """Scores all blocks, and returns the exit code, which is 3 if rows were rejected."""
     total = scored = warned = 0
     start = time.perf_counter()
+    # lazy: a block starts when the loop asks for it, which is one block ahead
     started = ((block, predictor.start(block.rows) if index >= parts.written else ()) for index, block in enumerate(blocks))
-    end = (rows.RowBlock([], 0), ())
-    with tqdm(total=before.st_size or None, unit="B", unit_scale=True, leave=False, disable=None) as bar:
-        for index, ((block, running), (following, _)) in enumerate(pairwise(chain(started, [end]))):
+    with tqdm(total=source_stat.st_size or None, unit="B", unit_scale=True, leave=False, disable=None) as bar:
+        for index, ((block, running), (following, _)) in enumerate(pairwise(chain(started, [(rows.RowBlock([], 0), ())]))):
             list(running)  # waits; the threads continue with the following block
             # a block with fewer rows can be a single one that is too long
             if index == 0 and len(block.rows) >= 16 and following.rows and all(row.error for row in block.rows):
@@ -86,7 +86,7 @@ def _run(source: Path, before: os.stat_result, predictor: Predictor, blocks: Ite
             total += len(block.rows)
             bar.update(block.size)
     seconds, after = time.perf_counter() - start, source.stat()
-    if source.is_file() and (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+    if source.is_file() and (source_stat.st_size, source_stat.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         raise StartError(f"the input `{source}` changed during the run; run the same command again.")
     reasons = parts.finish(index + 1)
     rejected = f", {len(reasons)} rejected ({parts.rejected})" if reasons else ""
@@ -119,12 +119,12 @@ class Parts:
     def _path(self, kind: str, index: int) -> Path:
         return self._folder / f"{kind}-{index:05}"
 
-    def write(self, index: int, block: rows.RowBlock, before: int) -> None:
-        """Writes the part of a block, which `before` rows precede: its rows that have an answer, and a line for each of the others."""
+    def write(self, index: int, block: rows.RowBlock, earlier_rows: int) -> None:
+        """Writes the part of a block, after so many `earlier_rows`: its rows that have an answer, and a line for each of the others."""
         part = self._writer.write(block, self._path("part", index - 1) if index else None)  # it can reject rows
         reasons = [
             {"row": number, "line": row.line, "error": row.error.message, "error_type": status_and_type(row.error)[1]}
-            for number, row in enumerate(block.rows, before + 1)
+            for number, row in enumerate(block.rows, earlier_rows + 1)
             if row.error is not None
         ]
         for kind, content in (("rejected", b"".join(to_json(reason) + b"\n" for reason in reasons)), ("part", part)):
