@@ -28,8 +28,8 @@ _log = partial(print, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, slots=True)
-class LoadTest:
-    """A target, and the flags of a command. `report` gets each load, and Ctrl-C sets `stop`."""
+class LoadRunner:
+    """Runs loads: a target, and the flags of a command. `report` gets each load, and Ctrl-C sets `stop`."""
 
     target: Target
     args: argparse.Namespace
@@ -61,10 +61,11 @@ def run_command(args: argparse.Namespace, stop: threading.Event) -> int:
         BenchError: A flag, the content of a file or an address is wrong.
         OSError: The file of the key cannot be read, or a report cannot be written.
     """
-    limits = parse_objectives(args.slo or (["p99_ms=50"] if args.command == "sweep" else []))
+    objectives = parse_objectives(args.slo or (["p99_ms=50"] if args.command == "sweep" else []))
     if args.html:
         require_matplotlib()  # before the load
-    report = BenchReport(args.command, vars(args) | {"header": [name for name, _ in args.header]}, limits)  # a header's value may be a key
+    # a header's value may be a key
+    report = BenchReport(args.command, vars(args) | {"header": [name for name, _ in args.header]}, objectives)
     try:
         _measure(args, report, stop)
     finally:
@@ -82,16 +83,16 @@ def _measure(args: argparse.Namespace, report: BenchReport, stop: threading.Even
         headers["Authorization"] = f"Bearer {args.api_key_file.read_text(encoding='latin-1').strip()}"  # as in HTTP; it decodes any byte
     target, report.model = probe_target(args.target, headers, texts=args.texts, seed=args.seed)
     report.service = fetch_info(target.address, "/info", headers)
-    test = LoadTest(target, args, report, stop)
+    runner = LoadRunner(target, args, report, stop)
     if args.command == "sweep":
-        sweep(test)
+        sweep(runner)
         return
     if args.command == "closed":
-        test.run_closed_loop()
+        runner.run_closed_loop()
     elif args.command == "open":
-        test.run_open_loop(args.rate)
+        runner.run_open_loop(args.rate)
     else:
-        compare(test)
+        compare(runner)
     report.metrics = worst_metrics(report.loads)
 
 
@@ -106,7 +107,7 @@ def _write(report: BenchReport, json_file: Path | None, html_file: Path | None) 
         html_file.write_text(html_page(report), encoding="utf-8")
 
 
-def compare(test: LoadTest) -> None:
+def compare(runner: LoadRunner) -> None:
     """Measures the service in a closed loop and the raw ONNX Runtime loop, in turn.
 
     The report gets the median over the rounds of the `ratio` of their speeds in texts, and its lowest and highest value.
@@ -115,19 +116,19 @@ def compare(test: LoadTest) -> None:
         BenchError: The bundle is not the one that is served.
         BertServeError: The bundle is broken.
     """
-    args, report = test.args, test.report
+    args, report = runner.args, runner.report
     if report.model is None:
-        _log(f"warning: {test.target.address.url} does not say what it serves, so --bundle may be another model")
+        _log(f"warning: {runner.target.address.url} does not say what it serves, so --bundle may be another model")
     raw_loop = RawLoop(args.bundle, args.raw_graph, served=report.model)
     threads = args.threads or (report.service or {}).get("limits", {}).get("threads", 2)  # other servers do not say how many they have
     report.raw_loop = raw_loop.description | {"threads": threads}
-    feeds = raw_loop.encode(test.target.bodies)
+    feeds = raw_loop.encode(runner.target.bodies)
     speeds = list[tuple[float, float]]()
     for i in range(1, args.rounds + 1):
-        served = test.run_closed_loop(f"round {i}")
+        served = runner.run_closed_loop(f"round {i}")
         _log(f"round {i}, raw loop, {plural(threads, 'thread')}, {args.seconds:g} s")
-        texts_per_s = raw_loop.run_loop(feeds, threads=threads, seconds=args.seconds, stop=test.stop)
-        if test.stop.is_set():
+        texts_per_s = raw_loop.run_loop(feeds, threads=threads, seconds=args.seconds, stop=runner.stop)
+        if runner.stop.is_set():
             break
         speeds.append((served.texts_per_s, texts_per_s))
         _log(f"  {served.texts_per_s:.1f} and {texts_per_s:.1f} texts/s, ratio {served.texts_per_s / texts_per_s:.3f}")
@@ -142,7 +143,7 @@ def compare(test: LoadTest) -> None:
         }
 
 
-def sweep(test: LoadTest) -> None:
+def sweep(runner: LoadRunner) -> None:
     """Finds the highest rate of an open loop at which the objectives are met in two loads, with at most `--steps` rates.
 
     The report gets `max_rate` and its worse metrics, and `lowest_rate_not_held`; None if there is none. Objectives on rates are ignored.
@@ -151,19 +152,21 @@ def sweep(test: LoadTest) -> None:
     Raises:
         BenchError: No request of the closed loop was answered.
     """
-    report, max_rate = test.report, test.args.max_rate
-    rate = max_rate or 1.1 * test.run_closed_loop().rps
+    report, max_rate = runner.report, runner.args.max_rate
+    rate = max_rate or 1.1 * runner.run_closed_loop().rps
+    if runner.stop.is_set():
+        return
     if not rate:
         raise BenchError("no request of the closed loop was answered, so there is no rate to start with; check the service.")
     report.results |= {"max_rate": None, "lowest_rate_not_held": None}
     low, high = 0.0, None  # the highest rate that held, and the lowest that did not
-    for _ in range(test.args.steps):
-        loads = [test.run_open_loop(rate)]
-        if not test.stop.is_set() and _holds(test, loads[0]):
-            loads.append(test.run_open_loop(rate, confirmation=True))
-        if test.stop.is_set():
+    for _ in range(runner.args.steps):
+        loads = [runner.run_open_loop(rate)]
+        if not runner.stop.is_set() and _holds(runner, loads[0]):
+            loads.append(runner.run_open_loop(rate, confirmation=True))
+        if runner.stop.is_set():
             break
-        holds = _holds(test, loads[-1])
+        holds = _holds(runner, loads[-1])
         _log(f"  {rate:.4g}/s {'holds' if holds else 'does not hold'}")
         if holds:
             report.results["max_rate"] = low = rate
@@ -176,7 +179,7 @@ def sweep(test: LoadTest) -> None:
         rate = 2 * low if high is None else (low + high) / 2
 
 
-def _holds(test: LoadTest, metrics: LoadMetrics) -> bool:
+def _holds(runner: LoadRunner, metrics: LoadMetrics) -> bool:
     """Returns whether a load meets the objectives. If the generator was late, it differs from the intended load, and does not."""
-    limits = [objective for objective in test.report.objectives if METRICS[objective.metric]]
-    return not metrics.was_late and all(limit.is_met(metrics.objective_values()[limit.metric]) for limit in limits)
+    objectives = [objective for objective in runner.report.objectives if METRICS[objective.metric]]
+    return not metrics.was_late and all(objective.is_met(metrics.objective_values()[objective.metric]) for objective in objectives)

@@ -103,7 +103,7 @@ def summarize(name: str, load: Load, *, open_loop: bool) -> LoadMetrics:
     lag_ms = 1000 * float(np.quantile(load.timer_lags_s or [0.0], 0.99, method="inverted_cdf"))
     warnings = []
     if lag_ms > MAX_LATENESS_MS:
-        warnings.append(f"the generator was {lag_ms:.1f} ms late at p99, which a sweep takes for a miss; run it on another machine")
+        warnings.append(f"the generator was {lag_ms:.1f} ms late at p99, and a sweep counts that as a miss; run it on another machine")
     if load.capped:
         warnings.append(f"{load.capped} requests waited for a connection, which their latencies include; raise --max-connections")
     return LoadMetrics(

@@ -49,12 +49,12 @@ class RawLoop:
             BenchError: The bundle is not the one that is served, or the graph cannot be loaded or has an unknown input.
         """
         self.bundle = load_bundle(path)
-        spec = self.bundle.graph("cpu", (served or {}).get("precision", "auto"))
         if served is not None and (served.get("version"), served.get("provider")) != (self.bundle.version, "cpu"):
             raise BenchError(
-                f"{served['endpoint']} runs `{served.get('name')}` {served.get('version')} on {served.get('provider')}, but --bundle has "
+                f"the service runs `{served.get('name')}` {served.get('version')} on {served.get('provider')}, but --bundle has "
                 f"`{self.bundle.manifest.name}` {self.bundle.version}; give the served bundle, and serve it with --provider cpu."
             )
+        spec = self.bundle.graph("cpu", (served or {}).get("precision", "auto"))
         self._graph = graph or path / spec.file
         options = ort.SessionOptions() if graph else session_options(1)  # another graph gets onnxruntime's defaults
         options.intra_op_num_threads = options.inter_op_num_threads = 1

@@ -108,6 +108,8 @@ class BenchReport:
     def conclusion(self) -> str:
         """What the command found, as a sentence without its full stop."""
         if self.command == "compare":
+            if "ratio" not in self.results:
+                return "no round was completed"
             ratio, lowest, highest = (format_number(self.results.get(name)) for name in ("ratio", "ratio_lowest", "ratio_highest"))
             return f"the service has {ratio} times the throughput of the raw loop, {lowest} to {highest} in the rounds"
         if self.command != "sweep":
@@ -123,7 +125,8 @@ class BenchReport:
         """Yields a line for each objective."""
         for objective in self.objectives:
             measured = self._measured(objective)
-            yield f"{'passed' if objective.is_met(measured) else 'MISSED'}: {objective}, measured {format_number(measured)}"
+            value = format_number(measured) if measured is None else f"measured {format_number(measured)}"
+            yield f"{'passed' if objective.is_met(measured) else 'MISSED'}: {objective}, {value}"
 
     def document(self) -> dict[str, Any]:
         """Returns the report as plain JSON values."""
@@ -142,13 +145,12 @@ def summary_lines(report: BenchReport) -> Iterator[str]:
         limits = report.service.get("limits", {})
         yield f"service: {report.service.get('name')} {report.service.get('version')}, {limits.get('threads', '?')} threads"
     if report.model:
-        yield "  {endpoint}: {name} {version}, {provider}/{precision}".format(**report.model)
+        yield "  {name} {version}, {provider}/{precision}, workload {workload}".format(**report.model)
     if report.raw_loop:
         yield "raw loop: {bundle} {digest}, {graph}, {threads} threads".format(**report.raw_loop)
     for load in report.loads:
         yield from _load_lines(load)
-    for name, value in report.results.items():
-        yield f"{name}: {format_number(value)}"
+    yield from (f"{name}: {format_number(value)}" for name, value in report.results.items() if value is not None)
     yield f"conclusion: {report.conclusion}"
     yield from report.verdicts()
     if report.interrupted:
@@ -170,8 +172,8 @@ def _load_lines(load: LoadMetrics) -> Iterator[str]:
 
 
 def format_number(value: float | None) -> str:
-    """Returns a number with four digits, or all digits of its integer part if it is at least 10,000; `nothing` for None."""
-    return "nothing" if value is None else f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+    """Returns a number with four digits, or all digits of its integer part if it is at least 10,000; `not measured` for None."""
+    return "not measured" if value is None else f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
 
 
 def require_matplotlib() -> None:

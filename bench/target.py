@@ -24,7 +24,7 @@ from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.reading import requested_task, validate_as
 
 OK = 200
-_MODEL_KEYS = {"name", "version", "provider", "precision"}  # of a model's information that a report has
+_REQUIRED_KEYS = {"name", "version", "provider", "precision"}  # without these it is another server's answer
 # Task -> the workload with suitable inputs. The others read short texts.
 _TASK_WORKLOADS = {fill_mask.TASK: "mask", question_answering.TASK: "qa"}
 _CHOICES = ["It was late.", "The bridge was closed.", "Nobody had seen it before.", "They sold it for ten times the price."]
@@ -209,6 +209,5 @@ def probe_target(text: str, headers: Mapping[str, str], *, texts: int, seed: int
     status, value = fetch(address, "POST", address.path, headers, target.bodies[0].content)
     if not 200 <= status < 300:
         raise BenchError(f"{url} answered {status} to a first request: {value.get('error') if isinstance(value, dict) else value}")
-    # `endpoint` of a model is that of its own task, and the rest is long
-    shown = {key: value for key, value in model.items() if key not in ("validation", "metrics")}
-    return target, shown | {"endpoint": f"{address.path} {workload}"} if model.keys() >= _MODEL_KEYS else None
+    shown = {key: value for key, value in model.items() if key not in ("validation", "metrics")}  # these are long
+    return target, shown | {"workload": workload} if model.keys() >= _REQUIRED_KEYS else None

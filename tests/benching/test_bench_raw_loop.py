@@ -60,14 +60,25 @@ def test_a_graph_with_an_unknown_input_is_refused(models: Path, tmp_path: Path) 
         RawLoop(models / "tiny", tmp_path / "odd.onnx")
 
 
-SERVED = {"endpoint": "/classify short", "name": "tiny", "provider": "cpu", "precision": "fp32"}
+SERVED = {"name": "tiny", "provider": "cpu", "precision": "fp32"}
 
 
-@pytest.mark.parametrize("changed", [{"version": "0" * 12}, {"provider": "cuda"}, {"precision": "int8"}])
-def test_a_bundle_that_is_not_what_the_service_runs_is_refused(models: Path, changed: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"version": "0" * 12}, BenchError, "--bundle"),
+        ({"provider": "cuda"}, BenchError, "--provider cpu"),
+        # the precision of a graph that the bundle does not have for the CPU
+        ({"provider": "cuda", "precision": "fp16"}, BenchError, "--provider cpu"),
+        ({"precision": "int8"}, BertServeError, "int8"),
+    ],
+)
+def test_a_bundle_that_is_not_what_the_service_runs_is_refused(
+    models: Path, changed: dict[str, str], error: type[Exception], message: str
+) -> None:
     """Another bundle, another version of it, a graph that it does not have, or another provider: the ratio would compare two things."""
     served = SERVED | {"version": RawLoop(models / "tiny").bundle.version}
 
     assert "fp32" == RawLoop(models / "tiny", served=served).description["precision"]
-    with pytest.raises((BenchError, BertServeError)):
+    with pytest.raises(error, match=message):
         RawLoop(models / "tiny", served=served | changed)

@@ -89,6 +89,6 @@ def test_each_kind_of_endpoint_can_be_loaded(service: Service, tmp_path: Path, p
     document = measure(tmp_path, "compare", *SHORT, *given, "--rounds", 1, "--bundle", service.models / name)
     [made] = document["loads"]
 
-    assert f"/{path} short" == document["model"]["endpoint"]
+    assert "short" == document["model"]["workload"]
     assert made["texts_per_s"] == pytest.approx(each * made["rps"])
     assert document["results"]["ratio"] > 0

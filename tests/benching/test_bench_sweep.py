@@ -8,7 +8,7 @@ import pytest
 
 from bertserve.bench import BenchError, commands
 from bertserve.bench.measurement import LoadMetrics, latency_metrics
-from bertserve.bench.report import BenchReport, parse_objectives
+from bertserve.bench.report import BenchReport, parse_objectives, summary_lines
 
 CAPACITY = 1000  # requests per second
 
@@ -28,12 +28,15 @@ class FakeLoads:
         closed: float = 200,
         p99: Callable[[float, bool], float] = lambda rate, confirmation: 10.0 if rate <= CAPACITY else 90.0,
         late: Callable[[str], bool] = lambda name: False,
+        interrupted: bool = False,
     ) -> None:
         self.report = BenchReport("sweep", {}, parse_objectives(["p99_ms=50"]))
         self.stop = threading.Event()
-        self.closed, self.p99, self.late = closed, p99, late
+        self.closed, self.p99, self.late, self.interrupted = closed, p99, late, interrupted
 
     def run_closed_loop(self) -> LoadMetrics:
+        if self.interrupted:
+            self.stop.set()
         return made_load("closed", self.closed, 1.0)
 
     def run_open_loop(self, rate: float, *, confirmation: bool = False) -> LoadMetrics:
@@ -102,3 +105,21 @@ def test_a_late_generator_ends_the_upward_search(late: str) -> None:
 def test_a_closed_loop_without_responses_is_an_error() -> None:
     with pytest.raises(BenchError):
         FakeLoads(closed=0).sweep()
+
+
+@pytest.mark.parametrize("closed", [0, 200])
+def test_ctrl_c_in_the_closed_loop_ends_the_sweep(closed: float) -> None:
+    """Before the first answer it is not an error, and after it no other load runs."""
+    loads = FakeLoads(closed=closed, interrupted=True)
+    report = loads.sweep()
+
+    assert [] == loads.names
+    assert "no rate was measured" == report.conclusion
+
+
+def test_a_comparison_without_a_round_has_no_ratio() -> None:
+    """Ctrl-C ended it in the first round."""
+    report = BenchReport("compare", {}, parse_objectives([]), interrupted=True)
+
+    assert "no round was completed" == report.conclusion
+    assert not any("ratio" in line or "nothing" in line for line in summary_lines(report))
