@@ -41,6 +41,15 @@ def exported(source: str | Path, output: Path | None = None, **options: Any) -> 
     return load_bundle(export(spec)[0])
 
 
+def exported_by_default(source: Path, output: Path | None = None) -> Bundle:
+    """Exports like `exported`, but in both precisions and with the default tracers, which take 3 s longer (tests/conftest.py)."""
+    from bertserve.export import onnx_trace
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnx_trace, "TRACERS", tuple(onnx_trace.OPSETS))
+        return exported(source, output, precisions=("fp32", "int8"))
+
+
 def refused(source: Path, **options: Any) -> str:
     """Returns the error of a failed export, and asserts that the export left no files."""
     from bertserve.export.errors import ExportError

@@ -17,13 +17,15 @@ from huggingface_hub.repocard import metadata_load
 from bertserve.export import cli
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.model_card import model_card
+from bertserve.export.onnx_trace import OPSETS
 from bertserve.export.validation.comparison import MAX_ABS_ERROR, MAX_BATCH_ERROR
 from bertserve.export.validation.served_graph import MAX_FULL_LENGTH, measure_latency
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, Bundle, digest, load_bundle
 from bertserve.service.check import check
 from bertserve.service.settings import Settings
-from bundles import FEW_TEXTS, Served, exported, refused
+from bundles import FEW_TEXTS, Served, exported, exported_by_default, refused
 from checkpoints import POSITIONS, bert, edit_json, pickle_weights, rename_weights, shard
+from conftest import ROOT
 
 pytestmark = pytest.mark.torch
 
@@ -35,7 +37,7 @@ def default_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="usual", scope="module")
 def usual_bundle(source: Path) -> Bundle:
-    return exported(source, precisions=("fp32", "int8"))
+    return exported_by_default(source)
 
 
 def test_a_bundle_holds_manifest_tokenizer_card_and_graphs(source: Path, usual: Bundle) -> None:
@@ -106,7 +108,7 @@ def test_the_manifest_has_each_graph_with_its_validation(usual: Bundle, precisio
     if precision == "fp32":
         assert (1.0, 2, {}) == (validation.agreement.value, validation.fusions["Attention"], validation.quantized)
         assert validation.worst_abs_error <= MAX_ABS_ERROR["fp32"]
-    assert opsets[""] == validation.opset
+    assert OPSETS["dynamo"] == opsets[""] == validation.opset
     # length ranges double up to the model's length; the worst range has the overall worst error
     assert [16, 32, 64, 128, 160] == [entry.up_to for entry in lengths]
     assert validation.worst_abs_error == max(entry.worst_abs_error for entry in lengths)
@@ -130,7 +132,7 @@ def untimed(target: Path) -> dict[str, Any]:
 
 
 def test_the_same_checkpoint_gives_the_same_files(source: Path, usual: Bundle, tmp_path: Path) -> None:
-    again = exported(source, tmp_path, precisions=("fp32", "int8")).path
+    again = exported_by_default(source, tmp_path).path
     digests = [
         {path.name: path.name in (MANIFEST_FILE, CARD_FILE) or digest(path) for path in folder.iterdir()} for folder in (usual.path, again)
     ]
@@ -251,7 +253,7 @@ def test_the_checkpoints_own_card_is_kept(tmp_path: Path) -> None:
     assert "\n---\n# tiny-bert\n" in card
 
 
-@pytest.mark.parametrize("folder", sorted(Path("models").glob("*/")), ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", sorted((ROOT / "models").glob("*/")), ids=lambda folder: folder.name)
 def test_the_card_of_an_embedded_bundle_is_that_of_its_manifest(folder: Path) -> None:
     card = model_card(load_bundle(folder).manifest, folder, None)
     assert card == (folder / CARD_FILE).read_text(encoding="utf-8").partition("\nThe checkpoint has this card:\n")[0]

@@ -1,6 +1,6 @@
 """PyTorch's two exporters: their graphs have the same form, and dynamo is tried first.
 
-Other tests trace with TorchScript, which takes a tenth of the time (`exports_stay_offline_and_trace_quickly` in tests/conftest.py).
+Most other tests trace with TorchScript, which takes a tenth of the time (`exports_stay_offline_and_trace_quickly` in tests/conftest.py).
 """
 
 import dataclasses
