@@ -15,7 +15,7 @@ from bertserve.export.tasks.export_task import ExportTask, TokenizerCall
 from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, SAMPLE_TEXTS, SHORT_TEXT
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
-from bertserve.service.tasks.multiple_choice import SPEC, ChooseInput
+from bertserve.service.tasks.multiple_choice import SPEC, MultipleChoiceInput
 from bertserve.service.tasks.step import ModelConfig
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ class _MultipleChoice(ExportTask):
     gold_keys = ("label",)
     metric_names = (ACCURACY,)
 
-    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> ChooseInput:
-        return ChooseInput(text, (SHORT_TEXT, text))
+    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> MultipleChoiceInput:
+        return MultipleChoiceInput(text, (SHORT_TEXT, text))
 
     def example(self, tokenizer_spec: TokenizerSpec) -> dict[str, Any]:
         choices = ["waited for the water to boil.", "rode it to the railway station."]
@@ -66,19 +66,19 @@ class _MultipleChoice(ExportTask):
     def fixed_requests(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
         choices = tuple(SAMPLE_TEXTS[:4])
         return [
-            *(ChooseInput(text, choices) for text in ["", *SAMPLE_TEXTS, LONG_TEXT * 30]),
-            ChooseInput("A man is eating food.", ("Someone eats.", "")),
-            ChooseInput("Who met Charles Babbage?", ("Ada Lovelace", "Maria Agnesi", "the Royal Society"), NAMES_TEXT),
-            ChooseInput("What was said?", (LONG_TEXT * 20, "nothing"), LONG_TEXT * 8),
+            *(MultipleChoiceInput(text, choices) for text in ["", *SAMPLE_TEXTS, LONG_TEXT * 30]),
+            MultipleChoiceInput("A man is eating food.", ("Someone eats.", "")),
+            MultipleChoiceInput("Who met Charles Babbage?", ("Ada Lovelace", "Maria Agnesi", "the Royal Society"), NAMES_TEXT),
+            MultipleChoiceInput("What was said?", (LONG_TEXT * 20, "nothing"), LONG_TEXT * 8),
         ]
 
     def int8_requests(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
         """Returns requests with each text as one of four choices, after the line before the group. A single text would not be a choice."""
         lines = texts.lines
         groups = [(i, side[i : i + 4]) for side in (lines, texts.passages) for i in range(0, len(side) - 1, 4)]
-        return [ChooseInput(lines[(i - 1) % len(lines)], group) for i, group in groups]
+        return [MultipleChoiceInput(lines[(i - 1) % len(lines)], group) for i, group in groups]
 
-    def tokenizer_call(self, request: ChooseInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
+    def tokenizer_call(self, request: MultipleChoiceInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
         # lists, as in `run_swag`, because transformers would omit an empty second text of a single pair
         return ([request.first] * len(request.choices), list(request.second_texts)), {}
 

@@ -13,7 +13,7 @@ from bertserve.export.tasks.export_task import ExportTask, TokenizerCall
 from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, RESERVED_TOKENS, SAMPLE_TEXTS, halves
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
-from bertserve.service.tasks.question_answering import DEFAULT_SEQ_LEN, SPEC, AnswerInput, AnswerParameters
+from bertserve.service.tasks.question_answering import DEFAULT_SEQ_LEN, SPEC, QuestionAnsweringInput, QuestionAnsweringParameters
 from bertserve.service.tasks.step import ModelConfig
 from bertserve.service.text.windows import default_stride
 
@@ -32,8 +32,8 @@ class _QuestionAnswering(ExportTask):
     gold_keys = ("answers",)
     metric_names = (EXACT_MATCH, F1)
 
-    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> AnswerInput:
-        return AnswerInput("Who met whom?", text, AnswerParameters(max_seq_len=tokenizer_spec.max_length))
+    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> QuestionAnsweringInput:
+        return QuestionAnsweringInput("Who met whom?", text, QuestionAnsweringParameters(max_seq_len=tokenizer_spec.max_length))
 
     def example(self, tokenizer_spec: TokenizerSpec) -> dict[str, Any]:
         context = "The bridge was built in Porto in 1886 by Eiffel's company."
@@ -42,9 +42,9 @@ class _QuestionAnswering(ExportTask):
     def fixed_requests(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
         names = ("Who met Charles Babbage?", "Where is the Royal Society?", "Who was invited, and from where?")
         return [
-            *(AnswerInput("What was said?", text) for text in [*SAMPLE_TEXTS, LONG_TEXT * 30]),
-            *(AnswerInput(question, NAMES_TEXT) for question in names),
-            AnswerInput(names[0], NAMES_TEXT * 20, AnswerParameters(top_k=3)),
+            *(QuestionAnsweringInput("What was said?", text) for text in [*SAMPLE_TEXTS, LONG_TEXT * 30]),
+            *(QuestionAnsweringInput(question, NAMES_TEXT) for question in names),
+            QuestionAnsweringInput(names[0], NAMES_TEXT * 20, QuestionAnsweringParameters(top_k=3)),
         ]
 
     def int8_requests(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
@@ -56,9 +56,9 @@ class _QuestionAnswering(ExportTask):
         sides += [halves(passage[: min(200, max_length - RESERVED_TOKENS)]) for passage in passages]
         # a window needs space for the question and the stride; each character of the question may be a token
         questions = [f"Who or what {(end or start)[: max(1, max_length // 2 - RESERVED_TOKENS)]}?" for start, end in sides]
-        return [AnswerInput(*pair) for pair in (*zip(questions, [*contexts, *passages], strict=True), *texts.pairs)]
+        return [QuestionAnsweringInput(*pair) for pair in (*zip(questions, [*contexts, *passages], strict=True), *texts.pairs)]
 
-    def tokenizer_call(self, request: AnswerInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
+    def tokenizer_call(self, request: QuestionAnsweringInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
         length = min(request.parameters.max_seq_len or DEFAULT_SEQ_LEN, tokenizer_spec.max_length)
         options = {"max_length": length, "stride": default_stride(length)}
         if tokenizer_spec.second_text_first:

@@ -14,7 +14,7 @@ from bertserve.export.tasks.tags import read_tags
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks.step import ModelConfig
-from bertserve.service.tasks.token_classification import SPEC, NerInput, NerParameters
+from bertserve.service.tasks.token_classification import SPEC, TokenClassificationInput, TokenClassificationParameters
 
 # the correct entities of a text, and start and end of the tagged words; no words if the entities are exact to the character
 Entities = tuple[set[Span], Sequence[tuple[int, int]]]
@@ -47,13 +47,13 @@ class _TokenClassification(ExportTask):
     gold_keys = ("entities", "tags")
     metric_names = (ENTITY_F1,)
 
-    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> NerInput:
-        return NerInput(text)
+    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> TokenClassificationInput:
+        return TokenClassificationInput(text)
 
     def example(self, tokenizer_spec: TokenizerSpec) -> dict[str, Any]:
         return {"inputs": "Ada Lovelace wrote to Charles Babbage from London."}
 
-    def tokenizer_call(self, request: NerInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
+    def tokenizer_call(self, request: TokenClassificationInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
         return (request.text,), {"stride": window_stride(request.parameters.stride, tokenizer_spec)}
 
     def measure(self, config: ModelConfig) -> Measure:
@@ -65,10 +65,13 @@ class _TokenClassification(ExportTask):
     def fixed_requests(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
         stride = min(64, tokenizer_spec.max_length // 8)
         return [
-            *(NerInput(text) for text in [*SAMPLE_TEXTS, NAMES_TEXT * 5]),
-            *(NerInput(NAMES_TEXT, NerParameters(aggregation_strategy=s)) for s in ("none", "first", "max", "average")),
-            NerInput(NAMES_TEXT * 40),
-            NerInput(NAMES_TEXT * 40, NerParameters(aggregation_strategy="first", stride=stride)),
+            *(TokenClassificationInput(text) for text in [*SAMPLE_TEXTS, NAMES_TEXT * 5]),
+            *(
+                TokenClassificationInput(NAMES_TEXT, TokenClassificationParameters(aggregation_strategy=s))
+                for s in ("none", "first", "max", "average")
+            ),
+            TokenClassificationInput(NAMES_TEXT * 40),
+            TokenClassificationInput(NAMES_TEXT * 40, TokenClassificationParameters(aggregation_strategy="first", stride=stride)),
         ]
 
     def read_gold(self, document: Document, config: ModelConfig) -> Entities | None:

@@ -25,20 +25,20 @@ TASK = "multiple-choice"
 MIN_CHOICES, MAX_CHOICES = 2, 64  # choices of a question; each is a pair to run
 
 
-class ChooseParameters(ClosedModel):
+class MultipleChoiceParameters(ClosedModel):
     """Parameters of multiple choice."""
 
     truncation: Annotated[bool, Field(description="Truncate long pairs, the longer text first; otherwise they are an error.")] = True
 
 
 @dataclass(slots=True)
-class ChooseInput:
+class MultipleChoiceInput:
     """One question, or text that a choice completes, with two or more choices; `context` is the text that the question is about."""
 
     question: str
     choices: tuple[str, ...]
     context: str | None = None
-    parameters: ChooseParameters = field(default_factory=ChooseParameters)
+    parameters: MultipleChoiceParameters = field(default_factory=MultipleChoiceParameters)
 
     @property
     def first(self) -> str:
@@ -57,7 +57,7 @@ class ChooseInput:
         return len(self.first) + repeated * len(self.choices) + sum(map(len, self.choices))
 
 
-def rank_choices(input_: ChooseInput, model: TaskModel) -> TaskGenerator:
+def rank_choices(input_: MultipleChoiceInput, model: TaskModel) -> TaskGenerator:
     """Returns `{index, score, text}` of each choice, best first; equal scores keep the order of the choices.
 
     The rows have the output `logits`, float32 [1]; there is one row per choice.
@@ -81,7 +81,7 @@ def _check_choices(choices: list[str]) -> list[str]:
     return choices
 
 
-class Choices(ClosedModel):
+class ChoiceQuestion(ClosedModel):
     """A question, or a text to complete, and its choices."""
 
     choices: Annotated[
@@ -98,7 +98,7 @@ class Choices(ClosedModel):
         return self
 
 
-class ChooseBody(TaskBody):
+class MultipleChoiceBody(TaskBody):
     """Body of a multiple choice request."""
 
     model_config = body_config(
@@ -108,11 +108,11 @@ class ChooseBody(TaskBody):
     count_message: ClassVar[str] = "`{input_name}` has {count} choices"
 
     inputs: Annotated[
-        Annotated[Choices, Tag(OBJECT_TAG)] | Annotated[list[Choices], LIST_LIMIT, Tag(LIST_TAG)],
+        Annotated[ChoiceQuestion, Tag(OBJECT_TAG)] | Annotated[list[ChoiceQuestion], LIST_LIMIT, Tag(LIST_TAG)],
         one_of("{question, choices} or a list of these", OBJECT_TAG, LIST_TAG),
         Field(description="One or more questions with choices."),
     ]
-    parameters: ChooseParameters | None = None
+    parameters: MultipleChoiceParameters | None = None
 
     @property
     def count(self) -> int:
@@ -121,10 +121,11 @@ class ChooseBody(TaskBody):
 
     def task_inputs(self, config: ModelConfig) -> list[Any]:
         """Returns one input per question."""
-        parameters = self.parameters or defaults(ChooseParameters)
+        parameters = self.parameters or defaults(MultipleChoiceParameters)
         # an empty context counts as missing, as in CSV files
         return [
-            ChooseInput(item.question or item.prompt or "", tuple(item.choices), item.context or None, parameters) for item in self.items
+            MultipleChoiceInput(item.question or item.prompt or "", tuple(item.choices), item.context or None, parameters)
+            for item in self.items
         ]
 
 
@@ -140,7 +141,7 @@ SPEC = TaskSpec(
     name=TASK,
     path="choose",
     title="Choose the best answer or continuation",
-    body=ChooseBody,
+    body=MultipleChoiceBody,
     response_type=list[ChoiceScore] | list[list[ChoiceScore]],
     function=rank_choices,
     widths=lambda manifest: {"logits": 1},

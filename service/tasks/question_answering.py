@@ -48,7 +48,7 @@ WINDOW_US = 64  # microseconds to decode a window, in addition to its spans
 SPANS_PER_US = 16  # spans that are scored and sorted per microsecond
 
 
-class AnswerParameters(CalibratedDecisionParameters):
+class QuestionAnsweringParameters(CalibratedDecisionParameters):
     """Parameters of question answering."""
 
     top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K, description="Number of answers, at most `--max-top-k`; more than 1 gives a list.")] = 1
@@ -71,12 +71,12 @@ class AnswerParameters(CalibratedDecisionParameters):
 
 
 @dataclass(slots=True)
-class AnswerInput:
+class QuestionAnsweringInput:
     """One question about a passage, the `context`."""
 
     question: str
     context: str
-    parameters: AnswerParameters = field(default_factory=AnswerParameters)
+    parameters: QuestionAnsweringParameters = field(default_factory=QuestionAnsweringParameters)
 
     @property
     def chars(self) -> int:
@@ -111,7 +111,7 @@ class PassageWindows:
         return float(start[0] * end[0]), start[len(none) :], end[len(none) :]
 
 
-def answer_question(input_: AnswerInput, model: TaskModel) -> TaskGenerator:
+def answer_question(input_: QuestionAnsweringInput, model: TaskModel) -> TaskGenerator:
     """Returns the best answer, or a list of answers if `top_k` is over 1. With `explain`, it also runs variants of the best window.
 
     The rows have the outputs `start_logits` and `end_logits`, float32 [length]; there is one row per window. An answer is
@@ -171,7 +171,7 @@ def _calibrated(score: float, rule: DecisionRule, *, is_answer: bool) -> Floats:
     return rule.calibrated(np.array([score], np.float32), "power", 0 if is_answer else 1)
 
 
-def windows_of(input_: AnswerInput, tokenizer: Tokenizer) -> PassageWindows:
+def windows_of(input_: QuestionAnsweringInput, tokenizer: Tokenizer) -> PassageWindows:
     """Returns the windows of a passage: one, or as many as `max_seq_len` and `doc_stride` require.
 
     Raises:
@@ -202,7 +202,7 @@ def windows_of(input_: AnswerInput, tokenizer: Tokenizer) -> PassageWindows:
     return PassageWindows(question, passage, token_ranges, encodings, tokenizer)
 
 
-def _cost(read: PassageWindows, parameters: AnswerParameters) -> Cost:
+def _cost(read: PassageWindows, parameters: QuestionAnsweringParameters) -> Cost:
     """Returns the cost of a passage before its answers are known: its spans and its explanation."""
     spans = sum(len(window) * min(parameters.max_answer_len, len(window)) for window in read.token_ranges)
     cost = Cost(decode_us=spans // SPANS_PER_US + WINDOW_US * len(read.token_ranges))
@@ -248,7 +248,7 @@ class Question(ClosedModel):
     context: str
 
 
-class AnswerBody(TaskBody):
+class QuestionAnsweringBody(TaskBody):
     """Body of a question answering request."""
 
     model_config = body_config(inputs={"question": "Where was the bridge built?", "context": "The bridge was built in Porto in 1886."})
@@ -259,7 +259,7 @@ class AnswerBody(TaskBody):
         one_of("{question, context} or a list of these", OBJECT_TAG, LIST_TAG),
         Field(description="One or more questions with their passages."),
     ]
-    parameters: AnswerParameters | None = None
+    parameters: QuestionAnsweringParameters | None = None
 
     def task_inputs(self, config: ModelConfig) -> list[Any]:
         """Returns one input per question.
@@ -267,13 +267,13 @@ class AnswerBody(TaskBody):
         Raises:
             InvalidValueError: `explain` is combined with summed scores.
         """
-        parameters = self.parameters or defaults(AnswerParameters)
+        parameters = self.parameters or defaults(QuestionAnsweringParameters)
         if parameters.explain and parameters.duplicates == "sum":
             raise InvalidValueError(
                 "`explain` cannot be combined with `duplicates` set to `sum`, which adds up the scores of several "
                 "places; remove one of them."
             )
-        return [AnswerInput(item.question, item.context, parameters) for item in self.items]
+        return [QuestionAnsweringInput(item.question, item.context, parameters) for item in self.items]
 
 
 class Answer(BaseModel):
@@ -296,7 +296,7 @@ SPEC = TaskSpec(
     name=TASK,
     path="answer",
     title="Answer questions from passages of any length",
-    body=AnswerBody,
+    body=QuestionAnsweringBody,
     response_type=Answer | list[Answer] | list[list[Answer]] | Decided | list[Decided],
     function=answer_question,
 )

@@ -41,7 +41,7 @@ GROUPED_TOKEN_US = 12  # microseconds to decode a token that is grouped, if each
 Strategy = Literal["none", "simple", "first", "average", "max"]
 
 
-class NerParameters(CalibratedDecisionParameters):
+class TokenClassificationParameters(CalibratedDecisionParameters):
     """Parameters of token classification."""
 
     aggregation_strategy: Annotated[
@@ -56,11 +56,11 @@ class NerParameters(CalibratedDecisionParameters):
 
 
 @dataclass(slots=True)
-class NerInput:
+class TokenClassificationInput:
     """One text whose entities are searched."""
 
     text: str
-    parameters: NerParameters = field(default_factory=NerParameters)
+    parameters: TokenClassificationParameters = field(default_factory=TokenClassificationParameters)
 
     @property
     def chars(self) -> int:
@@ -68,7 +68,7 @@ class NerInput:
         return len(self.text)
 
 
-def label_tokens(input_: NerInput, model: TaskModel) -> TaskGenerator:
+def label_tokens(input_: TokenClassificationInput, model: TaskModel) -> TaskGenerator:
     """Returns the entities of a text in order; empty for a text without tokens.
 
     The rows have the output `logits`, float32 [length, labels]; there is one row per window. An entity is
@@ -222,18 +222,18 @@ def _groups(tags: Sequence[str]) -> Iterator[range]:
     yield range(first, len(tags))
 
 
-class NerBody(TaskBody):
+class TokenClassificationBody(TaskBody):
     """Body of a token classification request."""
 
     model_config = body_config(inputs="Ada Lovelace wrote to Charles Babbage from London.")
 
     inputs: TextOrTexts
-    parameters: NerParameters | None = None
+    parameters: TokenClassificationParameters | None = None
 
     def task_inputs(self, config: ModelConfig) -> list[Any]:
         """Returns one input per text."""
-        parameters = self.parameters or defaults(NerParameters)
-        return [NerInput(text, parameters) for text in self.items]
+        parameters = self.parameters or defaults(TokenClassificationParameters)
+        return [TokenClassificationInput(text, parameters) for text in self.items]
 
 
 class Entity(BaseModel):
@@ -252,7 +252,7 @@ SPEC = TaskSpec(
     name=TASK,
     path="ner",
     title="Find named entities, or label tokens",
-    body=NerBody,
+    body=TokenClassificationBody,
     response_type=list[Entity] | list[list[Entity]] | Decided | list[Decided],
     function=label_tokens,
     missing_field=missing_labels,

@@ -57,7 +57,7 @@ def test_a_classifier_is_also_validated_on_pairs(manifest: Manifest) -> None:
 
     assert [classify.ClassifyInput("one"), classify.ClassifyInput("two"), classify.ClassifyInput("two", "one")] == mixed
     assert [classify.ClassifyInput("alone"), classify.ClassifyInput("a", "b")] == own
-    assert [question_answering.AnswerInput("Who?", "He.")] == questions
+    assert [question_answering.QuestionAnsweringInput("Who?", "He.")] == questions
 
 
 def break_a_matrix(source: Path, target: Path, *args: Any, **options: Any) -> Any:

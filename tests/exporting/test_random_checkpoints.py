@@ -188,10 +188,11 @@ def _requests(case: Case, user: User, manifest: Manifest, text: str, other: str)
         mask = user.tokenizer.mask_token
         return [(fill_mask.FillMaskInput(f"{mask} {text[:20]} {mask}"), user.windows(f"{mask} {text[:20]} {mask}"))]
     if case.task == "multiple-choice":
-        return [(multiple_choice.ChooseInput(text, (other, text)), user.windows([text, text], [other, text]))]
+        return [(multiple_choice.MultipleChoiceInput(text, (other, text)), user.windows([text, text], [other, text]))]
     if case.task == "token-classification":
         room = case.limit - user.tokenizer.num_special_tokens_to_add()
-        return [(token_classification.NerInput(text), user.windows(text, stride=default_stride(room), return_overflowing_tokens=True))]
+        windows = user.windows(text, stride=default_stride(room), return_overflowing_tokens=True)
+        return [(token_classification.TokenClassificationInput(text), windows)]
     length = min(question_answering.DEFAULT_SEQ_LEN, case.limit)
     stride = default_stride(length)
     options = {"max_length": length, "stride": stride, "return_overflowing_tokens": True}
@@ -200,4 +201,4 @@ def _requests(case: Case, user: User, manifest: Manifest, text: str, other: str)
         windows = user.windows(text, "who?", truncation="only_first", **options)
     else:
         windows = user.windows("who?", text, truncation="only_second", **options)
-    return [(question_answering.AnswerInput("who?", text), windows)]
+    return [(question_answering.QuestionAnsweringInput("who?", text), windows)]

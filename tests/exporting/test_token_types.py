@@ -144,9 +144,9 @@ def test_zeros_matter_for_a_model_without_a_table_of_types(tmp_path: Path) -> No
 def requests_of(task: str) -> list[tuple[Any, tuple[str, ...]]]:
     """Returns requests of one window, each with the texts in the order of the template."""
     if task == "question-answering":
-        return [(question_answering.AnswerInput(FIRST, SECOND), (FIRST, SECOND))]
+        return [(question_answering.QuestionAnsweringInput(FIRST, SECOND), (FIRST, SECOND))]
     if task == "multiple-choice":
-        return [(multiple_choice.ChooseInput(FIRST, (SECOND,)), (FIRST, SECOND))]
+        return [(multiple_choice.MultipleChoiceInput(FIRST, (SECOND,)), (FIRST, SECOND))]
     pair = (classify.ClassifyInput(FIRST, SECOND), (FIRST, SECOND))
     return [pair] if task in families.PRETRAINING else [pair, (classify.ClassifyInput(FIRST), (FIRST,))]
 

@@ -87,7 +87,7 @@ def test_the_passage_is_before_the_question_if_the_tokenizer_pads_on_the_left(tm
     source = FAMILIES[family].save(tmp_path / "source", "question-answering")
     edit_json(source / "tokenizer_config.json", padding_side="left")
     question, passage = "who?", "the good film is bad"
-    request = question_answering.AnswerInput(question, passage)
+    request = question_answering.QuestionAnsweringInput(question, passage)
     [encoding] = windows_of(request, service_tokenizer(load_checkpoint(str(source)), tmp_path)).encodings
 
     reference = transformers.AutoTokenizer.from_pretrained(source)(passage, question)

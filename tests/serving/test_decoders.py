@@ -64,7 +64,9 @@ def sentencepiece(folder: Path) -> Tokenizer:
 
 def entities_of(text: str, strategy: Any, tokenizer: Tokenizer, labels: tuple[str, ...], logits: Callable[[int], Floats]) -> list[Any]:
     """Returns all entities of a text, "O" included; `logits` returns the logits of a window with this number of tokens."""
-    request = token_classification.NerInput(text, token_classification.NerParameters(aggregation_strategy=strategy, ignore_labels=[]))
+    request = token_classification.TokenClassificationInput(
+        text, token_classification.TokenClassificationParameters(aggregation_strategy=strategy, ignore_labels=[])
+    )
     encodings = encode(token_classification, request, tokenizer, Head(labels)).encodings
     rows = [{"logits": logits(len(encoding))} for encoding in encodings]
     return list(decode(token_classification, request, rows, Head(labels), tokenizer))
@@ -135,7 +137,7 @@ def test_answers_have_no_white_space_at_their_ends(
     kind: str, text: str, duplicates: Any, align: bool, top_k: int, longest: int, seed: int, explain: bool
 ) -> None:
     """There is always an answer, even if the best spans are white space. A passage of only white space is empty."""
-    parameters = question_answering.AnswerParameters(
+    parameters = question_answering.QuestionAnsweringParameters(
         top_k=top_k,
         duplicates=duplicates,
         align_to_words=align,
@@ -144,7 +146,7 @@ def test_answers_have_no_white_space_at_their_ends(
         doc_stride=1,
         explain=explain and duplicates == "best",
     )
-    request, tokenizer = question_answering.AnswerInput("a?", text, parameters), with_white_space(kind, question_answering.TASK)
+    request, tokenizer = question_answering.QuestionAnsweringInput("a?", text, parameters), with_white_space(kind, question_answering.TASK)
     if not text.strip():
         with pytest.raises(InvalidValueError, match="`context` is empty"):
             question_answering.windows_of(request, tokenizer)
@@ -177,7 +179,9 @@ def test_windows_with_equal_logits_give_the_entities_of_the_whole_text(
 ) -> None:
     """If all windows have the same logits for a token, no entity is split or duplicated at the edge of a window."""
     stride = data.draw(st.integers(0, room - 1))
-    request = token_classification.NerInput(text, token_classification.NerParameters(aggregation_strategy=strategy, stride=stride))
+    request = token_classification.TokenClassificationInput(
+        text, token_classification.TokenClassificationParameters(aggregation_strategy=strategy, stride=stride)
+    )
     whole, cut = (tokenizer_of(token_classification.TASK, length) for length in (4096, room + 2))
     ids = whole.tokenize([text])[0].ids
     count = len(ids)
@@ -203,7 +207,7 @@ def probabilities(read: question_answering.PassageWindows, rows: Sequence[dict[s
     return found
 
 
-def plain_text(request: question_answering.AnswerInput, passage: Any, first: int, last: int, cut: range) -> tuple[int, int, str]:
+def plain_text(request: question_answering.QuestionAnsweringInput, passage: Any, first: int, last: int, cut: range) -> tuple[int, int, str]:
     """Returns start, end and text of a span of tokens, extended to whole words within `cut` if the request aligns to words."""
     words = passage.word_ids
     while request.parameters.align_to_words and first > cut.start and words[first - 1] == words[first]:
@@ -224,7 +228,7 @@ def null_answer(pairs: Sequence[tuple[Floats, Floats]]) -> dict[str, Any]:
 
 
 def best_answers(
-    request: question_answering.AnswerInput, read: question_answering.PassageWindows, rows: Sequence[dict[str, Floats]]
+    request: question_answering.QuestionAnsweringInput, read: question_answering.PassageWindows, rows: Sequence[dict[str, Floats]]
 ) -> list[dict[str, Any]]:
     """Returns all distinct answers, found by loops over windows, starts and ends: by descending score, then start, then end."""
     pairs = probabilities(read, rows)
@@ -265,8 +269,8 @@ REQUESTS = st.builds(
 def asked(fields: dict[str, Any], room: int, stride: int, seed: int) -> tuple[Any, Any, Any]:
     """Returns a request whose windows have `room` tokens of the passage, these windows, and random rows."""
     how = {name: value for name, value in fields.items() if name != "context"}
-    parameters = question_answering.AnswerParameters(**how, max_seq_len=room + 5, doc_stride=stride)
-    request = question_answering.AnswerInput("good?", fields["context"], parameters)
+    parameters = question_answering.QuestionAnsweringParameters(**how, max_seq_len=room + 5, doc_stride=stride)
+    request = question_answering.QuestionAnsweringInput("good?", fields["context"], parameters)
     read = question_answering.windows_of(request, tokenizer_of(question_answering.TASK, 4096))
     rows = [
         {name: random_logits(seed + 2 * n + m, len(encoding)) for m, name in enumerate(("start_logits", "end_logits"))}
@@ -300,8 +304,8 @@ def certain_of_good(read: question_answering.PassageWindows) -> list[dict[str, F
 
 def test_equal_answers_with_summed_scores_keep_the_place_of_the_reference() -> None:
     """If the tokenizer cuts on the left, the reference reads the last window first, and keeps the place of the first of equal answers."""
-    parameters = question_answering.AnswerParameters(duplicates="sum", max_answer_len=1, max_seq_len=8, doc_stride=0)
-    request = question_answering.AnswerInput("good?", "good bad bad bad bad good", parameters)
+    parameters = question_answering.QuestionAnsweringParameters(duplicates="sum", max_answer_len=1, max_seq_len=8, doc_stride=0)
+    request = question_answering.QuestionAnsweringInput("good?", "good bad bad bad bad good", parameters)
     for side, place in (("right", 0), ("left", 21)):
         tokenizer = tokenizer_of(question_answering.TASK, 4096, side)
         rows = certain_of_good(question_answering.windows_of(request, tokenizer))

@@ -21,7 +21,7 @@ FLOOR = 0.9
 
 
 def stored(
-    request: question_answering.AnswerInput, windows: list[dict[str, Any]]
+    request: question_answering.QuestionAnsweringInput, windows: list[dict[str, Any]]
 ) -> tuple[question_answering.PassageWindows, list[dict[str, Any]]]:
     """Returns the windows of a request and the stored rows, after a check that the windows equal those of the reference."""
     read = question_answering.windows_of(request, QA.tokenizer)
@@ -36,7 +36,7 @@ def listed(result: Any) -> list[dict[str, Any]]:
     return [item for item in (result if isinstance(result, list) else [result]) if item["score"] > 0]
 
 
-def pairs(case: dict[str, Any], **changes: Any) -> list[tuple[question_answering.AnswerInput, list[dict[str, Any]], Any]]:
+def pairs(case: dict[str, Any], **changes: Any) -> list[tuple[question_answering.QuestionAnsweringInput, list[dict[str, Any]], Any]]:
     parameters = case["request"].get("parameters", {}) | changes
     parameters.pop("max_question_len", None)  # of the reference, where it changes no answer of these cases
     body = embedded.read(question_answering.TASK, case["request"] | {"parameters": parameters})

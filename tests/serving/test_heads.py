@@ -133,7 +133,7 @@ def chunks(labels: list[str]) -> list[tuple[str, int, int]]:
 def entities(labels: list[str], known: tuple[str, ...], tokenizer: Tokenizer, tags: tuple[str, ...] = ()) -> list[tuple[str, int, int]]:
     """Returns the service's entity groups for a text with one token per label: (tag, first, last)."""
     text = " ".join(["film"] * len(labels))
-    request = token_classification.NerInput(text)
+    request = token_classification.TokenClassificationInput(text)
     scores = np.zeros((len(labels) + 2, len(known)), dtype=np.float32)
     for i, label in enumerate(labels):
         scores[i + 1, known.index(label)] = 9
@@ -161,10 +161,10 @@ def test_labels_that_are_no_tags_keep_their_names(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize("strategy", ["none", "simple"])
 @pytest.mark.parametrize(("ignored", "left"), [(["O"], 1), (["o"], 1), ([], 2)])
 def test_a_models_own_spelling_of_o_is_ignored_like_o(tokenizer: Tokenizer, strategy: Any, ignored: list[str], left: int) -> None:
-    parameters = token_classification.NerParameters(aggregation_strategy=strategy, ignore_labels=ignored)
+    parameters = token_classification.TokenClassificationParameters(aggregation_strategy=strategy, ignore_labels=ignored)
     logits = np.array([[0, 0], [9, 0], [0, 9], [0, 0]], dtype=np.float32)
     head = Head(labels=("o", "b-per"), tags=("O", "B-per"))
-    request = token_classification.NerInput("film film", parameters)
+    request = token_classification.TokenClassificationInput("film film", parameters)
     assert left == len(decode(token_classification, request, [{"logits": logits}], head, tokenizer))
 
 

@@ -83,10 +83,10 @@ def test_tensors_accept_a_context(api: Send) -> None:
 
 
 def test_a_pair_is_truncated_as_in_transformers(tokenizer: Tokenizer) -> None:
-    encoded = encode(multiple_choice, multiple_choice.ChooseInput("good", ("bad", LONG), LONG), tokenizer)
+    encoded = encode(multiple_choice, multiple_choice.MultipleChoiceInput("good", ("bad", LONG), LONG), tokenizer)
     context, short, long = (tokens.ids for tokens in tokenizer.tokenize([LONG, "good bad", f"good {LONG}"]))
 
     assert [[2, *context[:27], 3, *short, 3], [2, *context[:14], 3, *long[:15], 3]] == [e.ids.tolist() for e in encoded.encodings]
     assert [0] * 29 + [1] * 3 == encoded.encodings[0].type_ids.tolist()
     assert encoded.truncated
-    assert not encode(multiple_choice, multiple_choice.ChooseInput("good", ("bad", "film")), tokenizer).truncated
+    assert not encode(multiple_choice, multiple_choice.MultipleChoiceInput("good", ("bad", "film")), tokenizer).truncated

@@ -129,7 +129,9 @@ def test_only_the_spelling_of_the_mask_becomes_a_special_token(made: Callable[..
 @pytest.mark.parametrize("spelled", ["[SEP]", "</s>", "[CLS]", "<s>", "good [SEP] who?"])
 def test_special_tokens_in_the_inputs_of_a_task_stay_text(made: Callable[..., Tokenizer], spelled: str) -> None:
     tokenizer, plain = made(), made(mask=True)
-    passage = encode(question_answering, question_answering.AnswerInput(f"who {spelled}", f"it was {spelled} bad"), tokenizer).encodings[0]
+    passage = encode(
+        question_answering, question_answering.QuestionAnsweringInput(f"who {spelled}", f"it was {spelled} bad"), tokenizer
+    ).encodings[0]
     parameters = zero_shot.ZeroShotParameters(candidate_labels=[f"bad {spelled}"], hypothesis_template=f"{spelled} {{}}")
     hypothesis = encode(zero_shot, zero_shot.ZeroShotInput(f"good {spelled}", parameters), tokenizer).encodings[0]
     pair = encode(classify, classify.ClassifyInput(f"good {spelled}", f"{spelled} bad"), tokenizer).encodings[0]
