@@ -138,8 +138,8 @@ class Authenticator:
             The name of the request's key in its file; None if the route needs no key.
 
         Raises:
-            HttpError: The request has no key, or an unknown one (401); or the route needs an admin key, and the request has another key or
-                there are no admin keys (403).
+            HttpError: The request has no key, or an unknown one (401); or the route needs an admin key, and the request has another key,
+                which the error names, or there are no admin keys (403).
         """
         admin = access is Access.ADMIN
         if not admin and (self.keys is None or self._public.get(access, False)):
@@ -148,7 +148,9 @@ class Authenticator:
             raise HttpError(HTTPStatus.FORBIDDEN, "model management is disabled; the operator can enable it with --admin-key-file.")
         name, is_admin = self._identify(headers)
         if admin and not is_admin:
-            raise HttpError(HTTPStatus.FORBIDDEN, "the key `{caller}` cannot change models; send an admin key.", caller=name)
+            error = HttpError(HTTPStatus.FORBIDDEN, "the key `{caller}` cannot change models; send an admin key.", caller=name)
+            error.key = name
+            raise error
         return name
 
     def _identify(self, headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, bool]:

@@ -208,7 +208,13 @@ _HTTP_HEADERS: Mapping[int, Mapping[str, str]] = {
 
 
 class HttpError(CallerError):
-    """The request fails because of its API key, method, headers or speed, independent of its body."""
+    """The request fails because of its API key, method, headers or speed, independent of its body.
+
+    Attributes:
+        key: The name of the request's key, if the key is known but lacks the right.
+    """
+
+    key: str | None = None
 
     def __init__(self, status: int, template: str, /, **values: Any) -> None:
         """Creates the error with a status of `HTTP_ERRORS`."""

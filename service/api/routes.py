@@ -28,6 +28,7 @@ from bertserve.service.api.formats.tei import EmbedAllBody, SequencesBody
 from bertserve.service.api.jsonl import MEDIA_TYPE
 from bertserve.service.api.request import REQUEST_KEY, TIMEOUT_HEADER, RequestContext
 from bertserve.service.auth import Access
+from bertserve.service.errors import HttpError
 from bertserve.service.tasks import classify, embed, rerank
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.classify import LabelScore
@@ -60,7 +61,11 @@ class GuardedRoute(APIRoute):
         assert self.methods is not None, "FastAPI gives every route methods"
         if scope["method"] in self.methods:
             request: RequestContext = scope[REQUEST_KEY]
-            request.key = request.auth.check(self.access, scope["headers"])
+            try:
+                request.key = request.auth.check(self.access, scope["headers"])
+            except HttpError as error:
+                request.key = error.key  # for the access log and the metrics
+                raise
         await super().handle(scope, receive, send)
 
 

@@ -18,6 +18,7 @@ from bertserve.service.api.application import Application
 from bertserve.service.api.error_responses import LOG_INTERVAL_S, MAX_LINES, ErrorLog
 from bertserve.service.auth import ApiKeys, Authenticator, new_key
 from bertserve.service.errors import NotFoundError, SettingsError, UnavailableError
+from conftest import metric
 from fakes import FakeEngine
 from served_socket import until
 
@@ -54,6 +55,19 @@ async def test_each_key_has_its_name_in_metrics(models: Path) -> None:
         page = (await client.get("/metrics")).text
     counted = re.findall(r'bertserve_key_requests_total{key="(.+)",status="(.+)"} (.+)', page)
     assert sorted(counted) == [("alice", "200", "1.0"), ("line-4", "200", "2.0"), ("unknown", "401", "2.0")]
+
+
+async def test_a_key_without_admin_rights_has_its_name_in_log_and_metrics(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "bertserve.access")
+    (models.parent / "admin").write_text("trident")
+    auth = Authenticator(keys(models.parent, "swordfish"), admin_keys=ApiKeys(models.parent / "admin"))
+    async with serving(state_of(models, access_log=True), auth=auth) as client:
+        answer = await client.post("/models/tiny/load", headers=KEY)
+        page = (await client.get("/metrics")).text
+    assert 403 == answer.status_code
+    assert 1 == metric(page, "key_requests_total", key="default", status="403")
+    lines = [vars(record) for record in caplog.records if record.name == "bertserve.access"]
+    assert [("default", 403)] == [(line["key"], line["status"]) for line in lines]
 
 
 def test_the_line_of_a_new_key_has_only_its_digest(tmp_path: Path) -> None:
