@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import orjson
@@ -20,7 +20,7 @@ from bertserve.service.models import loading
 from bertserve.service.models.request_progress import EncodingPayload, RequestProgress
 from bertserve.service.scoring.rows import Row, rejecting
 from bertserve.service.settings import ScoreSettings
-from bertserve.service.tasks.body import Limits, types_within
+from bertserve.service.tasks.body import TRUSTED_LIMITS, Limits, types_within
 from bertserve.service.tasks.body_errors import quote_names, required_fields
 from bertserve.service.tasks.catalog import TASKS, tasks_of
 from bertserve.service.tasks.cost import MAX_RESPONSE_BYTES
@@ -61,9 +61,9 @@ class RowReader:
         options = body.model_fields.keys() - body.parameters_type.model_fields.keys() - {"model", *self._body_keys}
         inner = {key: value for key, value in parameters.items() if key not in options}
         self._parameters = {key: parameters[key] for key in parameters if key in options} | ({"parameters": inner} if inner else {})
-        example = {key: value for key, value in body.example().items() if key in self._body_keys}
+        example = {key: value for key, value in body.example().items() if key in self._body_keys} | self._parameters
         try:  # the other limits are for rows, not for the example
-            input_ = validate_as(body, example | self._parameters, Limits(2**14, 2**20, settings.max_top_k)).task_inputs(manifest)[0]
+            input_ = validate_as(body, example, replace(TRUSTED_LIMITS, max_top_k=settings.max_top_k)).task_inputs(manifest)[0]
         except BertServeError as error:
             raise SettingsError(f"--parameters does not fit /{self.spec.path}: {error.message}") from error
         response_bytes = min(MAX_RESPONSE_BYTES, self.spec.response_bytes(input_, manifest.tokenizer.max_length))
@@ -170,7 +170,7 @@ class Predictor:
             outputs = iter(self._outputs([payload for _, _, payloads in open_rows for payload in payloads]))
             still_open = []
             for row, progress, payloads in open_rows:
-                step_outputs = list(islice(outputs, len(payloads)))
+                step_outputs = [next(outputs) for _ in payloads]
                 with rejecting(row):
                     if errors := [output for output in step_outputs if isinstance(output, EngineError)]:
                         raise errors[0]

@@ -63,7 +63,7 @@ def rejecting(row: Row) -> Iterator[None]:
 
 @dataclass(slots=True)
 class RowBlock:
-    """Rows in the order of the file, their `size` in bytes for the progress, and the `table` of pyarrow with the rows of Parquet."""
+    """Rows in the order of the file, their `size` in bytes (an estimate for CSV), and the `table` of pyarrow with the rows of Parquet."""
 
     rows: list[Row]
     size: int
@@ -75,7 +75,7 @@ def blocks_of(rows: Iterable[Row], max_rows: int) -> Iterator[RowBlock]:
     block = RowBlock([], 0)
     for row in rows:
         block.rows.append(row)
-        block.size += len(row.raw) or sum(map(len, row.values.values()))
+        block.size += len(row.raw) or sum(map(len, row.values.values()))  # CSV: characters without delimiters
         if len(block.rows) == max_rows or block.size >= BLOCK_BYTES:
             yield block
             block = RowBlock([], 0)

@@ -106,6 +106,12 @@ def test_check_fails_a_model_that_returns_another_result(models: Path, tmp_path:
     assert second == "b: text-classification, cpu/fp32: ok"
 
 
+def test_check_runs_an_example_that_exceeds_the_limits_of_requests(models: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "stored"
+    tiny.bundle(folder, example={"request": REQUEST, "result": results(models, REQUEST["inputs"], top_k=2)})
+    assert 0 == main(["check", "--models", str(folder), "--max-chars", "1", "--max-inputs", "1"])
+
+
 @pytest.mark.parametrize("example", [{"request": {}, "result": []}, {"request": {"inputs": "good", "parameters": {"x": 1}}, "result": []}])
 def test_check_fails_an_example_with_an_invalid_request(tmp_path: Path, example: Any, capsys: pytest.CaptureFixture[str]) -> None:
     tiny.bundle(tmp_path, "a", example=example)
