@@ -268,3 +268,12 @@ def traceback_places(error: Exception) -> str:
 def status_and_type(error: Exception) -> tuple[int, str]:
     """Returns the status and the error type of an exception."""
     return error.kind if isinstance(error, BertServeError) else INTERNAL
+
+
+def error_for_caller(error: BaseException) -> Exception:
+    """Returns an error of a run, or one in its place if it has no message for callers."""
+    if isinstance(error, MemoryError):
+        return EngineError("there is not enough memory for the request; send less at once; the operator can give the service more memory.")
+    if not isinstance(error, Exception):  # a panic of a native library, or an exit; futures do not accept these
+        return EngineError("the request's work ended with {name}. This is a bug.", name=type(error).__name__)
+    return error

@@ -1,17 +1,13 @@
-"""The state of inference threads, and the errors of runs for callers."""
+"""The state of inference threads."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from bertserve.service.errors import EngineError
 from bertserve.service.scheduling.scheduled_request import Item
-
-logger = logging.getLogger("bertserve.scheduler")
 
 
 @dataclass(slots=True, eq=False)
@@ -35,13 +31,3 @@ class InferenceThread:
     ticks: int | None = None
     hung: bool = False
     setup_calls: deque[Callable[[], object]] = field(default_factory=deque)
-
-
-def error_for_caller(error: BaseException) -> Exception:
-    """Returns an error of a run, or one in its place if it has no message for callers."""
-    if isinstance(error, MemoryError):
-        return EngineError("there is not enough memory for the request; send less at once; the operator can give the service more memory.")
-    if not isinstance(error, Exception):  # a panic of a native library, or an exit; futures do not accept these
-        logger.error("a request failed with an unexpected %s", type(error).__name__)
-        return EngineError("the request's work ended with {name}. This is a bug.", name=type(error).__name__)
-    return error

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
-from bertserve.service.errors import DeviceLostError, EngineError, ExpiredError, UnavailableError
-from bertserve.service.scheduling.inference_thread import InferenceThread, error_for_caller
+from bertserve.service.errors import DeviceLostError, EngineError, ExpiredError, UnavailableError, error_for_caller
+from bertserve.service.scheduling.inference_thread import InferenceThread
 from bertserve.service.scheduling.prepare import PreparePool
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest, SizedPayloads
