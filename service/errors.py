@@ -1,4 +1,4 @@
-"""All errors of the service, with their HTTP status.
+"""All errors of the service with their HTTP status, and functions for parts of their messages.
 
 A `StartError` stops a start or a command, and a request causes a `CallerError`. The service causes the other errors of requests. A message
 says what is wrong, with the value, and what to change. The answer has the whole message; the log has a placeholder for each `CallerValue`.
