@@ -127,11 +127,11 @@ def missing_graphs(manifest: Manifest) -> list[str]:
     """Returns one line per provider and reason: the missing graphs, their replacement and the reason."""
     names: dict[tuple[Provider, str], list[str]] = {}
     for omitted in manifest.omitted:
-        name = omitted.precision if omitted.provider == "cpu" else f"{omitted.provider}/{omitted.precision}"
-        names.setdefault((omitted.provider, omitted.reason), []).append(name)
-    defaults = {graph.provider: f"but {graph.precision} as its default graph" for graph in manifest.graphs if graph.default}
+        names.setdefault((omitted.provider, omitted.reason), []).append(f"{omitted.provider}/{omitted.precision}")
+    defaults = {graph.provider: f"{graph.name} is the default" for graph in manifest.graphs if graph.default}
     return [
-        f"the bundle has no {' and no '.join(missing)}, {defaults.get(provider, f'and no other graph for {provider}')}: {reason}"
+        f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing, and "
+        f"{defaults.get(provider, f'{provider} has no other graph')}: {reason}"
         for (provider, reason), missing in names.items()
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from huggingface_hub import ModelCardData
@@ -19,6 +19,7 @@ from bertserve.service.bundle.validation_policy import describe_agreement, has_l
 from bertserve.service.errors import plural
 
 CARD_FIELDS = {"license", "license_name", "license_link", "language", "datasets"}  # of `Source`, from the card of the checkpoint
+_FLOAT_KEYS = {"FloatUnits", "FloatInputs", "KeptFloat"}  # of `quantized`: they stay in float, partly or wholly
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")  # start or end of a code block
 _TOKEN_TYPES = {
     "template": "- token types (segment ids): those of the tokenizer's template",
@@ -125,14 +126,18 @@ def _graph_table(manifest: Manifest, folder: Path) -> list[str]:
 def _describe_graph(graph: GraphSpec) -> str:
     """Returns a graph's description, and its fused and quantized operators."""
     validation = graph.validation
-    fused, quantized = (
-        ", ".join(f"{name} {count}" for name, count in counts.items()) for counts in (validation.fusions, validation.quantized)
-    )
-    text = f"{graph.name}: {graph.description}; {validation.nodes} nodes; fused {fused or 'nothing'}"
-    text += f"; quantized {quantized}" if quantized else ""
+    in_float = {name: count for name, count in validation.quantized.items() if name in _FLOAT_KEYS}
+    quantized = {name: count for name, count in validation.quantized.items() if name not in _FLOAT_KEYS}
+    text = f"{graph.name}: {graph.description}; {validation.nodes} nodes; fused {_list_counts(validation.fusions) or 'nothing'}"
+    text += f"; quantized {_list_counts(quantized)}" if quantized else ""
+    text += f"; partly or wholly in float {_list_counts(in_float)}" if in_float else ""
     if quantized and validation.quantization_error:
-        text += f", which changes the outputs by {validation.quantization_error:.3f} of their standard deviation"
+        text += f"; its precision changes the outputs by {validation.quantization_error:.3f} of their standard deviation"
     return f"{text}."
+
+
+def _list_counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
 def _error_table(graphs: Sequence[GraphSpec], max_length: int) -> list[str]:

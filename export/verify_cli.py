@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     report = VerifyReport(as_json=args.json)
     try:
         verify(options, report)
-    except ExportError as error:
+    except (ExportError, OSError) as error:
         return report_error(error, args.bundle)
     if args.json:
         print(json.dumps({"bundle": str(args.bundle), "passed": report.passed, "checks": report.checks}, indent=1), flush=True)

@@ -63,8 +63,8 @@ def quantize(
         max_error: Maximum difference of its outputs from the float graph's, by `inference.rms_error`.
 
     Returns:
-        Quantized operators, and operators that stay in float or were rounded to nearest because of too few texts -> count; and the
-        difference of the outputs from the float graph's on the gate's texts.
+        Quantized operators, and operators that partly or wholly stay in float, or were rounded to nearest because of too few texts ->
+        count, without zeros; and the difference of the outputs from the float graph's on the gate's texts.
 
     Raises:
         GraphError: There is no matrix to quantize, or the error is too large with any matrix in int8.
@@ -104,10 +104,15 @@ def quantize(
     probe = gate[:: max(1, len(gate) // 48)]  # fewer than 96 texts, because they run for each attempt
     attempt = _emit_within(max_error, model, target, layer_params, order, probe, inference.compute_outputs(source, probe))
     int8_inputs = order[attempt.float_count :]
-    counts = {"MatMulIntegerToFloat": len(int8_inputs), "PerRowEmbedding": attempt.table_count}
-    counts |= {"FloatUnits": len(units), "FloatInputs": len(inputs)}
-    exceptions = {"KeptFloat": attempt.float_count, "RoundedToNearest": sum(not layer_params[tensor].by_gptq for tensor in int8_inputs)}
-    return counts | {name: count for name, count in exceptions.items() if count}, attempt.error
+    counts = {
+        "MatMulIntegerToFloat": len(int8_inputs),
+        "PerRowEmbedding": attempt.table_count,
+        "FloatUnits": len(units),
+        "FloatInputs": len(inputs),
+        "KeptFloat": attempt.float_count,
+        "RoundedToNearest": sum(not layer_params[tensor].by_gptq for tensor in int8_inputs),
+    }
+    return {name: count for name, count in counts.items() if count}, attempt.error
 
 
 def _choose_activation_params(

@@ -121,8 +121,8 @@ def _examples(data: Path, test_data: Path | None, manifest: Manifest) -> tuple[l
     """Returns the rows that fit a calibration and those that test it; refuses too few examples, one label, or shared inputs."""
     parts = list[list[LabeledRow]]()
     for path in [data] if test_data is None else [data, test_data]:
-        rows, answers = read_data(path, manifest)
-        part = [LabeledRow(row, correct) for row, correct in zip(rows, answers, strict=True) if correct is not None]
+        rows, golds = read_data(path, manifest)
+        part = [LabeledRow(row, gold) for row, gold in zip(rows, golds, strict=True) if gold is not None]
         if without := len(rows) - len(part):
             print(f"bert-export: {without} of {len(rows)} lines of `{path}` are left out: they have no correct answer", file=sys.stderr)
         if (count := len({example.text for example in part})) < MIN_EXAMPLES:

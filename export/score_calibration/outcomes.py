@@ -15,7 +15,7 @@ from bertserve.export.aim import Aim
 from bertserve.export.errors import DataError
 from bertserve.export.input_fields import read_input
 from bertserve.export.progress import track
-from bertserve.export.score_calibration.predictions import Flags, Predictions, Values, log_losses
+from bertserve.export.score_calibration.predictions import Booleans, Predictions, Values, log_losses
 from bertserve.export.tasks.evaluation import exact_match, widen_to_words
 from bertserve.export.validation.served_graph import ServedGraph
 from bertserve.service.bundle.calibration import Method
@@ -76,7 +76,7 @@ class Scores:
     method: Method
     labels: tuple[str, ...]
     scores: Floats
-    correct: Flags
+    correct: Booleans
 
     def predictions(self, parameters: Parameters, labels: Sequence[str] | None = None) -> Predictions:
         """Returns predictions with calibrated scores: those of some labels; by default the best ones, or all if they are independent."""

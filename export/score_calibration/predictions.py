@@ -4,8 +4,8 @@ A threshold has an error of at most a target, with 95 % confidence. The method i
 then Test", 2021, section 2.3). The examples that fitted the calibration also fix a sequence of thresholds. Each threshold is then tested
 on the other examples, in this order. Its p-value is the binomial probability of at most this many errors if the true share equaled the
 target. The sequence ends at the first p-value above 5 %, and the threshold before is chosen. A wrong threshold is chosen only if the first
-test of a too weak threshold errs, so all tests together have the error probability of one. Recall and coverage count correct items below
-the threshold: the training-conditional guarantee of split conformal prediction (Vovk, 2012).
+test of a threshold that is too weak errs. So all tests together have the 5 % error probability of a single test. Recall and coverage count
+correct items below the threshold: the training-conditional guarantee of split conformal prediction (Vovk, 2012).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CANDIDATES = 200  # thresholds that are tried; neighbors then decide only about 
 _DEVIATIONS = 1.645  # standard errors of a normal distribution to its 95 % quantile
 
 Values = NDArray[np.float64]
-Flags = NDArray[np.bool_]
+Booleans = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Predictions:
     """
 
     scores: Values
-    correct: Flags
+    correct: Booleans
     losses: Values
     examples: NDArray[np.int64]
     labels: NDArray[np.str_]
@@ -58,7 +58,7 @@ class Predictions:
     missed: int = 0
 
 
-def log_losses(scores: Values, correct: Flags) -> Values:
+def log_losses(scores: Values, correct: Booleans) -> Values:
     """Returns the log loss of scores that predictions are correct."""
     return -np.log(np.maximum(np.where(correct, scores, 1 - scores), CLOSEST))
 

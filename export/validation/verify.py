@@ -90,7 +90,8 @@ def verify(options: VerifyOptions, report: VerifyReport) -> None:
     """Adds each check to the report; checks that depend on a failed one are left out.
 
     Raises:
-        ExportError: The data or the checkpoint cannot be read, or the task cannot answer a line.
+        ExportError: The data or the checkpoint cannot be used, or the task cannot answer a line.
+        OSError: A file of the checkpoint cannot be read.
     """
     try:
         bundle = load_bundle(options.bundle.resolve())

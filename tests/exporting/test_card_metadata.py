@@ -6,6 +6,9 @@ from typing import Any
 import pytest
 
 from bertserve.export.checkpoint.source import MAX_CARD_BYTES, MAX_FRONT_MATTER_CHARS, find_card, read_card_metadata
+from bertserve.export.model_card import model_card
+from bertserve.service.bundle.files import load_bundle
+from conftest import ROOT
 
 pytestmark = pytest.mark.torch
 
@@ -113,3 +116,10 @@ def test_a_link_out_of_the_checkpoint_is_ignored(
 
     assert (("mit",) if is_read else ()) == read_card_metadata(find_card(folder))["license"]
     assert is_read is (caplog.text == "")
+
+
+def test_the_card_separates_quantized_operators_from_matrices_in_float() -> None:
+    bundle = load_bundle(ROOT / "models/embed")
+    written = model_card(bundle.manifest, bundle.path, None)
+
+    assert "quantized MatMulIntegerToFloat 20, PerRowEmbedding 1; partly or wholly in float FloatUnits 6, FloatInputs 7, KeptFloat 4" in written

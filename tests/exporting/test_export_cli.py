@@ -13,6 +13,7 @@ from bertserve.export import cli
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, load_bundle
 from bundles import FAST, FEW_TEXTS, Run, contents, left_in
 from checkpoints import bert
+from sound_bundles import sound
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("export_fixtures",)
@@ -57,16 +58,21 @@ def test_the_bundle_is_named_after_its_source_or_by_the_name_flag(
     assert (name, checkpoint) == (manifest.name, manifest.source.checkpoint)
 
 
-def test_an_unreadable_checkpoint_is_named(source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message does not speak about the bundle, which was not written yet."""
+def test_an_unreadable_checkpoint_is_named(
+    source: Path, output: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message does not speak about the bundle, which an export has not written yet, and which `verify` can read."""
 
     def fail(*_: object) -> None:
         raise PermissionError(13, "Permission denied", str(source / "config.json"))
 
     monkeypatch.setattr("bertserve.export.pipeline.load_checkpoint", fail)
+    monkeypatch.setattr("bertserve.export.validation.checkpoint_check.load_checkpoint", fail)
     code, message = run(source)
     assert (1, []) == (code, left_in(output))
-    assert all(fact in message for fact in ("cannot be read", "Permission denied", str(source / "config.json")))
+    assert 1 == cli.main(["verify", str(sound(tmp_path / "sound")), "--checkpoint", str(source)])
+    for error in (message, capsys.readouterr().err):
+        assert all(fact in error for fact in ("cannot be read", "Permission denied", str(source / "config.json")))
 
 
 def test_manifest_and_card_contain_the_given_metrics(source: Path, output: Path, run: Run, tmp_path: Path) -> None:
