@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from bertserve.service.bundle.graph_spec import Outputs
-from bertserve.service.bundle.manifest import Activation, Embedding, MaskToken
+from bertserve.service.bundle.manifest import Activation, Embedding
 from bertserve.service.engine import onnx_engine
 from bertserve.service.engine.sessions import open_session
 from bertserve.service.errors import EngineError
@@ -81,7 +81,6 @@ class Head:
     tags: tuple[str, ...] = ()
     activation: Activation = "softmax"
     embedding: Embedding | None = None
-    mask: MaskToken | None = None
     attention_heads: tuple[int, ...] = ()
 
 

@@ -13,7 +13,6 @@ from listening import OK, listening, response
     ("model", "mask"),
     [
         ({"task": "fill-mask", "mask_token": "<mask>"}, "<mask>"),
-        ({"task": "fill-mask"}, "[MASK]"),  # a service of an earlier version
         (None, "[MASK]"),  # a different server
     ],
 )

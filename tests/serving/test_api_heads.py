@@ -2,13 +2,14 @@
 
 import base64
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tiny
-from app_client import Send, answered, assert_same, post_refused, result, wrong
+from app_client import Send, answered, assert_same, call, post_refused, rejected, result, wrong
 
 EMBED, SIMILARITY, RERANK, ZERO_SHOT = "/embed", "/similarity", "/rerank", "/zero-shot"
 LABELS = {"candidate_labels": ["good", "bad", "a very dull book"]}
@@ -59,6 +60,14 @@ def test_similarity_is_the_cosine_of_the_vectors(api: Send) -> None:
     assert pytest.approx((vectors[1:] @ vectors[0]).tolist(), abs=1e-6) == answered(api, SIMILARITY, SENTENCES)
     assert pytest.approx([1.0], abs=1e-6) == answered(api, SIMILARITY, {"source_sentence": "good", "sentences": ["good"]}, pooling="cls")
     assert [] == answered(api, SIMILARITY, {"source_sentence": "good", "sentences": []})
+
+
+def test_similarity_needs_a_pooling(tmp_path: Path) -> None:
+    """A model whose own pooling is `none` has no vector of a text, unless the request names a pooling."""
+    tiny.bundle(tmp_path, task="feature-extraction", embedding=tiny.EMBEDDING | {"pooling": "none"})
+    assert "`pooling`" in rejected(call(tmp_path, "POST", SIMILARITY, json={"inputs": SENTENCES}), 422, "invalid_value")
+    pooled = call(tmp_path, "POST", SIMILARITY, json={"inputs": SENTENCES, "parameters": {"pooling": "mean"}})
+    assert (200, 2) == (pooled.status_code, len(pooled.json()))
 
 
 def test_a_label_becomes_the_hypothesis_of_a_pair(api: Send) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app_client import Send, answered, ask, post, rejected
+from app_client import Send, answered, ask, post, post_refused, rejected
 
 
 @pytest.fixture(name="allowed")
@@ -85,7 +85,7 @@ def test_each_window_counts_as_decoding(api: Send, monkeypatch: pytest.MonkeyPat
 def test_tokens_that_are_grouped_count_more_than_tokens(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_DECODE_US", 5_000)
     text = "good " * 1000
-    assert 1000 >= len(answered(api, "/ner", text, aggregation_strategy="none"))
+    assert 200 == ask(api, "/ner", text, aggregation_strategy="none").status_code
     assert "too long to compute" in too_large(api, "/ner", inputs=text, parameters={"aggregation_strategy": "average"})
 
 
@@ -94,3 +94,7 @@ def test_the_characters_of_a_question_count_for_each_choice(api: Send, monkeypat
     few, many = ({"question": "good " * 60, "context": "film", "choices": ["a"] * count} for count in (2, 4))
     assert 2 == len(answered(api, "/choose", few))
     assert "1340 characters" in rejected(ask(api, "/choose", many), 413, "too_large")
+
+
+def test_all_targets_together_have_a_limit_of_characters(api: Send) -> None:
+    assert "16384 characters" in post_refused(api, "/fill-mask", "a [MASK]", targets=["x" * 256] * 65)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tiny
-from app_client import Send, keys, play, post, posted, rejected, started, state_of
+from app_client import Send, keys, play, post, posted, started, state_of
 from bertserve.service.auth import Authenticator
 
 EMBEDDINGS = "/v1/embeddings"
@@ -63,14 +63,6 @@ def test_embeddings_can_be_shortened_and_encoded_as_base64(api: Send) -> None:
     packed = posted(api, EMBEDDINGS, input="good", model="vectors", **more)["data"][0]["embedding"]
 
     assert first / np.linalg.norm(first) == pytest.approx(np.frombuffer(base64.b64decode(packed), "<f4"), abs=1e-6)
-
-
-def test_similarity_needs_a_pooling(api: Send) -> None:
-    """A model whose own pooling is `none` has no vector of a text, unless the request names a pooling."""
-    sentences = {"source_sentence": "good", "sentences": ["good", "bad film"]}
-    assert "`pooling`" in rejected(post(api, {"inputs": sentences, "model": "tokens"}, path="/similarity"), 422, "invalid_value")
-    scores = posted(api, "/similarity", inputs=sentences, parameters={"pooling": "mean"}, model="tokens")
-    assert 1 == pytest.approx(scores[0], abs=1e-6) and scores[1] < 1
 
 
 @pytest.mark.parametrize("ids", [[1, 2], [[1, 2], [3]], [[]]])

@@ -211,25 +211,6 @@ def test_a_complete_machine_lacks_nothing_and_names_its_gpu() -> None:
     assert hardware.find_gpu(load=loader(driver=Driver())) == H100
 
 
-INTEL = (
-    "processor\t: 0\nmodel name\t: Some(R) CPU\nflags\t\t: fpu sse2 fma avx2 avx512f avx512_vnni\n\nprocessor\t: 1\nmodel name\t: Other\n"
-)
-ARM = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "instructions"),
-    [(INTEL, "Some(R) CPU", ("avx2", "fma", "avx512f", "avx512_vnni")), (ARM, None, ("asimd", "asimddp", "i8mm")), ("", None, ())],
-)
-def test_the_cpu_is_reported_with_its_instruction_sets(tmp_path: Path, text: str, name: str | None, instructions: tuple[str, ...]) -> None:
-    """The name is the first CPU's, or of its architecture; only instruction sets for matrix products are listed."""
-    path = tmp_path / "cpuinfo"
-    path.write_text(text)
-
-    assert instructions == hardware.cpu_instructions(path)
-    assert hardware.cpu_name(path) in (name, hardware.cpu_name(tmp_path / "none"))
-
-
 def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes all providers except the CPU unavailable, even on a machine with a GPU."""
     monkeypatch.setattr(

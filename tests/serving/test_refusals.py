@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tiny
-from app_client import Send, blocked, call, classify, faked, play, post_refused, posting, queued, rejected, serving, state_of
+from app_client import blocked, call, classify, faked, play, posting, queued, rejected, serving, state_of
 from bertserve.service.api.application import Application
 from conftest import metric
 from fakes import FakeEngine
@@ -146,7 +146,3 @@ async def test_a_body_that_is_not_complete_in_time_gets_408(models: Path) -> Non
     await until(lambda: len(sent) == 2)
     assert 408 == sent[0]["status"]
     assert (b"connection", b"close") in sent[0]["headers"]
-
-
-def test_all_targets_together_have_a_limit_of_characters(api: Send) -> None:
-    assert "16384 characters" in post_refused(api, "/fill-mask", "a [MASK]", targets=["x" * 256] * 65)

@@ -1,14 +1,12 @@
 """Flags override variables, variables override the file of --config, and the file overrides defaults. Errors name invalid settings."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 import tiny
 from bertserve.service.cli import main
-from bertserve.service.engine.hardware import usable_cores
 from bertserve.service.errors import SettingsError
 from bertserve.service.settings import Settings, parse
 
@@ -133,27 +131,6 @@ def test_a_value_out_of_range_or_of_a_wrong_form_is_refused(flag: str, value: st
     with pytest.raises(SettingsError) as refused:
         parse(Settings, [f"{flag}={value}"])
     assert refused.value.message.startswith(f"{flag} (or BERT_SERVE_{flag[2:].upper().replace('-', '_')}) is `{value}`: ")
-
-
-CGROUPS = [
-    pytest.param({"cpu.max": "max 100000\n"}, 8, id="v2 without a quota"),
-    pytest.param({"cpu.max": "200000 100000\n"}, 2, id="v2 of two cores"),
-    pytest.param({"cpu.max": "50000 100000\n"}, 1, id="v2 of half a core"),
-    pytest.param({"cpu.max": "6400000 100000\n"}, 8, id="v2 of more than there are"),
-    pytest.param({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4, id="v1 of four cores"),
-    pytest.param({"cpu.max": "nonsense"}, 8, id="not readable"),
-    pytest.param({}, 8, id="no cgroup"),
-]
-
-
-@pytest.mark.parametrize(("files", "cores"), CGROUPS)
-def test_usable_cores_respect_the_cgroup_quota(files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With eight cores by affinity, the quota is rounded down to whole cores, but at least one."""
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    assert usable_cores(tmp_path) == cores
 
 
 FILE = """
