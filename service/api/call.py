@@ -10,7 +10,7 @@ from bertserve.service.errors import BertServeError
 from bertserve.service.models.model import Model
 from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks.body import TaskBody
-from bertserve.service.tasks.step import MAX_WINDOWS_SHOWN, WindowSpan
+from bertserve.service.tasks.step import MAX_WINDOWS_SHOWN, ReadSpan
 
 HEADER_LENGTH = b"inference-header-content-length"  # bytes of JSON before binary tensors in the Open Inference Protocol
 
@@ -69,8 +69,8 @@ class Call:
                 f"truncation; {count}cut to the model's {self.model.bundle.manifest.tokenizer.max_length} tokens: "
                 f"{_name_inputs(prediction.truncated, self.body)}"
             )
-        if prediction.windows_read:
-            headers.append((b"x-windows", _escape(_windows(prediction.windows_read))))
+        if prediction.read_spans:
+            headers.append((b"x-windows", _escape(_windows(prediction.read_spans))))
         # one header per warning, because the official client expects that
         headers.extend((b"x-hf-warning", _escape(warning)) for warning in warnings)
         return headers
@@ -92,7 +92,7 @@ def _name_inputs(indices: Sequence[int], body: TaskBody) -> str:
     return ", ".join(f"{body.input_name}[{index}]" for index in indices[:10]) + (", ..." if len(indices) > 10 else "")
 
 
-def _windows(read_spans: Sequence[WindowSpan]) -> str:
+def _windows(read_spans: Sequence[ReadSpan]) -> str:
     """Returns the spans that the model read of an input, such as `0-1843, 1310-2950`; each has its text's name if there are two texts."""
     spans = [f"{field}{'=' if field else ''}{start}-{end}" for field, start, end in read_spans[:MAX_WINDOWS_SHOWN]]
     return ", ".join([*spans, "..."] if len(read_spans) > MAX_WINDOWS_SHOWN else spans)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import BertServeError, TooLargeError
 from bertserve.service.tasks.cost import ZERO_COST, Cost
-from bertserve.service.tasks.step import Step, TaskGenerator, WindowSpan
+from bertserve.service.tasks.step import ReadSpan, Step, TaskGenerator
 from bertserve.service.text.tokenizer import Encoding
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Prediction:
         inference_s: Seconds from the start of its first run to the end of its last one.
         decode_s: Seconds to decode all inputs.
         response_bytes: About the bytes of the results as JSON.
-        windows_read: The spans that the model read of a single input, if it is cut or was read in several windows.
+        read_spans: The spans that the model read of a single input, if it is cut or was read in several windows.
     """
 
     results: list[Any] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Prediction:
     inference_s: float = 0.0
     decode_s: float = 0.0
     response_bytes: int = 0
-    windows_read: Sequence[WindowSpan] = ()
+    read_spans: Sequence[ReadSpan] = ()
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ class RequestProgress:
                 prediction.warnings += [(index, warning) for warning in step.warnings]
                 if step.truncated:
                     prediction.truncated.append(index)
-                prediction.windows_read = step.windows_read if index == 0 else ()
+                prediction.read_spans = step.read_spans if index == 0 else ()
                 self.cost = step.cost if index == 0 else self.cost + step.cost
                 self.held_tokens = prediction.tokens + self.cost.queue_tokens
                 # checked after each input, because the windows of one text may have a thousand times as many tokens as the text
@@ -135,7 +135,7 @@ class RequestProgress:
     def payloads(self) -> list[tuple[int, EncodingPayload]]:
         """Returns the encodings of the open inputs, each with its tokens."""
         return [
-            (encoding.cost_tokens, EncodingPayload(encoding, self, index, step.keep and partial(step.keep, place)))
+            (encoding.queue_tokens, EncodingPayload(encoding, self, index, step.keep and partial(step.keep, place)))
             for index, step in enumerate(self.steps)
             if step is not None
             for place, encoding in enumerate(step.encodings)

@@ -24,7 +24,6 @@ from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskM
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 
 TASK = "attention"
-NEEDS = "attention in its graphs; export it with `--attentions`"
 OUTPUT = "attentions"  # output of the graphs
 MAX_VALUES = MAX_RESPONSE_BYTES // NUMBER_BYTES  # weights of one text, which are in one answer
 
@@ -179,7 +178,10 @@ SPEC = TaskSpec(
     response_type=Attention | list[Attention],
     function=show_attention,
     derivation=Derivation(
-        base=None, compatible=lambda config: bool(config.attention_heads), needs=NEEDS, discriminator=("parameters", "output_attentions")
+        base=None,
+        compatible=lambda config: bool(config.attention_heads),
+        needs="attention in its graphs; export it with `--attentions`",
+        discriminator=("parameters", "output_attentions"),
     ),
     response_bytes=_weight_bytes,
 )

@@ -38,10 +38,10 @@ from bertserve.service.tasks.occlusion import OccludedText, WordImportance
 from bertserve.service.tasks.step import (
     EMPTY_WARNINGS,
     ModelConfig,
+    ReadSpan,
     Step,
     TaskGenerator,
     TaskModel,
-    WindowSpan,
     too_long_error,
     window_spans,
 )
@@ -166,14 +166,14 @@ def _first_step(input_: ClassifyInput, tokenizer: Tokenizer) -> tuple[Step, list
         encodings,
         truncated=is_long and input_.parameters.window is None,
         warnings=() if any(map(str.strip, texts)) else EMPTY_WARNINGS,
-        windows_read=spans,
+        read_spans=spans,
     )
     return step, _occluded_texts(fields, tokens, token_ranges) if input_.parameters.explain else []
 
 
 def _cut(
     input_: ClassifyInput, fields: Sequence[str], tokens: Sequence[Tokens], room: int, side: Side
-) -> tuple[list[list[range]], tuple[WindowSpan, ...]]:
+) -> tuple[list[list[range]], tuple[ReadSpan, ...]]:
     """Returns the tokens of each text for each encoding of an input over the model's length, and the spans that the model reads."""
     parameters, lengths = input_.parameters, list(map(len, tokens))
     if parameters.window is not None:  # each window of a pair has the whole first text and a part of the second

@@ -37,7 +37,7 @@ MAX_JOINT_MASKS = 16
 MAX_PATTERNS = 64
 
 TokenTuple = tuple[int, ...]
-# The negative logarithm of a score, and the token ids for the first masks, from left to right. Sorted, the best filling is the first one.
+# The surprisal (the negative logarithm of its score), and the token ids for the first masks, from left to right. Sorted, the best filling is the first one.
 Filling = tuple[float, TokenTuple]
 
 
@@ -221,15 +221,15 @@ def _best(choices: Sequence[tuple[int, NDArray[np.int64] | None]], index: int, r
 
 def _extended(fillings: Sequence[Filling], rows: Sequence[Outputs], count: int) -> list[Filling]:
     """Returns the best `count` fillings with one more mask filled; `rows` has the result of `_best` for each filling."""
-    costs = [cost - row["log_probs"] for (cost, _), row in zip(fillings, rows, strict=True)]
-    all_costs = np.concatenate(costs)
-    count = min(count, len(all_costs))
+    surprisals = [surprisal - row["log_probs"] for (surprisal, _), row in zip(fillings, rows, strict=True)]
+    all_surprisals = np.concatenate(surprisals)
+    count = min(count, len(all_surprisals))
     # creates no objects for the many dropped ones; includes all that equal the last one, so that ties are ordered
-    highest = np.partition(all_costs, count - 1)[count - 1]
+    highest = np.partition(all_surprisals, count - 1)[count - 1]
     candidates = [
-        (float(next_costs[index]), (*tokens, int(row["tokens"][index])))
-        for (_, tokens), row, next_costs in zip(fillings, rows, costs, strict=True)
-        for index in np.flatnonzero(next_costs <= highest)
+        (float(next_surprisals[index]), (*tokens, int(row["tokens"][index])))
+        for (_, tokens), row, next_surprisals in zip(fillings, rows, surprisals, strict=True)
+        for index in np.flatnonzero(next_surprisals <= highest)
     ]
     return sorted(candidates)[:count]
 
@@ -242,12 +242,12 @@ def _results(
     best = sorted(pairs, key=lambda pair: pair[0])[:top_k]
     texts = [pattern.filled(tokens, 0, len(pattern.ids)) for (_, tokens), pattern in best]
     results: list[dict[str, object]] = []
-    for ((cost, tokens), pattern), sequence in zip(best, tokenizer.decode_all(texts, skip_special=True), strict=True):
+    for ((surprisal, tokens), pattern), sequence in zip(best, tokenizer.decode_all(texts, skip_special=True), strict=True):
         filled_slots = zip(pattern.slots, pattern.split(tokens), strict=True)
         targets = [slot.targets[part] for slot, part in filled_slots if slot.targets is not None]
         results.append(
             {
-                "score": math.exp(-cost),
+                "score": math.exp(-surprisal),
                 "tokens": list(tokens),
                 "token_strs": tokenizer.decode_all([[token] for token in tokens], skip_special=False),
                 **({"targets": targets} if targets else {}),

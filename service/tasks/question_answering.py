@@ -126,7 +126,7 @@ def answer_question(input_: QuestionAnsweringInput, model: TaskModel) -> TaskGen
     rule = decision_rule(parameters, model, can_calibrate=not is_summed, probabilities=not is_summed)
     read = windows_of(input_, model.tokenizer)
     spans = window_spans(read.passage, read.token_ranges, "context") if len(read.token_ranges) > 1 else ()
-    rows = yield Step(read.encodings, _cost(read, parameters), copy_outputs, windows_read=spans)
+    rows = yield Step(read.encodings, _cost(read, parameters), copy_outputs, read_spans=spans)
     collector: SummedAnswers | BestAnswers = (SummedAnswers if is_summed else BestAnswers)(
         read.passage, top_k=parameters.top_k, align_to_words=parameters.align_to_words
     )

@@ -27,10 +27,6 @@ from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 
 TASK = "text-ranking"
 RELEVANT = "relevant"
-NEEDS = (
-    f"exactly one label, as a cross-encoder has, or two labels, `yes` and `no` or one of which begins with `{RELEVANT}` "
-    "(set `id2label` in the checkpoint's config.json, and export it again)"
-)
 
 
 def relevant_label(labels: Sequence[str]) -> int | None:
@@ -177,6 +173,10 @@ SPEC = TaskSpec(
     response_type=list[RankedText] | Decided,
     function=rerank,
     derivation=Derivation(
-        base=classify.TASK, compatible=lambda config: relevant_label(config.labels) is not None, needs=NEEDS, discriminator=("texts",)
+        base=classify.TASK,
+        compatible=lambda config: relevant_label(config.labels) is not None,
+        needs=f"exactly one label, as a cross-encoder has, or two labels, `yes` and `no` or one of which begins with `{RELEVANT}` "
+        "(set `id2label` in the checkpoint's config.json, and export it again)",
+        discriminator=("texts",),
     ),
 )

@@ -30,10 +30,10 @@ EMPTY_WARNINGS = ("empty; the text is empty, so its answer has no meaning",)
 
 # A part of an input that the model reads in one encoding: the name of its text, empty if the input has only one, the index of its first
 # code point, and the index after its last one.
-WindowSpan = tuple[str, int, int]
+ReadSpan = tuple[str, int, int]
 
 
-def window_spans(tokens: Tokens, windows: Sequence[range], field: str = "") -> tuple[WindowSpan, ...]:
+def window_spans(tokens: Tokens, windows: Sequence[range], field: str = "") -> tuple[ReadSpan, ...]:
     """Returns the spans of a text's windows, for at most `MAX_WINDOWS_SHOWN` + 1 windows; `windows` has the tokens of each window."""
     return tuple((field, *tokens.range_offsets(window)) if window else (field, 0, 0) for window in windows[: MAX_WINDOWS_SHOWN + 1])
 
@@ -49,7 +49,7 @@ class Step:
             requests share, and they would stay in memory until the last encoding has run. None if the outputs are only a few numbers.
         truncated: Whether text was cut. Only the first step sets this and the following attributes.
         warnings: Other warnings for the caller, each `topic; message`.
-        windows_read: The parts of a text that is cut or read in several windows; empty if the model reads the whole text.
+        read_spans: The parts of a text that is cut or read in several windows; empty if the model reads the whole text.
     """
 
     encodings: Sequence[Encoding]
@@ -57,12 +57,12 @@ class Step:
     keep: Callable[[int, Outputs], Outputs] | None = None
     truncated: bool = False
     warnings: tuple[str, ...] = ()
-    windows_read: tuple[WindowSpan, ...] = ()
+    read_spans: tuple[ReadSpan, ...] = ()
 
     @property
     def tokens(self) -> int:
         """Tokens of the encodings, as the queue counts them."""
-        return sum(encoding.cost_tokens for encoding in self.encodings)
+        return sum(encoding.queue_tokens for encoding in self.encodings)
 
 
 class ModelConfig(Protocol):

@@ -94,7 +94,7 @@ def label_tokens(input_: TokenClassificationInput, model: TaskModel) -> TaskGene
         encodings,
         Cost(decode_us=(ITEM_US if strategy == "none" else GROUPED_TOKEN_US) * len(tokens)),
         copy_outputs,
-        windows_read=window_spans(tokens, token_ranges) if len(token_ranges) > 1 else (),
+        read_spans=window_spans(tokens, token_ranges) if len(token_ranges) > 1 else (),
     )
     if not rows:
         return rule.conclude([], [], None, left_out=0)

@@ -30,7 +30,6 @@ TASK = "zero-shot-classification"
 PLACEHOLDER = "{}"
 MAX_LABELS = 200  # labels of a text; each is a pair to run
 MAX_HYPOTHESIS_CHARS = 1000  # characters of a label, and of a template: each is read once for every label
-NEEDS = "two or more labels, one of which begins with `entail`"
 
 
 def _split(value: Any) -> Any:
@@ -171,7 +170,7 @@ SPEC = TaskSpec(
     derivation=Derivation(
         base=classify.TASK,
         compatible=lambda config: entailment(config.labels) is not None,
-        needs=NEEDS,
+        needs="two or more labels, one of which begins with `entail`",
         discriminator=("parameters", "candidate_labels"),
     ),
     has_one_label=lambda parameters, config: not (parameters.get("multi_label") or parameters.get("decide")),

@@ -110,8 +110,8 @@ class Encoding:
         return self.starts[-1]
 
     @property
-    def cost_tokens(self) -> int:
-        """Its tokens in the limit of a batch; a mask counts as one more, because its projection onto the vocabulary costs about as much."""
+    def queue_tokens(self) -> int:
+        """Its tokens in the queue; a mask counts as one more, because its projection onto the vocabulary costs about as much."""
         return len(self.ids) + len(self.masks)
 
 

@@ -122,4 +122,7 @@ def test_the_card_separates_quantized_operators_from_matrices_in_float() -> None
     bundle = load_bundle(ROOT / "models/embed")
     written = model_card(bundle.manifest, bundle.path, None)
 
-    assert "quantized MatMulIntegerToFloat 20, PerRowEmbedding 1; partly or wholly in float FloatUnits 6, FloatInputs 7, KeptFloat 4" in written
+    assert (
+        "quantized MatMulIntegerToFloat 20, PerRowEmbedding 1; partly or wholly in float FloatUnits 6, FloatInputs 7, KeptFloat 4"
+        in written
+    )

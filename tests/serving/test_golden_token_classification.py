@@ -27,7 +27,7 @@ def decoded(request: token_classification.TokenClassificationInput, windows: lis
     batch, (tokens,) = encode(token_classification, request, NER.tokenizer), NER.tokenizer.tokenize([request.text])
     cuts = [range(w["first"], w["first"] + w["count"]) for w in windows if w["count"]]
     assert [tokens.ids[cut.start : cut.stop] for cut in cuts] == [encoding.ids[1:-1].tolist() for encoding in batch.encodings]
-    assert (window_spans(tokens, cuts) if len(cuts) > 1 else ()) == batch.windows_read
+    assert (window_spans(tokens, cuts) if len(cuts) > 1 else ()) == batch.read_spans
     rows = []
     for encoding, window in zip(batch.encodings, windows, strict=False):
         logits = np.zeros((len(encoding), LABELS), dtype=np.float32)

@@ -45,7 +45,7 @@ def test_windows_start_from_the_end(left: Tokenizer) -> None:
 
     assert [CLS, *text.ids[2 - LENGTH :], SEP] == ids(found)[-1]
     assert {LENGTH} == {len(window) for window in ids(found)[1:]}
-    starts = [start for _, start, _ in found.windows_read]
+    starts = [start for _, start, _ in found.read_spans]
     assert starts == sorted(starts)
 
 
@@ -67,9 +67,9 @@ def test_the_end_of_a_long_text_is_read(left: Tokenizer) -> None:
     text = " ".join(["bad"] * 30 + ["good"] * (LENGTH - 2))
     found = encode(classify, classify.ClassifyInput(text), left)
     assert found.truncated
-    assert found.windows_read == (("", text.index("good"), len(text)),)
+    assert found.read_spans == (("", text.index("good"), len(text)),)
     pair = encode(classify, classify.ClassifyInput("a film", text), left)
-    (first_field, first_start, _), (second_field, second_start, second_end) = pair.windows_read
+    (first_field, first_start, _), (second_field, second_start, second_end) = pair.read_spans
     assert (first_field, second_field) == ("text", "text_pair")
     assert (first_start, second_end) == (0, len(text))
     assert "bad" not in text[second_start:]
