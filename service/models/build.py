@@ -172,7 +172,7 @@ def _load_registry(
             for path, future in zip(paths, futures, strict=True):
                 try:
                     models.append(future.result())
-                    metrics.model_info.labels(*models[-1].labels).set(1)
+                    metrics.model_info.labels(*models[-1].metric_labels).set(1)
                 except StartError as error:
                     if not settings.skip_broken:
                         raise

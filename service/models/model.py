@@ -34,7 +34,7 @@ MAX_ATTENTION_WEIGHTS = 2**22
 class Model:
     """A loaded model: it answers requests on the event loop, and runs their texts on inference threads, as the scheduler's `Runner`.
 
-    `tasks` has the Hugging Face names of all tasks that it answers, its own `task` first. `labels` are its name, version, precision and
+    `tasks` has the Hugging Face names of all tasks that it answers, its own `task` first. `metric_labels` are its name, version, precision and
     provider, as in the metric `model_info`.
     """
 
@@ -64,7 +64,7 @@ class Model:
         self.shares_batches = graph.batch_invariant or batch_variant
         self.seconds = cost_model.seconds
         self.padded_shape = graph.padded_shape
-        self.labels = (self.name, bundle.version, graph.precision, graph.provider)
+        self.metric_labels = (self.name, bundle.version, graph.precision, graph.provider)
         calibration = graph.calibration
         reference = ((), {}) if calibration is None else (calibration.score_counts, calibration.label_counts)
         self._task_model = TaskModel(tokenizer, bundle.manifest, calibration, metrics.replace_reference(*reference))
@@ -208,7 +208,7 @@ class Model:
         self, payloads: Sequence[EncodingPayload], padded: int, start: float, end: float, *, multi_threaded: bool, error: Exception | None
     ) -> None:
         """Records a span of a run, for the traced requests in it."""
-        name, version, precision, provider = self.labels
+        name, version, precision, provider = self.metric_labels
         traces = list(dict.fromkeys(payload.progress.trace for payload in payloads if payload.progress.trace is not None))
         real = sum(len(payload.encoding.ids) for payload in payloads)
         model = {"model": name, "model.version": version, "task": self.task, "precision": precision, "provider": provider}

@@ -120,15 +120,15 @@ class Reloader:
         self._clear_error(name)
         if model is not old:
             if old is not None:
-                self._metrics.model_info.labels(*old.labels).set(0)
-            self._metrics.model_info.labels(*model.labels).set(1)
+                self._metrics.model_info.labels(*old.metric_labels).set(0)
+            self._metrics.model_info.labels(*model.metric_labels).set(1)
             self._registry.replace_models(self._registry.models | {name: model})
             logger.info("the model %s is now served as version %s", name, model.bundle.version)
         return model
 
     def _remove(self, model: Model) -> None:
         self._registry.replace_models({name: other for name, other in self._registry.models.items() if other is not model})
-        self._metrics.model_info.labels(*model.labels).set(0)
+        self._metrics.model_info.labels(*model.metric_labels).set(0)
         self._metrics.forget_reference(model.name)
         logger.info("the model %s is unloaded", model.name)
 
