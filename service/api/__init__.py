@@ -1,1 +1,1 @@
-"""The HTTP interface: routes, access, wire formats. The only package that uses FastAPI, statuses and headers."""
+"""The HTTP interface: routes, access, wire formats. The only package that uses FastAPI."""

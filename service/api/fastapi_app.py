@@ -42,9 +42,9 @@ from bertserve.service.tasks.json_text import to_json
 
 DESCRIPTION = """Fine-tuned BERT-family encoders over HTTP, in the wire format of the Hugging Face Inference API.
 
-For a list of inputs, the answer is a list. Errors have one shape, `{"error", "error_type", "request_id"}`. Every answer has the header
-`x-request-id`. The answer of a model also has `x-model` and `server-timing`; `x-truncated` and `X-HF-Warning` say when
-text was cut."""
+For a list of inputs, the answer is a list. Errors have one shape, `{"error", "error_type", "request_id"}`; below `/v1`, `error` is
+an object in OpenAI's format. Every answer has the header `x-request-id`. The answer of a model also has `x-model` and
+`server-timing`; `x-truncated` and `X-HF-Warning` say when text was cut."""
 # the order of the page, with the most used ones first
 TAGS = [
     {"name": INFERENCE, "description": "Send texts and get predictions, in the wire format of the Hugging Face Inference API."},

@@ -21,9 +21,9 @@ class CostModel:
     after other work a run starts with cold caches, so its fixed cost is up to twice that of a warm-up on an idle machine.
     """
 
-    # The warm-up replaces these start values, except their proportion if all of its runs have the same work: an eighth of the lowest
-    # fixed cost that was measured (bench/results/2026-11-22-fixed-run-cost.md), and half of fp32 on a core
-    # (bench/results/2026-11-23-inference-time.md).
+    # Start values. `fixed_s`: an eighth of the lowest measured fixed cost (bench/results/2026-11-22-fixed-run-cost.md). `rate`: half of
+    # fp32 on one core (bench/results/2026-11-23-inference-time.md). The warm-up replaces both; if all its runs have the same work, only
+    # their ratio stays.
     def __init__(self, flops: Flops, *, fixed_s: float = 1e-4, rate: float = 5e10) -> None:
         self._work: Callable[[int], float] = cache(lambda length: flops.linear * length + flops.quadratic * length**2)
         self.fixed_s = fixed_s

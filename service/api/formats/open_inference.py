@@ -108,7 +108,7 @@ def read_infer(raw: bytes, request: RequestContext) -> Call:
         TooLargeError: It has more texts than are allowed.
     """
     model = request.named_model
-    infer, binary_data = _read_body(raw, request)
+    infer, binary_data = _parse_body(raw, request)
     options = infer.parameters or InferParameters()
     parameters = options.model_extra or {}
     names = dict.fromkeys(tensor.name for tensor in infer.inputs)
@@ -288,7 +288,7 @@ def _task_body(task: str, texts: Mapping[str, list[str]], parameters: Mapping[st
     return {**parameters, **inputs}
 
 
-def _read_body(raw: bytes, request: RequestContext) -> tuple[InferBody, memoryview]:
+def _parse_body(raw: bytes, request: RequestContext) -> tuple[InferBody, memoryview]:
     """Returns the JSON of a request, and the bytes after it."""
     header = request.headers.get(HEADER_LENGTH)
     size = len(raw) if header is None else int(header) if header.isdigit() and len(header) < 16 else 0
