@@ -168,7 +168,7 @@ class Metrics:
         self.threads = self._sum_gauge("threads", "Inference threads: batches that can run at once.")
         self.thread_busy = self._counter(
             "thread_busy_seconds_total",
-            "Seconds that inference threads were busy, summed over threads; with one, up to two others can be busy too.",
+            "Seconds in which inference threads had a batch (run and decoding), summed over threads.",
         )
         self.loop_cpu = self._counter("event_loop_cpu_seconds_total", "CPU seconds of the event loop, summed over workers.")
         self.loop_lag = self._histogram("event_loop_lag_seconds", "Delay of the event loop in seconds, sampled once per second.")

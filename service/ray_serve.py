@@ -91,11 +91,10 @@ class Replica:
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Returns the predicted seconds of the queue, and the share of time since the last call in which threads ran."""
-        (then, busy_then), now, busy_s = self._seen, time.monotonic(), self._state.scheduler.busy_s
-        self._seen = (now, busy_s)
-        threads = self._state.threads
-        busy = (busy_s - busy_then) / max(now - then, 1e-3) / threads
-        return {"queue_s": self._state.scheduler.wait_s, "busy": min(busy, 1.0)}  # with one inference thread, two threads can be busy
+        (then, run_s_then), now, run_s = self._seen, time.monotonic(), self._state.scheduler.total_run_s
+        self._seen = (now, run_s)
+        busy = (run_s - run_s_then) / max(now - then, 1e-3) / self._state.threads
+        return {"queue_s": self._state.scheduler.wait_s, "busy": busy}
 
 
 def autoscaling_policy(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:

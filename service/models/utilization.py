@@ -17,7 +17,7 @@ class Utilization:
     def __init__(self, scheduler: Scheduler, metrics: Metrics) -> None:
         self._scheduler = scheduler
         self._metrics = metrics
-        self._busy_s = 0.0
+        self._total_run_s = 0.0
         self._loop_s: float | None = None
 
     def start(self) -> None:
@@ -31,11 +31,11 @@ class Utilization:
 
     def measure(self) -> None:
         """Measures the queue and the busy time since the last call; it must be called in the thread of the event loop."""
-        busy_s = self._scheduler.busy_s
+        total_run_s = self._scheduler.total_run_s
         # a run that ends at the same time may be missed, and is counted by the next call
-        if busy_s > self._busy_s:
-            self._metrics.thread_busy.inc(busy_s - self._busy_s)
-            self._busy_s = busy_s
+        if total_run_s > self._total_run_s:
+            self._metrics.thread_busy.inc(total_run_s - self._total_run_s)
+            self._total_run_s = total_run_s
         if self._loop_s is not None:
             loop_s = time.thread_time()
             self._metrics.loop_cpu.inc(loop_s - self._loop_s)

@@ -21,7 +21,7 @@ class InferenceThread:
         since: Start time of the run.
         ticks: Ticks since the run began; None while the thread waits or decodes.
         hung: Whether its run hangs: another thread has taken its place, and it ends after the run.
-        setup_calls: Functions that it calls before or after its next batches, one at a time.
+        setup_calls: Functions that set up what libraries keep per thread; it calls one between two batches.
     """
 
     handle: threading.Thread = field(init=False)

@@ -29,8 +29,11 @@ LONG_S = 0.03
 # Seconds after a short request in which long ones leave a thread to the next one.
 RESERVE_S = 1.0
 
-# A request of more than the first share of the queue leaves the second share to smaller ones.
-LARGE_SHARE, SHARE_FOR_SMALL = 1 / 64, 1 / 8
+# A request is large if it holds more than this share of the queue.
+LARGE_SHARE = 1 / 64
+
+# Share of the queue that large requests leave to smaller ones.
+SHARE_FOR_SMALL = 1 / 8
 
 # Minimum share of a run that a batch-mate must save. A run cannot be interrupted, so it must not become longer for a small gain.
 MIN_GAIN = 1 / 16
@@ -46,7 +49,7 @@ class RequestQueue:
     Attributes:
         max_batch_tokens: Maximum tokens of a batch: rows times padded length.
         max_queue_tokens: Maximum tokens that all open requests hold together.
-        max_request_tokens: Maximum tokens that one request holds; also that all hold together if one more large one is admitted.
+        max_request_tokens: Limit of `queue_tokens` after a large request is admitted; therefore also the limit of one request.
         requests: The open requests: admitted, and not ended.
         queue_tokens: Tokens that they hold.
         queue_items: Items that wait.
@@ -65,29 +68,31 @@ class RequestQueue:
         self._owed_s = 0.0  # predicted seconds that short requests get before the next long one
         self._last_short = -inf  # arrival of the last short request
 
-    def wait_s(self, busy_s: float) -> float:
+    def wait_s(self, remaining_s: float) -> float:
         """Returns the predicted seconds until a short request that arrives now starts.
 
         Args:
-            busy_s: Seconds that the inference threads need for their current runs, in total; 0 if one is free.
+            remaining_s: Seconds that the inference threads need for their current runs, in total; 0 if one is free.
         """
         # while both wait, short and long requests get equal thread time
         return (
-            min(2 * self._short_items.predicted_s, self._short_items.predicted_s + self._long_items.predicted_s) + busy_s
+            min(2 * self._short_items.predicted_s, self._short_items.predicted_s + self._long_items.predicted_s) + remaining_s
         ) / self._thread_count
 
-    def check_arrival(self, time_left_s: float, busy_s: float) -> None:
+    def check_arrival(self, time_left_s: float, remaining_s: float) -> None:
         """Checks whether a short request that arrives now would probably start before its deadline, before its tokens are known.
 
         Raises:
             RefusedError: The queue is full or too long.
         """
         if self.queue_tokens >= self.max_queue_tokens:
-            raise self._full_error(1, self.max_queue_tokens, busy_s)
-        if wait := self.wait_s(busy_s):
+            raise self._full_error(1, self.max_queue_tokens, remaining_s)
+        if wait := self.wait_s(remaining_s):
             self._check_wait(wait, 0.0, time_left_s)
 
-    def put(self, request: ScheduledRequest, payloads: SizedPayloads, held_tokens: int, time_left_s: float, busy_s: float = 0.0) -> None:
+    def put(
+        self, request: ScheduledRequest, payloads: SizedPayloads, held_tokens: int, time_left_s: float, remaining_s: float = 0.0
+    ) -> None:
         """Admits a new request with its first items.
 
         Args:
@@ -95,7 +100,7 @@ class RequestQueue:
             payloads: Tokens and payload of each of its first items, at least one.
             held_tokens: Tokens that it holds of the queue until it ends, at most `max_request_tokens`.
             time_left_s: Seconds until its deadline.
-            busy_s: Seconds that the inference threads need for their current runs, in total; 0 if one is free.
+            remaining_s: Seconds that the inference threads need for their current runs, in total; 0 if one is free.
 
         Raises:
             InvalidValueError: An item exceeds the maximum tokens of a batch.
@@ -103,18 +108,18 @@ class RequestQueue:
         """
         limit = self.max_request_tokens if held_tokens > self.max_queue_tokens * LARGE_SHARE else self.max_queue_tokens
         if self.queue_tokens + held_tokens > limit:
-            raise self._full_error(held_tokens, limit, busy_s)
+            raise self._full_error(held_tokens, limit, remaining_s)
         request.priority = request.arrived
         items = self._new_items(request, payloads)
         earlier_s = _earlier_s(request, items)
         request.is_long = earlier_s > LONG_S
         if request.is_long:
             threads = self._threads_for_long(request.arrived)
-            wait = (self._short_items.predicted_s + self._long_items.predicted_s + busy_s) / threads
+            wait = (self._short_items.predicted_s + self._long_items.predicted_s + remaining_s) / threads
         else:
             self._last_short = max(self._last_short, request.arrived)
             threads = self._thread_count
-            wait = self.wait_s(busy_s) if earlier_s else 0.0  # for a single item, `check_arrival` has tested this wait
+            wait = self.wait_s(remaining_s) if earlier_s else 0.0  # for a single item, `check_arrival` has tested this wait
         if wait:
             self._check_wait(wait, PACE * earlier_s / threads, time_left_s)
         self.requests.add(request)
@@ -196,7 +201,7 @@ class RequestQueue:
                 retry_after_s=wait - min(time_left_s / PREDICTION_ERROR, time_left_s - own),
             )
 
-    def _full_error(self, tokens: int, limit: int, busy_s: float) -> RefusedError:
+    def _full_error(self, tokens: int, limit: int, remaining_s: float) -> RefusedError:
         excess = (self.queue_tokens + tokens - limit) / max(self.queue_tokens, 1)
         return RefusedError(
             "the queue is full: it holds {queue_tokens} tokens, and with the request, which has {tokens} or more, it may hold {limit}; "
@@ -206,7 +211,8 @@ class RequestQueue:
             limit=limit,
             reason="queue_full",
             # requests end after the current runs
-            retry_after_s=(busy_s + (self._short_items.predicted_s + self._long_items.predicted_s) * min(excess, 1.0)) / self._thread_count,
+            retry_after_s=(remaining_s + (self._short_items.predicted_s + self._long_items.predicted_s) * min(excess, 1.0))
+            / self._thread_count,
         )
 
     def _new_items(self, request: ScheduledRequest, payloads: SizedPayloads) -> list[Item]:
@@ -303,32 +309,32 @@ class WaitingItems:
         self._requests: list[tuple[float, int, ScheduledRequest]] = []
         # by runner: the different numbers of tokens, ascending, at most as many as a batch has tokens; and a heap for each, whose first
         # item waits
-        self._by_length: dict[Runner, tuple[list[int], dict[int, list[tuple[float, int, Item]]]]] = {}
+        self._by_tokens: dict[Runner, tuple[list[int], dict[int, list[tuple[float, int, Item]]]]] = {}
         self._sequence = count()  # keeps the order of arrival if priorities are equal
 
     def add(self, request: ScheduledRequest, items: Sequence[Item]) -> None:
         """Adds the next items of a request."""
         heapq.heappush(self._requests, (items[0].priority, next(self._sequence), request))
-        lengths, heaps = self._by_length.setdefault(request.runner, ([], {}))
+        token_counts, heaps = self._by_tokens.setdefault(request.runner, ([], {}))
         for item in items:
             self.predicted_s += item.predicted_s
             if item.tokens not in heaps:
                 heaps[item.tokens] = []
-                insort(lengths, item.tokens)
+                insort(token_counts, item.tokens)
             heapq.heappush(heaps[item.tokens], (item.priority, next(self._sequence), item))
 
     def remove(self, item: Item) -> None:
         """Removes an item that no longer waits."""
         self.predicted_s -= item.predicted_s
-        lengths, heaps = self._by_length[item.request.runner]
+        token_counts, heaps = self._by_tokens[item.request.runner]
         heap = heaps[item.tokens]
         while heap and not heap[0][2].is_waiting:
             heapq.heappop(heap)
         if not heap:
-            del heaps[item.tokens], lengths[bisect_left(lengths, item.tokens)]
-        if not lengths:
-            del self._by_length[item.request.runner]  # it would keep a model in memory
-        if not self._by_length:  # sums of floats drift, and requests that have ended stay in the heap
+            del heaps[item.tokens], token_counts[bisect_left(token_counts, item.tokens)]
+        if not token_counts:
+            del self._by_tokens[item.request.runner]  # it would keep a model in memory
+        if not self._by_tokens:  # sums of floats drift, and requests that have ended stay in the heap
             self.predicted_s = 0.0
             self._requests.clear()
 
@@ -345,13 +351,13 @@ class WaitingItems:
                 return item
         return None
 
-    def nearest(self, runner: Runner, length: int, last_priority: float) -> Iterator[Item]:
-        """Yields a runner's first item of the greatest length up to `length`, and that of the smallest length above it."""
-        lengths, heaps = self._by_length.get(runner, ([], {}))
-        place = bisect_right(lengths, length)
-        for places in (range(place - 1, -1, -1), range(place, len(lengths))):
+    def nearest(self, runner: Runner, tokens: int, last_priority: float) -> Iterator[Item]:
+        """Yields a runner's first item of the most tokens up to `tokens`, and that of the fewest tokens above it."""
+        token_counts, heaps = self._by_tokens.get(runner, ([], {}))
+        place = bisect_right(token_counts, tokens)
+        for places in (range(place - 1, -1, -1), range(place, len(token_counts))):
             for i in places:
-                priority, _, item = heaps[lengths[i]][0]
+                priority, _, item = heaps[token_counts[i]][0]
                 if priority <= last_priority:
                     yield item
                     break

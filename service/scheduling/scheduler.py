@@ -97,10 +97,10 @@ class Scheduler:
     def wait_s(self) -> float:
         """Predicted seconds until a short request that arrives now starts."""
         with self._lock:
-            return self.queue.wait_s(self._busy_s())
+            return self.queue.wait_s(self._remaining_s())
 
     @property
-    def busy_s(self) -> float:
+    def total_run_s(self) -> float:
         """Seconds of all runs up to now, in total; a run that hangs counts until its thread is replaced."""
         with self._lock:
             now = self.clock()
@@ -122,15 +122,15 @@ class Scheduler:
         self._tick()
         self._accepts = True
 
-    def on_each_thread(self, calls: Sequence[Callable[[], object]]) -> None:
-        """Calls functions on each inference thread, to prepare what libraries keep per thread; it returns after the calls.
+    def on_each_thread(self, setup_calls: Sequence[Callable[[], object]]) -> None:
+        """Calls functions on each inference thread, to set up what libraries keep per thread; it returns after the calls.
 
-        A thread makes one call between two batches. Before the start, this method does not wait, and `start` waits for the calls.
+        A thread makes one setup call between two batches. Before the start, this method does not wait, and `start` waits for the calls.
         """
         with self._lock:
             ends = [(thread, threading.Event()) for thread in self._threads]
             for thread, end in ends:
-                thread.setup_calls += (*calls, end.set)
+                thread.setup_calls += (*setup_calls, end.set)
             self._wake(self._idle_threads)
         for thread, end in ends:
             while thread.handle.is_alive() and not (end.wait(POLL_INTERVAL_S) or thread.hung or self._stopped):
@@ -146,7 +146,7 @@ class Scheduler:
         with self._lock:
             if not self._accepts or self.failure:
                 raise self._unavailable_error()
-            self.queue.check_arrival(timeout_s, self._busy_s())
+            self.queue.check_arrival(timeout_s, self._remaining_s())
 
     async def run(self, request: ScheduledRequest, payloads: SizedPayloads, held_tokens: int) -> None:
         """Runs a request until its `proceed` returns no more items. Cancelling the coroutine closes the request.
@@ -170,7 +170,7 @@ class Scheduler:
                 raise self._unavailable_error()
             if (time_left_s := request.deadline - self.clock()) <= 0:
                 raise ExpiredError(_EXPIRED)
-            self.queue.put(request, payloads, held_tokens, time_left_s, self._busy_s())
+            self.queue.put(request, payloads, held_tokens, time_left_s, self._remaining_s())
             self._wake(len(payloads))
         timer = self._loop.call_later(time_left_s, self._expire, request)
         try:
@@ -202,7 +202,7 @@ class Scheduler:
         await asyncio.gather(*(asyncio.to_thread(thread.handle.join, 1.0) for thread in self._threads))
         return aborted
 
-    def _busy_s(self) -> float:
+    def _remaining_s(self) -> float:
         """Returns the predicted seconds until all current runs have ended, in total; 0 if an inference thread is free."""
         if self._idle_threads:
             return 0.0
@@ -233,13 +233,13 @@ class Scheduler:
             if thread.batch and not thread.hung:
                 self._ended_s += self.clock() - thread.since
             thread.batch = ()
-        if thread.setup_calls:  # after the batch has ended, so that the time of a call does not count as its time
+        if thread.setup_calls:  # after the batch has ended, so that the time of a setup call does not count as its time
             try:
                 thread.setup_calls.popleft()()
             except DeviceLostError as error:
                 self._lose_device(error)
-            except Exception as error:  # noqa: BLE001 - the boundary of a call: without it, the first batches are slower
-                logger.warning("%s: a run of the warm-up failed with %s", thread.handle.name, type(error).__name__)
+            except Exception as error:  # noqa: BLE001 - the boundary of a setup call: without it, the first batches are slower
+                logger.warning("%s: a setup call failed with %s", thread.handle.name, type(error).__name__)
         with self._lock:
             while True:
                 if self._stopped or thread.hung:

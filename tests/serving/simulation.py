@@ -100,12 +100,12 @@ class Simulation:
 
     def arrive(self, *lengths: int) -> ScheduledRequest | None:
         """Admits a request whose texts have these numbers of tokens, or returns None."""
-        busy_s = sum(max(end - self.now, 0.0) for end in self._ends.values()) if len(self._ends) == self.threads else 0.0
+        remaining_s = sum(max(end - self.now, 0.0) for end in self._ends.values()) if len(self._ends) == self.threads else 0.0
         request = ScheduledRequest(self.runner, lambda results: (), self.now, self.now + TIMEOUT_S)
-        wait = self.queue.wait_s(busy_s)
+        wait = self.queue.wait_s(remaining_s)
         try:
-            self.queue.check_arrival(TIMEOUT_S, busy_s)
-            self.queue.put(request, [(length, None) for length in lengths], sum(lengths), TIMEOUT_S, busy_s)
+            self.queue.check_arrival(TIMEOUT_S, remaining_s)
+            self.queue.put(request, [(length, None) for length in lengths], sum(lengths), TIMEOUT_S, remaining_s)
         except RefusedError as error:
             self.refusals.append(error.retry_after_s)
             return None

@@ -52,22 +52,22 @@ async def test_a_model_on_a_gpu_runs_its_planned_shapes_on_each_thread(
     await scheduler.stop(0)
 
 
-async def test_requests_are_answered_between_the_steps_of_a_warm_up() -> None:
-    """A warm-up after a reload takes seconds, and the requests of other models must not wait for all of it."""
+async def test_requests_are_answered_between_setup_calls() -> None:
+    """Those after a reload take seconds, and the requests of other models must not wait for all of it."""
     gates = [threading.Event() for _ in range(3)]
     scheduler = new_scheduler()
     scheduler.start()
-    warm_up = asyncio.ensure_future(asyncio.to_thread(scheduler.on_each_thread, [lambda gate=gate: gate.wait(20) for gate in gates]))
+    setup = asyncio.ensure_future(asyncio.to_thread(scheduler.on_each_thread, [lambda gate=gate: gate.wait(20) for gate in gates]))
     for gate in gates:
         request = asyncio.ensure_future(run(scheduler, FakeRunner(lambda rows, length: 0.001)))
-        await asyncio.sleep(0)  # it waits before the threads end their step
+        await asyncio.sleep(0)  # it waits before the threads end their call
         gate.set()
         await asyncio.wait_for(request, 20)
-    await asyncio.wait_for(warm_up, 20)
+    await asyncio.wait_for(setup, 20)
     await scheduler.stop(0)
 
 
-async def test_a_step_that_fails_ends_no_thread() -> None:
+async def test_a_setup_call_that_fails_ends_no_thread() -> None:
     scheduler = new_scheduler()
     scheduler.on_each_thread([lambda: 1 // 0])
     scheduler.start()
@@ -76,12 +76,12 @@ async def test_a_step_that_fails_ends_no_thread() -> None:
     await scheduler.stop(0)
 
 
-async def test_a_warm_up_ends_when_the_service_stops() -> None:
+async def test_setup_calls_end_when_the_service_stops() -> None:
     scheduler, entered, gate = new_scheduler(), threading.Event(), threading.Event()
     scheduler.start()
-    warm_up = asyncio.ensure_future(asyncio.to_thread(scheduler.on_each_thread, [lambda: (entered.set(), gate.wait(20))]))
+    setup = asyncio.ensure_future(asyncio.to_thread(scheduler.on_each_thread, [lambda: (entered.set(), gate.wait(20))]))
     await asyncio.to_thread(entered.wait, 20)
     stopping = asyncio.ensure_future(scheduler.stop(0))
-    await asyncio.wait_for(warm_up, 10)
+    await asyncio.wait_for(setup, 10)
     gate.set()
     await stopping

@@ -48,8 +48,8 @@ def test_a_thread_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> No
         hung, harness.work.gate = harness.work.gate, threading.Event()
         harness.work.gate.set()
         assert (1, True) == (harness.hangs, harness.scheduler.ready)
-        busy_s, harness.clock.now = harness.scheduler.busy_s, harness.clock.now + 1.0
-        assert busy_s == harness.scheduler.busy_s  # the run that hangs no longer counts
+        total_run_s, harness.clock.now = harness.scheduler.total_run_s, harness.clock.now + 1.0
+        assert total_run_s == harness.scheduler.total_run_s  # the run that hangs no longer counts
         assert [["a"], ["b"]] == await asyncio.gather(harness.submit("a"), harness.submit("b"))
         last = await harness.blocked()
         await harness.one_waits()
@@ -125,27 +125,27 @@ async def test_a_run_that_ends_while_its_thread_is_replaced_fails(harness: EndsL
 
 
 @on_loop(Hanging, manual=True, min_hang_s=10.0)
-async def test_a_step_of_the_warm_up_after_a_run_is_not_part_of_the_run(harness: Hanging) -> None:
+async def test_a_setup_call_after_a_run_is_not_part_of_the_run(harness: Hanging) -> None:
     started, gate = threading.Event(), threading.Event()
 
-    def step() -> None:
+    def setup() -> None:
         started.set()
         gate.wait(10)
 
     task = await harness.blocked()
-    steps = asyncio.create_task(asyncio.to_thread(harness.scheduler.on_each_thread, [step]))
+    calls = asyncio.create_task(asyncio.to_thread(harness.scheduler.on_each_thread, [setup]))
     await asyncio.sleep(0.05)
     harness.work.gate.set()
     await task
     await asyncio.to_thread(started.wait, 10)
     harness.look(20)
     gate.set()
-    await steps
+    await calls
     assert (0, True) == (harness.hangs, harness.scheduler.ready)
 
 
 @on_loop(Hanging, manual=True, min_hang_s=10.0, threads=2)
-async def test_a_hung_thread_gets_and_keeps_no_steps(harness: Hanging) -> None:
+async def test_a_hung_thread_gets_and_keeps_no_setup_calls(harness: Hanging) -> None:
     """They refer to engines, which must be freed when their model is unloaded."""
 
     class Engine:
