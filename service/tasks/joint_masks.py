@@ -37,7 +37,7 @@ MAX_JOINT_MASKS = 16
 MAX_PATTERNS = 64
 
 TokenTuple = tuple[int, ...]
-# The surprisal (the negative logarithm of its score), and the token ids for the first masks, from left to right. Sorted, the best filling is the first one.
+# The surprisal (the negative logarithm of the score), and the token ids for the first masks, from left to right. The lowest is best.
 Filling = tuple[float, TokenTuple]
 
 
