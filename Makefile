@@ -23,7 +23,7 @@ EXPORT = .venv-dev/bin/bert-export --overwrite --precision int8 --output models
 # this checkpoint comes from a package
 EMBED = .checkpoints/all-MiniLM-L6-v2
 # its vectors are answers, and those of 27 dots differed by 0.02: calibration includes lines of marks, and the most important parts stay in float
-EMBED_FLAGS = --max-int8-error 0.036 --calibration .checkpoints/embed.calibration.txt
+EMBED_FLAGS = --max-int8-error 0.036 --int8-texts .checkpoints/embed.calibration.txt
 
 # keep compiled Python files, because tests start dozens of processes
 export PYTHONDONTWRITEBYTECODE =

@@ -96,7 +96,7 @@ def _export(argv: Sequence[str]) -> int:
         _log(
             f"WARNING: graph {graph.name}: {describe_agreement(graph.validation)}, but at least {LOW_AGREEMENT_THRESHOLD:.0%} is "
             f"expected; it is {'the default graph, as requested' if graph.default else 'not the default graph'}. Measure it on texts of "
-            "your own (`bert-export verify --data`), and try a lower --max-int8-error or --calibration texts of your own."
+            "your own (`bert-export verify --data`), and try a lower --max-int8-error or your own --int8-texts."
         )
     for line in missing_graphs(manifest):
         _log(line)
@@ -202,18 +202,18 @@ def build_parser() -> FlagParser:
 
 def _add_int8_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--calibration",
+        "--int8-texts",
         type=Path,
         metavar="FILE",
         help="your own texts, at least 16, for int8 calibration: one per line, or JSON Lines (.jsonl), CSV or TSV with "
-        "text and, for pairs, text_pair, or question and context; one third is held out to validate int8; with --validation, one twelfth, "
-        "but at least 8 texts (default: 700 built-in English texts)",
+        "text and, for pairs, text_pair, or question and context; one third is held out to validate int8; with --int8-validation, one "
+        "twelfth, but at least 8 texts (default: 700 built-in English texts)",
     )
     parser.add_argument(
-        "--validation",
+        "--int8-validation",
         type=Path,
         metavar="FILE",
-        help="your own texts to validate int8, none of which is in --calibration (default: a quarter of the calibration texts)",
+        help="your own texts to validate int8, none of which is in --int8-texts (default: a quarter of the texts of --int8-texts)",
     )
     parser.add_argument(
         "--max-int8-error",

@@ -1,7 +1,7 @@
 """The texts that calibrate and validate int8: reads them from a file, and splits them.
 
 The built-in texts (`int8_texts.txt`) were written for this project: reviews, encyclopedic sentences, passages, questions and
-everyday messages. Texts of the model's domain and language are better: `bert-export --calibration FILE`.
+everyday messages. Texts of the model's domain and language are better: `bert-export --int8-texts FILE`.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def read_int8_texts(calibration: Path, validation: Path | None = None) -> Int8Te
         if shared := len({*map(_normalized, texts)} & {*map(_normalized, validation_texts)}):
             raise DataError(
                 f"`{calibration}` and `{validation}` share {shared} texts, but int8 must be validated on other texts than it is calibrated "
-                "on; remove them from one of the files, or remove --validation."
+                "on; remove them from one of the files, or remove --int8-validation."
             )
     held_out_texts = {*gate, *validation_texts}
     calibration_texts = [text for text in selection if text not in held_out_texts]
@@ -231,11 +231,11 @@ def read_validation_texts(manifest: Manifest, validation: Path | None) -> SplitT
     if validation is None:
         raise DataError(
             f"int8 of `{manifest.name}` was validated on {len(validation_hashes)} texts that are not built in; give their file with "
-            "--validation."
+            "--int8-validation."
         )
     if shared_hashes := texts.keys() & {*hashes_of(splits.calibration), *hashes_of(splits.gate)}:
         raise DataError(
             f"int8 of `{manifest.name}` was made with {len(shared_hashes)} of the {len(texts)} texts of `{path}`; give others with "
-            f"--validation, or the file of the {len(validation_hashes)} texts on which it was validated at the export."
+            f"--int8-validation, or the file of the {len(validation_hashes)} texts on which it was validated at the export."
         )
     return sample_validation_texts(list(texts.values()))

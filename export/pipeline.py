@@ -16,7 +16,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from bertserve import service
-from bertserve.export import cpu, gpu, int8_texts, onnx_trace
+from bertserve.export import cpu, gpu, onnx_trace
 from bertserve.export.artifact import Artifact, GraphBuild, choose_precisions
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.fast_tokenizer import tokenizer_json
@@ -25,7 +25,7 @@ from bertserve.export.checkpoint.module import load_module, module_name
 from bertserve.export.checkpoint.padding import refuse_pad_token_in_texts
 from bertserve.export.errors import CheckpointError, ExportError
 from bertserve.export.graph import onnx_files
-from bertserve.export.int8_texts import Int8Texts
+from bertserve.export.int8_texts import BUILT_IN_TEXTS, Int8Texts, read_int8_texts
 from bertserve.export.model_card import bundle_texts, model_card
 from bertserve.export.progress import stage
 from bertserve.export.tasks import EXPORT_TASKS
@@ -72,8 +72,8 @@ class ExportOptions(LoadOptions):
     providers: Sequence[Provider] = ("cpu",)
     overwrite: bool = False
     metrics: Sequence[Metric] = ()
-    calibration: Path = int8_texts.BUILT_IN_TEXTS
-    validation: Path | None = None
+    int8_texts: Path = BUILT_IN_TEXTS
+    int8_validation: Path | None = None
     max_int8_error: float = 0.1
     module: bool = False
 
@@ -93,7 +93,7 @@ def export(options: ExportOptions) -> tuple[Path, Manifest]:
     target = options.output / name
     with workspace(name, options.output, overwrite=options.overwrite) as scratch:
         # before the checkpoint is loaded, because the texts may be wrong
-        texts = int8_texts.read_int8_texts(options.calibration, options.validation)
+        texts = read_int8_texts(options.int8_texts, options.int8_validation)
         with stage("load", options.source):
             checkpoint = load_module(options.source) if options.module else load_checkpoint(options.source, options)
         if checkpoint.task == token_classification.TASK and (names := tag_like_labels(checkpoint.labels)):

@@ -56,8 +56,8 @@ def _check_flags(parser: FlagParser, args: argparse.Namespace) -> None:
         parser.error("--revision is for the hub id of --checkpoint; give --checkpoint too")
     if args.update and (not (has_checkpoint or has_module) or args.providers is not None):
         parser.error("--update measures all graphs against the checkpoint; give --checkpoint or --module, and no --provider")
-    if args.validation is not None and not args.update:
-        parser.error("--validation needs --update; give both")
+    if args.int8_validation is not None and not args.update:
+        parser.error("--int8-validation needs --update; give both")
 
 
 def build_parser() -> FlagParser:
@@ -102,7 +102,7 @@ def build_parser() -> FlagParser:
         help="if all checks pass, measure again and update manifest and card; needs --checkpoint or --module",
     )
     parser.add_argument(
-        "--validation",
+        "--int8-validation",
         metavar="FILE",
         type=Path,
         help="with --update: texts to validate int8, none of which it was made with (default: those of the export, if they are built in)",

@@ -207,7 +207,7 @@ def _emit_within(
         raise GraphError(
             f"int8 changes the outputs by {best_attempt.error:.2g} of their standard deviation on unseen texts, over the limit of "
             f"{max_error:.2g}, even with {best_attempt.float_count} of {len(order)} matrices in float; give texts of the model's domain "
-            "with --calibration, a higher --max-int8-error, or --precision fp32."
+            "with --int8-texts, a higher --max-int8-error, or --precision fp32."
         )
     too_few = 0
     while best_attempt.float_count - too_few > 1:

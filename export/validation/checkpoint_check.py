@@ -79,7 +79,7 @@ def update(bundle: Bundle, checkpoint: Checkpoint, tokenizer: Tokenizer, validat
     if any(graph.precision == "int8" for graph in manifest.graphs):
         texts = int8_texts.read_validation_texts(manifest, validation)
     elif validation is not None:
-        raise DataError(f"`{manifest.name}` has no int8 graph, which --validation needs; remove --validation.")
+        raise DataError(f"`{manifest.name}` has no int8 graph, which --int8-validation needs; remove --int8-validation.")
     EXPORT_TASKS[manifest.task].refuse_pairs((texts,), manifest.tokenizer)
     if digests is not None:
         digests = digests.model_copy(update={"validation": texts.digests()})

@@ -239,7 +239,7 @@ class Comparison:
             if not (rms <= max_rms and error <= largest):  # not `>`, which is false for NaN
                 raise GraphError(
                     f"int8 outputs differ by {rms:.2g} of their standard deviation, and at worst by {error:.2g}, over the limits of "
-                    f"{max_rms:.2g} and {largest:.2g}: {worst}; export again with texts of the model's domain in --calibration, or with a "
+                    f"{max_rms:.2g} and {largest:.2g}: {worst}; export again with texts of the model's domain in --int8-texts, or with a "
                     "lower --max-int8-error."
                 )
 

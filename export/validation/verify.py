@@ -46,7 +46,7 @@ class VerifyOptions:
     min_metrics: Mapping[str, float] = field(default_factory=dict)
     providers: tuple[Provider, ...] | None = None
     update: bool = False
-    validation: Path | None = None
+    int8_validation: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def verify(options: VerifyOptions, report: VerifyReport) -> None:
             _check_data(comparison, golds, options, report)
     if options.update and report.passed:
         with report.record_failure("update"):
-            update(bundle, checkpoint, tokenizer, options.validation)
+            update(bundle, checkpoint, tokenizer, options.int8_validation)
             report.add("update", True, "validation reports and flops of the manifest, and the card, are those measured now")
 
 

@@ -159,7 +159,7 @@ def _check_agreement(subject: str, graph: GraphSpec, min_agreement: float) -> No
     measure = MEASURES[agreement.measure]
     if agreement.value is None:
         # only int8 graphs are compared on these texts
-        texts = "export it again with --validation texts of the model's own domain and language, or " if graph.precision == "int8" else ""
+        texts = "export it again with --int8-validation and texts of the model's own domain, or " if graph.precision == "int8" else ""
         raise BundleError(
             f"{subject}: its agreement ({measure}) was not measured on any input, because {NOT_MEASURED[agreement.measure]}, and "
             f"--min-agreement is {min_agreement}; {texts}serve without the setting."
@@ -168,6 +168,6 @@ def _check_agreement(subject: str, graph: GraphSpec, min_agreement: float) -> No
         raise BundleError(
             f"{subject}: its agreement with the checkpoint ({measure}) is {agreement.value:.4f} on {agreement.decisions} "
             f"of {graph.validation.samples} samples, below --min-agreement, which is {min_agreement}; choose a closer "
-            "graph (--precision fp32), export again with a lower `bert-export --max-int8-error` or with --calibration "
-            "texts of your own, or lower --min-agreement."
+            "graph (--precision fp32), export again with a lower `bert-export --max-int8-error` or with your own "
+            "--int8-texts, or lower --min-agreement."
         )

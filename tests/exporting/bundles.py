@@ -36,7 +36,7 @@ def exported(source: str | Path, output: Path | None = None, **options: Any) -> 
     from bertserve.export.pipeline import ExportOptions, export
 
     spec = ExportOptions(
-        str(source), output or Path(source).parent / "models", **{"precisions": ("fp32",), "calibration": FEW_TEXTS, **options}
+        str(source), output or Path(source).parent / "models", **{"precisions": ("fp32",), "int8_texts": FEW_TEXTS, **options}
     )
     return load_bundle(export(spec)[0])
 

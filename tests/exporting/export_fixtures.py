@@ -29,7 +29,7 @@ def run_export(output: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     """Returns `run(source, *flags)`, which exports with few calibration texts, and returns the exit code and the only error line, if any."""
 
     def run(source: object, *flags: object) -> tuple[int, str]:
-        code = cli.main([str(source), "--output", str(output), "--calibration", str(FEW_TEXTS), *map(str, flags)])
+        code = cli.main([str(source), "--output", str(output), "--int8-texts", str(FEW_TEXTS), *map(str, flags)])
         lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bert-export: ")]
         own = [line for line in lines if not line.startswith("bert-export: WARNING: ")]
         assert len(own) == (code != 0)

@@ -199,7 +199,7 @@ def test_a_checkpoint_that_cannot_be_exported_is_refused_in_one_line(source: Pat
 
 
 def test_calibration_texts_that_cannot_be_read_are_wrong_usage(source: Path, tmp_path: Path, run: Run) -> None:
-    code, message = run(source, "--calibration", tmp_path / "missing.txt")
+    code, message = run(source, "--int8-texts", tmp_path / "missing.txt")
 
     assert (2, True) == (code, "missing.txt" in message)
 
@@ -208,7 +208,7 @@ def test_a_padding_token_is_refused_if_it_is_in_a_pair(source: Path, tmp_path: P
     pad_by("the")(source)
     lines = [json.dumps({"text": str(i), "text_pair": "the"}) for i in range(16)]
     (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
-    code, message = run(source, *FAST, "--calibration", tmp_path / "pairs.jsonl")
+    code, message = run(source, *FAST, "--int8-texts", tmp_path / "pairs.jsonl")
 
     assert (1, True) == (code, "such as `the`" in message), message
 

@@ -76,7 +76,7 @@ def test_int8_with_low_agreement_is_not_the_default(
 ) -> None:
     monkeypatch.setattr("bertserve.service.bundle.validation_policy.LOW_AGREEMENT_THRESHOLD", 1.01)
     models = tmp_path / "models"
-    assert 0 == cli.main([str(source), "--output", str(models), "--calibration", str(FEW_TEXTS)])
+    assert 0 == cli.main([str(source), "--output", str(models), "--int8-texts", str(FEW_TEXTS)])
     bundle = load_bundle(models / "tiny-bert")
 
     assert {"fp32": True, "int8": False} == {graph.precision: graph.default for graph in bundle.manifest.graphs}

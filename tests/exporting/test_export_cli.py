@@ -28,7 +28,7 @@ def usage_error(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 
 def test_progress_goes_to_stderr_and_the_validation_to_stdout(source: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert 0 == cli.main([str(source), "--output", str(output), "--calibration", str(FEW_TEXTS)])
+    assert 0 == cli.main([str(source), "--output", str(output), "--int8-texts", str(FEW_TEXTS)])
 
     captured = capsys.readouterr()
     stages = ["load", "trace", "reference", "optimize", "parity", "quantize", "parity", "package"]

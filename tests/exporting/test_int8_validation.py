@@ -29,7 +29,7 @@ pytest_plugins = ("export_fixtures",)
 
 def test_int8_is_validated_on_the_texts_of_the_validation_flag(source: Path, output: Path, tmp_path: Path, run: Run) -> None:
     own = numbered_texts(tmp_path / "own.txt", range(17))
-    assert 0 == run(source, "--validation", own)[0]
+    assert 0 == run(source, "--int8-validation", own)[0]
     texts = load_bundle(output / "tiny-bert").manifest.int8_texts
 
     assert SplitTexts.of(own.read_text(encoding="utf-8").splitlines()).digests() == texts.validation
@@ -40,7 +40,7 @@ def test_validation_texts_change_neither_the_int8_graph_nor_its_gate(source: Pat
     graphs = []
     for start in (100, 200):
         (tmp_path / "validation.txt").write_text("\n".join(built_in[start : start + 30]), encoding="utf-8")
-        assert 0 == run(source, "--validation", tmp_path / "validation.txt", "--max-int8-error", 1, "--overwrite")[0]
+        assert 0 == run(source, "--int8-validation", tmp_path / "validation.txt", "--max-int8-error", 1, "--overwrite")[0]
         graphs.append(load_bundle(output / "tiny-bert").graph("cpu", "int8"))
 
     assert graphs[0].sha256 == graphs[1].sha256
@@ -116,7 +116,7 @@ def test_int8_is_not_validated_on_texts_that_created_it(manifest: Manifest, tmp_
 
     with pytest.raises(DataError, match=r" 5 of the 25 texts .*others.txt`"):
         int8_texts.read_validation_texts(made_with(manifest, split), tmp_path / "others.txt")
-    with pytest.raises(DataError, match=r" 20 texts .* --validation"):  # not silently on the built-in texts
+    with pytest.raises(DataError, match=r" 20 texts .* --int8-validation"):  # not silently on the built-in texts
         int8_texts.read_validation_texts(made_with(manifest, split), None)
     other_texts = int8_texts.read_validation_texts(made_with(manifest, split), tmp_path / "new.txt")
     assert tuple(f"text {i}" for i in range(40, 60)) == other_texts.lines
@@ -126,13 +126,13 @@ def test_int8_is_not_validated_on_texts_that_created_it(manifest: Manifest, tmp_
 def test_update_refuses_the_calibration_texts(source: Path, output: Path, tmp_path: Path, run: Run, verify: Verify) -> None:
     """The built-in texts calibrated int8, so they are refused, and nothing is written. The file of the export is accepted."""
     own = numbered_texts(tmp_path / "own.txt", range(17))
-    assert 0 == run(source, "--calibration", int8_texts.BUILT_IN_TEXTS, "--validation", own)[0]
+    assert 0 == run(source, "--int8-texts", int8_texts.BUILT_IN_TEXTS, "--int8-validation", own)[0]
     manifest = output / "tiny-bert" / MANIFEST_FILE
     before = manifest.read_bytes()
 
-    for flags, word in (((), " 17 texts "), (("--validation", int8_texts.BUILT_IN_TEXTS), "700 of the 700")):
+    for flags, word in (((), " 17 texts "), (("--int8-validation", int8_texts.BUILT_IN_TEXTS), "700 of the 700")):
         code, checks = verify(output / "tiny-bert", "--checkpoint", source, "--update", *flags)
         assert (1, before) == (code, manifest.read_bytes())
         assert word in list(checks.values())[-1]["detail"]
-    assert 0 == verify(output / "tiny-bert", "--checkpoint", source, "--update", "--validation", own)[0]
+    assert 0 == verify(output / "tiny-bert", "--checkpoint", source, "--update", "--int8-validation", own)[0]
     assert json.loads(before)["int8_texts"] == json.loads(manifest.read_bytes())["int8_texts"]

@@ -170,7 +170,7 @@ def test_the_most_sensitive_matrices_stay_in_float_to_meet_the_limit(quantized_o
 
 def test_an_unreachable_limit_ends_the_export(quantized_of: QuantizedOf, tmp_path: Path) -> None:
     staged = quantized_of("text-classification").staged
-    with pytest.raises(GraphError, match=r"1e-09, .*--calibration.*--max-int8-error.*--precision fp32"):
+    with pytest.raises(GraphError, match=r"1e-09, .*--int8-texts.*--max-int8-error.*--precision fp32"):
         int8(staged, tmp_path / "int8.onnx", max_error=1e-9)
 
 

@@ -267,4 +267,4 @@ def test_a_model_with_one_type_reads_pairs_without_types(tmp_path: Path) -> None
 def test_pairs_to_calibrate_a_model_of_single_texts_are_refused(tmp_path: Path) -> None:
     lines = [{"text": f"{FIRST} {i}", "text_pair": SECOND} for i in range(20)]
 
-    assert "20 pairs" in refused(one_type(tmp_path / "checkpoint"), calibration=json_lines(tmp_path / "pairs.jsonl", *lines))
+    assert "20 pairs" in refused(one_type(tmp_path / "checkpoint"), int8_texts=json_lines(tmp_path / "pairs.jsonl", *lines))

@@ -152,7 +152,7 @@ def test_another_precision_can_give_another_example_result(tmp_path: Path, verif
         "B --data D --min-metric glue=0.5",
         "B C",
         "B --update",
-        "B --validation F",
+        "B --int8-validation F",
         "B --update --checkpoint C --provider cpu",
         "B --revision v1",
         "B --trust-module",
@@ -267,7 +267,7 @@ def test_update_measures_everything_again(
         replace(*paths)
 
     monkeypatch.setattr(os, "replace", replace_at_a_signal)
-    code, checks = verify(path, "--checkpoint", source, "--update", "--validation", FEW_TEXTS)  # the texts of the export
+    code, checks = verify(path, "--checkpoint", source, "--update", "--int8-validation", FEW_TEXTS)  # the texts of the export
 
     assert (0, True) == (code, checks["update"]["passed"])
     for graph in load_bundle(target).manifest.graphs:
@@ -287,7 +287,7 @@ def test_update_measures_everything_again(
 def test_update_keeps_the_calibration_in_the_card(exported: tuple[Path, Path], verify: Verify, tmp_path: Path) -> None:
     source, target = exported
     path = tiny.calibrate(Path(shutil.copytree(target, tmp_path / target.name)))
-    assert 0 == verify(path, "--checkpoint", source, "--update", "--validation", FEW_TEXTS)[0]
+    assert 0 == verify(path, "--checkpoint", source, "--update", "--int8-validation", FEW_TEXTS)[0]
 
     [calibrated] = [graph for graph in load_bundle(path).manifest.graphs if graph.calibration is not None]
     diagram = f"reliability.cpu.{calibrated.precision}.svg"
