@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -71,39 +75,64 @@ def calibration_of(path: Path, precision: str = "fp32") -> Calibration:
     return calibration
 
 
-def test_the_calibrated_bundle_is_complete_and_recovers_the_temperature(tmp_path: Path, calibrate: Calibrate) -> None:
-    path = sound(tmp_path)
-    lines = data(tmp_path, *labeled_by(path, 1200), {"text": "without a correct answer"})
-    code, printed = calibrate(too_sure(path), "--data", lines, "--aim", "positive:recall=0.5")
-    new = tmp_path / "out" / path.name
-    calibration = calibration_of(new)
+@dataclass(frozen=True)
+class Calibrated:
+    """A bundle whose logits are twice too large, its labeled texts, its calibrated copy, and what the command printed."""
 
-    assert 0 == code
-    assert (pytest.approx(2, rel=0.2), "temperature", 600, 600) == (
-        calibration.temperature,
-        calibration.method,
-        calibration.fitted,
-        calibration.tested,
-    )
+    source: Path
+    lines: Path
+    path: Path
+    printed: str
+
+
+@pytest.fixture(name="calibrated", scope="module")
+def calibrated_bundle(tmp_path_factory: pytest.TempPathFactory) -> Calibrated:
+    folder = tmp_path_factory.mktemp("calibrated")
+    source = sound(folder)
+    lines = data(folder, *labeled_by(source, 1200), {"text": "without a correct answer"})
+    arguments = ["calibrate", str(too_sure(source)), "--output", str(folder / "out"), "--data", str(lines), "--aim", "positive:recall=0.5"]
+    with redirect_stdout(StringIO()) as printed, redirect_stderr(printed):
+        assert 0 == cli.main(arguments)
+    return Calibrated(source, lines, folder / "out" / source.name, printed.getvalue())
+
+
+def test_a_calibration_recovers_the_temperature_and_meets_the_aim(calibrated: Calibrated) -> None:
+    calibration = calibration_of(calibrated.path)
+
+    assert pytest.approx(2, rel=0.2) == calibration.temperature
+    assert ("temperature", 600, 600) == (calibration.method, calibration.fitted, calibration.tested)
     [threshold] = calibration.thresholds
     assert ("recall", True) == (threshold.aim, threshold.error <= 0.5)
     assert (20, 600, 600) == (len(calibration.score_counts), sum(calibration.score_counts), sum(calibration.label_counts.values()))
-    assert all(fact in printed for fact in ("temperature", "log loss", "positive:recall=0.5", str(new), "1 of 1201 lines"))
-    card = (new / "README.md").read_text(encoding="utf-8")
-    assert all(fact in card for fact in ("## Calibration", "reliability.cpu.fp32.svg", "positive:recall=0.5"))
-    assert "<svg" in (new / "reliability.cpu.fp32.svg").read_text(encoding="utf-8")
-    assert (path / FP32).samefile(new / FP32)
-    assert load_bundle(path).version != load_bundle(new).version
-    assert 0 == cli.main(["verify", str(new)])
-    assert (0, 1) == (
-        calibrate(new, "--data", lines, "--overwrite", "--aim", "coverage=0.9")[0],
-        (new / "README.md").read_text(encoding="utf-8").count("## Calibration"),
-    )
-    assert calibration.scale == calibration_of(new).scale  # calibrated scores are not calibrated again
-    [coverage] = calibration_of(new).thresholds
+
+
+def test_the_calibration_is_printed_and_in_the_card(calibrated: Calibrated) -> None:
+    facts = ("temperature", "log loss", "positive:recall=0.5", str(calibrated.path), "1 of 1201 lines")
+    card = (calibrated.path / CARD_FILE).read_text(encoding="utf-8")
+
+    assert [] == [fact for fact in facts if fact not in calibrated.printed]
+    assert [] == [fact for fact in ("## Calibration", "reliability.cpu.fp32.svg", "positive:recall=0.5") if fact not in card]
+    assert "<svg" in (calibrated.path / "reliability.cpu.fp32.svg").read_text(encoding="utf-8")
+
+
+def test_a_calibrated_bundle_is_a_sound_copy_with_another_version(calibrated: Calibrated) -> None:
+    assert (calibrated.source / FP32).samefile(calibrated.path / FP32)
+    assert load_bundle(calibrated.source).version != load_bundle(calibrated.path).version
+    assert 0 == cli.main(["verify", str(calibrated.path)])
+
+
+def test_a_calibrated_bundle_can_be_calibrated_again(calibrated: Calibrated, tmp_path: Path, calibrate: Calibrate) -> None:
+    """Calibrated scores are not calibrated a second time: the new calibration has the same scale."""
+    path = tmp_path / "out" / calibrated.path.name
+    shutil.copytree(calibrated.path, path)
+
+    assert 2 == calibrate(path, "--data", calibrated.lines)[0]  # it exists
+    assert 0 == calibrate(path, "--data", calibrated.lines, "--overwrite", "--aim", "coverage=0.9")[0]
+    assert calibration_of(calibrated.path).scale == calibration_of(path).scale
+    [coverage] = calibration_of(path).thresholds
     assert ("coverage", True) == (coverage.aim, coverage.error <= 0.1)
-    assert "coverage=0.9" in (new / "README.md").read_text(encoding="utf-8")
-    assert 2 == calibrate(new, "--data", lines)[0]  # it exists
+    card = (path / CARD_FILE).read_text(encoding="utf-8")
+    assert (1, True) == (card.count("## Calibration"), "coverage=0.9" in card)
 
 
 def test_a_section_of_the_checkpoints_card_is_not_replaced(tmp_path: Path) -> None:
