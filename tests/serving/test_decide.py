@@ -391,9 +391,9 @@ def test_the_reference_is_that_of_the_loaded_version(tmp_path: Path) -> None:
     async def reload(client: httpx.AsyncClient) -> list[str]:
         pages = []
         for change, action in (
-            (lambda: tiny.calibrate(models / "tiny", score_counts=[1, 1], label_counts={"neutral": 2}), "reload"),
-            (lambda: tiny.edit(models / "tiny", lambda fields: fields["graphs"][0].update(calibration=None)), "reload"),
-            (lambda: tiny.calibrate(models / "tiny"), "reload"),
+            (lambda: tiny.calibrate(models / "tiny", score_counts=[1, 1], label_counts={"neutral": 2}), "load"),
+            (lambda: tiny.edit(models / "tiny", lambda fields: fields["graphs"][0].update(calibration=None)), "load"),
+            (lambda: tiny.calibrate(models / "tiny"), "load"),
             (lambda: None, "unload"),
         ):
             change()

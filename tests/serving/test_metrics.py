@@ -38,7 +38,7 @@ async def test_loads_are_counted_by_outcome(models: Path) -> None:
     admin = Authenticator(admin_keys=keys(models.parent, "swordfish"))
     async with serving(state_of(models, skip_broken=True), auth=admin) as client:
         for _ in range(2):
-            await client.post("/models/tiny/reload", headers={"authorization": "Bearer swordfish"})
+            await client.post("/models/tiny/load", headers={"authorization": "Bearer swordfish"})
             (models / "tiny" / "tokenizer.json").write_text("{}")
         page = (await client.get("/metrics")).text
     assert metric(page, "model_load_seconds_count", model="tiny", step="verify", outcome="ok") == 2

@@ -59,7 +59,7 @@ async def test_a_model_is_replaced_under_load(models: Path, tmp_path: Path) -> N
             await until(lambda seed=seed: len(seen) == seed)
             shutil.rmtree(models / "tiny")
             tiny.bundle(models, "tiny", seed=seed)
-            answer = await client.post("/models/tiny/reload", headers=ADMIN)
+            answer = await client.post("/models/tiny/load", headers=ADMIN)
             assert (answer.status_code, answer.json()["version"]) == (200, state.registry.get("tiny").bundle.version)
         await until(lambda: len(seen) == 4)
         done = True
@@ -92,7 +92,7 @@ async def test_models_loaded_at_the_start_are_freed_without_a_collection(
             await client.post("/models/other", json=BODY, headers={"x-request-timeout-ms": "100"})
             shutil.rmtree(models / "tiny")
             tiny.bundle(models, "tiny", seed=1)
-            await client.post("/models/tiny/reload", headers=ADMIN)
+            await client.post("/models/tiny/load", headers=ADMIN)
             await client.post("/models/other/unload", headers=ADMIN)
             await until(lambda: [part() for part in old] == [None] * len(old))
     finally:
@@ -148,7 +148,7 @@ async def test_the_old_model_keeps_serving_if_its_new_bundle_is_broken(models: P
     async with administered(state, tmp_path) as client:
         before = await scores(client)
         (models / "tiny/tokenizer.json").write_text("{}")
-        assert "`tiny/tokenizer.json`" in rejected(await client.post("/models/tiny/reload", headers=ADMIN), 422, "invalid_value")
+        assert "`tiny/tokenizer.json`" in rejected(await client.post("/models/tiny/load", headers=ADMIN), 422, "invalid_value")
         assert await scores(client) == before
         assert "`tiny/tokenizer.json`" in (await client.get("/models/tiny")).json()["broken"]
         assert 'broken_models{model="tiny"} 1.0' in (await client.get("/metrics")).text
@@ -303,7 +303,7 @@ def test_a_folder_that_cannot_be_a_model_does_not_affect_others(models: Path, ca
     assert ["tiny"] == list(state.registry.models)
 
 
-PATHS = [f"/models/tiny/{what}" for what in ("load", "reload", "unload")]
+PATHS = [f"/models/tiny/{what}" for what in ("load", "unload")]
 
 
 @pytest.mark.parametrize("path", PATHS)
