@@ -58,8 +58,9 @@ MAX_ITEMS = 2**13
 # without fail_fast a list of invalid items would create an error per item
 LIST_LIMIT = Field(fail_fast=True, max_length=MAX_ITEMS)
 
+Text = Annotated[str, Tag(TEXT_TAG)]
 TextOrTexts = Annotated[
-    Annotated[str, Tag(TEXT_TAG)] | Annotated[list[str], LIST_LIMIT, Tag(LIST_TAG)],
+    Text | Annotated[list[str], LIST_LIMIT, Tag(LIST_TAG)],
     one_of("a text or a list of texts", TEXT_TAG, LIST_TAG),
     Field(description="One or more texts."),
 ]

@@ -26,6 +26,7 @@ from bertserve.service.tasks.body import (
     ClosedModel,
     Stride,
     TaskBody,
+    Text,
     body_config,
     defaults,
     lower,
@@ -209,11 +210,10 @@ class TextPair(ClosedModel):
     text_pair: str | None = None
 
 
-_Text = Annotated[str, Tag(TEXT_TAG)]
 _Pair = Annotated[TextPair, Tag(OBJECT_TAG)]
-_TextOrPair = Annotated[_Text | _Pair, one_of('a text, or a pair such as {"text": "a", "text_pair": "b"}', TEXT_TAG, OBJECT_TAG)]
+_TextOrPair = Annotated[Text | _Pair, one_of('a text, or a pair such as {"text": "a", "text_pair": "b"}', TEXT_TAG, OBJECT_TAG)]
 TextsOrPairs = Annotated[
-    _Text | _Pair | Annotated[list[_TextOrPair], LIST_LIMIT, Tag(LIST_TAG)],
+    Text | _Pair | Annotated[list[_TextOrPair], LIST_LIMIT, Tag(LIST_TAG)],
     one_of("a text, {text, text_pair}, or a list of these", TEXT_TAG, OBJECT_TAG, LIST_TAG),
     Field(description="One or more texts or pairs."),
 ]

@@ -100,6 +100,12 @@ def select_layers(layers: Layers | list[int] | None, combine: Combine | None, em
 TASK = "feature-extraction"
 
 PromptName = Annotated[str | None, Field(description="Name of the model's prompt to put before texts.")]
+Dimensions = Annotated[int | None, Field(ge=1, description="Keep this many leading values; normalization comes after.")]
+EncodingFormat = Annotated[
+    Literal["float", "base64"] | None,
+    BeforeValidator(lower),
+    Field(description="Lists of numbers, or base64 of little-endian float32 values."),
+]
 
 
 class EmbedOptions(BaseModel):
@@ -109,12 +115,8 @@ class EmbedOptions(BaseModel):
     prompt_name: PromptName = None
     truncate: Truncate = None
     truncation_direction: TruncationDirection = None
-    dimensions: Annotated[int | None, Field(ge=1, description="Keep this many leading values; normalization comes after.")] = None
-    encoding_format: Annotated[
-        Literal["float", "base64"] | None,
-        BeforeValidator(lower),
-        Field(description="Lists of numbers, or base64 of little-endian float32 values."),
-    ] = None
+    dimensions: Dimensions = None
+    encoding_format: EncodingFormat = None
     pooling: Annotated[
         Literal["none", "cls", "mean", "max"] | None,
         BeforeValidator(lower),

@@ -12,7 +12,7 @@ from bertserve.service.api.request import RequestContext
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks import rerank
-from bertserve.service.tasks.body import LIST_LIMIT, OBJECT_TAG, TEXT_TAG, body_config, one_of
+from bertserve.service.tasks.body import LIST_LIMIT, OBJECT_TAG, TEXT_TAG, Text, body_config, one_of
 from bertserve.service.tasks.json_text import to_json
 from bertserve.service.tasks.reading import read_as
 from bertserve.service.tasks.step import ModelConfig
@@ -27,7 +27,7 @@ class Document(BaseModel):
 
 
 _Document = Annotated[
-    Annotated[str, Tag(TEXT_TAG)] | Annotated[Document, Tag(OBJECT_TAG)],
+    Text | Annotated[Document, Tag(OBJECT_TAG)],
     one_of("a text or an object with a `text`", TEXT_TAG, OBJECT_TAG),
 ]
 

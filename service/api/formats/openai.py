@@ -37,10 +37,8 @@ class EmbeddingsBody(TaskBody):
     input_name: ClassVar[str] = "input"
 
     input: Annotated[TextOrTexts, BeforeValidator(_no_token_ids)]
-    encoding_format: Annotated[
-        Literal["float", "base64"] | None, Field(description="Lists of numbers, or base64 of little-endian float32 values.")
-    ] = None
-    dimensions: Annotated[int | None, Field(ge=1, description="Keep this many leading values; normalization comes after.")] = None
+    encoding_format: embed.EncodingFormat = None
+    dimensions: embed.Dimensions = None
     user: Annotated[str | None, Field(description="Has no effect.")] = None
 
     @property  # type: ignore[misc]  # a field of most bodies

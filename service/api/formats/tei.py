@@ -18,6 +18,7 @@ from bertserve.service.tasks.body import (
     LIST_TAG,
     TEXT_TAG,
     TaskBody,
+    Text,
     TextOrTexts,
     Truncate,
     TruncationDirection,
@@ -29,9 +30,8 @@ from bertserve.service.tasks.classify import ClassifyParameters
 from bertserve.service.tasks.embed import EmbedParameters, PromptName
 from bertserve.service.tasks.step import ModelConfig
 
-_Text = Annotated[str, Tag(TEXT_TAG)]
 _Item = Annotated[
-    _Text | Annotated[list[str], LIST_LIMIT, Tag(LIST_TAG)], one_of("a text or a list of one or two texts", TEXT_TAG, LIST_TAG)
+    Text | Annotated[list[str], LIST_LIMIT, Tag(LIST_TAG)], one_of("a text or a list of one or two texts", TEXT_TAG, LIST_TAG)
 ]
 
 
@@ -42,7 +42,7 @@ class SequencesBody(TaskBody):
     ignores_null_fields: ClassVar[bool] = True
 
     inputs: Annotated[
-        _Text | Annotated[list[_Item], LIST_LIMIT, Tag(LIST_TAG)],
+        Text | Annotated[list[_Item], LIST_LIMIT, Tag(LIST_TAG)],
         one_of("a text, a pair of texts, or a list of lists of one or two texts", TEXT_TAG, LIST_TAG),
         Field(description="A text, a pair `[text, text]`, or a batch `[[text], [text, text]]`."),
     ]
