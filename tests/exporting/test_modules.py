@@ -1,7 +1,8 @@
-"""PyTorch modules of a user: the examples of docs/how-to/serve-a-checkpoint.md and examples/ are exported, and invalid modules refused."""
+"""PyTorch modules of a user: the modules of examples/ are exported, and invalid modules refused."""
 
 import re
 import runpy
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +22,25 @@ from grid import logit_error
 
 pytestmark = pytest.mark.torch
 
-PAGE = ROOT / "docs" / "how-to" / "serve-a-checkpoint.md"
-EXAMPLES = {"tagger": "Tagger", "recurrent": "Recurrent"}
 LENGTH = 128
 
 
 def example(folder: Path, name: str) -> tuple[str, Any]:
     """Writes an example with a tokenizer and random weights; returns the value of `--module`, and the module."""
-    if name == "tagger":
-        (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
-    else:
-        code = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
-    path = folder / f"{name}.py"
-    path.write_text(code, encoding="utf-8")
+    path = Path(shutil.copy(ROOT / "examples" / f"{name}.py", folder))
     tiny.tokenizer().save(str(folder / "tokenizer.json"))
     torch.manual_seed(0)
-    module = runpy.run_path(str(path))[EXAMPLES[name]]().eval()
+    module = runpy.run_path(str(path))[name.title()]().eval()
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))  # a lost parameter of zeros would not show
     save_file(module.state_dict(), folder / f"{name}.safetensors")
     return f"{path}:make", module
+
+
+def test_the_page_shows_the_function_of_the_tagger() -> None:
+    page = (ROOT / "docs/how-to/serve-a-checkpoint.md").read_text(encoding="utf-8")
+    assert re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)[0] in (ROOT / "examples/tagger.py").read_text(encoding="utf-8")
 
 
 def bundle_of(reference: str, folder: Path, **options: Any) -> Bundle:
@@ -141,8 +140,11 @@ def test_the_command_announces_that_it_runs_code(tmp_path: Path, capsys: pytest.
         (('"max_length": 128', '"max_length": 2'), "`max_length`: .* 3 .* 2"),
         (("words = self.embedding(input_ids)", "words = self.embedding(input_ids + 120)"), r" at most \d+, .*: IndexError: "),
         (("words = self.embedding(input_ids)", "words = self.embedding(input_ids[:, :9] + 0 * input_ids)"), " 128 tokens: RuntimeError: "),
-        (("input_ids, attention_mask):", "ids, attention_mask):\n        input_ids = ids"), "`forward` .* `input_ids`"),
-        (("def make():", "def other():"), "`make` .*: AttributeError: "),
+        (
+            ("input_ids: Tensor, attention_mask: Tensor) -> Tensor:", "ids, attention_mask):\n        input_ids = ids"),
+            "`forward` .* `input_ids`",
+        ),
+        (("def make()", "def other()"), "`make` .*: AttributeError: "),
         (('return {\n        "module"', 'return {} or {\n        "modul"'), "ModuleSpec: `module?`"),
     ],
 )
