@@ -147,12 +147,12 @@ def answers(requests: Sequence[tuple[str, str]]) -> list[str]:
     service = build(Settings(models=ROOT / "models", provider="cpu", multi_threads=1, workers=1))
 
     async def ask() -> list[str]:
-        service.scheduler.start()
+        service.start()
         try:
             async with httpx.AsyncClient(transport=httpx.ASGITransport(Application(service)), base_url="http://docs", timeout=60) as client:
                 return [(await client.post(path, content=body.encode())).raise_for_status().text for path, body in requests]
         finally:
-            await service.scheduler.stop(0)
+            await service.stop(0)
 
     return asyncio.run(ask())
 

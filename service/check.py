@@ -19,11 +19,11 @@ async def check(settings: Settings) -> int:
         StartError: The service would not start with these settings.
     """
     state = build(settings)
-    state.scheduler.start()
+    state.start()
     try:
         return await _check_models(state)
     finally:
-        await state.scheduler.stop(0)
+        await state.stop(0)
 
 
 async def _check_models(state: AppState) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -34,7 +33,6 @@ from bertserve.service.api.routes import (
     inference_routes,
 )
 from bertserve.service.auth import Access
-from bertserve.service.engine.freed_memory import return_freed_memory
 from bertserve.service.errors import CallerValue, HttpError, NotFoundError
 from bertserve.service.models.build import AppState
 from bertserve.service.tasks.catalog import TASKS
@@ -85,14 +83,9 @@ def create_fastapi(state: AppState, *, requires_key: bool = False) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        state.scheduler.start()
-        state.utilization.start()
-        stopped = threading.Event()
-        threading.Thread(target=return_freed_memory, args=(stopped,), name="freed-memory", daemon=True).start()
+        state.start()
         yield
-        stopped.set()
-        state.utilization.stop()
-        await state.scheduler.stop(0)
+        await state.stop(0)
 
     app = FastAPI(
         title="bertserve",

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bertserve.service.bundle import files
 from bertserve.service.engine import sessions
+from bertserve.service.engine.freed_memory import return_freed_memory
 from bertserve.service.engine.hardware import usable_cores
 from bertserve.service.errors import BundleError, SettingsError, StartError, plural
 from bertserve.service.metrics import Metrics
@@ -35,7 +37,7 @@ logger = logging.getLogger("bertserve.loading")
 
 @dataclass(frozen=True, slots=True)
 class AppState:
-    """The state that request handlers use, built by the composition root.
+    """The state that request handlers use, built by the composition root. `start` and `stop` are called in the event loop of its requests.
 
     Attributes:
         registry: The loaded models.
@@ -50,6 +52,7 @@ class AppState:
         threads: Inference threads of this worker.
         total_threads: Inference threads of all workers together.
         tracer: Records requests; None if tracing is disabled.
+        stopped: Set when the service has stopped.
     """
 
     registry: Registry
@@ -64,6 +67,20 @@ class AppState:
     threads: int = 1
     total_threads: int = 1
     tracer: Tracer | None = None
+    stopped: threading.Event = field(default_factory=threading.Event)
+
+    def start(self) -> None:
+        """Starts the inference threads, the measurements, and the thread that returns freed memory."""
+        self.scheduler.start()
+        self.utilization.start()
+        threading.Thread(target=return_freed_memory, args=(self.stopped,), name="freed-memory", daemon=True).start()
+
+    async def stop(self, timeout_s: float) -> int:
+        """Stops what `start` started, as `Scheduler.stop` does; returns the number of requests that were failed."""
+        failed = await self.scheduler.stop(timeout_s)
+        self.utilization.stop()
+        self.stopped.set()
+        return failed
 
 
 def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None) -> AppState:

@@ -194,7 +194,7 @@ class Server(uvicorn.Server):
         self._state.scheduler.withdraw()
         await asyncio.sleep(delay_s)
         self.server_state.default_headers.append((b"connection", b"close"))  # in all responses from now on
-        if aborted := await self._state.scheduler.stop(timeout_s):
+        if aborted := await self._state.stop(timeout_s):
             logger.warning("at the shutdown timeout, %s aborted", plural(aborted, "request"))
         assert sockets
         late_connections = self._accept_waiting(sockets[0])

@@ -60,9 +60,9 @@ def test_the_validation_report_was_measured_on_the_gpu(models: Path, provider: A
 @pytest.mark.parametrize(("provider", "precision"), GRAPHS)
 def test_the_service_answers_on_the_gpu(models: Path, tmp_path: Path, provider: Any, precision: Any) -> None:
     async def answer(service: AppState) -> list[dict[str, float]]:
-        service.scheduler.start()
+        service.start()
         prediction = await service.registry.get("tiny-bert").predict([classify.ClassifyInput(text) for text in TEXTS], timeout_s=60)
-        await service.scheduler.stop(0)
+        await service.stop(0)
         return [{score["label"]: score["score"] for score in result} for result in prediction.results]
 
     on_gpu = build(
@@ -78,10 +78,10 @@ def test_the_service_answers_on_the_gpu(models: Path, tmp_path: Path, provider: 
 @needs_cuda
 def test_cuda_graphs_give_the_same_bits(models: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def answer(service: AppState) -> list[Any]:
-        service.scheduler.start()
+        service.start()
         model = service.registry.get("tiny-bert")
         results = [(await model.predict([classify.ClassifyInput(text)], timeout_s=60)).results for text in TEXTS]
-        await service.scheduler.stop(0)
+        await service.stop(0)
         return results
 
     captured, plain = (

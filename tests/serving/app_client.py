@@ -35,13 +35,13 @@ def state_of(models: Any, **settings: Any) -> AppState:
 @asynccontextmanager
 async def serving(service: AppState, auth: Authenticator | None = None) -> AsyncIterator[httpx.AsyncClient]:
     """Starts an application, yields a client of it, and stops the application."""
-    service.scheduler.start()
+    service.start()
     try:
         transport = httpx.ASGITransport(Application(service, auth))
         async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=20) as client:
             yield client
     finally:
-        await service.scheduler.stop(0)
+        await service.stop(0)
 
 
 def play(service: AppState, check: Check[T], auth: Authenticator | None = None) -> T:

@@ -65,7 +65,7 @@ async def test_a_full_queue_refuses_at_once(models: Path) -> None:
 async def test_a_stopping_service_refuses_requests_and_is_not_ready(models: Path) -> None:
     service = faked(models, FakeEngine())
     async with serving(service) as client:
-        await service.scheduler.stop(0)
+        await service.stop(0)
         probes = ("/health", "/health/ready", "/classify/health", "/models/tiny/health", "/ping", "/health/live")
         answers = {path: await client.get(path) for path in probes}
         answers |= {"post": await client.post("/classify", json={"inputs": "good"})}
