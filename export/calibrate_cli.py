@@ -42,7 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Calibrate the scores of a bundle on labeled data, and choose thresholds with a guarantee.",
         epilog="To export a local folder named calibrate, write ./calibrate.",
     )
-    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="folder of the bundle, such as models/sentiment")
+    parser.add_argument("bundle_folder", metavar="BUNDLE", type=Path, help="folder of the bundle, such as models/sentiment")
     parser.add_argument(
         "--data",
         metavar="FILE",

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnxruntime.transformers.fusion_options import AttentionMaskFormat
 
 from bertserve.export import inference
-from bertserve.export.artifact import Artifact, GraphBuild
+from bertserve.export.built_graph import BuiltGraph, GraphBuildInput
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.graph import cpu_passes, onnx_files, ort_fusion, rewrite
 from bertserve.export.int8 import quantize
@@ -18,7 +18,7 @@ from bertserve.export.progress import stage
 from bertserve.service.bundle.graph_spec import Precision
 
 
-def optimize(traced: Path, checkpoint: Checkpoint, trace_description: str) -> Artifact:
+def optimize(traced: Path, checkpoint: Checkpoint, trace_description: str) -> BuiltGraph:
     """Creates the float32 graph next to the traced one; `trace_description` is for readers."""
     fused, packed = traced.with_name("fused.onnx"), traced.with_name("packed.onnx")
     fusions = fuse(traced, fused, checkpoint)
@@ -32,29 +32,31 @@ def optimize(traced: Path, checkpoint: Checkpoint, trace_description: str) -> Ar
     is_fused = not fusions.keys().isdisjoint({"Attention", "MultiHeadAttention"})
     attention = "packed MultiHeadAttention with key padding" if is_fused else "attention as traced"
     description = f"{trace_description}, {attention}" + (", last layer for the first token only" if restricted else "")
-    return Artifact(packed, "cpu", "fp32", description, checkpoint.inputs).with_facts(fusions=fusions)
+    return BuiltGraph(packed, "cpu", "fp32", description, checkpoint.inputs).with_report(fusions=fusions)
 
 
-def build_graphs(build: GraphBuild, precisions: Sequence[Precision]) -> Iterator[Artifact]:
+def build_graphs(build_input: GraphBuildInput, precisions: Sequence[Precision]) -> Iterator[BuiltGraph]:
     """Creates the graphs one by one on request; float32 is always first, because int8 is created from it.
 
     Raises:
         GraphError: There is nothing to quantize, or the outputs' error is too large; the float32 graph has been yielded before.
     """
-    fp32, int8_path = (build.folder / f"model.cpu.{precision}.onnx" for precision in ("fp32", "int8"))
-    with stage("optimize", f"cpu, from {build.description}"):
-        optimized = optimize(build.traced, build.checkpoint, build.description)
+    fp32, int8_path = (build_input.folder / f"model.cpu.{precision}.onnx" for precision in ("fp32", "int8"))
+    with stage("optimize", f"cpu, from {build_input.description}"):
+        optimized = optimize(build_input.traced, build_input.checkpoint, build_input.description)
         onnx_files.save(ir.load(optimized.path), fp32)
     yield replace(optimized, path=fp32)
     if "int8" not in precisions:
         return
-    texts, max_error = build.texts, build.max_int8_error
+    texts, max_error = build_input.texts, build_input.max_int8_error
     with stage("quantize", f"int8, calibrated on {len(texts.calibration)} texts, with {len(texts.gate)} others for the gate"):
-        feeds, gate = (inference.make_feeds(split, build.checkpoint, build.tokenizer) for split in (texts.calibration, texts.gate))
+        feeds, gate = (
+            inference.make_feeds(split, build_input.checkpoint, build_input.tokenizer) for split in (texts.calibration, texts.gate)
+        )
         scratch = optimized.path.parent
         counts, error = quantize.quantize(optimized.path, int8_path, scratch, feeds, gate, max_error=max_error)
     int8 = replace(optimized, path=int8_path, precision="int8")
-    yield int8.with_facts(quantized=counts, quantization_error=error, quantization_limit=max_error)
+    yield int8.with_report(quantized=counts, quantization_error=error, quantization_limit=max_error)
 
 
 def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> dict[str, int]:

@@ -18,7 +18,7 @@ from onnxruntime.transformers.fusion_options import AttentionMaskFormat
 from onnxruntime.transformers.onnx_model import OnnxModel
 
 from bertserve.export import inference
-from bertserve.export.artifact import Artifact, GraphBuild
+from bertserve.export.built_graph import BuiltGraph, GraphBuildInput
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.graph import onnx_files, ort_fusion, rewrite
 from bertserve.export.inference import Feed
@@ -46,23 +46,23 @@ ROW_LENGTHS = InputSpec(name="lengths", fill="lengths", dtype="int32")
 MAX_FP16_MAGNITUDE = float(np.finfo(np.float16).max) / 4  # other texts may have values four times as large as the measured ones
 
 
-def build_for_cuda(build: GraphBuild, precisions: Sequence[Precision]) -> Iterator[Artifact]:
+def build_for_cuda(build_input: GraphBuildInput, precisions: Sequence[Precision]) -> Iterator[BuiltGraph]:
     """Creates the float32 graph, fused for CUDA, and from it the half-precision graph."""
-    checkpoint, work = build.checkpoint, build.traced.parent
-    fp32, fp16 = (build.folder / f"model.cuda.{precision}.onnx" for precision in ("fp32", "fp16"))
+    checkpoint, work = build_input.checkpoint, build_input.traced.parent
+    fp32, fp16 = (build_input.folder / f"model.cuda.{precision}.onnx" for precision in ("fp32", "fp16"))
     with stage("optimize", "cuda"):
-        fused = fuse(build.traced, work / fp32.name, checkpoint)
-        fused = replace(fused, description=f"{build.description}, {fused.description}", shapes=_plan_for("cuda", checkpoint))
+        fused = fuse(build_input.traced, work / fp32.name, checkpoint)
+        fused = replace(fused, description=f"{build_input.description}, {fused.description}", shapes=_plan_for("cuda", checkpoint))
         graph = add_small_outputs(fused, fp32, checkpoint)
     yield graph
     if "fp16" in precisions:
         with stage("optimize", "cuda, fp16"):
-            feeds = inference.make_feeds(build.texts.calibration, checkpoint, build.tokenizer, fused.inputs)
+            feeds = inference.make_feeds(build_input.texts.calibration, checkpoint, build_input.tokenizer, fused.inputs)
             spec, padding = checkpoint.tokenizer, 3
             short_feeds = [feed for feed in feeds if inference.token_count(feed) + padding <= spec.max_length]
             padded_feeds = [_pad_right(feed, fused.inputs, pad_id=spec.pad_id, tokens=padding) for feed in short_feeds[:8]]
             counts, error = convert_to_fp16(fused.path, work / fp16.name, work, feeds, padded_feeds)
-            half = replace(fused, path=work / fp16.name, precision="fp16").with_facts(quantized=counts, quantization_error=error)
+            half = replace(fused, path=work / fp16.name, precision="fp16").with_report(quantized=counts, quantization_error=error)
             graph = add_small_outputs(half, fp16, checkpoint)
         yield graph
 
@@ -78,14 +78,16 @@ def _pad_right(feed: Feed, inputs: Sequence[InputSpec], *, pad_id: int, tokens: 
     }
 
 
-def build_for_tensorrt(build: GraphBuild, precisions: Sequence[Precision]) -> Iterator[Artifact]:
+def build_for_tensorrt(build_input: GraphBuildInput, precisions: Sequence[Precision]) -> Iterator[BuiltGraph]:
     """Creates one float32 graph for all precisions: TensorRT itself fuses it and converts it to half precision."""
-    fp32 = build.folder / "model.tensorrt.fp32.onnx"
-    description = f"{build.description}, standard operators, for TensorRT to fuse"
+    fp32 = build_input.folder / "model.tensorrt.fp32.onnx"
+    description = f"{build_input.description}, standard operators, for TensorRT to fuse"
     description += "; fp16 is TensorRT's own" if "fp16" in precisions else ""
-    artifact = Artifact(build.traced, "tensorrt", "fp32", description, build.checkpoint.inputs, _plan_for("tensorrt", build.checkpoint))
+    built_graph = BuiltGraph(
+        build_input.traced, "tensorrt", "fp32", description, build_input.checkpoint.inputs, _plan_for("tensorrt", build_input.checkpoint)
+    )
     with stage("optimize", "tensorrt"):
-        graph = add_small_outputs(artifact, fp32, build.checkpoint)
+        graph = add_small_outputs(built_graph, fp32, build_input.checkpoint)
     for precision in dict.fromkeys(("fp32", *precisions)):
         yield replace(graph, precision=precision)
 
@@ -116,7 +118,7 @@ def plan_shapes(max_length: int, *, masks: bool, ranges: int) -> ShapePlan:
     return ShapePlan(buckets=buckets, masks=tuple(2**i for i in range((max_masks - 1).bit_length() + 1)) if masks else ())
 
 
-def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> Artifact:
+def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> BuiltGraph:
     """Writes the fused float32 graph for CUDA to a new file.
 
     Attention stays as traced, with the mask, unless it is fused in every layer and padding is on the right. A single layer that
@@ -139,7 +141,7 @@ def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> Artifact:
         spec.model_copy(update={"dtype": "int32"}) if spec.name in as_int32 else spec for spec in checkpoint.inputs if spec.name in names
     ]
     description = f"fused for CUDA, attention {'with the length of each row' if all_fused else 'in standard operators'}"
-    return Artifact(target, "cuda", "fp32", description, (*inputs, *([ROW_LENGTHS] if all_fused else []))).with_facts(fusions=counts)
+    return BuiltGraph(target, "cuda", "fp32", description, (*inputs, *([ROW_LENGTHS] if all_fused else []))).with_report(fusions=counts)
 
 
 def _replace_mask_by_lengths(model: Any) -> None:
@@ -196,17 +198,17 @@ def convert_to_fp16(
     return {"Float16": node_count - len(float_nodes)} | ({"KeptFloat": len(float_nodes)} if float_nodes else {}), error
 
 
-def add_small_outputs(artifact: Artifact, target: Path, checkpoint: Checkpoint) -> Artifact:
+def add_small_outputs(built_graph: BuiltGraph, target: Path, checkpoint: Checkpoint) -> BuiltGraph:
     """Writes a graph to a new file, with small outputs in float32 if its task has some; a GPU would return megabytes for each batch.
 
     For embeddings, it is the vector of each text by the model's own pooling; for fill-mask, the best tokens of each mask.
     """
-    model = ir.load(artifact.path)
+    model = ir.load(built_graph.path)
     graph, tape, embedding = model.graph, ir.tape.Tape(), checkpoint.embedding
     specs: tuple[OutputSpec, ...] = ()
     if embedding is not None and embedding.pooling == "graph":
         specs = (OutputSpec(name=VECTOR_OUTPUT, kind="per_text"),)
-    elif embedding is not None and (vectors := _pool(graph, tape, artifact, checkpoint)) is not None:
+    elif embedding is not None and (vectors := _pool(graph, tape, built_graph, checkpoint)) is not None:
         specs = (OutputSpec(name=VECTOR_OUTPUT, kind="per_text"),)
         _add_output(graph, vectors, VECTOR_OUTPUT, ir.DataType.FLOAT, ["rows", embedding.dimensions])
     elif checkpoint.tokenizer.mask is not None:
@@ -219,13 +221,13 @@ def add_small_outputs(artifact: Artifact, target: Path, checkpoint: Checkpoint) 
             _add_output(graph, value, spec.name, dtype, ["masks", count])
     graph.extend(tape.nodes)
     onnx_files.save(model, target)
-    return replace(artifact, path=target, small_outputs=specs)
+    return replace(built_graph, path=target, small_outputs=specs)
 
 
-def _pool(graph: ir.Graph, tape: ir.tape.Tape, artifact: Artifact, checkpoint: Checkpoint) -> ir.Value | None:
+def _pool(graph: ir.Graph, tape: ir.tape.Tape, built_graph: BuiltGraph, checkpoint: Checkpoint) -> ir.Value | None:
     """Returns the pooled vectors of the last layer, float32 [rows, values]; None if the graph cannot pool like the service."""
     assert checkpoint.embedding is not None
-    pooling, spec_by_fill = checkpoint.embedding.pooling, {spec.fill: spec for spec in artifact.inputs}
+    pooling, spec_by_fill = checkpoint.embedding.pooling, {spec.fill: spec for spec in built_graph.inputs}
     one = rewrite.add_constant(graph, "small/one", np.array([1]))
     if pooling == "cls" and checkpoint.tokenizer.padding_side == "right":
         first = rewrite.add_constant(graph, "small/first", np.array(0))

@@ -34,40 +34,44 @@ def make_feeds(texts: SplitTexts, checkpoint: Checkpoint, tokenizer: Tokenizer, 
     length in `PASSAGE_COUNTS` or to the model's length, whichever is shorter. For fill-mask, one token in eight is masked. By default,
     `inputs` are those of the traced graph.
     """
-    # a text with only control characters has no tokens, and without special tokens there is nothing to run
-    without_specials = tokenizer.max_text_tokens(pair=False) == tokenizer.max_length
-
-    def tokenize(side: Sequence[str], max_tokens: int) -> list[TextToCut]:
-        return [(entry.ids, max_tokens) for entry in tokenizer.tokenize(side) if not without_specials or len(entry)]
-
-    longest = max(PASSAGE_COUNTS)
-    user_pairs = [(pair[0], pair[1]) for pair in (tokenize(pair, longest) for pair in texts.pairs) if len(pair) == 2]
-    singles, pairs = EXPORT_TASKS[checkpoint.task].make_singles_and_pairs(
-        tokenize(texts.lines, MAX_LINE_TOKENS), tokenize(texts.passages, longest), user_pairs, checkpoint.tokenizer
-    )
-
-    def assemble_single(text: TextToCut, i: int) -> Encoding:
-        all_ids, max_tokens = text
-        ids = list(all_ids[: min(tokenizer.max_text_tokens(pair=False), max_tokens)])
-        if checkpoint.tokenizer.mask is None:
-            return tokenizer.assemble(ids)
-        ids = ids or [checkpoint.tokenizer.mask.id]
-        masks = list(range(i % min(8, len(ids)), len(ids), 8))
-        for mask in masks:
-            ids[mask] = checkpoint.tokenizer.mask.id
-        return tokenizer.assemble(ids, masks=masks)
-
-    def assemble_pair(first: TextToCut, second: TextToCut) -> Encoding:
-        (first_ids, _), (second_ids, max_tokens) = first, second
-        room = min(tokenizer.max_text_tokens(pair=True), max(2 * MAX_LINE_TOKENS, max_tokens))
-        a, b = truncate_longest_first(len(first_ids), len(second_ids), room)
-        if EXPORT_TASKS[checkpoint.task].needs_pairs:
-            a = min(len(first_ids), min(room, 2 * MAX_LINE_TOKENS) // 4)
-            b = room - a
-        return tokenizer.assemble(first_ids[:a], second_ids[:b])
-
-    encodings = [assemble_single(text, i) for i, text in enumerate(singles)] + [assemble_pair(*pair) for pair in pairs]
+    task, mask, longest = EXPORT_TASKS[checkpoint.task], checkpoint.tokenizer.mask, max(PASSAGE_COUNTS)
+    tokenized_pairs = [_tokenize(tokenizer, pair, longest) for pair in texts.pairs]
+    user_pairs = [(pair[0], pair[1]) for pair in tokenized_pairs if len(pair) == 2]  # shorter if a text is left out
+    lines, passages = _tokenize(tokenizer, texts.lines, MAX_LINE_TOKENS), _tokenize(tokenizer, texts.passages, longest)
+    singles, pairs = task.make_singles_and_pairs(lines, passages, user_pairs, checkpoint.tokenizer)
+    mask_id = None if mask is None else mask.id
+    encodings = [_assemble_single(tokenizer, *text, mask_id=mask_id, first_mask=i) for i, text in enumerate(singles)]
+    for (first, _), (second, max_tokens) in pairs:
+        encodings.append(_assemble_pair(tokenizer, first, second, max(2 * MAX_LINE_TOKENS, max_tokens), long_second=task.needs_pairs))
     return [build_feed([encoding], checkpoint.inputs if inputs is None else inputs, (1, len(encoding))) for encoding in encodings]
+
+
+def _tokenize(tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) -> list[TextToCut]:
+    """Returns the tokens of texts, without texts that are empty inputs: only control characters, and no special tokens."""
+    without_specials = tokenizer.max_text_tokens(pair=False) == tokenizer.max_length
+    return [(entry.ids, max_tokens) for entry in tokenizer.tokenize(texts) if not without_specials or len(entry)]
+
+
+def _assemble_single(tokenizer: Tokenizer, text: Sequence[int], max_tokens: int, *, mask_id: int | None, first_mask: int) -> Encoding:
+    """Returns a text; with a mask, every eighth token is masked, from `first_mask % 8` on."""
+    ids = list(text[: min(tokenizer.max_text_tokens(pair=False), max_tokens)])
+    if mask_id is None:
+        return tokenizer.assemble(ids)
+    ids = ids or [mask_id]
+    masks = list(range(first_mask % min(8, len(ids)), len(ids), 8))
+    for mask in masks:
+        ids[mask] = mask_id
+    return tokenizer.assemble(ids, masks=masks)
+
+
+def _assemble_pair(tokenizer: Tokenizer, first: Sequence[int], second: Sequence[int], max_tokens: int, *, long_second: bool) -> Encoding:
+    """Returns a pair, cut to `max_tokens`; with `long_second`, the first text is short, as a question before its passage."""
+    room = min(tokenizer.max_text_tokens(pair=True), max_tokens)
+    a, b = truncate_longest_first(len(first), len(second), room)
+    if long_second:
+        a = min(len(first), min(room, 2 * MAX_LINE_TOKENS) // 4)
+        b = room - a
+    return tokenizer.assemble(first[:a], second[:b])
 
 
 def run_each(session: Any, feeds: Sequence[Feed], names: Sequence[str] | None = None) -> list[list[NDArray[Any]]]:

@@ -11,13 +11,12 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from bertserve.export.errors import DataError
 from bertserve.export.input_fields import INPUT_KEYS, read_input
-from bertserve.export.progress import Item
 from bertserve.service.bundle.manifest import Int8TextDigests, Manifest, TextDigests
 from bertserve.service.errors import BertServeError, StartError, plural
 from bertserve.service.scoring.rows import DELIMITERS, Row, read_delimited, read_json_lines
@@ -26,6 +25,7 @@ from bertserve.service.text.tokenizer import Tokenizer
 MIN_FILE_TEXTS = 16  # distinct ones; 11 of them calibrate, 2 are for the gate, and 3 for validation
 HASH_BYTES = 4  # of a text in the manifest: 1,000 texts need 5 KB, and for 1,000 other texts the probability of any match is 0.02 %
 TextOrPair = str | tuple[str, str]
+T = TypeVar("T")
 
 BUILT_IN_TEXTS = Path(__file__).with_name("int8_texts.txt")
 MAX_LINE_TOKENS = 128  # of a text for calibration; longer ones are cut, and passages have more
@@ -82,7 +82,7 @@ def _read_row(path: Path, row: Row) -> TextOrPair:
     return text
 
 
-def sample(items: Sequence[Item], count: int) -> list[Item]:
+def sample(items: Sequence[T], count: int) -> list[T]:
     """Returns at most `count` items, in order: one from each of `count` equal parts, at a fixed random position.
 
     Items at equal distances would all have the same class if classes alternate.
@@ -93,7 +93,7 @@ def sample(items: Sequence[Item], count: int) -> list[Item]:
     return [items[position] for position in np.random.default_rng(0).integers(starts[:-1], starts[1:])]
 
 
-def shuffled(items: Sequence[Item]) -> list[Item]:
+def shuffled(items: Sequence[T]) -> list[T]:
     """Returns the items with every twelve neighbors in a fixed random order, to break patterns such as one line per class."""
     rng = np.random.default_rng(0)
     return [items[start + i] for start in range(0, len(items), 12) for i in rng.permutation(min(12, len(items) - start))]

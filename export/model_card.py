@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from huggingface_hub import ModelCardData
@@ -126,18 +126,17 @@ def _graph_table(manifest: Manifest, folder: Path) -> list[str]:
 def _describe_graph(graph: GraphSpec) -> str:
     """Returns a graph's description, and its fused and quantized operators."""
     validation = graph.validation
-    in_float = {name: count for name, count in validation.quantized.items() if name in _FLOAT_KEYS}
-    quantized = {name: count for name, count in validation.quantized.items() if name not in _FLOAT_KEYS}
-    text = f"{graph.name}: {graph.description}; {validation.nodes} nodes; fused {_list_counts(validation.fusions) or 'nothing'}"
-    text += f"; quantized {_list_counts(quantized)}" if quantized else ""
-    text += f"; partly or wholly in float {_list_counts(in_float)}" if in_float else ""
+    fused, quantized = (
+        [f"{name} {count}" for name, count in counts.items() if name not in _FLOAT_KEYS]
+        for counts in (validation.fusions, validation.quantized)
+    )
+    in_float = [f"{name} {count}" for name, count in validation.quantized.items() if name in _FLOAT_KEYS]
+    text = f"{graph.name}: {graph.description}; {validation.nodes} nodes; fused {', '.join(fused) or 'nothing'}"
+    text += f"; quantized {', '.join(quantized)}" if quantized else ""
+    text += f"; partly or wholly in float {', '.join(in_float)}" if in_float else ""
     if quantized and validation.quantization_error:
         text += f"; its precision changes the outputs by {validation.quantization_error:.3f} of their standard deviation"
     return f"{text}."
-
-
-def _list_counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
 def _error_table(graphs: Sequence[GraphSpec], max_length: int) -> list[str]:

@@ -17,8 +17,8 @@ import onnxruntime
 
 from bertserve import service
 from bertserve.export import cpu, gpu, onnx_trace
-from bertserve.export.artifact import Artifact, GraphBuild, choose_precisions
-from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.built_graph import BuiltGraph, GraphBuildInput, choose_precisions
+from bertserve.export.checkpoint.checkpoint import Checkpoint, count_flops
 from bertserve.export.checkpoint.fast_tokenizer import tokenizer_json
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.checkpoint.module import load_module, module_name
@@ -45,7 +45,7 @@ from bertserve.service.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("bertserve.export")
 
-BUILDERS: Mapping[Provider, Callable[[GraphBuild, Sequence[Precision]], Iterable[Artifact]]] = {
+BUILDERS: Mapping[Provider, Callable[[GraphBuildInput, Sequence[Precision]], Iterable[BuiltGraph]]] = {
     "cpu": cpu.build_graphs,
     "cuda": gpu.build_for_cuda,
     "tensorrt": gpu.build_for_tensorrt,
@@ -103,18 +103,18 @@ def export(options: ExportOptions) -> tuple[Path, Manifest]:
                 checkpoint.origin.checkpoint,
             )
         EXPORT_TASKS[checkpoint.task].refuse_pairs(texts, checkpoint.tokenizer)
-        bundle, work = scratch / "bundle", scratch / "work"
-        bundle.mkdir()
+        bundle_folder, work = scratch / "bundle", scratch / "work"
+        bundle_folder.mkdir()
         work.mkdir()
-        manifest = _build(options, name, checkpoint, texts, bundle, work)
+        manifest = _build_bundle(options, name, checkpoint, texts, bundle_folder, work)
         with stage("package", str(target)):
-            card = model_card(manifest, bundle, checkpoint.card)
-            package_bundle(bundle, target, bundle_texts(manifest, card), overwrite=options.overwrite)
+            card = model_card(manifest, bundle_folder, checkpoint.card)
+            package_bundle(bundle_folder, target, bundle_texts(manifest, card), overwrite=options.overwrite)
     return target, manifest
 
 
-def _build(options: ExportOptions, name: str, checkpoint: Checkpoint, texts: Int8Texts, bundle: Path, work: Path) -> Manifest:
-    """Writes graphs and tokenizer to the folder `bundle`; returns the manifest."""
+def _build_bundle(options: ExportOptions, name: str, checkpoint: Checkpoint, texts: Int8Texts, bundle_folder: Path, work: Path) -> Manifest:
+    """Writes graphs and tokenizer to `bundle_folder`; returns the manifest."""
     precisions = choose_precisions(options.providers, options.precisions)
     refuse_pad_token_in_texts(
         options.source,
@@ -126,7 +126,7 @@ def _build(options: ExportOptions, name: str, checkpoint: Checkpoint, texts: Int
     with stage("trace", "to ONNX"):
         inputs, description = onnx_trace.trace(checkpoint, traced)
     checkpoint = replace(checkpoint, inputs=inputs)
-    tokenizer_path = bundle / TOKENIZER_FILE
+    tokenizer_path = bundle_folder / TOKENIZER_FILE
     tokenizer_path.write_text(tokenizer_json(checkpoint.hf_tokenizer, checkpoint.tokenizer), encoding="utf-8")
     tokenizer_spec = checkpoint.tokenizer.model_copy(update={"sha256": digest(tokenizer_path)})
     try:
@@ -136,16 +136,16 @@ def _build(options: ExportOptions, name: str, checkpoint: Checkpoint, texts: Int
     texts = texts.with_passages(tokenizer)
     with stage("reference", "PyTorch float32"):
         reference = sample_reference(checkpoint, texts.validation if "int8" in precisions.get("cpu", ()) else None)
-        flops = checkpoint.flops
+        flops = count_flops(checkpoint)
     checkpoint.model.to_empty(device="meta")  # no later stage runs it, and sessions of a large model need the memory
-    build = GraphBuild(traced, description, bundle, checkpoint, tokenizer, texts, options.max_int8_error)
+    build_input = GraphBuildInput(traced, description, bundle_folder, checkpoint, tokenizer, texts, options.max_int8_error)
     providers = sorted(precisions, key=lambda provider: provider != "cpu")
-    artifacts = {provider: BUILDERS[provider](build, precisions[provider]) for provider in providers}
-    graphs, omitted = _measure_graphs(build, artifacts, precisions, reference, default_must_agree=options.precisions is None)
+    built_graphs = {provider: BUILDERS[provider](build_input, precisions[provider]) for provider in providers}
+    graphs, omitted = _measure_graphs(build_input, built_graphs, precisions, reference, default_must_agree=options.precisions is None)
     # the stored result comes from the provider on which the graph was measured
     default = next(graph for graph in graphs if graph.default)
     request = EXPORT_TASKS[checkpoint.task].example(tokenizer_spec)
-    answer = open_graph(bundle, default, tokenizer, checkpoint).predict_body(request)
+    answer = open_graph(bundle_folder, default, tokenizer, checkpoint).predict_body(request)
     versions = {"bertserve": service.__version__, "python": platform.python_version()}
     versions |= {name: version(name) for name in ("torch", "transformers", "onnx", "onnxscript")}
     versions |= {"onnxruntime": onnxruntime.__version__, "tokenizers": version("tokenizers")}  # its package may be onnxruntime-gpu
@@ -172,8 +172,8 @@ def _build(options: ExportOptions, name: str, checkpoint: Checkpoint, texts: Int
 
 
 def _measure_graphs(
-    build: GraphBuild,
-    artifacts: Mapping[Provider, Iterable[Artifact]],
+    build_input: GraphBuildInput,
+    built_graphs: Mapping[Provider, Iterable[BuiltGraph]],
     precisions: Mapping[Provider, Sequence[Precision]],
     reference: Reference,
     *,
@@ -181,7 +181,7 @@ def _measure_graphs(
 ) -> tuple[list[GraphSpec], list[OmittedGraph]]:
     """Measures the graphs of all providers, and removes the files of graphs that are not kept.
 
-    The artifacts of each provider are created by iteration, float32 first. An artifact that cannot be created, loaded or matched with the
+    The graphs of each provider are created by iteration, float32 first. A graph that cannot be created, loaded or matched with the
     checkpoint does not stop the others, except a provider's float32 graph, from which its others are created.
 
     The last precision of a provider is its default, unless `default_must_agree` and its agreement with the checkpoint is too low.
@@ -195,15 +195,17 @@ def _measure_graphs(
     graphs: list[GraphSpec] = []
     omitted: list[OmittedGraph] = []
     failure: Exception | None = None
-    for provider, provider_artifacts in artifacts.items():
+    for provider, provider_graphs in built_graphs.items():
         measured: dict[Precision, GraphSpec] = {}
         try:
             # fp32 is measured even if it is not kept; otherwise int8's wide limits could hide an error of the trace
-            for artifact in provider_artifacts:
-                with stage("parity", f"{artifact.provider}/{artifact.precision}"):
-                    onnx_files.finalize(artifact.path)
-                    entry = _entry(artifact, build.checkpoint)
-                    measured[artifact.precision] = measure_graph(build.folder, entry, build.checkpoint, build.tokenizer, reference)
+            for built_graph in provider_graphs:
+                with stage("parity", f"{built_graph.provider}/{built_graph.precision}"):
+                    onnx_files.finalize(built_graph.path)
+                    spec = _graph_spec(built_graph, build_input.checkpoint)
+                    measured[built_graph.precision] = measure_graph(
+                        build_input.folder, spec, build_input.checkpoint, build_input.tokenizer, reference
+                    )
         except Exception as error:  # optimizers and onnxruntime have no common base class of errors
             # all graphs are created from the trace, and the CPU's float32 graph shows whether it is right
             if isinstance(error, OSError) or (provider == "cpu" and not measured):
@@ -217,7 +219,7 @@ def _measure_graphs(
         default = "fp32" if default_must_agree and "fp32" in kept and has_low_agreement(measured[kept[-1]]) else next(reversed(kept), None)
         graphs += [measured[precision].model_copy(update={"default": precision == default}) for precision in measured if precision in kept]
         file_names = {file.file for graph in graphs for file in graph.files}
-        for path in build.folder.glob(f"model.{provider}.*"):
+        for path in build_input.folder.glob(f"model.{provider}.*"):
             if path.name not in file_names:
                 path.unlink()
     if not graphs:
@@ -226,23 +228,23 @@ def _measure_graphs(
     return graphs, omitted
 
 
-def _entry(artifact: Artifact, checkpoint: Checkpoint) -> GraphSpec:
+def _graph_spec(built_graph: BuiltGraph, checkpoint: Checkpoint) -> GraphSpec:
     """Returns a graph's manifest entry, whose validation report has only the facts of the graph's creation."""
-    model = ir.load(artifact.path)
+    model = ir.load(built_graph.path)
     graph_file, *data = (
-        GraphFile(file=path.name, sha256=digest(path), size_bytes=path.stat().st_size) for path in onnx_files.files(artifact.path)
+        GraphFile(file=path.name, sha256=digest(path), size_bytes=path.stat().st_size) for path in onnx_files.files(built_graph.path)
     )
     return GraphSpec(
         **dict(graph_file),
         data=tuple(data),
-        provider=artifact.provider,
-        precision=artifact.precision,
-        description=artifact.description,
+        provider=built_graph.provider,
+        precision=built_graph.precision,
+        description=built_graph.description,
         default=False,
         batch_invariant=False,
-        inputs=artifact.inputs,
+        inputs=built_graph.inputs,
         outputs=checkpoint.outputs,
-        small_outputs=artifact.small_outputs,
-        validation=artifact.report.model_copy(update={"nodes": len(model.graph), "opset": model.graph.opset_imports.get("")}),
-        shapes=artifact.shapes,
+        small_outputs=built_graph.small_outputs,
+        validation=built_graph.report.model_copy(update={"nodes": len(model.graph), "opset": model.graph.opset_imports.get("")}),
+        shapes=built_graph.shapes,
     )

@@ -37,9 +37,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         verify(options, report)
     except (ExportError, OSError) as error:
-        return report_error(error, args.bundle)
+        return report_error(error, args.bundle_folder)
     if args.json:
-        print(json.dumps({"bundle": str(args.bundle), "passed": report.passed, "checks": report.checks}, indent=1), flush=True)
+        print(json.dumps({"bundle": str(args.bundle_folder), "passed": report.passed, "checks": report.checks}, indent=1), flush=True)
     return 0 if report.passed else 1
 
 
@@ -67,7 +67,7 @@ def build_parser() -> FlagParser:
         description="Check a bundle again: digests, the stored example, rows in batches, and the references that you give.",
         epilog="To export a local folder named verify, write ./verify.",
     )
-    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="folder of the bundle, such as models/sentiment")
+    parser.add_argument("bundle_folder", metavar="BUNDLE", type=Path, help="folder of the bundle, such as models/sentiment")
     parser.add_argument("--checkpoint", metavar="DIR", help="checkpoint of the bundle: compare each graph with PyTorch again")
     parser.add_argument("--revision", help="branch, tag or commit of the hub id of --checkpoint")
     flags.add_module_flags(parser, "instead of --checkpoint: the --module of the bundle's export")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -84,23 +83,6 @@ class Checkpoint:
         before, after = ([part.id for part in side if isinstance(part, SpecialPart)] for side in (single[:position], single[position:]))
         return [*before, *[word] * (length - len(before) - len(after)), *after][-length:]
 
-    @cached_property
-    def flops(self) -> Flops:
-        """Floating-point operations of a text: a term linear in its tokens, and a quadratic one.
-
-        The first access runs the model to count them. A head that reads every position counts at all of them. For a masked language model,
-        a text has one mask.
-        """
-        self.model.requires_grad_(False)  # FlopCounterMode fails on a view of a trainable parameter that a module gets as its input
-        longest = min(self.tokenizer.max_length, 32)  # counts are exact at any length, and short texts are fast for large models
-        lengths = s, t, u = max(longest // 4, 1), max(longest // 2, 2), max(longest, 3)
-        x, y, z = (self.count_operations(length) for length in lengths)
-        # constant + linear * S + quadratic * S**2 through three points
-        first, second = (y - x) / (t - s), (z - y) / (u - t)
-        quadratic = max((second - first) / (u - s), 0.0)
-        linear = first - quadratic * (s + t) if quadratic else (z - x) / (u - s)
-        return Flops(linear=max(linear, 1.0), quadratic=quadratic)
-
     def count_operations(self, length: int) -> int:
         """Returns the floating-point operations of a text of `length` tokens, with one mask for fill-mask."""
         ids = self.example_ids(length)
@@ -109,6 +91,23 @@ class Checkpoint:
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             GraphModel(self.model, list(feed), ())(*feed.values())
         return int(counter.get_total_flops())
+
+
+def count_flops(checkpoint: Checkpoint) -> Flops:
+    """Counts the floating-point operations of a text in three runs of the model: a term linear in its tokens, and a quadratic one.
+
+    A head that reads every position counts at all of them. For a masked language model, a text has one mask.
+    """
+    # FlopCounterMode fails on a view of a trainable parameter that a module gets as its input
+    checkpoint.model.requires_grad_(False)
+    longest = min(checkpoint.tokenizer.max_length, 32)  # counts are exact at any length, and short texts are fast for large models
+    lengths = s, t, u = max(longest // 4, 1), max(longest // 2, 2), max(longest, 3)
+    x, y, z = (checkpoint.count_operations(length) for length in lengths)
+    # constant + linear * S + quadratic * S**2 through three points
+    first, second = (y - x) / (t - s), (z - y) / (u - t)
+    quadratic = max((second - first) / (u - s), 0.0)
+    linear = first - quadratic * (s + t) if quadratic else (z - x) / (u - s)
+    return Flops(linear=max(linear, 1.0), quadratic=quadratic)
 
 
 class GraphModel(torch.nn.Module):

@@ -122,7 +122,7 @@ def _use_file(source: str, tokenizer: Any, folder: Path) -> None:
     replace_backend(tokenizer, file_backend)
 
 
-def describe_tokenizer(tokenizer: Any, single: Template, pair: Template | None, padding: Padding, **fields: Any) -> TokenizerSpec:
+def make_tokenizer_spec(tokenizer: Any, single: Template, pair: Template | None, padding: Padding, **fields: Any) -> TokenizerSpec:
     """Returns the manifest's entry for a tokenizer, without the digest of its file; `fields` has others of its fields."""
     (pad_id, padding_side), templates = padding, (single, pair or single)
     return TokenizerSpec(

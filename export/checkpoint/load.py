@@ -14,7 +14,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from bertserve.export.checkpoint import signature
 from bertserve.export.checkpoint.checkpoint import Checkpoint
-from bertserve.export.checkpoint.fast_tokenizer import describe_tokenizer, load_tokenizer, read_templates, vocabulary_size
+from bertserve.export.checkpoint.fast_tokenizer import load_tokenizer, make_tokenizer_spec, read_templates, vocabulary_size
 from bertserve.export.checkpoint.padding import Padding, find_padding, set_pad_token
 from bertserve.export.checkpoint.sentence_head import SentenceHead, attach_sentence_head, read_embedding
 from bertserve.export.checkpoint.sentence_transformers import (
@@ -26,7 +26,7 @@ from bertserve.export.checkpoint.sentence_transformers import (
     read_transformer_settings,
 )
 from bertserve.export.checkpoint.source import SourceFiles, find_card, find_source, read_with_transformers
-from bertserve.export.checkpoint.task_head import adapt_head, choose_task, fixed_labels, needs_pairs, read_activation, read_labels
+from bertserve.export.checkpoint.task_head import adapt_head, choose_task, fixed_labels, is_pairs_only, read_activation, read_labels
 from bertserve.export.checkpoint.token_types import Template, choose_token_types, type_templates
 from bertserve.export.checkpoint.weights import load_model
 from bertserve.export.errors import CheckpointError
@@ -83,7 +83,7 @@ def load_checkpoint(source: str, options: LoadOptions | None = None) -> Checkpoi
     if head is not None:
         attach_sentence_head(model, head)
     if embedding is not None:
-        graph_layers, numbers = signature.choose_layers(model, tokenizer, options.layers)
+        graph_layers, numbers = signature.return_layers(model, tokenizer, options.layers)
         defaults = {} if options.combine is None else {"default_layers": numbers, "combine": options.combine}
         embedding = embedding.model_copy(update={"layers": graph_layers} | defaults)
     _check_vocabulary(source, model, vocabulary_size(tokenizer))
@@ -97,7 +97,7 @@ def load_checkpoint(source: str, options: LoadOptions | None = None) -> Checkpoi
     if export_task.fills_masks and tokenizer.mask_token is None:
         raise CheckpointError(f"the tokenizer of `{source}` has no mask token; add it to tokenizer_config.json.")
     mask = MaskToken(token=tokenizer.mask_token, id=tokenizer.mask_token_id) if export_task.fills_masks else None
-    spec = describe_tokenizer(tokenizer, single, pair, padding, max_length=max_length, mask=mask, pairs_only=needs_pairs(model))
+    spec = make_tokenizer_spec(tokenizer, single, pair, padding, max_length=max_length, mask=mask, pairs_only=is_pairs_only(model))
     card = find_card(files.folder)
     checkpoint = Checkpoint(
         origin=files.origin(card, options.ignored_weights, token_types),
@@ -186,7 +186,7 @@ def _templates(
         version=None if files.adapter else model.config.transformers_version,  # of an adapter, only the base model's version is known
         requested=options.token_types,
     )
-    return *type_templates(source, model, single, pair, chosen, needs_pairs=export_task.needs_pairs or needs_pairs(model)), chosen
+    return *type_templates(source, model, single, pair, chosen, requires_pair=export_task.needs_pairs or is_pairs_only(model)), chosen
 
 
 def _check_vocabulary(source: str, model: PreTrainedModel, vocabulary: int) -> None:

@@ -25,7 +25,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 from transformers.modeling_outputs import ModelOutput
 
 from bertserve.export.checkpoint.checkpoint import Checkpoint
-from bertserve.export.checkpoint.fast_tokenizer import describe_tokenizer, read_templates, vocabulary_size
+from bertserve.export.checkpoint.fast_tokenizer import make_tokenizer_spec, read_templates, vocabulary_size
 from bertserve.export.checkpoint.padding import find_padding
 from bertserve.export.checkpoint.signature import INPUTS, graph_outputs
 from bertserve.export.checkpoint.task_head import read_activation, read_labels
@@ -128,7 +128,7 @@ def load_module(reference: str) -> Checkpoint:
             f"the module of `{reference}` fails on ids of at most {last_id}, or on a text of up to {spec.max_length} tokens: "
             f"{type(error).__name__}: {error}."
         ) from error
-    tokenizer_spec = describe_tokenizer(tokenizer, single, pair, padding, max_length=spec.max_length, mask=None)
+    tokenizer_spec = make_tokenizer_spec(tokenizer, single, pair, padding, max_length=spec.max_length, mask=None)
     embedding = Embedding(pooling=spec.pooling, normalize=False, dimensions=width) if task.embeds else None
     return Checkpoint(
         origin=Source(

@@ -72,7 +72,7 @@ def read_output(outputs: Any, name: str) -> torch.Tensor:
     return tensor
 
 
-def choose_layers(model: PreTrainedModel, tokenizer: Any, layers: Layers) -> tuple[Layers, tuple[int, ...]]:
+def return_layers(model: PreTrainedModel, tokenizer: Any, layers: Layers) -> tuple[Layers, tuple[int, ...]]:
     """Makes an encoder return layers: a name, or numbers of transformers' `hidden_states`, where negative numbers count from the end.
 
     Returns:

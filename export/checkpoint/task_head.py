@@ -80,7 +80,7 @@ def fixed_labels(model: PreTrainedModel) -> tuple[str, ...] | None:
     return next((labels for suffix, labels in FIXED_LABELS.items() if type(model).__name__.endswith(suffix)), None)
 
 
-def needs_pairs(model: PreTrainedModel) -> bool:
+def is_pairs_only(model: PreTrainedModel) -> bool:
     """Returns whether a model scores the relation of two texts, so that a single text has no meaning for it."""
     return type(model).__name__.endswith(("ForNextSentencePrediction", "AlbertForPreTraining"))
 

@@ -64,7 +64,7 @@ def choose_token_types(
 
 
 def type_templates(
-    source: str, model: PreTrainedModel, single: Template, pair: Template, token_types: TokenTypes | None, *, needs_pairs: bool
+    source: str, model: PreTrainedModel, single: Template, pair: Template, token_types: TokenTypes | None, *, requires_pair: bool
 ) -> tuple[Template, Template | None]:
     """Returns the tokenizer's templates with the chosen token types; no template of a pair if the model lacks one of its types."""
     if token_types == "zero":  # noqa: S105 - no password
@@ -73,7 +73,7 @@ def type_templates(
     highest = max(part.type_id for part in (*single, *pair))
     if token_types is None or not rows or highest < rows:
         return single, pair
-    if needs_pairs or any(part.type_id >= rows for part in single):
+    if requires_pair or any(part.type_id >= rows for part in single):
         raise CheckpointError(
             f"the tokenizer of `{source}` gives token types up to {highest}, but the model has {rows}; use the tokenizer of this model, or "
             "give --token-types zero if it was trained without token types."

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from bertserve.export.graph import rewrite
 from bertserve.export.graph.rewrite import CONTRIB, Floats, Linear, as_linear, float_array, linear_with_bias, linears_by_input
 from bertserve.export.int8 import gptq
-from bertserve.export.int8.smoothquant import LayerParams
+from bertserve.export.int8.quantization_params import LayerParams
 
 # Number of hidden units of a feed-forward block, and of input channels of a matrix, that are computed in float. Twice as many were slower,
 # and hardly more accurate (bench/results/2026-11-21-int8-steps.md).

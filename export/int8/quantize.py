@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -25,11 +25,12 @@ from bertserve.export.errors import GraphError
 from bertserve.export.graph import onnx_files, rewrite
 from bertserve.export.graph.rewrite import Linear
 from bertserve.export.inference import Feed
-from bertserve.export.int8 import graph_edits, sensitivity, smoothquant
+from bertserve.export.int8 import graph_edits, quantization_params, sensitivity
 from bertserve.export.int8.activations import Activations, observe
-from bertserve.export.int8.smoothquant import ActivationParams, LayerParams
-from bertserve.export.progress import Item, parallel_map
+from bertserve.export.int8.quantization_params import ActivationParams, LayerParams
+from bertserve.export.progress import parallel_map
 
+T = TypeVar("T")
 # Multiples of the average sensitivity. Above the first, outliers of a tensor are computed in float. Below the second, the channels of a
 # tensor are not worth a multiplication; other values gave the same result (bench/results/2026-11-22-int8-speed.md).
 SPLIT_ABOVE = 1 / 2
@@ -121,7 +122,7 @@ def _choose_activation_params(
     """Returns the quantization of each activation; layers that share a matrix, and thus their samples, have the same."""
 
     def choose(tensor: str) -> ActivationParams:
-        return smoothquant.choose_activation_params(layers[tensor].arrays()[0], observed[tensor], smooth=tensor not in unsmoothed)
+        return quantization_params.choose_activation_params(layers[tensor].arrays()[0], observed[tensor], smooth=tensor not in unsmoothed)
 
     return _compute_once_per_key(choose, {tensor: layer.weight for tensor, layer in layers.items()}, "choose scales")
 
@@ -137,12 +138,12 @@ def _quantize_weights(
     keys = {tensor: (layer.weight, layer.arrays()[1].tobytes()) for tensor, layer in layers.items()}
 
     def quantized(tensor: str) -> LayerParams:
-        return smoothquant.quantize_weight(*layers[tensor].arrays(), observed[tensor], activation_params[tensor], use_gptq=use_gptq)
+        return quantization_params.quantize_weight(*layers[tensor].arrays(), observed[tensor], activation_params[tensor], use_gptq=use_gptq)
 
     return _compute_once_per_key(quantized, keys, "round by GPTQ" if use_gptq else "round to nearest")
 
 
-def _compute_once_per_key(function: Callable[[str], Item], keys: dict[str, Any], work: str) -> dict[str, Item]:
+def _compute_once_per_key(function: Callable[[str], T], keys: dict[str, Any], work: str) -> dict[str, T]:
     """Returns the function's result for each tensor; tensors with the same key share the result of the first."""
     first_input = {key: tensor for tensor, key in reversed(keys.items())}
     by_key = dict(zip(first_input, parallel_map(function, first_input.values(), work, unit="matrices"), strict=True))

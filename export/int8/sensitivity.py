@@ -20,7 +20,7 @@ from bertserve.export.graph import rewrite
 from bertserve.export.graph.rewrite import Floats, Linear
 from bertserve.export.inference import Feed
 from bertserve.export.int8.gptq import output_blocks
-from bertserve.export.int8.smoothquant import LayerParams
+from bertserve.export.int8.quantization_params import LayerParams
 from bertserve.export.progress import parallel_map
 
 _PERTURBATION = "/shift"  # end of the name of an input that is added to a layer's output

@@ -32,14 +32,14 @@ MIN_EXAMPLES = 100  # different inputs of a file; with fewer, an interval is wid
 SCORE_BINS = 20  # of equal width, for the reference of drift: a shift of 0.05 is visible, and 100 examples leave 5 per bin
 
 
-def calibrate(bundle: Path, data: Path, output: Path, *, test_data: Path | None, aims: Sequence[Aim], overwrite: bool) -> Path:
+def calibrate(bundle_folder: Path, data: Path, output: Path, *, test_data: Path | None, aims: Sequence[Aim], overwrite: bool) -> Path:
     """Calibrates all graphs that this machine can run, prints the results, and writes the bundle; returns its folder.
 
     Raises:
         ExportError: The data cannot be used, a calibration is worse than raw scores, or no threshold reaches an aim. Nothing is written.
         BertServeError: The bundle cannot be used, or a graph cannot be opened.
     """
-    source = load_bundle(bundle.resolve())
+    source = load_bundle(bundle_folder.resolve())
     manifest = source.manifest
     tokenizer = Tokenizer(source.tokenizer_path, manifest.tokenizer)
     target = output / manifest.name

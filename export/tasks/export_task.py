@@ -121,7 +121,7 @@ class ExportTask:
         """
         return (request.text,), {}
 
-    def measure(self, config: ModelConfig) -> Measure:
+    def agreement_measure(self, config: ModelConfig) -> Measure:
         """Returns what `agreement` measures, which may depend on the model's labels and activation."""
         return "label"
 
@@ -131,7 +131,7 @@ class ExportTask:
 
     def agreement(self, expected: Sequence[Any], actual: Sequence[Any], config: ModelConfig) -> Agreement:
         """Returns the agreement of a graph's results `actual` with the reference's; without decisions it has no value."""
-        measure, value, worst = self.measure(config), None, None
+        measure, value, worst = self.agreement_measure(config), None, None
         pairs = [
             (self.compared_value(first, config), self.compared_value(second, config))
             for first, second in zip(expected, actual, strict=True)

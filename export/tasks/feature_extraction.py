@@ -33,7 +33,7 @@ class _FeatureExtraction(ExportTask):
     def tokenizer_call(self, request: EmbedInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
         return (request.prompt + request.text,), {}
 
-    def measure(self, config: ModelConfig) -> Measure:
+    def agreement_measure(self, config: ModelConfig) -> Measure:
         return "cosine"
 
     def data_parameters(self, line_parameters: Sequence[Document], golds: Sequence[Any]) -> list[Document]:

@@ -101,7 +101,7 @@ class _TextClassification(ExportTask):
             return {"inputs": {"text": "She opened the door of the old house.", "text_pair": "Nobody had been inside for years."}}
         return {"inputs": "This is a surprisingly touching film, and beautifully acted."}
 
-    def measure(self, config: ModelConfig) -> Measure:
+    def agreement_measure(self, config: ModelConfig) -> Measure:
         if _is_regression(config):
             return "spearman"
         return "set_f1" if config.activation == "sigmoid" else "label"

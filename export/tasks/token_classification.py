@@ -56,7 +56,7 @@ class _TokenClassification(ExportTask):
     def tokenizer_call(self, request: TokenClassificationInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
         return (request.text,), {"stride": window_stride(request.parameters.stride, tokenizer_spec)}
 
-    def measure(self, config: ModelConfig) -> Measure:
+    def agreement_measure(self, config: ModelConfig) -> Measure:
         return "span_f1"
 
     def compared_value(self, result: Any, config: ModelConfig) -> Any:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from bertserve.export import int8_texts
-from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.checkpoint.checkpoint import Checkpoint, count_flops
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.checkpoint.module import load_module
 from bertserve.export.errors import CheckpointError, DataError
@@ -86,7 +86,7 @@ def update(bundle: Bundle, checkpoint: Checkpoint, tokenizer: Tokenizer, validat
     reference = sample_reference(checkpoint, texts.with_passages(tokenizer))
     graphs = tuple(measure_graph(bundle.path, graph, checkpoint, tokenizer, reference) for graph in manifest.graphs)
     source = manifest.source.model_copy(update=checkpoint.origin.model_dump(include=CARD_FIELDS))
-    updates = {"graphs": graphs, "flops": checkpoint.flops, "source": source, "int8_texts": digests}
+    updates = {"graphs": graphs, "flops": count_flops(checkpoint), "source": source, "int8_texts": digests}
     new_manifest = Manifest.model_validate(manifest.model_copy(update=updates).model_dump())
     card = model_card(new_manifest, bundle.path, checkpoint.card)
     # each file is replaced as a whole; the manifest comes last, because it is verified

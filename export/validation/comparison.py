@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from bertserve.export.errors import GraphError
 from bertserve.export.progress import parallel_map
-from bertserve.export.validation.served_graph import ModelAnswer, ServedGraph, measure_latency, open_graph
+from bertserve.export.validation.served_graph import GraphAnswer, ServedGraph, measure_latency, open_graph
 from bertserve.service.bundle.graph_spec import Agreement, GraphSpec, LengthParity, Outputs, Precision
 from bertserve.service.errors import BertServeError, EngineError
 from bertserve.service.tasks import attention
@@ -64,9 +64,9 @@ class Reference:
 
     name: str
     requests: Sequence[Any]
-    predictions: Sequence[ModelAnswer | None]
+    predictions: Sequence[GraphAnswer | None]
     fixed_count: int
-    predict: Callable[[Any], ModelAnswer | None] = lambda request: None
+    predict: Callable[[Any], GraphAnswer | None] = lambda request: None
     graphs: Sequence[ServedGraph] = ()
     maps: Sequence[tuple[attention.AttentionInput, NDArray[np.float32]]] = ()
 
@@ -149,21 +149,34 @@ def _standard_deviation(rows: Sequence[RowDifference], name: str) -> float:
 
 
 class Comparison:
-    """The comparison of one graph with a reference, request by request: the samples first, then texts.
+    """The comparison of one graph with a reference: first on samples, for int8 also on ordinary texts, and then on other inputs.
 
-    `expected` is empty without a reference, and for the reference's own graph; `error` says why a request has no answer.
+    `expected` is empty without a reference, and for the reference's own graph; `error` says why an input has no answer.
     """
 
     def __init__(self, served: ServedGraph, reference: Reference) -> None:
+        """Compares the samples, rows in batches with rows alone, and attention; the caller checks the bounds.
+
+        Raises:
+            GraphError: The graph fails on a sample, or has outputs of another shape.
+            BertServeError: The graph cannot answer a sample.
+        """
         self.served, self.reference = served, reference
         self.is_reference = served in reference.graphs
         self.results, self.expected = list[Any](), list[Any]()
-        self.worst_batch_error, self.batch_invariant = 0.0, False
-        self.attention_error: float | None = None
         self.error: str | None = None
         self._samples, self._texts = list[RowDifference](), list[RowDifference]()
+        inputs = reference.requests if served.graph.precision == "int8" else reference.requests[: reference.fixed_count]
+        predictions = parallel_map(partial(predict_sample, served), inputs, "compare answers", unit="samples")
+        alone = list[tuple[Encoding, Outputs]]()
+        for prediction, input_, expected in zip(predictions, inputs, reference.predictions, strict=False):
+            self.add(input_, prediction, expected)
+            alone += zip(prediction.encodings, prediction.rows, strict=True)
+        self.worst_batch_error, self.batch_invariant = _measure_batch_error(served, alone)
+        attention_errors = [_attention_error(served, *weights) for weights in reference.maps]
+        self.attention_error = float(np.max(attention_errors)) if attention_errors else None
 
-    def add(self, request: Any, actual: ModelAnswer, expected: ModelAnswer | None) -> None:
+    def add(self, request: Any, actual: GraphAnswer, expected: GraphAnswer | None) -> None:
         """Adds the graph's answer to a request, and its difference from the reference's; if that has only outputs, they are decoded.
 
         Raises:
@@ -181,6 +194,10 @@ class Comparison:
             rows += [RowDifference.of(*row, request) for row in zip(actual.encodings, expected.rows, actual.rows, strict=True)]
             self.expected.append(self.served.decode(request, expected.rows) if expected.result is None else expected.result)
         self.results.append(actual.result)
+
+    def fail(self, reason: str) -> None:
+        """Records why an input has no answer; `check` raises it."""
+        self.error = reason
 
     def agreement(self, start: int = 0) -> Agreement:
         """Returns the agreement on the requests from `start` on."""
@@ -252,7 +269,7 @@ def measure_graph(folder: Path, graph: GraphSpec, checkpoint: Checkpoint, tokeni
     spec = checkpoint.tokenizer
     try:
         served = open_graph(folder, graph, tokenizer, checkpoint)
-        comparison = compare(served, reference)
+        comparison = Comparison(served, reference)
         comparison.check()
     except BertServeError as error:
         raise GraphError(
@@ -263,26 +280,6 @@ def measure_graph(folder: Path, graph: GraphSpec, checkpoint: Checkpoint, tokeni
     return graph.model_copy(update={"validation": report, "batch_invariant": comparison.batch_invariant})
 
 
-def compare(served: ServedGraph, reference: Reference) -> Comparison:
-    """Compares a graph with a reference, for int8 also on ordinary texts; the caller checks the bounds.
-
-    Raises:
-        GraphError: The graph fails on a request, or has outputs of another shape.
-        BertServeError: The graph cannot answer a request.
-    """
-    requests = reference.requests if served.graph.precision == "int8" else reference.requests[: reference.fixed_count]
-    predictions = parallel_map(partial(predict_sample, served), requests, "compare answers", unit="samples")
-    comparison = Comparison(served, reference)
-    pairs = list[tuple[Encoding, Outputs]]()
-    for prediction, request, expected in zip(predictions, requests, reference.predictions, strict=False):
-        comparison.add(request, prediction, expected)
-        pairs += zip(prediction.encodings, prediction.rows, strict=True)
-    comparison.worst_batch_error, comparison.batch_invariant = measure_batch_error(served, pairs)
-    if reference.maps:
-        comparison.attention_error = float(np.max([_attention_error(served, *weights) for weights in reference.maps]))
-    return comparison
-
-
 def _attention_error(served: ServedGraph, request: attention.AttentionInput, weights: NDArray[np.float32]) -> float:
     [encoding] = next(attention.show_attention(request, TaskModel(served.tokenizer, served.config))).encodings
     if weights.shape[-1] != len(encoding):
@@ -291,7 +288,7 @@ def _attention_error(served: ServedGraph, request: attention.AttentionInput, wei
     return float(np.abs(row[attention.OUTPUT] - weights).max())
 
 
-def measure_batch_error(served: ServedGraph, alone: Sequence[tuple[Encoding, Outputs]]) -> tuple[float, bool]:
+def _measure_batch_error(served: ServedGraph, alone: Sequence[tuple[Encoding, Outputs]]) -> tuple[float, bool]:
     """Compares rows in batches of four neighbors with the same rows run alone.
 
     Returns:
@@ -314,7 +311,7 @@ def measure_batch_error(served: ServedGraph, alone: Sequence[tuple[Encoding, Out
     return worst, bool(largest <= bound and (precision != "int8" or share <= MAX_INT8_SHARE))
 
 
-def predict_sample(served: ServedGraph, request: Any) -> ModelAnswer:
+def predict_sample(served: ServedGraph, request: Any) -> GraphAnswer:
     """Returns a graph's answer to a sample."""
     try:
         return served.predict(request)

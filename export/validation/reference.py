@@ -21,7 +21,7 @@ from bertserve.export.progress import track
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, SAMPLE_TEXTS
 from bertserve.export.validation.comparison import Reference
-from bertserve.export.validation.served_graph import ModelAnswer, sample_requests
+from bertserve.export.validation.served_graph import GraphAnswer, sample_requests
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import EngineError
 from bertserve.service.tasks import attention
@@ -40,7 +40,7 @@ def sample_reference(checkpoint: Checkpoint, texts: SplitTexts | None = None) ->
         fixed = sample_requests(checkpoint, lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]))
         requests = [*fixed, *EXPORT_TASKS[checkpoint.task].int8_requests(texts, spec)]
         predictions = [
-            ModelAnswer((), run_request(checkpoint, request), None) for request in track(requests, "run PyTorch", unit="samples")
+            GraphAnswer((), run_request(checkpoint, request), None) for request in track(requests, "run PyTorch", unit="samples")
         ]
         maps = _sample_attention(checkpoint) if checkpoint.attention_heads else []
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -49,14 +49,14 @@ def sample_reference(checkpoint: Checkpoint, texts: SplitTexts | None = None) ->
             "supported, or the lengths in its configuration are wrong or too short for its task."
         ) from error
 
-    def predict(request: Any) -> ModelAnswer:
+    def predict(request: Any) -> GraphAnswer:
         try:
             rows = run_request(checkpoint, request)
         except ValueError as error:
             raise EngineError(str(error)) from error
         if not all(np.isfinite(values).all() for row in rows for values in row.values()):
             raise EngineError("PyTorch's outputs are not finite.")
-        return ModelAnswer((), rows, None)
+        return GraphAnswer((), rows, None)
 
     return Reference("the checkpoint", requests, predictions, len(fixed), predict, maps=maps)
 

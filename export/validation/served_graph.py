@@ -36,7 +36,7 @@ MAX_FULL_LENGTH = 4096  # in tokens; PyTorch needs attention of length x length 
 
 
 @dataclass(frozen=True)
-class ModelAnswer:
+class GraphAnswer:
     """The answer of a graph to a request: the encodings of its first batch, their outputs, and the result that a client gets.
 
     The answer of a checkpoint has only outputs.
@@ -65,7 +65,7 @@ class ServedGraph:
         """The exporter's record of its task."""
         return EXPORT_TASKS[self.config.task]
 
-    def predict(self, request: Any) -> ModelAnswer:
+    def predict(self, request: Any) -> GraphAnswer:
         """Returns the answer.
 
         Raises:
@@ -81,7 +81,7 @@ class ServedGraph:
             return self._run_alone(encodings) if self.graph.small_outputs else batches[-1][1]
 
         result = self._run(request, execute)
-        return ModelAnswer(*(batches[0] if batches else ((), ())), result)
+        return GraphAnswer(*(batches[0] if batches else ((), ())), result)
 
     def decode(self, request: Any, rows: Sequence[Outputs]) -> Any:
         """Returns the result for a checkpoint's outputs of the first batch.

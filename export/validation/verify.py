@@ -16,9 +16,9 @@ from bertserve.export.errors import DataError, ExportError, GraphError
 from bertserve.export.input_fields import INPUT_KEYS
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.tasks.evaluation import MetricValue
-from bertserve.export.validation.comparison import Comparison, Reference, compare, predict_sample
+from bertserve.export.validation.comparison import Comparison, Reference, predict_sample
 from bertserve.export.validation.labeled_data import read_data
-from bertserve.export.validation.served_graph import ModelAnswer, ServedGraph, open_graph, sample_requests
+from bertserve.export.validation.served_graph import GraphAnswer, ServedGraph, open_graph, sample_requests
 from bertserve.service.bundle.files import Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest
@@ -37,7 +37,7 @@ _STATUS = {True: "ok", False: "FAILED", None: "-"}
 class VerifyOptions:
     """The flags of the command; metrics have their full names. With `module`, the checkpoint is a trusted `FILE:FACTORY`."""
 
-    bundle: Path
+    bundle_folder: Path
     checkpoint: str | None = None
     revision: str | None = None
     module: bool = False
@@ -94,7 +94,7 @@ def verify(options: VerifyOptions, report: VerifyReport) -> None:
         OSError: A file of the checkpoint cannot be read.
     """
     try:
-        bundle = load_bundle(options.bundle.resolve())
+        bundle = load_bundle(options.bundle_folder.resolve())
         tokenizer = Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
     except BertServeError as error:
         report.add("files", False, error.message)
@@ -191,7 +191,7 @@ def _compare_samples(served: ServedGraph, reference: Reference, report: VerifyRe
     """Compares a graph with the reference on samples, and samples in a batch with the same samples run alone."""
     name, graph = f"batches {served.graph.name}", served.graph
     with report.record_failure(name):
-        comparison = compare(served, reference)
+        comparison = Comparison(served, reference)
         worst, claim = comparison.worst_batch_error, "batch-invariant" if graph.batch_invariant else "not batch-invariant"
         detail = f"a row in a batch differs from the row alone by {worst:.1e} at most; the manifest says {claim}"
         metrics = {"worst_batch_error": worst, "batch_invariant": graph.batch_invariant}
@@ -203,7 +203,7 @@ def _compare_samples(served: ServedGraph, reference: Reference, report: VerifyRe
 def _compare_row(comparisons: Sequence[Comparison], reference: Reference, row: Row) -> None:
     """Adds a line of the data to the comparisons of all graphs, with one answer of the reference."""
     where = f"line {row.line} of the data"
-    expected: ModelAnswer | None = None
+    expected: GraphAnswer | None = None
     for comparison in comparisons:
         if comparison.error is not None:
             continue
@@ -216,7 +216,7 @@ def _compare_row(comparisons: Sequence[Comparison], reference: Reference, row: R
         except CallerError as error:
             raise DataError(f"{where} cannot be answered: {error}") from error
         except (EngineError, GraphError) as error:
-            comparison.error = f"{failing} has no answer to {where}: {error}"
+            comparison.fail(f"{failing} has no answer to {where}: {error}")
 
 
 def _check_parity(comparison: Comparison, report: VerifyReport) -> None:

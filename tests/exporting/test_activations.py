@@ -7,9 +7,9 @@ import pytest
 
 from bertserve.export import inference
 from bertserve.export.graph import rewrite
-from bertserve.export.int8 import activations, graph_edits, sensitivity, smoothquant
+from bertserve.export.int8 import activations, graph_edits, quantization_params, sensitivity
 from bertserve.export.int8.activations import observe, observe_tensors
-from bertserve.export.int8.smoothquant import LayerParams
+from bertserve.export.int8.quantization_params import LayerParams
 from bertserve.export.int8_texts import BUILT_IN_TEXTS, read_texts
 from staged import Staged, run
 
@@ -73,8 +73,8 @@ def quantized(staged: Staged, folder: Path) -> dict[str, LayerParams]:
     params = {}
     for x, layer in layers.items():
         weight, bias = layer.arrays()
-        input_params = smoothquant.choose_activation_params(weight, seen[x], smooth=True)
-        params[x] = smoothquant.quantize_weight(weight, bias, seen[x], input_params, use_gptq=False)
+        input_params = quantization_params.choose_activation_params(weight, seen[x], smooth=True)
+        params[x] = quantization_params.quantize_weight(weight, bias, seen[x], input_params, use_gptq=False)
     return params
 
 

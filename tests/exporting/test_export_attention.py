@@ -16,7 +16,7 @@ import tiny
 from bertserve.export import cli
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.errors import GraphError
-from bertserve.export.validation.comparison import compare
+from bertserve.export.validation.comparison import Comparison
 from bertserve.export.validation.reference import sample_reference
 from bertserve.export.validation.served_graph import ServedGraph
 from bertserve.service.bundle.files import Bundle
@@ -159,10 +159,10 @@ def test_weights_that_differ_from_pytorch_fail_the_comparison(tmp_path: Path) ->
     bundle, loaded = with_attention(source), load_checkpoint(str(source), LoadOptions(attentions=True))
     graph, reference = bundle.graph("cpu"), sample_reference(loaded)
     served = ServedGraph(graph, engine_of(bundle), Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer), loaded)
-    compare(served, reference).check()
+    Comparison(served, reference).check()
 
     with pytest.raises(GraphError, match=r"attention weights .* 2\.00e-03"):
-        compare(served, replace(reference, maps=[(request, weights + 2e-3) for request, weights in reference.maps])).check()
+        Comparison(served, replace(reference, maps=[(request, weights + 2e-3) for request, weights in reference.maps])).check()
 
 
 def test_a_manifest_with_other_heads_than_the_graph_is_refused(tmp_path: Path) -> None:

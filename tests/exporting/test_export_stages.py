@@ -16,9 +16,9 @@ from bertserve.export.cpu import fuse
 from bertserve.export.errors import GraphError
 from bertserve.export.int8.quantize import quantize
 from bertserve.export.onnx_trace import trace
-from bertserve.export.validation.comparison import Reference, compare
+from bertserve.export.validation.comparison import Comparison, Reference
 from bertserve.export.validation.reference import sample_reference
-from bertserve.export.validation.served_graph import MAX_FULL_LENGTH, ModelAnswer, ServedGraph, sample_requests
+from bertserve.export.validation.served_graph import MAX_FULL_LENGTH, GraphAnswer, ServedGraph, sample_requests
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import Outputs, Precision
 from bertserve.service.bundle.manifest import TokenizerSpec
@@ -60,7 +60,7 @@ class Stages:
         graph = self.bundle.graph("cpu").model_copy(update={"precision": precision})
         tokenizer = Tokenizer(self.bundle.tokenizer_path, spec or self.bundle.manifest.tokenizer)
         served = ServedGraph(graph, engine or engine_of(self.bundle), tokenizer, self.loaded)
-        comparison = compare(served, reference or self.reference)
+        comparison = Comparison(served, reference or self.reference)
         comparison.check()
         return float(comparison.measured()["worst_abs_error"])
 
@@ -144,7 +144,7 @@ def test_a_fault_in_the_weights_is_caught(stages: Stages, tmp_path: Path, name: 
 def changed(reference: Reference, change: Callable[[int, Array], Array]) -> Reference:
     """Returns a reference with other logits: `change` gets the index of the request and its logits."""
     rows = [[{"logits": change(i, row["logits"])} for row in answer.rows] for i, answer in enumerate(reference.predictions) if answer]
-    return replace(reference, predictions=[ModelAnswer((), outputs, None) for outputs in rows])
+    return replace(reference, predictions=[GraphAnswer((), outputs, None) for outputs in rows])
 
 
 def logits_of(reference: Reference) -> list[Array]:

@@ -23,7 +23,7 @@ NO_REPORT = ValidationReport(samples=0, worst_abs_error=0.0, worst_batch_error=0
 
 
 @dataclass(frozen=True)
-class Artifact:
+class BuiltGraph:
     """An exported graph.
 
     Attributes:
@@ -41,13 +41,13 @@ class Artifact:
     small_outputs: tuple[OutputSpec, ...] = ()
     report: ValidationReport = NO_REPORT
 
-    def with_facts(self, **facts: Any) -> Artifact:
-        """Returns the artifact with other fields of its report."""
-        return replace(self, report=self.report.model_copy(update=facts))
+    def with_report(self, **fields: Any) -> BuiltGraph:
+        """Returns the graph with other fields of its report."""
+        return replace(self, report=self.report.model_copy(update=fields))
 
 
 @dataclass(frozen=True)
-class GraphBuild:
+class GraphBuildInput:
     """The input of a graph builder, a function that yields a provider's graphs one by one; float32 is first, because others need it.
 
     Attributes:

@@ -25,7 +25,7 @@ SAMPLE_ROWS = 512  # on which scales are compared, because each candidate runs o
 
 @dataclass(frozen=True)
 class ActivationParams:
-    """The storage of an activation, as `round(x / smoothing / scale) + zero_point`.
+    """The quantization parameters of an activation, which is stored as `round(x / smoothing / scale) + zero_point`.
 
     Attributes:
         smoothing: Factors of the channels, float32 [channels]; ones for no smoothing.
@@ -53,7 +53,7 @@ class ActivationParams:
         return (1 / self.smoothing).astype(np.float32)
 
     def folded(self) -> ActivationParams:
-        """Returns the same storage for an activation that is already smoothed elsewhere."""
+        """Returns the same parameters for an activation that is already smoothed elsewhere."""
         return replace(self, smoothing=np.ones_like(self.smoothing))
 
     def dequantized(self, rows: Floats) -> Floats:
@@ -69,7 +69,7 @@ class LayerParams:
     """The quantization of an activation and the matrix that reads it. A weight is stored as `round(weight * smoothing / weight_scale)`.
 
     Attributes:
-        input_params: The storage of the activation.
+        input_params: The parameters of the activation.
         weight: The weights, int8 [inputs, outputs].
         weight_scale: Scales of the columns, float32 [outputs].
         bias: The bias, corrected by the mean error of quantization, float32 [outputs].
@@ -106,7 +106,7 @@ def choose_activation_params(weight: Floats, observed: Activations, *, smooth: b
 def _evaluate_candidate(
     smoothing: Floats, clip_ratio: float = 1.0, *, high: Floats, low: Floats, rows: Floats, columns: Floats, expected: Floats
 ) -> ActivationParams:
-    """Returns the storage of an activation with these smoothing factors, whose scale covers a part of the range on the calibration texts.
+    """Returns the quantization parameters of an activation with these smoothing factors, whose scale covers a part of the range on the calibration texts.
 
     Args:
         smoothing: Factors of the channels, float32 [channels].
