@@ -7,7 +7,6 @@ Comprehensions, libraries, generated code, and the search for runs that hang, wh
 import asyncio
 import sys
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,64 +24,53 @@ BODY = b'{"inputs": "A warm, funny and thoroughly engaging film."}'
 REQUEST = b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(BODY), BODY)
 
 
-@dataclass(frozen=True)
-class Call:
-    """A call: the function as `file:line name`, and whether it ran on the thread of the event loop."""
+def count_calls(models: Path) -> list[tuple[str, bool]]:
+    """Returns the calls of one request to a warmed-up service with these models.
 
-    function: str
-    on_loop: bool
+    Each is the function as `file:line name`, and whether it ran on the thread of the event loop.
+    """
+    calls: dict[FrameType, tuple[str, bool]] = {}  # one frame per call; the identity of a kept frame is not reused
+    counting = False
 
-
-class Calls:
-    """The calls of all threads, in order of their start."""
-
-    def __init__(self) -> None:
-        self.frames: dict[FrameType, Call] = {}  # one frame per call; the identity of a kept frame is not reused
-        self.counting = False
-
-    def note(self, frame: FrameType, event: str, _: Any) -> None:
-        """Records a call, as a profile function."""
+    def note(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        if not self.counting or event != "call" or not code.co_filename.startswith(SERVICE):
+        if not counting or event != "call" or not code.co_filename.startswith(SERVICE):
             return
-        if code.co_name not in ("<listcomp>", "<genexpr>", "_tick", "_look") and frame not in self.frames:
-            on_loop = threading.current_thread() is threading.main_thread()
-            self.frames[frame] = Call(f"{code.co_filename.removeprefix(f'{SERVICE}/')}:{code.co_firstlineno} {code.co_qualname}", on_loop)
-
-
-def count_calls(models: Path) -> list[Call]:
-    """Returns the calls of one request to a warmed-up service with these models."""
-    calls = Calls()
+        if code.co_name not in ("<listcomp>", "<genexpr>", "_tick", "_look") and frame not in calls:
+            function = f"{code.co_filename.removeprefix(f'{SERVICE}/')}:{code.co_firstlineno} {code.co_qualname}"
+            calls[frame] = function, threading.current_thread() is threading.main_thread()
 
     async def run() -> None:
+        nonlocal counting
         settings = Settings(models=(models,), allow_implicit_default=True)
         state = build(settings)
-        threading.setprofile(calls.note)  # for threads that start from now on
+        threading.setprofile(note)  # for threads that start from now on
         state.scheduler.start()
         async with listening(Application(state, check_start(settings))) as served, client(served) as (reader, writer):
             for i in range(WARM_UP + 1):
-                calls.counting = i == WARM_UP
-                sys.setprofile(calls.note)
+                counting = i == WARM_UP
+                sys.setprofile(note)
                 writer.write(REQUEST)
                 head = await reader.readuntil(b"\r\n\r\n")
                 assert head.startswith(b"HTTP/1.1 200"), head
                 await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]))
                 await asyncio.sleep(0.05)  # for the work after the response, such as metrics
-            calls.counting = False
+            counting = False
         sys.setprofile(None)
         threading.setprofile(None)
         await state.scheduler.stop(5)
 
     play(run)
-    return list(calls.frames.values())
+    return list(calls.values())
 
 
 def main() -> None:
     calls = count_calls(Path(sys.argv[1]) if sys.argv[1:] else ROOT / "models")
-    for name, made in (("event loop", [c for c in calls if c.on_loop]), ("inference thread", [c for c in calls if not c.on_loop])):
-        print(f"{name}: {len(made)} calls", *(call.function for call in made), "", sep="\n")
-    functions = {call.function for call in calls}
-    print(f"{len(calls)} calls of {len(functions)} functions in {len({function.partition(':')[0] for function in functions})} files")
+    for thread, is_loop in (("event loop", True), ("inference thread", False)):
+        functions = [function for function, on_loop in calls if on_loop is is_loop]
+        print(f"{thread}: {len(functions)} calls", *functions, "", sep="\n")
+    different = {function for function, _ in calls}
+    print(f"{len(calls)} calls of {len(different)} functions in {len({function.partition(':')[0] for function in different})} files")
 
 
 if __name__ == "__main__":
