@@ -101,7 +101,7 @@ class EntityLogits:
 
     Attributes:
         served: The graph.
-        texts: The request of each text, the outputs of its windows, its correct spans, and the words that these consist of.
+        texts: The input of each text, the outputs of its windows, its correct spans, and the words that these consist of.
     """
 
     served: ServedGraph
@@ -113,10 +113,10 @@ class EntityLogits:
         """Returns the entities of all texts, or those with some labels."""
         [scale], _ = parameters
         found, missed = list[tuple[float, bool, int, str]](), 0
-        for example, (request, rows, expected, words) in enumerate(self.texts):
+        for example, (input_, rows, expected, words) in enumerate(self.texts):
             scaled = [{name: values * np.float32(scale) for name, values in row.items()} for row in rows]
             spans = set()
-            for entity in self.served.decode(request, scaled):
+            for entity in self.served.decode(input_, scaled):
                 label = entity["entity_group"]
                 [span] = widen_to_words([(entity["start"], entity["end"], label)], words)
                 if labels is None or label in labels:
@@ -238,12 +238,12 @@ def _read_labels(served: ServedGraph, example: LabeledRow) -> tuple[Any, Any]:
 
 
 def _read_answer(served: ServedGraph, example: LabeledRow) -> tuple[Any, Any]:
-    request, correct = example.row.input, example.correct
+    input_, correct = example.row.input, example.correct
     changes = {"top_k": 1, "handle_impossible_answer": False}
-    answer = served.predict(replace(request, parameters=request.parameters.model_copy(update=changes)))
+    answer = served.predict(replace(input_, parameters=input_.parameters.model_copy(update=changes)))
     nothing, best = 0.0, answer.result
-    if request.parameters.handle_impossible_answer:
-        read = question_answering.windows_of(request, served.tokenizer)
+    if input_.parameters.handle_impossible_answer:
+        read = question_answering.windows_of(input_, served.tokenizer)
         windows = zip(read.encodings, read.token_ranges, answer.rows, strict=True)
         nothing = min(read.probabilities(encoding, len(window), row)[0] for encoding, window, row in windows)
     return (best["score"], nothing), (exact_match(best["answer"], correct) == 1, not correct)

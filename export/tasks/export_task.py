@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Text = TypeVar("Text")
-# a text, a pair, or two lists of equal length for a request with several pairs; and options of the Hugging Face tokenizer
+# a text, a pair, or two lists of equal length for an input with several pairs; and options of the Hugging Face tokenizer
 TokenizerCall = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -35,7 +35,7 @@ class ExportTask:
     """A task that a bundle can have; the methods whose arguments include `tokenizer_spec` get the model's tokenizer.
 
     Attributes:
-        task_spec: The service's task, with its name and the types of requests and results.
+        task_spec: The service's task, with its name and the types of inputs and results.
         head: Suffix of the names of architectures with its head.
         outputs: Outputs of its graphs. A graph with outputs per mask has the positions of masks as an input.
         labeled: Whether the configuration's labels belong to the task.
@@ -76,17 +76,17 @@ class ExportTask:
     def adapt_model(self, model: PreTrainedModel) -> None:
         """Makes a loaded model take rows of [rows, length] and return the outputs of the graphs; most models do so already."""
 
-    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> Any:
-        """Returns a request around a text, of one window if the model is long enough."""
+    def text_input(self, text: str, tokenizer_spec: TokenizerSpec) -> Any:
+        """Returns an input around a text, of one window if the model is long enough."""
         raise NotImplementedError
 
-    def fixed_requests(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
-        """Returns requests of every kind, on which each graph must agree with the checkpoint."""
-        return [self.text_request(text, tokenizer_spec) for text in ["", *SAMPLE_TEXTS, NAMES_TEXT * 5, LONG_TEXT * 30]]
+    def sample_inputs(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
+        """Returns inputs of every kind, on which each graph must agree with the checkpoint."""
+        return [self.text_input(text, tokenizer_spec) for text in ["", *SAMPLE_TEXTS, NAMES_TEXT * 5, LONG_TEXT * 30]]
 
-    def int8_requests(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
-        """Returns a request for each text, passage and pair that validate int8."""
-        return [self.text_request(text, tokenizer_spec) for text in (*texts.lines, *texts.passages)]
+    def validation_inputs(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
+        """Returns an input for each text, passage and pair that validate int8."""
+        return [self.text_input(text, tokenizer_spec) for text in (*texts.lines, *texts.passages)]
 
     def make_singles_and_pairs(
         self, lines: Sequence[Text], passages: Sequence[Text], user_pairs: Sequence[tuple[Text, Text]], tokenizer_spec: TokenizerSpec
@@ -114,12 +114,12 @@ class ExportTask:
         """Returns the body of the stored example. Its result must not depend on rounding, because other CPUs check it."""
         raise NotImplementedError
 
-    def tokenizer_call(self, request: Any, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
-        """Returns the texts of a request, and the options with which the Hugging Face tokenizer reads them.
+    def tokenizer_call(self, input_: Any, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
+        """Returns the texts of an input, and the options with which the Hugging Face tokenizer reads them.
 
-        The defaults are the model's `max_length` and the truncation `longest_first`; a request with a `stride` has several windows.
+        The defaults are the model's `max_length` and the truncation `longest_first`; an input with a `stride` has several windows.
         """
-        return (request.text,), {}
+        return (input_.text,), {}
 
     def agreement_measure(self, config: ModelConfig) -> Measure:
         """Returns what `agreement` measures, which may depend on the model's labels and activation."""
@@ -159,7 +159,7 @@ class ExportTask:
         return None
 
     def data_parameters(self, line_parameters: Sequence[Document], golds: Sequence[Any]) -> list[Document]:
-        """Returns the parameters of the requests for lines of data, from the lines' own parameters and correct answers."""
+        """Returns the parameters of the inputs of lines of data, from the lines' own parameters and correct answers."""
         return list(line_parameters)
 
     def compute_metrics(self, golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, MetricValue]:

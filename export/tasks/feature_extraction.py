@@ -21,17 +21,17 @@ class _FeatureExtraction(ExportTask):
     activation = "none"
     embeds = True
 
-    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> EmbedInput:
+    def text_input(self, text: str, tokenizer_spec: TokenizerSpec) -> EmbedInput:
         return EmbedInput(text)
 
-    def int8_requests(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
+    def validation_inputs(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
         return []
 
     def example(self, tokenizer_spec: TokenizerSpec) -> dict[str, Any]:
         return {"inputs": "The bridge was built in Porto in 1886.", "parameters": {"dimensions": 2, "normalize": True}}
 
-    def tokenizer_call(self, request: EmbedInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
-        return (request.prompt + request.text,), {}
+    def tokenizer_call(self, input_: EmbedInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
+        return (input_.prompt + input_.text,), {}
 
     def agreement_measure(self, config: ModelConfig) -> Measure:
         return "cosine"

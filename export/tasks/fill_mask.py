@@ -36,21 +36,21 @@ class _FillMask(ExportTask):
     gold_keys = ("target",)
     metric_names = (TOP_1,)
 
-    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> FillMaskInput:
+    def text_input(self, text: str, tokenizer_spec: TokenizerSpec) -> FillMaskInput:
         return FillMaskInput(f"{_mask(tokenizer_spec)} {text}")
 
     def example(self, tokenizer_spec: TokenizerSpec) -> dict[str, Any]:
         return {"inputs": f"The king of {_mask(tokenizer_spec)} died in 1066.", "parameters": {"top_k": 1}}
 
-    def fixed_requests(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
+    def sample_inputs(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
         mask = _mask(tokenizer_spec)
         # a token has at least one character, so these texts fit; without its mask, a text would have nothing to compare
         short_texts = [text[: tokenizer_spec.max_length - RESERVED_TOKENS] for text in SAMPLE_TEXTS]
         sides = [(text[: len(text) // 2], text[len(text) // 2 :]) for text in short_texts]
         return [*(FillMaskInput(f"{a} {mask} {b}") for a, b in sides), FillMaskInput(f"A {mask} film with a {mask} cast.")]
 
-    def int8_requests(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
-        """Returns a request for each text, with a mask instead of the word in its middle."""
+    def validation_inputs(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
+        """Returns an input for each text, with a mask instead of the word in its middle."""
         mask = _mask(tokenizer_spec)
         sides = [halves(text) for text in (*(line[: tokenizer_spec.max_length - RESERVED_TOKENS] for line in texts.lines), *texts.passages)]
         return [FillMaskInput(f"{start} {mask} {end.partition(' ')[2]}") for start, end in sides]

@@ -31,7 +31,7 @@ class _MultipleChoice(ExportTask):
     gold_keys = ("label",)
     metric_names = (ACCURACY,)
 
-    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> MultipleChoiceInput:
+    def text_input(self, text: str, tokenizer_spec: TokenizerSpec) -> MultipleChoiceInput:
         return MultipleChoiceInput(text, (SHORT_TEXT, text))
 
     def example(self, tokenizer_spec: TokenizerSpec) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class _MultipleChoice(ExportTask):
         model.register_forward_pre_hook(add_axis, with_kwargs=True)
         encoder.register_forward_pre_hook(restore_inputs, with_kwargs=True)
 
-    def fixed_requests(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
+    def sample_inputs(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
         choices = tuple(SAMPLE_TEXTS[:4])
         return [
             *(MultipleChoiceInput(text, choices) for text in ["", *SAMPLE_TEXTS, LONG_TEXT * 30]),
@@ -72,15 +72,15 @@ class _MultipleChoice(ExportTask):
             MultipleChoiceInput("What was said?", (LONG_TEXT * 20, "nothing"), LONG_TEXT * 8),
         ]
 
-    def int8_requests(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
-        """Returns requests with each text as one of four choices, after the line before the group. A single text would not be a choice."""
+    def validation_inputs(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
+        """Returns inputs with each text as one of four choices, after the line before the group. A single text would not be a choice."""
         lines = texts.lines
         groups = [(i, side[i : i + 4]) for side in (lines, texts.passages) for i in range(0, len(side) - 1, 4)]
         return [MultipleChoiceInput(lines[(i - 1) % len(lines)], group) for i, group in groups]
 
-    def tokenizer_call(self, request: MultipleChoiceInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
+    def tokenizer_call(self, input_: MultipleChoiceInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
         # lists, as in `run_swag`, because transformers would omit an empty second text of a single pair
-        return ([request.first] * len(request.choices), list(request.second_texts)), {}
+        return ([input_.first] * len(input_.choices), list(input_.second_texts)), {}
 
     def read_gold(self, document: Document, config: ModelConfig) -> int | None:
         """Reads `label`: the index of the correct choice, or the choice itself."""

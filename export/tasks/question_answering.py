@@ -32,14 +32,14 @@ class _QuestionAnswering(ExportTask):
     gold_keys = ("answers",)
     metric_names = (EXACT_MATCH, F1)
 
-    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> QuestionAnsweringInput:
+    def text_input(self, text: str, tokenizer_spec: TokenizerSpec) -> QuestionAnsweringInput:
         return QuestionAnsweringInput("Who met whom?", text, QuestionAnsweringParameters(max_seq_len=tokenizer_spec.max_length))
 
     def example(self, tokenizer_spec: TokenizerSpec) -> dict[str, Any]:
         context = "The bridge was built in Porto in 1886 by Eiffel's company."
         return {"inputs": {"question": "Where was the bridge built?", "context": context}}
 
-    def fixed_requests(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
+    def sample_inputs(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
         names = ("Who met Charles Babbage?", "Where is the Royal Society?", "Who was invited, and from where?")
         return [
             *(QuestionAnsweringInput("What was said?", text) for text in [*SAMPLE_TEXTS, LONG_TEXT * 30]),
@@ -47,8 +47,8 @@ class _QuestionAnswering(ExportTask):
             QuestionAnsweringInput(names[0], NAMES_TEXT * 20, QuestionAnsweringParameters(top_k=3)),
         ]
 
-    def int8_requests(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
-        """Returns a request for each text and each passage, with a question about its end, and for each pair."""
+    def validation_inputs(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
+        """Returns an input for each text and each passage, with a question about its end, and for each pair."""
         lines, passages, max_length = texts.lines, texts.passages, tokenizer_spec.max_length
         sides = [halves(line[: max_length - RESERVED_TOKENS]) for line in lines]
         # the question is about the text's end, and begins with the answer; another text after it makes the question harder
@@ -58,12 +58,12 @@ class _QuestionAnswering(ExportTask):
         questions = [f"Who or what {(end or start)[: max(1, max_length // 2 - RESERVED_TOKENS)]}?" for start, end in sides]
         return [QuestionAnsweringInput(*pair) for pair in (*zip(questions, [*contexts, *passages], strict=True), *texts.pairs)]
 
-    def tokenizer_call(self, request: QuestionAnsweringInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
-        length = min(request.parameters.max_seq_len or DEFAULT_SEQ_LEN, tokenizer_spec.max_length)
+    def tokenizer_call(self, input_: QuestionAnsweringInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
+        length = min(input_.parameters.max_seq_len or DEFAULT_SEQ_LEN, tokenizer_spec.max_length)
         options = {"max_length": length, "stride": default_stride(length)}
         if tokenizer_spec.second_text_first:
-            return (request.context, request.question), options | {"truncation": "only_first"}
-        return (request.question, request.context), options | {"truncation": "only_second"}
+            return (input_.context, input_.question), options | {"truncation": "only_first"}
+        return (input_.question, input_.context), options | {"truncation": "only_second"}
 
     def compared_value(self, result: Any, config: ModelConfig) -> Any:
         return {name: _best(result)[name] for name in ("answer", "start", "end")}

@@ -68,10 +68,10 @@ class _TextClassification(ExportTask):
     gold_keys = ("label",)
     metric_names = (ACCURACY, F1, MACRO_F1, MICRO_F1, MATTHEWS, PEARSON, SPEARMAN)
 
-    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> ClassifyInput:
+    def text_input(self, text: str, tokenizer_spec: TokenizerSpec) -> ClassifyInput:
         return ClassifyInput(text, SHORT_TEXT if tokenizer_spec.pairs_only else None)
 
-    def fixed_requests(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
+    def sample_inputs(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
         pairs = [
             ClassifyInput("A man is eating food.", "Someone eats."),
             ClassifyInput("", "only the second text"),
@@ -88,13 +88,13 @@ class _TextClassification(ExportTask):
             *([] if tokenizer_spec.pair is None else pairs),
         ]
 
-    def int8_requests(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
+    def validation_inputs(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
         singles, pairs = self.make_singles_and_pairs(texts.lines, texts.passages, texts.pairs, tokenizer_spec)
         return [*map(ClassifyInput, singles), *(ClassifyInput(*pair) for pair in pairs)]
 
-    def tokenizer_call(self, request: ClassifyInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
-        texts = (request.text, request.text_pair) if request.text_pair else (request.text,)
-        return texts, {"stride": window_stride(request.parameters.stride, tokenizer_spec)} if request.parameters.window else {}
+    def tokenizer_call(self, input_: ClassifyInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
+        texts = (input_.text, input_.text_pair) if input_.text_pair else (input_.text,)
+        return texts, {"stride": window_stride(input_.parameters.stride, tokenizer_spec)} if input_.parameters.window else {}
 
     def example(self, tokenizer_spec: TokenizerSpec) -> dict[str, Any]:
         if tokenizer_spec.pairs_only:

@@ -47,14 +47,14 @@ class _TokenClassification(ExportTask):
     gold_keys = ("entities", "tags")
     metric_names = (ENTITY_F1,)
 
-    def text_request(self, text: str, tokenizer_spec: TokenizerSpec) -> TokenClassificationInput:
+    def text_input(self, text: str, tokenizer_spec: TokenizerSpec) -> TokenClassificationInput:
         return TokenClassificationInput(text)
 
     def example(self, tokenizer_spec: TokenizerSpec) -> dict[str, Any]:
         return {"inputs": "Ada Lovelace wrote to Charles Babbage from London."}
 
-    def tokenizer_call(self, request: TokenClassificationInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
-        return (request.text,), {"stride": window_stride(request.parameters.stride, tokenizer_spec)}
+    def tokenizer_call(self, input_: TokenClassificationInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
+        return (input_.text,), {"stride": window_stride(input_.parameters.stride, tokenizer_spec)}
 
     def agreement_measure(self, config: ModelConfig) -> Measure:
         return "span_f1"
@@ -62,7 +62,7 @@ class _TokenClassification(ExportTask):
     def compared_value(self, result: Any, config: ModelConfig) -> Any:
         return result_spans(result)
 
-    def fixed_requests(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
+    def sample_inputs(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
         stride = min(64, tokenizer_spec.max_length // 8)
         return [
             *(TokenClassificationInput(text) for text in [*SAMPLE_TEXTS, NAMES_TEXT * 5]),

@@ -1,7 +1,7 @@
 """The comparison of a graph with a reference, which is the checkpoint in PyTorch or the bundle's float32 graph, and its bounds.
 
 It is used at export, by `verify --checkpoint` and by `verify --data`. The bounds depend only on the graph's entry in the manifest, so that
-`verify` accepts on the same requests what the export accepted.
+`verify` accepts on the same inputs what the export accepted.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ class Reference:
 
     Attributes:
         name: Its name in reports; empty if it has no answers, so that only rows in batches are compared with rows alone.
-        requests: The fixed samples for graphs of each precision, and then ordinary texts for int8.
-        predictions: Its answer to each request, or None.
+        inputs: The fixed samples for graphs of each precision, and then ordinary texts for int8.
+        predictions: Its answer to each input, or None.
         fixed_count: Number of the fixed samples.
-        predict: Returns its answer to another request. It raises EngineError if it has none.
+        predict: Returns its answer to another input. It raises EngineError if it has none.
         graphs: The graphs whose answers these are; empty for the checkpoint.
         maps: Requests for attention with their weights, float32 [maps, length, length].
     """
 
     name: str
-    requests: Sequence[Any]
+    inputs: Sequence[Any]
     predictions: Sequence[GraphAnswer | None]
     fixed_count: int
-    predict: Callable[[Any], GraphAnswer | None] = lambda request: None
+    predict: Callable[[Any], GraphAnswer | None] = lambda input_: None
     graphs: Sequence[ServedGraph] = ()
     maps: Sequence[tuple[attention.AttentionInput, NDArray[np.float32]]] = ()
 
@@ -97,17 +97,17 @@ class RowDifference(NamedTuple):
         largest: The reference's largest magnitude.
         tokens: Number of tokens.
         sums: By output.
-        request: The request of the row; None for a row in a batch.
+        input: The input of the row; None for a row in a batch.
     """
 
     error: float
     largest: float
     tokens: int
     sums: Mapping[str, OutputSums]
-    request: Any = None
+    input: Any = None
 
     @classmethod
-    def of(cls, encoding: Encoding, expected: Outputs, actual: Outputs, request: Any = None) -> RowDifference:
+    def of(cls, encoding: Encoding, expected: Outputs, actual: Outputs, input_: Any = None) -> RowDifference:
         """Returns the difference of two rows with the same shapes."""
         sums = {}
         for name, output in expected.items():
@@ -117,7 +117,7 @@ class RowDifference(NamedTuple):
             sums[name] = OutputSums(values.size, float(values.sum()), float(values @ values), float(errors @ errors), largest_error)
         error = np.max([0.0, *(part.largest_error for part in sums.values())])  # Python's `max` may ignore a NaN
         largest = np.max([0.0, *(np.abs(output).max(initial=0.0) for output in expected.values())])
-        return cls(float(error), float(largest), len(encoding), sums, request)
+        return cls(float(error), float(largest), len(encoding), sums, input_)
 
     @property
     def scaled_error(self) -> float:
@@ -166,7 +166,7 @@ class Comparison:
         self.results, self.expected = list[Any](), list[Any]()
         self.error: str | None = None
         self._samples, self._texts = list[RowDifference](), list[RowDifference]()
-        inputs = reference.requests if served.graph.precision == "int8" else reference.requests[: reference.fixed_count]
+        inputs = reference.inputs if served.graph.precision == "int8" else reference.inputs[: reference.fixed_count]
         predictions = parallel_map(partial(predict_sample, served), inputs, "compare answers", unit="samples")
         alone = list[tuple[Encoding, Outputs]]()
         for prediction, input_, expected in zip(predictions, inputs, reference.predictions, strict=False):
@@ -176,8 +176,8 @@ class Comparison:
         attention_errors = [_attention_error(served, *weights) for weights in reference.maps]
         self.attention_error = float(np.max(attention_errors)) if attention_errors else None
 
-    def add(self, request: Any, actual: GraphAnswer, expected: GraphAnswer | None) -> None:
-        """Adds the graph's answer to a request, and its difference from the reference's; if that has only outputs, they are decoded.
+    def add(self, input_: Any, actual: GraphAnswer, expected: GraphAnswer | None) -> None:
+        """Adds the graph's answer to an input, and its difference from the reference's; if that has only outputs, they are decoded.
 
         Raises:
             GraphError: Their numbers or shapes differ.
@@ -188,11 +188,11 @@ class Comparison:
             if shapes[0] != shapes[1]:
                 raise GraphError(
                     f"{len(shapes[1])} windows, with the shapes {shapes[1]}, but the reference has {shapes[0]} for {len(shapes[0])}: "
-                    f"{_describe(request)}."
+                    f"{_describe(input_)}."
                 )
             rows = self._samples if len(self.results) < self.reference.fixed_count else self._texts
-            rows += [RowDifference.of(*row, request) for row in zip(actual.encodings, expected.rows, actual.rows, strict=True)]
-            self.expected.append(self.served.decode(request, expected.rows) if expected.result is None else expected.result)
+            rows += [RowDifference.of(*row, input_) for row in zip(actual.encodings, expected.rows, actual.rows, strict=True)]
+            self.expected.append(self.served.decode(input_, expected.rows) if expected.result is None else expected.result)
         self.results.append(actual.result)
 
     def fail(self, reason: str) -> None:
@@ -200,7 +200,7 @@ class Comparison:
         self.error = reason
 
     def agreement(self, start: int = 0) -> Agreement:
-        """Returns the agreement on the requests from `start` on."""
+        """Returns the agreement on the inputs from `start` on."""
         return self.served.task.agreement(self.expected[start:], self.results[start:], self.served.config)
 
     def measured(self) -> dict[str, Any]:
@@ -229,12 +229,12 @@ class Comparison:
         precision = self.served.graph.precision
         worst = max(self._samples + self._texts, key=lambda row: row.scaled_error, default=None)
         if worst is not None and precision == "int8":
-            self._check_int8(_describe(worst.request))
+            self._check_int8(_describe(worst.input))
         elif worst is not None and worst.scaled_error > MAX_ABS_ERROR[precision]:
             raise GraphError(
                 f"{precision} outputs differ by {worst.error:.2e}, over the limit of {MAX_ABS_ERROR[precision]:.0e} or "
                 f"{MAX_ABS_ERROR[precision] / TRAINED_LARGEST:.0e} of the row's largest output, which is {worst.largest:.3g}: "
-                f"{_describe(worst.request)}."
+                f"{_describe(worst.input)}."
             )
         if precision == "fp32" and self.attention_error is not None and not self.attention_error <= MAX_ATTENTION_ERROR:
             raise GraphError(
@@ -280,8 +280,8 @@ def measure_graph(folder: Path, graph: GraphSpec, checkpoint: Checkpoint, tokeni
     return graph.model_copy(update={"validation": report, "batch_invariant": comparison.batch_invariant})
 
 
-def _attention_error(served: ServedGraph, request: attention.AttentionInput, weights: NDArray[np.float32]) -> float:
-    [encoding] = next(attention.show_attention(request, TaskModel(served.tokenizer, served.config))).encodings
+def _attention_error(served: ServedGraph, input_: attention.AttentionInput, weights: NDArray[np.float32]) -> float:
+    [encoding] = next(attention.show_attention(input_, TaskModel(served.tokenizer, served.config))).encodings
     if weights.shape[-1] != len(encoding):
         raise GraphError(f"a text has {len(encoding)} tokens, but {weights.shape[-1]} with the checkpoint's tokenizer.")
     [row] = served.engine.run([encoding])
@@ -311,18 +311,18 @@ def _measure_batch_error(served: ServedGraph, alone: Sequence[tuple[Encoding, Ou
     return worst, bool(largest <= bound and (precision != "int8" or share <= MAX_INT8_SHARE))
 
 
-def predict_sample(served: ServedGraph, request: Any) -> GraphAnswer:
+def predict_sample(served: ServedGraph, input_: Any) -> GraphAnswer:
     """Returns a graph's answer to a sample."""
     try:
-        return served.predict(request)
+        return served.predict(input_)
     except EngineError as error:
         reason = (str(error.__cause__ or error).splitlines() or [""])[0]
         # a traced graph cannot follow code that depends on the length or the values of a text
-        raise GraphError(f"the graph fails on a text that its reference answers: {_describe(request)}. {reason[:300]}") from error
+        raise GraphError(f"the graph fails on a text that its reference answers: {_describe(input_)}. {reason[:300]}") from error
 
 
-def _describe(request: Any) -> str:
-    texts = [getattr(request, name, None) for name in ("text", "text_pair", "question", "context")]
+def _describe(input_: Any) -> str:
+    texts = [getattr(input_, name, None) for name in ("text", "text_pair", "question", "context")]
     return " + ".join(f"{text[:60]!r} ({len(text)} characters)" for text in texts if text is not None)
 
 

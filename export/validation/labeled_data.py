@@ -24,7 +24,7 @@ def read_data(path: Path, manifest: Manifest) -> tuple[list[Row], list[Any]]:
     """Reads JSON Lines: `{"inputs": ..., "parameters"?: ...}` as for the service, or the fields of one input, with the correct answer.
 
     Returns:
-        The rows with their requests, and the correct answer of each as read by the task, or None.
+        The rows with their inputs, and the correct answer of each as read by the task, or None.
 
     Raises:
         DataError: The file cannot be read, or a line is invalid; the message has its number.
@@ -52,15 +52,15 @@ def read_data(path: Path, manifest: Manifest) -> tuple[list[Row], list[Any]]:
             raise ValueError("`parameters` must be an object.")
         return parameters
 
-    def read_request(row: Row, parameters: Document) -> Any:
+    def read_row(row: Row, parameters: Document) -> Any:
         inputs = read_input(dict(row.values))
         if isinstance(inputs, list):
             raise ValueError("`inputs` is a list; give one input per line.")
-        [request] = read_body(task, {"inputs": inputs, "parameters": parameters}).task_inputs(manifest)
-        return request
+        [input_] = read_body(task, {"inputs": inputs, "parameters": parameters}).task_inputs(manifest)
+        return input_
 
     parameters = [on_line(row, read_parameters, row) for row in rows]
     golds = [on_line(row, task.read_gold, row.values, manifest) for row in rows]
     for row, values in zip(rows, task.data_parameters(parameters, golds), strict=True):
-        row.input = on_line(row, read_request, row, values)
+        row.input = on_line(row, read_row, row, values)
     return rows, golds

@@ -21,7 +21,7 @@ from bertserve.export.progress import track
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, SAMPLE_TEXTS
 from bertserve.export.validation.comparison import Reference
-from bertserve.export.validation.served_graph import GraphAnswer, sample_requests
+from bertserve.export.validation.served_graph import GraphAnswer, model_sample_inputs
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import EngineError
 from bertserve.service.tasks import attention
@@ -37,11 +37,9 @@ def sample_reference(checkpoint: Checkpoint, texts: SplitTexts | None = None) ->
     texts = texts or SplitTexts()
     texts = replace(texts, passages=tuple(passage for passage in texts.passages if passage not in texts.lines))
     try:
-        fixed = sample_requests(checkpoint, lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]))
-        requests = [*fixed, *EXPORT_TASKS[checkpoint.task].int8_requests(texts, spec)]
-        predictions = [
-            GraphAnswer((), run_request(checkpoint, request), None) for request in track(requests, "run PyTorch", unit="samples")
-        ]
+        fixed = model_sample_inputs(checkpoint, lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]))
+        inputs = [*fixed, *EXPORT_TASKS[checkpoint.task].validation_inputs(texts, spec)]
+        predictions = [GraphAnswer((), run_input(checkpoint, input_), None) for input_ in track(inputs, "run PyTorch", unit="samples")]
         maps = _sample_attention(checkpoint) if checkpoint.attention_heads else []
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise GraphError(
@@ -49,21 +47,21 @@ def sample_reference(checkpoint: Checkpoint, texts: SplitTexts | None = None) ->
             "supported, or the lengths in its configuration are wrong or too short for its task."
         ) from error
 
-    def predict(request: Any) -> GraphAnswer:
+    def predict(input_: Any) -> GraphAnswer:
         try:
-            rows = run_request(checkpoint, request)
+            rows = run_input(checkpoint, input_)
         except ValueError as error:
             raise EngineError(str(error)) from error
         if not all(np.isfinite(values).all() for row in rows for values in row.values()):
             raise EngineError("PyTorch's outputs are not finite.")
         return GraphAnswer((), rows, None)
 
-    return Reference("the checkpoint", requests, predictions, len(fixed), predict, maps=maps)
+    return Reference("the checkpoint", inputs, predictions, len(fixed), predict, maps=maps)
 
 
-def run_request(checkpoint: Checkpoint, request: Any) -> list[Outputs]:
-    """Returns the outputs of each window of a request in PyTorch; windows run alone, because they change each other in some models."""
-    texts, options = EXPORT_TASKS[checkpoint.task].tokenizer_call(request, checkpoint.tokenizer)
+def run_input(checkpoint: Checkpoint, input_: Any) -> list[Outputs]:
+    """Returns the outputs of each window of an input in PyTorch; windows run alone, because they change each other in some models."""
+    texts, options = EXPORT_TASKS[checkpoint.task].tokenizer_call(input_, checkpoint.tokenizer)
     return [_run_window(checkpoint, window) for window in _windows(checkpoint, texts, options)]
 
 
@@ -118,6 +116,6 @@ def _sample_attention(checkpoint: Checkpoint) -> list[tuple[attention.AttentionI
             weights = checkpoint.model(**{spec.name: batch[spec.name] for spec in checkpoint.inputs if spec.name in batch})["attentions"]
         order = np.random.default_rng(0).permutation(len(all_heads))[: attention.MAX_VALUES // length**2]
         maps = [all_heads[i] for i in sorted(order)]
-        request = attention.AttentionInput(parts[0], parts[1] if len(parts) > 1 else None, maps)
-        samples.append((request, np.stack([weights[layer][0, head].numpy() for layer, head in maps])))
+        input_ = attention.AttentionInput(parts[0], parts[1] if len(parts) > 1 else None, maps)
+        samples.append((input_, np.stack([weights[layer][0, head].numpy() for layer, head in maps])))
     return samples

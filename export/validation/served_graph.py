@@ -1,4 +1,4 @@
-"""A graph that answers requests as the service does, with its reader, tokenizer, engine and decoder; its speed; the samples to answer."""
+"""A graph that answers inputs as the service does, with its reader, tokenizer, engine and decoder; its speed; the samples to answer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAX_FULL_LENGTH = 4096  # in tokens; PyTorch needs attention of length x length 
 
 @dataclass(frozen=True)
 class GraphAnswer:
-    """The answer of a graph to a request: the encodings of its first batch, their outputs, and the result that a client gets.
+    """The answer of a graph to an input: the encodings of its first batch, their outputs, and the result that a client gets.
 
     The answer of a checkpoint has only outputs.
     """
@@ -49,7 +49,7 @@ class GraphAnswer:
 
 @dataclass(frozen=True, eq=False)
 class ServedGraph:
-    """A graph with the tokenizer, engine and task that answer requests; each encoding runs in its own batch.
+    """A graph with the tokenizer, engine and task that give its answers; each encoding runs in its own batch.
 
     `provider` can differ from the graph's.
     """
@@ -65,11 +65,11 @@ class ServedGraph:
         """The exporter's record of its task."""
         return EXPORT_TASKS[self.config.task]
 
-    def predict(self, request: Any) -> GraphAnswer:
+    def predict(self, input_: Any) -> GraphAnswer:
         """Returns the answer.
 
         Raises:
-            CallerError: The task cannot answer the request.
+            CallerError: The task cannot answer the input.
             EngineError: A run fails.
         """
         batches: list[tuple[Sequence[Encoding], Sequence[Outputs]]] = []
@@ -80,10 +80,10 @@ class ServedGraph:
             # the checkpoint has only the whole outputs, but the service decodes the small ones
             return self._run_alone(encodings) if self.graph.small_outputs else batches[-1][1]
 
-        result = self._run(request, execute)
+        result = self._run(input_, execute)
         return GraphAnswer(*(batches[0] if batches else ((), ())), result)
 
-    def decode(self, request: Any, rows: Sequence[Outputs]) -> Any:
+    def decode(self, input_: Any, rows: Sequence[Outputs]) -> Any:
         """Returns the result for a checkpoint's outputs of the first batch.
 
         Raises:
@@ -98,18 +98,18 @@ class ServedGraph:
                 )
             return batches.pop()
 
-        return self._run(request, execute)
+        return self._run(input_, execute)
 
     def _run_alone(self, encodings: Sequence[Encoding]) -> Sequence[Outputs]:
         return [row for encoding in encodings for row in self.engine.run([encoding])]
 
-    def _run(self, request: Any, execute: Callable[[Sequence[Encoding]], Sequence[Outputs]]) -> Any:
-        return to_plain(run_all(self.task.task_spec.function(request, TaskModel(self.tokenizer, self.config)), execute))
+    def _run(self, input_: Any, execute: Callable[[Sequence[Encoding]], Sequence[Outputs]]) -> Any:
+        return to_plain(run_all(self.task.task_spec.function(input_, TaskModel(self.tokenizer, self.config)), execute))
 
     def predict_body(self, document: Mapping[str, Any]) -> Any:
         """Returns the response of the HTTP API to a request body."""
         body = read_body(self.task, document)
-        return body.to_response([self.predict(request).result for request in body.task_inputs(self.config)])
+        return body.to_response([self.predict(input_).result for input_ in body.task_inputs(self.config)])
 
 
 def read_body(task: ExportTask, document: Mapping[str, Any]) -> TaskBody:
@@ -145,22 +145,22 @@ def measure_latency(engine: OnnxEngine, *, max_length: int, pad_id: int) -> Spee
     return Speed(cpu=cpu_name(), instructions=cpu_instructions(), threads=1, timings=timings)
 
 
-def sample_requests(config: Manifest | Checkpoint, count: Callable[[str], int] | None = None) -> list[Any]:
-    """Returns the fixed requests of a model's task, and requests for its own added tokens and prompts.
+def model_sample_inputs(config: Manifest | Checkpoint, count: Callable[[str], int] | None = None) -> list[Any]:
+    """Returns the sample inputs of a model's task, and inputs for its own added tokens and prompts.
 
-    With `count`, which counts tokens, the last request has the model's maximum length, but at most about `MAX_FULL_LENGTH` tokens.
+    With `count`, which counts tokens, the last input has the model's maximum length, but at most about `MAX_FULL_LENGTH` tokens.
     """
     task, spec = EXPORT_TASKS[config.task], config.tokenizer
-    requests = task.fixed_requests(spec)
+    inputs = task.sample_inputs(spec)
     tokens = [token.token for token in spec.added_tokens][:512]  # some tokenizers have thousands
     step = max(1, min(16, spec.max_length // 8))
     for start in range(0, len(tokens), step):
         text = " met ".join(f"{token} Ada {token}" for token in tokens[start : start + step])
-        requests.append(task.text_request(text, spec))
+        inputs.append(task.text_input(text, spec))
     prompts = config.embedding.prompts.values() if config.embedding else ()
-    requests += [replace(task.text_request(SHORT_TEXT, spec), prompt=prompt) for prompt in prompts]
+    inputs += [replace(task.text_input(SHORT_TEXT, spec), prompt=prompt) for prompt in prompts]
     if not any(isinstance(part, SpecialPart) for part in spec.single):
-        requests = [request for request in requests if request.chars]  # an empty text has no tokens, and no answer
+        inputs = [input_ for input_ in inputs if input_.chars]  # an empty text has no tokens, and no answer
     if count is not None:
         length = min(spec.max_length, MAX_FULL_LENGTH)
         # at the model's own length, the text is longer, so that it is cut; at a shorter length, where nothing is cut, it leaves space for
@@ -168,8 +168,8 @@ def sample_requests(config: Manifest | Checkpoint, count: Callable[[str], int] |
         target_length = length + length // 4 if length == spec.max_length else length - 32
         words = list(itertools.islice(itertools.cycle((NAMES_TEXT + LONG_TEXT).split()), length))
         text = " ".join(words[: length * target_length // count(" ".join(words))])
-        requests.append(task.text_request(text, spec))
+        inputs.append(task.text_input(text, spec))
     if config.embedding is None:
-        return requests
-    bundle_request = embed.resolve(embed.EmbedParameters(), config)  # with the bundle's pooling and layers
-    return [replace(bundle_request, text=request.text, prompt=request.prompt) for request in requests]
+        return inputs
+    bundle_input = embed.resolve(embed.EmbedParameters(), config)  # with the bundle's pooling and layers
+    return [replace(bundle_input, text=input_.text, prompt=input_.prompt) for input_ in inputs]

@@ -18,7 +18,7 @@ from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.tasks.evaluation import MetricValue
 from bertserve.export.validation.comparison import Comparison, Reference, predict_sample
 from bertserve.export.validation.labeled_data import read_data
-from bertserve.export.validation.served_graph import GraphAnswer, ServedGraph, open_graph, sample_requests
+from bertserve.export.validation.served_graph import GraphAnswer, ServedGraph, model_sample_inputs, open_graph
 from bertserve.service.bundle.files import Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest
@@ -175,7 +175,7 @@ def _check_example(served: ServedGraph, manifest: Manifest, report: VerifyReport
 
 def _choose_reference(manifest: Manifest, graphs: Sequence[ServedGraph], *, on_data: bool) -> Reference:
     """Returns the float32 graph for data, unless it is the only graph; otherwise a reference without answers."""
-    samples = sample_requests(manifest)
+    samples = model_sample_inputs(manifest)
     fp32 = next((served for served in graphs if served.graph.precision == "fp32"), None)
     if fp32 is None or len(graphs) == 1 or not on_data:
         return Reference("", samples, [None] * len(samples), len(samples))
@@ -183,7 +183,7 @@ def _choose_reference(manifest: Manifest, graphs: Sequence[ServedGraph], *, on_d
     reference_graphs = [
         served for served in graphs if served is fp32 or (served.graph.file == fp32.graph.file and served.provider == "cpu")
     ]
-    predictions = [predict_sample(fp32, request) for request in samples]
+    predictions = [predict_sample(fp32, input_) for input_ in samples]
     return Reference("the fp32 graph", samples, predictions, len(samples), predict=fp32.predict, graphs=reference_graphs)
 
 

@@ -18,7 +18,7 @@ from bertserve.export.int8.quantize import quantize
 from bertserve.export.onnx_trace import trace
 from bertserve.export.validation.comparison import Comparison, Reference
 from bertserve.export.validation.reference import sample_reference
-from bertserve.export.validation.served_graph import MAX_FULL_LENGTH, GraphAnswer, ServedGraph, sample_requests
+from bertserve.export.validation.served_graph import MAX_FULL_LENGTH, GraphAnswer, ServedGraph, model_sample_inputs
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import Outputs, Precision
 from bertserve.service.bundle.manifest import TokenizerSpec
@@ -108,7 +108,7 @@ def test_one_sample_has_the_models_maximum_length(tmp_path: Path, task: str, pos
     def count(text: str) -> int:
         return len(checkpoint.hf_tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    longest = sample_requests(checkpoint, count)[-1]
+    longest = model_sample_inputs(checkpoint, count)[-1]
     tokens = count(getattr(longest, "context", None) or longest.text)
     if positions <= MAX_FULL_LENGTH:
         encodings = encode(TASKS[task], longest, service_tokenizer(checkpoint, tmp_path), checkpoint).encodings
@@ -165,7 +165,7 @@ def test_the_limit_grows_with_large_logits(stages: Stages) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_a_nan_output_of_the_checkpoint_is_caught(stages: Stages, precision: Precision) -> None:
-    last = len(stages.reference.requests) - 1
+    last = len(stages.reference.inputs) - 1
     reference = changed(stages.reference, lambda i, logits: logits * np.float32("nan") if i == last else logits)
 
     with pytest.raises(GraphError, match=f"{precision} .*nan"):

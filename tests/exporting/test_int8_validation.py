@@ -51,9 +51,9 @@ def test_validation_texts_change_neither_the_int8_graph_nor_its_gate(source: Pat
 def test_a_classifier_is_also_validated_on_pairs(manifest: Manifest) -> None:
     """Every second text is also sent as a pair with another text. If there are pairs, no others are formed."""
     task, tokenizer = EXPORT_TASKS["text-classification"], manifest.tokenizer
-    mixed = task.int8_requests(SplitTexts(("one", "two")), tokenizer)
-    own = task.int8_requests(SplitTexts(("alone",), pairs=(("a", "b"),)), tokenizer)
-    questions = EXPORT_TASKS["question-answering"].int8_requests(SplitTexts(pairs=(("Who?", "He."),)), tokenizer)
+    mixed = task.validation_inputs(SplitTexts(("one", "two")), tokenizer)
+    own = task.validation_inputs(SplitTexts(("alone",), pairs=(("a", "b"),)), tokenizer)
+    questions = EXPORT_TASKS["question-answering"].validation_inputs(SplitTexts(pairs=(("Who?", "He."),)), tokenizer)
 
     assert [classify.ClassifyInput("one"), classify.ClassifyInput("two"), classify.ClassifyInput("two", "one")] == mixed
     assert [classify.ClassifyInput("alone"), classify.ClassifyInput("a", "b")] == own

@@ -11,7 +11,7 @@ from transformers import T5Config
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.tasks import feature_extraction
-from bertserve.export.validation.reference import run_request
+from bertserve.export.validation.reference import run_input
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import classify, embed, similarity
 from bertserve.service.tasks.catalog import TASKS
@@ -56,7 +56,7 @@ def in_pytorch(checkpoint: Checkpoint, folder: Path, body: dict[str, Any], task:
     """Returns the response to a request body, with the outputs of the checkpoint in PyTorch."""
     model = TaskModel(service_tokenizer(checkpoint, folder), checkpoint)
     requests = TASKS[task].body(**body).task_inputs(checkpoint)
-    rows = [run_request(checkpoint, request) for request in requests]
+    rows = [run_input(checkpoint, request) for request in requests]
     runs = [TASKS[task].function(request, model) for request in requests]
     return [to_plain(run_all(each, lambda _, windows=windows: windows)) for each, windows in zip(runs, rows, strict=True)]
 
