@@ -80,14 +80,12 @@ def _pad_right(feed: Feed, inputs: Sequence[InputSpec], *, pad_id: int, tokens: 
 
 def build_for_tensorrt(build_input: GraphBuildInput, precisions: Sequence[Precision]) -> Iterator[BuiltGraph]:
     """Creates one float32 graph for all precisions: TensorRT itself fuses it and converts it to half precision."""
-    fp32 = build_input.folder / "model.tensorrt.fp32.onnx"
+    checkpoint, fp32 = build_input.checkpoint, build_input.folder / "model.tensorrt.fp32.onnx"
     description = f"{build_input.description}, standard operators, for TensorRT to fuse"
     description += "; fp16 is TensorRT's own" if "fp16" in precisions else ""
-    built_graph = BuiltGraph(
-        build_input.traced, "tensorrt", "fp32", description, build_input.checkpoint.inputs, _plan_for("tensorrt", build_input.checkpoint)
-    )
+    built_graph = BuiltGraph(build_input.traced, "tensorrt", "fp32", description, checkpoint.inputs, _plan_for("tensorrt", checkpoint))
     with stage("optimize", "tensorrt"):
-        graph = add_small_outputs(built_graph, fp32, build_input.checkpoint)
+        graph = add_small_outputs(built_graph, fp32, checkpoint)
     for precision in dict.fromkeys(("fp32", *precisions)):
         yield replace(graph, precision=precision)
 

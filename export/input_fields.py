@@ -9,7 +9,6 @@ from bertserve.service.errors import SHOWN_CHARS, did_you_mean
 Document = dict[str, Any]
 # the names of the two texts of a pair, in this project and in the data sets of GLUE
 PAIRS = (("text", "text_pair"), ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "sentence"))
-
 # the keys of a line of data that contain its input
 INPUT_KEYS = frozenset({"inputs", "parameters", "question", "prompt", "context", "choices", "text", "sentence", "tokens"}.union(*PAIRS))
 

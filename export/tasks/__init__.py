@@ -17,14 +17,5 @@ from bertserve.export.tasks import (
 from bertserve.export.tasks.export_task import ExportTask
 
 # an architecture belongs to the first task with a matching suffix, so "Model" is last
-EXPORT_TASKS: dict[str, ExportTask] = {
-    task.name: task
-    for task in (
-        text_classification.EXPORT_TASK,
-        token_classification.EXPORT_TASK,
-        question_answering.EXPORT_TASK,
-        fill_mask.EXPORT_TASK,
-        multiple_choice.EXPORT_TASK,
-        feature_extraction.EXPORT_TASK,
-    )
-}
+_MODULES = (text_classification, token_classification, question_answering, fill_mask, multiple_choice, feature_extraction)
+EXPORT_TASKS: dict[str, ExportTask] = {module.EXPORT_TASK.name: module.EXPORT_TASK for module in _MODULES}

@@ -74,9 +74,8 @@ class _MultipleChoice(ExportTask):
 
     def validation_inputs(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
         """Returns inputs with each text as one of four choices, after the line before the group. A single text would not be a choice."""
-        lines = texts.lines
-        groups = [(i, side[i : i + 4]) for side in (lines, texts.passages) for i in range(0, len(side) - 1, 4)]
-        return [MultipleChoiceInput(lines[(i - 1) % len(lines)], group) for i, group in groups]
+        groups = [(i, side[i : i + 4]) for side in (texts.lines, texts.passages) for i in range(0, len(side) - 1, 4)]
+        return [MultipleChoiceInput(texts.lines[(i - 1) % len(texts.lines)], group) for i, group in groups]
 
     def tokenizer_call(self, input_: MultipleChoiceInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
         # lists, as in `run_swag`, because transformers would omit an empty second text of a single pair
