@@ -64,8 +64,7 @@ def quantize(
         max_error: Maximum difference of its outputs from the float graph's, by `inference.rms_error`.
 
     Returns:
-        Quantized operators, and operators that partly or wholly stay in float, or were rounded to nearest because of too few texts ->
-        count, without zeros; and the difference of the outputs from the float graph's on the gate's texts.
+        Operators by kind, as in docs/reference/manifest.md -> count, without zeros; and the error of the outputs on the gate's texts.
 
     Raises:
         GraphError: There is no matrix to quantize, or the error is too large with any matrix in int8.
@@ -79,17 +78,14 @@ def quantize(
     activation_params = _choose_activation_params(layers, observed)
     shared_inputs = {tensor for group in rewrite.group_by_weight(layers) for tensor in group}
     # for attention outputs smoothing is free, and they are never split, so their sensitivity does not matter
-    attention_outputs = {node.outputs[0].name for node in model.graph if node.op_type == "MultiHeadAttention"}
-    changeable_layers = {tensor: layer for tensor, layer in layers.items() if tensor not in attention_outputs | shared_inputs}
-    sensitivities: dict[str, float] = {}
-    if changeable_layers:
-        nearest_params = _quantize_weights(changeable_layers, observed, activation_params, use_gptq=False)
-        sensitivities = sensitivity.measure(model, nearest_params, instrumented, feeds, limits=(SPLIT_ABOVE, SMOOTH_ABOVE))
+    fixed_inputs = shared_inputs | {node.outputs[0].name for node in model.graph if node.op_type == "MultiHeadAttention"}
+    changeable_layers = {tensor: layer for tensor, layer in layers.items() if tensor not in fixed_inputs}
+    nearest_params = _quantize_weights(changeable_layers, observed, activation_params, use_gptq=False)
+    sensitivities = sensitivity.measure(model, nearest_params, instrumented, feeds, limits=(SPLIT_ABOVE, SMOOTH_ABOVE))
     onnx_files.remove(instrumented)
     sensitive_inputs = [tensor for tensor, share in sensitivities.items() if share > SPLIT_ABOVE]
     insensitive_inputs = {tensor for tensor, share in sensitivities.items() if share < SMOOTH_ABOVE}
-    smoothed_params = {tensor: params for tensor, params in activation_params.items() if params.is_smoothed}
-    multipliers = {tensor: params.multiplier for tensor, params in smoothed_params.items() if tensor not in shared_inputs}
+    multipliers = {name: each.multiplier for name, each in activation_params.items() if each.is_smoothed and name not in shared_inputs}
     for tensor in graph_edits.fold_smoothing(model.graph, multipliers):
         observed[tensor], activation_params[tensor] = observed[tensor].scaled(multipliers[tensor]), activation_params[tensor].folded()
     units, inputs = _split_outliers(model.graph, sensitive_inputs, observed)

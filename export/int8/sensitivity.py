@@ -36,6 +36,8 @@ def measure(
     int8 it cannot be measured: a small change alters their rounding, which changes the outputs by as much.) `path` is a file for a graph.
     `limits` are the values to which the results will be compared.
     """
+    if not params:
+        return {}
     layers = rewrite.linears_by_input(model.graph).values()
     flops_per_token = 2 * sum(math.prod(layer.shape) for layer in layers)
     feeds = choose_feeds(feeds, 2e12 / len(params) / flops_per_token)  # about 2e12 operations in all runs
