@@ -106,7 +106,9 @@ def choose_activation_params(weight: Floats, observed: Activations, *, smooth: b
 def _evaluate_candidate(
     smoothing: Floats, clip_ratio: float = 1.0, *, high: Floats, low: Floats, rows: Floats, columns: Floats, expected: Floats
 ) -> ActivationParams:
-    """Returns the quantization parameters of an activation with these smoothing factors, whose scale covers a part of the range on the calibration texts.
+    """Returns the quantization parameters of an activation with these smoothing factors.
+
+    Their scale covers a part of the range on the calibration texts.
 
     Args:
         smoothing: Factors of the channels, float32 [channels].

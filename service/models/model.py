@@ -34,8 +34,8 @@ MAX_ATTENTION_WEIGHTS = 2**22
 class Model:
     """A loaded model: it answers requests on the event loop, and runs their texts on inference threads, as the scheduler's `Runner`.
 
-    `tasks` has the Hugging Face names of all tasks that it answers, its own `task` first. `metric_labels` are its name, version, precision and
-    provider, as in the metric `model_info`.
+    `tasks` has the Hugging Face names of all tasks that it answers, its own `task` first. `metric_labels` are its name, version, precision
+    and provider, as in the metric `model_info`.
     """
 
     def __init__(

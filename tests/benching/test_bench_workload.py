@@ -60,21 +60,20 @@ def test_only_a_newline_ends_a_line(tmp_path: Path, character: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [("", "JSON string"), ("{", "neither a workload"), ("1", "JSON string"), ('"a"\n{}', "JSON string"), (None, "neither a workload")],
+    ("content", "texts", "message"),
+    [
+        ("", 1, "JSON string"),
+        ("{", 1, "neither a workload"),
+        ("1", 1, "JSON string"),
+        ('"a"\n{}', 1, "JSON string"),
+        (None, 1, "neither a workload"),
+        ('{"inputs": "a"}\n', 2, "--texts 2"),  # complete bodies cannot be grouped
+    ],
 )
-def test_an_invalid_file_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+def test_a_file_that_cannot_be_sent_is_refused(tmp_path: Path, content: str | None, texts: int, message: str) -> None:
     file = tmp_path / "bodies.jsonl"
     if content is not None:
         file.write_text(content, encoding="utf-8")
 
     with pytest.raises(BenchError, match=message):
-        target.build_bodies(str(file))
-
-
-def test_complete_bodies_cannot_be_grouped(tmp_path: Path) -> None:
-    file = tmp_path / "bodies.jsonl"
-    file.write_text('{"inputs": "a"}\n', encoding="utf-8")
-
-    with pytest.raises(BenchError, match="--texts 2"):
-        target.build_bodies(str(file), texts=2)
+        target.build_bodies(str(file), texts=texts)
