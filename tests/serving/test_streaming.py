@@ -19,7 +19,7 @@ from app_client import assert_same, call, faked, play, posting, rejected, servin
 from bertserve.service.api.application import Application
 from bertserve.service.api.jsonl import READ_AHEAD_BYTES
 from bertserve.service.api.request import LARGE_BYTES
-from bertserve.service.errors import RefusedError
+from bertserve.service.errors import EngineError, RefusedError
 from bertserve.service.models.build import AppState
 from bertserve.service.models.request_progress import Prediction
 from conftest import metric
@@ -311,19 +311,25 @@ def test_a_line_that_stays_refused_ends_at_its_deadline(models: Path) -> None:
     assert 2 == attempts
 
 
-def test_a_failure_of_the_service_is_logged(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("failure", "kind", "logged"),
+    [(RuntimeError("swordfish"), "internal", "RuntimeError"), (EngineError("the graph failed."), "engine", "line 1: the graph failed.")],
+)
+def test_a_failure_of_the_service_is_logged(
+    models: Path, caplog: pytest.LogCaptureFixture, failure: Exception, kind: str, logged: str
+) -> None:
     service: AppState = state_of(models)
     model = service.registry.get("tiny")
 
     async def broken(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("swordfish")
+        raise failure
 
     model.predict = broken
     answer = play(service, lambda client: client.post("/classify", content=written({"inputs": "a"}, {"inputs": 1}), headers=LINES))
 
-    assert ["internal", "invalid_value"] == [each["error_type"] for each in read(answer)]
+    assert [kind, "invalid_value"] == [each["error_type"] for each in read(answer)]
     assert 1 == len(caplog.records)
-    assert "RuntimeError" in caplog.text and "swordfish" not in caplog.text
+    assert logged in caplog.text and "swordfish" not in caplog.text
 
 
 def test_answers_are_sent_while_the_body_arrives(models: Path, tmp_path: Path) -> None:
