@@ -24,9 +24,8 @@ def parse(raw: bytes) -> Any:
         ValueError: The document is not JSON.
         TooLargeError: It has more lists, objects, keys, values or digits than are allowed.
     """
-    if len(raw) > 2**16 and any(
-        _count(raw, characters) > limit for characters, limit, _ in JSON_LIMITS
-    ):  # a shorter body is below all limits
+    # a shorter body is below all limits
+    if len(raw) > 2**16 and any(_count(raw, characters) > limit for characters, limit, _ in JSON_LIMITS):
         codes = np.frombuffer(raw.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
         quotes = np.cumsum(codes == ord('"'), dtype=np.uint8)  # modulo 256, which preserves the parity
         outside = codes[quotes & 1 == 0].tobytes()  # the text without the content of strings
