@@ -6,6 +6,7 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -202,6 +203,23 @@ def test_retry_after_is_the_time_until_the_excess_has_drained() -> None:
     assert 4.2 == refused.value.retry_after_s  # 42 of 80 tokens, because large requests leave an eighth of the queue
 
 
+@pytest.mark.parametrize("size", [1, 4, 32, 100])
+def test_admitted_requests_start_in_time_under_overload(size: int) -> None:
+    """At twice the load that a thread can handle, at most a tenth of the admitted requests expire: texts and lists."""
+    queue, now, run_s = new_queue(max_queue_tokens=100_000, max_batch_tokens=512), 0.0, 0.01
+    runner, admitted, late = alone(run_s), [], set()
+    for arrival in range(3000 // size):
+        now = max(now, arrival * size * run_s / 2)
+        with suppress(RefusedError):
+            admitted.append(add(queue, *[9] * size, now=now, deadline=now + 2.0, runner=runner))
+        while now < (arrival + 1) * size * run_s / 2 and (batch := queue.take(now)):
+            late |= {item.request for item in batch if now > item.request.deadline}
+            now += run_s
+            finish(queue, batch)
+    assert len(admitted) * size > 1000
+    assert len(late) <= len(admitted) / 10
+
+
 SECOND, TENTH = alone(1.0), alone(0.1)
 # Requests as (name, arrival, texts, runner), and what starts until the time; a digit is the time at which one thread is free.
 # A reader of docs/explanation/scheduling.md answered these questions.
@@ -322,6 +340,7 @@ def lines_of(call: Callable[[], object]) -> int:
         call()
     finally:
         sys.settrace(outer)
+    assert count, "the trace saw nothing, which would prove nothing"
     return count
 
 
