@@ -149,8 +149,8 @@ class Model:
                 ) from error
         payloads = progress.payloads()
         if payloads:
-            request = ScheduledRequest(self, progress.proceed, arrived, arrived + timeout_s)
-            await scheduler.run(request, payloads, progress.held_tokens)
+            request = ScheduledRequest(self, progress.proceed, arrived, arrived + timeout_s, progress.held_tokens)
+            await scheduler.run(request, payloads)
 
     def run(self, payloads: Sequence[EncodingPayload], *, multi_threaded: bool = False) -> Sequence[Outputs]:
         """Returns the outputs of each text that its task keeps.

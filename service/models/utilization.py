@@ -32,10 +32,8 @@ class Utilization:
     def measure(self) -> None:
         """Measures the queue and the busy time since the last call; it must be called in the thread of the event loop."""
         total_run_s = self._scheduler.total_run_s
-        # a run that ends at the same time may be missed, and is counted by the next call
-        if total_run_s > self._total_run_s:
-            self._metrics.thread_busy.inc(total_run_s - self._total_run_s)
-            self._total_run_s = total_run_s
+        self._metrics.thread_busy.inc(total_run_s - self._total_run_s)
+        self._total_run_s = total_run_s
         if self._loop_s is not None:
             loop_s = time.thread_time()
             self._metrics.loop_cpu.inc(loop_s - self._loop_s)

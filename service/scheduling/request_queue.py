@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, count
 from math import inf
 
-from bertserve.service.errors import InvalidValueError, RefusedError
+from bertserve.service.errors import RefusedError
 from bertserve.service.scheduling.scheduled_request import Item, Runner, ScheduledRequest, SizedPayloads
 
 # Factor on the predicted seconds of a request's earlier items in the priority of its later ones. It is above 1 so that other requests run
@@ -90,25 +90,21 @@ class RequestQueue:
         if wait := self.wait_s(remaining_s):
             self._check_wait(wait, 0.0, time_left_s)
 
-    def put(
-        self, request: ScheduledRequest, payloads: SizedPayloads, held_tokens: int, time_left_s: float, remaining_s: float = 0.0
-    ) -> None:
+    def put(self, request: ScheduledRequest, payloads: SizedPayloads, time_left_s: float, remaining_s: float = 0.0) -> None:
         """Admits a new request with its first items.
 
         Args:
-            request: A new request.
+            request: A new request, which holds at most `max_request_tokens`.
             payloads: Tokens and payload of each of its first items, at least one.
-            held_tokens: Tokens that it holds of the queue until it ends, at most `max_request_tokens`.
             time_left_s: Seconds until its deadline.
             remaining_s: Seconds that the inference threads need for their current runs, in total; 0 if one is free.
 
         Raises:
-            InvalidValueError: An item exceeds the maximum tokens of a batch.
             RefusedError: The queue is full, or the last item would probably start after the deadline.
         """
-        limit = self.max_request_tokens if held_tokens > self.max_queue_tokens * LARGE_SHARE else self.max_queue_tokens
-        if self.queue_tokens + held_tokens > limit:
-            raise self._full_error(held_tokens, limit, remaining_s)
+        limit = self.max_request_tokens if request.held_tokens > self.max_queue_tokens * LARGE_SHARE else self.max_queue_tokens
+        if self.queue_tokens + request.held_tokens > limit:
+            raise self._full_error(request.held_tokens, limit, remaining_s)
         request.priority = request.arrived
         items = self._new_items(request, payloads)
         earlier_s = _earlier_s(request, items)
@@ -123,16 +119,11 @@ class RequestQueue:
         if wait:
             self._check_wait(wait, PACE * earlier_s / threads, time_left_s)
         self.requests.add(request)
-        request.held_tokens = held_tokens
-        self.queue_tokens += held_tokens
+        self.queue_tokens += request.held_tokens
         self._add(request, items)
 
     def put_next(self, request: ScheduledRequest, payloads: SizedPayloads) -> None:
-        """Queues the next items of an open request after the results of the ones before.
-
-        Raises:
-            InvalidValueError: An item exceeds the maximum tokens of a batch.
-        """
+        """Queues the next items of an open request after the results of the ones before."""
         items = self._new_items(request, payloads)
         request.is_long |= _earlier_s(request, items) > LONG_S  # none of its items waits now
         self._add(request, items)
@@ -225,14 +216,7 @@ class RequestQueue:
         items = []
         for index, (tokens, payload) in enumerate(payloads):
             if tokens not in runs:
-                rows, length = runner.padded_shape(1, tokens) or (inf, tokens)
-                if rows * length > self.max_batch_tokens:
-                    raise InvalidValueError(
-                        "the text has {tokens} tokens and a batch takes {max_batch_tokens}; shorten it; "
-                        "the operator can raise --max-batch-tokens.",
-                        tokens=tokens,
-                        max_batch_tokens=self.max_batch_tokens,
-                    )
+                _, length = runner.padded_shape(1, tokens) or (1, tokens)
                 full = max(1, self.max_batch_tokens // max(1, length)) if runner.shares_batches else 1
                 runs[tokens] = length, runner.seconds(full, length) / full
             length, seconds = runs[tokens]
@@ -250,7 +234,6 @@ class RequestQueue:
         """Removes an item that has started, or whose request has ended."""
         request = item.request
         del request.waiting[item.index]
-        item.is_waiting = False
         self.queue_items -= 1
         (self._long_items if request.is_long else self._short_items).remove(item)
 
@@ -328,7 +311,7 @@ class WaitingItems:
         self.predicted_s -= item.predicted_s
         token_counts, heaps = self._by_tokens[item.request.runner]
         heap = heaps[item.tokens]
-        while heap and not heap[0][2].is_waiting:
+        while heap and (first := heap[0][2]).request.waiting.get(first.index) is not first:
             heapq.heappop(heap)
         if not heap:
             del heaps[item.tokens], token_counts[bisect_left(token_counts, item.tokens)]

@@ -1,9 +1,10 @@
-"""The records of the queue: a ScheduledRequest and its Items; and Runner, which runs them."""
+"""The records of the scheduler: a ScheduledRequest and its Items, the Runner of their batches, and the InferenceThread of a batch."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+import threading
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -42,8 +43,8 @@ class ScheduledRequest:
         proceed: Results of all items, in order -> the next items; empty if the request is done. Called on an inference thread.
         arrived: Time of its arrival.
         deadline: Time by which its last item must have started.
+        held_tokens: Tokens that it holds of the queue until it ends: those of all its items, and a reserve for later ones and decoding.
         priority: Virtual start time of its next item; the queue changes it.
-        held_tokens: Tokens that it holds of the queue until it ends.
         waiting: The items that have not started, by index.
         running: Number of items that have started and have no result.
         results: One per item, in order.
@@ -55,8 +56,8 @@ class ScheduledRequest:
     proceed: Callable[[Sequence[Any]], SizedPayloads]
     arrived: float
     deadline: float
+    held_tokens: int
     priority: float = 0.0
-    held_tokens: int = 0
     waiting: OrderedDict[int, Item] = field(default_factory=OrderedDict)
     running: int = 0
     results: list[Any] = field(default_factory=list)
@@ -76,7 +77,6 @@ class Item:
         length: Tokens to which it is padded if it runs alone.
         predicted_s: Predicted seconds of an inference thread: its part of a full batch.
         priority: Virtual start time in seconds; the lowest starts first.
-        is_waiting: Whether it can still start.
     """
 
     request: ScheduledRequest
@@ -86,4 +86,24 @@ class Item:
     length: int
     predicted_s: float
     priority: float
-    is_waiting: bool = True
+
+
+class InferenceThread(threading.Thread):
+    """An inference thread and its batch, which changes only under the scheduler's lock.
+
+    Attributes:
+        batch: The items that run; empty while it waits.
+        predicted_s: Predicted seconds of the run.
+        since: Start time of the run.
+        ticks: Ticks since the run began; None while the thread waits or decodes.
+        setup_calls: Functions that set up what libraries keep per thread; it calls one between two batches.
+    """
+
+    def __init__(self, main: Callable[[InferenceThread], None], name: str) -> None:
+        """Creates a thread that calls `main` with itself when it starts."""
+        super().__init__(target=main, args=(self,), name=name, daemon=True)
+        self.batch: Sequence[Item] = ()
+        self.predicted_s = 0.0
+        self.since = 0.0
+        self.ticks: int | None = None
+        self.setup_calls = deque[Callable[[], object]]()

@@ -16,10 +16,9 @@ from math import inf
 from typing import Any
 
 from bertserve.service.errors import DeviceLostError, EngineError, ExpiredError, UnavailableError, error_for_caller
-from bertserve.service.scheduling.inference_thread import InferenceThread
 from bertserve.service.scheduling.prepare import PreparePool
 from bertserve.service.scheduling.request_queue import RequestQueue
-from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest, SizedPayloads
+from bertserve.service.scheduling.scheduled_request import InferenceThread, Item, ScheduledRequest, SizedPayloads
 
 logger = logging.getLogger("bertserve.scheduler")
 
@@ -42,6 +41,8 @@ class Scheduler:
         queue: Its queue; only the scheduler changes it.
         prepare: The threads that tokenize long texts.
         clock: Returns monotonic seconds.
+        withdrawn: Set before `stop`, to report not ready and still accept work.
+        total_run_s: Seconds of all batches that have ended, in total; a run that hangs ends when its thread is replaced.
         failure: Why the process must be restarted: the device is lost, a thread has died, or as many runs have hung as there are threads.
     """
 
@@ -79,11 +80,12 @@ class Scheduler:
         self._last_crowded = -inf  # last time at which more than `_multi_threaded_runs` runs were active or waiting
         self._completions: list[tuple[asyncio.Future[None], Exception | None]] = []  # futures that the event loop must resolve
         self._threads: list[InferenceThread] = []  # without those that hang
-        self._ended_s = 0.0  # seconds of the runs that have ended
         self._tick_s = min_hang_s / HANG_TICKS
         self._hangs = 0
         self._on_hang = on_hang
-        self._accepts = self._withdrawn = self._stopped = False
+        self._accepts = self._stopped = False
+        self.withdrawn = False
+        self.total_run_s = 0.0
         self.failure: str | None = None
         for _ in range(threads):
             self._add_thread()
@@ -91,24 +93,13 @@ class Scheduler:
     @property
     def ready(self) -> bool:
         """Whether it accepts work: it has started, is not about to stop, and has not failed."""
-        return self._accepts and not self._withdrawn and self.failure is None
+        return self._accepts and not self.withdrawn and self.failure is None
 
     @property
     def wait_s(self) -> float:
         """Predicted seconds until a short request that arrives now starts."""
         with self._lock:
             return self.queue.wait_s(self._remaining_s())
-
-    @property
-    def total_run_s(self) -> float:
-        """Seconds of all runs up to now, in total; a run that hangs counts until its thread is replaced."""
-        with self._lock:
-            now = self.clock()
-            return self._ended_s + sum(now - thread.since for thread in self._threads if thread.batch)
-
-    def withdraw(self) -> None:
-        """Reports not ready from now on, but accepts work until `stop`."""
-        self._withdrawn = True
 
     def start(self) -> None:
         """Starts the inference threads, for requests from the running event loop."""
@@ -117,7 +108,7 @@ class Scheduler:
         sys.setswitchinterval(1e-4)
         self._loop = asyncio.get_running_loop()
         for thread in self._threads:
-            thread.handle.start()
+            thread.start()
         self.on_each_thread([])  # waits for the earlier calls
         self._tick()
         self._accepts = True
@@ -133,7 +124,7 @@ class Scheduler:
                 thread.setup_calls += (*setup_calls, end.set)
             self._wake(self._idle_threads)
         for thread, end in ends:
-            while thread.handle.is_alive() and not (end.wait(POLL_INTERVAL_S) or thread.hung or self._stopped):
+            while thread in self._threads and thread.is_alive() and not (end.wait(POLL_INTERVAL_S) or self._stopped):
                 pass
 
     def check_arrival(self, timeout_s: float) -> None:
@@ -148,20 +139,17 @@ class Scheduler:
                 raise self._unavailable_error()
             self.queue.check_arrival(timeout_s, self._remaining_s())
 
-    async def run(self, request: ScheduledRequest, payloads: SizedPayloads, held_tokens: int) -> None:
+    async def run(self, request: ScheduledRequest, payloads: SizedPayloads) -> None:
         """Runs a request until its `proceed` returns no more items. Cancelling the coroutine closes the request.
 
         Args:
             request: A new request.
             payloads: Tokens and payload of each of its first items, at least one.
-            held_tokens: Tokens that it holds of the queue until it ends: the tokens of all its items, and a reserve for later ones and
-                decoding.
 
         Raises:
             RefusedError: The queue is full, or the request would probably miss its deadline.
             ExpiredError: The deadline passed before its last item started.
             UnavailableError: The scheduler stopped, the device was lost, or an inference thread died, before the request was done.
-            InvalidValueError: An item exceeds the maximum tokens of a batch.
             EngineError: Its runner failed on an item, or hangs. Errors of `proceed` are raised unchanged.
         """
         request.future = self._loop.create_future()
@@ -170,7 +158,7 @@ class Scheduler:
                 raise self._unavailable_error()
             if (time_left_s := request.deadline - self.clock()) <= 0:
                 raise ExpiredError(_EXPIRED)
-            self.queue.put(request, payloads, held_tokens, time_left_s, self._remaining_s())
+            self.queue.put(request, payloads, time_left_s, self._remaining_s())
             self._wake(len(payloads))
         timer = self._loop.call_later(time_left_s, self._expire, request)
         try:
@@ -199,7 +187,7 @@ class Scheduler:
         self._timer.cancel()
         self.prepare.close()
         # a run that exceeds the shutdown timeout cannot be interrupted; its thread is a daemon
-        await asyncio.gather(*(asyncio.to_thread(thread.handle.join, 1.0) for thread in self._threads))
+        await asyncio.gather(*(asyncio.to_thread(thread.join, 1.0) for thread in self._threads))
         return aborted
 
     def _remaining_s(self) -> float:
@@ -210,9 +198,7 @@ class Scheduler:
         return sum(max(thread.since + thread.predicted_s - now, 0.0) for thread in self._threads)
 
     def _add_thread(self) -> InferenceThread:
-        thread = InferenceThread()
-        name = f"inference-{len(self._threads) + self._hangs}"
-        thread.handle = threading.Thread(target=self._thread_main, args=(thread,), name=name, daemon=True)
+        thread = InferenceThread(self._thread_main, f"inference-{len(self._threads) + self._hangs}")
         self._threads.append(thread)
         return thread
 
@@ -230,19 +216,17 @@ class Scheduler:
     def _run_next_batch(self, thread: InferenceThread) -> bool:
         """Waits for a batch and runs it; returns whether to continue. Each call drops its references to the batch."""
         with self._lock:
-            if thread.batch and not thread.hung:
-                self._ended_s += self.clock() - thread.since
+            if thread.batch and thread in self._threads:
+                self.total_run_s += self.clock() - thread.since
             thread.batch = ()
         if thread.setup_calls:  # after the batch has ended, so that the time of a setup call does not count as its time
             try:
                 thread.setup_calls.popleft()()
-            except DeviceLostError as error:
-                self._lose_device(error)
             except Exception as error:  # noqa: BLE001 - the boundary of a setup call: without it, the first batches are slower
-                logger.warning("%s: a setup call failed with %s", thread.handle.name, type(error).__name__)
+                logger.warning("%s: a setup call failed with %s", thread.name, type(error).__name__)
         with self._lock:
             while True:
-                if self._stopped or thread.hung:
+                if self._stopped or thread not in self._threads:
                     return False
                 now = self.clock()
                 long_runs = sum(bool(each.batch) and each.batch[0].request.is_long for each in self._threads)
@@ -280,7 +264,8 @@ class Scheduler:
                     thread.ticks = None  # decoding does not count: each request limits its own, and a batch can end many requests
             pairs = list(zip(batch, results, strict=True))
         except DeviceLostError as error:
-            self._lose_device(error)
+            logger.critical("%s", error.message)
+            self._fail_all("the GPU failed, and the service must be restarted")
             return
         except BaseException as error:  # noqa: BLE001 - the boundary of a batch: no error of a run may end the inference thread
             if len(batch) == 1:
@@ -349,10 +334,6 @@ class Scheduler:
         self.failure = failure
         self._end_all()
 
-    def _lose_device(self, error: DeviceLostError) -> None:
-        logger.critical("%s", error.message)
-        self._fail_all("the GPU failed, and the service must be restarted")
-
     def _tick(self) -> None:
         """Checks all runs for hangs, and schedules the next check.
 
@@ -373,12 +354,11 @@ class Scheduler:
 
     def _replace_hung(self, thread: InferenceThread, seconds: float) -> None:
         """Fails the requests of a run that hangs, and starts another thread. After as many hangs as threads, nothing can run."""
-        thread.hung = True
         self._threads.remove(thread)
-        self._ended_s += self.clock() - thread.since
+        self.total_run_s += self.clock() - thread.since
         thread.setup_calls.clear()  # they refer to engines
         self._hangs += 1
-        logger.error("%s hangs: a run has taken %.0f s, and the prediction was %.3f s", thread.handle.name, seconds, thread.predicted_s)
+        logger.error("%s hangs: a run has taken %.0f s, and the prediction was %.3f s", thread.name, seconds, thread.predicted_s)
         self._on_hang()
         for request in {item.request for item in thread.batch}:
             error = EngineError(
@@ -389,7 +369,7 @@ class Scheduler:
         if self._hangs >= self._thread_count:
             self._fail_all("as many runs have hung as there are inference threads")
         elif self.failure is None:
-            self._add_thread().handle.start()
+            self._add_thread().start()
 
     def _unavailable_error(self) -> UnavailableError:
         reason = self.failure or "the service is stopping"

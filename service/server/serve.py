@@ -191,7 +191,7 @@ class Server(uvicorn.Server):
         sd_notify("STOPPING=1", logger)
         count = plural(len(self.server_state.tasks), "request")
         logger.info("shutdown started: not ready for %.0f s, then up to %.0f s for %s in progress", delay_s, timeout_s, count)
-        self._state.scheduler.withdraw()
+        self._state.scheduler.withdrawn = True
         await asyncio.sleep(delay_s)
         self.server_state.default_headers.append((b"connection", b"close"))  # in all responses from now on
         if aborted := await self._state.stop(timeout_s):

@@ -107,8 +107,8 @@ class Harness:
         if tokenize is not None:
             await self.scheduler.prepare.run(tokenize, 1000)
         now = self.scheduler.clock()
-        request = ScheduledRequest(runner or self.runner, proceed, now, now + timeout_s)
-        await self.scheduler.run(request, [(tokens, payload) for payload in payloads], tokens * len(payloads))
+        request = ScheduledRequest(runner or self.runner, proceed, now, now + timeout_s, tokens * len(payloads))
+        await self.scheduler.run(request, [(tokens, payload) for payload in payloads])
         return answers[0]
 
     def submit(self, *payloads: Any, **options: Any) -> asyncio.Task[Any]:

@@ -101,11 +101,11 @@ class Simulation:
     def arrive(self, *lengths: int) -> ScheduledRequest | None:
         """Admits a request whose texts have these numbers of tokens, or returns None."""
         remaining_s = sum(max(end - self.now, 0.0) for end in self._ends.values()) if len(self._ends) == self.threads else 0.0
-        request = ScheduledRequest(self.runner, lambda results: (), self.now, self.now + TIMEOUT_S)
+        request = ScheduledRequest(self.runner, lambda results: (), self.now, self.now + TIMEOUT_S, sum(lengths))
         wait = self.queue.wait_s(remaining_s)
         try:
             self.queue.check_arrival(TIMEOUT_S, remaining_s)
-            self.queue.put(request, [(length, None) for length in lengths], sum(lengths), TIMEOUT_S, remaining_s)
+            self.queue.put(request, [(length, None) for length in lengths], TIMEOUT_S, remaining_s)
         except RefusedError as error:
             self.refusals.append(error.retry_after_s)
             return None

@@ -28,7 +28,7 @@ def new_scheduler() -> Scheduler:
 
 async def run(scheduler: Scheduler, runner: FakeRunner, texts: int = 1) -> None:
     now = scheduler.clock()
-    await scheduler.run(ScheduledRequest(runner, lambda results: (), now, now + 20), [(8, None)] * texts, 8 * texts)
+    await scheduler.run(ScheduledRequest(runner, lambda results: (), now, now + 20, 8 * texts), [(8, None)] * texts)
 
 
 @pytest.mark.parametrize("provider", ["cuda", "cpu"])
