@@ -10,7 +10,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ logger = logging.getLogger("bertserve.loading")
 
 # Identifies a captured run: the names of its outputs, and the shapes of its inputs.
 Key = tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]
+Feed = dict[str, NDArray[Any]]  # arrays by the names of inputs or outputs
 
 # Maximum padded tokens of a captured run: larger ones keep the GPU busy while their kernels start.
 MAX_TOKENS = 4096
@@ -38,94 +38,85 @@ _run_permits = threading.Semaphore(_PERMITS)
 _capture_lock = threading.Lock()
 
 
-class CudaGraphSession:
-    """A session that all threads share, and for each thread that captures runs a session of its own.
+class CudaGraphSession(threading.local):
+    """A session that all threads share, and for each thread that captures runs a session of its own; the attributes differ by thread.
 
     ONNX Runtime keeps captured runs per session and thread, and other runs of the session use the same memory. Each thread therefore has
     its own copy of the weights on the GPU. It captures runs only in a block of `capturing`; they are freed with this object.
     """
 
     def __init__(self, session: Any, open_session: Callable[[], Any] | None, device: tuple[str, int]) -> None:
-        """Takes the shared session, how to open the others (None to capture no runs), and the name and index of their device."""
+        """Takes the shared session, how to open the others (None to capture no runs), and the name and index of their device.
+
+        Python calls this again in each other thread that uses the object.
+        """
         self._session = session
         self._open = open_session
         self._device = device
-        self._thread = _ThreadState()
-        self._ids = count(1)
+        self._own_session: Any = None
+        self._runs: dict[Key, Callable[[Feed], list[NDArray[Any]]]] = {}
+        self._captures = False
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
         """Captures the small runs of the calling thread in this block."""
-        self._thread.captures = True
+        self._captures = True
         try:
             yield
         finally:
-            self._thread.captures = False
+            self._captures = False
 
-    def run(self, names: Sequence[str], feed: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
+    def run(self, names: Sequence[str], feed: Feed) -> list[NDArray[Any]]:
         """Returns the outputs of a run, like `InferenceSession.run`."""
-        thread, key = self._thread, (tuple(names), tuple(array.shape for array in feed.values()))
-        if thread.captures and key not in thread.runs and len(thread.runs) < MAX_RUNS:
-            self._capture(thread, key, names, feed)
+        key = tuple(names), tuple(array.shape for array in feed.values())
+        if self._captures and key not in self._runs and len(self._runs) < MAX_RUNS:
+            self._capture(key, names, feed)
         with _run_permits:
-            captured = thread.runs.get(key)
-            outputs: list[NDArray[Any]] = self._session.run(names, feed) if captured is None else captured.run(feed)
+            replay = self._runs.get(key)
+            outputs: list[NDArray[Any]] = self._session.run(names, feed) if replay is None else replay(feed)
             return outputs
 
-    def _capture(self, thread: _ThreadState, key: Key, names: Sequence[str], feed: dict[str, NDArray[Any]]) -> None:
-        """Captures a run if it is small. After a failure, such as too little memory or a node on the CPU, nothing more is captured."""
-        if max(array.size for array in feed.values()) > MAX_TOKENS:
+    def _capture(self, key: Key, names: Sequence[str], feed: Feed) -> None:
+        """Captures a run if it is small. After a failure, such as too little memory or a node on the CPU, the thread captures no more."""
+        if self._open is None or max(array.size for array in feed.values()) > MAX_TOKENS:
             return
         with _capture_lock:
-            if self._open is None:
-                return
             try:
                 with _run_permits:
-                    thread.session = thread.session or self._open()
-                    outputs = thread.session.run(names, feed, run_options(-1))  # -1: this run is not captured; cuDNN builds its plans in it
+                    self._own_session = self._own_session or self._open()
+                    outputs = self._own_session.run(names, feed, run_options(-1))  # -1: not captured; cuDNN builds its plans in this run
                     if sum(output.nbytes for output in outputs) > MAX_OUTPUT_BYTES:
                         return
-                    captured = _CapturedRun(thread.session, feed, dict(zip(names, outputs, strict=True)), next(self._ids), self._device)
+                    named = dict(zip(names, outputs, strict=True))
+                    replay = _bind(self._own_session, feed, named, graph_id=len(self._runs) + 1, device=self._device)
                 with _exclusive():
-                    captured.run(feed)
-                thread.runs[key] = captured
+                    replay(feed)
+                self._runs[key] = replay
             except Exception as error:  # noqa: BLE001 - onnxruntime's pybind exceptions share no base class but Exception
-                self._open, thread.session, thread.runs = None, None, {}
-                logger.warning("small runs are not captured as CUDA graphs: %s", error)
+                self._open, self._own_session, self._runs = None, None, {}
+                logger.warning("small runs of a thread are not captured as CUDA graphs: %s", error)
 
 
-class _ThreadState(threading.local):
-    """The state of a thread: its session, its captured runs by their keys, and whether it captures runs now."""
+def _bind(session: Any, feed: Feed, outputs: Feed, *, graph_id: int, device: tuple[str, int]) -> Callable[[Feed], list[NDArray[Any]]]:
+    """Returns a function that runs with fixed buffers and returns copies of the outputs; its first call captures the run.
 
-    def __init__(self) -> None:
-        self.session: Any = None
-        self.runs: dict[Key, _CapturedRun] = {}
-        self.captures = False
+    `feed` and `outputs` give the shapes and types of the buffers, and `graph_id` is unique for the session.
+    """
+    options, binding = run_options(graph_id), session.io_binding()
+    input_tensors = {name: new_tensor(array, device) for name, array in feed.items()}
+    output_tensors = {name: new_tensor(array, device) for name, array in outputs.items()}
+    for name, tensor in input_tensors.items():
+        binding.bind_ortvalue_input(name, tensor)
+    for name, tensor in output_tensors.items():
+        binding.bind_ortvalue_output(name, tensor)
 
-
-class _CapturedRun:
-    """A run with fixed buffers for inputs and outputs. The first call of `run` captures it, the others replay it."""
-
-    def __init__(
-        self, session: Any, feed: dict[str, NDArray[Any]], outputs: dict[str, NDArray[Any]], graph_id: int, device: tuple[str, int]
-    ) -> None:
-        """Takes inputs and outputs for their shapes and types; `graph_id` is unique for the session."""
-        self._session = session
-        self._options = run_options(graph_id)
-        self._binding = session.io_binding()
-        self._inputs = {name: new_tensor(array, device) for name, array in feed.items()}
-        self._outputs = [new_tensor(array, device) for array in outputs.values()]
-        for name, tensor in self._inputs.items():
-            self._binding.bind_ortvalue_input(name, tensor)
-        for name, tensor in zip(outputs, self._outputs, strict=True):
-            self._binding.bind_ortvalue_output(name, tensor)
-
-    def run(self, feed: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
-        """Returns copies of the outputs."""
+    def replay(feed: Feed) -> list[NDArray[Any]]:
         for name, array in feed.items():
-            self._inputs[name].update_inplace(array)
-        self._session.run_with_iobinding(self._binding, self._options)
-        return [np.array(tensor.numpy()) for tensor in self._outputs]
+            input_tensors[name].update_inplace(array)
+        session.run_with_iobinding(binding, options)
+        return [np.array(tensor.numpy()) for tensor in output_tensors.values()]
+
+    return replay
 
 
 @contextmanager

@@ -40,47 +40,28 @@ def read_configured_defaults(
         BundleError: A file cannot be read, or is not a JSON object of names.
         SettingsError: A task is unknown or has two models, or its model is not loaded or does not answer it.
     """
-    chosen: dict[str, tuple[str, str]] = {}
-    for key, name in flag_defaults.items():
-        _add_default(chosen, "--default", key, name, models)
-    tasks_of_flag = set(chosen)
-    for path in [path for folder in folders if (path := folder / DEFAULTS_FILE).exists()]:
-        origin = f"`{path}`"
-        for key, name in _read_defaults(path).items():
-            if _task_of(origin, key) not in tasks_of_flag and name not in broken:
-                _add_default(chosen, origin, key, name, models)
+    tasks = {key: spec for spec in TASKS.values() for key in (spec.path, spec.name)}
+    chosen: dict[str, tuple[str, str]] = {}  # task -> name of the model, and who chose it
+    files = [(f"`{path}`", _read_defaults(path)) for folder in folders if (path := folder / DEFAULTS_FILE).exists()]
+    for origin, defaults in [("--default", flag_defaults), *files]:
+        for key, name in defaults.items():
+            if key not in tasks:
+                raise SettingsError(f"{origin} has the unknown task `{key}`; known tasks are {', '.join(tasks)}.")
+            spec = tasks[key]
+            other, other_origin = chosen.get(spec.name, (name, origin))
+            if origin != "--default" and (name in broken or other_origin == "--default"):
+                continue
+            use_flag = f"choose one with --default {spec.path}=NAME"
+            if other != name:
+                raise SettingsError(f"{origin} makes `{name}` the default for `{key}`, but {other_origin} makes it `{other}`; {use_flag}.")
+            able = [model.name for model in models if spec.name in model.tasks]
+            if name not in able:
+                raise SettingsError(
+                    f"{origin} makes `{name}` the default for `{key}`, but no model of that name is loaded for that task; loaded are "
+                    f"{_quoted(able)}. Fix it, or {use_flag}."
+                )
+            chosen[spec.name] = name, origin
     return {task: name for task, (name, _) in chosen.items()}
-
-
-def _add_default(chosen: dict[str, tuple[str, str]], origin: str, key: str, name: str, models: Sequence[Model]) -> None:
-    """Adds a model and the origin of its choice to those that were `chosen` by task.
-
-    Raises:
-        SettingsError: The task is unknown or has another model, or no model of that name answers it.
-    """
-    task = _task_of(origin, key)
-    other, other_origin = chosen.setdefault(task, (name, origin))
-    use_flag = f"choose one with --default {TASKS[task].path}=NAME"
-    if other != name:
-        raise SettingsError(f"{origin} makes `{name}` the default for `{key}`, but {other_origin} makes it `{other}`; {use_flag}.")
-    able = [model.name for model in models if task in model.tasks]
-    if name not in able:
-        raise SettingsError(
-            f"{origin} makes `{name}` the default for `{key}`, but no model of that name is loaded for that task; loaded are "
-            f"{_quoted(able)}. Fix it, or {use_flag}."
-        )
-
-
-def _task_of(origin: str, key: str) -> str:
-    """Returns the name of the task that `key` names by its name or path.
-
-    Raises:
-        SettingsError: There is no such task.
-    """
-    tasks = {key: spec.name for spec in TASKS.values() for key in (spec.path, spec.name)}
-    if key not in tasks:
-        raise SettingsError(f"{origin} has the unknown task `{key}`; known tasks are {', '.join(tasks)}.")
-    return tasks[key]
 
 
 def _read_defaults(path: Path) -> dict[str, str]:
