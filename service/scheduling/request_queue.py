@@ -64,7 +64,7 @@ class RequestQueue:
         self.queue_tokens = 0
         self.queue_items = 0
         self._thread_count = threads
-        self._short_items, self._long_items = WaitingItems(are_long=False), WaitingItems(are_long=True)
+        self._short_items, self._long_items = WaitingItems(), WaitingItems()
         self._owed_s = 0.0  # predicted seconds that short requests get before the next long one
         self._last_short = -inf  # arrival of the last short request
 
@@ -157,6 +157,7 @@ class RequestQueue:
     def finish(self, item: Item, result: object) -> bool:
         """Records a result; returns whether it was the last one of an open request, which must then get its next items or be closed."""
         request = item.request
+        item.payload = None  # it may stay in a heap, behind an item that waits
         if request not in self.requests:
             return False
         request.results[item.index] = result
@@ -170,9 +171,9 @@ class RequestQueue:
         self.requests.remove(request)
         self.queue_tokens -= request.held_tokens
         request.results = []
-        for item in list(request.waiting.values()):
+        for item in list(request.waiting):
             self._remove(item)
-            item.payload = None  # it may stay in a heap, behind an item that waits
+            item.payload = None
         return True
 
     def _threads_for_long(self, now: float) -> int:
@@ -226,14 +227,14 @@ class RequestQueue:
 
     def _add(self, request: ScheduledRequest, items: list[Item]) -> None:
         request.results = [None] * len(items)
-        request.waiting.update(enumerate(items))
+        request.waiting.update(items)
         self.queue_items += len(items)
         (self._long_items if request.is_long else self._short_items).add(request, items)
 
     def _remove(self, item: Item) -> None:
         """Removes an item that has started, or whose request has ended."""
         request = item.request
-        del request.waiting[item.index]
+        request.waiting.remove(item)
         self.queue_items -= 1
         (self._long_items if request.is_long else self._short_items).remove(item)
 
@@ -277,6 +278,9 @@ def _earlier_s(request: ScheduledRequest, items: Sequence[Item]) -> float:
     return (items[-1].priority - request.arrived) / PACE
 
 
+_Heap = list[tuple[float, int, Item]]  # by priority, in the order of arrival if priorities are equal
+
+
 class WaitingItems:
     """The waiting items of all short requests, or of all long ones.
 
@@ -284,55 +288,48 @@ class WaitingItems:
         predicted_s: Their predicted seconds, in total.
     """
 
-    def __init__(self, *, are_long: bool) -> None:
-        """Starts with no items; `are_long` says whether their requests are long."""
-        self._are_long = are_long
+    def __init__(self) -> None:
+        """Starts with no items."""
         self.predicted_s = 0.0
-        # a heap by a lower bound of the priority of the request's next item, which `first` updates at the front
-        self._requests: list[tuple[float, int, ScheduledRequest]] = []
+        self._by_priority: _Heap = []  # has items that no longer wait too
         # by runner: the different numbers of tokens, ascending, at most as many as a batch has tokens; and a heap for each, whose first
         # item waits
-        self._by_tokens: dict[Runner, tuple[list[int], dict[int, list[tuple[float, int, Item]]]]] = {}
-        self._sequence = count()  # keeps the order of arrival if priorities are equal
+        self._by_tokens: dict[Runner, tuple[list[int], dict[int, _Heap]]] = {}
+        self._sequence = count()
 
     def add(self, request: ScheduledRequest, items: Sequence[Item]) -> None:
         """Adds the next items of a request."""
-        heapq.heappush(self._requests, (items[0].priority, next(self._sequence), request))
         token_counts, heaps = self._by_tokens.setdefault(request.runner, ([], {}))
         for item in items:
             self.predicted_s += item.predicted_s
             if item.tokens not in heaps:
                 heaps[item.tokens] = []
                 insort(token_counts, item.tokens)
-            heapq.heappush(heaps[item.tokens], (item.priority, next(self._sequence), item))
+            entry = item.priority, next(self._sequence), item
+            heapq.heappush(heaps[item.tokens], entry)
+            heapq.heappush(self._by_priority, entry)
 
     def remove(self, item: Item) -> None:
         """Removes an item that no longer waits."""
         self.predicted_s -= item.predicted_s
         token_counts, heaps = self._by_tokens[item.request.runner]
         heap = heaps[item.tokens]
-        while heap and (first := heap[0][2]).request.waiting.get(first.index) is not first:
+        while heap and heap[0][2] not in heap[0][2].request.waiting:
             heapq.heappop(heap)
         if not heap:
             del heaps[item.tokens], token_counts[bisect_left(token_counts, item.tokens)]
         if not token_counts:
             del self._by_tokens[item.request.runner]  # it would keep a model in memory
-        if not self._by_tokens:  # sums of floats drift, and requests that have ended stay in the heap
+        if not self._by_tokens:  # sums of floats drift, and items that no longer wait stay in the heap
             self.predicted_s = 0.0
-            self._requests.clear()
+            self._by_priority.clear()
 
     def first(self) -> Item | None:
         """Returns the first item by priority."""
-        while self._requests:
-            priority, tie, request = self._requests[0]
-            item = next(iter(request.waiting.values()), None)
-            if item is None or request.is_long != self._are_long:  # it became long after its first items
-                heapq.heappop(self._requests)
-            elif item.priority > priority:
-                heapq.heapreplace(self._requests, (item.priority, tie, request))
-            else:
-                return item
-        return None
+        heap = self._by_priority
+        while heap and heap[0][2] not in heap[0][2].request.waiting:
+            heapq.heappop(heap)
+        return heap[0][2] if heap else None
 
     def nearest(self, runner: Runner, tokens: int, last_priority: float) -> Iterator[Item]:
         """Yields a runner's first item of the most tokens up to `tokens`, and that of the fewest tokens above it."""

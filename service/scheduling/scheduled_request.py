@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -45,7 +45,7 @@ class ScheduledRequest:
         deadline: Time by which its last item must have started.
         held_tokens: Tokens that it holds of the queue until it ends: those of all its items, and a reserve for later ones and decoding.
         priority: Virtual start time of its next item; the queue changes it.
-        waiting: The items that have not started, by index.
+        waiting: The items that have not started.
         running: Number of items that have started and have no result.
         results: One per item, in order.
         is_long: Whether its items up to now, before the last one, take long.
@@ -58,7 +58,7 @@ class ScheduledRequest:
     deadline: float
     held_tokens: int
     priority: float = 0.0
-    waiting: OrderedDict[int, Item] = field(default_factory=OrderedDict)
+    waiting: set[Item] = field(default_factory=set)
     running: int = 0
     results: list[Any] = field(default_factory=list)
     is_long: bool = False
