@@ -55,14 +55,11 @@ class ModelEngines:
         """Returns the engine for a multi-threaded run of `tokens` padded tokens; the first call with enough tokens starts to create it."""
         if tokens < self.min_tokens:
             return self.single_threaded
-        if self._create is not None:
-            with self._lock:
-                create, self._create = self._create, None
-            if create is not None:
-                # not a daemon like the calling thread: native code that returns to a finished interpreter aborts the process
-                threading.Thread(
-                    target=self._create_multi_threaded, args=(create,), name=f"multi-threaded-{self._model}", daemon=False
-                ).start()
+        with self._lock:
+            create, self._create = self._create, None
+        if create is not None:
+            # not a daemon like the calling thread: native code that returns to a finished interpreter aborts the process
+            threading.Thread(target=self._create_multi_threaded, args=(create,), name=f"multi-threaded-{self._model}", daemon=False).start()
         return self._multi_threaded or self.single_threaded
 
     def _create_multi_threaded(self, create: Callable[[], OnnxEngine]) -> None:

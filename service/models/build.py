@@ -101,30 +101,30 @@ def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None)
     # two threads keep a GPU busy: one prepares a batch while the other one's runs
     total_threads = max(settings.threads or (cores if on_cpu else 2), settings.workers)
     threads = _share(total_threads, settings.workers, index)
-    # more than four threads save little time per run, and the next caller finds all their cores busy
-    multi_threads = settings.multi_threads or min(threads, 4)
     metrics.describe_build(onnxruntime=sessions.VERSION, provider=provider, workers=settings.workers, threads=threads)
-    batch_tokens = settings.batch_tokens("fp32" if on_cpu or settings.precision == "fp32" else "fp16")
-    queue = _queue(settings, index, threads, batch_tokens)
+    queue = _queue(settings, index, threads, settings.batch_tokens("fp32" if on_cpu or settings.precision == "fp32" else "fp16"))
     # a GPU runs texts faster than two threads tokenize them
     prepare_threads = min(cores, 2) if on_cpu else max(cores // 2 // settings.workers, 1)
+    scheduler = Scheduler(
+        queue,
+        threads=threads,
+        # more than four threads save little time per run, and the next caller finds all their cores busy
+        multi_threads=settings.multi_threads or min(threads, 4),
+        prepare_threads=prepare_threads,
+        on_hang=metrics.hung_runs.inc,
+    )
+    load = partial(loading.load_model, settings=model_settings, scheduler=scheduler, metrics=metrics)
+    registry = _load_registry(load, paths, settings, metrics, parallel_loads=threads)
+    # a GPU can also have only fp32 graphs
+    queue.max_batch_tokens = max(settings.batch_tokens(model.graph.precision) for model in registry.models.values())
     if not on_cpu:
         logger.info(
             "GPU %d: %s and %s of this worker, batches of up to %d tokens",
             settings.device_id,
             plural(threads, "inference thread"),
             plural(prepare_threads, "prepare thread"),
-            batch_tokens,
+            queue.max_batch_tokens,
         )
-    scheduler = Scheduler(
-        queue,
-        threads=threads,
-        multi_threads=multi_threads,
-        prepare_threads=prepare_threads,
-        on_hang=metrics.hung_runs.inc,
-    )
-    load = partial(loading.load_model, settings=model_settings, scheduler=scheduler, metrics=metrics, multi_threads=multi_threads)
-    registry = _load_registry(load, paths, settings, metrics, parallel_loads=threads)
     return AppState(
         registry=registry,
         reloader=Reloader(settings.models, load, registry=registry, metrics=metrics),

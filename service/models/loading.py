@@ -66,18 +66,15 @@ def _has_graph(path: Path, provider: Provider) -> bool:
         return True
 
 
-def load_model(
-    path: Path, served: Model | None = None, *, settings: ModelSettings, scheduler: Scheduler, metrics: Metrics, multi_threads: int = 1
-) -> Model:
+def load_model(path: Path, served: Model | None = None, *, settings: ModelSettings, scheduler: Scheduler, metrics: Metrics) -> Model:
     """Verifies the files of a bundle, and creates a warmed-up, timed model.
 
     Args:
         path: The bundle's folder.
         served: A model that is returned if the bundle still has its version.
         settings: As returned by `with_provider`.
-        scheduler: Runs the model's texts.
+        scheduler: Runs the model's texts. If its multi-threaded runs have several threads, the model gets a second session for them.
         metrics: Record the load times and the runs.
-        multi_threads: Threads of a run in a second session; 1 creates none.
 
     Raises:
         StartError: A file does not match the manifest, or as `open_bundle`.
@@ -101,7 +98,7 @@ def load_model(
             bundle,
             graph,
             tokenizer=tokenizer,
-            engines=_engines(engine, bundle, graph, settings, cost_model, multi_threads),
+            engines=_engines(engine, bundle, graph, settings, cost_model, scheduler.multi_threads),
             cost_model=cost_model,
             scheduler=scheduler,
             metrics=metrics.model(manifest.task, manifest.name),

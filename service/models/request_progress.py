@@ -111,7 +111,7 @@ class RequestProgress:
                     prediction.truncated.append(index)
                 prediction.read_spans = step.read_spans if index == 0 else ()
                 self.cost = step.cost if index == 0 else self.cost + step.cost
-                self.held_tokens = prediction.tokens + self.cost.queue_tokens
+                self.held_tokens = prediction.tokens + self.cost.extra_tokens
                 # checked after each input, because the windows of one text may have a thousand times as many tokens as the text
                 if self.held_tokens > self.max_tokens:
                     raise TooLargeError(
@@ -135,7 +135,7 @@ class RequestProgress:
     def payloads(self) -> list[tuple[int, EncodingPayload]]:
         """Returns the encodings of the open inputs, each with its tokens."""
         return [
-            (encoding.queue_tokens, EncodingPayload(encoding, self, index, step.keep and partial(step.keep, place)))
+            (encoding.weighted_tokens, EncodingPayload(encoding, self, index, step.keep and partial(step.keep, place)))
             for index, step in enumerate(self.steps)
             if step is not None
             for place, encoding in enumerate(step.encodings)

@@ -18,7 +18,7 @@ class Utilization:
         self._scheduler = scheduler
         self._metrics = metrics
         self._total_run_s = 0.0
-        self._loop_s: float | None = None
+        self._loop_s = 0.0
 
     def start(self) -> None:
         """Starts regular measurements in the running event loop. Their delay is also the delay of other callbacks of the loop."""
@@ -34,12 +34,11 @@ class Utilization:
         total_run_s = self._scheduler.total_run_s
         self._metrics.thread_busy.inc(total_run_s - self._total_run_s)
         self._total_run_s = total_run_s
-        if self._loop_s is not None:
-            loop_s = time.thread_time()
-            self._metrics.loop_cpu.inc(loop_s - self._loop_s)
-            self._loop_s = loop_s
+        loop_s = time.thread_time()
+        self._metrics.loop_cpu.inc(loop_s - self._loop_s)
+        self._loop_s = loop_s
         self._metrics.queue_items.set(self._scheduler.queue.queue_items)
-        self._metrics.queue_tokens.set(self._scheduler.queue.queue_tokens)
+        self._metrics.queue_tokens.set(self._scheduler.queue.held_tokens)
         self._metrics.ready_workers.set(self._scheduler.ready)
 
     async def _measure_regularly(self) -> None:

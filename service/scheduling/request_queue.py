@@ -49,9 +49,9 @@ class RequestQueue:
     Attributes:
         max_batch_tokens: Maximum tokens of a batch: rows times padded length.
         max_queue_tokens: Maximum tokens that all open requests hold together.
-        max_request_tokens: Limit of `queue_tokens` after a large request is admitted; therefore also the limit of one request.
+        max_request_tokens: Limit of `held_tokens` after a large request is admitted; therefore also the limit of one request.
         requests: The open requests: admitted, and not ended.
-        queue_tokens: Tokens that they hold.
+        held_tokens: Tokens that they hold.
         queue_items: Items that wait.
     """
 
@@ -61,7 +61,7 @@ class RequestQueue:
         self.max_queue_tokens = max_queue_tokens
         self.max_request_tokens = max_queue_tokens - int(max_queue_tokens * SHARE_FOR_SMALL)
         self.requests: set[ScheduledRequest] = set()
-        self.queue_tokens = 0
+        self.held_tokens = 0
         self.queue_items = 0
         self._thread_count = threads
         self._short_items, self._long_items = WaitingItems(), WaitingItems()
@@ -85,7 +85,7 @@ class RequestQueue:
         Raises:
             RefusedError: The queue is full or too long.
         """
-        if self.queue_tokens >= self.max_queue_tokens:
+        if self.held_tokens >= self.max_queue_tokens:
             raise self._full_error(1, self.max_queue_tokens, remaining_s)
         if wait := self.wait_s(remaining_s):
             self._check_wait(wait, 0.0, time_left_s)
@@ -103,7 +103,7 @@ class RequestQueue:
             RefusedError: The queue is full, or the last item would probably start after the deadline.
         """
         limit = self.max_request_tokens if request.held_tokens > self.max_queue_tokens * LARGE_SHARE else self.max_queue_tokens
-        if self.queue_tokens + request.held_tokens > limit:
+        if self.held_tokens + request.held_tokens > limit:
             raise self._full_error(request.held_tokens, limit, remaining_s)
         request.priority = request.arrived
         items = self._new_items(request, payloads)
@@ -119,7 +119,7 @@ class RequestQueue:
         if wait:
             self._check_wait(wait, PACE * earlier_s / threads, time_left_s)
         self.requests.add(request)
-        self.queue_tokens += request.held_tokens
+        self.held_tokens += request.held_tokens
         self._add(request, items)
 
     def put_next(self, request: ScheduledRequest, payloads: SizedPayloads) -> None:
@@ -169,7 +169,7 @@ class RequestQueue:
         if request not in self.requests:
             return False
         self.requests.remove(request)
-        self.queue_tokens -= request.held_tokens
+        self.held_tokens -= request.held_tokens
         request.results = []
         for item in list(request.waiting):
             self._remove(item)
@@ -194,11 +194,11 @@ class RequestQueue:
             )
 
     def _full_error(self, tokens: int, limit: int, remaining_s: float) -> RefusedError:
-        excess = (self.queue_tokens + tokens - limit) / max(self.queue_tokens, 1)
+        excess = (self.held_tokens + tokens - limit) / max(self.held_tokens, 1)
         return RefusedError(
             "the queue is full: it holds {queue_tokens} tokens, and with the request, which has {tokens} or more, it may hold {limit}; "
             "try again later.",
-            queue_tokens=self.queue_tokens,
+            queue_tokens=self.held_tokens,
             tokens=tokens,
             limit=limit,
             reason="queue_full",

@@ -41,6 +41,7 @@ class Scheduler:
         queue: Its queue; only the scheduler changes it.
         prepare: The threads that tokenize long texts.
         clock: Returns monotonic seconds.
+        multi_threads: Threads of a multi-threaded run.
         withdrawn: Set before `stop`, to report not ready and still accept work.
         total_run_s: Seconds of all batches that have ended, in total; a run that hangs ends when its thread is replaced.
         failure: Why the process must be restarted: the device is lost, a thread has died, or as many runs have hung as there are threads.
@@ -72,6 +73,7 @@ class Scheduler:
         self.queue = queue
         self.prepare = PreparePool(prepare_threads)
         self.clock = clock
+        self.multi_threads = multi_threads
         self._thread_count = threads
         self._multi_threaded_runs = max(1, threads // multi_threads)  # multi-threaded runs that have enough threads
         self._lock = threading.RLock()

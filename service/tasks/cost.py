@@ -51,7 +51,7 @@ class Cost:
         )
 
     @property
-    def queue_tokens(self) -> int:
+    def extra_tokens(self) -> int:
         """Tokens of the queue in addition to the tokens of the encodings."""
         return self.reserved_tokens + self.decode_us // US_PER_TOKEN
 

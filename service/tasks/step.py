@@ -62,7 +62,7 @@ class Step:
     @property
     def tokens(self) -> int:
         """Tokens of the encodings, as the queue counts them."""
-        return sum(encoding.queue_tokens for encoding in self.encodings)
+        return sum(encoding.weighted_tokens for encoding in self.encodings)
 
 
 class ModelConfig(Protocol):

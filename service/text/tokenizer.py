@@ -110,7 +110,7 @@ class Encoding:
         return self.starts[-1]
 
     @property
-    def queue_tokens(self) -> int:
+    def weighted_tokens(self) -> int:
         """Its tokens in the queue; a mask counts as one more, because its projection onto the vocabulary costs about as much."""
         return len(self.ids) + len(self.masks)
 

@@ -137,7 +137,7 @@ def play(
         finally:
             harness.work.gate.set()
             await harness.scheduler.stop(5)
-        assert (0, 0) == (harness.queue.queue_items, harness.queue.queue_tokens)
+        assert (0, 0) == (harness.queue.queue_items, harness.queue.held_tokens)
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(start_and_stop())

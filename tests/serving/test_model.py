@@ -63,7 +63,7 @@ async def test_an_input_that_cannot_be_decoded_is_named(models: Path, monkeypatc
     async with serving(service) as client:
         answer = await client.post("/classify", json={"inputs": ["good", "fine", "bad", "good"]})
         assert rejected(answer, 413, "too_large").startswith("inputs[2]: ")
-        assert (0, 0) == (service.scheduler.queue.queue_items, service.scheduler.queue.queue_tokens)
+        assert (0, 0) == (service.scheduler.queue.queue_items, service.scheduler.queue.held_tokens)
 
 
 GUILTY = "poor"

@@ -124,7 +124,7 @@ def test_admission_is_all_or_nothing() -> None:
         with pytest.raises(RefusedError) as error:
             add(queue, *refused)
         assert "queue_full" == error.value.reason
-    assert (60, [[first]]) == (queue.queue_tokens, [[item.request for item in batch] for batch in drain(queue)])
+    assert (60, [[first]]) == (queue.held_tokens, [[item.request for item in batch] for batch in drain(queue)])
 
 
 def test_a_request_holds_its_tokens_until_it_ends() -> None:
@@ -169,7 +169,7 @@ def test_a_large_request_leaves_room_for_small_ones_in_an_empty_queue() -> None:
         add(queue, 897)
     add(queue, queue.max_request_tokens)
     add(queue, 16)
-    assert 896 + 16 == queue.queue_tokens
+    assert 896 + 16 == queue.held_tokens
 
 
 @pytest.mark.parametrize("texts", [1, 2])
@@ -325,7 +325,7 @@ def test_a_request_that_is_cancelled_while_queued_uses_no_capacity() -> None:
     queue = new_queue()
     first, cancelled, last = add(queue, 8), add(queue, 8, 8), add(queue, 8)
     assert [True, False] == [queue.close(cancelled), queue.close(cancelled)]
-    assert (2, 16) == (queue.queue_items, queue.queue_tokens)
+    assert (2, 16) == (queue.queue_items, queue.held_tokens)
     assert [[first, last]] == [[item.request for item in batch] for batch in drain(queue)]
 
 
