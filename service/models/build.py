@@ -20,7 +20,7 @@ from bertserve.service.errors import BundleError, SettingsError, StartError, plu
 from bertserve.service.metrics import Metrics
 from bertserve.service.models import loading
 from bertserve.service.models.model import Model
-from bertserve.service.models.registry import Registry, read_configured_defaults
+from bertserve.service.models.registry import Registry
 from bertserve.service.models.reloader import Reloader, without_folders
 from bertserve.service.models.utilization import Utilization
 from bertserve.service.providers import Provider
@@ -200,5 +200,4 @@ def _load_registry(
             pool.shutdown(wait=False, cancel_futures=True)  # after an error or Ctrl-C: cancels the loads that have not started
     if not models:
         raise BundleError(f"no model can be loaded: {'; '.join(broken.values())}")
-    configured_defaults = read_configured_defaults(settings.default, settings.models, models, broken)
-    return Registry(models, configured_defaults, broken, allow_implicit_default=settings.allow_implicit_default)
+    return Registry(models, broken, settings)

@@ -20,6 +20,7 @@ from bertserve.service.errors import (
     did_you_mean,
 )
 from bertserve.service.models.model import Model
+from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.reading import requested_task
 
@@ -29,9 +30,7 @@ DEFAULTS_FILE = "defaults.json"
 _DEFAULTS = TypeAdapter(dict[str, str])
 
 
-def read_configured_defaults(
-    flag_defaults: Mapping[str, str], folders: Sequence[Path], models: Sequence[Model], broken: Mapping[str, str]
-) -> dict[str, str]:
+def _configured_defaults(settings: Settings, models: Sequence[Model], broken: Mapping[str, str]) -> dict[str, str]:
     """Returns task -> name of its default model, as the operator chose: by `--default`, or else by `defaults.json` of a models folder.
 
     Tasks are written by their Hugging Face name or by their path. A file's default is ignored if it is one of the `broken` models.
@@ -42,8 +41,8 @@ def read_configured_defaults(
     """
     tasks = {key: spec for spec in TASKS.values() for key in (spec.path, spec.name)}
     chosen: dict[str, tuple[str, str]] = {}  # task -> name of the model, and who chose it
-    files = [(f"`{path}`", _read_defaults(path)) for folder in folders if (path := folder / DEFAULTS_FILE).exists()]
-    for origin, defaults in [("--default", flag_defaults), *files]:
+    files = [(f"`{path}`", _read_defaults(path)) for folder in settings.models if (path := folder / DEFAULTS_FILE).exists()]
+    for origin, defaults in [("--default", settings.default), *files]:
         for key, name in defaults.items():
             if key not in tasks:
                 raise SettingsError(f"{origin} has the unknown task `{key}`; known tasks are {', '.join(tasks)}.")
@@ -88,31 +87,20 @@ class Registry:
         defaults: Task -> name of its default model.
     """
 
-    def __init__(
-        self,
-        models: Iterable[Model],
-        configured_defaults: Mapping[str, str],
-        broken: dict[str, str],
-        *,
-        allow_implicit_default: bool = False,
-    ) -> None:
-        """Chooses the defaults.
+    def __init__(self, models: Sequence[Model], broken: dict[str, str], settings: Settings) -> None:
+        """Chooses the defaults of the models, which have any order, by the settings and the files of the models folders.
 
-        Args:
-            models: The models, in any order.
-            configured_defaults: Task -> name of its default model; a derived task uses the model of its base task, if that model can
-                answer it.
-            broken: Name -> error, for models that could not be loaded.
-            allow_implicit_default: Whether a task with several models and no configured default uses the first model by name; otherwise it
-                needs one.
+        A derived task uses the default of its base task, if that model can answer it. With `allow_implicit_default`, a task with several
+        models and no choice uses the first model by name.
 
         Raises:
-            SettingsError: A task has several models and no choice.
+            BundleError: A file of defaults is wrong.
+            SettingsError: A configured default is wrong, or a task has several models and no choice.
         """
         self.models = {model.name: model for model in sorted(models, key=lambda model: model.name)}
         self.broken = broken
-        self._configured_defaults = configured_defaults
-        self._allow_implicit_default = allow_implicit_default
+        self._configured_defaults = _configured_defaults(settings, models, broken)
+        self._allow_implicit_default = settings.allow_implicit_default
         self.defaults = self._choose({})
         if ambiguous := self._ambiguous_tasks():
             which = "; ".join(f"/{TASKS[task].path} ({_quoted(names)})" for task, names in ambiguous.items())
@@ -140,23 +128,19 @@ class Registry:
     def replace_models(self, models: Mapping[str, Model]) -> None:
         """Takes other models. A default does not change while its model is loaded; without it, the only candidate is the default.
 
-        The log has each change of a default, and new candidates.
+        The log has each change of a default, and each task that needs one.
         """
-        before, known = self.defaults, self.models
+        before = self.defaults
         self.models = dict(sorted(models.items()))
         self.defaults = self._choose(before)
         ambiguous = self._ambiguous_tasks()
         for task, spec in TASKS.items():
             old, new = before.get(task), self.defaults.get(task)
-            if task in ambiguous:
-                names = ", ".join(ambiguous[task])
-                logger.warning("/%s has no default model, but %s can answer it; choose one with --default", spec.path, names)
-            elif old is not None and new is None:
-                logger.warning("/%s has no model any more", spec.path)
-            elif new is not None and old != new:
-                logger.warning("/%s now uses the model %s%s", spec.path, new, "" if old is None else f" instead of {old}")
-            elif new is not None and (added := [name for name in self._candidates(task) if name not in known]):
-                logger.info("the model %s can also answer /%s, which still uses %s", ", ".join(added), spec.path, new)
+            if old != new or task in ambiguous:
+                able = _quoted(self._candidates(task))
+                logger.warning(
+                    "the default model of /%s is %s (before: %s); --default can choose %s", spec.path, new or "none", old or "none", able
+                )
 
     def _choose(self, before: Mapping[str, str]) -> dict[str, str]:
         """Returns task -> its default model: by choice, by the choice for its base task, as before, or the only or first candidate."""

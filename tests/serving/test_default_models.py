@@ -127,12 +127,11 @@ def test_a_model_loaded_later_does_not_replace_a_default(tmp_path: Path, caplog:
         made(folder, a=tiny.LABELS)
         asyncio.run(state.reloader.refresh())
         assert {"text-classification": "b"} == state.registry.defaults
-        assert caplog.text.count("/classify, which still uses b") == number + 1
         shutil.rmtree(folder / "b")
         tiny.bundle(folder, "b", seed=1)
         asyncio.run(state.reloader.load("b"))
         assert state.registry.for_task("text-classification") is state.registry.get("b")
-        assert "instead of" not in caplog.text
+        assert "/classify" not in caplog.text
 
 
 def test_several_candidates_do_not_replace_an_unloaded_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -140,7 +139,8 @@ def test_several_candidates_do_not_replace_an_unloaded_default(tmp_path: Path, c
     state = state_of(folder, default={"classify": "a"})
     asyncio.run(state.reloader.unload("a"))
     assert {} == state.registry.defaults
-    assert "but b, c can" in caplog.text
+    assert "/classify" in caplog.text
+    assert "`b`, `c`" in caplog.text
     with pytest.raises(NotFoundError, match="`b`, `c`"):
         state.registry.for_task("text-classification")
     assert "b" == state.registry.for_task("text-classification", "b").name

@@ -203,7 +203,7 @@ async def test_an_endpoint_follows_loads_and_unloads(models: Path, tmp_path: Pat
         assert await served() == "tiny"
         assert (await client.post("/models/tiny/unload", headers=ADMIN)).json() == {"name": "tiny", "unloaded": True}
         assert await served() == "other"
-        assert "other instead of tiny" in caplog.text
+        assert "/classify is other (before: tiny)" in caplog.text
         rejected(await client.post("/models/tiny/unload", headers=ADMIN), 404, "not_found")
         await client.post("/models/other/unload", headers=ADMIN)
         assert ": none" in rejected(await client.post("/classify", json=BODY), 404, "not_found")
