@@ -206,7 +206,7 @@ def _add_operations(probe_routes: APIRouter, key_routes: APIRouter, metrics_rout
 
     @metrics_routes.get("/metrics", summary="Prometheus metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        state.utilization.measure()
+        state.measure()
         # a page reads the files of all workers, and a page with many series takes a while to write
         return Response(await asyncio.to_thread(state.metrics.render), headers={"content-type": CONTENT_TYPE})
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -22,7 +24,6 @@ from bertserve.service.models import loading
 from bertserve.service.models.model import Model
 from bertserve.service.models.registry import Registry
 from bertserve.service.models.reloader import Reloader, without_folders
-from bertserve.service.models.utilization import Utilization
 from bertserve.service.providers import Provider
 from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
@@ -35,16 +36,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger("bertserve.loading")
 
 
-@dataclass(frozen=True, slots=True)
+MEASURE_INTERVAL_S = 1.0
+
+
+@dataclass(slots=True)
 class AppState:
-    """The state that request handlers use, built by the composition root. `start` and `stop` are called in the event loop of its requests.
+    """The state that request handlers use, built by the composition root. Its methods are called in the event loop of its requests.
 
     Attributes:
         registry: The loaded models.
         reloader: Changes the models.
         scheduler: The inference threads.
         metrics: All metrics.
-        utilization: Measures how busy the threads are.
         settings: All settings.
         provider: The execution provider in use.
         limits: The limits of a body.
@@ -59,7 +62,6 @@ class AppState:
     reloader: Reloader
     scheduler: Scheduler
     metrics: Metrics
-    utilization: Utilization
     settings: Settings
     provider: Provider
     limits: Limits
@@ -68,19 +70,41 @@ class AppState:
     total_threads: int = 1
     tracer: Tracer | None = None
     stopped: threading.Event = field(default_factory=threading.Event)
+    _measuring: asyncio.Task[None] = field(init=False)
+    _total_run_s: float = field(default=0.0, init=False)
+    _loop_s: float = field(default=0.0, init=False)
 
     def start(self) -> None:
         """Starts the inference threads, the measurements, and the thread that returns freed memory."""
         self.scheduler.start()
-        self.utilization.start()
+        self._loop_s = time.thread_time()
+        self._measuring = asyncio.get_running_loop().create_task(self._measure_regularly())
         threading.Thread(target=return_freed_memory, args=(self.stopped,), name="freed-memory", daemon=True).start()
 
     async def stop(self, timeout_s: float) -> int:
         """Stops what `start` started, as `Scheduler.stop` does; returns the number of requests that were failed."""
         failed = await self.scheduler.stop(timeout_s)
-        self.utilization.stop()
+        self._measuring.cancel()
         self.stopped.set()
         return failed
+
+    def measure(self) -> None:
+        """Measures the queue, and the busy time of inference threads and event loop since the last call, for the metrics."""
+        total_run_s, loop_s = self.scheduler.total_run_s, time.thread_time()
+        self.metrics.thread_busy.inc(total_run_s - self._total_run_s)
+        self.metrics.loop_cpu.inc(loop_s - self._loop_s)
+        self._total_run_s, self._loop_s = total_run_s, loop_s
+        self.metrics.queue_items.set(self.scheduler.queue.queue_items)
+        self.metrics.queue_tokens.set(self.scheduler.queue.held_tokens)
+        self.metrics.ready_workers.set(self.scheduler.ready)
+
+    async def _measure_regularly(self) -> None:
+        """Measures once per second. The delay of this measurement is also the delay of other callbacks of the event loop."""
+        while True:
+            due = time.monotonic() + MEASURE_INTERVAL_S
+            await asyncio.sleep(MEASURE_INTERVAL_S)
+            self.metrics.loop_lag.observe(max(time.monotonic() - due, 0.0))
+            self.measure()
 
 
 def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None) -> AppState:
@@ -130,7 +154,6 @@ def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None)
         reloader=Reloader(settings.models, load, registry=registry, metrics=metrics),
         scheduler=scheduler,
         metrics=metrics,
-        utilization=Utilization(scheduler, metrics),
         settings=settings,
         provider=provider,
         limits=Limits(settings.max_inputs, settings.max_chars, settings.max_top_k),

@@ -61,9 +61,9 @@ async def test_the_busy_seconds_of_threads_are_those_of_their_batches(models: Pa
 
 async def test_the_event_loop_is_measured_from_its_start(models: Path) -> None:
     service = state_of(models)
-    service.utilization.start()
+    service.start()
     sum(range(2_000_000))
-    service.utilization.measure()
+    service.measure()
     assert metric(service.metrics.render().decode(), "event_loop_cpu_seconds_total") > 0
     await until(lambda: metric(service.metrics.render().decode(), "event_loop_lag_seconds_count") > 0)
-    service.utilization.stop()
+    await service.stop(0)
