@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from itertools import takewhile
 from typing import Any, NoReturn
 
-from bertserve.service.errors import SettingsError, did_you_mean
-
-_METAVARS = {"Path": "PATH", "str": "TEXT", "IPvAnyNetwork": "NETWORK", "int": "NUMBER", "float": "NUMBER"}
-_PATH_DEFAULT = re.compile(r"\(\w+Path\('(.*)'\),\)")
+from bertserve.service.errors import did_you_mean
 
 
 def drop_stdout() -> int:
@@ -75,24 +71,3 @@ class FlagParser(argparse.ArgumentParser):
         otherwise = "see --help." if self.commands is None else "give the command first, and see --help of the command."
         hint = did_you_mean(argument.partition("=")[0], self.flags, otherwise, name_format="{}")
         self.error(f"unknown argument `{argument}`; {hint}")
-
-
-class SettingsParser(FlagParser):
-    """Raises its errors, so that `bert-serve` reports all errors of settings in the same way."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raises a `SettingsError`."""
-        raise SettingsError(message if message.endswith((".", "?")) else f"{message}.")
-
-
-class SettingsHelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Shows the values and defaults of flags as users write them; pydantic-settings shows Python, such as `tuple[Path,...]` and `None`."""
-
-    def add_argument(self, action: argparse.Action) -> None:
-        """Adds the help of a flag."""
-        if isinstance(action.metavar, str):
-            for kind, shown in _METAVARS.items():
-                action.metavar = re.sub(rf"tuple\[{kind},\.\.\.\]|\b{kind}\b", shown, action.metavar)
-        if action.help is not None:
-            action.help = _PATH_DEFAULT.sub(r"\1", action.help.removesuffix(" (default: None)").removesuffix(" (default: ())"))
-        super().add_argument(action)

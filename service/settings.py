@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+from argparse import Action
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -15,7 +16,7 @@ from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, NoDecode,
 from pydantic_settings import SettingsError as CommandLineError
 
 from bertserve.service.errors import SettingsError, did_you_mean, requirement
-from bertserve.service.flag_parser import FlagParser, SettingsHelpFormatter, SettingsParser
+from bertserve.service.flag_parser import FlagParser
 from bertserve.service.providers import ProviderChoice
 
 ENV_PREFIX = "BERT_SERVE_"
@@ -32,6 +33,8 @@ CLI_CONFIG = SettingsConfigDict(
 # variables that enableServiceLinks of a pod sets: BERT_SERVE_SERVICE_HOST, BERT_SERVE_PORT=tcp://..., BERT_SERVE_PORT_8000_TCP_ADDR ...
 _SERVICE_LINK = re.compile("SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?")
 _SERVICE_ADDRESS = re.compile("(tcp|udp|sctp)://")
+_METAVARS = {"Path": "PATH", "str": "TEXT", "IPvAnyNetwork": "NETWORK", "int": "NUMBER", "float": "NUMBER"}
+_PATH_DEFAULT = re.compile(r"\(\w+Path\('(.*)'\),\)")
 
 
 def _pairs(value: Any) -> Any:
@@ -93,9 +96,10 @@ class ConfigFile(PydanticBaseSettingsSource):
 
 
 class FileSettings(BaseSettings):
-    """Base of all settings. Each is a flag `--like-this`, a variable `BERT_SERVE_LIKE_THIS`, and a key `like_this` of the file of --config.
+    """Base of all settings. Each of `serve` is a flag `--like-this`, a variable `BERT_SERVE_LIKE_THIS`, and a key `like_this` of a file.
 
-    All commands share variables and files, so these may have settings that a command does not use; flags must be known.
+    All commands share variables and files, so these may have settings that a command does not use; flags must be known. What only another
+    command has is only a flag.
     """
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", populate_by_name=True, **CLI_CONFIG)
@@ -115,8 +119,8 @@ class FileSettings(BaseSettings):
         return init_settings, env_settings, ConfigFile(settings_cls)
 
 
-class SourceSettings(FileSettings):
-    """The models, and the graphs that are exported from checkpoints."""
+class ModelSettings(FileSettings):
+    """The models, how they run, and the limits of requests."""
 
     models: Paths = Field(
         (Path("models"),), min_length=1, description="Folder of bundles, all of which are loaded; repeat the flag or separate with commas."
@@ -134,11 +138,6 @@ class SourceSettings(FileSettings):
     precision: Literal["auto", "fp32", "fp16", "int8"] = Field(
         "auto", description="Precision of the graph to load; auto uses the provider's default graph."
     )
-
-
-class ModelSettings(SourceSettings):
-    """How models run, and the limits of requests."""
-
     engine_cache: Path | None = Field(
         None, description="Folder for TensorRT engines; without it every start builds them, which takes minutes."
     )
@@ -182,7 +181,7 @@ class ModelSettings(SourceSettings):
 
 
 class ScoreSettings(ModelSettings):
-    """What `score` does with each row."""
+    """What `score` does with each row. These settings are only flags."""
 
     task: str | None = Field(
         None, description="Name of the task or of its endpoint (default: the model's own, or the one that parameters or columns imply)."
@@ -208,7 +207,7 @@ class ScoreSettings(ModelSettings):
 
 
 class AddressSettings(FileSettings):
-    """Where the service listens, and the settings for a health check."""
+    """Where the service listens, and its API keys. `health` checks whether the service with these settings is ready."""
 
     host: str = Field("127.0.0.1", description="Address to listen on; use an API key unless it is loopback.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free port and prints it.")
@@ -223,7 +222,7 @@ class AddressSettings(FileSettings):
 
 
 class Settings(ModelSettings, AddressSettings):
-    """All settings of the service."""
+    """All settings of the service. Each flag is also a BERT_SERVE_* variable, and a key of the file of --config."""
 
     multi_threads: int | None = Field(
         None,
@@ -289,7 +288,6 @@ class Settings(ModelSettings, AddressSettings):
         "HTTP. Needs the extra `otel`; OTEL_* variables configure the rest.",
     )
     access_log: bool = Field(False, description="Log one line per request, except probes and scrapes of /metrics.")
-    log_probes: bool = Field(False, description="Log probes and scrapes too; needs --access-log.")
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:
@@ -298,8 +296,6 @@ class Settings(ModelSettings, AddressSettings):
                 raise ValueError(f"{_flag(less)} is {value}, over {_flag(more)}, which is {limit}; lower the first or raise the second")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("--tls-cert and --tls-key belong together; give both, or neither")
-        if self.log_probes and not self.access_log:
-            raise ValueError("--log-probes has no effect without --access-log; give that too")
         for name in ("public_health", "public_metrics"):
             if self.api_key_file is None and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{_flag(name)} has no effect without --api-key-file; give that too")
@@ -315,19 +311,14 @@ def parse(command: type[_Command], args: Sequence[str]) -> _Command:
     `args` has the arguments after the program's name.
 
     Raises:
-        SettingsError: A flag or subcommand is unknown, a value is wrong, two values contradict each other, or a BERT_SERVE_* variable or a
-            key of the file is unknown.
-        SystemExit: `--help`.
+        SettingsError: A value is wrong, two values contradict each other, or a BERT_SERVE_* variable or a key of the file is unknown.
+        SystemExit: `--help`, or a flag or subcommand is unknown.
     """
     clean_environment()
-    parser = SettingsParser(prog="bert-serve", description=command.__doc__, formatter_class=SettingsHelpFormatter, allow_abbrev=False)
+    parser = FlagParser(prog="bert-serve", description=command.__doc__, allow_abbrev=False)
     try:
         source = CliSettingsSource[Any](
-            command,
-            root_parser=parser,
-            add_argument_method=FlagParser.add_argument,
-            add_subparsers_method=FlagParser.add_subparsers,
-            formatter_class=SettingsHelpFormatter,
+            command, root_parser=parser, add_argument_method=_add_argument, add_subparsers_method=FlagParser.add_subparsers
         )
         return CliApp.run(command, cli_args=list(args), cli_settings_source=source)
     except CommandLineError as error:
@@ -345,6 +336,15 @@ def parse(command: type[_Command], args: Sequence[str]) -> _Command:
         raise SettingsError(f"{where} is `{first['input']}`: {message}.") from error
 
 
+def _add_argument(parser: FlagParser, *names: Any, **options: Any) -> Action:
+    """Adds an argument whose help has values and defaults as users write them, not as Python, such as `tuple[Path,...]` and `None`."""
+    if "metavar" in options:  # a switch has none
+        for kind, shown in _METAVARS.items():
+            options["metavar"] = re.sub(rf"tuple\[{kind},\.\.\.\]|\b{kind}\b", shown, options["metavar"])
+    options["help"] = _PATH_DEFAULT.sub(r"\1", options["help"].removesuffix(" (default: None)").removesuffix(" (default: ())"))
+    return parser.add_argument(*names, **options)
+
+
 def clean_environment() -> None:
     """Removes the variables that Kubernetes sets for a Service named bert-serve, and refuses unknown ones that look like settings.
 
@@ -359,7 +359,7 @@ def clean_environment() -> None:
         if _SERVICE_LINK.fullmatch(setting) or (setting == "PORT" and _SERVICE_ADDRESS.match(value)):
             del os.environ[name]
         elif setting not in names:
-            hint = did_you_mean(setting, names, "see `bert-serve serve --help`.", name_format=ENV_PREFIX + "{}")
+            hint = did_you_mean(setting, names, "only flags of `bert-serve serve` have variables.", name_format=ENV_PREFIX + "{}")
             raise SettingsError(f"unknown environment variable {name}; {hint}")
 
 

@@ -30,7 +30,7 @@ from bertserve.service.bundle.files import MANIFEST_FILE, digest, is_bundle, is_
 from bertserve.service.bundle.manifest import NAME_PATTERN
 from bertserve.service.errors import SettingsError, StartError, install_command
 from bertserve.service.providers import PROVIDERS
-from bertserve.service.settings import SourceSettings
+from bertserve.service.settings import ModelSettings
 
 logger = logging.getLogger("bertserve.sources")
 
@@ -39,7 +39,7 @@ MODULE = "bertserve.export.cli"
 _CHECKPOINT_PATTERNS = ("*.json", "*.safetensors", "pytorch_model*.bin", "*.txt", "*.model", "README.md")
 _GRAPH_MISSING = 4  # bert-export's exit code if a graph failed and the bundle lacks it
 
-S = TypeVar("S", bound=SourceSettings)
+S = TypeVar("S", bound=ModelSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,7 @@ def get_or_export(source: ModelSource, options: Sequence[str], cache: Path, *, e
     return bundle
 
 
-def export_options(settings: SourceSettings) -> list[str]:
+def export_options(settings: ModelSettings) -> list[str]:
     """Returns the flags of an export for these settings: graphs for the requested provider and precision.
 
     Raises:
@@ -277,7 +277,7 @@ def export_options(settings: SourceSettings) -> list[str]:
     return ["--provider", ",".join(providers), *([] if precision == "auto" else ["--precision", precision])]
 
 
-def cache_folder(settings: SourceSettings) -> Path:
+def cache_folder(settings: ModelSettings) -> Path:
     """Returns the folder of the cache: --cache-dir, or `bertserve` in the user's cache folder.
 
     Raises:

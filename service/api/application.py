@@ -206,7 +206,7 @@ class Application:
         if request.key is not None or status == _UNAUTHORIZED:
             metrics.requests_by_key(request.key or UNKNOWN, status).inc()
         settings = self._state.settings
-        if settings.access_log and (settings.log_probes or not _is_probe(request.scope)):
+        if settings.access_log and not _is_probe(request.scope):
             fields = _access_fields(request, status, seconds)
             line = "%s %s %s %s %.1f ms %s"
             access_log.info(line, fields["client"], fields["method"], fields["path"], status, seconds * 1000, request.id, extra=fields)

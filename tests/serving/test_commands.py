@@ -159,8 +159,10 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_a_usage_error_suggests_a_correction(argv: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert 2 == main(argv)
+    with pytest.raises(SystemExit) as stopped:
+        sys.exit(main(argv))
     error = capsys.readouterr().err
+    assert 2 == stopped.value.code
     assert named in error
     assert 1 == error.count("\n")
 

@@ -204,7 +204,9 @@ def test_a_setting_without_effect_is_refused(
     models: Path, tmp_path: Path, flag: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}])
-    assert 2 == run(models, source, tmp_path / "out.jsonl", *flag)
+    with pytest.raises(SystemExit) as stopped:
+        run(models, source, tmp_path / "out.jsonl", *flag)
+    assert 2 == stopped.value.code
     assert f"unknown argument `{flag[0]}`" in capsys.readouterr().err
     monkeypatch.setenv("BERT_SERVE_PORT", "1")
     assert 0 == run(models, source, tmp_path / "out.jsonl")
