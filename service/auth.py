@@ -3,7 +3,8 @@
 Only SHA-256 digests of keys are stored, and they are compared in constant time.
 
 A line of the file is `NAME sha256:DIGEST`, as `bert-serve new-key NAME` prints it, or a key in plain text. Blank lines and lines
-that begin with `#` are ignored. A key is random and long, so one round of SHA-256 is enough: it cannot be guessed.
+that begin with `#` are ignored. A key is random and long, so one round of SHA-256 is enough: it cannot be guessed. A key in plain text
+has the name `default` if it is the only one in its file, otherwise `line-N`.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from bertserve.service.errors import SHOWN_CHARS, HttpError, SettingsError, plur
 logger = logging.getLogger("bertserve.keys")
 
 _NAME = "[A-Za-z0-9._-]{1,64}"
-_DIGEST = re.compile(f"({_NAME})[ \t]+sha256:([0-9a-f]{{64}})")
+_NAME_AND_DIGEST = re.compile(f"({_NAME})[ \t]+sha256:([0-9a-f]{{64}})")
 _PLAIN = re.compile("[!-~]{1,512}")
-_DEFAULT_KEY_NAME = "default"  # the name of a plain-text key that is the only one in its file
+_FLAG, _ADMIN_FLAG = "--api-key-file", "--admin-key-file"
 
 
 class Access(Enum):
@@ -38,98 +39,51 @@ class Access(Enum):
     ADMIN = "callers with an admin key"
 
 
-class ApiKeys:
-    """The keys of a file, which can be read again during requests."""
-
-    def __init__(self, path: Path, *, flag: str = "--api-key-file") -> None:
-        """Reads a file of keys; `flag` is the setting that names the file, for messages.
-
-        Raises:
-            SettingsError: The file cannot be read, has no key, or has an invalid line.
-        """
-        self._path = path
-        self._flag = flag
-        self._digests = self._read()
-
-    def key_name(self, key: bytes) -> str | None:
-        """Returns the name of a key, or None if it is unknown."""
-        digest = _digest(key)
-        # compares all digests, for constant time
-        names = [name for name, known_digest in self._digests.items() if hmac.compare_digest(known_digest, digest)]
-        return names[-1] if names else None
-
-    def reload(self) -> None:
-        """Reads the file again; after an error it logs the error and keeps the current keys."""
-        if self._path.exists() and not self._path.is_file():  # a pipe has its content only once, and opening it can block
-            logger.warning("%s `%s` is not a regular file, so it is not read again", self._flag, self._path)
-            return
-        try:
-            self._digests = self._read()
-        except SettingsError as error:
-            logger.error("the current keys stay: %s", error)
-        else:
-            logger.info("read %s of %s: %s", plural(len(self._digests), "key"), self._flag, ", ".join(self._digests))
-
-    def _read(self) -> dict[str, bytes]:
-        try:
-            lines = self._path.read_text(encoding="utf-8").split("\n")  # other characters, such as U+2028 in a comment, do not end a line
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not text"
-            raise SettingsError(f"{self._flag} `{self._path}` cannot be read: {reason}.") from error
-        entries = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip() and not line.strip().startswith("#")]
-        if not entries:
-            raise SettingsError(f"{self._flag} `{self._path}` is empty; put a key on each line, or what `bert-serve new-key NAME` prints.")
-        digests: dict[str, bytes] = {}
-        for number, line in entries:
-            name, digest = self._entry(number, line, is_only_key=len(entries) == 1)
-            if name in digests:
-                raise SettingsError(
-                    f"line {number} of {self._flag} `{self._path}` has the duplicate name `{name}`; give each key its own name."
-                )
-            digests[name] = digest
-        return digests
-
-    def _entry(self, number: int, line: str, *, is_only_key: bool) -> tuple[str, bytes]:
-        """Returns the name and digest of a line; a message never quotes the line, because it may be a key."""
-        if match := _DIGEST.fullmatch(line):
-            return match[1], bytes.fromhex(match[2])
-        if _PLAIN.fullmatch(line) and not line.startswith("sha256:"):  # a digest without its name is not a key
-            return _DEFAULT_KEY_NAME if is_only_key else f"line-{number}", _digest(line.encode())
-        raise SettingsError(
-            f"line {number} of {self._flag} `{self._path}` is not a key: write `NAME sha256:DIGEST`, as `bert-serve "
-            "new-key NAME` prints it, or a key of at most 512 ASCII characters without spaces."
-        )
-
-
 class Authenticator:
-    """Admits requests by the access of their route."""
+    """Admits requests by the access of their route, and by the keys in files, which can be read again during requests.
+
+    Attributes:
+        requires_key: Whether callers need a key.
+    """
 
     def __init__(
         self,
-        keys: ApiKeys | None = None,
+        key_file: Path | None = None,
         *,
-        admin_keys: ApiKeys | None = None,
+        admin_key_file: Path | None = None,
         public_health: bool = True,
         public_metrics: bool = True,
     ) -> None:
-        """Takes the keys and the access that they give.
+        """Reads the files.
 
         Args:
-            keys: The keys that callers need; None admits all callers.
-            admin_keys: The keys that can change models and call all other routes; None disables model management.
+            key_file: File of the keys that callers need; None admits all callers.
+            admin_key_file: File of the keys that can change models and call all other routes; None disables model management.
             public_health: Whether probes need no key.
             public_metrics: Whether `/metrics` needs no key.
+
+        Raises:
+            SettingsError: A file cannot be read, has no key, or has an invalid line.
         """
-        self.keys = keys
-        self.admin_keys = admin_keys
+        files = {_ADMIN_FLAG: admin_key_file, _FLAG: key_file}
+        self._files = {flag: path for flag, path in files.items() if path is not None}
+        self._digests = {flag: _read(flag, path) for flag, path in self._files.items()}
+        self.requires_key = key_file is not None
         # other accesses always need a key
         self._public = {Access.PUBLIC: True, Access.PROBE: public_health, Access.METRICS: public_metrics}
 
     def reload(self) -> None:
-        """Reads the files of keys again; after an error in a file, it logs the error and keeps the old keys."""
-        for keys in (self.keys, self.admin_keys):
-            if keys is not None:
-                keys.reload()
+        """Reads the files again; after an error in one, it logs the error and keeps the keys of that file."""
+        for flag, path in self._files.items():
+            if path.exists() and not path.is_file():  # a pipe has its content only once, and opening it can block
+                logger.warning("%s `%s` is not a regular file, so it is not read again", flag, path)
+                continue
+            try:
+                self._digests[flag] = digests = _read(flag, path)
+            except SettingsError as error:
+                logger.error("the current keys stay: %s", error)
+            else:
+                logger.info("read %s of %s: %s", plural(len(digests), "key"), flag, ", ".join(digests))
 
     def check(self, access: Access, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
         """Admits a request; header names are in lower case.
@@ -142,9 +96,9 @@ class Authenticator:
                 which the error names, or there are no admin keys (403).
         """
         admin = access is Access.ADMIN
-        if not admin and (self.keys is None or self._public.get(access, False)):
+        if not admin and (not self.requires_key or self._public.get(access, False)):
             return None
-        if admin and self.admin_keys is None:
+        if admin and _ADMIN_FLAG not in self._files:
             raise HttpError(HTTPStatus.FORBIDDEN, "model management is disabled; the operator can enable it with --admin-key-file.")
         name, is_admin = self._identify(headers)
         if admin and not is_admin:
@@ -163,10 +117,43 @@ class Authenticator:
         scheme, _, key = values[0].partition(b" ") if values else (b"", b"", b"")
         if len(values) != 1 or scheme.lower() != b"bearer":  # of several headers, a proxy may have checked another one
             raise HttpError(HTTPStatus.UNAUTHORIZED, "an API key is required; send one header `Authorization: Bearer KEY`.")
-        for keys, is_admin in ((self.admin_keys, True), (self.keys, False)):
-            if keys is not None and (key_name := keys.key_name(key.strip())) is not None:
-                return key_name, is_admin
+        digest = _digest(key.strip())
+        for flag, digests in self._digests.items():
+            # compares all digests, for constant time
+            if names := [name for name, known_digest in digests.items() if hmac.compare_digest(known_digest, digest)]:
+                return names[-1], flag == _ADMIN_FLAG
         raise HttpError(HTTPStatus.UNAUTHORIZED, "unknown API key; check it, or ask the operator for one.")
+
+
+def _read(flag: str, path: Path) -> dict[str, bytes]:
+    """Returns the digest of each key in a file, by name; `flag` is the setting that names the file.
+
+    Raises:
+        SettingsError: The file cannot be read, has no key, or has an invalid line, which is not quoted, because it may be a key.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")  # other characters, such as U+2028 in a comment, do not end a line
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise SettingsError(f"{flag} `{path}` cannot be read: {reason}.") from error
+    entries = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip() and not line.strip().startswith("#")]
+    if not entries:
+        raise SettingsError(f"{flag} `{path}` is empty; put a key on each line, or what `bert-serve new-key NAME` prints.")
+    digests: dict[str, bytes] = {}
+    for number, line in entries:
+        if match := _NAME_AND_DIGEST.fullmatch(line):
+            name, digest = match[1], bytes.fromhex(match[2])
+        elif _PLAIN.fullmatch(line) and not line.startswith("sha256:"):  # a digest without its name is not a key
+            name, digest = "default" if len(entries) == 1 else f"line-{number}", _digest(line.encode())
+        else:
+            raise SettingsError(
+                f"line {number} of {flag} `{path}` is not a key: write `NAME sha256:DIGEST`, as `bert-serve new-key NAME` prints it, or a "
+                "key of at most 512 ASCII characters without spaces."
+            )
+        if name in digests:
+            raise SettingsError(f"line {number} of {flag} `{path}` has the duplicate name `{name}`; give each key its own name.")
+        digests[name] = digest
+    return digests
 
 
 def _digest(key: bytes) -> bytes:

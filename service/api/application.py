@@ -59,7 +59,7 @@ class Application:
             sends_request_id: Whether the application adds the header `x-request-id`; a server around it may add it instead.
         """
         self._state, self._auth, self._sends_request_id = state, auth or Authenticator(), sends_request_id
-        self._fastapi = create_fastapi(state, requires_key=self._auth.keys is not None)
+        self._fastapi = create_fastapi(state, requires_key=self._auth.requires_key)
         routes = [route for route in self._fastapi.routes if isinstance(route, InferenceRoute)]
         # a fixed path has precedence over one with a name
         self._fixed_routes = {route.path: route for route in routes if "{" not in route.path}

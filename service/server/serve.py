@@ -28,7 +28,7 @@ from gunicorn.systemd import sd_notify
 from starlette.types import ASGIApp
 
 from bertserve.service import __version__
-from bertserve.service.auth import ApiKeys, Authenticator
+from bertserve.service.auth import Authenticator
 from bertserve.service.errors import SettingsError, StartError, plural
 from bertserve.service.metrics import Metrics
 from bertserve.service.server.logs import background_logging, configure_logging
@@ -58,7 +58,7 @@ def serve(settings: Settings, with_sources: Callable[[Settings], Settings]) -> N
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # it waits until models are loaded
     raise_file_limit()
     auth = check_start(settings)
-    if auth.keys is None and settings.host not in ("127.0.0.1", "::1", "localhost"):
+    if not auth.requires_key and settings.host not in ("127.0.0.1", "::1", "localhost"):
         logger.warning(
             "LISTENING ON %s WITHOUT AN API KEY: anyone who reaches this address can use the service. "
             "Set --api-key-file, or listen on 127.0.0.1 behind a proxy.",
@@ -108,8 +108,8 @@ def check_start(settings: Settings) -> Authenticator:
                 "files, and the key must belong to the certificate and have no password."
             ) from error
     return Authenticator(
-        None if settings.api_key_file is None else ApiKeys(settings.api_key_file),
-        admin_keys=None if settings.admin_key_file is None else ApiKeys(settings.admin_key_file, flag="--admin-key-file"),
+        settings.api_key_file,
+        admin_key_file=settings.admin_key_file,
         public_health=settings.public_health,
         public_metrics=settings.public_metrics,
     )

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from bertserve.service.api.application import Application
-from bertserve.service.auth import ApiKeys, Authenticator
+from bertserve.service.auth import Authenticator
 from bertserve.service.engine.model_engines import ModelEngines
 from bertserve.service.models.build import AppState, build
 from bertserve.service.settings import Settings
@@ -54,9 +54,11 @@ def play(service: AppState, check: Check[T], auth: Authenticator | None = None) 
     return asyncio.run(run())
 
 
-def keys(folder: Path, *lines: str) -> ApiKeys:
-    (folder / "keys").write_text("\n".join(lines), encoding="utf-8")
-    return ApiKeys(folder / "keys")
+def keys(folder: Path, *lines: str) -> Path:
+    """Writes a file of keys, and returns its path."""
+    path = folder / "keys"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
 
 
 def call(models: Path, method: str, path: str, *, settings: dict[str, Any] | None = None, **request: Any) -> httpx.Response:

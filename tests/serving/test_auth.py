@@ -7,6 +7,7 @@ import os
 import re
 import threading
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,20 @@ from app_client import faked, keys, play, posting, rejected, serving, state_of
 from bertserve.service import cli
 from bertserve.service.api.application import Application
 from bertserve.service.api.error_responses import LOG_INTERVAL_S, MAX_LINES, ErrorLog
-from bertserve.service.auth import ApiKeys, Authenticator, new_key
-from bertserve.service.errors import NotFoundError, SettingsError, UnavailableError
+from bertserve.service.auth import Access, Authenticator, new_key
+from bertserve.service.errors import HttpError, NotFoundError, SettingsError, UnavailableError
 from conftest import metric
 from fakes import FakeEngine
 from served_socket import until
 
 KEY = {"authorization": "Bearer swordfish"}
+
+
+def key_name(auth: Authenticator, key: bytes) -> str | None:
+    """Returns the name of a key, or None if the authenticator refuses it."""
+    with suppress(HttpError):
+        return auth.check(Access.KEY, [(b"authorization", b"Bearer " + key)])
+    return None
 
 
 @pytest.mark.parametrize(("options", "path"), [({"public_health": False}, "/health/live"), ({"public_metrics": False}, "/metrics")])
@@ -60,7 +68,7 @@ async def test_each_key_has_its_name_in_metrics(models: Path) -> None:
 async def test_a_key_without_admin_rights_has_its_name_in_log_and_metrics(models: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "bertserve.access")
     (models.parent / "admin").write_text("trident")
-    auth = Authenticator(keys(models.parent, "swordfish"), admin_keys=ApiKeys(models.parent / "admin"))
+    auth = Authenticator(keys(models.parent, "swordfish"), admin_key_file=models.parent / "admin")
     async with serving(state_of(models, access_log=True), auth=auth) as client:
         answer = await client.post("/models/tiny/load", headers=KEY)
         page = (await client.get("/metrics")).text
@@ -72,18 +80,18 @@ async def test_a_key_without_admin_rights_has_its_name_in_log_and_metrics(models
 
 def test_the_line_of_a_new_key_has_only_its_digest(tmp_path: Path) -> None:
     key, line = new_key("alice")
-    made = keys(tmp_path, line)
+    auth = Authenticator(keys(tmp_path, line))
     assert line == f"alice sha256:{hashlib.sha256(key.encode()).hexdigest()}"
-    assert [made.key_name(given) for given in (key.encode(), line.encode(), b"", b"alice")] == ["alice", None, None, None]
+    assert [key_name(auth, given) for given in (key.encode(), line.encode(), b"", b"alice")] == ["alice", None, None, None]
 
 
 def test_each_line_is_one_key(tmp_path: Path) -> None:
     """Only a newline ends a line."""
     (tmp_path / "keys").write_bytes(b"\r\none\r\n\r\n# three\r\n two \r\n")
-    made = ApiKeys(tmp_path / "keys")
-    assert [made.key_name(given) for given in (b"one", b"two", b"three", b"one\r\n\r\n two")] == ["line-2", "line-5", None, None]
+    auth = Authenticator(tmp_path / "keys")
+    assert [key_name(auth, given) for given in (b"one", b"two", b"three", b"one\r\n\r\n two")] == ["line-2", "line-5", None, None]
     for character in ("\u2028", "\u0085", "\x0c"):
-        assert keys(tmp_path, f"# made by{character}alice", "one").key_name(b"alice") is None
+        assert key_name(Authenticator(keys(tmp_path, f"# made by{character}alice", "one")), b"alice") is None
 
 
 @pytest.mark.parametrize(
@@ -101,18 +109,18 @@ def test_each_line_is_one_key(tmp_path: Path) -> None:
 )
 def test_an_invalid_line_is_named_but_not_quoted(tmp_path: Path, lines: list[str], words: str) -> None:
     with pytest.raises(SettingsError, match=words) as caught:
-        keys(tmp_path, *lines)
+        Authenticator(keys(tmp_path, *lines))
     assert not any(line in str(caught.value) for line in lines if line)
 
 
 def test_keys_are_reloaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    made = keys(tmp_path, "one")
+    auth = Authenticator(keys(tmp_path, "one"))
     (tmp_path / "keys").write_text("two")
-    made.reload()
-    assert [made.key_name(b"one"), made.key_name(b"two")] == [None, "default"]
+    auth.reload()
+    assert [key_name(auth, b"one"), key_name(auth, b"two")] == [None, "default"]
     (tmp_path / "keys").write_text("not a key")
-    made.reload()
-    assert made.key_name(b"two") == "default"
+    auth.reload()
+    assert key_name(auth, b"two") == "default"
     assert "line 1" in caplog.text
 
 
@@ -122,15 +130,15 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_text, args=("one",), daemon=True)
     writer.start()
-    made = ApiKeys(pipe)
+    auth = Authenticator(pipe)
     writer.join(20)
-    made.reload()
-    assert made.key_name(b"one") == "default"
+    auth.reload()
+    assert key_name(auth, b"one") == "default"
 
 
 async def test_a_removed_key_answers_no_more_lines_of_its_stream(models: Path) -> None:
     """A stream has no end, so the key is checked for each line. Renaming a key changes nothing."""
-    state, known = faked(models, FakeEngine()), keys(models.parent, "swordfish")
+    state, auth = faked(models, FakeEngine()), Authenticator(keys(models.parent, "swordfish"))
     files, answers = ["swordfish", "other\nswordfish", "other"], []
     steps = iter(enumerate(files))
 
@@ -139,7 +147,7 @@ async def test_a_removed_key_answers_no_more_lines_of_its_stream(models: Path) -
         step, content = next(steps, (len(files) + 1, ""))
         await until(lambda: len(answers) == step)
         (models.parent / "keys").write_text(content)
-        known.reload()
+        auth.reload()
         return {"type": "http.request", "body": b'{"inputs": "good"}\n', "more_body": step < len(files) - 1}
 
     async def send(message: Any) -> None:
@@ -148,7 +156,7 @@ async def test_a_removed_key_answers_no_more_lines_of_its_stream(models: Path) -
 
     scope = posting("/classify", (b"content-type", b"application/jsonl"), (b"authorization", b"Bearer swordfish"))
     async with serving(state):
-        await Application(state, auth=Authenticator(known))(scope, receive, send)
+        await Application(state, auth=auth)(scope, receive, send)
     first, second, third = answers
     assert [list, list, "unauthorized"] == [type(first), type(second), third["error_type"]]
 
@@ -163,9 +171,9 @@ def test_new_key_prints_only_the_line_of_the_key_file_to_stdout(tmp_path: Path, 
     """`bert-serve new-key alice >> keys.txt` adds only the line for the file: the command writes the key to stderr."""
     assert 0 == cli.main(["new-key", "alice"])
     printed = capsys.readouterr()
-    made = keys(tmp_path, printed.out.strip())
+    auth = Authenticator(keys(tmp_path, printed.out.strip()))
 
-    assert "alice" == made.key_name(printed.err.split()[-1].encode())
+    assert "alice" == key_name(auth, printed.err.split()[-1].encode())
 
 
 async def test_a_caller_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -402,7 +402,7 @@ def test_the_reference_is_that_of_the_loaded_version(tmp_path: Path) -> None:
         return pages
 
     state = build(Settings(models=models))
-    other, without, _, unloaded = play(state, reload, auth=Authenticator(admin_keys=keys(tmp_path, "swordfish")))
+    other, without, _, unloaded = play(state, reload, auth=Authenticator(admin_key_file=keys(tmp_path, "swordfish")))
     assert metric(other, "reference_predictions", label="neutral") == 1
     assert metric(other, "reference_scores", from_score="0.5") == 0.5
     for page, name, labels in (

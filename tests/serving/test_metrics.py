@@ -35,7 +35,7 @@ async def test_loads_are_counted_by_outcome(models: Path) -> None:
     """Each bundle is verified and loaded at the start and at a reload. A broken bundle fails at the step that finds the error."""
     (tiny.bundle(models, "broken") / "tokenizer.json").write_text("{}")
 
-    admin = Authenticator(admin_keys=keys(models.parent, "swordfish"))
+    admin = Authenticator(admin_key_file=keys(models.parent, "swordfish"))
     async with serving(state_of(models, skip_broken=True), auth=admin) as client:
         for _ in range(2):
             await client.post("/models/tiny/load", headers={"authorization": "Bearer swordfish"})

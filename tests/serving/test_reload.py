@@ -30,7 +30,7 @@ BODY = {"inputs": "good"}
 
 
 def administered(state: AppState, folder: Path) -> AbstractAsyncContextManager[httpx.AsyncClient]:
-    return serving(state, Authenticator(admin_keys=keys(folder, "trident")))
+    return serving(state, Authenticator(admin_key_file=keys(folder, "trident")))
 
 
 async def scores(client: httpx.AsyncClient, name: str = "tiny") -> tuple[float, ...]:

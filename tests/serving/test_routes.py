@@ -14,7 +14,7 @@ from app_client import keys, serving, state_of
 from bertserve.service.api.application import Application
 from bertserve.service.api.fastapi_app import create_fastapi
 from bertserve.service.api.routes import GuardedRoute, check_declared
-from bertserve.service.auth import Access, ApiKeys, Authenticator
+from bertserve.service.auth import Access, Authenticator
 from bertserve.service.models.build import AppState
 from bertserve.service.tasks.catalog import TASKS
 
@@ -104,7 +104,7 @@ def service(models: Path, **settings: Any) -> tuple[AppState, Authenticator, Cha
     (models.parent / "admin").write_text("trident")
     changes = Changes()
     state = replace(state_of(models, **settings), reloader=changes)
-    return state, Authenticator(keys(models.parent, "swordfish"), admin_keys=ApiKeys(models.parent / "admin")), changes
+    return state, Authenticator(keys(models.parent, "swordfish"), admin_key_file=models.parent / "admin"), changes
 
 
 def routes(app: FastAPI) -> Iterator[tuple[GuardedRoute, str, str]]:
