@@ -17,7 +17,7 @@ import numpy as np
 
 from bertserve.export.errors import DataError
 from bertserve.export.input_fields import INPUT_KEYS, read_input
-from bertserve.service.bundle.manifest import Int8TextDigests, Manifest, TextDigests
+from bertserve.service.bundle.manifest import Int8Split, Manifest, TextDigests
 from bertserve.service.errors import BertServeError, StartError, plural
 from bertserve.service.scoring.rows import DELIMITERS, Row, read_delimited, read_json_lines
 from bertserve.service.text.tokenizer import Tokenizer
@@ -181,9 +181,9 @@ class Int8Texts(NamedTuple):
         """Returns all splits with passages, each from its own lines."""
         return Int8Texts(*(texts.with_passages(tokenizer) for texts in self))
 
-    def digests(self) -> Int8TextDigests:
-        """Returns the manifest's entry for the texts of each split."""
-        return Int8TextDigests(calibration=self.calibration.digests(), gate=self.gate.digests(), validation=self.validation.digests())
+    def digests(self) -> dict[Int8Split, TextDigests]:
+        """Returns the manifest's entries for the texts of each split."""
+        return {"calibration": self.calibration.digests(), "gate": self.gate.digests(), "validation": self.validation.digests()}
 
 
 def read_int8_texts(calibration: Path, validation: Path | None = None) -> Int8Texts:
@@ -224,7 +224,7 @@ def read_validation_texts(manifest: Manifest, validation: Path | None) -> SplitT
     path = validation or BUILT_IN_TEXTS
     splits = manifest.int8_texts or read_int8_texts(BUILT_IN_TEXTS).digests()
     texts = {hash_text(text): text for text in read_texts(path, "validation")}
-    validation_hashes = hashes_of(splits.validation)
+    validation_hashes = hashes_of(splits["validation"])
     if texts.keys() >= set(validation_hashes):
         return SplitTexts.of([texts[digest] for digest in validation_hashes])
     if validation is None:
@@ -232,7 +232,7 @@ def read_validation_texts(manifest: Manifest, validation: Path | None) -> SplitT
             f"int8 of `{manifest.name}` was validated on {len(validation_hashes)} texts that are not built in; give their file with "
             "--int8-validation."
         )
-    if shared_hashes := texts.keys() & {*hashes_of(splits.calibration), *hashes_of(splits.gate)}:
+    if shared_hashes := texts.keys() & {*hashes_of(splits["calibration"]), *hashes_of(splits["gate"])}:
         raise DataError(
             f"int8 of `{manifest.name}` was made with {len(shared_hashes)} of the {len(texts)} texts of `{path}`; give others with "
             f"--int8-validation, or the file of the {len(validation_hashes)} texts on which it was validated at the export."

@@ -82,7 +82,7 @@ def update(bundle: Bundle, checkpoint: Checkpoint, tokenizer: Tokenizer, validat
         raise DataError(f"`{manifest.name}` has no int8 graph, which --int8-validation needs; remove --int8-validation.")
     EXPORT_TASKS[manifest.task].refuse_pairs((texts,), manifest.tokenizer)
     if digests is not None:
-        digests = digests.model_copy(update={"validation": texts.digests()})
+        digests = {**digests, "validation": texts.digests()}
     reference = sample_reference(checkpoint, texts.with_passages(tokenizer))
     graphs = tuple(measure_graph(bundle.path, graph, checkpoint, tokenizer, reference) for graph in manifest.graphs)
     source = manifest.source.model_copy(update=checkpoint.origin.model_dump(include=CARD_FIELDS))

@@ -27,6 +27,7 @@ LAST_FOUR = 4
 Combine = Literal["concat", "sum", "mean"]
 WeightsFormat = Literal["safetensors", "pickle"]
 TokenTypes = Literal["template", "zero"]
+Int8Split = Literal["calibration", "gate", "validation"]
 
 
 class SpecialPart(Record):
@@ -191,14 +192,6 @@ class TextDigests(Record):
     hashes: str
 
 
-class Int8TextDigests(Record):
-    """The texts that created and validated int8, so that other texts can be compared with them."""
-
-    calibration: TextDigests
-    gate: TextDigests
-    validation: TextDigests
-
-
 class Manifest(Record):
     """Everything that the service must know about a model, in version 1."""
 
@@ -218,7 +211,8 @@ class Manifest(Record):
     metrics: Annotated[tuple[Metric, ...], Field(strict=False)]
     source: Source
     omitted: Annotated[tuple[OmittedGraph, ...], Field(strict=False)] = ()
-    int8_texts: Int8TextDigests | None = None  # null if there is no int8 graph, or if not recorded
+    # the texts that made and validated int8, so that others can be compared with them; null if there is no int8 graph, or if not recorded
+    int8_texts: Annotated[dict[Int8Split, TextDigests], Field(min_length=3)] | None = None
     # number of heads of each layer, if the graphs return attention maps
     attention_heads: Annotated[tuple[Annotated[int, Field(gt=0)], ...], Field(strict=False)] = ()
 

@@ -21,16 +21,6 @@ MEASURES: dict[Measure, str] = {
     "cosine": "mean cosine similarity",
     "spearman": "Spearman correlation",
 }
-# reasons why a measure has no value
-NOT_MEASURED: dict[Measure, str] = {
-    "label": "there are no inputs",
-    "set_f1": "no input has a label",
-    "span_f1": "no input has a span",
-    "cosine": "there are no inputs",
-    "spearman": "all inputs have the same score",
-}
-
-
 # Below this agreement with the checkpoint, by the measure of its task, the service logs a warning, and an int8 graph is not the default
 # unless requested.
 LOW_AGREEMENT_THRESHOLD = 0.98
@@ -88,13 +78,13 @@ def describe_agreement(validation: ValidationReport) -> str:
     if agreement is None:
         return "answers were not compared"
     if agreement.value is None:
-        return f"the agreement was not measured ({MEASURES[agreement.measure]}: {NOT_MEASURED[agreement.measure]})"
+        return f"the agreement was not measured ({MEASURES[agreement.measure]}: no input can show a difference)"
     if agreement.measure != "label":
         worst = "" if agreement.worst is None else f", the worst {agreement.worst:.4f}"
         return f"{MEASURES[agreement.measure]} is {agreement.value:.4f} on {agreement.decisions} of {validation.samples} samples{worst}"
     low, high = agreement_range(agreement.value, agreement.decisions)
     interval = f" (95% confidence: {low:.1%} to {high:.1%})" if validation.quantized else ""
-    return f"answers agree on {agreement.value:.1%} of {agreement.decisions} samples{interval}"
+    return f"answers agree on {agreement.value:.2%} of {agreement.decisions} samples{interval}"
 
 
 def summarize_agreement(agreement: Agreement | None) -> str:
@@ -140,34 +130,10 @@ def check_report(name: str, graph: GraphSpec, *, required: bool = False, min_agr
             f"in {graph.precision}, and {flag}; {_MEASURE_AGAIN} on a machine with {graph.provider}, or serve "
             "without the setting."
         )
-    if min_agreement is not None:
-        _check_agreement(subject, graph, min_agreement)
-
-
-def _check_agreement(subject: str, graph: GraphSpec, min_agreement: float) -> None:
-    """Refuses a graph whose agreement is below a minimum or was not measured.
-
-    Raises:
-        BundleError: It is refused.
-    """
-    agreement = graph.validation.agreement
-    if agreement is None:
+    value = None if validation.agreement is None else validation.agreement.value
+    if min_agreement is not None and (value is None or not value >= min_agreement):  # not `<`, which is false for NaN
         raise BundleError(
-            f"{subject}: its manifest has no agreement that can be compared with --min-agreement {min_agreement}; {_MEASURE_AGAIN}, "
-            "or serve without the setting."
-        )
-    measure = MEASURES[agreement.measure]
-    if agreement.value is None:
-        # only int8 graphs are compared on these texts
-        texts = "export it again with --int8-validation and texts of the model's own domain, or " if graph.precision == "int8" else ""
-        raise BundleError(
-            f"{subject}: its agreement ({measure}) was not measured on any input, because {NOT_MEASURED[agreement.measure]}, and "
-            f"--min-agreement is {min_agreement}; {texts}serve without the setting."
-        )
-    if not agreement.value >= min_agreement:  # not `<`, which is false for NaN
-        raise BundleError(
-            f"{subject}: its agreement with the checkpoint ({measure}) is {agreement.value:.4f} on {agreement.decisions} "
-            f"of {graph.validation.samples} samples, below --min-agreement, which is {min_agreement}; choose a closer "
-            "graph (--precision fp32), export again with a lower `bert-export --max-int8-error` or with your own "
-            "--int8-texts, or lower --min-agreement."
+            f"{subject}: {describe_agreement(validation)}, and --min-agreement is {min_agreement}; {_MEASURE_AGAIN}, choose a closer graph "
+            "(--precision fp32), export again with a lower `bert-export --max-int8-error`, your own --int8-texts, or --int8-validation "
+            "with texts of the model's own domain, or lower --min-agreement."
         )

@@ -32,7 +32,7 @@ def test_int8_is_validated_on_the_texts_of_the_validation_flag(source: Path, out
     assert 0 == run(source, "--int8-validation", own)[0]
     texts = load_bundle(output / "tiny-bert").manifest.int8_texts
 
-    assert SplitTexts.of(own.read_text(encoding="utf-8").splitlines()).digests() == texts.validation
+    assert SplitTexts.of(own.read_text(encoding="utf-8").splitlines()).digests() == texts["validation"]
 
 
 def test_validation_texts_change_neither_the_int8_graph_nor_its_gate(source: Path, output: Path, tmp_path: Path, run: Run) -> None:

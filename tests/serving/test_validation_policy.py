@@ -99,7 +99,7 @@ def test_the_embedded_bundles_have_validation_with_the_agreement_of_their_task()
             assert {"embed": "cosine", "ner": "span_f1", "rerank": "spearman"}.get(name, "label") == graph.validation.agreement.measure
 
 
-@pytest.mark.parametrize(("found", "said"), [(None, "no agreement .* --update"), (agreement("span_f1", None, 0), "not measured")])
+@pytest.mark.parametrize(("found", "said"), [(None, "not compared, .* --update"), (agreement("span_f1", None, 0), "not measured")])
 def test_a_floor_needs_an_agreement(tmp_path: Path, found: Agreement | None, said: str) -> None:
     measured(tmp_path, agreement=found)
 
