@@ -240,31 +240,25 @@ class ModelMetrics:
         self.expired = metrics.expired.labels(*labels)
         self.cancelled = metrics.cancelled.labels(*labels)
         self.refused = {reason: metrics.refused.labels(*labels, reason) for reason in ("queue_full", "deadline")}
-
-    def replace_reference(self, counts: Sequence[int], label_counts: Mapping[str, int]) -> ScoreMetrics:
-        """Sets the reference of the model's predictions, equal bins of scores from 0 to 1 and labels; returns the counts to compare."""
-        return ScoreMetrics(self._metrics, self._model, counts, label_counts)
+        self._by_score: list[Counter] = []
+        self._by_label = cache(lambda label: metrics.predictions.labels(model, label))
 
     def for_task(self, task: str) -> ModelMetrics:
         """Returns the children of the same model for another task that it answers."""
         model_metrics: ModelMetrics = self._metrics.model(task, self._model)
         return model_metrics
 
-
-class ScoreMetrics:
-    """Counts the predictions of one model by score and label."""
-
-    def __init__(self, metrics: Metrics, model: str, counts: Sequence[int], label_counts: Mapping[str, int]) -> None:
-        """Replaces the reference; without one, only abstentions are counted."""
-        self._metrics, self._model = metrics, model
+    def set_reference(self, counts: Sequence[int], label_counts: Mapping[str, int]) -> None:
+        """Sets the numbers of predictions that calibrated the model, in equal bins of scores from 0 to 1, and by label; empty for none."""
+        metrics, model = self._metrics, self._model
+        metrics.forget_reference(model)
+        if not counts:  # a version of the model that is calibrated may still answer, and needs its bins
+            return
         starts = [f"{i / len(counts):g}" for i in range(len(counts))]
         self._by_score = [metrics.scores.labels(model, start) for start in starts]
-        self._by_label = cache(lambda label: metrics.predictions.labels(model, label))
-        metrics.forget_reference(model)
         for start, count in zip(starts, counts, strict=True):
             metrics.reference_scores.labels(model, start).set(count / max(sum(counts), 1))
-        if starts:
-            metrics.abstentions.labels(model)  # a series from the start, whose first increase can be seen
+        metrics.abstentions.labels(model)  # a series from the start, whose first increase can be seen
         for label, count in label_counts.items():
             self._by_label(label)
             metrics.reference_predictions.labels(model, label).set(count / max(sum(label_counts.values()), 1))

@@ -65,9 +65,11 @@ class Model:
         self.seconds = cost_model.seconds
         self.padded_shape = graph.padded_shape
         self.metric_labels = (self.name, bundle.version, graph.precision, graph.provider)
-        calibration = graph.calibration
-        reference = ((), {}) if calibration is None else (calibration.score_counts, calibration.label_counts)
-        self._task_model = TaskModel(tokenizer, bundle.manifest, calibration, metrics.replace_reference(*reference))
+        self._task_model = TaskModel(tokenizer, bundle.manifest, graph.calibration, metrics)
+        if graph.calibration is None:
+            metrics.set_reference((), {})
+        else:
+            metrics.set_reference(graph.calibration.score_counts, graph.calibration.label_counts)
         self._cost_model = cost_model
         self._scheduler = scheduler
         self._metrics = metrics

@@ -18,7 +18,7 @@ from bertserve.service.tasks.decoding import Floats, Link, apply_calibration, be
 from bertserve.service.tasks.step import TaskModel
 
 if TYPE_CHECKING:
-    from bertserve.service.metrics import ScoreMetrics
+    from bertserve.service.metrics import ModelMetrics
 
 DEFAULT_THRESHOLD = 0.5  # least score of an independent label that counts if neither the request nor the bundle has a threshold
 _DECISION_BYTES = 256  # bytes of a decision in an answer, without its texts
@@ -71,7 +71,7 @@ class DecisionRule:
 
     Attributes:
         calibration: None for raw scores.
-        score_metrics: Counts predictions and abstentions, if the service does.
+        metrics: Counts predictions and abstentions, if the service does.
         decides: Whether the request asks for a decision.
         thresholds: Label -> the least score that counts.
         default_threshold: The least score of all other labels; None if the task's own default applies.
@@ -81,7 +81,7 @@ class DecisionRule:
     """
 
     calibration: Calibration | None = None
-    score_metrics: ScoreMetrics | None = None
+    metrics: ModelMetrics | None = None
     decides: bool = False
     thresholds: Mapping[str, float] = field(default_factory=dict)
     default_threshold: float | None = None
@@ -115,8 +115,8 @@ class DecisionRule:
 
     def count(self, labels: Sequence[str], score: float) -> None:
         """Counts a prediction, given its labels and best score. Raw scores do not count, because the reference has calibrated ones."""
-        if self.score_metrics is not None and self.calibration is not None:
-            self.score_metrics.count_prediction(labels, score)
+        if self.metrics is not None and self.calibration is not None:
+            self.metrics.count_prediction(labels, score)
 
     def decide(self, scored: Sequence[Mapping[str, Any]], answer: Any, *, exclusive: bool) -> Any:
         """Counts a prediction of labels, and returns the answer, or the decision if the request asks for one.
@@ -160,8 +160,8 @@ class DecisionRule:
             decision, reason = None, _reason(best, "`min_confidence`", self.min_confidence)
         elif best is not None and decision is None:
             reason = _reason(best, "its threshold", self.threshold_of(label))
-        if decision is None and self.score_metrics is not None:
-            self.score_metrics.count_abstention()
+        if decision is None and self.metrics is not None:
+            self.metrics.count_abstention()
         return {"decision": decision, "abstained": decision is None, "reason": reason, "scores": answer, **more}
 
 
@@ -209,7 +209,7 @@ def decision_rule(
         )
     calibration = model.calibration if can_calibrate and requested is not False else None
     if not parameters.decide:
-        return _RAW_SCORES if calibration is None else DecisionRule(calibration, model.score_metrics)
+        return _RAW_SCORES if calibration is None else DecisionRule(calibration, model.metrics)
     requested_thresholds, minimum = parameters.threshold, parameters.min_confidence
     stored = calibration.thresholds if calibration is not None and requested_thresholds is None else ()
     for_label_sets = any(item.aim == "coverage" for item in stored)
@@ -233,7 +233,7 @@ def decision_rule(
         )
     return DecisionRule(
         calibration,
-        model.score_metrics,
+        model.metrics,
         decides=True,
         thresholds=thresholds,
         default_threshold=default_threshold,

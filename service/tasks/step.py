@@ -20,7 +20,7 @@ from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 from bertserve.service.text.windows import kept_of_pair
 
 if TYPE_CHECKING:
-    from bertserve.service.metrics import ScoreMetrics
+    from bertserve.service.metrics import ModelMetrics
 
 # Maximum number of windows that an answer describes.
 MAX_WINDOWS_SHOWN = 64
@@ -97,13 +97,13 @@ class TaskModel:
         tokenizer: Its tokenizer.
         config: Its properties.
         calibration: Its calibration and thresholds; None for raw scores.
-        score_metrics: Counts predictions; None outside of the service.
+        metrics: Counts predictions; None outside of the service.
     """
 
     tokenizer: Tokenizer
     config: ModelConfig
     calibration: Calibration | None = None
-    score_metrics: ScoreMetrics | None = None
+    metrics: ModelMetrics | None = None
 
 
 TaskGenerator = Generator[Step, Sequence[Outputs], Any]
