@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -151,14 +150,9 @@ def load_tensorrt(load: LoadLibrary = ctypes.CDLL) -> Any:
     try:
         return [load(str(folder / f"{name}.so.{TENSORRT_MAJOR}")) for name in ("libnvonnxparser", "libnvinfer")][-1]
     except OSError as error:
-        installed = "which is not installed"
-        for major in range(TENSORRT_MAJOR + 1, TENSORRT_MAJOR + 5):
-            with suppress(OSError):
-                load(str(folder / f"libnvinfer.so.{major}"))
-                installed = f"and TensorRT {major} is installed"
         raise ProviderError(
-            f"onnxruntime needs TensorRT {TENSORRT_MAJOR}, {installed} ({error}); install the extra `tensorrt`: "
-            f"`{install_command('tensorrt')}`."
+            f"onnxruntime needs TensorRT {TENSORRT_MAJOR}, not a newer version, and it is not installed ({error}); install the extra "
+            f"`tensorrt`: `{install_command('tensorrt')}`."
         ) from error
 
 

@@ -148,15 +148,15 @@ def test_tensorrt_is_loaded_from_its_package(tmp_path: Path, monkeypatch: pytest
     assert str(tmp_path / "tensorrt_libs/libnvinfer.so.10") == providers.load_tensorrt(tensorrt_loader("10"))
 
 
-@pytest.mark.parametrize(("majors", "words"), [((), "TensorRT 10, which is not installed"), (("11",), "TensorRT 11 is installed")])
-def test_a_missing_or_newer_tensorrt_is_named(majors: tuple[str, ...], words: str) -> None:
+@pytest.mark.parametrize("majors", [(), ("11",)])
+def test_a_missing_or_newer_tensorrt_is_named(majors: tuple[str, ...]) -> None:
     """ONNX Runtime links version 10, and `pip install tensorrt` installs a newer one."""
     gpu, tensorrt = loader(driver=Driver()), tensorrt_loader(*majors)
     reason = sessions.missing(
         "tensorrt", available=BUILT_WITH, load=lambda name: tensorrt(name) if "nvinfer" in name or "nvonnx" in name else gpu(name)
     )
 
-    assert words in reason
+    assert "TensorRT 10, not a newer version" in reason
     assert "[tensorrt]" in reason
 
 
