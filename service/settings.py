@@ -11,8 +11,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BeforeValidator, Field, IPvAnyNetwork, ValidationError, model_validator
-from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    CliApp,
+    CliSettingsSource,
+    InitSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 from pydantic_settings import SettingsError as CommandLineError
 
 from bertserve.service.errors import SettingsError, did_you_mean, requirement
@@ -67,12 +74,8 @@ Origins = Annotated[tuple[Annotated[str, Field(pattern=r"^(https?://[^/?#@\s]+|\
 Pairs = Annotated[dict[str, str], NoDecode, BeforeValidator(_pairs)]
 
 
-class ConfigFile(PydanticBaseSettingsSource):
+class ConfigFile(InitSettingsSource):
     """The TOML file that --config or BERT_SERVE_CONFIG names; flags and variables override it."""
-
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """Is not called, because the file is read as a whole."""
-        raise NotImplementedError
 
     def __call__(self) -> dict[str, Any]:
         """Returns the file's settings that no flag and no variable sets.
@@ -102,7 +105,7 @@ class FileSettings(BaseSettings):
     command has is only a flag.
     """
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid", populate_by_name=True, **CLI_CONFIG)
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False, **CLI_CONFIG)
 
     config: Path | None = Field(None, description="TOML file with settings; flags and environment variables take precedence.")
 
@@ -116,7 +119,7 @@ class FileSettings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Returns the sources of settings in order of precedence; flags precede all of them."""
-        return init_settings, env_settings, ConfigFile(settings_cls)
+        return init_settings, env_settings, ConfigFile(settings_cls, {})
 
 
 class ModelSettings(FileSettings):
@@ -209,7 +212,7 @@ class ScoreSettings(ModelSettings):
 class AddressSettings(FileSettings):
     """Where the service listens, and its API keys. `health` checks whether the service with these settings is ready."""
 
-    host: str = Field("127.0.0.1", description="Address to listen on; use an API key unless it is loopback.")
+    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on; use an API key unless it is loopback.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free port and prints it.")
     tls_cert: Path | None = Field(
         None, description="PEM file with the certificate chain; with --tls-key the service speaks HTTPS (TLS 1.2 or newer)."
@@ -322,7 +325,9 @@ def parse(command: type[_Command], args: Sequence[str]) -> _Command:
         )
         return CliApp.run(command, cli_args=list(args), cli_settings_source=source)
     except CommandLineError as error:
-        raise SettingsError(f"{str(error).removeprefix('error parsing CLI: ')}.") from error
+        # the only errors that are left are about mappings; their text is `... for score.columns: ...`
+        name = str(error).partition(": ")[0].rpartition(".")[2]
+        raise SettingsError(f"{_flag(name)} has a value that is neither NAME=VALUE nor a JSON object.") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         message = requirement(first)

@@ -156,6 +156,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (["health", "--prot", "3"], "did you mean --port"),
         (["serve", "--port"], "--port"),
         (["--models", "models"], "command first"),
+        (["score", "in.jsonl", "out.jsonl", "--columns", "text"], "--columns"),
     ],
 )
 def test_a_usage_error_suggests_a_correction(argv: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,6 +113,8 @@ def test_settings_that_contradict_each_other_are_refused(flags: str, names: tupl
     [
         ("--port", "70000"),
         ("--shutdown-timeout-s", "-1"),
+        ("--shutdown-timeout-s", "inf"),
+        ("--host", ""),
         ("--provider", "tpu"),
         ("--default", "tiny"),
         ("--default", "classify="),
