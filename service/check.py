@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bertserve.service.bundle.stored_example import difference, example_tolerance
+from bertserve.service.bundle.validation_policy import difference, example_tolerance
 from bertserve.service.errors import BertServeError
 from bertserve.service.models.build import AppState, build
 from bertserve.service.settings import Settings

@@ -9,8 +9,8 @@ import pytest
 import facts
 from bertserve.bench import measurement, workloads
 from bertserve.service import errors
+from bertserve.service.bundle.calibration import Record
 from bertserve.service.bundle.manifest import Manifest  # its import defines all records
-from bertserve.service.bundle.record import Record
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.reading import read_as

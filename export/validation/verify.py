@@ -22,8 +22,13 @@ from bertserve.export.validation.served_graph import GraphAnswer, ServedGraph, m
 from bertserve.service.bundle.files import Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.bundle.stored_example import difference, example_precision, example_tolerance
-from bertserve.service.bundle.validation_policy import describe_agreement, summarize_agreement
+from bertserve.service.bundle.validation_policy import (
+    describe_agreement,
+    difference,
+    example_precision,
+    example_tolerance,
+    summarize_agreement,
+)
 from bertserve.service.engine.sessions import unavailable_reason
 from bertserve.service.errors import SHOWN_CHARS, BertServeError, CallerError, EngineError, did_you_mean, plural
 from bertserve.service.providers import Provider

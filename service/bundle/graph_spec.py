@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import Field, model_validator
 
-from bertserve.service.bundle.calibration import Calibration
-from bertserve.service.bundle.record import Record
+from bertserve.service.bundle.calibration import Calibration, Record
 from bertserve.service.providers import Provider
 
 if TYPE_CHECKING:

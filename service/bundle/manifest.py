@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from bertserve.service.bundle.calibration import Record
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
-from bertserve.service.bundle.record import Record
 from bertserve.service.providers import Provider
 
 Side = Literal["left", "right"]

@@ -15,7 +15,7 @@ from bertserve.export import gpu
 from bertserve.export.built_graph import choose_precisions
 from bertserve.export.validation.comparison import MAX_ABS_ERROR
 from bertserve.service.bundle.files import Bundle
-from bertserve.service.bundle.stored_example import difference
+from bertserve.service.bundle.validation_policy import difference
 from bertserve.service.tasks.embed import EmbedBody
 from bertserve.service.tasks.fill_mask import FillMaskBody
 from bundles import Served, exported

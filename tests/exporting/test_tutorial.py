@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bertserve.service.bundle.stored_example import difference
+from bertserve.service.bundle.validation_policy import difference
 from conftest import ROOT, wait_until
 from replica import free_ports, is_ready
 

@@ -14,7 +14,7 @@ import tiny
 from app_client import results
 from bertserve.service import __version__
 from bertserve.service.bundle.files import load_bundle
-from bertserve.service.bundle.stored_example import difference, example_tolerance
+from bertserve.service.bundle.validation_policy import difference, example_tolerance
 from bertserve.service.cli import main
 
 pytestmark = pytest.mark.usefixtures("logging_of_pytest")
