@@ -78,7 +78,6 @@ class Scheduler:
         self._multi_threaded_runs = max(1, threads // multi_threads)  # multi-threaded runs that have enough threads
         self._lock = threading.RLock()
         self._wakeup = threading.Condition(self._lock)
-        self._idle_threads = 0  # threads that wait, and that nothing has woken yet
         self._last_crowded = -inf  # last time at which more than `_multi_threaded_runs` runs were active or waiting
         self._completions: list[tuple[asyncio.Future[None], Exception | None]] = []  # futures that the event loop must resolve
         self._threads: list[InferenceThread] = []  # without those that hang
@@ -124,7 +123,7 @@ class Scheduler:
             ends = [(thread, threading.Event()) for thread in self._threads]
             for thread, end in ends:
                 thread.setup_calls += (*setup_calls, end.set)
-            self._wake(self._idle_threads)
+            self._wakeup.notify_all()
         for thread, end in ends:
             while thread in self._threads and thread.is_alive() and not (end.wait(POLL_INTERVAL_S) or self._stopped):
                 pass
@@ -161,7 +160,7 @@ class Scheduler:
             if (time_left_s := request.deadline - self.clock()) <= 0:
                 raise ExpiredError(_EXPIRED)
             self.queue.put(request, payloads, time_left_s, self._remaining_s())
-            self._wake(len(payloads))
+            self._wakeup.notify(len(payloads))
         timer = self._loop.call_later(time_left_s, self._expire, request)
         try:
             await request.future
@@ -194,7 +193,7 @@ class Scheduler:
 
     def _remaining_s(self) -> float:
         """Returns the predicted seconds until all current runs have ended, in total; 0 if an inference thread is free."""
-        if self._idle_threads:
+        if not all(thread.batch for thread in self._threads):
             return 0.0
         now = self.clock()
         return sum(max(thread.since + thread.predicted_s - now, 0.0) for thread in self._threads)
@@ -235,10 +234,9 @@ class Scheduler:
                 batch = self.queue.take(now, long_runs=long_runs)
                 if batch or thread.setup_calls:
                     break
-                self._idle_threads += 1
                 self._wakeup.wait()
             if self.queue.queue_items:
-                self._wake()  # an idle thread may now find an item that it can start
+                self._wakeup.notify()  # an idle thread may now find an item that it can start
             thread.batch, thread.since = batch, now
             running = sum(bool(each.batch) for each in self._threads)
             if running + self.queue.queue_items > self._multi_threaded_runs:
@@ -247,11 +245,6 @@ class Scheduler:
         if batch:
             self._execute(thread, batch, multi_threaded=multi_threaded)
         return True
-
-    def _wake(self, count: int = 1) -> None:
-        count = min(count, self._idle_threads)
-        self._idle_threads -= count
-        self._wakeup.notify(count)
 
     def _execute(self, thread: InferenceThread, batch: Sequence[Item], *, multi_threaded: bool = False) -> None:
         """Runs a batch, or a part of it, and delivers the results. A failed batch runs again in halves, so that one item fails."""
@@ -295,7 +288,7 @@ class Scheduler:
                     if self.clock() >= request.deadline:  # the timer found no item that waits
                         raise ExpiredError(_EXPIRED)
                     self.queue.put_next(request, payloads)
-                    self._wake(len(payloads))
+                    self._wakeup.notify(len(payloads))
         except BaseException as error:  # noqa: BLE001 - the boundary of a batch: an error of a request's own code is that request's answer
             self._end(request, error_for_caller(error))
             return
