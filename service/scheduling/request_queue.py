@@ -221,7 +221,7 @@ class RequestQueue:
                 full = max(1, self.max_batch_tokens // max(1, length)) if runner.shares_batches else 1
                 runs[tokens] = length, runner.seconds(full, length) / full
             length, seconds = runs[tokens]
-            items.append(Item(request, index, tokens, payload, length, seconds, request.priority))
+            items.append(Item(request, index, payload, length, seconds, request.priority))
             request.priority += PACE * seconds
         return items
 
@@ -292,35 +292,34 @@ class WaitingItems:
         """Starts with no items."""
         self.predicted_s = 0.0
         self._by_priority: _Heap = []  # has items that no longer wait too
-        # by runner: the different numbers of tokens, ascending, at most as many as a batch has tokens; and a heap for each, whose first
-        # item waits
-        self._by_tokens: dict[Runner, tuple[list[int], dict[int, _Heap]]] = {}
+        # by runner: the different lengths, ascending, at most as many as a batch has tokens; and a heap for each, whose first item waits
+        self._by_length: dict[Runner, tuple[list[int], dict[int, _Heap]]] = {}
         self._sequence = count()
 
     def add(self, request: ScheduledRequest, items: Sequence[Item]) -> None:
         """Adds the next items of a request."""
-        token_counts, heaps = self._by_tokens.setdefault(request.runner, ([], {}))
+        lengths, heaps = self._by_length.setdefault(request.runner, ([], {}))
         for item in items:
             self.predicted_s += item.predicted_s
-            if item.tokens not in heaps:
-                heaps[item.tokens] = []
-                insort(token_counts, item.tokens)
+            if item.length not in heaps:
+                heaps[item.length] = []
+                insort(lengths, item.length)
             entry = item.priority, next(self._sequence), item
-            heapq.heappush(heaps[item.tokens], entry)
+            heapq.heappush(heaps[item.length], entry)
             heapq.heappush(self._by_priority, entry)
 
     def remove(self, item: Item) -> None:
         """Removes an item that no longer waits."""
         self.predicted_s -= item.predicted_s
-        token_counts, heaps = self._by_tokens[item.request.runner]
-        heap = heaps[item.tokens]
+        lengths, heaps = self._by_length[item.request.runner]
+        heap = heaps[item.length]
         while heap and heap[0][2] not in heap[0][2].request.waiting:
             heapq.heappop(heap)
         if not heap:
-            del heaps[item.tokens], token_counts[bisect_left(token_counts, item.tokens)]
-        if not token_counts:
-            del self._by_tokens[item.request.runner]  # it would keep a model in memory
-        if not self._by_tokens:  # sums of floats drift, and items that no longer wait stay in the heap
+            del heaps[item.length], lengths[bisect_left(lengths, item.length)]
+        if not lengths:
+            del self._by_length[item.request.runner]  # it would keep a model in memory
+        if not self._by_length:  # sums of floats drift, and items that no longer wait stay in the heap
             self.predicted_s = 0.0
             self._by_priority.clear()
 
@@ -331,13 +330,13 @@ class WaitingItems:
             heapq.heappop(heap)
         return heap[0][2] if heap else None
 
-    def nearest(self, runner: Runner, tokens: int, last_priority: float) -> Iterator[Item]:
-        """Yields a runner's first item of the most tokens up to `tokens`, and that of the fewest tokens above it."""
-        token_counts, heaps = self._by_tokens.get(runner, ([], {}))
-        place = bisect_right(token_counts, tokens)
-        for places in (range(place - 1, -1, -1), range(place, len(token_counts))):
+    def nearest(self, runner: Runner, length: int, last_priority: float) -> Iterator[Item]:
+        """Yields a runner's first item of the greatest length up to `length`, and that of the smallest length above it."""
+        lengths, heaps = self._by_length.get(runner, ([], {}))
+        place = bisect_right(lengths, length)
+        for places in (range(place - 1, -1, -1), range(place, len(lengths))):
             for i in places:
-                priority, _, item = heaps[token_counts[i]][0]
+                priority, _, item = heaps[lengths[i]][0]
                 if priority <= last_priority:
                     yield item
                     break

@@ -72,16 +72,14 @@ class Item:
     Attributes:
         request: Its request.
         index: Position of its result.
-        tokens: Its tokens.
         payload: The argument of its runner.
-        length: Tokens to which it is padded if it runs alone.
+        length: Tokens to which it is padded if it runs alone; a mask counts as one more.
         predicted_s: Predicted seconds of an inference thread: its part of a full batch.
         priority: Virtual start time in seconds; the lowest starts first.
     """
 
     request: ScheduledRequest
     index: int
-    tokens: int
     payload: Any
     length: int
     predicted_s: float

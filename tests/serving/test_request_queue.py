@@ -69,7 +69,7 @@ def test_texts_of_similar_length_share_a_batch() -> None:
     queue = new_queue()
     for tokens in (16, 4, 15):
         add(queue, tokens)
-    assert [16, 15] == [item.tokens for item in queue.take(0.0)][:2]
+    assert [16, 15] == [item.length for item in queue.take(0.0)][:2]
 
 
 @pytest.mark.parametrize("other", [alone(1.0), FakeRunner(expensive_start)])
@@ -92,7 +92,7 @@ def test_a_short_text_does_not_join_if_its_padding_costs_more_than_its_run() -> 
     queue, runner = new_queue(max_batch_tokens=4096), FakeRunner(lambda rows, length: 0.010 + rows * length * 1e-3)
     for tokens in (8, 64, *[8] * 9):
         add(queue, tokens, runner=runner)
-    batches = [[item.tokens for item in batch] for batch in drain(queue)]
+    batches = [[item.length for item in batch] for batch in drain(queue)]
     assert [64] in batches
     assert len(batches[0]) > 1
 
@@ -106,15 +106,15 @@ def test_a_padded_batch_never_exceeds_the_token_limit(lengths: list[int], multip
     for length in lengths:
         add(queue, length, runner=runner)
     batches = drain(queue)
-    assert sorted(lengths) == sorted(item.tokens for batch in batches for item in batch)
-    assert all(len(batch) * max(padded(item.tokens) for item in batch) <= 64 for batch in batches)
+    assert sorted(map(padded, lengths)) == sorted(item.length for batch in batches for item in batch)
+    assert all(len(batch) * max(item.length for item in batch) <= 64 for batch in batches)
 
 
 def test_an_item_over_the_batch_limit_runs_alone() -> None:
     """Only the masks of a text, each of which counts as a token, can exceed the limit."""
     queue = new_queue()
     add(queue, 1, 65)
-    assert [[65], [1]] == sorted(([item.tokens for item in batch] for batch in drain(queue)), reverse=True)
+    assert [[65], [1]] == sorted(([item.length for item in batch] for batch in drain(queue)), reverse=True)
 
 
 def test_admission_is_all_or_nothing() -> None:

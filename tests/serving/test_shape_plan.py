@@ -98,10 +98,10 @@ def test_each_batch_has_a_planned_shape_within_the_budget(lengths: list[int], bu
     queue = RequestQueue(max_batch_tokens=budget, max_queue_tokens=10_000)
     runner = FakeRunner(lambda rows, tokens: 1.0 + rows * tokens * 1e-6, shape=plan.padded_shape)
     for length in lengths:
-        queue.put(ScheduledRequest(runner, lambda results: (), 0.0, 1e6, length), [(length, None)], 1e6)
+        queue.put(ScheduledRequest(runner, lambda results: (), 0.0, 1e6, length), [(length, length)], 1e6)
     batches = []
     while batch := queue.take(0.0):
-        batches.append([item.tokens for item in batch])
+        batches.append([item.payload for item in batch])
 
     assert sorted(lengths) == sorted(n for batch in batches for n in batch)
     shapes = [plan.padded_shape(len(batch), max(batch)) for batch in batches]
