@@ -21,7 +21,7 @@ logger = logging.getLogger("bertserve.loading")
 
 # Identifies a captured run: the names of its outputs, and the shapes of its inputs.
 Key = tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]
-Feed = dict[str, NDArray[Any]]  # arrays by the names of inputs or outputs
+Arrays = dict[str, NDArray[Any]]  # by the names of inputs or outputs
 
 # Maximum padded tokens of a captured run: larger ones keep the GPU busy while their kernels start.
 MAX_TOKENS = 4096
@@ -54,7 +54,7 @@ class CudaGraphSession(threading.local):
         self._open = open_session
         self._device = device
         self._own_session: Any = None
-        self._runs: dict[Key, Callable[[Feed], list[NDArray[Any]]]] = {}
+        self._runs: dict[Key, Callable[[Arrays], list[NDArray[Any]]]] = {}
         self._captures = False
 
     @contextmanager
@@ -66,7 +66,7 @@ class CudaGraphSession(threading.local):
         finally:
             self._captures = False
 
-    def run(self, names: Sequence[str], feed: Feed) -> list[NDArray[Any]]:
+    def run(self, names: Sequence[str], feed: Arrays) -> list[NDArray[Any]]:
         """Returns the outputs of a run, like `InferenceSession.run`."""
         key = tuple(names), tuple(array.shape for array in feed.values())
         if self._captures and key not in self._runs and len(self._runs) < MAX_RUNS:
@@ -76,7 +76,7 @@ class CudaGraphSession(threading.local):
             outputs: list[NDArray[Any]] = self._session.run(names, feed) if replay is None else replay(feed)
             return outputs
 
-    def _capture(self, key: Key, names: Sequence[str], feed: Feed) -> None:
+    def _capture(self, key: Key, names: Sequence[str], feed: Arrays) -> None:
         """Captures a run if it is small. After a failure, such as too little memory or a node on the CPU, the thread captures no more."""
         if self._open is None or max(array.size for array in feed.values()) > MAX_TOKENS:
             return
@@ -97,7 +97,7 @@ class CudaGraphSession(threading.local):
                 logger.warning("small runs of a thread are not captured as CUDA graphs: %s", error)
 
 
-def _bind(session: Any, feed: Feed, outputs: Feed, *, graph_id: int, device: tuple[str, int]) -> Callable[[Feed], list[NDArray[Any]]]:
+def _bind(session: Any, feed: Arrays, outputs: Arrays, *, graph_id: int, device: tuple[str, int]) -> Callable[[Arrays], list[NDArray[Any]]]:
     """Returns a function that runs with fixed buffers and returns copies of the outputs; its first call captures the run.
 
     `feed` and `outputs` give the shapes and types of the buffers, and `graph_id` is unique for the session.
@@ -110,7 +110,7 @@ def _bind(session: Any, feed: Feed, outputs: Feed, *, graph_id: int, device: tup
     for name, tensor in output_tensors.items():
         binding.bind_ortvalue_output(name, tensor)
 
-    def replay(feed: Feed) -> list[NDArray[Any]]:
+    def replay(feed: Arrays) -> list[NDArray[Any]]:
         for name, array in feed.items():
             input_tensors[name].update_inplace(array)
         session.run_with_iobinding(binding, options)

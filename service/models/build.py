@@ -131,7 +131,6 @@ def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None)
     prepare_threads = min(cores, 2) if on_cpu else max(cores // 2 // settings.workers, 1)
     scheduler = Scheduler(
         queue,
-        threads=threads,
         # more than four threads save little time per run, and the next caller finds all their cores busy
         multi_threads=settings.multi_threads or min(threads, 4),
         prepare_threads=prepare_threads,

@@ -50,20 +50,21 @@ class RequestQueue:
         max_batch_tokens: Maximum tokens of a batch: rows times padded length.
         max_queue_tokens: Maximum tokens that all open requests hold together.
         max_request_tokens: Limit of `held_tokens` after a large request is admitted; therefore also the limit of one request.
+        threads: Number of batches that run at the same time.
         requests: The open requests: admitted, and not ended.
         held_tokens: Tokens that they hold.
         queue_items: Items that wait.
     """
 
     def __init__(self, *, max_batch_tokens: int, max_queue_tokens: int, threads: int = 1) -> None:
-        """Creates an empty queue; `threads` is the number of batches that run at the same time, to predict waits."""
+        """Creates an empty queue."""
         self.max_batch_tokens = max_batch_tokens
         self.max_queue_tokens = max_queue_tokens
         self.max_request_tokens = max_queue_tokens - int(max_queue_tokens * SHARE_FOR_SMALL)
         self.requests: set[ScheduledRequest] = set()
         self.held_tokens = 0
         self.queue_items = 0
-        self._thread_count = threads
+        self.threads = threads
         self._short_items, self._long_items = WaitingItems(), WaitingItems()
         self._owed_s = 0.0  # predicted seconds that short requests get before the next long one
         self._last_short = -inf  # arrival of the last short request
@@ -77,7 +78,7 @@ class RequestQueue:
         # while both wait, short and long requests get equal thread time
         return (
             min(2 * self._short_items.predicted_s, self._short_items.predicted_s + self._long_items.predicted_s) + remaining_s
-        ) / self._thread_count
+        ) / self.threads
 
     def check_arrival(self, time_left_s: float, remaining_s: float) -> None:
         """Checks whether a short request that arrives now would probably start before its deadline, before its tokens are known.
@@ -114,7 +115,7 @@ class RequestQueue:
             wait = (self._short_items.predicted_s + self._long_items.predicted_s + remaining_s) / threads
         else:
             self._last_short = max(self._last_short, request.arrived)
-            threads = self._thread_count
+            threads = self.threads
             wait = self.wait_s(remaining_s) if earlier_s else 0.0  # for a single item, `check_arrival` has tested this wait
         if wait:
             self._check_wait(wait, PACE * earlier_s / threads, time_left_s)
@@ -177,7 +178,7 @@ class RequestQueue:
         return True
 
     def _threads_for_long(self, now: float) -> int:
-        return max(self._thread_count - (now - self._last_short < RESERVE_S), 1)
+        return max(self.threads - (now - self._last_short < RESERVE_S), 1)
 
     def _check_wait(self, wait: float, own: float, time_left_s: float) -> None:
         """Checks a predicted wait; `own` is the virtual time between a request's first and last item, divided by the threads."""
@@ -203,8 +204,7 @@ class RequestQueue:
             limit=limit,
             reason="queue_full",
             # requests end after the current runs
-            retry_after_s=(remaining_s + (self._short_items.predicted_s + self._long_items.predicted_s) * min(excess, 1.0))
-            / self._thread_count,
+            retry_after_s=(remaining_s + (self._short_items.predicted_s + self._long_items.predicted_s) * min(excess, 1.0)) / self.threads,
         )
 
     def _new_items(self, request: ScheduledRequest, payloads: SizedPayloads) -> list[Item]:

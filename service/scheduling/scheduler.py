@@ -35,7 +35,7 @@ _EXPIRED = "the request's deadline passed while it waited; allow more time with 
 
 
 class Scheduler:
-    """Runs requests on a fixed number of threads. It must be started in an event loop, and used from that loop only.
+    """Runs requests on as many threads as its queue expects. It must be started in an event loop, and used from that loop only.
 
     Attributes:
         queue: Its queue; only the scheduler changes it.
@@ -51,7 +51,6 @@ class Scheduler:
         self,
         queue: RequestQueue,
         *,
-        threads: int,
         multi_threads: int = 1,
         prepare_threads: int = 1,
         clock: Callable[[], float] = time.monotonic,
@@ -62,9 +61,8 @@ class Scheduler:
 
         Args:
             queue: An empty queue that nothing else uses.
-            threads: Number of batches that run at the same time.
             multi_threads: Threads of a multi-threaded run. It is used if this many threads for each active, waiting and recent run are at
-                most `threads`; a single run may always use it.
+                most `queue.threads`; a single run may always use it.
             prepare_threads: Threads that tokenize long texts.
             clock: Returns monotonic seconds.
             on_hang: Called for each run that hangs.
@@ -74,8 +72,7 @@ class Scheduler:
         self.prepare = PreparePool(prepare_threads)
         self.clock = clock
         self.multi_threads = multi_threads
-        self._thread_count = threads
-        self._multi_threaded_runs = max(1, threads // multi_threads)  # multi-threaded runs that have enough threads
+        self._multi_threaded_runs = max(1, queue.threads // multi_threads)  # multi-threaded runs that have enough threads
         self._lock = threading.RLock()
         self._wakeup = threading.Condition(self._lock)
         self._last_crowded = -inf  # last time at which more than `_multi_threaded_runs` runs were active or waiting
@@ -88,7 +85,7 @@ class Scheduler:
         self.withdrawn = False
         self.total_run_s = 0.0
         self.failure: str | None = None
-        for _ in range(threads):
+        for _ in range(queue.threads):
             self._add_thread()
 
     @property
@@ -361,7 +358,7 @@ class Scheduler:
                 seconds=seconds,
             )
             self._end(request, error)
-        if self._hangs >= self._thread_count:
+        if self._hangs >= self.queue.threads:
             self._fail_all("as many runs have hung as there are inference threads")
         elif self.failure is None:
             self._add_thread().start()

@@ -68,7 +68,6 @@ class Harness:
         self.hangs = 0
         self.scheduler = Scheduler(
             self.queue,
-            threads=threads,
             multi_threads=multi_threads,
             clock=self.clock if manual else time.monotonic,
             on_hang=self.count_hang,
