@@ -25,7 +25,7 @@ from bertserve.export.errors import ExportError, report_error
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.workspace import handle_signals, raise_interrupt
 from bertserve.service import __version__
-from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Manifest, Metric, TokenTypes
+from bertserve.service.bundle.manifest import NAME_PATTERN, NAME_RULE, Combine, Manifest, Metric, TokenTypes
 from bertserve.service.bundle.validation_policy import LOW_AGREEMENT_THRESHOLD, describe_agreement, has_low_agreement, summarize_agreement
 from bertserve.service.engine.hardware import usable_cores
 from bertserve.service.flag_parser import FlagParser, drop_stdout
@@ -261,7 +261,7 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
 
 def _parse_name(text: str) -> str:
     if not re.fullmatch(NAME_PATTERN, text):
-        raise argparse.ArgumentTypeError(f"`{text}` does not match {NAME_PATTERN}")
+        raise argparse.ArgumentTypeError(f"`{text}` is not a valid name, which has {NAME_RULE}")
     return text
 
 

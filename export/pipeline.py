@@ -36,7 +36,7 @@ from bertserve.export.validation.served_graph import open_graph
 from bertserve.export.workspace import package_bundle, workspace
 from bertserve.service.bundle.files import TOKENIZER_FILE, digest
 from bertserve.service.bundle.graph_spec import GraphFile, GraphSpec, Precision
-from bertserve.service.bundle.manifest import NAME_PATTERN, Example, Manifest, Metric, OmittedGraph
+from bertserve.service.bundle.manifest import NAME_PATTERN, NAME_RULE, Example, Manifest, Metric, OmittedGraph
 from bertserve.service.bundle.validation_policy import has_low_agreement
 from bertserve.service.errors import BundleError
 from bertserve.service.providers import Provider
@@ -89,7 +89,7 @@ def export(options: ExportOptions) -> tuple[Path, Manifest]:
     """
     name = options.name or (module_name(options.source) if options.module else Path(os.path.abspath(options.source)).name)
     if not re.fullmatch(NAME_PATTERN, name):
-        raise CheckpointError(f"`{name}` is not a valid bundle name, which must match {NAME_PATTERN}; give another with --name.")
+        raise CheckpointError(f"`{name}` is not a valid bundle name, which has {NAME_RULE}; give another with --name.")
     target = options.output / name
     with workspace(name, options.output, overwrite=options.overwrite) as scratch:
         # before the checkpoint is loaded, because the texts may be wrong

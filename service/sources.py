@@ -27,7 +27,7 @@ from typing import TypeVar
 
 from bertserve.service import __version__
 from bertserve.service.bundle.files import MANIFEST_FILE, digest, is_bundle, is_checkpoint
-from bertserve.service.bundle.manifest import NAME_PATTERN
+from bertserve.service.bundle.manifest import NAME_PATTERN, NAME_RULE
 from bertserve.service.errors import SettingsError, StartError, install_command
 from bertserve.service.providers import PROVIDERS
 from bertserve.service.settings import ModelSettings
@@ -104,7 +104,7 @@ def _read_folder(text: str, name: str, folder: Path) -> ModelSource:
 
 def _check_name(name: str, text: str) -> str:
     if not re.fullmatch(NAME_PATTERN, name):
-        raise SettingsError(f"--model is `{text}`: `{name}` is not a valid model name, which must match {NAME_PATTERN}; give NAME=SOURCE.")
+        raise SettingsError(f"--model is `{text}`: `{name}` is not a valid model name, which has {NAME_RULE}; give NAME=SOURCE.")
     return name
 
 

@@ -19,7 +19,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
-from bertserve.service.bundle.manifest import NAME_PATTERN, Manifest
+from bertserve.service.bundle.manifest import NAME_PATTERN, NAME_RULE, Manifest
 from bertserve.service.errors import BundleError, describe_validation_error
 from bertserve.service.providers import Provider
 
@@ -116,7 +116,7 @@ def read_manifest(path: Path) -> tuple[Manifest, str]:
         BundleError: The folder's name is not allowed; or the manifest is missing or invalid, or has another bundle's name.
     """
     if not re.fullmatch(NAME_PATTERN, path.name):
-        raise BundleError(f"`{path}` cannot be a model: names must match {NAME_PATTERN}; rename or move the folder.")
+        raise BundleError(f"`{path}` cannot be a model, whose name has {NAME_RULE}; rename or move the folder.")
     try:
         raw = (path / MANIFEST_FILE).read_bytes()
         manifest = Manifest.model_validate_json(raw)
