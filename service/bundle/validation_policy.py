@@ -25,8 +25,6 @@ MEASURES: dict[Measure, str] = {
 # Below this agreement with the checkpoint, by the measure of its task, the service logs a warning, and an int8 graph is not the default
 # unless requested.
 LOW_AGREEMENT_THRESHOLD = 0.98
-# Instruction sets that add int8 products in 32 bits; other x86 CPUs add pairs of them in 16 bits, which can saturate.
-_EXACT_INT8 = {"avx_vnni", "avx512_vnni", "amx_int8", "asimd"}
 _MEASURE_AGAIN = "run `bert-export verify BUNDLE --checkpoint DIR --update`"  # measures the validation report of an existing bundle
 _Z = 1.96  # quantile of the normal distribution for 95 %
 # Maximum difference of a score from the stored one; kernels differ between CPUs, those of int8 most.
@@ -53,17 +51,6 @@ def metrics_match_checkpoint(metrics: Sequence[Metric], graph: str) -> bool:
     """
     pairs = [(metric.checkpoint, metric.graphs[graph]) for metric in metrics if graph in metric.graphs]
     return bool(pairs) and all(abs(checkpoint - measured) <= 0.01 for checkpoint, measured in pairs)
-
-
-def measured_on_other_int8_kernels(graph: GraphSpec, instructions: Sequence[str]) -> bool:
-    """Returns whether the report of an int8 graph is from a CPU that adds products differently from this one; false if unknown.
-
-    `instructions` has this CPU's instruction sets, as in `Speed.instructions`.
-    """
-    speed = graph.validation.speed
-    if graph.precision != "int8" or speed is None or not speed.instructions or not instructions:
-        return False
-    return _EXACT_INT8.isdisjoint(speed.instructions) != _EXACT_INT8.isdisjoint(instructions)
 
 
 def agreement_range(share: float, n: int) -> tuple[float, float]:
@@ -103,8 +90,7 @@ def check_report(name: str, graph: GraphSpec, *, required: bool = False, min_agr
     """Refuses a graph whose validation report is missing, is for another provider or precision, or is too weak.
 
     A validation report counts only for the provider and the precision that run: a GPU graph that was measured on a CPU has none. Another
-    CPU is allowed, because `bert-export` chooses int8 scales so that products hardly depend on it; `measured_on_other_int8_kernels`
-    detects it.
+    CPU is allowed, because `bert-export` chooses int8 scales so that products hardly depend on it.
 
     Args:
         name: Name of the bundle.

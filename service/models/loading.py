@@ -17,11 +17,9 @@ from bertserve.service.bundle.validation_policy import (
     check_report,
     describe_agreement,
     has_low_agreement,
-    measured_on_other_int8_kernels,
     metrics_match_checkpoint,
 )
 from bertserve.service.engine.cost_model import CostModel
-from bertserve.service.engine.hardware import cpu_instructions
 from bertserve.service.engine.model_engines import ModelEngines, min_multi_threaded_tokens
 from bertserve.service.engine.onnx_engine import OnnxEngine
 from bertserve.service.engine.sessions import available_provider, unavailable_reason
@@ -126,31 +124,22 @@ def open_bundle(bundle: Bundle, settings: ModelSettings) -> tuple[GraphSpec, Tok
     if graph.shapes is not None:
         graph = graph.model_copy(update={"shapes": graph.shapes.within(batch_tokens)})
     check_report(manifest.name, graph, required=settings.require_validation, min_agreement=settings.min_agreement)
-    _warn(manifest, graph, needs_report=settings.require_validation or settings.min_agreement is not None)
+    _warn(manifest, graph)
     engine = _open_engine(bundle, graph, settings)
     tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
     _check_fit(manifest, engine, tokenizer, task.widths(manifest))
     return graph, tokenizer, engine
 
 
-def _warn(manifest: Manifest, graph: GraphSpec, *, needs_report: bool) -> None:
+def _warn(manifest: Manifest, graph: GraphSpec) -> None:
     """Logs warnings about the graph that is served."""
-    model = f"the model {manifest.name}, served as {graph.name},"
     if has_low_agreement(graph) and not metrics_match_checkpoint(manifest.metrics, graph.name):
         logger.warning(
-            "%s may answer differently from its checkpoint: %s. Measure it on your own texts with `bert-export verify --data`, or serve "
-            "--precision fp32.",
-            model,
+            "the model %s, served as %s, may answer differently from its checkpoint: %s. Measure it on your own texts with `bert-export "
+            "verify --data`, or serve --precision fp32.",
+            manifest.name,
+            graph.name,
             describe_agreement(graph.validation),
-        )
-    if needs_report and measured_on_other_int8_kernels(graph, own := cpu_instructions()):
-        measured = graph.validation.speed.instructions if graph.validation.speed else ("unknown instruction sets",)
-        logger.warning(
-            "%s was measured on a CPU with %s; this CPU has %s, and can round int8 differently. Measure it here with "
-            "`bert-export verify --data`.",
-            model,
-            ", ".join(measured),
-            ", ".join(own),
         )
     for omitted in manifest.omitted:
         if omitted.provider == graph.provider:

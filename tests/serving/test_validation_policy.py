@@ -10,7 +10,7 @@ import tiny
 from app_client import state_of
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.bundle.graph_spec import Agreement, GraphSpec
-from bertserve.service.bundle.validation_policy import check_report, has_low_agreement, measured_on_other_int8_kernels
+from bertserve.service.bundle.validation_policy import check_report, has_low_agreement
 from bertserve.service.errors import BundleError
 
 
@@ -162,35 +162,3 @@ def test_a_report_counts_only_for_the_measured_provider_and_precision(
         check_report("tiny", graph, **policy)
     facts = (named, f" on {provider} in {precision}, ", f" DIR --update` on a machine with {provider}")
     assert [] == [fact for fact in facts if fact not in error.value.message]
-
-
-@pytest.mark.parametrize(
-    ("precision", "measured_with", "own", "other"),
-    [
-        ("int8", ["avx2", "avx512_vnni"], ["avx2", "fma"], True),
-        ("int8", ["avx2"], ["avx2", "avx_vnni"], True),
-        ("int8", ["avx2", "avx512_vnni"], ["avx2", "avx_vnni"], False),
-        ("int8", ["avx2", "avx512_vnni"], ["asimd", "asimddp"], False),
-        ("int8", ["avx2"], [], False),
-        ("int8", None, ["avx2"], False),
-        ("fp32", ["avx2", "avx512_vnni"], ["avx2"], False),
-    ],
-)
-def test_a_cpu_with_other_int8_kernels_is_detected(
-    tmp_path: Path, precision: str, measured_with: list[str] | None, own: list[str], other: bool
-) -> None:
-    """Without VNNI, x86 adds pairs of int8 products in 16 bits. An unknown CPU counts as one with the same kernels."""
-    speed = None if measured_with is None else {"cpu": "Some", "instructions": measured_with, "threads": 1, "timings": []}
-
-    assert other is measured_on_other_int8_kernels(graph_of(tmp_path, "cpu", precision, speed=speed), own)
-
-
-@pytest.mark.parametrize(("flags", "warned"), [({}, False), ({"require_validation": True}, True)])
-def test_int8_that_was_measured_with_other_kernels_is_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, flags: dict[str, Any], warned: bool
-) -> None:
-    """A line is logged only if a validation report is required. The model is served, because its int8 scales allow for the difference."""
-    monkeypatch.setattr("bertserve.service.models.loading.cpu_instructions", lambda: ("avx2", "fma"))
-    state_of(EMBEDDED / "sentiment", **flags)
-
-    assert warned == ("avx512_vnni, avx512_bf16; this CPU has avx2, fma" in caplog.text)
