@@ -56,19 +56,10 @@ _STATIC = "docs/static"
 _TYPES = {_SCRIPT: "text/javascript; charset=utf-8", _STYLE: "text/css; charset=utf-8", _ICON: "image/png"}
 
 
-class OpenAIError(BaseModel):
-    """The error in the shape that clients of OpenAI's API expect."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
 class ErrorBody(BaseModel):
     """An error: its kind, and one sentence that says what is wrong and what to change; an object below `/v1`."""
 
-    error: str | OpenAIError
+    error: str | dict[str, Any]
     error_type: str
     request_id: str
 

@@ -20,10 +20,8 @@ from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
 from bertserve.service.api.call import Call
-from bertserve.service.api.formats.cohere import DocumentsBody, RankedList, read_rerank
-from bertserve.service.api.formats.hugging_face import PredictBody, Predictions, read_at_base, read_for_model, read_for_task, read_predict
-from bertserve.service.api.formats.open_inference import InferBody, InferResponse, read_infer
-from bertserve.service.api.formats.openai import EmbeddingList, EmbeddingsBody, read_embeddings
+from bertserve.service.api.formats import cohere, open_inference, openai
+from bertserve.service.api.formats.hugging_face import PredictBody, read_at_base, read_for_model, read_for_task, read_predict
 from bertserve.service.api.formats.tei import EmbedAllBody, SequencesBody
 from bertserve.service.api.jsonl import MEDIA_TYPE
 from bertserve.service.api.request import REQUEST_KEY, TIMEOUT_HEADER, RequestContext
@@ -87,20 +85,23 @@ class InferenceRoute(GuardedRoute):
         read_call: Callable[[bytes, RequestContext], Call],
         summary: str,
         bodies: tuple[type[BaseModel], ...],
-        response_types: tuple[Any, ...],
+        response: Any,
         *,
         task: str | None = None,
         streams: bool = False,
         tag: str = OTHER_CLIENTS,
     ) -> None:
-        """Creates the route and its OpenAPI description; `{name}` in the path is a model's name."""
+        """Creates the route and its OpenAPI description; `{name}` in the path is a model's name.
+
+        `response` is the type of the response or, for a format that others define, an example.
+        """
         self.read_call, self.bodies, self.task, self.streams = read_call, bodies, task, streams
         lines: dict[str, Any] = {MEDIA_TYPE: {"schema": {"type": "string", "description": "JSON Lines."}}} if streams else {}
-        result = {
-            "model": functools.reduce(operator.or_, response_types),
-            "description": "A result, or a list of them: one for each input.",
-            "content": lines,
-        }
+        result: dict[str, Any] = {"description": "A result, or a list of them: one for each input."}
+        if isinstance(response, dict):
+            result["content"] = {"application/json": {"example": response}}
+        else:
+            result |= {"model": response, "content": lines}
         references = [{"$ref": f"#/components/schemas/{body.__name__}"} for body in bodies]
         json_body: dict[str, Any] = {"schema": references[0]}
         if len(bodies) > 1:
@@ -158,23 +159,35 @@ def inference_routes() -> list[InferenceRoute]:
             tag=INFERENCE,
         ),
         _of_any_task("/", read_at_base, "Run the only loaded model"),
-        InferenceRoute("/v2/models/{name}/infer", read_infer, "Run a model on tensors of texts", (InferBody,), (InferResponse,)),
-        InferenceRoute("/v1/models/{name}:predict", read_predict, "Answer instances with predictions", (PredictBody,), (Predictions,)),
+        InferenceRoute(
+            "/v2/models/{name}/infer",
+            open_inference.read_infer,
+            "Run a model on tensors of texts",
+            (open_inference.InferBody,),
+            open_inference.RESPONSE_EXAMPLE,
+        ),
+        InferenceRoute(
+            "/v1/models/{name}:predict",
+            read_predict,
+            "Answer instances with predictions",
+            (PredictBody,),
+            {"predictions": [[{"label": "positive", "score": 0.998}]]},
+        ),
         InferenceRoute(
             "/v1/embeddings",
-            read_embeddings,
+            openai.read_embeddings,
             "Embed texts as vectors, in the format of OpenAI's API",
-            (EmbeddingsBody,),
-            (EmbeddingList,),
+            (openai.EmbeddingsBody,),
+            openai.RESPONSE_EXAMPLE,
             task=embed.TASK,
         ),
         *(
             InferenceRoute(
                 path,
-                read_rerank,
+                cohere.read_rerank,
                 "Rank documents by a query, in the format of Cohere's and Jina's APIs",
-                (DocumentsBody,),
-                (RankedList,),
+                (cohere.DocumentsBody,),
+                cohere.RESPONSE_EXAMPLE,
                 task=rerank.TASK,
             )
             for path in ("/v1/rerank", "/v2/rerank")
@@ -185,7 +198,7 @@ def inference_routes() -> list[InferenceRoute]:
             functools.partial(read_for_task, classify.TASK, SequencesBody),
             "Classify texts or pairs of texts, in the format of Text Embeddings Inference",
             (SequencesBody,),
-            (list[LabelScore], list[list[LabelScore]]),
+            list[LabelScore] | list[list[LabelScore]],
             task=classify.TASK,
         ),
         InferenceRoute(
@@ -193,7 +206,7 @@ def inference_routes() -> list[InferenceRoute]:
             functools.partial(read_for_task, embed.TASK, EmbedAllBody),
             "Embed each token of texts, in the format of Text Embeddings Inference",
             (EmbedAllBody,),
-            (list[list[list[float]]],),
+            list[list[list[float]]],
             task=embed.TASK,
         ),
     ]
@@ -201,14 +214,13 @@ def inference_routes() -> list[InferenceRoute]:
 
 def _of_task(spec: TaskSpec) -> InferenceRoute:
     read = functools.partial(read_for_task, spec.name, spec.body)
-    return InferenceRoute(
-        f"/{spec.path}", read, spec.title, (spec.body,), (spec.response_type,), task=spec.name, streams=True, tag=INFERENCE
-    )
+    return InferenceRoute(f"/{spec.path}", read, spec.title, (spec.body,), spec.response_type, task=spec.name, streams=True, tag=INFERENCE)
 
 
 def _of_any_task(path: str, read: Callable[[bytes, RequestContext], Call], summary: str, tag: str = OTHER_CLIENTS) -> InferenceRoute:
     bodies = tuple(spec.body for spec in TASKS.values())
-    return InferenceRoute(path, read, summary, bodies, tuple(spec.response_type for spec in TASKS.values()), streams=True, tag=tag)
+    response_type = functools.reduce(operator.or_, (spec.response_type for spec in TASKS.values()))
+    return InferenceRoute(path, read, summary, bodies, response_type, streams=True, tag=tag)
 
 
 def check_declared(routes: Iterable[BaseRoute]) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,17 +99,31 @@ def test_operation_ids_are_derived_from_the_paths(models: Path) -> None:
     assert [] == [name for name in names.values() if not re.fullmatch("[a-z][a-z0-9_]*", name)]
 
 
+def shape(value: Any) -> Any:
+    """Returns a JSON value without its numbers and texts; of a list only the first item."""
+    if isinstance(value, dict):
+        return {name: shape(item) for name, item in value.items()}
+    return [shape(item) for item in value[:1]] if isinstance(value, list) else None
+
+
 def test_every_openapi_example_is_answered(tmp_path: Path) -> None:
+    """An answer has the shape of its example."""
     folder = tiny.every_kind(tmp_path, max_length=64)
     settings = {"default": {"text-classification": "classifier"}}
     document = call(folder, "GET", "/openapi.json", settings=settings).json()
     models = {task: model["name"] for model in call(folder, "GET", "/models", settings=settings).json() for task in model["default_of"]}
-    tried = {}
+    tried, shapes = {}, {}
     for route in inference_routes():
         content = document["paths"][route.path]["post"]["requestBody"]["content"]["application/json"]
         own = document["components"]["schemas"].get(content["schema"].get("$ref", "").rpartition("/")[2], {})
         for name, example in content.get("examples", {"classify": {"value": own.get("examples", [None])[0]}}).items():
             path = route.path.replace("{name}", models[f"/{name}"]) if len(route.bodies) == 1 or "{name}" in route.path else f"/{name}"
-            tried[route.path, name] = call(folder, "POST", path, json=example["value"], settings=settings).status_code
+            answer = call(folder, "POST", path, json=example["value"], settings=settings)
+            tried[route.path, name] = answer.status_code
+        response = document["paths"][route.path]["post"]["responses"]["200"]["content"]["application/json"]
+        if "example" in response:
+            shapes[route.path] = (shape(response["example"]), shape(answer.json()))
 
     assert {200} == set(tried.values()), tried
+    assert len(shapes) == 5
+    assert [] == [(path, *pair) for path, pair in shapes.items() if pair[0] != pair[1]]

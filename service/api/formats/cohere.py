@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, Tag
 
 from bertserve.service.api.call import Call
-from bertserve.service.api.formats.openai import Usage, usage
+from bertserve.service.api.formats.openai import usage
 from bertserve.service.api.request import RequestContext
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.models.request_progress import Prediction
@@ -16,6 +16,14 @@ from bertserve.service.tasks.body import LIST_LIMIT, OBJECT_TAG, TEXT_TAG, Text,
 from bertserve.service.tasks.json_text import to_json
 from bertserve.service.tasks.reading import read_as
 from bertserve.service.tasks.step import ModelConfig
+
+RESPONSE_EXAMPLE: dict[str, Any] = {
+    "id": "5f1c",
+    "model": "rerank",
+    "results": [{"index": 0, "relevance_score": 0.98}],
+    "usage": {"prompt_tokens": 29, "total_tokens": 29},
+    "meta": {"tokens": {"input_tokens": 29}},
+}
 
 
 class Document(BaseModel):
@@ -51,24 +59,6 @@ class DocumentsBody(rerank.QueryBody):
     def task_inputs(self, config: ModelConfig) -> list[Any]:
         """Returns the only input."""
         return [rerank.RerankInput(self.query, self.texts)]
-
-
-class RankedDocument(BaseModel):
-    """The index and score of a document."""
-
-    index: int
-    relevance_score: float
-    document: dict[str, Any] | None = None
-
-
-class RankedList(BaseModel):
-    """The best documents, best first."""
-
-    id: str
-    model: str
-    results: list[RankedDocument]
-    usage: Usage
-    meta: dict[str, Any]
 
 
 def read_rerank(raw: bytes, request: RequestContext) -> Call:

@@ -93,12 +93,6 @@ class PredictBody(BaseModel):
     parameters: dict[str, Any] | None = Field(None, description="Parameters of the task.")
 
 
-class Predictions(BaseModel):
-    """Answer in KServe's V1 protocol."""
-
-    predictions: list[Any]
-
-
 def read_predict(raw: bytes, request: RequestContext) -> Call:
     """Reads a body for the model in the path: for the model's task, or for the one that its fields imply.
 

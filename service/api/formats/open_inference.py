@@ -31,6 +31,11 @@ from bertserve.service.tasks.task_spec import UNNAMED_TEXT
 JSON_OUTPUT = "json"  # name of the output with the JSON response of the task's endpoint
 _LENGTH_BYTES = 4  # little-endian, before each element of a binary BYTES tensor
 _EXAMPLE: dict[str, Any] = {"inputs": [{"name": "inputs", "shape": [2], "datatype": "BYTES", "data": ["A warm, funny film.", "Dull."]}]}
+RESPONSE_EXAMPLE: dict[str, Any] = {
+    "model_name": "sentiment",
+    "model_version": "1f2e3d4c",
+    "outputs": [{"name": "label", "datatype": "BYTES", "shape": [2], "data": ["positive", "negative"]}],
+}
 _TEXTS = ("label", JSON_OUTPUT)  # outputs of texts; the others are float32
 _LABELS = ("label", "score", "scores")
 # task -> its outputs in addition to JSON
@@ -88,15 +93,6 @@ class InferBody(ClosedModel):
     inputs: Annotated[list[InferInput], Field(fail_fast=True, min_length=1, max_length=16)]
     outputs: Annotated[list[InferOutput] | None, Field(fail_fast=True, max_length=16, description="By default all.")] = None
     parameters: InferParameters | None = None
-
-
-class InferResponse(BaseModel):
-    """Response in the Open Inference Protocol; a tensor has `name`, `shape`, `datatype` and `data`."""
-
-    model_name: str
-    model_version: str
-    id: str | None = None
-    outputs: list[dict[str, Any]]
 
 
 def read_infer(raw: bytes, request: RequestContext) -> Call:

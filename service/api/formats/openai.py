@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from bertserve.service.api.call import Call
@@ -16,6 +16,13 @@ from bertserve.service.tasks import embed
 from bertserve.service.tasks.body import TaskBody, TextOrTexts, body_config
 from bertserve.service.tasks.reading import read_as
 from bertserve.service.tasks.step import ModelConfig
+
+RESPONSE_EXAMPLE: dict[str, Any] = {
+    "object": "list",
+    "data": [{"object": "embedding", "index": 0, "embedding": [0.04, -0.01]}],
+    "model": "embed",
+    "usage": {"prompt_tokens": 19, "total_tokens": 19},
+}
 
 
 def _no_token_ids(value: Any) -> Any:
@@ -62,33 +69,9 @@ class EmbeddingsBody(TaskBody):
         return [replace(template, text=text) for text in self.items]
 
 
-class EmbeddingItem(BaseModel):
-    """The vector of one text."""
-
-    object: Literal["embedding"]
-    index: int
-    embedding: list[float] | str
-
-
-class Usage(BaseModel):
-    """The tokens that were read, including special tokens."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
 def usage(prediction: Prediction) -> dict[str, int]:
-    """Returns the fields of `Usage`."""
+    """Returns the tokens that were read, including special tokens, as OpenAI's clients expect them."""
     return {"prompt_tokens": prediction.tokens, "total_tokens": prediction.tokens}
-
-
-class EmbeddingList(BaseModel):
-    """The vectors of all texts, in the order of the texts."""
-
-    object: Literal["list"]
-    data: list[EmbeddingItem]
-    model: str
-    usage: Usage
 
 
 def read_embeddings(raw: bytes, request: RequestContext) -> Call:
