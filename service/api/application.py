@@ -20,7 +20,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bertserve.service.api import error_responses
-from bertserve.service.api.call import HEADER_LENGTH, BinaryResponse
+from bertserve.service.api.call import HEADER_LENGTH
 from bertserve.service.api.error_responses import ErrorLog
 from bertserve.service.api.fastapi_app import create_fastapi
 from bertserve.service.api.jsonl import MEDIA_TYPES, LineStream
@@ -171,9 +171,8 @@ class Application:
             prediction = request.prediction = await until_disconnect(call.predict(timeout_s, trace=trace), receive)
             if prediction.response_bytes > LARGE_BYTES:
                 await take_turn(self._turns)
-            response = call.to_response(prediction)
-            payload, tail = response if isinstance(response, BinaryResponse) else (response, b"")
-            body = to_json(payload)
+            value, tail = call.to_response(prediction)
+            body = to_json(value)
             await send({"type": "http.response.start", "status": 200, "headers": call.headers(prediction, len(body), len(tail))})
             await send({"type": "http.response.body", "body": body + tail})
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from bertserve.service.errors import BertServeError
 from bertserve.service.models.model import Model
@@ -15,13 +15,6 @@ from bertserve.service.tasks.step import MAX_WINDOWS_SHOWN, ReadSpan
 HEADER_LENGTH = b"inference-header-content-length"  # bytes of JSON before binary tensors in the Open Inference Protocol
 
 
-class BinaryResponse(NamedTuple):
-    """A response body of JSON, followed by bytes."""
-
-    value: Any
-    tail: bytes
-
-
 @dataclass(slots=True)
 class Call:
     """A request to a model.
@@ -30,13 +23,13 @@ class Call:
         task: The task, one of the model's.
         model: The model that answers.
         body: The inputs.
-        to_response: Converts the prediction to the JSON value of the response, or to a BinaryResponse.
+        to_response: Converts the prediction to the JSON value of the response, and the bytes that follow the JSON.
     """
 
     task: str
     model: Model
     body: TaskBody
-    to_response: Callable[[Prediction], Any]
+    to_response: Callable[[Prediction], tuple[Any, bytes]]
 
     async def predict(self, timeout_s: float, **options: Any) -> Prediction:
         """Runs the model, with the arguments and errors of `Model.predict`; the message of an error names the wrong input."""

@@ -12,7 +12,6 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
@@ -152,16 +151,10 @@ def _docs_router() -> APIRouter:
 
 def _add_description(app: FastAPI, *, requires_key: bool) -> None:
     """Adds the schemas of bodies to the result of `app.openapi()`, and the key if callers need one."""
+    routes_only = app.openapi
 
     def openapi() -> dict[str, Any]:
-        schema = get_openapi(
-            title=app.title,
-            version=app.version,
-            description=app.description,
-            routes=app.routes,
-            tags=app.openapi_tags,
-            servers=app.servers,
-        )
+        schema = routes_only()
         kinds = dict.fromkeys([ErrorBody, *(body for route in app.routes if isinstance(route, InferenceRoute) for body in route.bodies)])
         modes = [(kind, "validation") for kind in kinds]
         _, bodies = models_json_schema(modes, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]

@@ -138,7 +138,8 @@ class LineStream:
             prediction = await self._predict(call)
             if prediction.response_bytes > LARGE_BYTES:
                 await take_turn(self._turns)
-            body, status = to_json(call.to_response(prediction)), HTTPStatus.OK
+            value, _ = call.to_response(prediction)
+            body, status = to_json(value), HTTPStatus.OK
         except Exception as error:  # noqa: BLE001 - the process boundary of a line
             if isinstance(error, BertServeError):
                 error.add_prefix(f"line {number}: ")

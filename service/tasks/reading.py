@@ -10,14 +10,21 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from bertserve.service.errors import CallerValue, InvalidValueError, TooLargeError, requirement
-from bertserve.service.tasks.body import TAGS, Limits, TaskBody, field_names
-from bertserve.service.tasks.body_errors import check_fields, invalid_json_error, not_an_object_error, unknown_within_error
+from bertserve.service.tasks.body import TAGS, ClosedModel, Limits, TaskBody, field_names
+from bertserve.service.tasks.body_errors import (
+    check_fields,
+    invalid_json_error,
+    not_an_object_error,
+    unknown_name_error,
+    unknown_within_error,
+)
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import parse
 
 _SHOWN_CHARS = 40  # characters of a wrong value that a message shows
 
 B = TypeVar("B", bound=TaskBody)
+C = TypeVar("C", bound=ClosedModel)
 
 
 def read_as(body_type: type[B], raw: bytes, limits: Limits) -> B:
@@ -43,6 +50,24 @@ def parse_json(raw: bytes, body: type[TaskBody] | None = None) -> Any:
         return parse(raw)
     except ValueError as error:
         raise invalid_json_error(raw, str(error), body) from error
+
+
+def read_protocol(body_type: type[C], raw: bytes, example: Mapping[str, Any]) -> C:
+    """Reads the body of a protocol that has the values of a task's body within it; `example` is a valid body.
+
+    Raises:
+        MalformedRequestError: The body is not JSON.
+        InvalidValueError: The JSON does not match the class.
+        TooLargeError: It has more lists, objects, keys, values or digits than are allowed.
+    """
+    try:
+        return body_type.model_validate(parse_json(raw))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        if first["type"] == "unknown_name":
+            holder = f"`{_path_in_body(first['loc'])}`" if first["loc"] else "the body"
+            raise unknown_name_error(first["ctx"]["name"], holder, first["ctx"]["known"]) from error
+        raise _wrong_value_error(first, example) from error
 
 
 def requested_task(task: str, value: Any) -> str:
@@ -104,7 +129,7 @@ def validate_as(body_type: type[B], value: Any, limits: Limits) -> B:
 def _translate(error: ValidationError, body: type[TaskBody]) -> InvalidValueError | TooLargeError:
     """Turns pydantic's first error into one sentence."""
     first = error.errors(include_url=False)[0]
-    field_path = path_in_body([part for part in first["loc"] if part not in TAGS])
+    field_path = _path_in_body([part for part in first["loc"] if part not in TAGS])
     if first["type"] == "too_long" and not field_path.startswith("parameters"):
         limit = first["ctx"]["max_length"]
         return TooLargeError(
@@ -115,12 +140,12 @@ def _translate(error: ValidationError, body: type[TaskBody]) -> InvalidValueErro
         )
     if first["type"] == "unknown_name":
         return unknown_within_error(first["ctx"]["name"], field_path, first["ctx"]["known"], body)
-    return wrong_value_error(first, body.example())
+    return _wrong_value_error(first, body.example())
 
 
-def wrong_value_error(error: ErrorDetails, example: Mapping[str, Any]) -> InvalidValueError:
+def _wrong_value_error(error: ErrorDetails, example: Mapping[str, Any]) -> InvalidValueError:
     """Returns one of pydantic's errors, for a missing or wrong value, as one sentence; `example` is a valid body."""
-    field_path = path_in_body([part for part in error["loc"] if part not in TAGS]) or "the body"
+    field_path = _path_in_body([part for part in error["loc"] if part not in TAGS]) or "the body"
     if error["type"] == "missing":
         return InvalidValueError(
             "`{field_path}` is missing; send JSON such as {example}.", field_path=field_path, example=json.dumps(example)
@@ -134,7 +159,7 @@ def wrong_value_error(error: ErrorDetails, example: Mapping[str, Any]) -> Invali
     return InvalidValueError("`{field_path}` {message}; it is {value}.", field_path=field_path, message=message, value=show(error["input"]))
 
 
-def path_in_body(parts: Sequence[int | str]) -> str:
+def _path_in_body(parts: Sequence[int | str]) -> str:
     """Returns a position in a body, such as `inputs[2].text`."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
 

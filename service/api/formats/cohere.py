@@ -73,7 +73,7 @@ def read_rerank(raw: bytes, request: RequestContext) -> Call:
             "`documents` has a number of more than 64 bits, which cannot be returned; send it as a text, or remove `return_documents`."
         ) from error
 
-    def to_response(prediction: Prediction) -> dict[str, Any]:
+    def to_response(prediction: Prediction) -> tuple[dict[str, Any], bytes]:
         (ranked,) = prediction.results
         results = [
             {"index": item["index"], "relevance_score": item["score"]} | ({"document": documents[item["index"]]} if documents else {})
@@ -81,6 +81,6 @@ def read_rerank(raw: bytes, request: RequestContext) -> Call:
         ]
         # each vendor's client expects the tokens in another field
         meta = {"tokens": {"input_tokens": prediction.tokens}}
-        return {"id": request.id, "model": model.name, "results": results, "usage": usage(prediction), "meta": meta}
+        return {"id": request.id, "model": model.name, "results": results, "usage": usage(prediction), "meta": meta}, b""
 
     return Call(rerank.TASK, model, body, to_response)

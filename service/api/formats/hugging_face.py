@@ -10,18 +10,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from bertserve.service.api.call import Call
 from bertserve.service.api.request import RequestContext
 from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.models.model import Model
 from bertserve.service.tasks import classify, fill_mask, question_answering, token_classification, zero_shot
-from bertserve.service.tasks.body import TaskBody
-from bertserve.service.tasks.body_errors import check_names
+from bertserve.service.tasks.body import ClosedModel, TaskBody
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.reading import parse_json, read_as, show, validate_as
+from bertserve.service.tasks.reading import parse_json, read_as, read_protocol, validate_as
 
+_PREDICT_EXAMPLE = {"instances": ["A warm, funny film.", "Dull."]}
 _JS_USER_AGENT = b"@huggingface/inference/"
 _JS_READS_ONE = frozenset({classify.TASK, token_classification.TASK, question_answering.TASK, fill_mask.TASK, zero_shot.TASK})
 
@@ -32,14 +32,12 @@ def read_for_task(task: str, body_type: type[TaskBody], raw: bytes, request: Req
     return _call(task, request.state.registry.for_task(task, body.model), body, request)
 
 
-def read_for_model(raw: bytes, request: RequestContext) -> Call:
-    """Reads a body for the model in the path."""
-    return _read_for(request.named_model, raw, request)
-
-
-def _read_for(model: Model, raw: bytes, request: RequestContext) -> Call:
-    """Reads a body for a model: one for the model's task, or for another task that the body's fields identify."""
-    task, body = _validate(model, parse_json(raw, TASKS[model.task].body), request)
+def read_for_model(raw: bytes, request: RequestContext, model: Model | None = None) -> Call:
+    """Reads a body for a model, by default the one in the path: for the model's task, or for another that the body's fields identify."""
+    model = model or request.named_model
+    value = parse_json(raw, TASKS[model.task].body)
+    task = request.state.registry.task_of_body(model, value)
+    body = validate_as(TASKS[task].body, value, request.state.limits)
     if body.model not in (None, model.name):
         raise InvalidValueError(
             "`model` is `{given}`, but the path names `{model}`; remove one of them.", given=CallerValue(body.model), model=model.name
@@ -57,21 +55,15 @@ def read_at_base(raw: bytes, request: RequestContext) -> Call:
             count=len(models),
             paths=paths,
         )
-    return _read_for(models[0], raw, request)
-
-
-def _validate(model: Model, value: Any, request: RequestContext) -> tuple[str, TaskBody]:
-    """Returns the task that a body's JSON value requests of a model, and the body."""
-    task = request.state.registry.task_of_body(model, value)
-    return task, validate_as(TASKS[task].body, value, request.state.limits)
+    return read_for_model(raw, request, models[0])
 
 
 def _call(task: str, model: Model, body: TaskBody, request: RequestContext) -> Call:
     if task not in _JS_READS_ONE or not request.headers.get(b"user-agent", b"").startswith(_JS_USER_AGENT):
-        return Call(task, model, body, lambda prediction: body.to_response(prediction.results))
+        return Call(task, model, body, lambda prediction: (body.to_response(prediction.results), b""))
     if body.is_list and len(body.items) != 1:
         raise InvalidValueError("@huggingface/inference reads only the answer to one input; send one at a time, or use fetch.")
-    return Call(task, model, body, lambda prediction: _js_response(task, body, prediction.results))
+    return Call(task, model, body, lambda prediction: (_js_response(task, body, prediction.results), b""))
 
 
 def _js_response(task: str, body: TaskBody, results: list[Any]) -> Any:
@@ -84,10 +76,10 @@ def _js_response(task: str, body: TaskBody, results: list[Any]) -> Any:
     return result
 
 
-class PredictBody(BaseModel):
+class PredictBody(ClosedModel):
     """Body of a request in KServe's V1 protocol."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"instances": ["A warm, funny film.", "Dull."]}]})
+    model_config = ConfigDict(json_schema_extra={"examples": [_PREDICT_EXAMPLE]})
 
     instances: list[Any] = Field(description="List of inputs in the format of the model's task.")
     parameters: dict[str, Any] | None = Field(None, description="Parameters of the task.")
@@ -102,11 +94,8 @@ def read_predict(raw: bytes, request: RequestContext) -> Call:
         TooLargeError: It has more instances than are allowed, or a text is too long.
     """
     model = request.named_model
-    value = parse_json(raw)
-    if not isinstance(value, dict) or not isinstance(value.get("instances"), list):
-        received = show(value["instances"]) if isinstance(value, dict) and "instances" in value else "missing"
-        raise InvalidValueError('`instances` must be a list, but it is {given}; send {{"instances": ["a text"]}}.', given=received)
-    check_names(value, list(PredictBody.model_fields), "the body")
-    parameters = {} if value.get("parameters") is None else value["parameters"]
-    task, body = _validate(model, {"inputs": value["instances"], "parameters": parameters}, request)
-    return Call(task, model, body, lambda prediction: {"predictions": prediction.results})
+    predict = read_protocol(PredictBody, raw, _PREDICT_EXAMPLE)
+    value = {"inputs": predict.instances, "parameters": predict.parameters or {}}
+    task = request.state.registry.task_of_body(model, value)
+    body = validate_as(TASKS[task].body, value, request.state.limits)
+    return Call(task, model, body, lambda prediction: ({"predictions": prediction.results}, b""))

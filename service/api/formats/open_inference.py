@@ -11,10 +11,10 @@ from functools import cache
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
-from bertserve.service.api.call import HEADER_LENGTH, BinaryResponse, Call
+from bertserve.service.api.call import HEADER_LENGTH, Call
 from bertserve.service.api.request import RequestContext
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import CallerValue, InvalidValueError, MalformedRequestError
@@ -22,10 +22,10 @@ from bertserve.service.models.model import Model
 from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks import classify, embed, multiple_choice, rerank, similarity, zero_shot
 from bertserve.service.tasks.body import MAX_ITEMS, ClosedModel, TaskBody, types_within
-from bertserve.service.tasks.body_errors import check_names, unknown_name_error
+from bertserve.service.tasks.body_errors import check_names
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import to_json
-from bertserve.service.tasks.reading import parse_json, path_in_body, show, validate_as, wrong_value_error
+from bertserve.service.tasks.reading import read_protocol, show, validate_as
 from bertserve.service.tasks.task_spec import UNNAMED_TEXT
 
 JSON_OUTPUT = "json"  # name of the output with the JSON response of the task's endpoint
@@ -117,7 +117,7 @@ def read_infer(raw: bytes, request: RequestContext) -> Call:
         raise InvalidValueError("`outputs` has a duplicate name; send each once.")
     check_names(requested, outputs, f"the answer of {task} with these parameters")
 
-    def to_response(prediction: Prediction) -> BinaryResponse:
+    def to_response(prediction: Prediction) -> tuple[dict[str, Any], bytes]:
         values = _output_values(task, outputs, prediction.results, body, model.bundle.manifest)
         if JSON_OUTPUT in requested:
             values[JSON_OUTPUT] = [to_json(result).decode() for result in prediction.results]
@@ -126,7 +126,7 @@ def read_infer(raw: bytes, request: RequestContext) -> Call:
         for name, form in requested.items():
             is_binary = options.binary_data_output if form is None or form.binary_data is None else form.binary_data
             tensors.append(_tensor(name, values[name], is_binary))
-        return BinaryResponse({**head, "outputs": [tensor for tensor, _ in tensors]}, b"".join(data for _, data in tensors))
+        return {**head, "outputs": [tensor for tensor, _ in tensors]}, b"".join(data for _, data in tensors)
 
     return Call(task, model, body, to_response)
 
@@ -295,12 +295,4 @@ def _parse_body(raw: bytes, request: RequestContext) -> tuple[InferBody, memoryv
             header=CallerValue(header.decode("latin-1")),
             size=len(raw),
         )
-    try:
-        return InferBody.model_validate(parse_json(raw[:size])), memoryview(raw)[size:]
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        if first["type"] == "unknown_name":
-            raise unknown_name_error(
-                first["ctx"]["name"], f"`{path_in_body(first['loc']) or 'the body'}`", first["ctx"]["known"]
-            ) from error
-        raise wrong_value_error(first, _EXAMPLE) from error
+    return read_protocol(InferBody, raw[:size], _EXAMPLE), memoryview(raw)[size:]

@@ -79,8 +79,8 @@ def read_embeddings(raw: bytes, request: RequestContext) -> Call:
     body = read_as(EmbeddingsBody, raw, request.state.limits)
     model = request.state.registry.for_task(embed.TASK, body.model)
 
-    def to_response(prediction: Prediction) -> dict[str, Any]:
+    def to_response(prediction: Prediction) -> tuple[dict[str, Any], bytes]:
         data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(prediction.results)]
-        return {"object": "list", "data": data, "model": model.name, "usage": usage(prediction)}
+        return {"object": "list", "data": data, "model": model.name, "usage": usage(prediction)}, b""
 
     return Call(embed.TASK, model, body, to_response)
