@@ -1,4 +1,4 @@
-"""Application: the outermost ASGI application. It runs models itself; FastAPI answers all other requests.
+"""Application: the outermost ASGI application. It runs models itself; FastAPI serves all other routes.
 
 FastAPI's telemetry, body limit, exit stacks and dependencies take two fifths of the event loop's time for a short text
 (bench/results/2026-11-21-with-memory-arena.md).
@@ -25,11 +25,20 @@ from bertserve.service.api.error_responses import ErrorLog
 from bertserve.service.api.fastapi_app import create_fastapi
 from bertserve.service.api.jsonl import MEDIA_TYPES, LineStream
 from bertserve.service.api.request import LARGE_BYTES, REQUEST_KEY, TIMEOUT_HEADER, RequestContext, read_body, take_turn, until_disconnect
-from bertserve.service.api.routes import InferenceRoute
+from bertserve.service.api.routes import GuardedRoute, InferenceRoute
 from bertserve.service.auth import Authenticator
-from bertserve.service.errors import INTERNAL, CallerValue, HttpError, InvalidValueError, MalformedRequestError, UnavailableError
+from bertserve.service.errors import (
+    INTERNAL,
+    CallerValue,
+    HttpError,
+    InvalidValueError,
+    MalformedRequestError,
+    NotFoundError,
+    UnavailableError,
+)
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.models.build import AppState
+from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import to_json
 
 if TYPE_CHECKING:
@@ -60,10 +69,10 @@ class Application:
         """
         self._state, self._auth, self._sends_request_id = state, auth or Authenticator(), sends_request_id
         self._fastapi = create_fastapi(state, requires_key=self._auth.requires_key)
-        routes = [route for route in self._fastapi.routes if isinstance(route, InferenceRoute)]
-        # a fixed path has precedence over one with a name
-        self._fixed_routes = {route.path: route for route in routes if "{" not in route.path}
-        self._named_routes = [route for route in routes if "{" in route.path]
+        routes = [route for route in self._fastapi.routes if isinstance(route, GuardedRoute)]
+        self._fixed_routes = {route.path: route for route in routes if isinstance(route, InferenceRoute) and "{" not in route.path}
+        # the routes that run a named model come first, because most requests to the others are fast
+        self._routes = sorted(routes, key=lambda route: not isinstance(route, InferenceRoute) or "{" not in route.path)
         self._errors = ErrorLog()
         self._turns = asyncio.Lock()
         self._ids = random.Random()  # noqa: S311 - ids only tell requests apart, they protect nothing
@@ -92,11 +101,15 @@ class Application:
         request: RequestContext = scope[REQUEST_KEY]
         try:
             request.check_path()
-            if (route := self._match(scope)) is None:
-                await self._fastapi(scope, receive, send)
-            else:
+            route = self._match(scope)
+            request.key = self._auth.check(route.access, scope["headers"])
+            if isinstance(route, InferenceRoute):
                 await self._serve(route, request, receive, send)
+            else:
+                await self._fastapi(scope, receive, send)
         except Exception as error:  # noqa: BLE001 - the process boundary of a request
+            if isinstance(error, HttpError) and error.key is not None:
+                request.key = error.key
             self._errors.write(error, request.log_fields())
             if request.status == 0:
                 await error_responses.response(error, request.id, scope["path"])(scope, receive, send)
@@ -121,24 +134,40 @@ class Application:
             request.response_headers.append((b"server-timing", b'traceparent;desc="%s"' % trace.traceparent.encode()))
         return request
 
-    def _match(self, scope: Scope) -> InferenceRoute | None:
-        """Returns the route of a request that runs models, and sets `route` and `path_params` as FastAPI's router does."""
-        if scope["method"] != "POST":
-            return None
-        if (fixed := self._fixed_routes.get(scope["path"])) is not None:
+    def _match(self, scope: Scope) -> GuardedRoute:
+        """Returns the route of a request, and sets `route` and `path_params` as FastAPI's router does.
+
+        Raises:
+            NotFoundError: There is no such path.
+            HttpError: The path has other methods (405).
+        """
+        if scope["method"] == "POST" and (fixed := self._fixed_routes.get(scope["path"])) is not None:
             scope["route"], scope["path_params"] = fixed, {}
             return fixed
-        for route in self._named_routes:
+        methods: set[str] = set()
+        for route in self._routes:
             match, parameters = route.matches(scope)
             if match is Match.FULL:
                 scope.update(parameters)
                 return route
-        return None
+            if match is Match.PARTIAL:
+                scope.update(parameters)  # the log names the path
+                methods |= route.methods
+        path = CallerValue(scope["path"])
+        if methods:
+            allowed = ", ".join(sorted(methods))
+            error = HttpError(HTTPStatus.METHOD_NOT_ALLOWED, "`{path}` takes only {allowed}; see /docs.", path=path, allowed=allowed)
+            error.headers = {"Allow": allowed}
+            raise error
+        raise NotFoundError(
+            "there is no path `{path}`; send a POST to {tasks} or /models/NAME, without a slash at the end; see /docs.",
+            path=path,
+            tasks=", ".join(f"/{spec.path}" for spec in TASKS.values()),
+        )
 
     async def _serve(self, route: InferenceRoute, request: RequestContext, receive: Receive, send: Send) -> None:
-        """Answers a request that runs models, if there is room for it and its caller has access."""
+        """Answers a request that runs models, if there is room for it."""
         state, scope = self._state, request.scope
-        request.key = self._auth.check(route.access, scope["headers"])
         if self._open >= state.settings.max_concurrent:
             raise UnavailableError(
                 "{count} requests are open, and --max-concurrent allows no more; send it again, or to another replica.", count=self._open

@@ -1,4 +1,4 @@
-"""The application of FastAPI, which serves all requests that run no models; its OpenAPI description, and the page that shows it."""
+"""The application of FastAPI, which serves the routes that run no models; its OpenAPI description, and the page that shows it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import functools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from http import HTTPStatus
 from importlib import resources
 from typing import Any
 
@@ -14,9 +13,7 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.openapi.docs import get_swagger_ui_html
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.routing import Match
 
 from bertserve.service import __version__
 from bertserve.service.api import error_responses, playground
@@ -32,9 +29,7 @@ from bertserve.service.api.routes import (
     inference_routes,
 )
 from bertserve.service.auth import Access
-from bertserve.service.errors import CallerValue, HttpError, NotFoundError
 from bertserve.service.models.build import AppState
-from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.json_text import to_json
 
 DESCRIPTION = """Fine-tuned BERT-family encoders over HTTP, in the wire format of the Hugging Face Inference API.
@@ -64,7 +59,7 @@ class ErrorBody(BaseModel):
 
 
 def create_fastapi(state: AppState, *, requires_key: bool = False) -> FastAPI:
-    """Returns the application with all routes. It serves documents, models, probes, metrics and unknown paths.
+    """Returns the application with all routes. It serves documents, models, probes and metrics.
 
     Raises:
         TypeError: A route declares no access.
@@ -88,12 +83,10 @@ def create_fastapi(state: AppState, *, requires_key: bool = False) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    app.router.redirect_slashes = False  # the redirect would go to a host that the caller chose in `Host`
     app.router.routes.extend(inference_routes())
     for router in (*admin_routers(state), playground.router(root_path), _docs_router()):
         app.router.routes.extend(router.routes)
     check_declared(app.routes)
-    app.add_exception_handler(HTTPException, _translate)
     app.add_exception_handler(Exception, _respond_to_error)
     _add_description(app, requires_key=requires_key)
     return app
@@ -102,25 +95,6 @@ def create_fastapi(state: AppState, *, requires_key: bool = False) -> FastAPI:
 async def _respond_to_error(request: Request, error: Exception) -> Response:
     """Responds to an error that left FastAPI. FastAPI raises it again afterwards, and then `Application` logs it."""
     return error_responses.response(error, request.scope[REQUEST_KEY].id, request.scope["path"])
-
-
-async def _translate(request: Request, error: Exception) -> Response:
-    """Turns the router's own errors into errors of this service."""
-    assert isinstance(error, HTTPException)
-    path: str = request.scope["path"]
-    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        # a path can have several routes, and the router names only the methods of the first one
-        routes = [route for route in request.app.routes if route.matches(request.scope)[0] is Match.PARTIAL]
-        allowed = ", ".join(sorted({method for route in routes for method in route.methods}))
-        not_allowed = HttpError(error.status_code, "`{path}` takes only {allowed}; see /docs.", path=CallerValue(path), allowed=allowed)
-        not_allowed.headers = {"Allow": allowed}
-        raise not_allowed
-    tasks = ", ".join(f"/{spec.path}" for spec in TASKS.values())
-    raise NotFoundError(
-        "there is no path `{path}`; send a POST to {tasks} or /models/NAME, without a slash at the end; see /docs.",
-        path=CallerValue(path),
-        tasks=tasks,
-    )
 
 
 def _docs_router() -> APIRouter:

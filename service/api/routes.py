@@ -1,7 +1,7 @@
 """The routes that run models, each with the wire format of its bodies. A new route needs one record here.
 
-Each route checks its own access, because a separate list of protected paths could disagree with the router. The service does not start if
-a route declares no access.
+Each route declares its access, because a separate list of protected paths could disagree with the routes. The service does not start if
+a route declares none.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.routing import BaseRoute
-from starlette.types import Receive, Scope, Send
 
 from bertserve.service.api.call import Call
 from bertserve.service.api.formats import cohere, open_inference, openai
 from bertserve.service.api.formats.hugging_face import PredictBody, read_at_base, read_for_model, read_for_task, read_predict
 from bertserve.service.api.formats.tei import EmbedAllBody, SequencesBody
 from bertserve.service.api.jsonl import MEDIA_TYPE
-from bertserve.service.api.request import REQUEST_KEY, TIMEOUT_HEADER, RequestContext
+from bertserve.service.api.request import TIMEOUT_HEADER, RequestContext
 from bertserve.service.auth import Access
-from bertserve.service.errors import HttpError
 from bertserve.service.tasks import classify, embed, rerank
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.classify import LabelScore
@@ -47,28 +45,14 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 class GuardedRoute(APIRoute):
-    """A route of FastAPI that checks its access before it runs. `guarded_router` makes a subclass for each access.
-
-    `Application` makes the same check for requests that run models, because they do not pass through FastAPI.
-    """
+    """A route that declares its access, which `Application` checks. `guarded_router` makes a subclass for each access."""
 
     access: Access
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves a request that the router has matched to this route; a wrong method gets status 405."""
-        assert self.methods is not None, "FastAPI gives every route methods"
-        if scope["method"] in self.methods:
-            request: RequestContext = scope[REQUEST_KEY]
-            try:
-                request.key = request.auth.check(self.access, scope["headers"])
-            except HttpError as error:
-                request.key = error.key  # for the access log and the metrics
-                raise
-        await super().handle(scope, receive, send)
+    methods: set[str]  # FastAPI gives every route methods
 
 
 class InferenceRoute(GuardedRoute):
-    """A path that runs models, for POST. FastAPI describes it and answers 405 for other methods; `Application` serves its requests.
+    """A path that runs models, for POST. FastAPI only describes it; `Application` serves its requests.
 
     Attributes:
         read_call: Returns the call of a body and its request.

@@ -21,7 +21,7 @@ from bertserve.service.tasks.body import ClosedModel, TaskBody
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.reading import parse_json, read_as, read_protocol, validate_as
 
-_PREDICT_EXAMPLE = {"instances": ["A warm, funny film.", "Dull."]}
+_PREDICT_EXAMPLE: dict[str, Any] = {"instances": ["A warm, funny film.", "Dull."]}
 _JS_USER_AGENT = b"@huggingface/inference/"
 _JS_READS_ONE = frozenset({classify.TASK, token_classification.TASK, question_answering.TASK, fill_mask.TASK, zero_shot.TASK})
 
