@@ -70,13 +70,12 @@ class Replica:
         resources = ray.get_runtime_context().get_assigned_resources()
         if settings.threads is None and "GPU" not in resources:
             settings = settings.model_copy(update={"threads": max(1, int(resources.get("CPU", 1)))})
-        self._settings = settings
-        self._state = build(with_sources(settings))
+        self._state = build(with_sources(settings), check_start(settings))
         self._seen = (time.monotonic(), 0.0)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Returns the application. Ray adds the request id to answers, because it sets the id first."""
-        return Application(self._state, check_start(self._settings), sends_request_id=False)
+        return Application(self._state, sends_request_id=False)
 
     def __del__(self) -> None:
         """Exports the last traces. Ray calls this once, when it stops a drained replica."""

@@ -13,7 +13,6 @@ from typing import Any
 
 from bertserve.service.api.application import Application
 from bertserve.service.models.build import build
-from bertserve.service.server.serve import check_start
 from bertserve.service.settings import Settings
 from served_socket import client, listening, play
 
@@ -46,7 +45,7 @@ def count_calls(models: Path) -> list[tuple[str, bool]]:
         state = build(settings)
         threading.setprofile(note)  # for threads that start from now on
         state.scheduler.start()
-        async with listening(Application(state, check_start(settings))) as served, client(served) as (reader, writer):
+        async with listening(Application(state)) as served, client(served) as (reader, writer):
             for i in range(WARM_UP + 1):
                 counting = i == WARM_UP
                 sys.setprofile(note)

@@ -26,7 +26,6 @@ from bertserve.service.api.fastapi_app import create_fastapi
 from bertserve.service.api.jsonl import MEDIA_TYPES, LineStream
 from bertserve.service.api.request import LARGE_BYTES, REQUEST_KEY, TIMEOUT_HEADER, RequestContext, read_body, take_turn, until_disconnect
 from bertserve.service.api.routes import GuardedRoute, InferenceRoute
-from bertserve.service.auth import Authenticator
 from bertserve.service.errors import (
     INTERNAL,
     CallerValue,
@@ -59,16 +58,15 @@ _EXPOSED = ("x-request-id", "x-model", "server-timing", "x-truncated", "x-window
 class Application:
     """Serves every request: sets its id, finds its route, turns errors into responses, counts and logs."""
 
-    def __init__(self, state: AppState, auth: Authenticator | None = None, *, sends_request_id: bool = True) -> None:
+    def __init__(self, state: AppState, *, sends_request_id: bool = True) -> None:
         """Creates the application; its inference threads run from startup to shutdown.
 
         Args:
-            state: The models, metrics, settings and limits.
-            auth: Admits requests; if None, no route needs a key, and model management is disabled.
+            state: The models, metrics, settings, keys and limits.
             sends_request_id: Whether the application adds the header `x-request-id`; a server around it may add it instead.
         """
-        self._state, self._auth, self._sends_request_id = state, auth or Authenticator(), sends_request_id
-        self._fastapi = create_fastapi(state, requires_key=self._auth.requires_key)
+        self._state, self._sends_request_id = state, sends_request_id
+        self._fastapi = create_fastapi(state)
         routes = [route for route in self._fastapi.routes if isinstance(route, GuardedRoute)]
         self._fixed_routes = {route.path: route for route in routes if isinstance(route, InferenceRoute) and "{" not in route.path}
         # the routes that run a named model come first, because most requests to the others are fast
@@ -102,7 +100,7 @@ class Application:
         try:
             request.check_path()
             route = self._match(scope)
-            request.key = self._auth.check(route.access, scope["headers"])
+            request.key = self._state.auth.check(route.access, scope["headers"])
             if isinstance(route, InferenceRoute):
                 await self._serve(route, request, receive, send)
             else:
@@ -124,7 +122,7 @@ class Application:
         client_id = headers.get(b"x-request-id", b"")
         # not uuid4: it reads the system's entropy and releases the GIL, and with busy threads it takes long to get the GIL back
         request_id = client_id if _REQUEST_ID.fullmatch(client_id) else b"%032x" % self._ids.getrandbits(128)
-        request = RequestContext(scope, send, headers, request_id.decode(), self._state, self._auth)
+        request = RequestContext(scope, send, headers, request_id.decode(), self._state)
         if self._sends_request_id:
             request.response_headers.append((b"x-request-id", request_id))
         tracer = self._state.tracer

@@ -58,7 +58,7 @@ class ErrorBody(BaseModel):
     request_id: str
 
 
-def create_fastapi(state: AppState, *, requires_key: bool = False) -> FastAPI:
+def create_fastapi(state: AppState) -> FastAPI:
     """Returns the application with all routes. It serves documents, models, probes and metrics.
 
     Raises:
@@ -88,7 +88,7 @@ def create_fastapi(state: AppState, *, requires_key: bool = False) -> FastAPI:
         app.router.routes.extend(router.routes)
     check_declared(app.routes)
     app.add_exception_handler(Exception, _respond_to_error)
-    _add_description(app, requires_key=requires_key)
+    _add_description(app, requires_key=state.auth.requires_key)
     return app
 
 

@@ -128,7 +128,7 @@ class LineStream:
         start, request, metrics = time.perf_counter(), self._request, self._request.state.metrics
         task, model, status = self._route.task or UNKNOWN, UNKNOWN, CLIENT_GONE
         try:
-            request.auth.check(self._route.access, request.scope["headers"])  # again for each line, because a stream can have no end
+            request.state.auth.check(self._route.access, request.scope["headers"])  # again for each line, because a stream can have no end
             if len(line) > self._settings.max_body_bytes:
                 raise too_large_error("line", len(line), self._settings.max_body_bytes)
             if len(line) > LARGE_BYTES:

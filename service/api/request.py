@@ -16,7 +16,6 @@ from bertserve.service.errors import CLIENT_GONE, CallerValue, HttpError, Malfor
 from bertserve.service.metrics import UNKNOWN
 
 if TYPE_CHECKING:
-    from bertserve.service.auth import Authenticator
     from bertserve.service.models.build import AppState
     from bertserve.service.models.model import Model
     from bertserve.service.models.request_progress import Prediction
@@ -44,8 +43,7 @@ class RequestContext:
         sender: Sends messages to the client.
         headers: The headers by name in lower case; the last one of several with the same name.
         id: The request id, from the header `x-request-id` or random.
-        state: The models, metrics, settings and limits.
-        auth: Checks the caller.
+        state: The models, metrics, settings, keys and limits.
         start: Start time in seconds of `time.perf_counter`.
         response_headers: Headers that every response to this request has.
         key: The name of its key; None before the check, and if the route needs no key.
@@ -61,7 +59,6 @@ class RequestContext:
     headers: dict[bytes, bytes]
     id: str
     state: AppState
-    auth: Authenticator
     start: float = field(default_factory=time.perf_counter)
     response_headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     key: str | None = None

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bertserve.service.auth import Authenticator
 from bertserve.service.bundle import files
 from bertserve.service.engine import sessions
 from bertserve.service.engine.freed_memory import return_freed_memory
@@ -51,6 +52,7 @@ class AppState:
         settings: All settings.
         provider: The execution provider in use.
         limits: The limits of a body.
+        auth: Admits requests by their keys; by default no route needs a key, and model management is disabled.
         worker_index: Index of this worker.
         threads: Inference threads of this worker.
         total_threads: Inference threads of all workers together.
@@ -65,6 +67,7 @@ class AppState:
     settings: Settings
     provider: Provider
     limits: Limits
+    auth: Authenticator = field(default_factory=Authenticator)
     worker_index: int = 0
     threads: int = 1
     total_threads: int = 1
@@ -107,7 +110,7 @@ class AppState:
             self.measure()
 
 
-def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None) -> AppState:
+def build(settings: Settings, auth: Authenticator | None = None, *, index: int = 0, metrics: Metrics | None = None) -> AppState:
     """Loads every bundle of the models folder and builds the service; it starts no threads.
 
     The settings have totals over all workers; the worker with this index gets its share of threads and queue. By default, `metrics` are
@@ -156,6 +159,7 @@ def build(settings: Settings, *, index: int = 0, metrics: Metrics | None = None)
         settings=settings,
         provider=provider,
         limits=Limits(settings.max_inputs, settings.max_chars, settings.max_top_k),
+        auth=auth or Authenticator(),
         worker_index=index,
         threads=threads,
         total_threads=total_threads,

@@ -146,9 +146,9 @@ def serve_models(
     from bertserve.service.api.application import Application
     from bertserve.service.models.build import build
 
-    state = build(settings, index=index, metrics=metrics)
+    state = build(settings, auth, index=index, metrics=metrics)
     with background_logging():
-        Server(Application(state, auth), state, auth, on_ready, beat).run([listener])
+        Server(Application(state), state, on_ready, beat).run([listener])
         if state.tracer is not None:
             state.tracer.close()
         if state.scheduler.failure:
@@ -159,10 +159,10 @@ def serve_models(
 class Server(uvicorn.Server):
     """uvicorn with an orderly shutdown: a connection closes after each admitted request has its response, or an error of this service."""
 
-    def __init__(self, app: ASGIApp, state: AppState, auth: Authenticator, on_ready: OnReady, beat: Callable[[], None]) -> None:
+    def __init__(self, app: ASGIApp, state: AppState, on_ready: OnReady, beat: Callable[[], None]) -> None:
         """Configures uvicorn; `serve_models` describes the arguments."""
         super().__init__(configure(app, state.settings))
-        self._state, self._auth, self._on_ready, self._beat = state, auth, on_ready, beat
+        self._state, self._on_ready, self._beat = state, on_ready, beat
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stops the server. A second SIGINT ends the process at once, for an impatient user; SIGTERM may come twice by accident."""
@@ -177,7 +177,7 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         self._ticking = asyncio.create_task(self._tick())
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._start_reload)
-        self._auth.reload()  # a key may have been removed while the models were loaded
+        self._state.auth.reload()  # a key may have been removed while the models were loaded
         self._on_ready(([self._line(model) for model in self._state.registry.models.values()], self._state.total_threads))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # it was blocked while the models were loaded
 
@@ -220,7 +220,7 @@ class Server(uvicorn.Server):
             await asyncio.sleep(TICK_S)
 
     def _start_reload(self) -> None:
-        self._auth.reload()
+        self._state.auth.reload()
         self._refresh = asyncio.create_task(self._state.reloader.refresh())  # the loop itself keeps no reference to a task
 
     def _line(self, model: Model) -> str:

@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,7 +37,7 @@ async def serving(service: AppState, auth: Authenticator | None = None) -> Async
     """Starts an application, yields a client of it, and stops the application."""
     service.start()
     try:
-        transport = httpx.ASGITransport(Application(service, auth))
+        transport = httpx.ASGITransport(Application(service if auth is None else replace(service, auth=auth)))
         async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=20) as client:
             yield client
     finally:

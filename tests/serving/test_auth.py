@@ -8,6 +8,7 @@ import re
 import threading
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,7 @@ async def test_a_removed_key_answers_no_more_lines_of_its_stream(models: Path) -
 
     scope = posting("/classify", (b"content-type", b"application/jsonl"), (b"authorization", b"Bearer swordfish"))
     async with serving(state):
-        await Application(state, auth=auth)(scope, receive, send)
+        await Application(replace(state, auth=auth))(scope, receive, send)
     first, second, third = answers
     assert [list, list, "unauthorized"] == [type(first), type(second), third["error_type"]]
 

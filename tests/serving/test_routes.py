@@ -99,12 +99,12 @@ class Changes:
     unload = load
 
 
-def service(models: Path, **settings: Any) -> tuple[AppState, Authenticator, Changes]:
+def service(models: Path, **settings: Any) -> tuple[AppState, Changes]:
     """Returns a service with a key and an admin key, and the recorder of its model changes."""
     (models.parent / "admin").write_text("trident")
     changes = Changes()
-    state = replace(state_of(models, **settings), reloader=changes)
-    return state, Authenticator(keys(models.parent, "swordfish"), admin_key_file=models.parent / "admin"), changes
+    auth = Authenticator(keys(models.parent, "swordfish"), admin_key_file=models.parent / "admin")
+    return replace(state_of(models, **settings), reloader=changes, auth=auth), changes
 
 
 def routes(app: FastAPI) -> Iterator[tuple[GuardedRoute, str, str]]:
@@ -130,9 +130,9 @@ def test_only_probes_metrics_and_pages_are_open_without_a_key(models: Path) -> N
 
 async def test_every_route_enforces_its_declared_access(models: Path) -> None:
     """A missing key is 401 and a key without permission is 403. Only the admin key can change models."""
-    state, auth, changes = service(models)
+    state, changes = service(models)
     async with serving(state):
-        app = Application(state, auth=auth)
+        app = Application(state)
         for route, method, path in routes(create_fastapi(state)):
             for authorization in (NO_KEY, KEY, ADMIN_KEY):
                 before = len(changes.names)
@@ -147,9 +147,9 @@ async def test_every_route_enforces_its_declared_access(models: Path) -> None:
 
 @pytest.mark.parametrize(("root_path", "mounted"), [("", False), ("/bert", False), ("/bert", True)])
 async def test_no_mutated_path_bypasses_the_access_of_a_route(models: Path, root_path: str, mounted: bool) -> None:
-    state, auth, changes = service(models, **({} if mounted else {"root_path": root_path}))
+    state, changes = service(models, **({} if mounted else {"root_path": root_path}))
     async with serving(state):
-        app = Application(state, auth)
+        app = Application(state)
         for route, method, path in routes(create_fastapi(state)):
             for name, mutate in MUTATIONS.items():
                 for authorization in (NO_KEY, KEY) if route.access is Access.ADMIN else (NO_KEY,):
@@ -168,9 +168,9 @@ async def test_no_mutated_path_bypasses_the_access_of_a_route(models: Path, root
 
 
 async def test_a_path_without_a_route_is_404_before_its_body_is_read(models: Path) -> None:
-    state, auth, _ = service(models)
+    state, _ = service(models)
     for authorization in (NO_KEY, KEY):
-        asked = await Asked("POST", "/nowhere", authorization).by(Application(state, auth=auth))
+        asked = await Asked("POST", "/nowhere", authorization).by(Application(state))
         assert (404, 1) == (asked.status, len(asked.unread))
 
 
@@ -187,8 +187,8 @@ def test_a_route_without_a_declared_access_fails_at_start(models: Path) -> None:
 
 
 async def test_probes_of_unknown_models_reveal_no_model_names(models: Path) -> None:
-    state, auth, _ = service(models)
+    state, _ = service(models)
     for path in ("/models/tinny/health", "/v2/models/tinny/ready", "/ner/health"):
-        probe = await Asked("GET", path, NO_KEY).by(Application(state, auth=auth))
+        probe = await Asked("GET", path, NO_KEY).by(Application(state))
         assert 404 == probe.status
         assert b"tiny" not in probe.body and b"sha256" not in probe.body
