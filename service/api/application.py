@@ -38,7 +38,6 @@ from bertserve.service.errors import (
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.models.build import AppState
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.tasks.json_text import to_json
 
 if TYPE_CHECKING:
     from bertserve.service.tracing import RequestSpan
@@ -195,11 +194,8 @@ class Application:
             del raw  # the body is not needed during inference
             request.task, request.model = call.task, call.model.name
             trace = request.trace if request.trace is not None and request.trace.is_recording else None
-            prediction = request.prediction = await until_disconnect(call.predict(timeout_s, trace=trace), receive)
-            if prediction.response_bytes > LARGE_BYTES:
-                await take_turn(self._turns)
-            value, tail = call.to_response(prediction)
-            body = to_json(value)
+            prediction, body, tail = await until_disconnect(call.answer(self._turns, timeout_s, trace=trace), receive)
+            request.prediction = prediction
             await send({"type": "http.response.start", "status": 200, "headers": call.headers(prediction, len(body), len(tail))})
             await send({"type": "http.response.body", "body": body + tail})
         finally:

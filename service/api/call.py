@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bertserve.service.api.request import LARGE_BYTES, take_turn
 from bertserve.service.errors import BertServeError
 from bertserve.service.models.model import Model
 from bertserve.service.models.request_progress import Prediction
 from bertserve.service.tasks.body import TaskBody
+from bertserve.service.tasks.json_text import to_json
 from bertserve.service.tasks.step import MAX_WINDOWS_SHOWN, ReadSpan
 
 HEADER_LENGTH = b"inference-header-content-length"  # bytes of JSON before binary tensors in the Open Inference Protocol
@@ -31,14 +34,22 @@ class Call:
     body: TaskBody
     to_response: Callable[[Prediction], tuple[Any, bytes]]
 
-    async def predict(self, timeout_s: float, **options: Any) -> Prediction:
-        """Runs the model, with the arguments and errors of `Model.predict`; the message of an error names the wrong input."""
+    async def answer(self, turns: asyncio.Lock, timeout_s: float, **options: Any) -> tuple[Prediction, bytes, bytes]:
+        """Runs the model, with the arguments and errors of `Model.predict`; the message of an error names the wrong input.
+
+        Returns:
+            The prediction, the JSON of the response, and the bytes that follow the JSON.
+        """
         try:
             inputs = self.body.task_inputs(self.model.bundle.manifest)
-            return await self.model.predict(inputs, timeout_s=timeout_s, task=self.task, **options)
+            prediction = await self.model.predict(inputs, timeout_s=timeout_s, task=self.task, **options)
         except BertServeError as error:
             error.prefix_input(is_list=self.body.is_list, input_name=self.body.input_name)
             raise
+        if prediction.response_bytes > LARGE_BYTES:
+            await take_turn(turns)
+        value, tail = self.to_response(prediction)
+        return prediction, to_json(value), tail
 
     def headers(self, prediction: Prediction, size: int, tail_size: int) -> list[tuple[bytes, bytes]]:
         """Returns the headers of a response of `size` bytes of JSON, followed by `tail_size` binary bytes."""

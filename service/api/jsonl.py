@@ -19,8 +19,6 @@ from bertserve.service.api.call import Call
 from bertserve.service.api.request import LARGE_BYTES, RequestContext, take_turn, too_large_error
 from bertserve.service.errors import CLIENT_GONE, BertServeError, HttpError, MalformedRequestError, RefusedError
 from bertserve.service.metrics import UNKNOWN
-from bertserve.service.models.request_progress import Prediction
-from bertserve.service.tasks.json_text import to_json
 
 if TYPE_CHECKING:
     from bertserve.service.api.routes import InferenceRoute
@@ -135,11 +133,7 @@ class LineStream:
                 await take_turn(self._turns)
             call = self._route.read_call(line, request)  # it looks the model up for each line, because it can be reloaded during the stream
             task, model = call.task, call.model.name
-            prediction = await self._predict(call)
-            if prediction.response_bytes > LARGE_BYTES:
-                await take_turn(self._turns)
-            value, _ = call.to_response(prediction)
-            body, status = to_json(value), HTTPStatus.OK
+            body, status = await self._run(call), HTTPStatus.OK
         except Exception as error:  # noqa: BLE001 - the process boundary of a line
             if isinstance(error, BertServeError):
                 error.add_prefix(f"line {number}: ")
@@ -153,13 +147,14 @@ class LineStream:
                 metrics.model(task, model).request_seconds.observe(time.perf_counter() - start)
         return body
 
-    async def _predict(self, call: Call) -> Prediction:
-        """Returns the prediction. A refused line asks again until it has waited `timeout_s` seconds; only then its refusal counts."""
+    async def _run(self, call: Call) -> bytes:
+        """Returns the JSON of the response. A refused line asks again until it has waited `timeout_s` seconds; only then its refusal counts."""
         end = time.monotonic() + self._timeout_s
         while True:
             is_last = time.monotonic() >= end
             try:
-                return await call.predict(self._timeout_s, counts_refusals=is_last)
+                _, body, _ = await call.answer(self._turns, self._timeout_s, counts_refusals=is_last)
+                return body
             except RefusedError as error:
                 if is_last:
                     raise

@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import uvicorn
 from gunicorn.systemd import sd_notify
@@ -47,8 +47,8 @@ LAST_RESPONSES_S = 5  # for clients to read them, after the scheduler has stoppe
 OnReady = Callable[[tuple[list[str], int]], None]  # takes a line for each model, and the inference threads of all workers
 
 
-def serve(settings: Settings, with_sources: Callable[[Settings], Settings]) -> None:
-    """Serves until a signal stops it; `with_sources` adds the folders of the bundles that `--model` names to the settings.
+def serve(settings: Settings, with_sources: Callable[[Settings], Settings]) -> NoReturn:
+    """Serves until a signal stops it, and exits; `with_sources` adds the folders of the bundles that `--model` names to the settings.
 
     Raises:
         StartError: The service cannot start with these settings.

@@ -100,7 +100,7 @@ class _Arbiter(Arbiter):  # type: ignore[misc]  # gunicorn has no types
                 worker.is_ready = isinstance(worker.report, tuple)
                 if self.all_were_ready and worker.is_ready:
                     logger.info("worker %d restarted as process %d", worker.index, worker.pid)
-                elif all(each.is_ready for each in self.WORKERS.values()):
+                elif sum(each.is_ready for each in self.WORKERS.values()) == self.num_workers:
                     self.all_were_ready = True
                     self._on_ready(worker.report)
         return signals
