@@ -11,6 +11,7 @@ import logging
 import threading
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from bertserve.service.engine.cost_model import CostModel
 from bertserve.service.engine.onnx_engine import OnnxEngine
@@ -19,47 +20,35 @@ from bertserve.service.errors import BertServeError
 logger = logging.getLogger("bertserve.loading")
 
 
+@dataclass(slots=True)
 class ModelEngines:
-    """The engines of a model. All inference threads use `single_threaded`, whose runs have one thread.
+    """The engines of a model. The multi-threaded one is created in its own thread on first use, and no run waits for it.
 
-    The multi-threaded engine is created in its own thread on first use, and no run waits for it.
+    Attributes:
+        single_threaded: The engine of the inference threads, whose runs have one thread.
+        create: Opens the multi-threaded engine of the same graph; None if no text would be faster with it, and after its only call.
+        threads: Threads of a multi-threaded run.
+        min_tokens: Minimum padded tokens of a run that is faster with several threads.
+        model: Name of the model, for the log.
     """
 
-    def __init__(
-        self,
-        single_threaded: OnnxEngine,
-        create: Callable[[], OnnxEngine] | None = None,
-        *,
-        threads: int = 1,
-        min_tokens: int = 0,
-        model: str = "",
-    ) -> None:
-        """Takes the engine of the inference threads.
-
-        Args:
-            single_threaded: The engine of the inference threads.
-            create: Opens the multi-threaded engine of the same graph; None if no text would be faster with it. It is called at most once.
-            threads: Threads of a multi-threaded run.
-            min_tokens: Minimum padded tokens of a run that is faster with several threads.
-            model: Name of the model, for the log.
-        """
-        self.single_threaded = single_threaded
-        self.threads = threads
-        self.min_tokens = min_tokens
-        self._create = create
-        self._model = model
-        self._multi_threaded: OnnxEngine | None = None
-        self._lock = threading.Lock()
+    single_threaded: OnnxEngine
+    create: Callable[[], OnnxEngine] | None = None
+    threads: int = 1
+    min_tokens: int = 0
+    model: str = ""
+    _multi_threaded: OnnxEngine | None = field(default=None, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def for_multi_threaded_run(self, tokens: int) -> OnnxEngine:
         """Returns the engine for a multi-threaded run of `tokens` padded tokens; the first call with enough tokens starts to create it."""
         if tokens < self.min_tokens:
             return self.single_threaded
         with self._lock:
-            create, self._create = self._create, None
+            create, self.create = self.create, None
         if create is not None:
             # not a daemon like the calling thread: native code that returns to a finished interpreter aborts the process
-            threading.Thread(target=self._create_multi_threaded, args=(create,), name=f"multi-threaded-{self._model}", daemon=False).start()
+            threading.Thread(target=self._create_multi_threaded, args=(create,), name=f"multi-threaded-{self.model}", daemon=False).start()
         return self._multi_threaded or self.single_threaded
 
     def _create_multi_threaded(self, create: Callable[[], OnnxEngine]) -> None:
@@ -68,7 +57,7 @@ class ModelEngines:
         except Exception as error:  # noqa: BLE001 - the boundary of a thread; the inference threads do not need its result
             logger.error(
                 "all runs of the model %s have one thread, because a session with %d threads could not be created: %s",
-                self._model,
+                self.model,
                 self.threads,
                 error.message if isinstance(error, BertServeError) else f"{type(error).__name__}.",
             )

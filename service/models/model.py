@@ -15,7 +15,7 @@ from bertserve.service.errors import BertServeError, ExpiredError, RefusedError
 from bertserve.service.metrics import ModelMetrics
 from bertserve.service.models.request_progress import EncodingPayload, Prediction, RequestProgress
 from bertserve.service.scheduling.scheduled_request import ScheduledRequest
-from bertserve.service.scheduling.scheduler import Scheduler
+from bertserve.service.scheduling.scheduler import EXPIRED, Scheduler
 from bertserve.service.tasks.catalog import TASKS, tasks_of
 from bertserve.service.tasks.cost import total_chars
 from bertserve.service.tasks.step import TaskModel
@@ -145,10 +145,7 @@ class Model:
                 async with asyncio.timeout(timeout_s):
                     await scheduler.prepare.run(progress.tokenize, chars)
             except TimeoutError as error:
-                raise ExpiredError(
-                    "the request's deadline passed while its texts waited to be tokenized; allow more time with `x-request-timeout-ms`, "
-                    "or send less at once."
-                ) from error
+                raise ExpiredError(EXPIRED) from error
         payloads = progress.payloads()
         if payloads:
             request = ScheduledRequest(self, progress.proceed, arrived, arrived + timeout_s, progress.held_tokens)

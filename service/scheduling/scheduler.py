@@ -31,7 +31,7 @@ RECENT_S = 1.0
 # A run counts as hung after this many ticks and this many times its predicted seconds, which adapt to the speed of the machine.
 HANG_TICKS, HANG_FACTOR = 10, 20
 
-_EXPIRED = "the request's deadline passed while it waited; allow more time with `x-request-timeout-ms`, or send less at once."
+EXPIRED = "the request's deadline passed while it waited; allow more time with `x-request-timeout-ms`, or send less at once."
 
 
 class Scheduler:
@@ -155,7 +155,7 @@ class Scheduler:
             if self._stopped or self.failure:
                 raise self._unavailable_error()
             if (time_left_s := request.deadline - self.clock()) <= 0:
-                raise ExpiredError(_EXPIRED)
+                raise ExpiredError(EXPIRED)
             self.queue.put(request, payloads, time_left_s, self._remaining_s())
             self._wakeup.notify(len(payloads))
         timer = self._loop.call_later(time_left_s, self._expire, request)
@@ -283,7 +283,7 @@ class Scheduler:
             with self._lock:
                 if payloads and request in self.queue.requests:
                     if self.clock() >= request.deadline:  # the timer found no item that waits
-                        raise ExpiredError(_EXPIRED)
+                        raise ExpiredError(EXPIRED)
                     self.queue.put_next(request, payloads)
                     self._wakeup.notify(len(payloads))
         except BaseException as error:  # noqa: BLE001 - the boundary of a batch: an error of a request's own code is that request's answer
@@ -315,7 +315,7 @@ class Scheduler:
     def _expire(self, request: ScheduledRequest) -> None:
         """Ends a request whose deadline has passed while items wait."""
         if request.waiting:
-            self._end(request, ExpiredError(_EXPIRED))
+            self._end(request, ExpiredError(EXPIRED))
 
     def _end_all(self) -> None:
         for request in list(self.queue.requests):
