@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 
 from bertserve.export import calibrate_cli, flags, verify_cli
 from bertserve.export.built_graph import choose_precisions
-from bertserve.export.errors import ExportError, report_error
+from bertserve.export.errors import ExportError, log, report_error
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.workspace import handle_signals, raise_interrupt
 from bertserve.service import __version__
@@ -47,12 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return drop_stdout()
     except KeyboardInterrupt as error:
         number = signal.Signals(error.args[0] if error.args else signal.SIGINT)
-        _log(f"stopped by {number.name}; no partial files are left.")
+        log(f"stopped by {number.name}; no partial files are left.")
         return 128 + number  # the shell's convention
-
-
-def _log(message: object) -> None:
-    print(f"bert-export: {message}", file=sys.stderr, flush=True)
 
 
 def _share_cores() -> None:
@@ -84,7 +80,7 @@ def _export(argv: Sequence[str]) -> int:
     if not sys.stderr.isatty():
         logging.disable_progress_bar()  # a log has one line per stage
     if args.module is not None:
-        _log(f"running the code of `{args.module}` with your permissions, as --trust-module says.")
+        log(f"running the code of `{args.module}` with your permissions, as --trust-module says.")
     values = {name: value for name, value in vars(args).items() if name not in ("source", "module", "trust_module") and value is not None}
     options = ExportOptions(source=args.source or args.module, module=args.module is not None, **values)
     try:
@@ -93,13 +89,13 @@ def _export(argv: Sequence[str]) -> int:
         return report_error(error, options.output)
     _print_agreements(target, manifest)
     for graph in filter(has_low_agreement, manifest.graphs):
-        _log(
+        log(
             f"WARNING: graph {graph.name}: {describe_agreement(graph.validation)}, but at least {LOW_AGREEMENT_THRESHOLD:.0%} is "
             f"expected; it is {'the default graph, as requested' if graph.default else 'not the default graph'}. Measure it on texts of "
             "your own (`bert-export verify --data`), and try a lower --max-int8-error or your own --int8-texts."
         )
     for line in missing_graphs(manifest):
-        _log(line)
+        log(line)
     return 4 if manifest.omitted else 0
 
 

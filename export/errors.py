@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from typing import ClassVar
 
 
 class ExportError(Exception):
@@ -12,33 +11,28 @@ class ExportError(Exception):
         exit_code: Exit code of a command that the error stops.
     """
 
-    exit_code: ClassVar[int] = 1
+    exit_code = 1
 
 
 class CheckpointError(ExportError):
     """The checkpoint cannot be read, or a part of it is not supported."""
 
 
-class MissingPackageError(ExportError):
-    """The checkpoint needs a package that is not installed; the message says what to install."""
-
-    exit_code = 3
-
-
 class GraphError(ExportError):
     """A graph cannot be created, or its answers differ from its checkpoint's; the message says why, or has the worst case."""
 
 
-class OutputError(ExportError):
-    """The target exists and may not be replaced, or another export writes it."""
+class UsageError(ExportError):
+    """The target may not be replaced, or texts or labeled data cannot be used; with exit code 3, a package is not installed."""
 
-    exit_code = 2
+    def __init__(self, message: str, *, exit_code: int = 2) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
-class DataError(ExportError):
-    """The texts or labeled data for an export, a verification or a calibration cannot be used, or a line of them is invalid."""
-
-    exit_code = 2
+def log(message: object) -> None:
+    """Prints a line about the command to stderr."""
+    print(f"bert-export: {message}", file=sys.stderr, flush=True)
 
 
 def report_error(error: Exception, folder: Path) -> int:
@@ -50,5 +44,5 @@ def report_error(error: Exception, folder: Path) -> int:
             f"a file cannot be read or written: {error.strerror or error} (`{where}`); check it, and the free disk space. No partial "
             "files are left."
         )
-    print(f"bert-export: {message}", file=sys.stderr, flush=True)
+    log(message)
     return error.exit_code if isinstance(error, ExportError) else 1

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, get_args
 
+from bertserve.export.errors import log
 from bertserve.service.bundle.graph_spec import Precision
 from bertserve.service.bundle.manifest import Layers
 from bertserve.service.errors import install_command
@@ -21,7 +21,7 @@ def report_missing(packages: Iterable[str], purpose: str, *extras: str) -> bool:
     """Prints which packages, named by module, are not installed and how to install the extras; returns whether any are missing."""
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
-        print(f"bert-export: {', '.join(missing)} not installed; {purpose}: {install_command(*extras)}", file=sys.stderr)
+        log(f"{', '.join(missing)} not installed; {purpose}: {install_command(*extras)}")
     return bool(missing)
 
 

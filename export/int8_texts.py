@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from bertserve.export.errors import DataError
+from bertserve.export.errors import UsageError
 from bertserve.export.input_fields import INPUT_KEYS, read_input
 from bertserve.service.bundle.manifest import Int8Split, Manifest, TextDigests
 from bertserve.service.errors import BertServeError, StartError, plural
@@ -40,14 +40,14 @@ def read_texts(path: Path, purpose: str = "calibration") -> list[TextOrPair]:
             columns, rows = read_delimited(path, delimiter)
             if INPUT_KEYS.isdisjoint(columns):
                 names = ", ".join(f"`{column}`" for column in columns[:8])
-                raise DataError(f"`{path}` has {names}, separated by {delimiter!r}, but no column `text`, or `question` and `context`.")
+                raise UsageError(f"`{path}` has {names}, separated by {delimiter!r}, but no column `text`, or `question` and `context`.")
             texts = [_read_row(path, row) for row in rows]
         elif suffix in (".jsonl", ".ndjson", ".json"):
             texts = [_read_row(path, row) for row in read_json_lines(path, ())]
         else:
             texts = [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
     except (OSError, UnicodeDecodeError, StartError) as error:
-        raise DataError(
+        raise UsageError(
             f"the {purpose} texts `{path}` cannot be read: {error}; give UTF-8 text with one text per line, JSON Lines, CSV or TSV."
         ) from error
     text_of: dict[str, TextOrPair] = {}
@@ -55,7 +55,7 @@ def read_texts(path: Path, purpose: str = "calibration") -> list[TextOrPair]:
         text_of.setdefault(_normalized(text), text)
     distinct_texts = list(text_of.values())
     if len(distinct_texts) < MIN_FILE_TEXTS:
-        raise DataError(
+        raise UsageError(
             f"`{path}` has {plural(len(distinct_texts), 'different text')}, but {purpose} needs {MIN_FILE_TEXTS}, or better a few hundred."
         )
     return distinct_texts
@@ -67,13 +67,13 @@ def _read_row(path: Path, row: Row) -> TextOrPair:
             raise row.error
         value: Any = read_input({name: value for name, value in row.values.items() if value != ""})
     except (ValueError, BertServeError) as error:
-        raise DataError(f"`{path}` line {row.line}: {error}") from error
+        raise UsageError(f"`{path}` line {row.line}: {error}") from error
     if isinstance(value, dict):
         fields = next((fields for fields in (("text",), ("text", "text_pair"), ("question", "context")) if value.keys() == {*fields}), ())
         value = value["text"] if fields == ("text",) else tuple(value[name] for name in fields)
     parts = value if isinstance(value, tuple) else (value,)
     if not parts or not all(isinstance(part, str) and part.strip() for part in parts):
-        raise DataError(
+        raise UsageError(
             f"`{path}` line {row.line} has neither a text nor a pair of texts; give `text`, `text` and `text_pair`, or `question` and "
             "`context`."
         )
@@ -200,7 +200,7 @@ def read_int8_texts(calibration: Path, validation: Path | None = None) -> Int8Te
     if validation is not None:
         validation_texts = read_texts(validation, "validation")
         if shared := len({*map(_normalized, texts)} & {*map(_normalized, validation_texts)}):
-            raise DataError(
+            raise UsageError(
                 f"`{calibration}` and `{validation}` share {shared} texts, but int8 must be validated on other texts than it is calibrated "
                 "on; remove them from one of the files, or remove --int8-validation."
             )
@@ -218,7 +218,7 @@ def read_validation_texts(manifest: Manifest, validation: Path | None) -> SplitT
     """Returns the texts to validate int8 again, without passages: those of the export if the file has them all, otherwise others from it.
 
     Raises:
-        DataError: The file cannot be read, or some of its texts were used to create int8; or there is no file, and the texts of the
+        UsageError: The file cannot be read, or some of its texts were used to create int8; or there is no file, and the texts of the
             export are not built in.
     """
     path = validation or BUILT_IN_TEXTS
@@ -228,12 +228,12 @@ def read_validation_texts(manifest: Manifest, validation: Path | None) -> SplitT
     if texts.keys() >= set(validation_hashes):
         return SplitTexts.of([texts[digest] for digest in validation_hashes])
     if validation is None:
-        raise DataError(
+        raise UsageError(
             f"int8 of `{manifest.name}` was validated on {len(validation_hashes)} texts that are not built in; give their file with "
             "--int8-validation."
         )
     if shared_hashes := texts.keys() & {*hashes_of(splits["calibration"]), *hashes_of(splits["gate"])}:
-        raise DataError(
+        raise UsageError(
             f"int8 of `{manifest.name}` was made with {len(shared_hashes)} of the {len(texts)} texts of `{path}`; give others with "
             f"--int8-validation, or the file of the {len(validation_hashes)} texts on which it was validated at the export."
         )

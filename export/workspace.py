@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from bertserve.export.errors import OutputError
+from bertserve.export.errors import UsageError
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE
 
 LOCK_FILE = "export.lock"
@@ -57,14 +57,14 @@ def workspace(name: str, output: Path, *, overwrite: bool) -> Iterator[Path]:
     """Creates a hidden folder in the models folder, which is created if it does not exist, and removes the hidden folder at the end.
 
     Raises:
-        OutputError: The bundle exists and may not be replaced, another process exports one with this name into this folder, or the hidden
+        UsageError: The bundle exists and may not be replaced, another process exports one with this name into this folder, or the hidden
             folder is a link, whose target is not the exporter's to empty.
     """
     is_new = not output.exists()
     output.mkdir(parents=True, exist_ok=True)
     folder = output / f".{name}.export"
     if folder.is_symlink():
-        raise OutputError(f"`{folder}`, in which the export works, is a link; remove it, or choose another --output.")
+        raise UsageError(f"`{folder}`, in which the export works, is a link; remove it, or choose another --output.")
     lock = _lock(folder)
     if lock is None:
         folder = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=output))
@@ -96,7 +96,7 @@ def _lock(folder: Path) -> IO[str] | None:
         except BlockingIOError as error:
             file.seek(0)
             with file:
-                raise OutputError(
+                raise UsageError(
                     f"another export into `{folder.with_name(folder.name[1 : -len('.export')])}` is running (process "
                     f"{file.read().strip()}); wait for it, or choose another --output."
                 ) from error
@@ -136,11 +136,11 @@ def _refuse_existing(target: Path, *, overwrite: bool) -> None:
     for file in files:
         is_known = file.name in _BUNDLE_FILES or file.name.endswith((".onnx", ".onnx.data", ".svg"))
         if not is_bundle or not is_known or file.is_dir():
-            raise OutputError(
+            raise UsageError(
                 f"`{target}` exists and has `{file.name}`, which is not part of a bundle; move it, or choose another --output."
             )
     if not overwrite:
-        raise OutputError(f"`{target}` exists; choose another --output, or give --overwrite to replace it.")
+        raise UsageError(f"`{target}` exists; choose another --output, or give --overwrite to replace it.")
 
 
 def package_bundle(folder: Path, target: Path, texts: Mapping[str, str], *, overwrite: bool) -> None:
@@ -149,7 +149,7 @@ def package_bundle(folder: Path, target: Path, texts: Mapping[str, str], *, over
     An existing bundle, file or link at the target is renamed first and deleted last.
 
     Raises:
-        OutputError: Without file locks, another export has created the target.
+        UsageError: Without file locks, another export has created the target.
     """
     _refuse_existing(target, overwrite=overwrite)
     for name, text in texts.items():

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from bertserve.export.checkpoint.sentence_transformers import read_object
 from bertserve.export.checkpoint.weight_files import read_weights
-from bertserve.export.errors import CheckpointError, MissingPackageError
+from bertserve.export.errors import CheckpointError, UsageError
 from bertserve.service.errors import install_command
 from bertserve.service.tasks import classify, question_answering, token_classification
 
@@ -150,7 +150,7 @@ def read_adapter(folder: Path) -> LoraAdapter | None:
     use_dora = bool(config.get("use_dora"))
     updates, full_parameters = _sort_tensors(folder, tensors, use_dora=use_dora)
     if find_spec("peft") is None:
-        raise MissingPackageError(f"`{folder.name}` is a LoRA adapter; merging it needs peft: {install_command('lora')}")
+        raise UsageError(f"`{folder.name}` is a LoRA adapter; merging it needs peft: {install_command('lora')}", exit_code=3)
     return LoraAdapter(
         folder=folder,
         weights=weights,

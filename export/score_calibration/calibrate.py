@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from bertserve.export.aim import Aim
-from bertserve.export.errors import DataError, ExportError
+from bertserve.export.errors import ExportError, UsageError, log
 from bertserve.export.model_card import bundle_texts, describe_calibration
 from bertserve.export.score_calibration.outcomes import IDENTITY, LabeledRow, Outcomes, check_aims, collect, fit, method_of
 from bertserve.export.score_calibration.predictions import SEED, choose_threshold, measure
@@ -54,7 +53,7 @@ def calibrate(bundle_folder: Path, data: Path, output: Path, *, test_data: Path 
             if (missing := unavailable_reason(graph.provider)) is not None:
                 # its earlier thresholds are for other aims or examples than those of the other graphs
                 removed = "" if graph.calibration is None else " Its earlier calibration is removed."
-                print(f"bert-export: {graph.name} is not calibrated: {missing}{removed}", file=sys.stderr)
+                log(f"{graph.name} is not calibrated: {missing}{removed}")
                 graphs.append(raw)
                 continue
             served = open_graph(source.path, raw, tokenizer, manifest, graph.provider)
@@ -76,13 +75,13 @@ def fit_and_test(fitted: Outcomes, tested: Outcomes, graph: str, aims: Sequence[
     """Returns the calibration of a graph with its thresholds, from the outcomes of the rows that fit it and of those that test it.
 
     Raises:
-        DataError: The data cannot calibrate it.
+        UsageError: The data cannot calibrate it.
         ExportError: The calibration is worse than raw scores, or no threshold reaches an aim.
     """
     for part in (fitted, tested):
         correct = part.predictions(IDENTITY).correct
         if correct.all() or not correct.any():
-            raise DataError(
+            raise UsageError(
                 f"{graph} predicts {'all' if correct.any() else 'none'} of the examples correctly, so its scores cannot be calibrated; "
                 "give other examples, some of which are difficult."
             )
@@ -124,21 +123,18 @@ def _examples(data: Path, test_data: Path | None, manifest: Manifest) -> tuple[l
         rows, golds = read_data(path, manifest)
         part = [LabeledRow(row, gold) for row, gold in zip(rows, golds, strict=True) if gold is not None]
         if without := len(rows) - len(part):
-            print(f"bert-export: {without} of {len(rows)} lines of `{path}` are left out: they have no correct answer", file=sys.stderr)
+            log(f"{without} of {len(rows)} lines of `{path}` are left out: they have no correct answer")
         if (count := len({example.text for example in part})) < MIN_EXAMPLES:
-            raise DataError(f"`{path}` has {count} different inputs with a correct answer; a calibration needs at least {MIN_EXAMPLES}.")
+            raise UsageError(f"`{path}` has {count} different inputs with a correct answer; a calibration needs at least {MIN_EXAMPLES}.")
         if manifest.task == classify.TASK and len({example.kind for example in part}) == 1:
-            raise DataError(f"all examples of `{path}` have the same label; give examples of each label.")
+            raise UsageError(f"all examples of `{path}` have the same label; give examples of each label.")
         if contradictions := len({(example.text, example.kind) for example in part}) - count:
-            print(
-                f"bert-export: {contradictions} inputs of `{path}` have another label in another line; correct the wrong one",
-                file=sys.stderr,
-            )
+            log(f"{contradictions} inputs of `{path}` have another label in another line; correct the wrong one")
         parts.append(part)
     fit_rows, test_rows = parts if len(parts) == 2 else split(parts[0])
     fit_texts = {example.text for example in fit_rows}
     if shared := [example.row.line for example in test_rows if example.text in fit_texts]:
-        raise DataError(
+        raise UsageError(
             f"{len(shared)} inputs of `{test_data}` are in `{data}` too, the first one in line {shared[0]}; remove them, because test "
             "examples must not be in --data."
         )

@@ -12,7 +12,7 @@ import numpy as np
 from scipy import optimize, stats
 
 from bertserve.export.aim import Aim
-from bertserve.export.errors import DataError
+from bertserve.export.errors import UsageError
 from bertserve.export.input_fields import read_input
 from bertserve.export.progress import track
 from bertserve.export.score_calibration.predictions import Booleans, Predictions, Values, log_losses
@@ -172,7 +172,7 @@ def method_of(manifest: Manifest) -> Method:
         return "per-label"
     if manifest.task == classify.TASK and manifest.activation == "softmax":
         return "temperature"
-    raise DataError(
+    raise UsageError(
         f"a model for {manifest.task} with the activation `{manifest.activation}` has no scores to calibrate; calibrate classification, "
         "named entities, question answering or a reranker."
     )
@@ -183,17 +183,17 @@ def check_aims(aims: Sequence[Aim], method: Method, manifest: Manifest) -> None:
     names = sorted({*manifest.labels, *token_classification.groups_of(manifest)}) if method == "tags" else manifest.labels
     for aim in aims:
         if method == "answers" and (aim.label is not None or aim.counts_missed):
-            raise DataError(f"`{aim}` is not for question answering; use precision or max-error, without a label.")
+            raise UsageError(f"`{aim}` is not for question answering; use precision or max-error, without a label.")
         if aim.label is not None and aim.label not in names:
-            raise DataError(f"the model has no label `{aim.label}`; it has {', '.join(names)}.")
+            raise UsageError(f"the model has no label `{aim.label}`; it has {', '.join(names)}.")
         if aim.name == "coverage" and method != "temperature":
-            raise DataError(f"`{aim}` needs labels that exclude each other; use precision or recall of a label.")
+            raise UsageError(f"`{aim}` needs labels that exclude each other; use precision or recall of a label.")
         # the labels of a text are not independent examples
         if aim.label is None and (aim.name == "recall" if method == "temperature" else method == "per-label" and len(names) > 1):
-            raise DataError(f"`{aim}` needs a label, such as `{names[-1]}:{aim}`.")
+            raise UsageError(f"`{aim}` needs a label, such as `{names[-1]}:{aim}`.")
     labels = {aim.label for aim in aims}
     if len(aims) > 1 and (method == "temperature" or None in labels or len(labels) < len(aims)):
-        raise DataError(
+        raise UsageError(
             f"{' and '.join(f'`{aim}`' for aim in aims)} cannot hold together, because one of them would decide texts of the other; give "
             "one aim, or one for each label if labels do not exclude each other."
         )
@@ -203,13 +203,13 @@ def collect(served: ServedGraph, method: Method, examples: Sequence[LabeledRow])
     """Runs a graph on labeled rows.
 
     Raises:
-        DataError: A row cannot be answered, or its parameters leave out or change scores.
+        UsageError: A row cannot be answered, or its parameters leave out or change scores.
     """
     values = list[Any]()
     for example in track(examples, served.graph.name, unit="example"):
         parameters = example.row.input.parameters
         if names := [f"`{name}`" for name, allowed in ALLOWED_VALUES[method].items() if getattr(parameters, name) not in allowed]:
-            raise DataError(
+            raise UsageError(
                 f"line {example.row.line} of the data has {' and '.join(names)}; remove it, because all scores are needed, unchanged."
             )
         try:
@@ -218,7 +218,7 @@ def collect(served: ServedGraph, method: Method, examples: Sequence[LabeledRow])
             else:
                 values.append(_read_answer(served, example) if method == "answers" else _read_labels(served, example))
         except (BertServeError, ValueError) as error:
-            raise DataError(f"line {example.row.line} of the data cannot be answered: {error}") from error
+            raise UsageError(f"line {example.row.line} of the data cannot be answered: {error}") from error
     if method == "tags":
         return EntityLogits(served, values)
     labels = ("answer", "no answer") if method == "answers" else served.config.labels
@@ -233,7 +233,7 @@ def _read_labels(served: ServedGraph, example: LabeledRow) -> tuple[Any, Any]:
     if len(labels) > 1:
         return scores, [label in correct for label in labels]
     if correct not in (0, 1):
-        raise DataError(f"line {example.row.line} of the data: `label` is {correct:g}; it must be 1 for a relevant text, otherwise 0.")
+        raise UsageError(f"line {example.row.line} of the data: `label` is {correct:g}; it must be 1 for a relevant text, otherwise 0.")
     return activate(scores, "sigmoid") if served.config.activation == "none" else scores, [correct]
 
 

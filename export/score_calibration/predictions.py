@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from bertserve.export.aim import Aim
-from bertserve.export.errors import DataError, ExportError
+from bertserve.export.errors import ExportError, UsageError
 from bertserve.service.bundle.calibration import Bin, Interval, Quality, Threshold
 
 BINS = 15  # of a calibration error, as in most publications
@@ -106,11 +106,11 @@ def choose_threshold(aim: Aim, graph: str, fitted: Predictions, tested: Predicti
     `fitted` are predictions on the examples that fitted the calibration, `tested` those on the test examples.
 
     Raises:
-        DataError: One of them has no correct predictions.
+        UsageError: One of them has no correct predictions.
         ExportError: No threshold reaches the aim.
     """
     if not (fitted.correct.any() and tested.correct.any()):
-        raise DataError(f"`{aim}`: {graph} finds no correct `{aim.label}` in a half of the examples; give more examples with this label.")
+        raise UsageError(f"`{aim}`: {graph} finds no correct `{aim.label}` in a half of the examples; give more examples with this label.")
     quantiles = np.quantile(fitted.scores[fitted.correct], np.arange(CANDIDATES) / CANDIDATES, method="lower")
     candidates = np.unique(np.append(quantiles, 0.0))
     if not aim.counts_missed:

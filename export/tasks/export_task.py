@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bertserve.export.errors import DataError
+from bertserve.export.errors import UsageError
 from bertserve.export.input_fields import Document
 from bertserve.export.int8_texts import SplitTexts
 from bertserve.export.tasks.evaluation import MetricValue, cosine, micro_f1, spearman
@@ -105,7 +105,7 @@ class ExportTask:
         """Refuses pairs in the user's texts for int8 if the task or the model takes single texts."""
         count = sum(len(split.pairs) for split in texts)
         if count and (tokenizer_spec.pair is None or not self.takes_pairs):
-            raise DataError(
+            raise UsageError(
                 f"--int8-texts and --int8-validation have {plural(count, 'pair')}, but this model for {self.name} takes single texts; give "
                 "single texts."
             )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from bertserve.export.errors import DataError
+from bertserve.export.errors import UsageError
 from bertserve.export.input_fields import Document
 from bertserve.export.int8_texts import SplitTexts
 from bertserve.export.tasks.evaluation import TOP_1, MetricValue
@@ -73,7 +73,7 @@ class _FillMask(ExportTask):
         for gold, result in zip(golds, results, strict=True):
             best_words = [candidates[0]["token_str"] for candidates in _candidates(result)]
             if len(best_words) != len(gold):
-                raise DataError(
+                raise UsageError(
                     f"a text has {plural(len(best_words), 'mask')} and {plural(len(gold), 'word')} as its `target`; give one for each mask."
                 )
             matches += [token.strip().casefold() == word.strip().casefold() for token, word in zip(best_words, gold, strict=True)]

@@ -9,7 +9,7 @@ from bertserve.export import int8_texts
 from bertserve.export.checkpoint.checkpoint import Checkpoint, count_flops
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.export.checkpoint.module import load_module
-from bertserve.export.errors import CheckpointError, DataError
+from bertserve.export.errors import CheckpointError, UsageError
 from bertserve.export.int8_texts import SplitTexts
 from bertserve.export.model_card import CARD_FIELDS, bundle_texts, model_card
 from bertserve.export.tasks import EXPORT_TASKS
@@ -79,7 +79,7 @@ def update(bundle: Bundle, checkpoint: Checkpoint, tokenizer: Tokenizer, validat
     if any(graph.precision == "int8" for graph in manifest.graphs):
         texts = int8_texts.read_validation_texts(manifest, validation)
     elif validation is not None:
-        raise DataError(f"`{manifest.name}` has no int8 graph, which --int8-validation needs; remove --int8-validation.")
+        raise UsageError(f"`{manifest.name}` has no int8 graph, which --int8-validation needs; remove --int8-validation.")
     EXPORT_TASKS[manifest.task].refuse_pairs((texts,), manifest.tokenizer)
     if digests is not None:
         digests = {**digests, "validation": texts.digests()}

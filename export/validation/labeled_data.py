@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bertserve.export.errors import DataError
+from bertserve.export.errors import UsageError
 from bertserve.export.input_fields import Document, read_input
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.validation.served_graph import read_body
@@ -27,24 +27,24 @@ def read_data(path: Path, manifest: Manifest) -> tuple[list[Row], list[Any]]:
         The rows with their inputs, and the correct answer of each as read by the task, or None.
 
     Raises:
-        DataError: The file cannot be read, or a line is invalid; the message has its number.
+        UsageError: The file cannot be read, or a line is invalid; the message has its number.
     """
     task = EXPORT_TASKS[manifest.task]
 
     def on_line(row: Row, read: Callable[..., Any], *arguments: Any) -> Any:
         if row.error is not None:
-            raise DataError(f"`{path}` line {row.line}: {row.error} {_FORMAT}")
+            raise UsageError(f"`{path}` line {row.line}: {row.error} {_FORMAT}")
         try:
             return read(*arguments)
         except (BertServeError, ValueError) as error:
-            raise DataError(f"`{path}` line {row.line}: {error}") from error
+            raise UsageError(f"`{path}` line {row.line}: {error}") from error
 
     try:
         rows = list(read_json_lines(path, ()))
     except OSError as error:
-        raise DataError(f"`{path}` cannot be read: {error}.") from error
+        raise UsageError(f"`{path}` cannot be read: {error}.") from error
     if not rows:
-        raise DataError(f'`{path}` has no lines; give one JSON object per line, such as {{"inputs": "a text"}}.')
+        raise UsageError(f'`{path}` has no lines; give one JSON object per line, such as {{"inputs": "a text"}}.')
 
     def read_parameters(row: Row) -> Document:
         parameters = row.values.get("parameters") or {}

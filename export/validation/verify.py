@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bertserve.export.errors import DataError, ExportError, GraphError
+from bertserve.export.errors import ExportError, GraphError, UsageError
 from bertserve.export.input_fields import INPUT_KEYS
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.tasks.evaluation import MetricValue
@@ -219,7 +219,7 @@ def _compare_row(comparisons: Sequence[Comparison], reference: Reference, row: R
             actual = expected if expected is not None and comparison.is_reference else comparison.served.predict(row.input)
             comparison.add(row.input, actual, expected)
         except CallerError as error:
-            raise DataError(f"{where} cannot be answered: {error}") from error
+            raise UsageError(f"{where} cannot be answered: {error}") from error
         except (EngineError, GraphError) as error:
             comparison.fail(f"{failing} has no answer to {where}: {error}")
 

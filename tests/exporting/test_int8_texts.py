@@ -8,7 +8,7 @@ import pytest
 
 import tiny
 from bertserve.export import int8_texts
-from bertserve.export.errors import DataError
+from bertserve.export.errors import UsageError
 from bertserve.export.int8_texts import SplitTexts
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.service.bundle.files import load_bundle
@@ -75,7 +75,7 @@ def test_columns_of_a_table_hold_texts_and_pairs(tmp_path: Path, suffix: str, de
 
 def test_pairs_are_refused_for_a_task_of_single_texts(tmp_path: Path) -> None:
     spec = load_bundle(tiny.bundle(tmp_path)).manifest.tokenizer
-    with pytest.raises(DataError, match=r"2 pairs, .* fill-mask "):
+    with pytest.raises(UsageError, match=r"2 pairs, .* fill-mask "):
         EXPORT_TASKS["fill-mask"].refuse_pairs((SplitTexts(pairs=(("a", "b"), ("c", "d"))), SplitTexts(("e",))), spec)
     EXPORT_TASKS["text-classification"].refuse_pairs((SplitTexts(pairs=(("a", "b"),)),), spec)
 
@@ -104,7 +104,7 @@ def test_a_file_that_cannot_be_used_is_an_error(tmp_path: Path, name: str, conte
     if content is not None:
         path.write_bytes(content)
 
-    with pytest.raises(DataError, match=reason) as caught:
+    with pytest.raises(UsageError, match=reason) as caught:
         int8_texts.read_texts(path)
     assert f"`{path}`" in str(caught.value)
 
@@ -137,7 +137,7 @@ def test_a_validation_file_gives_all_validation_texts(tmp_path: Path) -> None:
 def test_files_that_share_texts_are_an_error(tmp_path: Path) -> None:
     own, validation = numbered_texts(tmp_path / "own.txt", range(40)), numbered_texts(tmp_path / "validation.txt", range(37, 60))
 
-    with pytest.raises(DataError, match=r"own.txt` .*validation.txt` .* 3 texts"):
+    with pytest.raises(UsageError, match=r"own.txt` .*validation.txt` .* 3 texts"):
         int8_texts.read_int8_texts(own, validation)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import tiny
 from bertserve.export import int8_texts
-from bertserve.export.errors import DataError
+from bertserve.export.errors import UsageError
 from bertserve.export.int8.quantize import quantize
 from bertserve.export.int8_texts import Int8Texts, SplitTexts, read_int8_texts
 from bertserve.export.tasks import EXPORT_TASKS
@@ -114,9 +114,9 @@ def test_int8_is_not_validated_on_texts_that_created_it(manifest: Manifest, tmp_
     numbered_texts(tmp_path / "others.txt", range(35, 60))
     numbered_texts(tmp_path / "new.txt", range(40, 60))
 
-    with pytest.raises(DataError, match=r" 5 of the 25 texts .*others.txt`"):
+    with pytest.raises(UsageError, match=r" 5 of the 25 texts .*others.txt`"):
         int8_texts.read_validation_texts(made_with(manifest, split), tmp_path / "others.txt")
-    with pytest.raises(DataError, match=r" 20 texts .* --int8-validation"):  # not silently on the built-in texts
+    with pytest.raises(UsageError, match=r" 20 texts .* --int8-validation"):  # not silently on the built-in texts
         int8_texts.read_validation_texts(made_with(manifest, split), None)
     other_texts = int8_texts.read_validation_texts(made_with(manifest, split), tmp_path / "new.txt")
     assert tuple(f"text {i}" for i in range(40, 60)) == other_texts.lines
