@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -99,17 +99,18 @@ def quantize(
     priorities = sensitivities or {tensor: params.error for tensor, params in activation_params.items()}
     order = sorted(layer_params, key=lambda tensor: -priorities.get(tensor, 1.0))
     probe = gate[:: max(1, len(gate) // 48)]  # fewer than 96 texts, because they run for each attempt
-    attempt = _emit_within(max_error, model, target, layer_params, order, probe, inference.compute_outputs(source, probe))
-    int8_inputs = order[attempt.float_count :]
+    expected = inference.compute_outputs(source, probe)
+    float_count, table_count, error = _emit_within(max_error, model, target, layer_params, order, probe, expected)
+    int8_inputs = order[float_count:]
     counts = {
         "MatMulIntegerToFloat": len(int8_inputs),
-        "PerRowEmbedding": attempt.table_count,
+        "PerRowEmbedding": table_count,
         "FloatUnits": len(units),
         "FloatInputs": len(inputs),
-        "KeptFloat": attempt.float_count,
+        "KeptFloat": float_count,
         "RoundedToNearest": sum(not layer_params[tensor].by_gptq for tensor in int8_inputs),
     }
-    return {name: count for name, count in counts.items() if count}, attempt.error
+    return {name: count for name, count in counts.items() if count}, error
 
 
 def _choose_activation_params(
@@ -169,14 +170,6 @@ def _split_outliers(graph: ir.Graph, sensitive_inputs: Sequence[str], observed: 
     return units, inputs
 
 
-class _Attempt(NamedTuple):
-    """A written graph: its linear layers in float, its int8 tables, and the error of its outputs by `inference.rms_error`."""
-
-    float_count: int
-    table_count: int
-    error: float
-
-
 def _emit_within(
     max_error: float,
     model: ir.Model,
@@ -185,32 +178,39 @@ def _emit_within(
     order: Sequence[str],
     probe: Sequence[Feed],
     expected: Sequence[NDArray[np.float32]],
-) -> _Attempt:
-    """Writes the graph with as many linear layers in int8 as the error allows; the first layers of `order` return to float first."""
+) -> tuple[int, int, float]:
+    """Writes the graph with as many linear layers in int8 as the error allows; the first layers of `order` return to float first.
 
-    def emit(float_count: int) -> _Attempt:
+    Returns:
+        The numbers of layers in float and of int8 tables, and the error of the outputs by `inference.rms_error`.
+    """
+
+    def emit(float_count: int) -> tuple[int, float]:
         candidate = model.clone()
         graph_edits.emit_linears(candidate.graph, {tensor: quant for tensor, quant in params.items() if tensor not in order[:float_count]})
         table_count = graph_edits.emit_embeddings(candidate.graph)
         common.DeduplicateHashedInitializersPass()(candidate)
         rewrite.save(candidate, target)
-        return _Attempt(float_count, table_count, inference.rms_error(expected, inference.compute_outputs(target, probe)))
+        return table_count, inference.rms_error(expected, inference.compute_outputs(target, probe))
 
-    attempt = emit(0)
-    if attempt.error <= max_error:
-        return attempt
-    attempt = best_attempt = emit(len(order) - 1)
-    if not best_attempt.error <= max_error:  # NaN is over the limit too
+    table_count, error = emit(0)
+    if error <= max_error:
+        return 0, table_count, error
+    too_few, enough = 0, len(order) - 1
+    _, error = emit(enough)
+    if not error <= max_error:  # NaN is over the limit too
         raise GraphError(
-            f"int8 changes the outputs by {best_attempt.error:.2g} of their standard deviation on unseen texts, over the limit of "
-            f"{max_error:.2g}, even with {best_attempt.float_count} of {len(order)} matrices in float; give texts of the model's domain "
-            "with --int8-texts, a higher --max-int8-error, or --precision fp32."
+            f"int8 changes the outputs by {error:.2g} of their standard deviation on unseen texts, over the limit of {max_error:.2g}, even "
+            f"with {enough} of {len(order)} matrices in float; give texts of the model's domain with --int8-texts, a higher "
+            "--max-int8-error, or --precision fp32."
         )
-    too_few = 0
-    while best_attempt.float_count - too_few > 1:
-        attempt = emit((too_few + best_attempt.float_count) // 2)
-        if attempt.error <= max_error:
-            best_attempt = attempt
+    while enough - too_few > 1:
+        count = (too_few + enough) // 2
+        _, error = emit(count)
+        if error <= max_error:
+            enough = count
         else:
-            too_few = attempt.float_count
-    return best_attempt if attempt is best_attempt else emit(best_attempt.float_count)
+            too_few = count
+    if not error <= max_error:
+        _, error = emit(enough)
+    return enough, table_count, error

@@ -71,24 +71,6 @@ class Reference:
     maps: Sequence[tuple[attention.AttentionInput, NDArray[np.float32]]] = ()
 
 
-class OutputSums(NamedTuple):
-    """Sums over the values of an output of a row. They replace the values, which would need gigabytes for fill-mask.
-
-    Attributes:
-        size: Number of the reference's values.
-        total: Their sum.
-        squares: The sum of their squares.
-        error_squares: The sum of the squared differences from them.
-        largest_error: The largest difference.
-    """
-
-    size: int
-    total: float
-    squares: float
-    error_squares: float
-    largest_error: float
-
-
 class RowDifference(NamedTuple):
     """The difference of a row of outputs from the reference's.
 
@@ -96,14 +78,15 @@ class RowDifference(NamedTuple):
         error: The largest difference.
         largest: The reference's largest magnitude.
         tokens: Number of tokens.
-        sums: By output.
+        sums: By output, float64 [5]: the number of the reference's values, their sum, the sum of their squares, that of the squared
+            differences from them, and the largest difference. The values themselves would need gigabytes for fill-mask.
         input: The input of the row; None for a row in a batch.
     """
 
     error: float
     largest: float
     tokens: int
-    sums: Mapping[str, OutputSums]
+    sums: Mapping[str, NDArray[np.float64]]
     input: Any = None
 
     @classmethod
@@ -113,9 +96,8 @@ class RowDifference(NamedTuple):
         for name, output in expected.items():
             values = output.astype(np.float64).ravel()
             errors = actual[name].astype(np.float64).ravel() - values
-            largest_error = float(np.abs(errors).max(initial=0.0))
-            sums[name] = OutputSums(values.size, float(values.sum()), float(values @ values), float(errors @ errors), largest_error)
-        error = np.max([0.0, *(part.largest_error for part in sums.values())])  # Python's `max` may ignore a NaN
+            sums[name] = np.array([values.size, values.sum(), values @ values, errors @ errors, np.abs(errors).max(initial=0.0)])
+        error = np.max([0.0, *(part[-1] for part in sums.values())])  # Python's `max` may ignore a NaN
         largest = np.max([0.0, *(np.abs(output).max(initial=0.0) for output in expected.values())])
         return cls(float(error), float(largest), len(encoding), sums, input_)
 
@@ -134,18 +116,16 @@ def rms_and_worst_error(rows: Sequence[RowDifference], baseline: Sequence[RowDif
     errors = [(0.0, 0.0)]
     for name in rows[0].sums if rows else ():
         deviation = max(_standard_deviation(rows, name), _standard_deviation(baseline, name), 1e-12)
-        sums = [row.sums[name] for row in rows]
-        mean_square = sum(part.error_squares for part in sums) / max(sum(part.size for part in sums), 1)
-        errors.append((math.sqrt(mean_square) / deviation, np.max([part.largest_error for part in sums]) / deviation))
+        sums = np.array([row.sums[name] for row in rows])
+        count, *_, error_squares, _ = sums.sum(axis=0)
+        errors.append((math.sqrt(error_squares / max(count, 1)) / deviation, sums[:, -1].max() / deviation))
     rms, worst = np.max(errors, axis=0).tolist()
     return rms, worst
 
 
 def _standard_deviation(rows: Sequence[RowDifference], name: str) -> float:
-    sums = [row.sums[name] for row in rows]
-    count = sum(part.size for part in sums)
-    mean, mean_square = (sum(values) / max(count, 1) for values in ([part.total for part in sums], [part.squares for part in sums]))
-    return math.sqrt(max(mean_square - mean**2, 0.0))
+    count, total, squares, *_ = np.sum([row.sums[name] for row in rows] or [np.zeros(5)], axis=0)
+    return math.sqrt(max(squares / max(count, 1) - (total / max(count, 1)) ** 2, 0.0))
 
 
 class Comparison:
