@@ -13,9 +13,9 @@ import numpy as np
 from bertserve.export.aim import Aim
 from bertserve.export.errors import ExportError, UsageError, log
 from bertserve.export.model_card import bundle_texts, describe_calibration
-from bertserve.export.score_calibration.outcomes import IDENTITY, LabeledRow, Outcomes, check_aims, collect, fit, method_of
+from bertserve.export.score_calibration.outcomes import IDENTITY, Outcomes, check_aims, collect, fit, method_of
 from bertserve.export.score_calibration.predictions import SEED, choose_threshold, measure
-from bertserve.export.validation.labeled_data import read_data
+from bertserve.export.validation.labeled_data import LabeledRow, read_data
 from bertserve.export.validation.served_graph import open_graph
 from bertserve.export.workspace import package_bundle, workspace
 from bertserve.service.bundle.calibration import Calibration
@@ -120,8 +120,8 @@ def _examples(data: Path, test_data: Path | None, manifest: Manifest) -> tuple[l
     """Returns the rows that fit a calibration and those that test it; refuses too few examples, one label, or shared inputs."""
     parts = list[list[LabeledRow]]()
     for path in [data] if test_data is None else [data, test_data]:
-        rows, golds = read_data(path, manifest)
-        part = [LabeledRow(row, gold) for row, gold in zip(rows, golds, strict=True) if gold is not None]
+        rows = read_data(path, manifest)
+        part = [row for row in rows if row.correct is not None]
         if without := len(rows) - len(part):
             log(f"{without} of {len(rows)} lines of `{path}` are left out: they have no correct answer")
         if (count := len({example.text for example in part})) < MIN_EXAMPLES:

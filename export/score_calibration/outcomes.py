@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,16 +12,15 @@ from scipy import optimize, stats
 
 from bertserve.export.aim import Aim
 from bertserve.export.errors import UsageError
-from bertserve.export.input_fields import read_input
 from bertserve.export.progress import track
 from bertserve.export.score_calibration.predictions import Booleans, Predictions, Values, log_losses
 from bertserve.export.tasks.evaluation import exact_match, widen_to_words
+from bertserve.export.validation.labeled_data import LabeledRow
 from bertserve.export.validation.served_graph import ServedGraph
 from bertserve.service.bundle.calibration import Method
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import BertServeError
-from bertserve.service.scoring.rows import Row
 from bertserve.service.tasks import classify, question_answering, token_classification
 from bertserve.service.tasks.decoding import Floats, Link, activate, apply_calibration
 
@@ -41,25 +39,6 @@ MAX_LOG_SCALE = 3.0  # scales from 1/20 to 20 are tried
 MAX_BIAS = 10.0  # a factor of 20,000
 MIN_OF_A_KIND = 20  # examples with a label, and others, for parameters of its own
 MIN_FOR_MORE = 1000  # minimum examples for more than one parameter; with fewer, these are mostly noise
-
-
-@dataclass(frozen=True)
-class LabeledRow:
-    """A labeled row, with its correct answer as read by its task."""
-
-    row: Row
-    correct: Any
-
-    @property
-    def text(self) -> str:
-        """Its input as JSON; copies have the same one."""
-        return json.dumps(read_input(dict(self.row.values)), sort_keys=True)
-
-    @property
-    def kind(self) -> str:
-        """Its labels, or whether there is any entity or answer; halves of the data have equal shares of each kind."""
-        correct = self.correct[0] if isinstance(self.correct, tuple) else self.correct  # entities come with the words that they consist of
-        return repr(sorted(correct)) if isinstance(correct, frozenset) else repr(bool(correct))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,47 +23,59 @@ _FORMAT = (
 )
 
 
-def read_data(path: Path, manifest: Manifest) -> tuple[list[Row], list[Any]]:
-    """Reads JSON Lines: `{"inputs": ..., "parameters"?: ...}` as for the service, or the fields of one input, with the correct answer.
+@dataclass(frozen=True)
+class LabeledRow:
+    """A row of data with its input, and its correct answer as read by its task, or None."""
 
-    Returns:
-        The rows with their inputs, and the correct answer of each as read by the task, or None.
+    row: Row
+    correct: Any
+
+    @property
+    def text(self) -> str:
+        """Its input as JSON; copies have the same one."""
+        return json.dumps(read_input(dict(self.row.values)), sort_keys=True)
+
+    @property
+    def kind(self) -> str:
+        """Its labels, or whether there is any entity or answer; halves of the data have equal shares of each kind."""
+        correct = self.correct[0] if isinstance(self.correct, tuple) else self.correct  # entities come with the words that they consist of
+        return repr(sorted(correct)) if isinstance(correct, frozenset) else repr(bool(correct))
+
+
+def read_data(path: Path, manifest: Manifest) -> list[LabeledRow]:
+    """Reads JSON Lines: `{"inputs": ..., "parameters"?: ...}` as for the service, or the fields of one input, with the correct answer.
 
     Raises:
         UsageError: The file cannot be read, or a line is invalid; the message has its number.
     """
-    task = EXPORT_TASKS[manifest.task]
-
-    def on_line(row: Row, read: Callable[..., Any], *arguments: Any) -> Any:
-        if row.error is not None:
-            raise UsageError(f"`{path}` line {row.line}: {row.error} {_FORMAT}")
-        try:
-            return read(*arguments)
-        except (BertServeError, ValueError) as error:
-            raise UsageError(f"`{path}` line {row.line}: {error}") from error
-
+    task, parameters, golds = EXPORT_TASKS[manifest.task], list[Document](), list[Any]()
     try:
         rows = list(read_json_lines(path, ()))
     except OSError as error:
         raise UsageError(f"`{path}` cannot be read: {error}.") from error
     if not rows:
         raise UsageError(f'`{path}` has no lines; give one JSON object per line, such as {{"inputs": "a text"}}.')
-
-    def read_parameters(row: Row) -> Document:
-        parameters = row.values.get("parameters") or {}
-        if not isinstance(parameters, dict):
-            raise ValueError("`parameters` must be an object.")
-        return parameters
-
-    def read_row(row: Row, parameters: Document) -> Any:
-        inputs = read_input(dict(row.values))
-        if isinstance(inputs, list):
-            raise ValueError("`inputs` is a list; give one input per line.")
-        [input_] = read_body(task, {"inputs": inputs, "parameters": parameters}).task_inputs(manifest)
-        return input_
-
-    parameters = [on_line(row, read_parameters, row) for row in rows]
-    golds = [on_line(row, task.read_gold, row.values, manifest) for row in rows]
+    for row in rows:
+        with _naming_line(path, row):
+            if row.error is not None:
+                raise ValueError(f"{row.error} {_FORMAT}")
+            parameters.append(row.values.get("parameters") or {})
+            if not isinstance(parameters[-1], dict):
+                raise ValueError("`parameters` must be an object.")
+            golds.append(task.read_gold(dict(row.values), manifest))
     for row, values in zip(rows, task.data_parameters(parameters, golds), strict=True):
-        row.input = on_line(row, read_row, row, values)
-    return rows, golds
+        with _naming_line(path, row):
+            inputs = read_input(dict(row.values))
+            if isinstance(inputs, list):
+                raise ValueError("`inputs` is a list; give one input per line.")
+            [row.input] = read_body(task, {"inputs": inputs, "parameters": values}).task_inputs(manifest)
+    return [LabeledRow(row, gold) for row, gold in zip(rows, golds, strict=True)]
+
+
+@contextmanager
+def _naming_line(path: Path, row: Row) -> Iterator[None]:
+    """Raises the errors of a row's values with its file and line."""
+    try:
+        yield
+    except (BertServeError, ValueError) as error:
+        raise UsageError(f"`{path}` line {row.line}: {error}") from error

@@ -17,7 +17,7 @@ from bertserve.export.input_fields import INPUT_KEYS
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.tasks.evaluation import MetricValue
 from bertserve.export.validation.comparison import Comparison, Reference, predict_sample
-from bertserve.export.validation.labeled_data import read_data
+from bertserve.export.validation.labeled_data import LabeledRow, read_data
 from bertserve.export.validation.served_graph import GraphAnswer, ServedGraph, model_sample_inputs, open_graph
 from bertserve.service.bundle.files import Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
@@ -106,7 +106,7 @@ def verify(options: VerifyOptions, report: VerifyReport) -> None:
         return
     graphs = bundle.manifest.graphs
     report.add("files", True, f"the digests of the tokenizer and {plural(len(graphs), 'graph')} match the manifest")
-    rows, golds = ([], []) if options.data is None else _read_data(options.data, options, bundle.manifest, report)
+    rows = [] if options.data is None else _read_data(options.data, options, bundle.manifest, report)
     if missing := {*(options.providers or ())} - {graph.provider for graph in graphs}:
         existing = ", ".join(graph.name for graph in graphs)
         report.add("graphs", False, f"the bundle has no graph for {', '.join(sorted(missing))}; it has {existing}")
@@ -127,12 +127,12 @@ def verify(options: VerifyOptions, report: VerifyReport) -> None:
         reference = _choose_reference(bundle.manifest, usable_graphs, on_data=bool(rows))
     comparisons = [comparison for served in usable_graphs if (comparison := _compare_samples(served, reference, report)) is not None]
     for row in rows:
-        _compare_row(comparisons, reference, row)
+        _compare_row(comparisons, reference, row.row)
     for comparison in comparisons:
         if comparison.expected or comparison.error is not None:
             _check_parity(comparison, report)
         if rows and comparison.error is None:
-            _check_data(comparison, golds, options, report)
+            _check_data(comparison, rows, options, report)
     if options.update and report.passed:
         with report.record_failure("update"):
             update(bundle, checkpoint, tokenizer, options.int8_validation)
@@ -239,10 +239,10 @@ def _check_parity(comparison: Comparison, report: VerifyReport) -> None:
         report.add(name, True, detail, new.model_dump(mode="json", include=set(updates)))
 
 
-def _check_data(comparison: Comparison, golds: Sequence[Any], options: VerifyOptions, report: VerifyReport) -> None:
-    """Reports a graph's agreement with the reference on the data, and its metrics by the correct answers, None for a line without one."""
+def _check_data(comparison: Comparison, rows: Sequence[LabeledRow], options: VerifyOptions, report: VerifyReport) -> None:
+    """Reports a graph's agreement with the reference on the data, and its metrics by the correct answers."""
     served, reference = comparison.served, comparison.reference
-    name, metrics = f"agreement {served.graph.name}", {"inputs": len(golds)}
+    name, metrics = f"agreement {served.graph.name}", {"inputs": len(rows)}
     if comparison.expected:
         agreement = comparison.agreement(reference.fixed_count)
         worst = "" if agreement.worst is None else f", the worst {agreement.worst:.4f}"
@@ -252,14 +252,12 @@ def _check_data(comparison: Comparison, golds: Sequence[Any], options: VerifyOpt
     elif not reference.name or served.graph.precision != "fp32":
         detail = "not compared, because there is no other fp32 graph to compare with; give --checkpoint"
         report.add_value(name, None, options.min_agreement, detail, metrics)
-    labeled = [i for i, gold in enumerate(golds) if gold is not None]
+    labeled = [(i, row.correct) for i, row in enumerate(rows, reference.fixed_count) if row.correct is not None]
 
     def compute_metrics(results: Sequence[Any]) -> Mapping[str, MetricValue]:
         if not labeled or not results:
             return {}
-        return served.task.compute_metrics(
-            [golds[i] for i in labeled], [results[reference.fixed_count + i] for i in labeled], served.config
-        )
+        return served.task.compute_metrics([gold for _, gold in labeled], [results[i] for i, _ in labeled], served.config)
 
     raw = "raw scores of " if served.graph.calibration is not None else ""
     metric_values, expected = compute_metrics(comparison.results), compute_metrics(comparison.expected)
@@ -273,18 +271,18 @@ def _check_data(comparison: Comparison, golds: Sequence[Any], options: VerifyOpt
         report.add_value(f"{metric} {served.graph.name}", None, options.min_metrics[metric], f"not measured: {reason}")
 
 
-def _read_data(path: Path, options: VerifyOptions, manifest: Manifest, report: VerifyReport) -> tuple[list[Row], list[Any]]:
+def _read_data(path: Path, options: VerifyOptions, manifest: Manifest, report: VerifyReport) -> list[LabeledRow]:
     """Reads the data, as `read_data` does, and reports its lines, those with a correct answer, and the keys without a meaning.
 
     The number of lines with a correct answer must not be 0 if only metrics are measured.
     """
     task = EXPORT_TASKS[manifest.task]
-    rows, golds = read_data(path, manifest)
-    labeled = sum(gold is not None for gold in golds)
+    rows = read_data(path, manifest)
+    labeled = sum(row.correct is not None for row in rows)
     detail, passed = plural(len(rows), "line"), None
     if task.gold_keys:
         detail += f", {labeled} with a correct answer ({' or '.join(f'`{key}`' for key in task.gold_keys)})"
-    ignored = Counter(key for row in rows for key in row.values if key not in {*INPUT_KEYS, *task.gold_keys})
+    ignored = Counter(key for row in rows for key in row.row.values if key not in {*INPUT_KEYS, *task.gold_keys})
     if ignored:
         hints = {key: f", {hint}" for key in ignored if labeled < len(rows) and (hint := did_you_mean(key, task.gold_keys))}
         keys = [f"`{key[:SHOWN_CHARS]}` ({plural(count, 'line')}{hints.get(key, '')})" for key, count in ignored.most_common(10)]
@@ -292,4 +290,4 @@ def _read_data(path: Path, options: VerifyOptions, manifest: Manifest, report: V
     if task.gold_keys and not labeled and options.min_agreement is None and options.checkpoint is None:
         detail, passed = f"{detail}; add correct answers, or give --min-agreement to compare only the graphs", False
     report.add("data", passed, detail, {"inputs": len(rows), "labeled": labeled, "ignored_keys": dict(ignored)})
-    return rows, golds
+    return rows

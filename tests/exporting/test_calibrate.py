@@ -20,7 +20,7 @@ import tiny
 from bertserve.export import cli
 from bertserve.export.model_card import bundle_texts
 from bertserve.export.score_calibration.calibrate import split
-from bertserve.export.score_calibration.outcomes import LabeledRow
+from bertserve.export.validation.labeled_data import LabeledRow
 from bertserve.service.bundle.calibration import Calibration
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, load_bundle
 from bertserve.service.scoring.rows import Row
