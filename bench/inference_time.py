@@ -95,10 +95,10 @@ def build_graphs(source: Path, task: str, texts: Sequence[NDArray[np.int64]]) ->
         folder = Path(name)
         checkpoint = load_checkpoint(str(source), LoadOptions(task=task))
         inputs, description = onnx_trace.trace(checkpoint, folder / "raw.onnx")
-        fp32 = cpu.optimize(folder / "raw.onnx", replace(checkpoint, inputs=inputs), description)
-        feeds = [make_feed(fp32.inputs, ids) for ids in texts]
-        quantize(fp32.path, folder / "int8.onnx", folder, feeds, feeds, max_error=inf)
-        return {"fp32": Graph(fp32.path, fp32.inputs), "int8": Graph(folder / "int8.onnx", fp32.inputs)}
+        cpu.optimize(folder / "raw.onnx", folder / "fp32.onnx", replace(checkpoint, inputs=inputs), description)
+        feeds = [make_feed(inputs, ids) for ids in texts]
+        quantize(folder / "fp32.onnx", folder / "int8.onnx", folder, feeds, feeds, max_error=inf)
+        return {precision: Graph(folder / f"{precision}.onnx", inputs) for precision in PRECISIONS}
 
 
 def cpu_ms(runs: Sequence[Callable[[], object]], seconds: float) -> list[float]:

@@ -20,7 +20,7 @@ from typing import get_args
 from pydantic import TypeAdapter
 
 from bertserve.export import calibrate_cli, flags, verify_cli
-from bertserve.export.built_graph import choose_precisions
+from bertserve.export.build_input import choose_precisions
 from bertserve.export.errors import ExportError, log, report_error
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.workspace import handle_signals, raise_interrupt

@@ -3,49 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import onnx_ir as ir
 from onnxruntime.transformers.fusion_options import AttentionMaskFormat
 
 from bertserve.export import inference
-from bertserve.export.built_graph import BuiltGraph, GraphBuildInput
+from bertserve.export.build_input import GraphBuildInput, new_graph
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.graph import cpu_passes, onnx_files, ort_fusion, rewrite
 from bertserve.export.int8 import quantize
 from bertserve.export.progress import stage
-from bertserve.service.bundle.graph_spec import Precision
+from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 
 
-def optimize(traced: Path, checkpoint: Checkpoint, trace_description: str) -> BuiltGraph:
-    """Creates the float32 graph next to the traced one; `trace_description` is for readers."""
-    fused, packed = traced.with_name("fused.onnx"), traced.with_name("packed.onnx")
+def optimize(traced: Path, target: Path, checkpoint: Checkpoint, trace_description: str) -> GraphSpec:
+    """Writes the float32 graph to a new file, and the fused one next to the traced one; `trace_description` is for readers."""
+    fused = traced.with_name("fused.onnx")
     fusions = fuse(traced, fused, checkpoint)
     model = rewrite.load(fused)
     cpu_passes.unfuse(model)
     restricted = cpu_passes.restrict_to_cls(model)
     cpu_passes.pack_qkv(model)
-    rewrite.save(model, packed)
+    rewrite.save(model, target)
     del model  # maps the file that is removed, which is as large as the model
     onnx_files.remove(fused)
     is_fused = not fusions.keys().isdisjoint({"Attention", "MultiHeadAttention"})
     attention = "packed MultiHeadAttention with key padding" if is_fused else "attention as traced"
     description = f"{trace_description}, {attention}" + (", last layer for the first token only" if restricted else "")
-    return BuiltGraph(packed, "cpu", "fp32", description, checkpoint.inputs).with_report(fusions=fusions)
+    return new_graph(checkpoint, "cpu", description, checkpoint.inputs, fusions)
 
 
-def build_graphs(build_input: GraphBuildInput, precisions: Sequence[Precision]) -> Iterator[BuiltGraph]:
+def build_graphs(build_input: GraphBuildInput, precisions: Sequence[Precision]) -> Iterator[GraphSpec]:
     """Creates the graphs one by one on request; float32 is always first, because int8 is created from it.
 
     Raises:
         GraphError: There is nothing to quantize, or the outputs' error is too large; the float32 graph has been yielded before.
     """
-    fp32, int8_path = (build_input.folder / f"model.cpu.{precision}.onnx" for precision in ("fp32", "int8"))
+    scratch, int8_name = build_input.traced.parent, "model.cpu.int8.onnx"
+    packed = scratch / "packed.onnx"
     with stage("optimize", f"cpu, from {build_input.description}"):
-        optimized = optimize(build_input.traced, build_input.checkpoint, build_input.description)
-        onnx_files.save(ir.load(optimized.path), fp32)
-    yield replace(optimized, path=fp32)
+        fp32 = optimize(build_input.traced, packed, build_input.checkpoint, build_input.description)
+        onnx_files.save(ir.load(packed), build_input.folder / fp32.file)
+    yield fp32
     if "int8" not in precisions:
         return
     texts, max_error = build_input.texts, build_input.max_int8_error
@@ -53,10 +53,9 @@ def build_graphs(build_input: GraphBuildInput, precisions: Sequence[Precision]) 
         feeds, gate = (
             inference.make_feeds(split, build_input.checkpoint, build_input.tokenizer) for split in (texts.calibration, texts.gate)
         )
-        scratch = optimized.path.parent
-        counts, error = quantize.quantize(optimized.path, int8_path, scratch, feeds, gate, max_error=max_error)
-    int8 = replace(optimized, path=int8_path, precision="int8")
-    yield int8.with_report(quantized=counts, quantization_error=error, quantization_limit=max_error)
+        counts, error = quantize.quantize(packed, build_input.folder / int8_name, scratch, feeds, gate, max_error=max_error)
+    measured = {"quantized": counts, "quantization_error": error, "quantization_limit": max_error}
+    yield fp32.model_copy(update={"file": int8_name, "precision": "int8", "validation": fp32.validation.model_copy(update=measured)})
 
 
 def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> dict[str, int]:

@@ -6,7 +6,6 @@ docs/explanation/graphs.md explains the CUDA graph, fp16, the TensorRT graph and
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from onnxruntime.transformers.fusion_options import AttentionMaskFormat
 from onnxruntime.transformers.onnx_model import OnnxModel
 
 from bertserve.export import inference
-from bertserve.export.built_graph import BuiltGraph, GraphBuildInput
+from bertserve.export.build_input import GraphBuildInput, new_graph
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.graph import onnx_files, ort_fusion, rewrite
 from bertserve.export.inference import Feed
@@ -27,6 +26,7 @@ from bertserve.service.bundle.graph_spec import (
     TOP_LOG_PROBS_OUTPUT,
     TOP_TOKENS,
     TOP_TOKENS_OUTPUT,
+    GraphSpec,
     InputSpec,
     OutputSpec,
     Precision,
@@ -46,14 +46,15 @@ ROW_LENGTHS = InputSpec(name="lengths", fill="lengths", dtype="int32")
 MAX_FP16_MAGNITUDE = float(np.finfo(np.float16).max) / 4  # other texts may have values four times as large as the measured ones
 
 
-def build_for_cuda(build_input: GraphBuildInput, precisions: Sequence[Precision]) -> Iterator[BuiltGraph]:
+def build_for_cuda(build_input: GraphBuildInput, precisions: Sequence[Precision]) -> Iterator[GraphSpec]:
     """Creates the float32 graph, fused for CUDA, and from it the half-precision graph."""
     checkpoint, work = build_input.checkpoint, build_input.traced.parent
-    fp32, fp16 = (build_input.folder / f"model.cuda.{precision}.onnx" for precision in ("fp32", "fp16"))
+    fp32_path, fp16_path = (work / f"cuda.{precision}.onnx" for precision in ("fp32", "fp16"))
     with stage("optimize", "cuda"):
-        fused = fuse(build_input.traced, work / fp32.name, checkpoint)
-        fused = replace(fused, description=f"{build_input.description}, {fused.description}", shapes=_plan_for("cuda", checkpoint))
-        graph = add_small_outputs(fused, fp32, checkpoint)
+        fused = fuse(build_input.traced, fp32_path, checkpoint)
+        description = f"{build_input.description}, {fused.description}"
+        fused = fused.model_copy(update={"description": description, "shapes": _plan_for("cuda", checkpoint)})
+        graph = add_small_outputs(fp32_path, build_input.folder / fused.file, fused, checkpoint)
     yield graph
     if "fp16" in precisions:
         with stage("optimize", "cuda, fp16"):
@@ -61,9 +62,10 @@ def build_for_cuda(build_input: GraphBuildInput, precisions: Sequence[Precision]
             spec, padding = checkpoint.tokenizer, 3
             short_feeds = [feed for feed in feeds if inference.token_count(feed) + padding <= spec.max_length]
             padded_feeds = [_pad_right(feed, fused.inputs, pad_id=spec.pad_id, tokens=padding) for feed in short_feeds[:8]]
-            counts, error = convert_to_fp16(fused.path, work / fp16.name, work, feeds, padded_feeds)
-            half = replace(fused, path=work / fp16.name, precision="fp16").with_report(quantized=counts, quantization_error=error)
-            graph = add_small_outputs(half, fp16, checkpoint)
+            counts, error = convert_to_fp16(fp32_path, fp16_path, work, feeds, padded_feeds)
+            report = fused.validation.model_copy(update={"quantized": counts, "quantization_error": error})
+            half = fused.model_copy(update={"file": "model.cuda.fp16.onnx", "precision": "fp16", "validation": report})
+            graph = add_small_outputs(fp16_path, build_input.folder / half.file, half, checkpoint)
         yield graph
 
 
@@ -78,16 +80,17 @@ def _pad_right(feed: Feed, inputs: Sequence[InputSpec], *, pad_id: int, tokens: 
     }
 
 
-def build_for_tensorrt(build_input: GraphBuildInput, precisions: Sequence[Precision]) -> Iterator[BuiltGraph]:
+def build_for_tensorrt(build_input: GraphBuildInput, precisions: Sequence[Precision]) -> Iterator[GraphSpec]:
     """Creates one float32 graph for all precisions: TensorRT itself fuses it and converts it to half precision."""
-    checkpoint, fp32 = build_input.checkpoint, build_input.folder / "model.tensorrt.fp32.onnx"
+    checkpoint = build_input.checkpoint
     description = f"{build_input.description}, standard operators, for TensorRT to fuse"
     description += "; fp16 is TensorRT's own" if "fp16" in precisions else ""
-    built_graph = BuiltGraph(build_input.traced, "tensorrt", "fp32", description, checkpoint.inputs, _plan_for("tensorrt", checkpoint))
+    graph = new_graph(checkpoint, "tensorrt", description, checkpoint.inputs, {})
+    graph = graph.model_copy(update={"shapes": _plan_for("tensorrt", checkpoint)})
     with stage("optimize", "tensorrt"):
-        graph = add_small_outputs(built_graph, fp32, checkpoint)
+        graph = add_small_outputs(build_input.traced, build_input.folder / graph.file, graph, checkpoint)
     for precision in dict.fromkeys(("fp32", *precisions)):
-        yield replace(graph, precision=precision)
+        yield graph.model_copy(update={"precision": precision})
 
 
 def _plan_for(provider: Provider, checkpoint: Checkpoint) -> ShapePlan:
@@ -116,7 +119,7 @@ def plan_shapes(max_length: int, *, masks: bool, ranges: int) -> ShapePlan:
     return ShapePlan(buckets=buckets, masks=tuple(2**i for i in range((max_masks - 1).bit_length() + 1)) if masks else ())
 
 
-def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> BuiltGraph:
+def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> GraphSpec:
     """Writes the fused float32 graph for CUDA to a new file.
 
     Attention stays as traced, with the mask, unless it is fused in every layer and padding is on the right. A single layer that
@@ -139,7 +142,7 @@ def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> BuiltGraph:
         spec.model_copy(update={"dtype": "int32"}) if spec.name in as_int32 else spec for spec in checkpoint.inputs if spec.name in names
     ]
     description = f"fused for CUDA, attention {'with the length of each row' if all_fused else 'in standard operators'}"
-    return BuiltGraph(target, "cuda", "fp32", description, (*inputs, *([ROW_LENGTHS] if all_fused else []))).with_report(fusions=counts)
+    return new_graph(checkpoint, "cuda", description, (*inputs, *([ROW_LENGTHS] if all_fused else [])), counts)
 
 
 def _replace_mask_by_lengths(model: Any) -> None:
@@ -196,36 +199,36 @@ def convert_to_fp16(
     return {"Float16": node_count - len(float_nodes)} | ({"KeptFloat": len(float_nodes)} if float_nodes else {}), error
 
 
-def add_small_outputs(built_graph: BuiltGraph, target: Path, checkpoint: Checkpoint) -> BuiltGraph:
+def add_small_outputs(source: Path, target: Path, spec: GraphSpec, checkpoint: Checkpoint) -> GraphSpec:
     """Writes a graph to a new file, with small outputs in float32 if its task has some; a GPU would return megabytes for each batch.
 
     For embeddings, it is the vector of each text by the model's own pooling; for fill-mask, the best tokens of each mask.
     """
-    model = ir.load(built_graph.path)
+    model = ir.load(source)
     graph, tape, embedding = model.graph, ir.tape.Tape(), checkpoint.embedding
-    specs: tuple[OutputSpec, ...] = ()
+    outputs: tuple[OutputSpec, ...] = ()
     if embedding is not None and embedding.pooling == "graph":
-        specs = (OutputSpec(name=VECTOR_OUTPUT, kind="per_text"),)
-    elif embedding is not None and (vectors := _pool(graph, tape, built_graph, checkpoint)) is not None:
-        specs = (OutputSpec(name=VECTOR_OUTPUT, kind="per_text"),)
+        outputs = (OutputSpec(name=VECTOR_OUTPUT, kind="per_text"),)
+    elif embedding is not None and (vectors := _pool(graph, tape, spec.inputs, checkpoint)) is not None:
+        outputs = (OutputSpec(name=VECTOR_OUTPUT, kind="per_text"),)
         _add_output(graph, vectors, VECTOR_OUTPUT, ir.DataType.FLOAT, ["rows", embedding.dimensions])
     elif checkpoint.tokenizer.mask is not None:
-        specs = tuple(OutputSpec(name=name, kind="per_mask") for name in (TOP_LOG_PROBS_OUTPUT, TOP_TOKENS_OUTPUT))
+        outputs = tuple(OutputSpec(name=name, kind="per_mask") for name in (TOP_LOG_PROBS_OUTPUT, TOP_TOKENS_OUTPUT))
         count = min(TOP_TOKENS, checkpoint.model.config.vocab_size)
         # in float32, because the sum of a whole vocabulary needs it
         logs = tape.op("LogSoftmax", [_as_float(graph, tape, "logits")], {"axis": -1})
         top = tape.op_multi_out("TopK", [logs, rewrite.add_constant(graph, "small/count", np.array([count]))], {"axis": -1}, num_outputs=2)
-        for value, spec, dtype in zip(top, specs, (ir.DataType.FLOAT, ir.DataType.INT64), strict=True):
-            _add_output(graph, value, spec.name, dtype, ["masks", count])
+        for value, output, dtype in zip(top, outputs, (ir.DataType.FLOAT, ir.DataType.INT64), strict=True):
+            _add_output(graph, value, output.name, dtype, ["masks", count])
     graph.extend(tape.nodes)
     onnx_files.save(model, target)
-    return replace(built_graph, path=target, small_outputs=specs)
+    return spec.model_copy(update={"small_outputs": outputs})
 
 
-def _pool(graph: ir.Graph, tape: ir.tape.Tape, built_graph: BuiltGraph, checkpoint: Checkpoint) -> ir.Value | None:
+def _pool(graph: ir.Graph, tape: ir.tape.Tape, inputs: Sequence[InputSpec], checkpoint: Checkpoint) -> ir.Value | None:
     """Returns the pooled vectors of the last layer, float32 [rows, values]; None if the graph cannot pool like the service."""
     assert checkpoint.embedding is not None
-    pooling, spec_by_fill = checkpoint.embedding.pooling, {spec.fill: spec for spec in built_graph.inputs}
+    pooling, spec_by_fill = checkpoint.embedding.pooling, {spec.fill: spec for spec in inputs}
     one = rewrite.add_constant(graph, "small/one", np.array([1]))
     if pooling == "cls" and checkpoint.tokenizer.padding_side == "right":
         first = rewrite.add_constant(graph, "small/first", np.array(0))

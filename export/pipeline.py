@@ -17,7 +17,7 @@ import onnxruntime
 
 from bertserve import service
 from bertserve.export import cpu, gpu, onnx_trace
-from bertserve.export.built_graph import BuiltGraph, GraphBuildInput, choose_precisions
+from bertserve.export.build_input import GraphBuildInput, choose_precisions
 from bertserve.export.checkpoint.checkpoint import Checkpoint, count_flops
 from bertserve.export.checkpoint.fast_tokenizer import tokenizer_json
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
@@ -45,7 +45,7 @@ from bertserve.service.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("bertserve.export")
 
-BUILDERS: Mapping[Provider, Callable[[GraphBuildInput, Sequence[Precision]], Iterable[BuiltGraph]]] = {
+BUILDERS: Mapping[Provider, Callable[[GraphBuildInput, Sequence[Precision]], Iterable[GraphSpec]]] = {
     "cpu": cpu.build_graphs,
     "cuda": gpu.build_for_cuda,
     "tensorrt": gpu.build_for_tensorrt,
@@ -173,7 +173,7 @@ def _build_bundle(options: ExportOptions, name: str, checkpoint: Checkpoint, tex
 
 def _measure_graphs(
     build_input: GraphBuildInput,
-    built_graphs: Mapping[Provider, Iterable[BuiltGraph]],
+    built_graphs: Mapping[Provider, Iterable[GraphSpec]],
     precisions: Mapping[Provider, Sequence[Precision]],
     reference: Reference,
     *,
@@ -199,11 +199,10 @@ def _measure_graphs(
         measured: dict[Precision, GraphSpec] = {}
         try:
             # fp32 is measured even if it is not kept; otherwise int8's wide limits could hide an error of the trace
-            for built_graph in provider_graphs:
-                with stage("parity", f"{built_graph.provider}/{built_graph.precision}"):
-                    onnx_files.finalize(built_graph.path)
-                    spec = _graph_spec(built_graph, build_input.checkpoint)
-                    measured[built_graph.precision] = measure_graph(
+            for graph in provider_graphs:
+                with stage("parity", graph.name):
+                    spec = _with_files(graph, build_input.folder)
+                    measured[graph.precision] = measure_graph(
                         build_input.folder, spec, build_input.checkpoint, build_input.tokenizer, reference
                     )
         except Exception as error:  # optimizers and onnxruntime have no common base class of errors
@@ -228,23 +227,11 @@ def _measure_graphs(
     return graphs, omitted
 
 
-def _graph_spec(built_graph: BuiltGraph, checkpoint: Checkpoint) -> GraphSpec:
-    """Returns a graph's manifest entry, whose validation report has only the facts of the graph's creation."""
-    model = ir.load(built_graph.path)
-    graph_file, *data = (
-        GraphFile(file=path.name, sha256=digest(path), size_bytes=path.stat().st_size) for path in onnx_files.files(built_graph.path)
-    )
-    return GraphSpec(
-        **dict(graph_file),
-        data=tuple(data),
-        provider=built_graph.provider,
-        precision=built_graph.precision,
-        description=built_graph.description,
-        default=False,
-        batch_invariant=False,
-        inputs=built_graph.inputs,
-        outputs=checkpoint.outputs,
-        small_outputs=built_graph.small_outputs,
-        validation=built_graph.report.model_copy(update={"nodes": len(model.graph), "opset": model.graph.opset_imports.get("")}),
-        shapes=built_graph.shapes,
-    )
+def _with_files(graph: GraphSpec, folder: Path) -> GraphSpec:
+    """Converts a finished graph to its form in the bundle; returns its entry with its files and their facts."""
+    path = folder / graph.file
+    onnx_files.finalize(path)
+    model = ir.load(path)
+    report = graph.validation.model_copy(update={"nodes": len(model.graph), "opset": model.graph.opset_imports.get("")})
+    graph_file, *data = (GraphFile(file=file.name, sha256=digest(file), size_bytes=file.stat().st_size) for file in onnx_files.files(path))
+    return graph.model_copy(update={**dict(graph_file), "data": tuple(data), "validation": report})

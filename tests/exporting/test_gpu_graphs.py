@@ -12,7 +12,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from bertserve.export import gpu
-from bertserve.export.built_graph import choose_precisions
+from bertserve.export.build_input import choose_precisions
 from bertserve.export.validation.comparison import MAX_ABS_ERROR
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.validation_policy import difference

@@ -35,11 +35,11 @@ def test_both_graphs_have_the_same_form(small: Checkpoint, tmp_path: Path, monke
     properties = {}
     for tracer in BOTH:
         monkeypatch.setattr(onnx_trace, "TRACERS", (tracer,))
-        raw = tmp_path / f"{tracer}.onnx"
+        raw, on_cpu, on_cuda = (tmp_path / f"{tracer}{suffix}.onnx" for suffix in ("", "-cpu", "-cuda"))
         inputs, description = onnx_trace.trace(small, raw)
-        graphs = cpu.optimize(raw, small, description), gpu.fuse(raw, tmp_path / f"{tracer}-cuda.onnx", small)
-        counts = [Counter(node.op_type for node in rewrite.load(graph.path).graph) for graph in graphs]
-        properties[tracer] = inputs, counts, [graph.inputs for graph in graphs], [graph.report.fusions for graph in graphs]
+        graphs = cpu.optimize(raw, on_cpu, small, description), gpu.fuse(raw, on_cuda, small)
+        counts = [Counter(node.op_type for node in rewrite.load(path).graph) for path in (on_cpu, on_cuda)]
+        properties[tracer] = inputs, counts, [graph.inputs for graph in graphs], [graph.validation.fusions for graph in graphs]
 
     assert properties["torchscript"] == properties["dynamo"]
 

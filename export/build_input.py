@@ -1,49 +1,22 @@
-"""An exported graph, what the functions that create graphs get, and the precisions of each provider's graphs.
+"""What the functions that create graphs get, the manifest entry of a new graph, and the precisions of each provider's graphs.
 
-The stages that create graphs pass them to the stages that measure them. It imports no large packages, because the command checks its flags
-with it.
+It imports no large packages, because the command checks its flags with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec, Precision, ShapePlan, ValidationReport
+from bertserve.service.bundle.graph_spec import GraphSpec, InputSpec, Precision, ValidationReport
 from bertserve.service.providers import PROVIDERS, Provider
 
 if TYPE_CHECKING:
     from bertserve.export.checkpoint.checkpoint import Checkpoint
     from bertserve.export.int8_texts import Int8Texts
     from bertserve.service.text.tokenizer import Tokenizer
-
-NO_REPORT = ValidationReport(samples=0, worst_abs_error=0.0, worst_batch_error=0.0, nodes=0, fusions={}, quantized={})
-
-
-@dataclass(frozen=True)
-class BuiltGraph:
-    """An exported graph.
-
-    Attributes:
-        path: Path of the file; TensorRT's fp16 is built from the float32 file.
-        description: A description of its creation, for readers.
-        report: Fused and converted operators, and the error of the conversion; the comparison adds its measurements.
-    """
-
-    path: Path
-    provider: Provider
-    precision: Precision
-    description: str
-    inputs: tuple[InputSpec, ...]
-    shapes: ShapePlan | None = None
-    small_outputs: tuple[OutputSpec, ...] = ()
-    report: ValidationReport = NO_REPORT
-
-    def with_report(self, **fields: Any) -> BuiltGraph:
-        """Returns the graph with other fields of its report."""
-        return replace(self, report=self.report.model_copy(update=fields))
 
 
 @dataclass(frozen=True)
@@ -65,6 +38,24 @@ class GraphBuildInput:
     tokenizer: Tokenizer
     texts: Int8Texts
     max_int8_error: float
+
+
+def new_graph(
+    checkpoint: Checkpoint, provider: Provider, description: str, inputs: tuple[InputSpec, ...], fusions: Mapping[str, int]
+) -> GraphSpec:
+    """Returns the manifest entry of a new float32 graph, without the digests of its files and the measurements of its comparison."""
+    return GraphSpec(
+        file=f"model.{provider}.fp32.onnx",
+        sha256="",
+        provider=provider,
+        precision="fp32",
+        description=description,
+        default=False,
+        batch_invariant=False,
+        inputs=inputs,
+        outputs=checkpoint.outputs,
+        validation=ValidationReport(samples=0, worst_abs_error=0.0, worst_batch_error=0.0, nodes=0, fusions=dict(fusions), quantized={}),
+    )
 
 
 def choose_precisions(providers: Sequence[Provider], requested: Sequence[Precision] | None) -> dict[Provider, tuple[Precision, ...]]:
