@@ -42,8 +42,8 @@ def _number(kind: type[float] | type[int], lowest: float = 1) -> Callable[[str],
 
 def _header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
-    if not colon or not name.strip() or not text.isprintable():
-        raise argparse.ArgumentTypeError(f"`{name}` is not a header; give 'NAME: VALUE'")
+    if not colon or not name.strip() or not text.isprintable() or max(text) > "\xff":
+        raise argparse.ArgumentTypeError(f"`{name}` is not a header; give 'NAME: VALUE' in Latin-1")
     return name.strip(), value.strip()
 
 

@@ -62,6 +62,8 @@ def run_command(args: argparse.Namespace, stop: threading.Event) -> int:
         OSError: The file of the key cannot be read, or a report cannot be written.
     """
     objectives = parse_objectives(args.slo or (["p99_ms=50"] if args.command == "sweep" else []))
+    if args.command != "compare" and any(objective.metric == "ratio" for objective in objectives):
+        raise BenchError("only `compare` measures `ratio`; remove it from --slo.")
     if args.html:
         require_matplotlib()  # before the load
     # a header's value may be a key

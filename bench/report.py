@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import io
 import json
+import math
 import os
 import platform
 import re
@@ -58,7 +59,7 @@ def parse_objectives(texts: Sequence[str]) -> list[Objective]:
     for part in (part for text in texts for part in text.split(",")):
         metric, _, number = part.strip().partition("=")
         bound = float(number) if re.fullmatch(r"[0-9]*\.?[0-9]+(e-?[0-9]+)?", number) else None
-        if metric not in METRICS or bound is None:
+        if metric not in METRICS or bound is None or not math.isfinite(bound):
             raise BenchError(f"`{part}` is not an objective; give METRIC=NUMBER, where METRIC is one of {', '.join(METRICS)}.")
         objectives[metric] = Objective(metric, bound)
     objectives.setdefault("error_rate", Objective("error_rate", 0.01))

@@ -82,10 +82,12 @@ def parse_url(url: str) -> Address:
     """Parses `http://HOST[:PORT]/PATH`, or the same with https; raises BenchError for other texts."""
     with suppress(ValueError):  # the port is not a number, or a bracket is not closed
         parts = urlsplit(url)
-        if parts.scheme in ("http", "https") and parts.hostname and url.isascii() and not any(c.isspace() for c in url):
+        # a password would stand in the report, and a fragment is not sent
+        is_whole = parts.scheme in ("http", "https") and parts.hostname and parts.username is None and "#" not in url
+        if is_whole and url.isascii() and not any(c.isspace() for c in url):
             tls = parts.scheme == "https"
             path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-            return Address(url, parts.hostname, parts.port or (443 if tls else 80), path, tls)
+            return Address(url, str(parts.hostname), parts.port or (443 if tls else 80), path, tls)
     raise BenchError(f"`{url}` is not an address; give one such as http://127.0.0.1:8000/classify.")
 
 
@@ -198,7 +200,7 @@ def probe_target(text: str, headers: Mapping[str, str], *, texts: int, seed: int
     Raises:
         BenchError: The address, the workload or the file is wrong, or the endpoint did not accept the first body.
     """
-    url, equals, workload = text.rpartition("=")
+    url, equals, workload = text.rpartition("=") if "?" in text else text.partition("=")
     if not equals or ("?" in url and workload not in workloads.NAMES and not Path(workload).exists()):
         url, workload = text, ""
     address = parse_url(url)

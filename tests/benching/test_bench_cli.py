@@ -92,10 +92,13 @@ def test_a_refused_request_exits_with_2(capsys: pytest.CaptureFixture[str]) -> N
     [
         ("closed --target localhost=short", "localhost"),
         ("closed --slo p99=1", "p99"),
+        ("closed --slo p99_ms=1e400", "p99_ms=1e400"),
+        ("open --rate 1 --slo ratio=0.8", "ratio"),
         ("closed --api-key-file no-such-file", "no-such-file"),
         ("closed --seconds 0", "--seconds"),
         ("closed --connections 1.5", "--connections"),
         ("closed --header nonsense", "--header"),
+        ("closed --header x:日", "--header"),
         ("closed --target http://a/classify --target http://b/classify", "--target"),
         ("closed --secnds 2", "did you mean --seconds?\n"),
         ("clsed", "did you mean closed?\n"),

@@ -1,6 +1,7 @@
 """Load test targets: their URLs, their requests, and the metrics of their service."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,17 @@ def test_texts_contain_the_mask_token_of_the_target_model(model: dict[str, str] 
     assert [1, 1] == [json.loads(body)["inputs"].count(mask) for body in (server.bodies[1], target.bodies[0].content)]
 
 
+def test_the_name_of_a_file_of_bodies_can_have_an_equals_sign(tmp_path: Path) -> None:
+    async def answer(_: int) -> bytes:
+        return OK
+
+    (tmp_path / "a=1.jsonl").write_text('"a text"\n')
+    with listening(answer) as server:
+        target, _ = probe_target(f"http://127.0.0.1:{server.port}/classify={tmp_path}/a=1.jsonl", {}, texts=1, seed=0)
+
+    assert [{"inputs": "a text"}] == [json.loads(body.content) for body in target.bodies]
+
+
 @pytest.mark.parametrize("status", [b"302 Found", b"422 Unprocessable Content", b"429 Too Many Requests", b"503 Service Unavailable"])
 def test_a_target_that_does_not_accept_a_request_is_refused(status: bytes) -> None:
     async def refuse(_: int) -> bytes:
@@ -36,7 +48,9 @@ def test_a_target_that_does_not_accept_a_request_is_refused(status: bytes) -> No
         probe_target(f"http://127.0.0.1:{server.port}/classify", {}, texts=1, seed=0)
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://a/b", "http://", "http://a:b/", "http://a b/", "http://[::1/x"])
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "ftp://a/b", "http://", "http://a:b/", "http://a b/", "http://[::1/x", "http://a:b@c/", "http://a/#b"]
+)
 def test_an_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(BenchError, match=r"http://127\.0\.0\.1:8000/classify"):
         parse_url(url)
