@@ -6,7 +6,6 @@ the mask is the only special token that a text can contain, because other spelli
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -18,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from bertserve.service.bundle.graph_spec import TOP_LOG_PROBS_OUTPUT, TOP_TOKENS, TOP_TOKENS_OUTPUT, Outputs
-from bertserve.service.errors import CallerValue, InvalidParameterError, InvalidValueError
+from bertserve.service.errors import InvalidParameterError, InvalidValueError
 from bertserve.service.tasks.body import MAX_TOP_K, ClosedModel, TaskBody, TextOrTexts, body_config
 from bertserve.service.tasks.cost import TEXT_CHARS, candidates_cost
 from bertserve.service.tasks.decoding import activate, best_tokens
@@ -29,8 +28,6 @@ from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 TASK = "fill-mask"
 MAX_MASKS = 64  # masks of a text; each has the logits of the whole vocabulary in memory
-# Spellings of masks of other models, and common typing errors.
-_LOOKS_LIKE_A_MASK = re.compile(r"[\[<({]{1,2}\s*mask\s*[\])}>]{1,2}|_{3,}", re.IGNORECASE)
 
 
 def _check_targets(targets: list[str] | None) -> list[str] | None:
@@ -86,7 +83,7 @@ def fill_masks(input_: FillMaskInput, model: TaskModel) -> TaskGenerator:
     ids, mask = tokenizer.tokenize([input_.text])[0].ids, tokenizer.mask
     assert mask is not None, "every manifest of a fill-mask model has it"
     masks = [i for i, id_ in enumerate(ids) if id_ == mask.id]
-    _check_masks(input_.text, len(masks), mask.token)
+    _check_masks(len(masks), mask.token)
     if input_.parameters.joint:
         return (yield from fill_jointly(input_, ids, masks, tokenizer))
     allowed_ids, warnings = (None, ()) if input_.targets is None else input_.targets(tokenizer)
@@ -142,16 +139,10 @@ def _candidates(
     ]
 
 
-def _check_masks(text: str, count: int, mask: str) -> None:
+def _check_masks(count: int, mask: str) -> None:
     if count > MAX_MASKS:
         raise InvalidValueError("the text has {count} masks and {limit} are allowed; split it.", count=count, limit=MAX_MASKS)
     if count == 0:
-        if similar := _LOOKS_LIKE_A_MASK.search(text):
-            raise InvalidValueError(
-                "`{given}` is not this model's mask; write `{known}` for each word to fill in.",
-                given=CallerValue(similar.group()),
-                known=mask,
-            )
         raise InvalidValueError("the text has no mask; write `{known}` for each word to fill in.", known=mask)
 
 

@@ -161,9 +161,8 @@ def answer_question(input_: QuestionAnsweringInput, model: TaskModel) -> TaskGen
     convert_offsets(answers, input_.context, parameters.offset_unit)
     label = "no answer" if best is no_answer else "answer"
     rule.count([label], best["score"])
-    if rule.decides:
-        return rule.conclude(best["answer"] if best["score"] >= rule.threshold_of(label) else None, answers, best["score"], label)
-    return answers if parameters.top_k > 1 else best
+    decision = best["answer"] if best["score"] >= rule.threshold_of(label) else None
+    return rule.conclude(decision, answers if rule.decides or parameters.top_k > 1 else best, best["score"], label)
 
 
 def _calibrated(score: float, rule: DecisionRule, *, is_answer: bool) -> Floats:
