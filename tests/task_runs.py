@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from bertserve.service.bundle.graph_spec import Outputs
-from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel
+from bertserve.service.tasks.classify import ClassifyParameters
+from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, TextInput
+from bertserve.service.tasks.token_classification import TokenClassificationParameters
 from bertserve.service.text.tokenizer import Encoding
 from fakes import Head
 
@@ -66,6 +68,14 @@ def send(run: TaskGenerator, step: Step, rows: Sequence[Outputs]) -> Any:
         return following
     except StopIteration as end:
         return end.value
+
+
+def classify_input(text: str, text_pair: str | None = None, **parameters: Any) -> TextInput[ClassifyParameters]:
+    return TextInput(text, ClassifyParameters(**parameters), text_pair)
+
+
+def ner_input(text: str, **parameters: Any) -> TextInput[TokenClassificationParameters]:
+    return TextInput(text, TokenClassificationParameters(**parameters))
 
 
 def begin(task: Any, request: Any, tokenizer: Any = None, config: ModelConfig | None = None) -> Begun:

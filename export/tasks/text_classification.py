@@ -17,8 +17,8 @@ from bertserve.export.tasks.export_task import ExportTask, TokenizerCall, window
 from bertserve.export.tasks.sample_texts import LONG_TEXT, SAMPLE_TEXTS, SHORT_TEXT
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
-from bertserve.service.tasks.classify import SPEC, ClassifyInput, ClassifyParameters
-from bertserve.service.tasks.step import ModelConfig
+from bertserve.service.tasks.classify import SPEC, ClassifyParameters
+from bertserve.service.tasks.step import ModelConfig, TextInput
 
 _SIGMOID_REMARK = (
     "the model's values go through a sigmoid and lie between 0 and 1, but the correct answers do not; if "
@@ -58,6 +58,10 @@ def _constant(golds: Sequence[Any], predictions: Sequence[Any], kind: str) -> st
     return ""
 
 
+def _input(text: str, text_pair: str | None = None, **parameters: Any) -> TextInput[ClassifyParameters]:
+    return TextInput(text, ClassifyParameters(**parameters), text_pair)
+
+
 class _TextClassification(ExportTask):
     task_spec = SPEC
     head = "ForSequenceClassification"
@@ -68,31 +72,31 @@ class _TextClassification(ExportTask):
     gold_keys = ("label",)
     metric_names = (ACCURACY, F1, MACRO_F1, MICRO_F1, MATTHEWS, PEARSON, SPEARMAN)
 
-    def text_input(self, text: str, tokenizer_spec: TokenizerSpec) -> ClassifyInput:
-        return ClassifyInput(text, SHORT_TEXT if tokenizer_spec.pairs_only else None)
+    def text_input(self, text: str, tokenizer_spec: TokenizerSpec) -> TextInput[ClassifyParameters]:
+        return _input(text, SHORT_TEXT if tokenizer_spec.pairs_only else None)
 
     def sample_inputs(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
         pairs = [
-            ClassifyInput("A man is eating food.", "Someone eats."),
-            ClassifyInput("", "only the second text"),
-            ClassifyInput(LONG_TEXT * 8, LONG_TEXT * 20),
-            ClassifyInput("short question?", LONG_TEXT * 30),
+            _input("A man is eating food.", "Someone eats."),
+            _input("", "only the second text"),
+            _input(LONG_TEXT * 8, LONG_TEXT * 20),
+            _input("short question?", LONG_TEXT * 30),
         ]
         if tokenizer_spec.pairs_only:
-            return [*(ClassifyInput(a, b) for a, b in itertools.pairwise(SAMPLE_TEXTS)), *pairs]
+            return [*(_input(a, b) for a, b in itertools.pairwise(SAMPLE_TEXTS)), *pairs]
         stride = min(64, tokenizer_spec.max_length // 8)
         return [
-            *(ClassifyInput(text) for text in ["", *SAMPLE_TEXTS, LONG_TEXT * 30]),
-            ClassifyInput(LONG_TEXT * 30, parameters=ClassifyParameters(window="mean")),
-            ClassifyInput(LONG_TEXT * 40, parameters=ClassifyParameters(window="max", stride=stride)),
+            *(_input(text) for text in ["", *SAMPLE_TEXTS, LONG_TEXT * 30]),
+            _input(LONG_TEXT * 30, window="mean"),
+            _input(LONG_TEXT * 40, window="max", stride=stride),
             *([] if tokenizer_spec.pair is None else pairs),
         ]
 
     def validation_inputs(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
         singles, pairs = self.make_singles_and_pairs(texts.lines, texts.passages, texts.pairs, tokenizer_spec)
-        return [*map(ClassifyInput, singles), *(ClassifyInput(*pair) for pair in pairs)]
+        return [*map(_input, singles), *(_input(*pair) for pair in pairs)]
 
-    def tokenizer_call(self, input_: ClassifyInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
+    def tokenizer_call(self, input_: TextInput[ClassifyParameters], tokenizer_spec: TokenizerSpec) -> TokenizerCall:
         texts = (input_.text, input_.text_pair) if input_.text_pair else (input_.text,)
         return texts, {"stride": window_stride(input_.parameters.stride, tokenizer_spec)} if input_.parameters.window else {}
 

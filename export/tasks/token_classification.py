@@ -13,8 +13,8 @@ from bertserve.export.tasks.sample_texts import NAMES_TEXT, SAMPLE_TEXTS
 from bertserve.export.tasks.tags import read_tags
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
-from bertserve.service.tasks.step import ModelConfig
-from bertserve.service.tasks.token_classification import SPEC, TokenClassificationInput, TokenClassificationParameters
+from bertserve.service.tasks.step import ModelConfig, TextInput
+from bertserve.service.tasks.token_classification import SPEC, TokenClassificationParameters
 
 # the correct entities of a text, and start and end of the tagged words; no words if the entities are exact to the character
 Entities = tuple[set[Span], Sequence[tuple[int, int]]]
@@ -47,13 +47,13 @@ class _TokenClassification(ExportTask):
     gold_keys = ("entities", "tags")
     metric_names = (ENTITY_F1,)
 
-    def text_input(self, text: str, tokenizer_spec: TokenizerSpec) -> TokenClassificationInput:
-        return TokenClassificationInput(text)
+    def text_input(self, text: str, tokenizer_spec: TokenizerSpec) -> TextInput[TokenClassificationParameters]:
+        return TextInput(text, TokenClassificationParameters())
 
     def example(self, tokenizer_spec: TokenizerSpec) -> dict[str, Any]:
         return {"inputs": "Ada Lovelace wrote to Charles Babbage from London."}
 
-    def tokenizer_call(self, input_: TokenClassificationInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
+    def tokenizer_call(self, input_: TextInput[TokenClassificationParameters], tokenizer_spec: TokenizerSpec) -> TokenizerCall:
         return (input_.text,), {"stride": window_stride(input_.parameters.stride, tokenizer_spec)}
 
     def agreement_measure(self, config: ModelConfig) -> Measure:
@@ -65,13 +65,10 @@ class _TokenClassification(ExportTask):
     def sample_inputs(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
         stride = min(64, tokenizer_spec.max_length // 8)
         return [
-            *(TokenClassificationInput(text) for text in [*SAMPLE_TEXTS, NAMES_TEXT * 5]),
-            *(
-                TokenClassificationInput(NAMES_TEXT, TokenClassificationParameters(aggregation_strategy=s))
-                for s in ("none", "first", "max", "average")
-            ),
-            TokenClassificationInput(NAMES_TEXT * 40),
-            TokenClassificationInput(NAMES_TEXT * 40, TokenClassificationParameters(aggregation_strategy="first", stride=stride)),
+            *(self.text_input(text, tokenizer_spec) for text in [*SAMPLE_TEXTS, NAMES_TEXT * 5]),
+            *(TextInput(NAMES_TEXT, TokenClassificationParameters(aggregation_strategy=s)) for s in ("none", "first", "max", "average")),
+            self.text_input(NAMES_TEXT * 40, tokenizer_spec),
+            TextInput(NAMES_TEXT * 40, TokenClassificationParameters(aggregation_strategy="first", stride=stride)),
         ]
 
     def read_gold(self, document: Document, config: ModelConfig) -> Entities | None:

@@ -23,7 +23,7 @@ from bertserve.export.validation.served_graph import GraphAnswer, ServedGraph, m
 from bertserve.service.bundle.graph_spec import Agreement, GraphSpec, LengthParity, Outputs, Precision
 from bertserve.service.errors import BertServeError, EngineError
 from bertserve.service.tasks import attention
-from bertserve.service.tasks.step import TaskModel
+from bertserve.service.tasks.step import TaskModel, TextInput
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Reference:
     fixed_count: int
     predict: Callable[[Any], GraphAnswer | None] = lambda input_: None
     graphs: Sequence[ServedGraph] = ()
-    maps: Sequence[tuple[attention.AttentionInput, NDArray[np.float32]]] = ()
+    maps: Sequence[tuple[TextInput[attention.Maps], NDArray[np.float32]]] = ()
 
 
 class RowDifference(NamedTuple):
@@ -260,7 +260,7 @@ def measure_graph(folder: Path, graph: GraphSpec, checkpoint: Checkpoint, tokeni
     return graph.model_copy(update={"validation": report, "batch_invariant": comparison.batch_invariant})
 
 
-def _attention_error(served: ServedGraph, input_: attention.AttentionInput, weights: NDArray[np.float32]) -> float:
+def _attention_error(served: ServedGraph, input_: TextInput[attention.Maps], weights: NDArray[np.float32]) -> float:
     [encoding] = next(attention.show_attention(input_, TaskModel(served.tokenizer, served.config))).encodings
     if weights.shape[-1] != len(encoding):
         raise GraphError(f"a text has {len(encoding)} tokens, but {weights.shape[-1]} with the checkpoint's tokenizer.")

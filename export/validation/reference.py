@@ -25,6 +25,8 @@ from bertserve.export.validation.served_graph import GraphAnswer, model_sample_i
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.errors import EngineError
 from bertserve.service.tasks import attention
+from bertserve.service.tasks.cost import MAX_RESPONSE_BYTES, NUMBER_BYTES
+from bertserve.service.tasks.step import TextInput
 
 
 def sample_reference(checkpoint: Checkpoint, texts: SplitTexts | None = None) -> Reference:
@@ -100,7 +102,7 @@ def _run_window(checkpoint: Checkpoint, window: dict[str, list[int]]) -> Outputs
     return row
 
 
-def _sample_attention(checkpoint: Checkpoint) -> list[tuple[attention.AttentionInput, NDArray[np.float32]]]:
+def _sample_attention(checkpoint: Checkpoint) -> list[tuple[TextInput[attention.Maps], NDArray[np.float32]]]:
     """Returns the checkpoint's attention for short and long texts, for as many heads as an answer may have."""
     spec, all_heads = checkpoint.tokenizer, [(i, head) for i, count in enumerate(checkpoint.attention_heads) for head in range(count)]
     texts = [(text,) for text in (*SAMPLE_TEXTS[:7], LONG_TEXT, LONG_TEXT * 9)]
@@ -114,8 +116,8 @@ def _sample_attention(checkpoint: Checkpoint) -> list[tuple[attention.AttentionI
             continue
         with torch.no_grad(), returning_attention(checkpoint.model):
             weights = checkpoint.model(**{spec.name: batch[spec.name] for spec in checkpoint.inputs if spec.name in batch})["attentions"]
-        order = np.random.default_rng(0).permutation(len(all_heads))[: attention.MAX_VALUES // length**2]
+        order = np.random.default_rng(0).permutation(len(all_heads))[: MAX_RESPONSE_BYTES // NUMBER_BYTES // length**2]
         maps = [all_heads[i] for i in sorted(order)]
-        input_ = attention.AttentionInput(parts[0], parts[1] if len(parts) > 1 else None, maps)
+        input_ = TextInput[attention.Maps](parts[0], maps, parts[1] if len(parts) > 1 else None)
         samples.append((input_, np.stack([weights[layer][0, head].numpy() for layer, head in maps])))
     return samples

@@ -6,9 +6,8 @@ negative numbers count from the end. Texts are never truncated, because the weig
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from typing import Annotated, Any, Literal
@@ -16,16 +15,15 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, Field
 
-from bertserve.service.errors import CallerValue, InvalidValueError, TooLargeError
+from bertserve.service.errors import CallerValue, InvalidValueError
 from bertserve.service.tasks.body import ClosedModel, Indices, TaskBody, body_config
 from bertserve.service.tasks.classify import TextsOrPairs
-from bertserve.service.tasks.cost import ITEM_BYTES, MAX_RESPONSE_BYTES, NUMBER_BYTES, Cost, text_bytes
-from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, copy_outputs, too_long_error
+from bertserve.service.tasks.cost import ITEM_BYTES, NUMBER_BYTES, Cost, text_bytes
+from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, TextInput, copy_outputs, too_long_error
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 
 TASK = "attention"
 OUTPUT = "attentions"  # output of the graphs
-MAX_VALUES = MAX_RESPONSE_BYTES // NUMBER_BYTES  # weights of one text, which are in one answer
 
 
 class AttentionParameters(ClosedModel):
@@ -38,21 +36,10 @@ class AttentionParameters(ClosedModel):
     heads: Annotated[Indices | None, Field(description="Heads of each layer to return, in this order. By default all.")] = None
 
 
-@dataclass(slots=True)
-class AttentionInput:
-    """One text or pair of texts; `maps` has layer and head of each requested map, counted from 0, in the order of the answer."""
-
-    text: str
-    text_pair: str | None = None
-    maps: Sequence[tuple[int, int]] = ()
-
-    @property
-    def chars(self) -> int:
-        """Characters to tokenize."""
-        return len(self.text) + len(self.text_pair or "")
+Maps = Sequence[tuple[int, int]]  # layer and head of each requested map, counted from 0, in the order of the answer
 
 
-def select_maps(parameters: AttentionParameters, counts: Sequence[int]) -> list[tuple[int, int]]:
+def select_maps(parameters: AttentionParameters, counts: Sequence[int]) -> Maps:
     """Returns layer and head of each requested map; `counts` has the number of heads of each layer.
 
     Raises:
@@ -83,14 +70,13 @@ def _indices(name: str, choice: Sequence[int] | None, count: int, owner: str) ->
     return indices
 
 
-def show_attention(input_: AttentionInput, model: TaskModel) -> TaskGenerator:
+def show_attention(input_: TextInput[Maps], model: TaskModel) -> TaskGenerator:
     """Returns the tokens, and the weights of each layer: float32 [heads, length, length], from each token (rows) to each token (columns).
 
     The row has the output `attentions`, float32 [maps, length, length].
 
     Raises:
         InvalidValueError: The text exceeds the model's length.
-        TooLargeError: It has more weights than an answer can have.
     """
     tokenizer = model.tokenizer
     # an empty second text counts as missing, as in the pipelines
@@ -98,9 +84,8 @@ def show_attention(input_: AttentionInput, model: TaskModel) -> TaskGenerator:
     room, total = tokenizer.max_text_tokens(pair=len(texts) > 1), sum(map(len, texts))
     if total > room:
         raise too_long_error(total, room, "because attention needs the whole text")
-    encoding = replace(tokenizer.assemble(*(text.ids for text in texts)), maps=tuple(sorted(input_.maps)))
+    encoding = replace(tokenizer.assemble(*(text.ids for text in texts)), maps=tuple(sorted(input_.parameters)))
     length = len(encoding)
-    _check_values(length, encoding.maps)
     tokens = [tokenizer.token(id_) or "" for id_ in encoding.ids.tolist()]
     offsets: list[tuple[int, int] | None] = [None] * length  # start and end in code points of the token's text; None for special tokens
     for start, text in zip(encoding.starts, texts, strict=True):
@@ -115,24 +100,8 @@ def show_attention(input_: AttentionInput, model: TaskModel) -> TaskGenerator:
         "tokens": tokens,
         "offsets": offsets,
         "sentence_b_start": max(encoding.starts) if len(texts) > 1 else None,
-        "attentions": [np.stack([weights[key] for key in keys]) for _, keys in groupby(input_.maps, itemgetter(0))],
+        "attentions": [np.stack([weights[key] for key in keys]) for _, keys in groupby(input_.parameters, itemgetter(0))],
     }
-
-
-def _check_values(length: int, maps: Sequence[tuple[int, int]]) -> None:
-    if (values := len(maps) * length**2) > MAX_VALUES:
-        raise TooLargeError(
-            "the attention of {length} tokens in {maps_count} heads of {layers_count} layers has {values} numbers "
-            "and {limit} are allowed, which is {most_tokens} tokens with as many heads, or {most_heads} heads "
-            "of this text; name fewer `layers` or `heads`, or shorten the text.",
-            length=length,
-            maps_count=len(maps),
-            layers_count=len({layer for layer, _ in maps}),
-            values=values,
-            limit=MAX_VALUES,
-            most_tokens=math.isqrt(MAX_VALUES // len(maps)),
-            most_heads=MAX_VALUES // length**2,
-        )
 
 
 class AttentionBody(TaskBody):
@@ -150,10 +119,7 @@ class AttentionBody(TaskBody):
             InvalidValueError: The model lacks a layer or head, or one is named twice.
         """
         maps = select_maps(self.parameters or AttentionParameters(), config.attention_heads)
-        return [
-            AttentionInput(item, None, maps) if isinstance(item, str) else AttentionInput(item.text, item.text_pair, maps)
-            for item in self.items
-        ]
+        return [TextInput(item, maps) if isinstance(item, str) else TextInput(item.text, maps, item.text_pair) for item in self.items]
 
 
 class Attention(BaseModel):
@@ -165,9 +131,9 @@ class Attention(BaseModel):
     attentions: Annotated[list[list[list[list[float]]]], Field(examples=[[[[[0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]]]]])]
 
 
-def _weight_bytes(input_: AttentionInput, length: int) -> int:
+def _weight_bytes(input_: TextInput[Maps], length: int) -> int:
     """Returns the bytes of the weights of `length` tokens in an answer."""
-    return NUMBER_BYTES * len(input_.maps) * length**2
+    return NUMBER_BYTES * len(input_.parameters) * length**2
 
 
 SPEC = TaskSpec(

@@ -7,7 +7,6 @@ error, or scored window by window on request.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -43,6 +42,7 @@ from bertserve.service.tasks.step import (
     Step,
     TaskGenerator,
     TaskModel,
+    TextInput,
     too_long_error,
     window_spans,
 )
@@ -86,22 +86,7 @@ class ClassifyParameters(CalibratedDecisionParameters):
     offset_unit: Annotated[Unit | None, BeforeValidator(lower), Field(description="With `explain`, the unit of `start` and `end`.")] = None
 
 
-@dataclass(slots=True)
-class ClassifyInput:
-    """One text or pair of texts to classify; `truncation_side` is None for the model's own."""
-
-    text: str
-    text_pair: str | None = None
-    parameters: ClassifyParameters = field(default_factory=ClassifyParameters)
-    truncation_side: Side | None = None
-
-    @property
-    def chars(self) -> int:
-        """Characters to tokenize."""
-        return len(self.text) + len(self.text_pair or "")
-
-
-def classify(input_: ClassifyInput, model: TaskModel) -> TaskGenerator:
+def classify(input_: TextInput[ClassifyParameters], model: TaskModel) -> TaskGenerator:
     """Returns labels and scores, best first; equal scores keep the order of the labels. With `explain`, it also runs variants of the text.
 
     The rows have the output `logits`, float32 [labels]; there is one row per window.
@@ -143,7 +128,7 @@ def classify(input_: ClassifyInput, model: TaskModel) -> TaskGenerator:
     return rule.decide(scored, scored[:returned], exclusive=exclusive)
 
 
-def _first_step(input_: ClassifyInput, tokenizer: Tokenizer) -> tuple[Step, list[OccludedText]]:
+def _first_step(input_: TextInput[ClassifyParameters], tokenizer: Tokenizer) -> tuple[Step, list[OccludedText]]:
     """Returns the encodings of an input without their cost, and for `explain` the text or both texts with the words to leave out."""
     if tokenizer.pairs_only and not input_.text_pair:
         raise InvalidValueError(
@@ -173,7 +158,7 @@ def _first_step(input_: ClassifyInput, tokenizer: Tokenizer) -> tuple[Step, list
 
 
 def _cut(
-    input_: ClassifyInput, fields: Sequence[str], tokens: Sequence[Tokens], room: int, side: Side
+    input_: TextInput[ClassifyParameters], fields: Sequence[str], tokens: Sequence[Tokens], room: int, side: Side
 ) -> tuple[list[list[range]], tuple[ReadSpan, ...]]:
     """Returns the tokens of each text for each encoding of an input over the model's length, and the spans that the model reads."""
     parameters, lengths = input_.parameters, list(map(len, tokens))
@@ -240,7 +225,7 @@ class ClassifyBody(TaskBody):
         if parameters.offset_unit is not None and not parameters.explain:
             raise InvalidValueError("`offset_unit` needs `explain`; set `explain` to true, or remove `offset_unit`.")
         return [
-            ClassifyInput(item, None, parameters) if isinstance(item, str) else ClassifyInput(item.text, item.text_pair, parameters)
+            TextInput(item, parameters) if isinstance(item, str) else TextInput(item.text, parameters, item.text_pair)
             for item in self.items
         ]
 
@@ -252,7 +237,7 @@ def _has_one_label(parameters: Mapping[str, Any], config: ModelConfig) -> bool:
     return len(config.labels) == 1 or function == "softmax" or (function == "none" and config.activation == "softmax")
 
 
-def _explanation_bytes(input_: ClassifyInput, length: int) -> int:
+def _explanation_bytes(input_: TextInput[ClassifyParameters], length: int) -> int:
     """Returns the maximum bytes of the explanation of a text of `length` tokens, which has at most as many words."""
     return occlusion.cost(length, length, (), explained=MAX_EXPLAINED).response_bytes if input_.parameters.explain else 0
 

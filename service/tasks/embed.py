@@ -7,7 +7,7 @@ pipeline, which returns them; padding never counts.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -30,7 +30,7 @@ from bertserve.service.tasks.body import (
     lower,
     one_of,
 )
-from bertserve.service.tasks.cost import ITEM_BYTES, NUMBER_BYTES, Cost
+from bertserve.service.tasks.cost import ITEM_BYTES, NUMBER_BYTES, TEXT_CHARS, Cost
 from bertserve.service.tasks.decoding import Floats
 from bertserve.service.tasks.step import EMPTY_WARNINGS, ModelConfig, Step, TaskGenerator, TaskModel, too_long_error
 from bertserve.service.tasks.task_spec import TaskSpec
@@ -150,7 +150,7 @@ class EmbedInput:
     """One text to embed, after the text `prompt`. `resolve` has replaced unset parameters by the bundle's defaults.
 
     `width` is the number of values of a vector before `dimensions`; 0 if unknown. `own_pooling` says whether the vector is that of the
-    model's own pooling and its last layer, which a graph may return.
+    model's own pooling and its last layer, which a graph may return. `compared_texts` are the other texts of a similarity request.
     """
 
     text: str
@@ -159,11 +159,13 @@ class EmbedInput:
     width: int = 0
     layers: LayerChoice = LAST_LAYER
     own_pooling: bool = False
+    compared_texts: Sequence[str] = ()
 
     @property
     def chars(self) -> int:
-        """Characters to tokenize."""
-        return len(self.prompt) + len(self.text)
+        """Characters to tokenize; each of the compared texts counts `TEXT_CHARS` more."""
+        compared = sum(len(self.prompt) + len(text) + TEXT_CHARS for text in self.compared_texts)
+        return len(self.prompt) + len(self.text) + compared
 
 
 def resolve(parameters: EmbedParameters, config: ModelConfig) -> EmbedInput:
@@ -218,7 +220,7 @@ def embed(input_: EmbedInput, model: TaskModel) -> TaskGenerator:
     Raises:
         InvalidValueError: The text is too long and `truncate` is false.
     """
-    encoding, truncated = encode(input_, model.tokenizer)
+    encoding, truncated = encode(input_, input_.text, model.tokenizer)
     [row] = yield Step(
         [encoding],
         Cost(_response_bytes(input_, len(encoding))),
@@ -234,13 +236,13 @@ def embed(input_: EmbedInput, model: TaskModel) -> TaskGenerator:
     return encoded[0] if vector.ndim == 1 else encoded
 
 
-def encode(input_: EmbedInput, tokenizer: Tokenizer) -> tuple[Encoding, bool]:
-    """Returns the encoding of the text, and whether the text is cut.
+def encode(input_: EmbedInput, text: str, tokenizer: Tokenizer) -> tuple[Encoding, bool]:
+    """Returns the encoding of a text of the input, and whether the text is cut.
 
     Raises:
         InvalidValueError: The text is too long and `truncate` is false.
     """
-    (tokens,) = tokenizer.tokenize([input_.prompt + input_.text])
+    (tokens,) = tokenizer.tokenize([input_.prompt + text])
     room = tokenizer.max_text_tokens(pair=False)
     if len(tokens) > room and input_.parameters.truncate is False:
         raise too_long_error(len(tokens), room, "or set `truncate` to true")

@@ -10,13 +10,12 @@ would reverse the order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import BaseModel, Field
 
-from bertserve.service.bundle.manifest import Activation, Side
+from bertserve.service.bundle.manifest import Activation
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.body import LIST_LIMIT, TaskBody, Truncate, TruncationDirection, body_config, defaults
 from bertserve.service.tasks.cost import ITEM_BYTES, TEXT_CHARS, Cost, text_bytes
@@ -39,70 +38,6 @@ def relevant_label(labels: Sequence[str]) -> int | None:
         return names.index("yes")
     ids = [i for i, name in enumerate(names) if len(names) == 1 or name.startswith(RELEVANT)]
     return ids[0] if len(ids) == 1 and len(labels) <= 2 else None
-
-
-@dataclass(slots=True)
-class RerankInput:
-    """A query and the texts to rank; `truncation_side` is None for the model's own. `parameters` are those of decisions."""
-
-    query: str
-    texts: Sequence[str]
-    raw_scores: bool = False
-    return_text: bool = False
-    truncation: bool = True
-    truncation_side: Side | None = None
-    parameters: CalibratedDecisionParameters = field(default_factory=CalibratedDecisionParameters)
-
-    @property
-    def chars(self) -> int:
-        """Characters to tokenize; each text counts `TEXT_CHARS` more."""
-        return len(self.query) + sum(map(len, self.texts)) + len(self.texts) * TEXT_CHARS
-
-
-def rerank(input_: RerankInput, model: TaskModel) -> TaskGenerator:
-    """Returns `{index, score}` of each text, and `text` on request, best first by their logits; equal ones keep the order of the texts.
-
-    Each text forms a pair with the query; if a pair is too long, the longer text is truncated first. The rows have the output `logits`,
-    float32 [1], or [2] for a model with two labels.
-
-    Raises:
-        InvalidValueError: A pair is too long and `truncation` is false.
-    """
-    config = model.config
-    label = relevant_label(config.labels)
-    assert label is not None, "a derived task runs only on compatible models"
-    name = config.labels[label]
-    rule = decision_rule(input_.parameters, model, [name], can_calibrate=not input_.raw_scores, probabilities=not input_.raw_scores)
-    encodings, truncated = encode_pairs(
-        model.tokenizer,
-        input_.query,
-        input_.texts,
-        side=input_.truncation_side,
-        must_fit=not input_.truncation,
-        field="texts",
-        option="truncate",
-    )
-    returned_texts = input_.texts if input_.return_text else []
-    cost = Cost(ITEM_BYTES * len(encodings) + sum(map(text_bytes, returned_texts)) + rule.response_bytes)
-    rows = yield Step(encodings, cost, truncated=truncated)
-    if not rows:
-        return rule.conclude([], [], None)
-    logits = np.stack([row["logits"] for row in rows])
-    log_odds = logits[:, label]
-    if len(config.labels) == 2 and config.activation == "softmax":
-        log_odds = log_odds - logits[:, 1 - label]
-    activation: Activation = "none" if input_.raw_scores else "sigmoid"
-    scores = activate(rule.calibrated(log_odds, "none", label), activation)
-    order = best_first(log_odds)  # rounding can make scores equal: in float32 the sigmoid of a logit above 16 is 1
-    ranked: list[dict[str, Any]] = [
-        {"index": i, "score": float(scores[i])} | ({"text": input_.texts[i]} if input_.return_text else {}) for i in order
-    ]
-    for item in ranked:
-        rule.count([name] if item["score"] >= DEFAULT_THRESHOLD else [], item["score"])
-    # the threshold of label sets does not apply to relevance
-    least = DEFAULT_THRESHOLD if rule.for_label_sets else rule.threshold_of(name, DEFAULT_THRESHOLD)
-    relevant = [item["index"] for item in ranked if item["score"] >= least]
-    return rule.conclude(relevant, ranked, ranked[0]["score"])
 
 
 class QueryBody(TaskBody):
@@ -130,7 +65,7 @@ class QueryBody(TaskBody):
 
 
 class RerankBody(QueryBody):
-    """Body of a rerank request in the format of Text Embeddings Inference."""
+    """Body of a rerank request in the format of Text Embeddings Inference, and the input of the task."""
 
     model_config = body_config(query="What is a panda?", texts=["A panda is a bear.", "The bridge was built in 1886."], return_text=True)
     input_name: ClassVar[str] = "texts"
@@ -142,19 +77,61 @@ class RerankBody(QueryBody):
     truncation_direction: TruncationDirection = None
     parameters: CalibratedDecisionParameters | None = None
 
+    @property
+    def chars(self) -> int:
+        """Characters to tokenize; each text counts `TEXT_CHARS` more."""
+        return len(self.query) + sum(map(len, self.texts)) + len(self.texts) * TEXT_CHARS
+
     def task_inputs(self, config: ModelConfig) -> list[Any]:
-        """Returns the only input."""
-        return [
-            RerankInput(
-                self.query,
-                self.texts,
-                self.raw_scores,
-                self.return_text,
-                truncation=self.truncate is not False,
-                truncation_side=self.truncation_direction,
-                parameters=self.parameters or defaults(CalibratedDecisionParameters),
-            )
-        ]
+        """Returns the body, which is its only input."""
+        return [self]
+
+
+def rerank(input_: RerankBody, model: TaskModel) -> TaskGenerator:
+    """Returns `{index, score}` of each text, and `text` on request, best first by their logits; equal ones keep the order of the texts.
+
+    Each text forms a pair with the query; if a pair is too long, the longer text is truncated first. The rows have the output `logits`,
+    float32 [1], or [2] for a model with two labels.
+
+    Raises:
+        InvalidValueError: A pair is too long and `truncate` is false.
+    """
+    config = model.config
+    label = relevant_label(config.labels)
+    assert label is not None, "a derived task runs only on compatible models"
+    name = config.labels[label]
+    parameters = input_.parameters or defaults(CalibratedDecisionParameters)
+    rule = decision_rule(parameters, model, [name], can_calibrate=not input_.raw_scores, probabilities=not input_.raw_scores)
+    encodings, truncated = encode_pairs(
+        model.tokenizer,
+        input_.query,
+        input_.texts,
+        side=input_.truncation_direction,
+        must_fit=input_.truncate is False,
+        field="texts",
+        option="truncate",
+    )
+    returned_texts = input_.texts if input_.return_text else []
+    cost = Cost(ITEM_BYTES * len(encodings) + sum(map(text_bytes, returned_texts)) + rule.response_bytes)
+    rows = yield Step(encodings, cost, truncated=truncated)
+    if not rows:
+        return rule.conclude([], [], None)
+    logits = np.stack([row["logits"] for row in rows])
+    log_odds = logits[:, label]
+    if len(config.labels) == 2 and config.activation == "softmax":
+        log_odds = log_odds - logits[:, 1 - label]
+    activation: Activation = "none" if input_.raw_scores else "sigmoid"
+    scores = activate(rule.calibrated(log_odds, "none", label), activation)
+    order = best_first(log_odds)  # rounding can make scores equal: in float32 the sigmoid of a logit above 16 is 1
+    ranked: list[dict[str, Any]] = [
+        {"index": i, "score": float(scores[i])} | ({"text": input_.texts[i]} if input_.return_text else {}) for i in order
+    ]
+    for item in ranked:
+        rule.count([name] if item["score"] >= DEFAULT_THRESHOLD else [], item["score"])
+    # the threshold of label sets does not apply to relevance
+    least = DEFAULT_THRESHOLD if rule.for_label_sets else rule.threshold_of(name, DEFAULT_THRESHOLD)
+    relevant = [item["index"] for item in ranked if item["score"] >= least]
+    return rule.conclude(relevant, ranked, ranked[0]["score"])
 
 
 class RankedText(BaseModel):

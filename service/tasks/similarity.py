@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import embed
 from bertserve.service.tasks.body import LIST_LIMIT, ClosedModel, TaskBody, Truncate, TruncationDirection, body_config, lower
-from bertserve.service.tasks.cost import NUMBER_BYTES, TEXT_CHARS, Cost
+from bertserve.service.tasks.cost import NUMBER_BYTES, Cost
 from bertserve.service.tasks.decoding import Floats
 from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
@@ -20,35 +20,19 @@ from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 TASK = "sentence-similarity"
 
 
-@dataclass(slots=True)
-class SimilarityInput:
-    """A sentence and the sentences to compare it with, in this order.
+def compare(input_: embed.EmbedInput, model: TaskModel) -> TaskGenerator:
+    """Returns the similarity of the text and each compared text, by the model's function; cosines are from -1 to 1.
 
-    `template` is the input of an embedding to copy for each; its text is ignored.
-    """
-
-    texts: tuple[str, ...]
-    template: embed.EmbedInput
-
-    @property
-    def chars(self) -> int:
-        """Characters to tokenize; each of the other sentences counts `TEXT_CHARS` more."""
-        return sum(len(self.template.prompt) + len(text) for text in self.texts) + len(self.texts[1:]) * TEXT_CHARS
-
-
-def compare(input_: SimilarityInput, model: TaskModel) -> TaskGenerator:
-    """Returns the similarity of each sentence and the source, by the model's function; cosines are from -1 to 1.
-
-    The rows are those of `embed`: one per sentence, the source first.
+    The rows are those of `embed`: one per text, the compared ones last.
 
     Raises:
-        InvalidValueError: A sentence is too long and must not be truncated.
+        InvalidValueError: A text is too long and must not be truncated.
     """
-    encoded = [embed.encode(replace(input_.template, text=text), model.tokenizer) for text in input_.texts]
+    encoded = [embed.encode(input_, text, model.tokenizer) for text in (input_.text, *input_.compared_texts)]
     rows = yield Step(
         [encoding for encoding, _ in encoded],
         Cost(NUMBER_BYTES * len(encoded)),
-        lambda _, row: embed.vector_of(input_.template, row),
+        lambda _, row: embed.vector_of(input_, row),
         truncated=any(truncated for _, truncated in encoded),
     )
     assert model.config.embedding is not None, "every manifest of an embedding model has it"
@@ -106,10 +90,10 @@ class SimilarityBody(TaskBody):
             InvalidValueError: The model has no prompt of this name, or its own pooling returns a vector for each token.
         """
         parameters = embed.EmbedParameters(**({} if self.parameters is None else self.parameters.model_dump(exclude_none=True)))
-        template = embed.resolve(parameters, config)
-        if template.parameters.pooling == "none":
+        input_ = embed.resolve(parameters, config)
+        if input_.parameters.pooling == "none":
             raise InvalidValueError("this model returns a vector for each token; set `pooling` to `cls`, `mean` or `max` in `parameters`.")
-        return [SimilarityInput((self.inputs.source_sentence, *self.inputs.sentences), template)]
+        return [replace(input_, text=self.inputs.source_sentence, compared_texts=self.inputs.sentences)]
 
 
 SPEC = TaskSpec(

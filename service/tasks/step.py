@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from bertserve.service.bundle.calibration import Calibration
 from bertserve.service.bundle.graph_spec import Outputs
@@ -104,6 +104,33 @@ class TaskModel:
     config: ModelConfig
     calibration: Calibration | None = None
     metrics: ModelMetrics | None = None
+
+
+P = TypeVar("P")
+
+
+@dataclass(slots=True)
+class TextInput(Generic[P]):
+    """An input of a task that reads one text or a pair.
+
+    Attributes:
+        text: The text.
+        parameters: The parameters of the request, as the task needs them.
+        text_pair: The second text; None or empty if there is none.
+        truncation_side: The end to truncate, for text classification; None for the model's own.
+        other_chars: Characters to tokenize in addition to these texts.
+    """
+
+    text: str
+    parameters: P
+    text_pair: str | None = None
+    truncation_side: Side | None = None
+    other_chars: int = 0
+
+    @property
+    def chars(self) -> int:
+        """Characters to tokenize."""
+        return len(self.text) + len(self.text_pair or "") + self.other_chars
 
 
 TaskGenerator = Generator[Step, Sequence[Outputs], Any]

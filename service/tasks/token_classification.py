@@ -9,7 +9,6 @@ and entities of only white space are left out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -20,7 +19,7 @@ from bertserve.service.tasks.classify import logit_widths, missing_labels
 from bertserve.service.tasks.cost import ITEM_BYTES, ITEM_US, Cost, longest_label, text_bytes
 from bertserve.service.tasks.decide import CalibratedDecisionParameters, Decided, decision_rule
 from bertserve.service.tasks.decoding import Floats, activate
-from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, copy_outputs, window_spans
+from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, TextInput, copy_outputs, window_spans
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 from bertserve.service.text.windows import windows
@@ -55,20 +54,7 @@ class TokenClassificationParameters(CalibratedDecisionParameters):
     offset_unit: OffsetUnit = "code_points"
 
 
-@dataclass(slots=True)
-class TokenClassificationInput:
-    """One text whose entities are searched."""
-
-    text: str
-    parameters: TokenClassificationParameters = field(default_factory=TokenClassificationParameters)
-
-    @property
-    def chars(self) -> int:
-        """Characters to tokenize."""
-        return len(self.text)
-
-
-def label_tokens(input_: TokenClassificationInput, model: TaskModel) -> TaskGenerator:
+def label_tokens(input_: TextInput[TokenClassificationParameters], model: TaskModel) -> TaskGenerator:
     """Returns the entities of a text in order; empty for a text without tokens.
 
     The rows have the output `logits`, float32 [length, labels]; there is one row per window. An entity is
@@ -233,7 +219,7 @@ class TokenClassificationBody(TaskBody):
     def task_inputs(self, config: ModelConfig) -> list[Any]:
         """Returns one input per text."""
         parameters = self.parameters or defaults(TokenClassificationParameters)
-        return [TokenClassificationInput(text, parameters) for text in self.items]
+        return [TextInput(text, parameters) for text in self.items]
 
 
 class Entity(BaseModel):

@@ -8,7 +8,6 @@ and softmax subtracts the maximum.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -22,7 +21,7 @@ from bertserve.service.tasks.classify import LabelScore
 from bertserve.service.tasks.cost import ITEM_BYTES, TEXT_CHARS, Cost, text_bytes
 from bertserve.service.tasks.decide import Decided, DecisionParameters, decision_rule
 from bertserve.service.tasks.decoding import activate
-from bertserve.service.tasks.step import EMPTY_WARNINGS, ModelConfig, Step, TaskGenerator, TaskModel
+from bertserve.service.tasks.step import EMPTY_WARNINGS, ModelConfig, Step, TaskGenerator, TaskModel, TextInput
 from bertserve.service.tasks.task_spec import Derivation, TaskSpec
 from bertserve.service.text.windows import kept_tokens
 
@@ -74,20 +73,6 @@ class ZeroShotParameters(DecisionParameters):
     multi_label: Annotated[bool, Field(description="Score each label by itself; otherwise the scores add up to 1.")] = False
 
 
-@dataclass(slots=True)
-class ZeroShotInput:
-    """One text and its possible labels, which are distinct; there is at least one label."""
-
-    text: str
-    parameters: ZeroShotParameters
-
-    @property
-    def chars(self) -> int:
-        """Characters to tokenize; each hypothesis counts `TEXT_CHARS` more."""
-        labels, template = self.parameters.candidate_labels, self.parameters.hypothesis_template
-        return len(self.text) + sum(map(len, labels)) + len(labels) * (len(template) + TEXT_CHARS)
-
-
 def entailment(labels: Sequence[str]) -> int | None:
     """Returns the id of a model's first label that begins with "entail", ignoring case, or None.
 
@@ -97,7 +82,7 @@ def entailment(labels: Sequence[str]) -> int | None:
     return ids[0] if ids and len(labels) > 1 else None
 
 
-def classify_zero_shot(input_: ZeroShotInput, model: TaskModel) -> TaskGenerator:
+def classify_zero_shot(input_: TextInput[ZeroShotParameters], model: TaskModel) -> TaskGenerator:
     """Returns the labels with their scores, best first; of equal scores, the later label is first, as in the pipeline.
 
     The rows have the output `logits`, float32 [labels of the model]; there is one row per label of the caller.
@@ -156,8 +141,10 @@ class ZeroShotBody(TaskBody):
         return len(self.items) * len(self.parameters.candidate_labels)
 
     def task_inputs(self, config: ModelConfig) -> list[Any]:
-        """Returns one input per text."""
-        return [ZeroShotInput(text, self.parameters) for text in self.items]
+        """Returns one input per text; each label counts the characters of its hypothesis, and `TEXT_CHARS` more."""
+        labels, template = self.parameters.candidate_labels, self.parameters.hypothesis_template
+        other_chars = sum(map(len, labels)) + len(labels) * (len(template) + TEXT_CHARS)
+        return [TextInput(text, self.parameters, other_chars=other_chars) for text in self.items]
 
 
 SPEC = TaskSpec(

@@ -21,6 +21,7 @@ from bertserve.export.validation.reference import sample_reference
 from bertserve.export.validation.served_graph import ServedGraph
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.tasks import attention
+from bertserve.service.tasks.step import TextInput
 from bertserve.service.text.tokenizer import Tokenizer
 from bundles import engine_of, exported, refused
 from checkpoints import SIZES, prune_heads
@@ -74,7 +75,7 @@ def worst_error(model: Any, bundle: Bundle, *, batched: bool = True, precision: 
     tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
     engine = engine_of(bundle, graph)
     chosen = attention.select_maps(attention.AttentionParameters(), manifest.attention_heads)
-    requests = [attention.AttentionInput(*texts, chosen) for texts in TEXTS]
+    requests = [TextInput(texts[0], chosen, *texts[1:]) for texts in TEXTS]
     encodings = [encode(attention, request, tokenizer).encodings[0] for request in requests]
     found = [engine.run([encoding])[0] for encoding in encodings]
     if batched:

@@ -19,9 +19,10 @@ from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_F
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.check import check
 from bertserve.service.settings import Settings
-from bertserve.service.tasks import classify, question_answering
+from bertserve.service.tasks import question_answering
 from bundles import Run, Verify, contents, edit_constant
 from checkpoints import numbered_texts
+from task_runs import classify_input
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("export_fixtures",)
@@ -55,8 +56,8 @@ def test_a_classifier_is_also_validated_on_pairs(manifest: Manifest) -> None:
     own = task.validation_inputs(SplitTexts(("alone",), pairs=(("a", "b"),)), tokenizer)
     questions = EXPORT_TASKS["question-answering"].validation_inputs(SplitTexts(pairs=(("Who?", "He."),)), tokenizer)
 
-    assert [classify.ClassifyInput("one"), classify.ClassifyInput("two"), classify.ClassifyInput("two", "one")] == mixed
-    assert [classify.ClassifyInput("alone"), classify.ClassifyInput("a", "b")] == own
+    assert [classify_input("one"), classify_input("two"), classify_input("two", "one")] == mixed
+    assert [classify_input("alone"), classify_input("a", "b")] == own
     assert [question_answering.QuestionAnsweringInput("Who?", "He.")] == questions
 
 

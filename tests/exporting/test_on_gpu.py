@@ -13,9 +13,9 @@ from bertserve.service.bundle import files
 from bertserve.service.engine.sessions import unavailable_reason
 from bertserve.service.models.build import AppState, build
 from bertserve.service.settings import Settings
-from bertserve.service.tasks import classify
 from bundles import exported
 from checkpoints import CLASSIFICATION, POSITIONS, ROWS, edit_weights, naming, save
+from task_runs import classify_input
 
 CUDA, TENSORRT = (unavailable_reason(provider) for provider in ("cuda", "tensorrt"))
 pytestmark = [pytest.mark.torch, pytest.mark.gpu]
@@ -61,7 +61,7 @@ def test_the_validation_report_was_measured_on_the_gpu(models: Path, provider: A
 def test_the_service_answers_on_the_gpu(models: Path, tmp_path: Path, provider: Any, precision: Any) -> None:
     async def answer(service: AppState) -> list[dict[str, float]]:
         service.start()
-        prediction = await service.registry.get("tiny-bert").predict([classify.ClassifyInput(text) for text in TEXTS], timeout_s=60)
+        prediction = await service.registry.get("tiny-bert").predict([classify_input(text) for text in TEXTS], timeout_s=60)
         await service.stop(0)
         return [{score["label"]: score["score"] for score in result} for result in prediction.results]
 
@@ -80,7 +80,7 @@ def test_cuda_graphs_give_the_same_bits(models: Path, caplog: pytest.LogCaptureF
     async def answer(service: AppState) -> list[Any]:
         service.start()
         model = service.registry.get("tiny-bert")
-        results = [(await model.predict([classify.ClassifyInput(text)], timeout_s=60)).results for text in TEXTS]
+        results = [(await model.predict([classify_input(text)], timeout_s=60)).results for text in TEXTS]
         await service.stop(0)
         return results
 

@@ -20,11 +20,11 @@ from bertserve.export.errors import ExportError
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.tasks import classify, embed, fill_mask, multiple_choice, question_answering, token_classification
+from bertserve.service.tasks import embed, fill_mask, multiple_choice, question_answering
 from bertserve.service.text.windows import default_stride
 from bundles import Served, exported
 from random_checkpoints import AUTO, EMBED, Case, cases, write
-from task_runs import begin
+from task_runs import begin, classify_input, ner_input
 
 pytestmark = pytest.mark.torch
 EXAMPLES, SEEDS = 5, 64
@@ -180,8 +180,8 @@ def _assert_decoded(expected: Any, found: Any) -> None:
 def _requests(case: Case, user: User, manifest: Manifest, text: str, other: str) -> list[tuple[Any, list[dict[str, list[int]]]]]:
     """Returns requests with a text, each with the windows that the reference runs."""
     if case.task == "text-classification":
-        pair = [(classify.ClassifyInput(text, other), user.windows(text, other))] if other else []
-        return [(classify.ClassifyInput(text), user.windows(text)), *pair]
+        pair = [(classify_input(text, other), user.windows(text, other))] if other else []
+        return [(classify_input(text), user.windows(text)), *pair]
     if case.task == EMBED:
         return [(replace(embed.resolve(embed.EmbedParameters(), manifest), text=text), user.windows(text))]
     if case.task == "fill-mask":
@@ -192,7 +192,7 @@ def _requests(case: Case, user: User, manifest: Manifest, text: str, other: str)
     if case.task == "token-classification":
         room = case.limit - user.tokenizer.num_special_tokens_to_add()
         windows = user.windows(text, stride=default_stride(room), return_overflowing_tokens=True)
-        return [(token_classification.TokenClassificationInput(text), windows)]
+        return [(ner_input(text), windows)]
     length = min(question_answering.DEFAULT_SEQ_LEN, case.limit)
     stride = default_stride(length)
     options = {"max_length": length, "stride": stride, "return_overflowing_tokens": True}

@@ -17,10 +17,11 @@ import families
 from app_client import call_fresh, rejected
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.service.bundle.files import CARD_FILE, Bundle, load_bundle
-from bertserve.service.tasks import classify, multiple_choice, question_answering
+from bertserve.service.tasks import multiple_choice, question_answering
 from bundles import FAST, Run, Served, Verify, exported, json_lines, refused
 from checkpoints import edit_json, edit_weights
 from families import ALL_HEADS, FAMILIES, Family
+from task_runs import classify_input
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("export_fixtures",)
@@ -147,8 +148,8 @@ def requests_of(task: str) -> list[tuple[Any, tuple[str, ...]]]:
         return [(question_answering.QuestionAnsweringInput(FIRST, SECOND), (FIRST, SECOND))]
     if task == "multiple-choice":
         return [(multiple_choice.MultipleChoiceInput(FIRST, (SECOND,)), (FIRST, SECOND))]
-    pair = (classify.ClassifyInput(FIRST, SECOND), (FIRST, SECOND))
-    return [pair] if task in families.PRETRAINING else [pair, (classify.ClassifyInput(FIRST), (FIRST,))]
+    pair = (classify_input(FIRST, SECOND), (FIRST, SECOND))
+    return [pair] if task in families.PRETRAINING else [pair, (classify_input(FIRST), (FIRST,))]
 
 
 def in_pytorch(source: Path, task: str, texts: tuple[str, ...], *, typed: bool) -> dict[str, Any]:
@@ -226,7 +227,7 @@ def models_of_single_texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = one_type(tmp_path_factory.mktemp("one") / "checkpoint")
     edit_json(source / "config.json", id2label={"0": "entailment", "1": "neutral", "2": "contradiction"})
     bundle = exported(source, attentions=True)
-    [row] = Served(bundle).alone(classify.ClassifyInput(FIRST))
+    [row] = Served(bundle).alone(classify_input(FIRST))
     expected = in_pytorch(source, "text-classification", (FIRST,), typed=True)["logits"][0].numpy()
     assert float(np.abs(row["logits"] - expected).max()) <= 1e-4
     return bundle.path.parent

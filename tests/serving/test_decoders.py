@@ -23,7 +23,7 @@ from bertserve.service.tasks.step import TaskModel, run_all
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.windows import windows
 from fakes import Head
-from task_runs import decode, encode
+from task_runs import decode, encode, ner_input
 
 # Known words, words in several pieces, unknown words, punctuation, and combining marks that the tokenizer strips.
 CHUNKS = ["good", "Film", "films", "quick", "x9", "看", "😴", "-", ",", "'", "é", "e\u0301x", "ñ\u0327", "\u200b", "ZÜRICH", "[SEP]", "##a"]
@@ -64,9 +64,7 @@ def sentencepiece(folder: Path) -> Tokenizer:
 
 def entities_of(text: str, strategy: Any, tokenizer: Tokenizer, labels: tuple[str, ...], logits: Callable[[int], Floats]) -> list[Any]:
     """Returns all entities of a text, "O" included; `logits` returns the logits of a window with this number of tokens."""
-    request = token_classification.TokenClassificationInput(
-        text, token_classification.TokenClassificationParameters(aggregation_strategy=strategy, ignore_labels=[])
-    )
+    request = ner_input(text, aggregation_strategy=strategy, ignore_labels=[])
     encodings = encode(token_classification, request, tokenizer, Head(labels)).encodings
     rows = [{"logits": logits(len(encoding))} for encoding in encodings]
     return list(decode(token_classification, request, rows, Head(labels), tokenizer))
@@ -179,9 +177,7 @@ def test_windows_with_equal_logits_give_the_entities_of_the_whole_text(
 ) -> None:
     """If all windows have the same logits for a token, no entity is split or duplicated at the edge of a window."""
     stride = data.draw(st.integers(0, room - 1))
-    request = token_classification.TokenClassificationInput(
-        text, token_classification.TokenClassificationParameters(aggregation_strategy=strategy, stride=stride)
-    )
+    request = ner_input(text, aggregation_strategy=strategy, stride=stride)
     whole, cut = (tokenizer_of(token_classification.TASK, length) for length in (4096, room + 2))
     ids = whole.tokenize([text])[0].ids
     count = len(ids)

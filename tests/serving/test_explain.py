@@ -18,7 +18,7 @@ from bertserve.service.text.tokenizer import Tokenizer
 from bertserve.service.text.words import Word, most_within, words_of
 from embedded import Loaded, load
 from fakes import FakeEngine
-from task_runs import begin, send
+from task_runs import begin, classify_input, send
 
 CLASSIFY, ANSWER = "/classify", "/answer"
 TEXT = "the film was not bad , but very long"
@@ -233,7 +233,7 @@ async def test_admission_counts_the_variants(tmp_path: Path) -> None:
 def test_the_most_important_word_is_the_obvious_one() -> None:
     model = load("sentiment")
     for text, key in {"The script is awful.": "awful", "I loved every minute of it.": "loved", "It never bores.": "never"}.items():
-        request = classify.ClassifyInput(text, None, classify.ClassifyParameters(explain=True, function_to_apply="none"))
+        request = classify_input(text, explain=True, function_to_apply="none")
         begun = begin(classify, request, model.tokenizer, model.manifest)
         variants = begun.advance(model.rows(begun.step.encodings))
         found = send(begun.run, variants, model.rows(variants.encodings))

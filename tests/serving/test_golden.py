@@ -13,9 +13,10 @@ from app_client import assert_same
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.decoding import activate
+from bertserve.service.tasks.step import TextInput
 from fakes import Head
 from golden import cases
-from task_runs import decode, encode
+from task_runs import classify_input, decode, encode
 
 CASES = cases.read("text_classification")
 SENTIMENT = embedded.load("sentiment")
@@ -24,7 +25,7 @@ NEAR_TIE = 0.1
 FLOOR = 0.98
 
 
-def requests_of(case: dict[str, Any]) -> list[classify.ClassifyInput]:
+def requests_of(case: dict[str, Any]) -> list[TextInput[classify.ClassifyParameters]]:
     """Returns the task requests of a case, parsed from JSON as in the service."""
     return list(embedded.read(classify.TASK, case["request"]).task_inputs(SENTIMENT.manifest))
 
@@ -51,11 +52,7 @@ def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int) -> None:
     ran: dict[bytes, Outputs] = {}  # many cases have the same text
     for case in CASES[::step]:
         for request, windows in zip(requests_of(case), case["logits"], strict=True):
-            best = classify.ClassifyInput(
-                request.text,
-                request.text_pair,
-                classify.ClassifyParameters(window=request.parameters.window, stride=request.parameters.stride),
-            )
+            best = classify_input(request.text, request.text_pair, window=request.parameters.window, stride=request.parameters.stride)
             encodings = encode(classify, best, SENTIMENT.tokenizer).encodings
             for encoding in encodings:
                 if encoding.ids.tobytes() not in ran:

@@ -12,9 +12,9 @@ import pytest
 
 import embedded
 from bertserve.service.tasks import token_classification
-from bertserve.service.tasks.step import window_spans
+from bertserve.service.tasks.step import TextInput, window_spans
 from golden import cases
-from task_runs import decode, encode
+from task_runs import decode, encode, ner_input
 
 CASES = cases.read("token_classification")
 NER = embedded.load("ner")
@@ -22,7 +22,7 @@ LABELS = len(NER.manifest.labels)
 FLOOR = 0.9
 
 
-def decoded(request: token_classification.TokenClassificationInput, windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def decoded(request: TextInput[token_classification.TokenClassificationParameters], windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the entities of stored logits, which are placed between the special tokens."""
     batch, (tokens,) = encode(token_classification, request, NER.tokenizer), NER.tokenizer.tokenize([request.text])
     cuts = [range(w["first"], w["first"] + w["count"]) for w in windows if w["count"]]
@@ -68,9 +68,7 @@ def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int) -> None:
             ]
             if not best or min((x[:, -1] - x[:, -2]).min() for x in best) < 0.1:
                 continue
-            plain = token_classification.TokenClassificationInput(
-                request.text, token_classification.TokenClassificationParameters(stride=request.parameters.stride)
-            )
+            plain = ner_input(request.text, stride=request.parameters.stride)
             rows = NER.rows(encode(token_classification, plain, NER.tokenizer).encodings)
             served = decode(token_classification, plain, rows, NER.manifest, NER.tokenizer)
             a, b = ({(e["entity_group"], e["start"], e["end"]) for e in entities} for entities in (decoded(plain, windows), served))

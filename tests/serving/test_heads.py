@@ -13,9 +13,10 @@ from bertserve.service.bundle.manifest import Activation, Embedding
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import classify, embed, rerank, token_classification, zero_shot
 from bertserve.service.tasks.decoding import activate
+from bertserve.service.tasks.step import TextInput
 from bertserve.service.text.tokenizer import Tokenizer
 from fakes import Head
-from task_runs import decode, encode
+from task_runs import classify_input, decode, encode, ner_input
 
 Floats = NDArray[np.float32]
 NLI = Head(labels=("contradiction", "neutral", "entailment"))
@@ -31,7 +32,7 @@ NUMBERS = st.floats(-50, 50, width=32)
 
 def test_labels_with_equal_scores_are_in_reverse_order() -> None:
     """The pipeline has this order too, because it reverses numpy's argsort."""
-    request = zero_shot.ZeroShotInput("text", zero_shot.ZeroShotParameters(candidate_labels=["a", "b", "c"]))
+    request = TextInput("text", zero_shot.ZeroShotParameters(candidate_labels=["a", "b", "c"]))
     found = decode(zero_shot, request, logits((0, 0, 1), (0, 0, 1), (0, 0, 1)), NLI)
     assert ["c", "b", "a"] == [item["label"] for item in found]
 
@@ -67,7 +68,7 @@ def test_the_relevant_one_of_two_labels_gives_the_score(values: list[tuple[float
     """With softmax, the raw score is the log odds. With sigmoid, the raw score is the logit of this label only."""
     names = ["not_relevant"]
     names.insert(place, "Relevant")
-    texts = tuple(f"text {i}" for i in range(len(values)))
+    texts = [f"text {i}" for i in range(len(values))]
     matrix = np.array(values, dtype=np.float64)
     shares = np.exp(matrix - matrix.max(axis=1, keepdims=True))
     shares /= shares.sum(axis=1, keepdims=True)
@@ -78,13 +79,13 @@ def test_the_relevant_one_of_two_labels_gives_the_score(values: list[tuple[float
     for activation, (expected, logits_) in cases.items():
         head = Head(labels=tuple(names), activation=activation)
         for raw, numbers in ((False, expected), (True, logits_)):
-            found = decode(rerank, rerank.RerankInput("query", texts, raw_scores=raw), logits(*values), head)
+            found = decode(rerank, rerank.RerankBody(query="query", texts=texts, raw_scores=raw), logits(*values), head)
             assert {item["index"]: pytest.approx(item["score"], abs=1e-4) for item in found} == dict(enumerate(numbers.tolist()))
             assert all(a["score"] >= b["score"] for a, b in pairwise(found))
 
 
 def test_logits_give_the_order_where_all_scores_are_1() -> None:
-    request = rerank.RerankInput("query", ["a", "b", "c"])
+    request = rerank.RerankBody(query="query", texts=["a", "b", "c"])
     answer = decode(rerank, request, logits((18.0,), (20.0,), (19.0,)), Head(labels=("LABEL_0",)))
     assert [(1, 1.0), (2, 1.0), (0, 1.0)] == [(item["index"], item["score"]) for item in answer]
 
@@ -133,7 +134,7 @@ def chunks(labels: list[str]) -> list[tuple[str, int, int]]:
 def entities(labels: list[str], known: tuple[str, ...], tokenizer: Tokenizer, tags: tuple[str, ...] = ()) -> list[tuple[str, int, int]]:
     """Returns the service's entity groups for a text with one token per label: (tag, first, last)."""
     text = " ".join(["film"] * len(labels))
-    request = token_classification.TokenClassificationInput(text)
+    request = ner_input(text)
     scores = np.zeros((len(labels) + 2, len(known)), dtype=np.float32)
     for i, label in enumerate(labels):
         scores[i + 1, known.index(label)] = 9
@@ -161,24 +162,23 @@ def test_labels_that_are_no_tags_keep_their_names(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize("strategy", ["none", "simple"])
 @pytest.mark.parametrize(("ignored", "left"), [(["O"], 1), (["o"], 1), ([], 2)])
 def test_a_models_own_spelling_of_o_is_ignored_like_o(tokenizer: Tokenizer, strategy: Any, ignored: list[str], left: int) -> None:
-    parameters = token_classification.TokenClassificationParameters(aggregation_strategy=strategy, ignore_labels=ignored)
     logits = np.array([[0, 0], [9, 0], [0, 9], [0, 0]], dtype=np.float32)
     head = Head(labels=("o", "b-per"), tags=("O", "B-per"))
-    request = token_classification.TokenClassificationInput("film film", parameters)
+    request = ner_input("film film", aggregation_strategy=strategy, ignore_labels=ignored)
     assert left == len(decode(token_classification, request, [{"logits": logits}], head, tokenizer))
 
 
 def test_equal_scores_keep_the_order_of_the_labels() -> None:
     rows = [{"logits": np.array([1.0, 2.0, 1.0, 2.0], dtype=np.float32)}]
 
-    assert list("bdac") == [item["label"] for item in decode(classify, classify.ClassifyInput(""), rows, Head(tuple("abcd")))]
+    assert list("bdac") == [item["label"] for item in decode(classify, classify_input(""), rows, Head(tuple("abcd")))]
 
 
 def test_the_models_own_activation_is_the_default() -> None:
     """Without `function_to_apply`, a multi-label model applies a sigmoid to each label."""
     rows = [{"logits": np.array([0.0, 0.0], dtype=np.float32)}]
 
-    assert [0.5, 0.5] == [item["score"] for item in decode(classify, classify.ClassifyInput(""), rows, Head(("a", "b"), "sigmoid"))]
+    assert [0.5, 0.5] == [item["score"] for item in decode(classify, classify_input(""), rows, Head(("a", "b"), "sigmoid"))]
 
 
 @given(
@@ -197,19 +197,21 @@ def test_scores_are_finite_for_every_logit(logits: list[float], activation: str)
     ("request_", "numbers"),
     [
         (
-            classify.ClassifyInput("good " * 40, parameters=classify.ClassifyParameters(window="mean", stride=30)),
+            classify_input("good " * 40, window="mean", stride=30),
             "`stride` is 30, .* 30 tokens;",
         ),
         (
-            classify.ClassifyInput("film " * 25, "bad " * 30, classify.ClassifyParameters(window="mean", stride=4)),
+            classify_input("film " * 25, "bad " * 30, window="mean", stride=4),
             "`stride` is 4, .* 4 tokens;",
         ),
         (
-            classify.ClassifyInput("film " * 40, "bad " * 2, classify.ClassifyParameters(window="mean")),
+            classify_input("film " * 40, "bad " * 2, window="mean"),
             "no room .* 2 tokens; shorten the f",
         ),
     ],
 )
-def test_windows_without_tokens_of_the_text_are_an_error(tokenizer: Tokenizer, request_: classify.ClassifyInput, numbers: str) -> None:
+def test_windows_without_tokens_of_the_text_are_an_error(
+    tokenizer: Tokenizer, request_: TextInput[classify.ClassifyParameters], numbers: str
+) -> None:
     with pytest.raises(InvalidValueError, match=numbers):
         encode(classify, request_, tokenizer)

@@ -14,9 +14,10 @@ import tiny
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import MaskToken, SpecialPart
 from bertserve.service.tasks import classify, fill_mask, question_answering, zero_shot
+from bertserve.service.tasks.step import TextInput
 from bertserve.service.text.tokenizer import Tokenizer
 from embedded import ROOT
-from task_runs import encode
+from task_runs import classify_input, encode
 
 SPECIALS = {"bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], "roberta": ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]}
 PAD, UNKNOWN, CLS, SEP, MASK = range(5)
@@ -133,8 +134,8 @@ def test_special_tokens_in_the_inputs_of_a_task_stay_text(made: Callable[..., To
         question_answering, question_answering.QuestionAnsweringInput(f"who {spelled}", f"it was {spelled} bad"), tokenizer
     ).encodings[0]
     parameters = zero_shot.ZeroShotParameters(candidate_labels=[f"bad {spelled}"], hypothesis_template=f"{spelled} {{}}")
-    hypothesis = encode(zero_shot, zero_shot.ZeroShotInput(f"good {spelled}", parameters), tokenizer).encodings[0]
-    pair = encode(classify, classify.ClassifyInput(f"good {spelled}", f"{spelled} bad"), tokenizer).encodings[0]
+    hypothesis = encode(zero_shot, TextInput(f"good {spelled}", parameters), tokenizer).encodings[0]
+    pair = encode(classify, classify_input(f"good {spelled}", f"{spelled} bad"), tokenizer).encodings[0]
     filled = encode(fill_mask, fill_mask.FillMaskInput(f"{spelled} {plain.mask and plain.mask.token}"), plain).encodings[0]
 
     for encoding, seps in ((passage, 2), (hypothesis, 2), (pair, 2), (filled, 1)):

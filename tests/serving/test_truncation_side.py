@@ -3,6 +3,7 @@
 `tests/exporting/test_random_checkpoints.py` compares the tokens of both sides with those of transformers.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,10 +11,10 @@ import pytest
 import tiny
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.tasks import classify, embed, rerank, zero_shot
-from bertserve.service.tasks.step import Step
+from bertserve.service.tasks.step import Step, TextInput
 from bertserve.service.text.tokenizer import Tokenizer
 from fakes import Head
-from task_runs import encode
+from task_runs import classify_input, encode
 
 LENGTH = 32
 TEXT = " ".join(word for word in tiny.VOCABULARY * 3 if word.isalpha())
@@ -31,7 +32,7 @@ def ids(step: Step) -> list[list[int]]:
 
 
 def test_zero_shot_only_cuts_the_text(left: Tokenizer) -> None:
-    request = zero_shot.ZeroShotInput(TEXT, zero_shot.ZeroShotParameters(candidate_labels=["good"], hypothesis_template="a {} film"))
+    request = TextInput(TEXT, zero_shot.ZeroShotParameters(candidate_labels=["good"], hypothesis_template="a {} film"))
     text, hypothesis = left.tokenize([TEXT, "a good film"])
     room = LENGTH - 3 - len(hypothesis)
 
@@ -40,7 +41,7 @@ def test_zero_shot_only_cuts_the_text(left: Tokenizer) -> None:
 
 def test_windows_start_from_the_end(left: Tokenizer) -> None:
     """They are in text order, and only the first one can be shorter."""
-    windowed = classify.ClassifyInput(TEXT, parameters=classify.ClassifyParameters(window="mean", stride=5))
+    windowed = classify_input(TEXT, window="mean", stride=5)
     [text], found = left.tokenize([TEXT]), encode(classify, windowed, left)
 
     assert [CLS, *text.ids[2 - LENGTH :], SEP] == ids(found)[-1]
@@ -53,8 +54,8 @@ def test_a_request_overrides_the_truncation_side(left: Tokenizer, tokenizer: Tok
     direction: Any = {"truncation_direction": "right"}
     for task, overriding, plain in (
         (embed, embed.EmbedInput(TEXT, embed.EmbedParameters(**direction)), embed.EmbedInput(TEXT)),
-        (rerank, rerank.RerankInput("a", [TEXT], truncation_side="right"), rerank.RerankInput("a", [TEXT])),
-        (classify, classify.ClassifyInput(TEXT, truncation_side="right"), classify.ClassifyInput(TEXT)),
+        (rerank, rerank.RerankBody(query="a", texts=[TEXT], **direction), rerank.RerankBody(query="a", texts=[TEXT])),
+        (classify, replace(classify_input(TEXT), truncation_side="right"), classify_input(TEXT)),
     ):
         cut_right, overridden, cut_left = (
             ids(encode(task, request, tokens, Head(labels=("LABEL_0",))))
@@ -65,10 +66,10 @@ def test_a_request_overrides_the_truncation_side(left: Tokenizer, tokenizer: Tok
 
 def test_the_end_of_a_long_text_is_read(left: Tokenizer) -> None:
     text = " ".join(["bad"] * 30 + ["good"] * (LENGTH - 2))
-    found = encode(classify, classify.ClassifyInput(text), left)
+    found = encode(classify, classify_input(text), left)
     assert found.truncated
     assert found.read_spans == (("", text.index("good"), len(text)),)
-    pair = encode(classify, classify.ClassifyInput("a film", text), left)
+    pair = encode(classify, classify_input("a film", text), left)
     (first_field, first_start, _), (second_field, second_start, second_end) = pair.read_spans
     assert (first_field, second_field) == ("text", "text_pair")
     assert (first_start, second_end) == (0, len(text))

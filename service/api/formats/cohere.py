@@ -58,7 +58,7 @@ class DocumentsBody(rerank.QueryBody):
 
     def task_inputs(self, config: ModelConfig) -> list[Any]:
         """Returns the only input."""
-        return [rerank.RerankInput(self.query, self.texts)]
+        return [rerank.RerankBody.model_validate({"query": self.query, "texts": self.texts})]
 
 
 def read_rerank(raw: bytes, request: RequestContext) -> Call:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, Tag, field_validator
 from pydantic_core import PydanticCustomError
 
-from bertserve.service.tasks import classify, embed
+from bertserve.service.tasks import embed
 from bertserve.service.tasks.body import (
     LIST_LIMIT,
     LIST_TAG,
@@ -28,7 +28,7 @@ from bertserve.service.tasks.body import (
 )
 from bertserve.service.tasks.classify import ClassifyParameters
 from bertserve.service.tasks.embed import EmbedParameters, PromptName
-from bertserve.service.tasks.step import ModelConfig
+from bertserve.service.tasks.step import ModelConfig, TextInput
 
 _Item = Annotated[
     Text | Annotated[list[str], LIST_LIMIT, Tag(LIST_TAG)], one_of("a text or a list of one or two texts", TEXT_TAG, LIST_TAG)
@@ -88,7 +88,7 @@ class SequencesBody(TaskBody):
         """Returns one input per text or pair."""
         parameters = ClassifyParameters(function_to_apply="none" if self.raw_scores else None, truncation=self.truncate is not False)
         side = self.truncation_direction
-        return [classify.ClassifyInput(item[0], item[1] if len(item) > 1 else None, parameters, side) for item in self.items]
+        return [TextInput(item[0], parameters, item[1] if len(item) > 1 else None, side) for item in self.items]
 
 
 class EmbedAllBody(TaskBody):
