@@ -171,5 +171,5 @@ def model_sample_inputs(config: Manifest | Checkpoint, count: Callable[[str], in
         inputs.append(task.text_input(text, spec))
     if config.embedding is None:
         return inputs
-    bundle_input = embed.resolve(embed.EmbedParameters(), config)  # with the bundle's pooling and layers
+    [bundle_input] = embed.embed_inputs([""], embed.EmbedParameters(), config)  # with the bundle's pooling and layers
     return [replace(bundle_input, text=input_.text, prompt=input_.prompt) for input_ in inputs]

@@ -66,6 +66,7 @@ class RowReader:
             input_ = validate_as(body, example, replace(TRUSTED_LIMITS, max_top_k=settings.max_top_k)).task_inputs(manifest)[0]
         except BertServeError as error:
             raise SettingsError(f"--parameters does not fit /{self.spec.path}: {error.message}") from error
+        self.has_one_label = self.spec.has_one_label(input_, manifest)
         response_bytes = min(MAX_RESPONSE_BYTES, self.spec.response_bytes(input_, manifest.tokenizer.max_length))
         self.block_rows = min(BLOCK_ROWS, BLOCK_BYTES // max(1, response_bytes))
 

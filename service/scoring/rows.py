@@ -203,9 +203,12 @@ def read_blocks(
 class LineWriter:
     """Writes JSON Lines, CSV or TSV."""
 
-    def __init__(self, columns: Sequence[str], names: Sequence[str], delimiter: str) -> None:
-        """Adds the columns `names` to `columns`: with three, the best label and its score replace the prediction. JSON has no delimiter."""
-        self._names, self._delimiter = names, delimiter
+    def __init__(self, columns: Sequence[str], names: Sequence[str], delimiter: str, *, splits_label: bool) -> None:
+        """Adds the columns `names` to `columns`; JSON Lines have no `delimiter`.
+
+        With `splits_label`, the best label and its score are in two columns, in place of the prediction.
+        """
+        self._names, self._delimiter, self._splits_label = names, delimiter, splits_label
         self._head = self._delimited([*columns, *names]) if delimiter else b""
 
     def write(self, block: RowBlock, _: Path | None) -> bytes:
@@ -224,7 +227,7 @@ class LineWriter:
         if not self._delimiter:
             added = to_json(dict(zip(self._names, (row.prediction, row.warnings), strict=True)))
             return b"%b,%b\n" % ((row.raw or to_json(row.values))[:-1], added[1:])
-        answer = (row.prediction[0]["label"], row.prediction[0]["score"]) if len(self._names) == 3 else (row.prediction,)
+        answer = (row.prediction[0]["label"], row.prediction[0]["score"]) if self._splits_label else (row.prediction,)
         return self._delimited([*row.values.values(), *answer, " | ".join(row.warnings)])
 
     def _delimited(self, values: Iterable[Any]) -> bytes:

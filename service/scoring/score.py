@@ -43,13 +43,18 @@ def score(settings: ScoreSettings, source: Path, output: Path, rejected: Path, f
     try:
         with closing(Predictor(settings)) as predictor:
             reader, names, delimiter = predictor.reader, list(settings.added_columns), rows.DELIMITERS.get(formats[1], "")
-            if delimiter and reader.spec.has_one_label(settings.parameters, predictor.manifest):
+            splits_label = bool(delimiter) and reader.has_one_label
+            if splits_label:
                 names = [f"{names[0]}_label", f"{names[0]}_score", names[1]]
             source_stat = source.stat()
             columns, blocks = rows.read_blocks(source, formats, reader.column_by_input.values(), names, reader.block_rows)
             if formats[0] != "jsonl":
                 reader.check(columns, names)
-            writer = rows.ParquetWriter(columns, names) if formats[1] == "parquet" else rows.LineWriter(columns, names, delimiter)
+            writer = (
+                rows.ParquetWriter(columns, names)
+                if formats[1] == "parquet"
+                else rows.LineWriter(columns, names, delimiter, splits_label=splits_label)
+            )
             facts = (
                 (source_stat.st_size, source_stat.st_mtime_ns, formats, settings.affecting_answers()),
                 (predictor.version, predictor.graph.file, predictor.graph.provider),

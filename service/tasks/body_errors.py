@@ -67,16 +67,15 @@ def unknown_within_error(name: str, field_path: str, known: Sequence[str], body:
 
 
 def unknown_name_error(
-    name: str, holder: str, known: Sequence[str], error_class: type[InvalidValueError] = InvalidValueError
+    name: str, holder: str, known: Sequence[str], error_class: type[InvalidValueError] = InvalidValueError, *, otherwise: str = ""
 ) -> InvalidValueError:
-    """Returns the error of an unknown name; `holder` is the object that does not have it, for the message."""
-    remedy = _known_names(did_you_mean(name.lower(), known), known) if known else "leave it out"
+    """Returns the error of an unknown name, with the known ones.
+
+    `holder` is the object that does not have it, and `otherwise` the hint if no known name is similar.
+    """
+    hint = did_you_mean(name.lower(), known, otherwise)
+    remedy = f"{hint + ' Known' if hint else 'known'} names are {quote_names(known)}" if known else "leave it out"
     return error_class("{holder} has no `{name}`; {remedy}.", holder=holder, name=CallerValue(name), remedy=remedy)
-
-
-def _known_names(hint: str, known: Sequence[str], kind: str = "names") -> str:
-    """Returns the end of an error of an unknown name: the question with the most similar one, if there is any, and the known ones."""
-    return f"{hint + ' Known' if hint else 'known'} {kind} are {quote_names(known)}"
 
 
 def check_names(names: Iterable[str], known: Sequence[str], holder: str, error_class: type[InvalidValueError] = InvalidValueError) -> None:
@@ -97,14 +96,11 @@ def required_fields(body: type[TaskBody]) -> list[str]:
 
 def _unknown_field_error(name: str, body: type[TaskBody]) -> InvalidValueError:
     """Returns the error of an unknown name at the top of a body."""
-    texts = quote_names(required_fields(body))
-    known = [field for field in dict.fromkeys([*required_fields(body), "parameters", *body.model_fields]) if field in field_names(body)]
     parameters = list(body.parameters_type.model_fields)
     if name in parameters:
-        return InvalidValueError("unknown field `{field}` next to {known}; put it into `parameters`.", field=name, known=texts)
-    hint = did_you_mean(name.lower(), known) or did_you_mean(name.lower(), parameters, name_format="`{}` in `parameters`")
-    remedy = _known_names(hint, known, kind="fields")
-    return InvalidValueError("unknown field `{name}`; {remedy}.", name=CallerValue(name), remedy=remedy)
+        return InvalidValueError("the body has no `{field}`; put it into `parameters`.", field=name)
+    hint = did_you_mean(name.lower(), parameters, name_format="`{}` in `parameters`")
+    return unknown_name_error(name, "the body", list(body.model_fields), otherwise=hint)
 
 
 def invalid_json_error(raw: bytes, reason: str, body: type[TaskBody] | None) -> MalformedRequestError:

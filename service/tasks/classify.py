@@ -6,7 +6,7 @@ error, or scored window by window on request.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -79,7 +79,9 @@ class ClassifyParameters(CalibratedDecisionParameters):
     ] = None
     truncation: Annotated[bool, Field(description="Truncate long texts; otherwise they are an error.")] = True
     window: Annotated[
-        Literal["mean", "max"] | None, Field(description="Score all windows of a long text and combine the scores, instead of truncating.")
+        Literal["mean", "max"] | None,
+        BeforeValidator(lower),
+        Field(description="Score all windows of a long text and combine the scores, instead of truncating."),
     ] = None
     stride: Stride = None
     explain: Annotated[bool, Field(description="Explain the best label: n words need n more runs.")] = False
@@ -230,10 +232,11 @@ class ClassifyBody(TaskBody):
         ]
 
 
-def _has_one_label(parameters: Mapping[str, Any], config: ModelConfig) -> bool:
-    if parameters.get("explain") or parameters.get("decide") or parameters.get("top_k") not in (None, 1):
+def _has_one_label(input_: TextInput[ClassifyParameters], config: ModelConfig) -> bool:
+    parameters = input_.parameters
+    if parameters.explain or parameters.decide or parameters.top_k not in (None, 1):
         return False
-    function = lower(parameters.get("function_to_apply")) or config.activation
+    function = parameters.function_to_apply or config.activation
     return len(config.labels) == 1 or function == "softmax" or (function == "none" and config.activation == "softmax")
 
 

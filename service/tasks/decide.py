@@ -65,7 +65,7 @@ class Decided(BaseModel):
     left_out: Annotated[int | None, Field(description="Number of entities below their threshold, for `/ner`.")] = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DecisionRule:
     """How to calibrate, count and decide the scores of an input.
 
@@ -127,7 +127,7 @@ class DecisionRule:
             exclusive: Whether the labels exclude each other. The decision is then a label, or a label set. A label with its own threshold
                 is chosen from this score on, even if another label has a better one. Otherwise any number of labels is correct.
         """
-        if self is _RAW_SCORES:
+        if self.calibration is None and not self.decides:
             return answer
         label, score = scored[0]["label"], scored[0]["score"]
         self.count([label] if exclusive else [item["label"] for item in scored if item["score"] >= DEFAULT_THRESHOLD], score)
@@ -171,9 +171,6 @@ def _reason(best: float, name: str, least: float) -> str:
     return f"the best score {best:.{digits}g} is below {name} {least:.{digits}g}"
 
 
-_RAW_SCORES = DecisionRule()  # of most requests
-
-
 def _check_range(name: str, *values: float | None) -> None:
     for value in values:
         if value is not None and not 0 <= value <= 1:
@@ -188,17 +185,17 @@ def decision_rule(
     """Returns the rule for the inputs of a request; by default it calibrates the scores if the model has a calibration.
 
     Args:
-        parameters: Those of the request; without `calibrated` its scores are always raw.
+        parameters: Those of the request.
         model: The model with its calibration and thresholds.
         labels: Names that `threshold` and the decision may have.
-        can_calibrate: Whether the scores are those that were calibrated; otherwise the request asks for others, such as logits.
+        can_calibrate: Whether the scores are those that a calibration is for, not those of zero-shot classification, or logits.
         probabilities: Whether the scores are from 0 to 1; otherwise a threshold can be any number.
 
     Raises:
         InvalidParameterError: The model has no calibration for these scores or no thresholds, `threshold` has an unknown label, or a number
             is outside the range of the scores.
     """
-    requested = parameters.calibrated if isinstance(parameters, CalibratedDecisionParameters) else False
+    requested = getattr(parameters, "calibrated", None)
     if requested and model.calibration is None:
         raise InvalidParameterError(
             "this model has no calibrated scores; remove `calibrated`, or the operator can calibrate the bundle with `bert-export calibrate`."
@@ -209,7 +206,7 @@ def decision_rule(
         )
     calibration = model.calibration if can_calibrate and requested is not False else None
     if not parameters.decide:
-        return _RAW_SCORES if calibration is None else DecisionRule(calibration, model.metrics)
+        return DecisionRule(calibration, model.metrics)
     requested_thresholds, minimum = parameters.threshold, parameters.min_confidence
     stored = calibration.thresholds if calibration is not None and requested_thresholds is None else ()
     for_label_sets = any(item.aim == "coverage" for item in stored)
@@ -225,11 +222,9 @@ def decision_rule(
         _check_range("threshold", *thresholds.values(), default_threshold)
         _check_range("min_confidence", minimum)
     if not thresholds and default_threshold is None and minimum is None:
-        own = isinstance(parameters, CalibratedDecisionParameters)
         raise InvalidParameterError(
-            "`decide` needs thresholds, and {model}; give `threshold` or `min_confidence`{remedy}.",
-            model="this model has none for these scores" if own else "this task has none of its own",
-            remedy=", or the operator can calibrate the bundle with `bert-export calibrate --aim`" if own else "",
+            "`decide` needs thresholds, and this model has none for these scores; give `threshold` or `min_confidence`{remedy}.",
+            remedy=", or the operator can calibrate the bundle with `bert-export calibrate --aim`" if can_calibrate else "",
         )
     return DecisionRule(
         calibration,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -147,7 +147,7 @@ DEFAULTS = EmbedParameters(pooling="cls", normalize=False)
 
 @dataclass(slots=True)
 class EmbedInput:
-    """One text to embed, after the text `prompt`. `resolve` has replaced unset parameters by the bundle's defaults.
+    """One text to embed, after the text `prompt`. `embed_inputs` has replaced unset parameters by the bundle's defaults.
 
     `width` is the number of values of a vector before `dimensions`; 0 if unknown. `own_pooling` says whether the vector is that of the
     model's own pooling and its last layer, which a graph may return. `compared_texts` are the other texts of a similarity request.
@@ -168,8 +168,8 @@ class EmbedInput:
         return len(self.prompt) + len(self.text) + compared
 
 
-def resolve(parameters: EmbedParameters, config: ModelConfig) -> EmbedInput:
-    """Returns an input without a text, with the caller's choices and the bundle's defaults.
+def embed_inputs(texts: Sequence[str], parameters: EmbedParameters, config: ModelConfig) -> list[EmbedInput]:
+    """Returns one input per text, with the caller's choices and the bundle's defaults.
 
     Raises:
         InvalidValueError: The bundle lacks the prompt or a layer, or has fewer dimensions, or layers are requested without a pooling of
@@ -201,7 +201,8 @@ def resolve(parameters: EmbedParameters, config: ModelConfig) -> EmbedInput:
         update={field: value for field, value in model_defaults.items() if getattr(parameters, field) is None}
     )
     own_pooling = pooling == embedding.pooling != "none" and layers == LAST_LAYER
-    return EmbedInput("", parameters, "" if name is None else embedding.prompts[name], width, layers, own_pooling)
+    prompt = "" if name is None else embedding.prompts[name]
+    return [EmbedInput(text, parameters, prompt, width, layers, own_pooling) for text in texts]
 
 
 def _response_bytes(input_: EmbedInput, length: int) -> int:
@@ -298,8 +299,7 @@ class EmbedBody(EmbedOptions, TaskBody):
                 raise InvalidValueError(
                     "`{field}` is given next to `inputs` and in `parameters`, with different values; remove one of them.", field=name
                 )
-        template = resolve(EmbedParameters(**options | within), config)
-        return [replace(template, text=text) for text in self.items]
+        return embed_inputs(self.items, EmbedParameters(**options | within), config)
 
 
 def _widths(manifest: Manifest) -> dict[str, int]:

@@ -54,14 +54,19 @@ class FillMaskParameters(ClosedModel):
 
 @dataclass(slots=True)
 class FillMaskInput:
-    """One text with masks; `targets` has the only words to consider, as `target_ids` or with `joint` as `target_slots`; None for any token.
+    """One text with masks.
 
-    All texts of a body share the targets, which are tokenized once; `target_chars` is this text's part of their characters.
+    Attributes:
+        text: The text.
+        parameters: The parameters of the request.
+        resolve_targets: Returns the result of `target_ids`, or with `joint` of `target_slots`; None if any token can fill a mask. All
+            texts of a body share it, so that the targets are tokenized once.
+        target_chars: This text's part of the characters of the targets.
     """
 
     text: str
     parameters: FillMaskParameters = field(default_factory=FillMaskParameters)
-    targets: Callable[[Tokenizer], tuple[Any, tuple[str, ...]]] | None = None
+    resolve_targets: Callable[[Tokenizer], tuple[Any, tuple[str, ...]]] | None = None
     target_chars: int = 0
 
     @property
@@ -86,7 +91,7 @@ def fill_masks(input_: FillMaskInput, model: TaskModel) -> TaskGenerator:
     _check_masks(len(masks), mask.token)
     if input_.parameters.joint:
         return (yield from fill_jointly(input_, ids, masks, tokenizer))
-    allowed_ids, warnings = (None, ()) if input_.targets is None else input_.targets(tokenizer)
+    allowed_ids, warnings = (None, ()) if input_.resolve_targets is None else input_.resolve_targets(tokenizer)
 
     def keep(_: int, row: Outputs) -> Outputs:
         if TOP_TOKENS_OUTPUT in row:
@@ -208,11 +213,11 @@ class FillMaskBody(TaskBody):
             raise InvalidValueError("`beam` needs `joint`; set `joint` to true, or remove `beam`.")
         if not parameters.targets or not self.items:
             return [FillMaskInput(text, parameters) for text in self.items]
-        targets = cache(partial(target_slots if parameters.joint else target_ids, parameters.targets))
+        resolve_targets = cache(partial(target_slots if parameters.joint else target_ids, parameters.targets))
         chars = sum(len(target) + TEXT_CHARS for target in parameters.targets) // len(self.items)
         if parameters.joint:  # targets of different lengths need several texts, whose number is known only after tokenizing
             chars += MAX_PATTERNS * TEXT_CHARS
-        return [FillMaskInput(text, parameters, targets, chars) for text in self.items]
+        return [FillMaskInput(text, parameters, resolve_targets, chars) for text in self.items]
 
 
 class MaskCandidate(BaseModel):

@@ -108,7 +108,7 @@ def fill_jointly(input_: FillMaskInput, ids: list[int], masks: list[int], tokeni
     """
     beam, top_k = input_.parameters.beam or DEFAULT_BEAM, input_.parameters.top_k
     # without targets, any token of the vocabulary fills a mask
-    slots, warnings = ([Slot((1, tokenizer.vocabulary_size))], ()) if input_.targets is None else input_.targets(tokenizer)
+    slots, warnings = ([Slot((1, tokenizer.vocabulary_size))], ()) if input_.resolve_targets is None else input_.resolve_targets(tokenizer)
     if len(slots) ** len(masks) > MAX_PATTERNS:
         raise InvalidValueError(
             "{masks_count} masks with targets of {slots_count} different numbers of tokens need {texts} texts "

@@ -90,10 +90,10 @@ class SimilarityBody(TaskBody):
             InvalidValueError: The model has no prompt of this name, or its own pooling returns a vector for each token.
         """
         parameters = embed.EmbedParameters(**({} if self.parameters is None else self.parameters.model_dump(exclude_none=True)))
-        input_ = embed.resolve(parameters, config)
+        [input_] = embed.embed_inputs([self.inputs.source_sentence], parameters, config)
         if input_.parameters.pooling == "none":
             raise InvalidValueError("this model returns a vector for each token; set `pooling` to `cls`, `mean` or `max` in `parameters`.")
-        return [replace(input_, text=self.inputs.source_sentence, compared_texts=self.inputs.sentences)]
+        return [replace(input_, compared_texts=self.inputs.sentences)]
 
 
 SPEC = TaskSpec(

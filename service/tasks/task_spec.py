@@ -52,7 +52,7 @@ class TaskSpec:
         missing_field: Returns an error if a manifest lacks a field that the task needs, otherwise None.
         widths: Returns the number of values of the graph's outputs per text, token or mask, by name; models are checked against it.
         has_one_label: For CSV of `bert-serve score`: returns whether the best label with its score is a sufficient answer for most readers,
-            given `parameters` as JSON. If so, a result is a list of objects with `label` and `score`, the best first.
+            given an input. If so, a result is a list of objects with `label` and `score`, the best first.
         response_bytes: For block sizes of `bert-serve score`: returns the bytes of the answer's numbers and explanations, given the input
             and the tokens that the model reads; 0 if an answer is about as small as its text.
     """
@@ -66,7 +66,7 @@ class TaskSpec:
     derivation: Derivation | None = None
     missing_field: Callable[[Manifest], str | None] = lambda manifest: None
     widths: Callable[[Manifest], Mapping[str, int]] = lambda manifest: {}
-    has_one_label: Callable[[Mapping[str, Any], ModelConfig], bool] = lambda parameters, config: False
+    has_one_label: Callable[[Any, ModelConfig], bool] = lambda input_, config: False
     response_bytes: Callable[[Any, int], int] = lambda input_, length: 0
 
     @property

@@ -91,7 +91,7 @@ def classify_zero_shot(input_: TextInput[ZeroShotParameters], model: TaskModel) 
         InvalidParameterError: A hypothesis leaves no tokens for the text.
     """
     config, parameters, labels = model.config, input_.parameters, input_.parameters.candidate_labels
-    rule = decision_rule(parameters, model, labels)
+    rule = decision_rule(parameters, model, labels, can_calibrate=False)
     tokenizer, template = model.tokenizer, parameters.hypothesis_template
     hypotheses = tokenizer.tokenize_lazily([input_.text, *(template.replace(PLACEHOLDER, label) for label in labels)])
     text = next(hypotheses)
@@ -160,5 +160,5 @@ SPEC = TaskSpec(
         needs="two or more labels, one of which begins with `entail`",
         discriminator=("parameters", "candidate_labels"),
     ),
-    has_one_label=lambda parameters, config: not (parameters.get("multi_label") or parameters.get("decide")),
+    has_one_label=lambda input_, config: not (input_.parameters.multi_label or input_.parameters.decide),
 )

@@ -4,7 +4,6 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +182,7 @@ def _requests(case: Case, user: User, manifest: Manifest, text: str, other: str)
         pair = [(classify_input(text, other), user.windows(text, other))] if other else []
         return [(classify_input(text), user.windows(text)), *pair]
     if case.task == EMBED:
-        return [(replace(embed.resolve(embed.EmbedParameters(), manifest), text=text), user.windows(text))]
+        return [(embed.embed_inputs([text], embed.EmbedParameters(), manifest)[0], user.windows(text))]
     if case.task == "fill-mask":
         mask = user.tokenizer.mask_token
         return [(fill_mask.FillMaskInput(f"{mask} {text[:20]} {mask}"), user.windows(f"{mask} {text[:20]} {mask}"))]

@@ -193,9 +193,9 @@ def test_an_invalid_value_is_named_by_its_path_in_the_body(api: Send, path: str,
         (CLASSIFY, "params", "did you mean `parameters`?"),
         (CLASSIFY, "top_k", "put it into `parameters`"),
         (CLASSIFY, "truncate", "did you mean `truncation` in `parameters`?"),
-        (CLASSIFY, "x", "known fields are `inputs`, `parameters`, `model`."),
+        (CLASSIFY, "x", "known names are `model`, `inputs`, `parameters`."),
         (FILL, "Target", "did you mean `targets` in `parameters`?"),
-        (ANSWER, "question", "known fields are `inputs`, `parameters`, `model`."),
+        (ANSWER, "question", "known names are `model`, `inputs`, `parameters`."),
     ],
 )
 def test_an_unknown_key_of_a_body_is_an_error(api: Send, path: str, key: str, said: str) -> None:

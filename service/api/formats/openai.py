@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
@@ -61,12 +60,12 @@ class EmbeddingsBody(TaskBody):
         """
         # clients expect unit vectors, as from OpenAI and Text Embeddings Inference, and this format has no field for it
         parameters = embed.EmbedParameters(dimensions=self.dimensions, encoding_format=self.encoding_format, normalize=True)
-        template = embed.resolve(parameters, config)
-        if template.parameters.pooling == "none":
+        inputs = embed.embed_inputs(self.items, parameters, config)
+        if any(input_.parameters.pooling == "none" for input_ in inputs):
             raise InvalidValueError(
                 "this model returns a vector for each token, which this format does not support; send a POST to /embed instead."
             )
-        return [replace(template, text=text) for text in self.items]
+        return inputs
 
 
 def usage(prediction: Prediction) -> dict[str, int]:

@@ -6,7 +6,6 @@ Its `/embed`, `/rerank` and `/similarity` are paths of the service itself.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, Tag, field_validator
@@ -106,5 +105,4 @@ class EmbedAllBody(TaskBody):
     def task_inputs(self, config: ModelConfig) -> list[Any]:
         """Returns one input per text."""
         options = {name: getattr(self, name) for name in ("prompt_name", "truncate", "truncation_direction")}
-        template = embed.resolve(EmbedParameters(pooling="none", normalize=False, **options), config)
-        return [replace(template, text=text) for text in self.items]
+        return embed.embed_inputs(self.items, EmbedParameters(pooling="none", normalize=False, **options), config)
