@@ -8,6 +8,7 @@ import numpy as np
 
 from bertserve.service.bundle.graph_spec import Outputs
 from bertserve.service.tasks.classify import ClassifyParameters
+from bertserve.service.tasks.question_answering import QuestionAnsweringParameters
 from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, TextInput
 from bertserve.service.tasks.token_classification import TokenClassificationParameters
 from bertserve.service.text.tokenizer import Encoding
@@ -76,6 +77,10 @@ def classify_input(text: str, text_pair: str | None = None, **parameters: Any) -
 
 def ner_input(text: str, **parameters: Any) -> TextInput[TokenClassificationParameters]:
     return TextInput(text, TokenClassificationParameters(**parameters))
+
+
+def answer_input(question: str, context: str, **parameters: Any) -> TextInput[QuestionAnsweringParameters]:
+    return TextInput(question, QuestionAnsweringParameters(**parameters), context)
 
 
 def begin(task: Any, request: Any, tokenizer: Any = None, config: ModelConfig | None = None) -> Begun:

@@ -13,14 +13,18 @@ from bertserve.export.tasks.export_task import ExportTask, TokenizerCall
 from bertserve.export.tasks.sample_texts import LONG_TEXT, NAMES_TEXT, RESERVED_TOKENS, SAMPLE_TEXTS, halves
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
-from bertserve.service.tasks.question_answering import DEFAULT_SEQ_LEN, SPEC, QuestionAnsweringInput, QuestionAnsweringParameters
-from bertserve.service.tasks.step import ModelConfig
+from bertserve.service.tasks.question_answering import DEFAULT_SEQ_LEN, SPEC, QuestionAnsweringParameters
+from bertserve.service.tasks.step import ModelConfig, TextInput
 from bertserve.service.text.windows import default_stride
 
 
 def _best(result: Any) -> dict[str, Any]:
     best: dict[str, Any] = result[0] if isinstance(result, list) else result
     return best
+
+
+def _input(question: str, context: str, **parameters: Any) -> TextInput[QuestionAnsweringParameters]:
+    return TextInput(question, QuestionAnsweringParameters(**parameters), context)
 
 
 class _QuestionAnswering(ExportTask):
@@ -32,8 +36,8 @@ class _QuestionAnswering(ExportTask):
     gold_keys = ("answers",)
     metric_names = (EXACT_MATCH, F1)
 
-    def text_input(self, text: str, tokenizer_spec: TokenizerSpec) -> QuestionAnsweringInput:
-        return QuestionAnsweringInput("Who met whom?", text, QuestionAnsweringParameters(max_seq_len=tokenizer_spec.max_length))
+    def text_input(self, text: str, tokenizer_spec: TokenizerSpec) -> TextInput[QuestionAnsweringParameters]:
+        return _input("Who met whom?", text, max_seq_len=tokenizer_spec.max_length)
 
     def example(self, tokenizer_spec: TokenizerSpec) -> dict[str, Any]:
         context = "The bridge was built in Porto in 1886 by Eiffel's company."
@@ -42,9 +46,9 @@ class _QuestionAnswering(ExportTask):
     def sample_inputs(self, tokenizer_spec: TokenizerSpec) -> list[Any]:
         names = ("Who met Charles Babbage?", "Where is the Royal Society?", "Who was invited, and from where?")
         return [
-            *(QuestionAnsweringInput("What was said?", text) for text in [*SAMPLE_TEXTS, LONG_TEXT * 30]),
-            *(QuestionAnsweringInput(question, NAMES_TEXT) for question in names),
-            QuestionAnsweringInput(names[0], NAMES_TEXT * 20, QuestionAnsweringParameters(top_k=3)),
+            *(_input("What was said?", text) for text in [*SAMPLE_TEXTS, LONG_TEXT * 30]),
+            *(_input(question, NAMES_TEXT) for question in names),
+            _input(names[0], NAMES_TEXT * 20, top_k=3),
         ]
 
     def validation_inputs(self, texts: SplitTexts, tokenizer_spec: TokenizerSpec) -> list[Any]:
@@ -56,14 +60,14 @@ class _QuestionAnswering(ExportTask):
         sides += [halves(passage[: min(200, max_length - RESERVED_TOKENS)]) for passage in passages]
         # a window needs space for the question and the stride; each character of the question may be a token
         questions = [f"Who or what {(end or start)[: max(1, max_length // 2 - RESERVED_TOKENS)]}?" for start, end in sides]
-        return [QuestionAnsweringInput(*pair) for pair in (*zip(questions, [*contexts, *passages], strict=True), *texts.pairs)]
+        return [_input(*pair) for pair in (*zip(questions, [*contexts, *passages], strict=True), *texts.pairs)]
 
-    def tokenizer_call(self, input_: QuestionAnsweringInput, tokenizer_spec: TokenizerSpec) -> TokenizerCall:
+    def tokenizer_call(self, input_: TextInput[QuestionAnsweringParameters], tokenizer_spec: TokenizerSpec) -> TokenizerCall:
         length = min(input_.parameters.max_seq_len or DEFAULT_SEQ_LEN, tokenizer_spec.max_length)
         options = {"max_length": length, "stride": default_stride(length)}
         if tokenizer_spec.second_text_first:
-            return (input_.context, input_.question), options | {"truncation": "only_first"}
-        return (input_.question, input_.context), options | {"truncation": "only_second"}
+            return (input_.text_pair, input_.text), options | {"truncation": "only_first"}
+        return (input_.text, input_.text_pair), options | {"truncation": "only_second"}
 
     def compared_value(self, result: Any, config: ModelConfig) -> Any:
         return {name: _best(result)[name] for name in ("answer", "start", "end")}

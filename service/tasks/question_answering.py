@@ -8,7 +8,7 @@ score, so that scores stay within [0, 1].
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -36,7 +36,7 @@ from bertserve.service.tasks.cost import ITEM_BYTES, Cost, text_bytes
 from bertserve.service.tasks.decide import CalibratedDecisionParameters, Decided, DecisionRule, decision_rule
 from bertserve.service.tasks.decoding import Floats, activate
 from bertserve.service.tasks.occlusion import OccludedText, WordImportance
-from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, copy_outputs, window_spans
+from bertserve.service.tasks.step import ModelConfig, Step, TaskGenerator, TaskModel, TextInput, copy_outputs, window_spans
 from bertserve.service.tasks.task_spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 from bertserve.service.text.windows import default_stride, windows
@@ -71,20 +71,6 @@ class QuestionAnsweringParameters(CalibratedDecisionParameters):
 
 
 @dataclass(slots=True)
-class QuestionAnsweringInput:
-    """One question about a passage, the `context`."""
-
-    question: str
-    context: str
-    parameters: QuestionAnsweringParameters = field(default_factory=QuestionAnsweringParameters)
-
-    @property
-    def chars(self) -> int:
-        """Characters to tokenize."""
-        return len(self.question) + len(self.context)
-
-
-@dataclass(slots=True)
 class PassageWindows:
     """The tokens of a question and of its passage, and the windows of the passage.
 
@@ -111,9 +97,10 @@ class PassageWindows:
         return float(start[0] * end[0]), start[len(none) :], end[len(none) :]
 
 
-def answer_question(input_: QuestionAnsweringInput, model: TaskModel) -> TaskGenerator:
+def answer_question(input_: TextInput[QuestionAnsweringParameters], model: TaskModel) -> TaskGenerator:
     """Returns the best answer, or a list of answers if `top_k` is over 1. With `explain`, it also runs variants of the best window.
 
+    The texts of the input are the question and its passage.
     The rows have the outputs `start_logits` and `end_logits`, float32 [length]; there is one row per window. An answer is
     `{answer, score, start, end}`; offsets refer to the passage, in the request's unit, end exclusive.
 
@@ -158,7 +145,7 @@ def answer_question(input_: QuestionAnsweringInput, model: TaskModel) -> TaskGen
     # their length is only known now
     decision_bytes = rule.response_bytes + text_bytes(best["answer"]) if rule.decides else 0
     yield Step([], Cost(decision_bytes + sum(ITEM_BYTES + text_bytes(answer["answer"]) for answer in answers)))
-    convert_offsets(answers, input_.context, parameters.offset_unit)
+    convert_offsets(answers, read.passage.text, parameters.offset_unit)
     label = "no answer" if best is no_answer else "answer"
     rule.count([label], best["score"])
     decision = best["answer"] if best["score"] >= rule.threshold_of(label) else None
@@ -170,7 +157,7 @@ def _calibrated(score: float, rule: DecisionRule, *, is_answer: bool) -> Floats:
     return rule.calibrated(np.array([score], np.float32), "power", 0 if is_answer else 1)
 
 
-def windows_of(input_: QuestionAnsweringInput, tokenizer: Tokenizer) -> PassageWindows:
+def windows_of(input_: TextInput[QuestionAnsweringParameters], tokenizer: Tokenizer) -> PassageWindows:
     """Returns the windows of a passage: one, or as many as `max_seq_len` and `doc_stride` require.
 
     Raises:
@@ -182,7 +169,7 @@ def windows_of(input_: QuestionAnsweringInput, tokenizer: Tokenizer) -> PassageW
         raise InvalidParameterError(
             "this model has no [CLS] token, which `handle_impossible_answer` needs; remove `handle_impossible_answer`."
         )
-    question, passage = tokenizer.tokenize([input_.question, input_.context])
+    question, passage = tokenizer.tokenize([input_.text, input_.text_pair or ""])
     for name, tokens in (("question", question), ("context", passage)):
         if not len(tokens) or not tokens.text.strip():
             raise InvalidValueError("`{field}` is empty; give a text.", field=name)
@@ -272,7 +259,7 @@ class QuestionAnsweringBody(TaskBody):
                 "`explain` cannot be combined with `duplicates` set to `sum`, which adds up the scores of several "
                 "places; remove one of them."
             )
-        return [QuestionAnsweringInput(item.question, item.context, parameters) for item in self.items]
+        return [TextInput(item.question, parameters, item.context) for item in self.items]
 
 
 class Answer(BaseModel):

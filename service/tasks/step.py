@@ -111,7 +111,7 @@ P = TypeVar("P")
 
 @dataclass(slots=True)
 class TextInput(Generic[P]):
-    """An input of a task that reads one text or a pair.
+    """An input of a task that reads one text or a pair, such as a question and its passage.
 
     Attributes:
         text: The text.

@@ -19,10 +19,9 @@ from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_F
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.check import check
 from bertserve.service.settings import Settings
-from bertserve.service.tasks import question_answering
 from bundles import Run, Verify, contents, edit_constant
 from checkpoints import numbered_texts
-from task_runs import classify_input
+from task_runs import answer_input, classify_input
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("export_fixtures",)
@@ -58,7 +57,7 @@ def test_a_classifier_is_also_validated_on_pairs(manifest: Manifest) -> None:
 
     assert [classify_input("one"), classify_input("two"), classify_input("two", "one")] == mixed
     assert [classify_input("alone"), classify_input("a", "b")] == own
-    assert [question_answering.QuestionAnsweringInput("Who?", "He.")] == questions
+    assert [answer_input("Who?", "He.")] == questions
 
 
 def break_a_matrix(source: Path, target: Path, *args: Any, **options: Any) -> Any:

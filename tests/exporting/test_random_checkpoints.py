@@ -23,7 +23,7 @@ from bertserve.service.tasks import embed, fill_mask, multiple_choice, question_
 from bertserve.service.text.windows import default_stride
 from bundles import Served, exported
 from random_checkpoints import AUTO, EMBED, Case, cases, write
-from task_runs import begin, classify_input, ner_input
+from task_runs import answer_input, begin, classify_input, ner_input
 
 pytestmark = pytest.mark.torch
 EXAMPLES, SEEDS = 5, 64
@@ -200,4 +200,4 @@ def _requests(case: Case, user: User, manifest: Manifest, text: str, other: str)
         windows = user.windows(text, "who?", truncation="only_first", **options)
     else:
         windows = user.windows("who?", text, truncation="only_second", **options)
-    return [(question_answering.QuestionAnsweringInput("who?", text), windows)]
+    return [(answer_input("who?", text), windows)]

@@ -17,11 +17,11 @@ import families
 from app_client import call_fresh, rejected
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
 from bertserve.service.bundle.files import CARD_FILE, Bundle, load_bundle
-from bertserve.service.tasks import multiple_choice, question_answering
+from bertserve.service.tasks import multiple_choice
 from bundles import FAST, Run, Served, Verify, exported, json_lines, refused
 from checkpoints import edit_json, edit_weights
 from families import ALL_HEADS, FAMILIES, Family
-from task_runs import classify_input
+from task_runs import answer_input, classify_input
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("export_fixtures",)
@@ -145,7 +145,7 @@ def test_zeros_matter_for_a_model_without_a_table_of_types(tmp_path: Path) -> No
 def requests_of(task: str) -> list[tuple[Any, tuple[str, ...]]]:
     """Returns requests of one window, each with the texts in the order of the template."""
     if task == "question-answering":
-        return [(question_answering.QuestionAnsweringInput(FIRST, SECOND), (FIRST, SECOND))]
+        return [(answer_input(FIRST, SECOND), (FIRST, SECOND))]
     if task == "multiple-choice":
         return [(multiple_choice.MultipleChoiceInput(FIRST, (SECOND,)), (FIRST, SECOND))]
     pair = (classify_input(FIRST, SECOND), (FIRST, SECOND))

@@ -14,11 +14,11 @@ from tokenizers import normalizers, pre_tokenizers
 from bertserve.export.checkpoint.fast_tokenizer import load_tokenizer
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import CheckpointError
-from bertserve.service.tasks import question_answering
 from bertserve.service.tasks.question_answering import windows_of
 from bundles import exported
 from checkpoints import bert, edit_json, service_tokenizer
 from families import FAMILIES, roberta_tokenizer
+from task_runs import answer_input
 
 pytestmark = pytest.mark.torch
 
@@ -87,7 +87,7 @@ def test_the_passage_is_before_the_question_if_the_tokenizer_pads_on_the_left(tm
     source = FAMILIES[family].save(tmp_path / "source", "question-answering")
     edit_json(source / "tokenizer_config.json", padding_side="left")
     question, passage = "who?", "the good film is bad"
-    request = question_answering.QuestionAnsweringInput(question, passage)
+    request = answer_input(question, passage)
     [encoding] = windows_of(request, service_tokenizer(load_checkpoint(str(source)), tmp_path)).encodings
 
     reference = transformers.AutoTokenizer.from_pretrained(source)(passage, question)

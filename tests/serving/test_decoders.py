@@ -19,7 +19,7 @@ from bertserve.service.bundle import files
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import fill_mask, question_answering, token_classification
 from bertserve.service.tasks.decoding import Floats, activate
-from bertserve.service.tasks.step import TaskModel, run_all
+from bertserve.service.tasks.step import TaskModel, TextInput, run_all
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from bertserve.service.text.windows import windows
 from fakes import Head
@@ -144,7 +144,7 @@ def test_answers_have_no_white_space_at_their_ends(
         doc_stride=1,
         explain=explain and duplicates == "best",
     )
-    request, tokenizer = question_answering.QuestionAnsweringInput("a?", text, parameters), with_white_space(kind, question_answering.TASK)
+    request, tokenizer = TextInput("a?", parameters, text), with_white_space(kind, question_answering.TASK)
     if not text.strip():
         with pytest.raises(InvalidValueError, match="`context` is empty"):
             question_answering.windows_of(request, tokenizer)
@@ -203,7 +203,9 @@ def probabilities(read: question_answering.PassageWindows, rows: Sequence[dict[s
     return found
 
 
-def plain_text(request: question_answering.QuestionAnsweringInput, passage: Any, first: int, last: int, cut: range) -> tuple[int, int, str]:
+def plain_text(
+    request: TextInput[question_answering.QuestionAnsweringParameters], passage: Any, first: int, last: int, cut: range
+) -> tuple[int, int, str]:
     """Returns start, end and text of a span of tokens, extended to whole words within `cut` if the request aligns to words."""
     words = passage.word_ids
     while request.parameters.align_to_words and first > cut.start and words[first - 1] == words[first]:
@@ -211,11 +213,11 @@ def plain_text(request: question_answering.QuestionAnsweringInput, passage: Any,
     while request.parameters.align_to_words and last + 1 < cut.stop and words[last + 1] == words[last]:
         last += 1
     start, end = passage.offsets[first][0], passage.offsets[last][1]
-    following = passage.offsets[last + 1][0] if last + 1 < len(words) else len(request.context)
+    following = passage.offsets[last + 1][0] if last + 1 < len(words) else len(request.text_pair)
     # the reference implementation omits combining marks that the tokenizer strips
-    while request.parameters.duplicates == "best" and end < following and unicodedata.category(request.context[end]).startswith("M"):
+    while request.parameters.duplicates == "best" and end < following and unicodedata.category(request.text_pair[end]).startswith("M"):
         end += 1
-    return start, end, request.context[start:end]
+    return start, end, request.text_pair[start:end]
 
 
 def null_answer(pairs: Sequence[tuple[Floats, Floats]]) -> dict[str, Any]:
@@ -224,7 +226,9 @@ def null_answer(pairs: Sequence[tuple[Floats, Floats]]) -> dict[str, Any]:
 
 
 def best_answers(
-    request: question_answering.QuestionAnsweringInput, read: question_answering.PassageWindows, rows: Sequence[dict[str, Floats]]
+    request: TextInput[question_answering.QuestionAnsweringParameters],
+    read: question_answering.PassageWindows,
+    rows: Sequence[dict[str, Floats]],
 ) -> list[dict[str, Any]]:
     """Returns all distinct answers, found by loops over windows, starts and ends: by descending score, then start, then end."""
     pairs = probabilities(read, rows)
@@ -266,7 +270,7 @@ def asked(fields: dict[str, Any], room: int, stride: int, seed: int) -> tuple[An
     """Returns a request whose windows have `room` tokens of the passage, these windows, and random rows."""
     how = {name: value for name, value in fields.items() if name != "context"}
     parameters = question_answering.QuestionAnsweringParameters(**how, max_seq_len=room + 5, doc_stride=stride)
-    request = question_answering.QuestionAnsweringInput("good?", fields["context"], parameters)
+    request = TextInput("good?", parameters, fields["context"])
     read = question_answering.windows_of(request, tokenizer_of(question_answering.TASK, 4096))
     rows = [
         {name: random_logits(seed + 2 * n + m, len(encoding)) for m, name in enumerate(("start_logits", "end_logits"))}
@@ -301,7 +305,7 @@ def certain_of_good(read: question_answering.PassageWindows) -> list[dict[str, F
 def test_equal_answers_with_summed_scores_keep_the_place_of_the_reference() -> None:
     """If the tokenizer cuts on the left, the reference reads the last window first, and keeps the place of the first of equal answers."""
     parameters = question_answering.QuestionAnsweringParameters(duplicates="sum", max_answer_len=1, max_seq_len=8, doc_stride=0)
-    request = question_answering.QuestionAnsweringInput("good?", "good bad bad bad bad good", parameters)
+    request = TextInput("good?", parameters, "good bad bad bad bad good")
     for side, place in (("right", 0), ("left", 21)):
         tokenizer = tokenizer_of(question_answering.TASK, 4096, side)
         rows = certain_of_good(question_answering.windows_of(request, tokenizer))

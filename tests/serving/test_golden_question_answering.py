@@ -12,6 +12,7 @@ import pytest
 
 import embedded
 from bertserve.service.tasks import question_answering
+from bertserve.service.tasks.step import TextInput
 from golden import cases
 from task_runs import decode
 
@@ -21,7 +22,7 @@ FLOOR = 0.9
 
 
 def stored(
-    request: question_answering.QuestionAnsweringInput, windows: list[dict[str, Any]]
+    request: TextInput[question_answering.QuestionAnsweringParameters], windows: list[dict[str, Any]]
 ) -> tuple[question_answering.PassageWindows, list[dict[str, Any]]]:
     """Returns the windows of a request and the stored rows, after a check that the windows equal those of the reference."""
     read = question_answering.windows_of(request, QA.tokenizer)
@@ -36,7 +37,9 @@ def listed(result: Any) -> list[dict[str, Any]]:
     return [item for item in (result if isinstance(result, list) else [result]) if item["score"] > 0]
 
 
-def pairs(case: dict[str, Any], **changes: Any) -> list[tuple[question_answering.QuestionAnsweringInput, list[dict[str, Any]], Any]]:
+def pairs(
+    case: dict[str, Any], **changes: Any
+) -> list[tuple[TextInput[question_answering.QuestionAnsweringParameters], list[dict[str, Any]], Any]]:
     parameters = case["request"].get("parameters", {}) | changes
     parameters.pop("max_question_len", None)  # of the reference, where it changes no answer of these cases
     body = embedded.read(question_answering.TASK, case["request"] | {"parameters": parameters})

@@ -17,7 +17,7 @@ from bertserve.service.tasks import classify, fill_mask, question_answering, zer
 from bertserve.service.tasks.step import TextInput
 from bertserve.service.text.tokenizer import Tokenizer
 from embedded import ROOT
-from task_runs import classify_input, encode
+from task_runs import answer_input, classify_input, encode
 
 SPECIALS = {"bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], "roberta": ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]}
 PAD, UNKNOWN, CLS, SEP, MASK = range(5)
@@ -130,9 +130,7 @@ def test_only_the_spelling_of_the_mask_becomes_a_special_token(made: Callable[..
 @pytest.mark.parametrize("spelled", ["[SEP]", "</s>", "[CLS]", "<s>", "good [SEP] who?"])
 def test_special_tokens_in_the_inputs_of_a_task_stay_text(made: Callable[..., Tokenizer], spelled: str) -> None:
     tokenizer, plain = made(), made(mask=True)
-    passage = encode(
-        question_answering, question_answering.QuestionAnsweringInput(f"who {spelled}", f"it was {spelled} bad"), tokenizer
-    ).encodings[0]
+    passage = encode(question_answering, answer_input(f"who {spelled}", f"it was {spelled} bad"), tokenizer).encodings[0]
     parameters = zero_shot.ZeroShotParameters(candidate_labels=[f"bad {spelled}"], hypothesis_template=f"{spelled} {{}}")
     hypothesis = encode(zero_shot, TextInput(f"good {spelled}", parameters), tokenizer).encodings[0]
     pair = encode(classify, classify_input(f"good {spelled}", f"{spelled} bad"), tokenizer).encodings[0]
