@@ -27,6 +27,7 @@ from bertserve.service.errors import EngineError
 from bertserve.service.tasks import attention
 from bertserve.service.tasks.cost import MAX_RESPONSE_BYTES, NUMBER_BYTES
 from bertserve.service.tasks.step import TextInput
+from bertserve.service.text.tokenizer import is_failure
 
 
 def sample_reference(checkpoint: Checkpoint, texts: SplitTexts | None = None) -> Reference:
@@ -78,8 +79,8 @@ def _windows(checkpoint: Checkpoint, texts: Sequence[Any], options: Mapping[str,
             return_token_type_ids=True,
             return_attention_mask=True,
         )
-    except BaseException as error:  # the library raises a plain Exception, and a panic of Rust is not an Exception
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+    except BaseException as error:
+        if not is_failure(error):
             raise
         raise ValueError(f"a window of {options['max_length']} tokens has no room for the text and its overlap: {error}") from error
     if not any(part.type_id for part in checkpoint.tokenizer.parts):

@@ -115,9 +115,8 @@ class TaskBody(BaseModel):
     top_k_is_limited: ClassVar[bool] = False
     # Whether a single input gets the same answer as a list of one, as clients of this path expect.
     always_list: ClassVar[bool] = False
-    # The field that errors about an input name, and the start of the error about too many inputs.
+    # The field that errors about an input name.
     input_name: ClassVar[str] = "inputs"
-    count_message: ClassVar[str] = "`{input_name}` has {count} items"
 
     model: Annotated[str | None, Field(description="Name of the model, if several can do the task.")] = None
     # only for type checkers, because some bodies have other fields instead

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from pydantic import AfterValidator, BaseModel, Field, Tag, model_validator
@@ -105,7 +105,6 @@ class MultipleChoiceBody(TaskBody):
         inputs={"prompt": "She put the kettle on and", "choices": ["waited for it to boil.", "rode it to the station."]},
         parameters={"truncation": False},
     )
-    count_message: ClassVar[str] = "`{input_name}` has {count} choices"
 
     inputs: Annotated[
         Annotated[ChoiceQuestion, Tag(OBJECT_TAG)] | Annotated[list[ChoiceQuestion], LIST_LIMIT, Tag(LIST_TAG)],

@@ -102,8 +102,9 @@ def validate_as(body_type: type[B], value: Any, limits: Limits) -> B:
         raise _translate(validation_error, body_type) from validation_error
     if body.count > limits.max_inputs:
         raise TooLargeError(
-            "{counted} and {max_inputs} are allowed; split the request; the operator can raise --max-inputs.",
-            counted=body.count_message.format(input_name=body.input_name, count=body.count),
+            "the request has {count} inputs, counting each label, choice and sentence, and {max_inputs} are allowed; split the request; "
+            "the operator can raise --max-inputs.",
+            count=body.count,
             max_inputs=limits.max_inputs,
         )
     if body.top_k_is_limited and body.parameters is not None and body.parameters.top_k > limits.max_top_k:

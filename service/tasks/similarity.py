@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BeforeValidator, Field
@@ -73,7 +73,6 @@ class SimilarityBody(TaskBody):
     """Body of a sentence similarity request."""
 
     model_config = body_config(inputs={"source_sentence": "A warm film.", "sentences": ["A funny film.", "The bridge was built in 1886."]})
-    count_message: ClassVar[str] = "`sentences` has {count} items"
 
     inputs: Annotated[Sentences, Field(description="A sentence and the sentences to compare it with.")]
     parameters: SimilarityParameters | None = None

@@ -8,7 +8,7 @@ and softmax subtracts the maximum.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -129,7 +129,6 @@ class ZeroShotBody(TaskBody):
     """Body of a zero-shot classification request."""
 
     model_config = body_config(inputs="The new phone has a better camera.", parameters={"candidate_labels": ["technology", "politics"]})
-    count_message: ClassVar[str] = "`inputs` and `candidate_labels` make {count} pairs"
 
     inputs: TextOrTexts
     # without `parameters`, the error names the missing field in them

@@ -326,18 +326,18 @@ def test_a_text_over_the_limit_is_too_large(limited: Path, path: str, body: Any,
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "what"),
+    ("path", "body"),
     [
-        (CLASSIFY, {"inputs": ["good"] * 6}, "`inputs` has 6 items"),
-        (EMBED, {"inputs": ["good"] * 6}, "`inputs` has 6 items"),
-        (SIMILARITY, {"inputs": {"source_sentence": "a", "sentences": ["good"] * 6}}, "`sentences` has 6 items"),
-        (RERANK, {"query": "a", "texts": ["good"] * 6}, "`texts` has 6 items"),
-        (ZERO_SHOT, {"inputs": ["a", "b", "c"], "parameters": LABELS}, "6 pairs"),
-        (CHOOSE, {"inputs": [CHOICES] * 3}, "`inputs` has 6 choices"),
+        (CLASSIFY, {"inputs": ["good"] * 6}),
+        (EMBED, {"inputs": ["good"] * 6}),
+        (SIMILARITY, {"inputs": {"source_sentence": "a", "sentences": ["good"] * 6}}),
+        (RERANK, {"query": "a", "texts": ["good"] * 6}),
+        (ZERO_SHOT, {"inputs": ["a", "b", "c"], "parameters": LABELS}),
+        (CHOOSE, {"inputs": [CHOICES] * 3}),
     ],
 )
-def test_the_input_limit_counts_texts_pairs_and_choices(limited: Path, path: str, body: Any, what: str) -> None:
-    assert what in rejected(classify(limited, body, path=path, settings={"max_inputs": 5}), 413, "too_large")
+def test_the_input_limit_counts_texts_pairs_and_choices(limited: Path, path: str, body: Any) -> None:
+    assert "6 inputs" in rejected(classify(limited, body, path=path, settings={"max_inputs": 5}), 413, "too_large")
     assert 200 == classify(limited, body, path=path, settings={"max_inputs": 6}).status_code
 
 
