@@ -24,7 +24,6 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from pydantic import ValidationError
 
 import slow
 import tiny
@@ -45,10 +44,10 @@ def module() -> ModuleType:
 @pytest.mark.parametrize("name", ["port", "workers", "tls_cert", "shutdown_timeout_s", "admin_key_file", "forwarded_allow_ips"])
 def test_a_setting_that_ray_controls_is_refused(replica: ModuleType, name: str) -> None:
     value: Any = {"port": 1, "workers": 1, "shutdown_timeout_s": 1.0, "forwarded_allow_ips": ["127.0.0.1"]}.get(name, "a")
-    with pytest.raises((SettingsError, ValidationError)) as caught:
-        replica.read_settings({name: value, "models": "."})
-    if name not in ("tls_cert", "config"):  # their errors say what is missing
-        assert f"`{name}` has no effect" in str(caught.value) and replica.RAY_REPLACEMENTS[name] in str(caught.value)
+    with pytest.raises(SettingsError) as caught:
+        replica.read_settings({name: value, "models": "."} | ({"tls_key": "a"} if name == "tls_cert" else {}))
+    assert f"`{name}` has no effect" in str(caught.value)
+    assert replica.RAY_REPLACEMENTS[name] in str(caught.value)
 
 
 def test_environment_variables_are_read_as_by_the_command(replica: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
