@@ -99,10 +99,10 @@ class ConfigFile(InitSettingsSource):
 
 
 class FileSettings(BaseSettings):
-    """Base of all settings. Each of `serve` is a flag `--like-this`, a variable `BERT_SERVE_LIKE_THIS`, and a key `like_this` of a file.
+    """Base of all settings. A setting of `serve` is a flag `--like-this`, a variable `BERT_SERVE_LIKE_THIS`, and a key of the file.
 
-    All commands share variables and files, so these may have settings that a command does not use; flags must be known. What only another
-    command has is only a flag.
+    All commands share variables and the file, so these may have settings that a command does not use. Flags must be known. Settings that
+    `serve` lacks are only flags.
     """
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False, **CLI_CONFIG)
@@ -300,8 +300,8 @@ class Settings(ModelSettings, AddressSettings):
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("--tls-cert and --tls-key belong together; give both, or neither")
         for name in ("public_health", "public_metrics"):
-            if self.api_key_file is None and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{_flag(name)} has no effect without --api-key-file; give that too")
+            if self.api_key_file is None and not getattr(self, name):
+                raise ValueError(f"{_flag('no_' + name)} has no effect without --api-key-file; give that too")
         return self
 
 
