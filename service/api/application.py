@@ -26,6 +26,7 @@ from bertserve.service.api.fastapi_app import create_fastapi
 from bertserve.service.api.jsonl import MEDIA_TYPES, LineStream
 from bertserve.service.api.request import LARGE_BYTES, REQUEST_KEY, TIMEOUT_HEADER, RequestContext, read_body, take_turn, until_disconnect
 from bertserve.service.api.routes import GuardedRoute, InferenceRoute
+from bertserve.service.auth import Access
 from bertserve.service.errors import (
     INTERNAL,
     CallerValue,
@@ -50,7 +51,6 @@ _SINGLE = {b"content-type", b"content-encoding", _TIMEOUT, HEADER_LENGTH}
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _INTERNAL, _ = INTERNAL
 _UNAUTHORIZED = HTTPStatus.UNAUTHORIZED  # in Python 3.11, each look-up in an enumeration is a call
-_PROBES = ("/health", "/live", "/ready", "/ping", "/metrics")  # ends of paths that are not traced, nor logged by default
 _EXPOSED = ("x-request-id", "x-model", "server-timing", "x-truncated", "x-windows", "x-hf-warning", "retry-after", HEADER_LENGTH.decode())
 
 
@@ -67,6 +67,7 @@ class Application:
         self._state, self._sends_request_id = state, sends_request_id
         self._fastapi = create_fastapi(state)
         routes = [route for route in self._fastapi.routes if isinstance(route, GuardedRoute)]
+        self._probes = [route for route in routes if route.access in (Access.PROBE, Access.METRICS)]
         self._fixed_routes = {route.path: route for route in routes if isinstance(route, InferenceRoute) and "{" not in route.path}
         # the routes that run a named model come first, because most requests to the others are fast
         self._routes = sorted(routes, key=lambda route: not isinstance(route, InferenceRoute) or "{" not in route.path)
@@ -125,11 +126,15 @@ class Application:
         if self._sends_request_id:
             request.response_headers.append((b"x-request-id", request_id))
         tracer = self._state.tracer
-        if tracer is not None and not _is_probe(scope):
+        if tracer is not None and not self._is_probe(scope):
             trace = request.trace = tracer.start_request_span(scope["headers"], request.start)
             # tells the caller its trace in a header that scripts of a page can read; `traceresponse` is only a draft
             request.response_headers.append((b"server-timing", b'traceparent;desc="%s"' % trace.traceparent.encode()))
         return request
+
+    def _is_probe(self, scope: Scope) -> bool:
+        """Returns whether a request is a probe or a scrape of the metrics, which are neither traced nor logged."""
+        return scope["method"] == "GET" and any(route.matches(scope)[0] is Match.FULL for route in self._probes)
 
     def _match(self, scope: Scope) -> GuardedRoute:
         """Returns the route of a request, and sets `route` and `path_params` as FastAPI's router does.
@@ -228,7 +233,7 @@ class Application:
         if request.key is not None or status == _UNAUTHORIZED:
             metrics.requests_by_key(request.key or UNKNOWN, status).inc()
         settings = self._state.settings
-        if settings.access_log and not _is_probe(request.scope):
+        if settings.access_log and not self._is_probe(request.scope):
             fields = _access_fields(request, status, seconds)
             line = "%s %s %s %s %.1f ms %s"
             access_log.info(line, fields["client"], fields["method"], fields["path"], status, seconds * 1000, request.id, extra=fields)
@@ -281,12 +286,6 @@ def _end_trace(trace: RequestSpan, end: float, request: RequestContext, status: 
     known = {name: value for name, value in attributes.items() if value is not None}
     name = method if route is None else f"{method} {route}"
     trace.end(end, name=name, attributes=known, failed=status >= _INTERNAL)
-
-
-def _is_probe(scope: Scope) -> bool:
-    """Returns whether a request is a probe or a scrape of the metrics."""
-    path: str = scope["path"]
-    return scope["method"] == "GET" and path.endswith(_PROBES)
 
 
 def _access_fields(request: RequestContext, status: int, seconds: float) -> dict[str, Any]:

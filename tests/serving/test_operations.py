@@ -84,7 +84,8 @@ async def test_the_access_log_has_no_probes(models: Path, caplog: pytest.LogCapt
     caplog.set_level("INFO", logger="bertserve.access")
     async with serving(state_of(models, access_log=True)) as client:
         assert {200} == {(await client.get(path)).status_code for path in (*probes, "/info")}
-    assert 1 == len([record for record in caplog.records if record.name == "bertserve.access"])
+        assert 404 == (await client.get("/models/ready")).status_code  # not a probe, but a model of that name
+    assert 2 == len([record for record in caplog.records if record.name == "bertserve.access"])
 
 
 def test_operation_ids_are_derived_from_the_paths(models: Path) -> None:
