@@ -24,7 +24,6 @@ from bertserve.service.api.routes import (
     OTHER_CLIENTS,
     InferenceRoute,
     add_file,
-    check_declared,
     guarded_router,
     inference_routes,
 )
@@ -59,11 +58,7 @@ class ErrorBody(BaseModel):
 
 
 def create_fastapi(state: AppState) -> FastAPI:
-    """Returns the application with all routes. It serves documents, models, probes and metrics.
-
-    Raises:
-        TypeError: A route declares no access.
-    """
+    """Returns the application with all routes. It serves documents, models, probes and metrics."""
     root_path = state.settings.root_path
 
     @asynccontextmanager
@@ -86,7 +81,6 @@ def create_fastapi(state: AppState) -> FastAPI:
     app.router.routes.extend(inference_routes())
     for router in (*admin_routers(state), playground.router(root_path), _docs_router()):
         app.router.routes.extend(router.routes)
-    check_declared(app.routes)
     app.add_exception_handler(Exception, _respond_to_error)
     _add_description(app, requires_key=state.auth.requires_key)
     return app

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message
 from app_client import keys, serving, state_of
 from bertserve.service.api.application import Application
 from bertserve.service.api.fastapi_app import create_fastapi
-from bertserve.service.api.routes import GuardedRoute, check_declared
+from bertserve.service.api.routes import GuardedRoute
 from bertserve.service.auth import Access, Authenticator
 from bertserve.service.models.build import AppState
 from bertserve.service.tasks.catalog import TASKS
@@ -174,16 +174,11 @@ async def test_a_path_without_a_route_is_404_before_its_body_is_read(models: Pat
         assert (404, 1) == (asked.status, len(asked.unread))
 
 
-def test_a_route_without_a_declared_access_fails_at_start(models: Path) -> None:
-    app = create_fastapi(state_of(models))
-    check_declared(app.routes)
-
+def test_a_route_without_a_declared_access_needs_an_admin_key() -> None:
     async def endpoint() -> None:
         """Does nothing."""
 
-    for undeclared in (GuardedRoute("/x", endpoint), FastAPI().router.routes[0]):
-        with pytest.raises(TypeError, match="declares no access"):
-            check_declared([*app.routes, undeclared])
+    assert GuardedRoute("/x", endpoint).access is Access.ADMIN
 
 
 async def test_probes_of_unknown_models_reveal_no_model_names(models: Path) -> None:
