@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Literal
 
 from prometheus_client import (
-    CONTENT_TYPE_LATEST,
     CollectorRegistry,
     Counter,
     Gauge,
@@ -71,7 +70,6 @@ class ProcessMetrics(Collector):
         return [*families.values(), replaced]
 
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
 # from a run of a short text on a GPU to the default deadline
 SECONDS_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 # from a small model on a warm disk to TensorRT engines that must be built

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
@@ -24,7 +25,7 @@ from bertserve.service.auth import Access
 from bertserve.service.engine import sessions
 from bertserve.service.engine.hardware import cpu_name
 from bertserve.service.errors import HttpError, NotFoundError, UnavailableError, status_and_type
-from bertserve.service.metrics import CONTENT_TYPE, UNKNOWN
+from bertserve.service.metrics import UNKNOWN
 from bertserve.service.models.build import AppState
 from bertserve.service.models.model import Model
 from bertserve.service.providers import Provider
@@ -208,7 +209,7 @@ def _add_operations(probe_routes: APIRouter, key_routes: APIRouter, metrics_rout
     async def metrics() -> Response:
         state.measure()
         # a page reads the files of all workers, and a page with many series takes a while to write
-        return Response(await asyncio.to_thread(state.metrics.render), headers={"content-type": CONTENT_TYPE})
+        return Response(await asyncio.to_thread(state.metrics.render), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 def _summary(state: AppState, model: Model) -> dict[str, Any]:

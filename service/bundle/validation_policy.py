@@ -74,7 +74,7 @@ def describe_agreement(validation: ValidationReport) -> str:
         return f"{MEASURES[agreement.measure]} is {agreement.value:.4f} on {agreement.decisions} of {validation.samples} samples{worst}"
     low, high = agreement_range(agreement.value, agreement.decisions)
     interval = f" (95% confidence: {low:.1%} to {high:.1%})" if validation.quantized else ""
-    return f"answers agree on {agreement.value:.2%} of {agreement.decisions} samples{interval}"
+    return f"answers agree on {agreement.value:.1%} of {agreement.decisions} samples{interval}"
 
 
 def summarize_agreement(agreement: Agreement | None) -> str:
@@ -122,9 +122,9 @@ def check_report(name: str, graph: GraphSpec, *, required: bool = False, min_agr
     value = None if validation.agreement is None else validation.agreement.value
     if min_agreement is not None and (value is None or not value >= min_agreement):  # not `<`, which is false for NaN
         raise BundleError(
-            f"{subject}: {describe_agreement(validation)}, and --min-agreement is {min_agreement}; {_MEASURE_AGAIN}, choose a closer graph "
-            "(--precision fp32), export again with a lower `bert-export --max-int8-error`, your own --int8-texts, or --int8-validation "
-            "with texts of the model's own domain, or lower --min-agreement."
+            f"{subject}: {describe_agreement(validation)}, which does not reach --min-agreement {min_agreement}; {_MEASURE_AGAIN}, choose a "
+            "closer graph (--precision fp32), export again with a lower `bert-export --max-int8-error`, your own --int8-texts, or "
+            "--int8-validation with texts of the model's own domain, or lower --min-agreement."
         )
 
 
