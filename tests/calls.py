@@ -1,7 +1,7 @@
 """Counts the service's own function calls for one `/classify` request, from its bytes to the bytes of the response: `make calls`.
 
 The request arrives through LimitedProtocol on a socket, and runs on an inference thread. A coroutine counts once, even if it resumes.
-Comprehensions, libraries, generated code, and the search for runs that hang, which has its own timer, do not count.
+Comprehensions, libraries and generated code do not count.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ def count_calls(models: Path) -> list[tuple[str, bool]]:
         code = frame.f_code
         if not counting or event != "call" or not code.co_filename.startswith(SERVICE):
             return
-        if code.co_name not in ("<listcomp>", "<genexpr>", "_tick", "_look") and frame not in calls:
+        if code.co_name not in ("<listcomp>", "<genexpr>") and frame not in calls:
             function = f"{code.co_filename.removeprefix(f'{SERVICE}/')}:{code.co_firstlineno} {code.co_qualname}"
             calls[frame] = function, threading.current_thread() is threading.main_thread()
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("bertserve.loading")
 
 
-MEASURE_INTERVAL_S = 1.0
+TICK_S = 1.0
 
 
 @dataclass(slots=True)
@@ -73,21 +73,21 @@ class AppState:
     total_threads: int = 1
     tracer: Tracer | None = None
     stopped: threading.Event = field(default_factory=threading.Event)
-    _measuring: asyncio.Task[None] = field(init=False)
+    _ticking: asyncio.Task[None] = field(init=False)
     _total_run_s: float = field(default=0.0, init=False)
     _loop_s: float = field(default=0.0, init=False)
 
     def start(self) -> None:
-        """Starts the inference threads, the measurements, and the thread that returns freed memory."""
+        """Starts the inference threads, the regular work of each second, and the thread that returns freed memory."""
         self.scheduler.start()
         self._loop_s = time.thread_time()
-        self._measuring = asyncio.get_running_loop().create_task(self._measure_regularly())
+        self._ticking = asyncio.get_running_loop().create_task(self._tick())
         threading.Thread(target=return_freed_memory, args=(self.stopped,), name="freed-memory", daemon=True).start()
 
     async def stop(self, timeout_s: float) -> int:
         """Stops what `start` started, as `Scheduler.stop` does; returns the number of requests that were failed."""
         failed = await self.scheduler.stop(timeout_s)
-        self._measuring.cancel()
+        self._ticking.cancel()
         self.stopped.set()
         return failed
 
@@ -101,11 +101,12 @@ class AppState:
         self.metrics.queue_tokens.set(self.scheduler.queue.held_tokens)
         self.metrics.ready_workers.set(self.scheduler.ready)
 
-    async def _measure_regularly(self) -> None:
-        """Measures once per second. The delay of this measurement is also the delay of other callbacks of the event loop."""
+    async def _tick(self) -> None:
+        """Looks for runs that hang, and measures, once per second. Its delay is also the delay of other callbacks of the event loop."""
         while True:
-            due = time.monotonic() + MEASURE_INTERVAL_S
-            await asyncio.sleep(MEASURE_INTERVAL_S)
+            due = time.monotonic() + TICK_S
+            await asyncio.sleep(TICK_S)
+            self.scheduler.check_hung_runs()
             self.metrics.loop_lag.observe(max(time.monotonic() - due, 0.0))
             self.measure()
 

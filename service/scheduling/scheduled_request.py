@@ -93,7 +93,7 @@ class InferenceThread(threading.Thread):
         batch: The items that run; empty while it waits.
         predicted_s: Predicted seconds of the run.
         since: Start time of the run.
-        ticks: Ticks since the run began; None while the thread waits or decodes.
+        run_s: Whole seconds since the run began; None while the thread waits or decodes.
         setup_calls: Functions that set up what libraries keep per thread; it calls one between two batches.
     """
 
@@ -103,5 +103,5 @@ class InferenceThread(threading.Thread):
         self.batch: Sequence[Item] = ()
         self.predicted_s = 0.0
         self.since = 0.0
-        self.ticks: int | None = None
+        self.run_s: int | None = None
         self.setup_calls = deque[Callable[[], object]]()

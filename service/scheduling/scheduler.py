@@ -28,8 +28,9 @@ POLL_INTERVAL_S = 0.02
 # arrive at random, a multi-threaded run soon shares its cores, and both runs take longer.
 RECENT_S = 1.0
 
-# A run counts as hung after this many ticks and this many times its predicted seconds, which adapt to the speed of the machine.
-HANG_TICKS, HANG_FACTOR = 10, 20
+# A run counts as hung after this many seconds, because it may read weights from a disk, and this many times its predicted seconds, which
+# adapt to the speed of the machine.
+MIN_HANG_S, HANG_FACTOR = 5, 20
 
 EXPIRED = "the request's deadline passed while it waited; allow more time with `x-request-timeout-ms`, or send less at once."
 
@@ -55,7 +56,6 @@ class Scheduler:
         prepare_threads: int = 1,
         clock: Callable[[], float] = time.monotonic,
         on_hang: Callable[[], None] = lambda: None,
-        min_hang_s: float = 5.0,
     ) -> None:
         """Creates a scheduler; `start` starts it.
 
@@ -66,7 +66,6 @@ class Scheduler:
             prepare_threads: Threads that tokenize long texts.
             clock: Returns monotonic seconds.
             on_hang: Called for each run that hangs.
-            min_hang_s: Minimum seconds after which a run counts as hung: it may read weights from a disk.
         """
         self.queue = queue
         self.prepare = PreparePool(prepare_threads)
@@ -78,7 +77,6 @@ class Scheduler:
         self._last_crowded = -inf  # last time at which more than `_multi_threaded_runs` runs were active or waiting
         self._completions: list[tuple[asyncio.Future[None], Exception | None]] = []  # futures that the event loop must resolve
         self._threads: list[InferenceThread] = []  # without those that hang
-        self._tick_s = min_hang_s / HANG_TICKS
         self._hangs = 0
         self._on_hang = on_hang
         self._accepts = self._stopped = False
@@ -108,7 +106,6 @@ class Scheduler:
         for thread in self._threads:
             thread.start()
         self.on_each_thread([])  # waits for the earlier calls
-        self._tick()
         self._accepts = True
 
     def on_each_thread(self, setup_calls: Sequence[Callable[[], object]]) -> None:
@@ -182,7 +179,6 @@ class Scheduler:
             aborted = len(self.queue.requests)
             self._wakeup.notify_all()
         self._end_all()
-        self._timer.cancel()
         self.prepare.close()
         # a run that exceeds the shutdown timeout cannot be interrupted; its thread is a daemon
         await asyncio.gather(*(asyncio.to_thread(thread.join, 1.0) for thread in self._threads))
@@ -248,12 +244,12 @@ class Scheduler:
         runner = batch[0].request.runner
         thread.predicted_s = self.clock() - thread.since + runner.seconds(len(batch), max(item.length for item in batch))
         try:
-            thread.ticks = 0
+            thread.run_s = 0
             try:
                 results = runner.run([item.payload for item in batch], multi_threaded=multi_threaded)
             finally:
                 with self._lock:
-                    thread.ticks = None  # decoding does not count: each request limits its own, and a batch can end many requests
+                    thread.run_s = None  # decoding does not count: each request limits its own, and a batch can end many requests
             pairs = list(zip(batch, results, strict=True))
         except DeviceLostError as error:
             logger.critical("%s", error.message)
@@ -326,35 +322,30 @@ class Scheduler:
         self.failure = failure
         self._end_all()
 
-    def _tick(self) -> None:
-        """Checks all runs for hangs, and schedules the next check.
+    def check_hung_runs(self) -> None:
+        """Replaces the threads whose run hangs; it must be called once per second.
 
-        It counts ticks instead of reading a clock: if the process was suspended, no ticks occurred, so no run counts as hung when it
+        It counts its calls instead of reading a clock: if the process was suspended, there were none, so no run counts as hung when it
         continues.
         """
-        self._timer = self._loop.call_later(self._tick_s, self._tick)
-        self.check_hung_runs()
-
-    def check_hung_runs(self) -> None:
-        """Adds a tick to each run, and replaces the threads whose run hangs; the scheduler calls it at each tick."""
         for thread in list(self._threads):
             with self._lock:
-                if thread.ticks is not None:
-                    thread.ticks += 1
-                    if thread.ticks >= max(HANG_TICKS, HANG_FACTOR * thread.predicted_s / self._tick_s):
-                        self._replace_hung(thread, thread.ticks * self._tick_s)
+                if thread.run_s is not None:
+                    thread.run_s += 1
+                    if thread.run_s >= max(MIN_HANG_S, HANG_FACTOR * thread.predicted_s):
+                        self._replace_hung(thread, thread.run_s)
 
-    def _replace_hung(self, thread: InferenceThread, seconds: float) -> None:
+    def _replace_hung(self, thread: InferenceThread, seconds: int) -> None:
         """Fails the requests of a run that hangs, and starts another thread. After as many hangs as threads, nothing can run."""
         self._threads.remove(thread)
         self.total_run_s += self.clock() - thread.since
         thread.setup_calls.clear()  # they refer to engines
         self._hangs += 1
-        logger.error("%s hangs: a run has taken %.0f s, and the prediction was %.3f s", thread.name, seconds, thread.predicted_s)
+        logger.error("%s hangs: a run has taken %d s, and the prediction was %.3f s", thread.name, seconds, thread.predicted_s)
         self._on_hang()
         for request in {item.request for item in thread.batch}:
             error = EngineError(
-                "a model run with this request has hung for {seconds:.0f} s; try again with other texts, and tell the operator.",
+                "a model run with this request has hung for {seconds} s; try again with other texts, and tell the operator.",
                 seconds=seconds,
             )
             self._end(request, error)

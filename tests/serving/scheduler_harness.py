@@ -57,7 +57,6 @@ class Harness:
         threads: int = 1,
         manual: bool = False,
         queue: type[RequestQueue] = RequestQueue,
-        min_hang_s: float = 5.0,
         **more: Any,
     ) -> None:
         self.work = Work()
@@ -71,7 +70,6 @@ class Harness:
             multi_threads=multi_threads,
             clock=self.clock if manual else time.monotonic,
             on_hang=self.count_hang,
-            min_hang_s=min_hang_s,
         )
 
     def count_hang(self) -> None:

@@ -266,9 +266,7 @@ def bench_of_a_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ben
     tiny.bundle(folder / "models", "attentive", max_length=512, attention_heads=(4, 4))
     flags = ("--models", str(folder / "models"), "--threads", "1", "--allow-implicit-default", "--timeout-ms", "120000")
     # a busy machine must not count as a hung run
-    program = (
-        f"from bertserve.service.scheduling import scheduler; scheduler.Scheduler.__init__.__kwdefaults__['min_hang_s'] = 60; {BERT_SERVE}"
-    )
+    program = f"from bertserve.service.scheduling import scheduler; scheduler.MIN_HANG_S = 60; {BERT_SERVE}"
     with running(ROOT / "models", folder / "log", *flags, program=program) as served:
         bench = Bench(served)
         for path, body in bench.bodies * 2:

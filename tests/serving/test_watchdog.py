@@ -6,19 +6,23 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app_client import faked, rejected, serving
 from bertserve.service.errors import DeviceLostError, EngineError, UnavailableError
+from bertserve.service.models import build
+from fakes import FakeEngine
 from scheduler_harness import Harness, on_loop, play, takes
 
 
 class Hanging(Harness):
-    """A harness that looks at its runs on demand. A tick is 1 s; a run hangs after ten ticks or 20 times its prediction."""
+    """A harness that looks at its runs on demand. A run hangs after 5 s or 20 times its prediction."""
 
-    def look(self, ticks: int) -> None:
-        for _ in range(ticks):
+    def look(self, seconds: int) -> None:
+        for _ in range(seconds):
             self.scheduler.check_hung_runs()
 
     async def one_waits(self) -> None:
@@ -39,11 +43,11 @@ def test_a_thread_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> No
         await harness.work.let_one_pass()  # the batch has failed, and its first half hangs
         await asyncio.gather(*blockers)
         await harness.one_waits()
-        harness.look(9)
+        harness.look(4)
         assert (0, True) == (harness.hangs, harness.scheduler.ready)
         harness.look(1)
         for task in (good, bad):
-            with pytest.raises(EngineError, match="hung for 10 s"):
+            with pytest.raises(EngineError, match="hung for 5 s"):
                 await task
         hung, harness.work.gate = harness.work.gate, threading.Event()
         harness.work.gate.set()
@@ -55,9 +59,9 @@ def test_a_thread_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> No
         await harness.one_waits()
         waiting = harness.submit("waiting", runner=harness.runs(seconds=takes(2.0)))
         await asyncio.sleep(0)
-        harness.look(10)
+        harness.look(5)
         assert (2, False) == (harness.hangs, harness.scheduler.ready)
-        with pytest.raises(EngineError, match="hung for 10 s"):
+        with pytest.raises(EngineError, match="hung for 5 s"):
             await last
         for late in (waiting, harness.submit("late")):
             with pytest.raises(UnavailableError, match="as many runs have hung"):
@@ -65,11 +69,11 @@ def test_a_thread_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> No
         await harness.scheduler.stop(1000.0)
         hung.set()
 
-    play(check, Hanging, manual=True, min_hang_s=10.0, threads=2)
+    play(check, Hanging, manual=True, threads=2)
     assert ["ERROR"] * 2 == [record.levelname for record in caplog.records]
 
 
-@on_loop(Hanging, manual=True, min_hang_s=10.0)
+@on_loop(Hanging, manual=True)
 async def test_a_long_run_hangs_after_twenty_times_its_prediction(harness: Hanging) -> None:
     harness.work.gate.clear()
     task = harness.submit("long", runner=harness.runs(seconds=takes(2.0)))
@@ -82,7 +86,7 @@ async def test_a_long_run_hangs_after_twenty_times_its_prediction(harness: Hangi
         await task
 
 
-@on_loop(Hanging, manual=True, min_hang_s=10.0)
+@on_loop(Hanging, manual=True)
 async def test_decoding_is_no_hang_however_long_it_takes(harness: Hanging) -> None:
     def decode(results: Sequence[Any]) -> list[Any]:
         harness.look(100)
@@ -97,12 +101,15 @@ async def test_decoding_is_no_hang_however_long_it_takes(harness: Hanging) -> No
     await blocker
 
 
-@on_loop(manual=True, min_hang_s=0.05)
-async def test_the_scheduler_looks_at_its_runs_by_itself(harness: Harness) -> None:
-    harness.work.gate.clear()
-    with pytest.raises(EngineError, match="has hung"):
-        await harness.run("x")
-    assert not harness.scheduler.ready
+async def test_the_service_looks_at_its_runs_by_itself(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "TICK_S", 0.01)
+    engine = FakeEngine()
+    service = faked(models, engine)
+    engine.gate.clear()
+    async with serving(service) as client:
+        rejected(await client.post("/classify", json={"inputs": "good"}), 500, "engine")
+        assert not service.scheduler.ready
+        engine.gate.set()
 
 
 class EndsLate(Hanging):
@@ -114,17 +121,17 @@ class EndsLate(Hanging):
         time.sleep(0.2)
 
 
-@on_loop(EndsLate, manual=True, min_hang_s=10.0, threads=2)
+@on_loop(EndsLate, manual=True, threads=2)
 async def test_a_run_that_ends_while_its_thread_is_replaced_fails(harness: EndsLate) -> None:
     """It is either answered or counted."""
     task = await harness.blocked()
-    harness.look(10)
+    harness.look(5)
     with pytest.raises(EngineError, match="has hung"):
         await task
     assert (1, ["next"]) == (harness.hangs, await harness.run("next"))
 
 
-@on_loop(Hanging, manual=True, min_hang_s=10.0)
+@on_loop(Hanging, manual=True)
 async def test_a_setup_call_after_a_run_is_not_part_of_the_run(harness: Hanging) -> None:
     started, gate = threading.Event(), threading.Event()
 
@@ -144,7 +151,7 @@ async def test_a_setup_call_after_a_run_is_not_part_of_the_run(harness: Hanging)
     assert (0, True) == (harness.hangs, harness.scheduler.ready)
 
 
-@on_loop(Hanging, manual=True, min_hang_s=10.0, threads=2)
+@on_loop(Hanging, manual=True, threads=2)
 async def test_a_hung_thread_gets_and_keeps_no_setup_calls(harness: Hanging) -> None:
     """They refer to engines, which must be freed when their model is unloaded."""
 
@@ -157,7 +164,7 @@ async def test_a_hung_thread_gets_and_keeps_no_setup_calls(harness: Hanging) -> 
     task = await harness.blocked()
     warm_up = asyncio.ensure_future(asyncio.to_thread(harness.scheduler.on_each_thread, [engines[0].warm_up]))
     await asyncio.sleep(0.1)
-    harness.look(10)
+    harness.look(5)
     await asyncio.wait([warm_up, task])
     await asyncio.to_thread(harness.scheduler.on_each_thread, [engines[1].warm_up])
     engines.clear()
