@@ -68,9 +68,9 @@ class Application:
         self._fastapi = create_fastapi(state)
         routes = [route for route in self._fastapi.routes if isinstance(route, GuardedRoute)]
         self._probes = [route for route in routes if route.access in (Access.PROBE, Access.METRICS)]
-        self._fixed_routes = {route.path: route for route in routes if isinstance(route, InferenceRoute) and "{" not in route.path}
-        # the routes that run a named model come first, because most requests to the others are fast
-        self._routes = sorted(routes, key=lambda route: not isinstance(route, InferenceRoute) or "{" not in route.path)
+        self._fixed_routes = {(method, route.path): route for route in routes if "{" not in route.path for method in route.methods}
+        # fixed paths come last, because only requests with a wrong method are compared with them
+        self._routes = sorted(routes, key=lambda route: "{" not in route.path)
         self._errors = ErrorLog()
         self._turns = asyncio.Lock()
         self._ids = random.Random()  # noqa: S311 - ids only tell requests apart, they protect nothing
@@ -143,7 +143,7 @@ class Application:
             NotFoundError: There is no such path.
             HttpError: The path has other methods (405).
         """
-        if scope["method"] == "POST" and (fixed := self._fixed_routes.get(scope["path"])) is not None:
+        if (fixed := self._fixed_routes.get((scope["method"], scope["path"]))) is not None:
             scope["route"], scope["path_params"] = fixed, {}
             return fixed
         methods: set[str] = set()
