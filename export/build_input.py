@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from bertserve.service.bundle.graph_spec import GraphSpec, InputSpec, Precision, ValidationReport
 from bertserve.service.providers import PROVIDERS, Provider
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from bertserve.export.checkpoint.checkpoint import Checkpoint
     from bertserve.export.int8_texts import Int8Texts
     from bertserve.service.text.tokenizer import Tokenizer
+
+
+Tracer = Literal["dynamo", "torchscript"]  # those of PyTorch
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class GraphBuildInput:
         folder: The folder of the graphs `model.<provider>.<precision>.onnx`.
         texts: The calibration texts create int8 and measure half precision; the gate's texts decide which matrices stay in float.
         max_int8_error: Maximum error of int8's outputs on the gate's texts, relative to their standard deviation.
+        quick: Whether int8 is made without measuring the sensitivity of each matrix.
     """
 
     traced: Path
@@ -38,6 +42,7 @@ class GraphBuildInput:
     tokenizer: Tokenizer
     texts: Int8Texts
     max_int8_error: float
+    quick: bool
 
 
 def new_graph(

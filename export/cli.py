@@ -20,7 +20,7 @@ from typing import get_args
 from pydantic import TypeAdapter
 
 from bertserve.export import calibrate_cli, flags, verify_cli
-from bertserve.export.build_input import choose_precisions
+from bertserve.export.build_input import Tracer, choose_precisions
 from bertserve.export.errors import ExportError, log, report_error
 from bertserve.export.tasks import EXPORT_TASKS
 from bertserve.export.workspace import handle_signals, raise_interrupt
@@ -212,6 +212,9 @@ def _add_int8_flags(parser: argparse.ArgumentParser) -> None:
         help="your own texts to validate int8, none of which is in --int8-texts (default: a quarter of the texts of --int8-texts)",
     )
     parser.add_argument(
+        "--quick", action="store_true", help="make int8 without measuring the sensitivity of each matrix: faster, but less accurate"
+    )
+    parser.add_argument(
         "--max-int8-error",
         type=flags.parse_share,
         metavar="SHARE",
@@ -252,6 +255,11 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
         choices=get_args(TokenTypes),
         help="token types (segment ids) that the model was trained with: those of its tokenizer's template, or zero (default: those that "
         "the tokenizer gave in the version of transformers in config.json)",
+    )
+    parser.add_argument(
+        "--tracer",
+        choices=get_args(Tracer),
+        help="PyTorch tracer: dynamo, or the deprecated torchscript (default: dynamo, then torchscript if dynamo fails)",
     )
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from bertserve.export.build_input import Tracer
 from bertserve.export.checkpoint.checkpoint import Checkpoint, GraphModel
 from bertserve.export.checkpoint.model_patches import patch_for_tracing
 from bertserve.export.checkpoint.signature import ATTENTION_INDEX, ATTENTIONS, LAYER_ATTENTION_PREFIX, returning_attention
@@ -26,8 +27,8 @@ from bertserve.export.graph import normalize, onnx_files, rewrite
 from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
 
 # tracer -> its opset: dynamo's operators have opset 18, and a lower one would need a conversion
-OPSETS = {"dynamo": 18, "torchscript": 17}
-TRACERS = tuple(OPSETS)  # the first one that works is used
+OPSETS: dict[Tracer, int] = {"dynamo": 18, "torchscript": 17}
+TRACERS = tuple(OPSETS)  # by default, the first one that works
 # errors of the tracers for models that they cannot trace
 _TRACER_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError)
 _ROWS_AND_LENGTH = ("rows", "length")
@@ -43,8 +44,8 @@ _AXES = {
 }
 
 
-def trace(checkpoint: Checkpoint, path: Path) -> tuple[tuple[InputSpec, ...], str]:
-    """Exports the float32 graph with the task's inputs and outputs, as described by their specs, by the first tracer that can.
+def trace(checkpoint: Checkpoint, path: Path, tracer: Tracer | None = None) -> tuple[tuple[InputSpec, ...], str]:
+    """Exports the float32 graph with the task's inputs and outputs, as described by their specs; by default with the first tracer that can.
 
     Returns:
         The graph's inputs, without token types if the model ignores them, and its description in the manifest.
@@ -53,10 +54,10 @@ def trace(checkpoint: Checkpoint, path: Path) -> tuple[tuple[InputSpec, ...], st
         GraphError: The model cannot be traced, or the traced graph has different inputs or outputs than expected.
     """
     errors: list[GraphError] = []
-    for tracer in TRACERS:
+    for candidate in TRACERS if tracer is None else (tracer,):
         try:
-            inputs = (_trace_attention if checkpoint.attention_heads else _trace)(checkpoint, path, tracer)
-            return inputs, f"{tracer} opset {OPSETS[tracer]}"
+            inputs = (_trace_attention if checkpoint.attention_heads else _trace)(checkpoint, path, candidate)
+            return inputs, f"{candidate} opset {OPSETS[candidate]}"
         except GraphError as error:
             errors.append(error)
     raise GraphError(" ".join(dict.fromkeys(map(str, errors)))) from errors[0]

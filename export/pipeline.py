@@ -17,7 +17,7 @@ import onnxruntime
 
 from bertserve import service
 from bertserve.export import cpu, gpu, onnx_trace
-from bertserve.export.build_input import GraphBuildInput, choose_precisions
+from bertserve.export.build_input import GraphBuildInput, Tracer, choose_precisions
 from bertserve.export.checkpoint.checkpoint import Checkpoint, count_flops
 from bertserve.export.checkpoint.fast_tokenizer import tokenizer_json
 from bertserve.export.checkpoint.load import LoadOptions, load_checkpoint
@@ -63,6 +63,8 @@ class ExportOptions(LoadOptions):
         providers: The stored example is answered by the CPU's default graph, or by the first provider's without a CPU graph.
         metrics: Measured task metrics for manifest and card.
         max_int8_error: Maximum error of int8's outputs on held-out texts, relative to their standard deviation.
+        quick: Whether int8 is made without measuring the sensitivity of each matrix.
+        tracer: The tracer; None for the first one that works.
     """
 
     source: str
@@ -75,6 +77,8 @@ class ExportOptions(LoadOptions):
     int8_texts: Path = BUILT_IN_TEXTS
     int8_validation: Path | None = None
     max_int8_error: float = 0.1
+    quick: bool = False
+    tracer: Tracer | None = None
     module: bool = False
 
 
@@ -124,7 +128,7 @@ def _build_bundle(options: ExportOptions, name: str, checkpoint: Checkpoint, tex
     )
     traced = work / "raw.onnx"
     with stage("trace", "to ONNX"):
-        inputs, description = onnx_trace.trace(checkpoint, traced)
+        inputs, description = onnx_trace.trace(checkpoint, traced, options.tracer)
     checkpoint = replace(checkpoint, inputs=inputs)
     tokenizer_path = bundle_folder / TOKENIZER_FILE
     tokenizer_path.write_text(tokenizer_json(checkpoint.hf_tokenizer, checkpoint.tokenizer), encoding="utf-8")
@@ -138,7 +142,7 @@ def _build_bundle(options: ExportOptions, name: str, checkpoint: Checkpoint, tex
         reference = sample_reference(checkpoint, texts.validation if "int8" in precisions.get("cpu", ()) else None)
         flops = count_flops(checkpoint)
     checkpoint.model.to_empty(device="meta")  # no later stage runs it, and sessions of a large model need the memory
-    build_input = GraphBuildInput(traced, description, bundle_folder, checkpoint, tokenizer, texts, options.max_int8_error)
+    build_input = GraphBuildInput(traced, description, bundle_folder, checkpoint, tokenizer, texts, options.max_int8_error, options.quick)
     providers = sorted(precisions, key=lambda provider: provider != "cpu")
     built_graphs = {provider: BUILDERS[provider](build_input, precisions[provider]) for provider in providers}
     graphs, omitted = _measure_graphs(build_input, built_graphs, precisions, reference, default_must_agree=options.precisions is None)

@@ -54,8 +54,10 @@ def _check_flags(parser: FlagParser, args: argparse.Namespace) -> None:
     flags.check_module_flags(parser, args)
     if args.revision is not None and not has_checkpoint:
         parser.error("--revision is for the hub id of --checkpoint; give --checkpoint too")
-    if args.update and (not (has_checkpoint or has_module) or args.providers is not None):
-        parser.error("--update measures all graphs against the checkpoint; give --checkpoint or --module, and no --provider")
+    if args.update and (not (has_checkpoint or has_module) or args.providers or args.precisions):
+        parser.error(
+            "--update measures all graphs against the checkpoint; give --checkpoint or --module, and neither --provider nor --precision"
+        )
     if args.int8_validation is not None and not args.update:
         parser.error("--int8-validation needs --update; give both")
 
@@ -68,7 +70,9 @@ def build_parser() -> FlagParser:
         epilog="To export a local folder named verify, write ./verify.",
     )
     parser.add_argument("bundle_folder", metavar="BUNDLE", type=Path, help="folder of the bundle, such as models/sentiment")
-    parser.add_argument("--checkpoint", metavar="DIR", help="checkpoint of the bundle: compare each graph with PyTorch again")
+    parser.add_argument(
+        "--checkpoint", metavar="SOURCE", help="checkpoint of the bundle, a folder or hub id: compare each graph with PyTorch again"
+    )
     parser.add_argument("--revision", help="branch, tag or commit of the hub id of --checkpoint")
     flags.add_module_flags(parser, "instead of --checkpoint: the --module of the bundle's export")
     parser.add_argument(
@@ -95,6 +99,13 @@ def build_parser() -> FlagParser:
         metavar="LIST",
         help=f"comma list of {', '.join(PROVIDERS)}: check only the graphs for these providers, which must be available (default: all "
         "graphs, on the CPU if their provider is unavailable)",
+    )
+    parser.add_argument(
+        "--precision",
+        dest="precisions",
+        type=flags.parse_precisions,
+        metavar="LIST",
+        help="comma list of fp32, fp16, int8: check only these graphs (default: all)",
     )
     parser.add_argument(
         "--update",

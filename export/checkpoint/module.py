@@ -169,7 +169,8 @@ def _call(path: Path, factory: str) -> ModuleSpec:
     sys.modules[name] = module  # dataclasses and tracers look up modules by name
     try:
         SourceFileLoader(name, str(path)).exec_module(module)
-        return ModuleSpec(**getattr(module, factory)())
+        returned = getattr(module, factory)()
+        return returned if isinstance(returned, ModuleSpec) else ModuleSpec(**returned)
     except ValidationError as error:
         first = error.errors()[0]
         value = f" (it is {first['input']!r})" if isinstance(first["input"], str | int) else ""

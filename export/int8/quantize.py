@@ -51,7 +51,7 @@ def _one_thread_per_product() -> Iterator[None]:
 
 @_one_thread_per_product()
 def quantize(
-    source: Path, target: Path, scratch: Path, feeds: Sequence[Feed], gate: Sequence[Feed], *, max_error: float
+    source: Path, target: Path, scratch: Path, feeds: Sequence[Feed], gate: Sequence[Feed], *, max_error: float, quick: bool = False
 ) -> tuple[dict[str, int], float]:
     """Writes the int8 graph of a float32 graph from `bertserve.export.graph.cpu_passes` to a new file.
 
@@ -62,6 +62,7 @@ def quantize(
         feeds: The texts for all choices, as graph inputs.
         gate: Other texts, which decide which matrices return to float; the validation report uses a third set of texts.
         max_error: Maximum difference of its outputs from the float graph's, by `inference.rms_error`.
+        quick: Whether to skip the measurement of each matrix; then all channels are smoothed, and none is computed in float.
 
     Returns:
         Operators by kind, as in docs/reference/manifest.md -> count, without zeros; and the error of the outputs on the gate's texts.
@@ -80,7 +81,7 @@ def quantize(
     # for attention outputs smoothing is free, and they are never split, so their sensitivity does not matter
     fixed_inputs = shared_inputs | {node.outputs[0].name for node in model.graph if node.op_type == "MultiHeadAttention"}
     changeable_layers = {tensor: layer for tensor, layer in layers.items() if tensor not in fixed_inputs}
-    nearest_params = _quantize_weights(changeable_layers, observed, activation_params, use_gptq=False)
+    nearest_params = _quantize_weights({} if quick else changeable_layers, observed, activation_params, use_gptq=False)
     sensitivities = sensitivity.measure(model, nearest_params, instrumented, feeds, limits=(SPLIT_ABOVE, SMOOTH_ABOVE))
     onnx_files.remove(instrumented)
     sensitive_inputs = [tensor for tensor, share in sensitivities.items() if share > SPLIT_ABOVE]

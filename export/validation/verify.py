@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from bertserve.export.validation.comparison import Comparison, Reference, predic
 from bertserve.export.validation.labeled_data import LabeledRow, read_data
 from bertserve.export.validation.served_graph import GraphAnswer, ServedGraph, model_sample_inputs, open_graph
 from bertserve.service.bundle.files import Bundle, load_bundle
-from bertserve.service.bundle.graph_spec import GraphSpec
+from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.bundle.validation_policy import (
     describe_agreement,
@@ -50,8 +50,14 @@ class VerifyOptions:
     min_agreement: float | None = None
     min_metrics: Mapping[str, float] = field(default_factory=dict)
     providers: tuple[Provider, ...] | None = None
+    precisions: tuple[Precision, ...] | None = None
     update: bool = False
     int8_validation: Path | None = None
+
+    def chooses(self, graph: GraphSpec) -> bool:
+        """Returns whether a graph is to be checked."""
+        has_provider = self.providers is None or graph.provider in self.providers
+        return has_provider and (self.precisions is None or graph.precision in self.precisions)
 
 
 @dataclass(frozen=True)
@@ -107,11 +113,12 @@ def verify(options: VerifyOptions, report: VerifyReport) -> None:
     graphs = bundle.manifest.graphs
     report.add("files", True, f"the digests of the tokenizer and {plural(len(graphs), 'graph')} match the manifest")
     rows = [] if options.data is None else _read_data(options.data, options, bundle.manifest, report)
-    if missing := {*(options.providers or ())} - {graph.provider for graph in graphs}:
+    chosen_graphs = [graph for graph in graphs if options.chooses(graph)]
+    chosen_names = {name for graph in chosen_graphs for name in (graph.provider, graph.precision)}
+    if missing := {*(options.providers or ()), *(options.precisions or ())} - chosen_names:
         existing = ", ".join(graph.name for graph in graphs)
-        report.add("graphs", False, f"the bundle has no graph for {', '.join(sorted(missing))}; it has {existing}")
+        report.add("graphs", False, f"the bundle has no such graph for {', '.join(sorted(missing))}; it has {existing}")
         return
-    chosen_graphs = [graph for graph in graphs if options.providers is None or graph.provider in options.providers]
     usable_graphs = [served for graph in chosen_graphs if (served := _open(bundle, graph, tokenizer, options, report)) is not None]
     if not usable_graphs:
         report.add("graphs", False, "no graph can run on this machine")
@@ -124,7 +131,7 @@ def verify(options: VerifyOptions, report: VerifyReport) -> None:
         checkpoint = load_bundle_checkpoint(bundle.manifest, options, report)
         reference = sample_reference(checkpoint)
     else:
-        reference = _choose_reference(bundle.manifest, usable_graphs, on_data=bool(rows))
+        reference = _choose_reference(bundle, tokenizer, usable_graphs, on_data=bool(rows))
     comparisons = [comparison for served in usable_graphs if (comparison := _compare_samples(served, reference, report)) is not None]
     for row in rows:
         _compare_row(comparisons, reference, row.row)
@@ -178,11 +185,11 @@ def _check_example(served: ServedGraph, manifest: Manifest, report: VerifyReport
             report.add(name, False, reason)
 
 
-def _choose_reference(manifest: Manifest, graphs: Sequence[ServedGraph], *, on_data: bool) -> Reference:
-    """Returns the float32 graph for data, unless it is the only graph; otherwise a reference without answers."""
-    samples = model_sample_inputs(manifest)
-    fp32 = next((served for served in graphs if served.graph.precision == "fp32"), None)
-    if fp32 is None or len(graphs) == 1 or not on_data:
+def _choose_reference(bundle: Bundle, tokenizer: Tokenizer, graphs: Sequence[ServedGraph], *, on_data: bool) -> Reference:
+    """Returns the float32 graph for data, unless it is the only checked graph; otherwise a reference without answers."""
+    samples = model_sample_inputs(bundle.manifest)
+    fp32 = _find_fp32(bundle, tokenizer, graphs) if on_data else None
+    if fp32 is None or list(graphs) == [fp32]:
         return Reference("", samples, [None] * len(samples), len(samples))
     # a CPU runs one precision, so TensorRT's graphs, which share a file, have the same answers
     reference_graphs = [
@@ -190,6 +197,18 @@ def _choose_reference(manifest: Manifest, graphs: Sequence[ServedGraph], *, on_d
     ]
     predictions = [predict_sample(fp32, input_) for input_ in samples]
     return Reference("the fp32 graph", samples, predictions, len(samples), predict=fp32.predict, graphs=reference_graphs)
+
+
+def _find_fp32(bundle: Bundle, tokenizer: Tokenizer, graphs: Sequence[ServedGraph]) -> ServedGraph | None:
+    """Returns the float32 graph among the checked ones, otherwise the first of the bundle that this machine can run."""
+    if checked := [served for served in graphs if served.graph.precision == "fp32"]:
+        return checked[0]
+    for graph in bundle.manifest.graphs:
+        if graph.precision == "fp32":
+            with suppress(BertServeError):
+                provider = "cpu" if unavailable_reason(graph.provider) else graph.provider
+                return open_graph(bundle.path, graph, tokenizer, bundle.manifest, provider)
+    return None
 
 
 def _compare_samples(served: ServedGraph, reference: Reference, report: VerifyReport) -> Comparison | None:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -67,9 +66,7 @@ def stage(source: Path, folder: Path) -> Staged:
     raw = folder / "raw.onnx"
     after = {name: folder / f"{name}.onnx" for name in ("fused", "unfused", "cls_only", "packed")}
     loaded = load_checkpoint(str(source))
-    with pytest.MonkeyPatch.context() as patch:  # again, because session fixtures are created before module fixtures
-        patch.setattr(onnx_trace, "TRACERS", ("torchscript",))
-        onnx_trace.trace(loaded, raw)
+    onnx_trace.trace(loaded, raw, "torchscript")  # explicit, because session fixtures are created before module fixtures
     cpu.fuse(raw, after["fused"], loaded)
     rewritten(cpu_passes.unfuse, after["fused"], after["unfused"])
     nodes_restricted = rewritten(cpu_passes.restrict_to_cls, after["unfused"], after["cls_only"])

@@ -60,6 +60,15 @@ def test_a_classifier_is_also_validated_on_pairs(manifest: Manifest) -> None:
     assert [answer_input("Who?", "He.")] == questions
 
 
+@pytest.mark.parametrize(("flags", "quick"), [((), False), (("--quick",), True)])
+def test_quick_int8_has_no_channels_in_float_and_says_so(source: Path, output: Path, run: Run, flags: tuple[str, ...], quick: bool) -> None:
+    assert 0 == run(source, "--max-int8-error", 1, *flags)[0]
+    graph = load_bundle(output / "tiny-bert").graph("cpu", "int8")
+
+    assert quick is ("FloatInputs" not in graph.validation.quantized)
+    assert quick is ("--quick" in graph.description)
+
+
 def break_a_matrix(source: Path, target: Path, *args: Any, **options: Any) -> Any:
     """Quantizes a graph, and then sets the scales of one matrix to zero, so that it is not the graph that the gate measured."""
     result = quantize(source, target, *args, **options)

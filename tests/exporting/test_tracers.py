@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bertserve.export import cpu, gpu, onnx_trace
+from bertserve.export.build_input import Tracer
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import GraphError
@@ -21,7 +22,7 @@ from grid import measure, most_of_int8
 
 pytestmark = pytest.mark.torch
 
-BOTH = ("dynamo", "torchscript")
+BOTH: tuple[Tracer, ...] = ("dynamo", "torchscript")
 SCALAR_FIRST = {"XLNet"}  # computes `1.0 - attention_mask` with integers, see below
 
 
@@ -31,12 +32,11 @@ def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return load_checkpoint(str(source))
 
 
-def test_both_graphs_have_the_same_form(small: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_graphs_have_the_same_form(small: Checkpoint, tmp_path: Path) -> None:
     properties = {}
     for tracer in BOTH:
-        monkeypatch.setattr(onnx_trace, "TRACERS", (tracer,))
         raw, on_cpu, on_cuda = (tmp_path / f"{tracer}{suffix}.onnx" for suffix in ("", "-cpu", "-cuda"))
-        inputs, description = onnx_trace.trace(small, raw)
+        inputs, description = onnx_trace.trace(small, raw, tracer)
         graphs = cpu.optimize(raw, on_cpu, small, description), gpu.fuse(raw, on_cuda, small)
         counts = [Counter(node.op_type for node in rewrite.load(path).graph) for path in (on_cpu, on_cuda)]
         properties[tracer] = inputs, counts, [graph.inputs for graph in graphs], [graph.validation.fusions for graph in graphs]
@@ -45,7 +45,7 @@ def test_both_graphs_have_the_same_form(small: Checkpoint, tmp_path: Path, monke
 
 
 def test_torchscript_is_the_fallback_for_dynamo(small: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TorchScript traces a model that dynamo cannot export. If both fail, the error has both causes."""
+    """By default, TorchScript traces a model that dynamo cannot export. If dynamo is requested, or both fail, the error has the causes."""
     broken = [torch.compiler.is_exporting]
 
     class Untraceable(type(small.model)):
@@ -59,13 +59,15 @@ def test_torchscript_is_the_fallback_for_dynamo(small: Checkpoint, tmp_path: Pat
 
     onnx_trace.trace(untraceable, tmp_path / "raw.onnx")
     assert onnx_trace.OPSETS["torchscript"] == rewrite.load(tmp_path / "raw.onnx").graph.opset_imports[""]
+    with pytest.raises(GraphError, match=r" dynamo: ValueError: This operator is unknown\.$"):
+        onnx_trace.trace(untraceable, tmp_path / "raw.onnx", "dynamo")
     broken.append(torch.jit.is_tracing)
     with pytest.raises(GraphError, match=r" dynamo: ValueError: This .* torchscript: ValueError: This operator is unknown\.$"):
         onnx_trace.trace(untraceable, tmp_path / "raw.onnx")
 
 
 @pytest.mark.full_grid
-def test_a_graph_for_only_one_length_is_refused(small: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_for_only_one_length_is_refused(small: Checkpoint, tmp_path: Path) -> None:
     """If the code computes with the length as a number, dynamo exports a graph for one length."""
 
     class Counting(type(small.model)):
@@ -74,9 +76,8 @@ def test_a_graph_for_only_one_length_is_refused(small: Checkpoint, tmp_path: Pat
             return super().forward(input_ids, attention_mask * ones, **inputs)
 
     counting = dataclasses.replace(small, model=Counting(small.model.config))
-    monkeypatch.setattr(onnx_trace, "TRACERS", ("dynamo",))
     with pytest.raises(GraphError, match=r" dynamo .* \['input_ids', "):
-        onnx_trace.trace(counting, tmp_path / "raw.onnx")
+        onnx_trace.trace(counting, tmp_path / "raw.onnx", "dynamo")
 
 
 @pytest.mark.full_grid

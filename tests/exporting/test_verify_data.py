@@ -36,6 +36,23 @@ def test_agreement_is_measured_against_the_fp32_graph(tmp_path: Path, verify: Ve
     assert (pytest.approx(expected), len(TEXTS), "the fp32 graph") == (metrics["agreement"], metrics["inputs"], metrics["reference"])
 
 
+def test_only_the_graphs_of_a_precision_are_checked_still_against_the_fp32_graph(tmp_path: Path, verify: Verify) -> None:
+    path = sound(tmp_path, other_seed=1)
+    lines = data(tmp_path, *({"text": text} for text in TEXTS))
+    _, all_checks = verify(path, "--data", lines)
+    _, checks = verify(path, "--data", lines, "--precision", "int8")
+
+    assert {"files", "data", *(name for name in all_checks if name.endswith(" cpu/int8"))} == set(checks)
+    assert all_checks["agreement cpu/int8"]["metrics"] == checks["agreement cpu/int8"]["metrics"]
+
+
+def test_a_precision_that_the_bundle_lacks_fails(tmp_path: Path, verify: Verify) -> None:
+    code, checks = verify(sound(tmp_path), "--precision", "fp32,fp16")
+
+    assert 1 == code
+    assert False is checks["graphs"]["passed"]
+
+
 @pytest.mark.parametrize(("seed", "code"), [(0, 0), (1, 1)])
 @pytest.mark.parametrize(
     ("task", "fields", "measure"),
