@@ -10,11 +10,13 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 from pydantic import Field
@@ -39,7 +41,9 @@ class Score(ScoreSettings):
     source: CliPositionalArg[str] = Field(
         description="Input file: JSON Lines, CSV, TSV or Parquet; - is stdin. With --ray, Parquet files or their folder."
     )
-    output: CliPositionalArg[str] = Field(description="New file, whose name ends with its format. With --ray, a new folder.")
+    output: CliPositionalArg[str] = Field(
+        description="New file, whose name ends with its format; - is stdout, in the format of the input. With --ray, a new folder."
+    )
     input_format: Literal["jsonl", "csv", "tsv", "parquet"] | None = Field(
         None, description="Format of the input (default: from the file name)."
     )
@@ -97,20 +101,25 @@ def _score(command: Score) -> int:
         return score_on_ray(settings, command.source, command.output, command.ray)
     from bertserve.service.scoring.score import score
 
-    source, output = Path("/dev/stdin" if command.source == "-" else command.source), Path(command.output)
-    return score(settings, source, output, command.rejected or Path(f"{output}.rejected.jsonl"), _formats(command))
+    source, formats = Path("/dev/stdin" if command.source == "-" else command.source), _formats(command)
+    if command.output != "-":
+        return score(settings, source, Path(command.output), command.rejected or Path(f"{command.output}.rejected.jsonl"), formats)
+    if command.rejected is None or "parquet" in formats:
+        raise SettingsError("stdout gets no Parquet and no rejected rows; write Parquet to a file, and give a file for --rejected.")
+    with TemporaryDirectory() as folder:  # a file is joined from parts, and complete when it appears
+        output = Path(folder) / "output"
+        code = score(settings, source, output, command.rejected, formats)
+        with output.open("rb") as file:
+            shutil.copyfileobj(file, sys.stdout.buffer)
+    return code
 
 
 def _formats(command: Score) -> tuple[str, str]:
     """Returns the formats of the input and of the output."""
-    source, output = (
-        command.input_format or _FORMATS.get(Path(command.source).suffix.lower()),
-        _FORMATS.get(Path(command.output).suffix.lower()),
-    )
+    source = command.input_format or _FORMATS.get(Path(command.source).suffix.lower())
+    output = source if command.output == "-" else _FORMATS.get(Path(command.output).suffix.lower())
     if source is None:
         raise SettingsError(f"`{command.source}` ends with none of {', '.join(_FORMATS)}; give --input-format.")
-    if command.output == "-":
-        raise SettingsError("score cannot write to stdout; give the name of a new file as the output.")
     if output is None:
         raise SettingsError(f"the output `{command.output}` ends with none of {', '.join(_FORMATS)}; rename it.")
     if source == "jsonl" != output:

@@ -52,6 +52,7 @@ class RowReader:
         if unknown := [name for name in columns if name not in fields]:
             raise SettingsError(f"--columns has `{unknown[0]}`, but {name} has the inputs {quote_names(list(fields))}.")
         self._required_inputs = {name for name, info in fields.items() if info.is_required()}
+        self._rejects_empty = settings.empty == "reject"
         self._lists = {name for name, info in fields.items() if list in types_within(info.annotation)}
         inputs = self._required_inputs | columns.keys() if columns else fields
         self.column_by_input = {name: columns.get(name, name) for name in fields if name in inputs}
@@ -108,6 +109,8 @@ class RowReader:
                     raise InvalidValueError("the column `{column}` must be {kind}; it is {value}.", column=column, kind=kind, value=shown)
                 names = CallerValue(quote_names(list(values)[:20]))
                 raise InvalidValueError("the column `{column}` must be {kind}; the row has {names}.", column=column, kind=kind, names=names)
+            if self._rejects_empty and name in self._required_inputs and not value.strip():
+                raise InvalidValueError("the column `{column}` is empty, and --empty is `reject`.", column=column)
             inputs[name] = value
         if self._body_keys == ["inputs"]:
             inputs = {"inputs": inputs[UNNAMED_TEXT] if list(inputs) == [UNNAMED_TEXT] else inputs}

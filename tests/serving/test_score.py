@@ -432,10 +432,25 @@ def test_a_file_that_cannot_become_a_format_is_refused(models: Path, tmp_path: P
     assert 2 == run(models, path, tmp_path / f"out.{output}")
 
 
-def test_the_output_cannot_be_stdout(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}])
+def test_the_output_can_be_stdout_if_rejected_rows_have_a_file(
+    models: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": 1}])
     assert 2 == run(models, source, Path("-"))
-    assert "stdout" in capsys.readouterr().err
+    assert 3 == run(models, source, tmp_path / "out.jsonl")
+    capfdbinary.readouterr()
+    assert 3 == run(models, source, Path("-"), "--rejected", str(tmp_path / "rejected.jsonl"))
+
+    assert (tmp_path / "out.jsonl").read_bytes() == capfdbinary.readouterr().out
+    assert (tmp_path / "out.jsonl.rejected.jsonl").read_bytes() == (tmp_path / "rejected.jsonl").read_bytes()
+
+
+def test_rows_with_an_empty_text_are_rejected_on_request(models: Path, tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": " "}, {"text": ""}])
+    assert 3 == run(models, source, tmp_path / "out.jsonl", "--empty", "reject")
+
+    assert ["good"] == [line["text"] for line in read_lines(tmp_path / "out.jsonl")]
+    assert [2, 3] == [line["row"] for line in read_lines(tmp_path / "out.jsonl.rejected.jsonl")]
 
 
 def test_old_timestamps_of_parquet_keep_their_year(models: Path, tmp_path: Path) -> None:
